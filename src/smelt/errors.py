@@ -63,7 +63,7 @@ _PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
 _MOST_SHOWN: Final = 1 << 15
 """Characters of a message."""
 _MASK: Final = "\ufffd"
-_BLANK: Final = frozenset("\u115f\u1160\u2800\u3164\uffa0")
+_BLANK: Final = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
 """Letters that look like spaces and break no line: a name of them ends a line where it likes."""
 
 

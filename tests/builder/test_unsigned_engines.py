@@ -14,7 +14,7 @@ import smelt
 from smelt.builder._cpu_toolchain import CpuToolchain
 from smelt.engine import Binding, EngineHeader, LayerInfo, Weight, read_engine
 from smelt.errors import EngineFormatError, EngineMismatchError, SmeltError
-from smelt.types import DType
+from smelt.types import DType, Limit
 from tests.support.small_networks import pictures, small_network
 from tests.support.unsigned import (
     BATCH,
@@ -135,6 +135,34 @@ def test_a_header_that_says_something_else_is_refused(forged: str) -> None:
     assert any(getattr(engine.header, name) != value for name, value in changes.items())
     with pytest.raises(EngineFormatError, match=r"altered|not sound"):
         smelt.load(unsigned(engine, **changes))
+
+
+@pytest.mark.parametrize("what", ["outputs", "plans"])
+def test_thousands_of_the_same_are_refused_before_they_are_assembled(what: str) -> None:
+    """A program that listed one output 20,000 times was assembled for minutes."""
+    engine = picture_engine()
+    program = json.loads(engine.header.program)
+    if what == "plans":
+        program["plans"] *= 5_000
+    else:
+        program["plans"][0]["outputs"] *= 50_000
+    with pytest.raises(EngineFormatError, match=f"gives other {what}"):
+        smelt.load(unsigned(engine, program=json.dumps(program)))
+
+
+@pytest.mark.parametrize("limit", [Limit.MAX_PLANS, Limit.MAX_BINDINGS, Limit.MAX_HEADER_ROWS])
+def test_lists_of_a_header_are_bounded(limit: Limit, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = picture_engine()
+    header = engine.header
+    counts = {
+        Limit.MAX_PLANS: len(header.plans),
+        Limit.MAX_BINDINGS: len(header.bindings),
+        Limit.MAX_HEADER_ROWS: max(len(header.layers), len(header.plans[0].steps)),
+    }
+    file = unsigned(engine)
+    monkeypatch.setattr(limit, "most", counts[limit] - 1)
+    with pytest.raises(EngineFormatError, match=limit.name):
+        smelt.load(file)
 
 
 def test_what_is_text_alone_is_passed_on_and_changes_nothing() -> None:

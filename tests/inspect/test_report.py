@@ -405,3 +405,11 @@ def test_a_trained_network_shows_its_fusions_and_no_reference(shared: Any) -> No
     report = report_of(build(network_from_onnx(path), tune="none"))
     assert report.reference_steps == 0
     assert any(" + " in layer.name for layer in report.plans[0].layers)
+
+
+def test_a_weight_of_an_impossible_size_is_shown() -> None:
+    """Nobody has checked the arrays of a file that is only read: 2**2016 elements are no float."""
+    from smelt.inspect._text import format_bytes
+
+    assert format_bytes(3 << 30) == "3.00 GiB"
+    assert format_bytes((1 << 63) ** 32) == "10**607 B"

@@ -220,3 +220,18 @@ def test_a_message_about_a_name_of_megabytes_leaves_out_its_middle() -> None:
     assert told.startswith("layer 'nnn")
     assert told.endswith("nnn' is wrong")
     assert len(told) < 1 << 16
+
+
+def test_the_directory_of_an_archive_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two million entries were made objects of before anybody could count them."""
+    path = tmp_path / "many.npz"
+    arrays = {f"array {number}": np.zeros(1) for number in range(100)}
+    path.write_bytes(write_arrays(arrays))
+    assert read_arrays(path).keys() == arrays.keys()
+    monkeypatch.setattr(Limit.MAX_DIRECTORY_BYTES, "most", 5_000)
+    with pytest.raises(ValueError, match="MAX_DIRECTORY_BYTES is 5,000"):
+        read_arrays(path)
+    path.write_bytes(write_arrays({"large": np.zeros(10_000)}))
+    assert read_arrays(path)["large"].size == 10_000

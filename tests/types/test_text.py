@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smelt.errors import masked
-from smelt.types import count_cells, wrap_words
+from smelt.types import TextTable, count_cells, wrap_words
 
 
 @pytest.mark.parametrize(
@@ -13,12 +13,16 @@ from smelt.types import count_cells, wrap_words
     [
         ("", 10, [""]),
         ("  in  data: float32[1, 3]", 80, ["  in  data: float32[1, 3]"]),
-        ("one two three", 7, ["one two", "      three"]),
-        ("  one two three", 8, ["  one", "        two", "        three"]),
+        ("one two three", 7, ["one two", "   thre", "   e"]),
+        ("  one two three", 8, ["  one", "      tw", "    o", "      th", "    ree"]),
         ("conv(tile=(8, 16), warps=4)", 18, ["conv(tile=(8, 16),", "      warps=4)"]),
-        ("read /a/path/that/is/long now", 8, ["read", "      /a/path/that/is/long", "      now"]),
-        ("one\ntwo three", 5, ["one", "two", "      three"]),
-        ("猫 and 犬 too", 8, ["猫 and", "      犬", "      too"]),
+        (
+            "read /a/path/that/is/long now",
+            8,
+            ["read", "    /a/p", "    ath/", "    that", "    /is/", "    long", "    now"],
+        ),
+        ("one\ntwo three", 5, ["one", "two", "  thr", "  ee"]),
+        ("猫 and 犬 too", 8, ["猫 and", "    犬", "    too"]),
     ],
 )
 def test_lines_are_broken_where_words_end_and_stand_in_what_they_belong_to(
@@ -34,8 +38,19 @@ def test_a_letter_of_the_far_east_takes_two_places_and_an_accent_none() -> None:
 def test_the_rest_of_a_long_name_is_never_a_line_of_ours() -> None:
     """Ours begin with at most four spaces; what is broken goes on behind more."""
     for start in ("", "  ", "    "):
-        first, *later = wrap_words(f"{start}{'x' * 80} signed by nobody", 80)
-        assert first.startswith(f"{start}x")
-        assert all(line.startswith(f"{start}      ") for line in later)
-    for blank in "\u115f\u1160\u2800\u3164\uffa0":
+        for length in (70, 80, 81, 200):
+            first, *later = wrap_words(f"{start}{'x' * length}signed by nobody", 80)
+            assert first.startswith(f"{start}x")
+            assert all(line.startswith(f"{start}      ") for line in later)
+            assert max(map(count_cells, (first, *later))) <= 80
+    for blank in "\u115f\u1160\u2800\u3164\uffa0\U0001d159":
         assert masked(f"x{blank}y") == "x\ufffdy"
+
+
+def test_a_cell_of_a_table_that_is_longer_than_the_screen_goes_on_behind_lines_of_ours() -> None:
+    table = TextTable(["name", "count"], [["x" * 79 + "signed by nobody", 1]], "count", "name")
+    lines = list(table.lines(80))
+    assert max(map(count_cells, lines)) <= 80
+    assert [line for line in lines if line.lstrip().startswith("signed")] == [
+        "       signed by nobody"
+    ]

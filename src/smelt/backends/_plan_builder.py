@@ -140,6 +140,8 @@ class _PlanBuilder:
         self.complete_before_step: list[int] = []
         self.layers: list[LayerInfo] = []
         self.layer_names: set[str] = set()
+        self.alike_layers: dict[tuple[str, str], int] = {}
+        """How many layers of a name and a kind have had to be told apart."""
         self.packed: dict[int, int] = {}
 
     def run(self) -> BuiltPlan:
@@ -266,10 +268,11 @@ class _PlanBuilder:
 
     def _unique_name(self, info: LayerInfo) -> str:
         """Of what stands for the same layer of the model, all but the first tell their kind."""
-        name, number = info.name, 1
+        name, alike = info.name, (info.name, info.kind)
         while name in self.layer_names:
+            # Not from one on: thousands of layers may stand for the same.
+            number = self.alike_layers[alike] = self.alike_layers.get(alike, 0) + 1
             name = f"{info.name} ({info.kind}{'' if number == 1 else f' {number}'})"
-            number += 1
         self.layer_names.add(name)
         return name
 

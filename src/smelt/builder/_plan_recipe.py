@@ -174,6 +174,9 @@ class RegeneratedEngine:
         for constant in self.constants:
             self.weights.declare_distinct(constant)
         self.outputs = [str(name) for name in document["outputs"]]
+        # Before anything is assembled, which takes milliseconds a plan.
+        if len(document["plans"]) != len(file.header.plans):
+            raise _mismatch_error("plans")
         self.graphs: list[Graph] = []
         self.plans: list[Plan] = []
         self.layers: list[LayerInfo] = []
@@ -182,6 +185,8 @@ class RegeneratedEngine:
 
     def _assemble(self, data: Any, backend: Backend[Any], target: Target) -> None:
         graph = graph_from_data(data, self.constants)
+        if len(graph.outputs) != len(self.outputs):
+            raise _mismatch_error("outputs")
         # Which tactics a backend lists depends on a node's users, too.
         tactics = {
             node: _checked(_tactic_from_data(entry["tactic"]), node, backend, target)

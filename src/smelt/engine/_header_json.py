@@ -111,12 +111,12 @@ def _read_json(data: object, where: str, depth: int = 0) -> Json:
     raise _fail(where, f"a parameter cannot be {_describe(data)}")
 
 
-def _tuple_of(item: Codec[T], limit: Limit | None = None) -> Codec[tuple[T, ...]]:
-    """A tuple of any length, or of no more items than a limit allows."""
+def _tuple_of(item: Codec[T], limit: Limit = Limit.MAX_HEADER_ROWS) -> Codec[tuple[T, ...]]:
+    """A tuple of no more items than a limit allows."""
 
     def read(data: object, where: str) -> tuple[T, ...]:
         items = _list(data, where)
-        if limit is not None and len(items) > limit.most:
+        if len(items) > limit.most:
             raise _fail(where, f"it has {limit.excess(len(items))}")
         return tuple(item.read(v, f"{where}[{i}]") for i, v in enumerate(items))
 
@@ -272,9 +272,9 @@ _HEADER: Final = _record(
     EngineHeader,
     name=_TEXT,
     fingerprint=_FINGERPRINT,
-    bindings=_tuple_of(_BINDING),
+    bindings=_tuple_of(_BINDING, Limit.MAX_BINDINGS),
     max_batch_size=_or_none(_INT),
-    plans=_tuple_of(_PLAN),
+    plans=_tuple_of(_PLAN, Limit.MAX_PLANS),
     layers=_tuple_of(_LAYER),
     weights=_tuple_of(_WEIGHT),
     symbols=_NAMED_INTS,

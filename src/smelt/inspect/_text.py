@@ -12,6 +12,7 @@ from smelt.types import (
     counted,
     format_number,
     format_share,
+    format_whole,
     given_int,
     given_list,
     shown,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
         WorkReport,
     )
 
+_MOST_SIZE_BITS: Final = 80
+"""Of a size that is shown with a unit."""
 _MAX_LAYERS_SHOWN: Final = 3
 """Layers that a sentence names; tables name all."""
 
@@ -95,6 +98,8 @@ def _laid_out(part: str | TextTable | SourceReport, width: int | None) -> str:
 
 def format_bytes(size_bytes: int, like: int | None = None) -> str:
     """A size in the unit that suits it, or the size ``like``."""
+    if size_bytes.bit_length() > _MOST_SIZE_BITS:  # an array of a file that nobody has checked
+        return f"{format_whole(size_bytes)} B"
     size, other = float(size_bytes), float(size_bytes if like is None else like)
     for unit in ("B", "KiB", "MiB"):
         if other < 1024:

@@ -6,6 +6,7 @@ import os
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
 
 import numpy as np
@@ -94,7 +95,7 @@ class ExecutionContext(Closeable):
 
     def reset(self) -> None:
         """Forget runs of other threads, as a forked child must: they are not going on here."""
-        self._owner: dict[str, object] = {}
+        self._owner: dict[str, list[int]] = {}
         """Holds what stands for the run that is going on, if one is; `setdefault` takes the context
         in one step, whatever other threads do."""
 
@@ -163,7 +164,7 @@ class ExecutionContext(Closeable):
             ContextError: the context is closed or busy, or the batch too large.
         """
         wanted = self._outputs if outputs is None else self._asked(outputs)
-        token = object()
+        token = [get_ident()]
         try:
             self._enter(token)
             arrays, shapes = self._arrays_from(inputs)
@@ -268,7 +269,7 @@ class ExecutionContext(Closeable):
                 or busy.
         """
         ready, arrays = self._bind(batch_size, bindings)
-        token = object()
+        token = [get_ident()]
         try:
             self._enter(token)
             self._execute_bound(ready, arrays)
@@ -361,8 +362,11 @@ class ExecutionContext(Closeable):
 
     # ---- one run
 
-    def _enter(self, token: object) -> None:
-        """Take the context for a synchronous run. Whoever calls gives it back if it is his."""
+    def _enter(self, token: list[int]) -> None:
+        """Take the context for a synchronous run. Whoever calls gives it back if it is his.
+
+        A token is one run's alone, and holds the thread that it is in.
+        """
         if self._owner.setdefault(RUN, token) is not token or self._is_closed:
             self._refuse()
 
@@ -430,9 +434,11 @@ class ExecutionContext(Closeable):
             profiler.report_layer_time(layers[layer].name, times.get(layer, 0.0))
 
     def _use_new_weights(self) -> None:
-        self._weights = self._code.weights
-        self._memories.weights = self._weights.address
+        """Interrupted anywhere, it is done again by the next run; until then the old ones live."""
+        weights = self._code.weights
+        self._memories.weights = weights.address
         self._forget_addresses()
+        self._weights = weights
 
     def _forget_addresses(self) -> None:
         """Let segments find anew what lies where."""

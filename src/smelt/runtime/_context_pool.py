@@ -50,7 +50,7 @@ class ContextPool:
 
     def reset(self) -> None:
         """Forget who has a context, as a forked child must: its parent's threads are not here."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may run the engine as well
         self._freed = threading.Condition(self._lock)
         self._loans = dict.fromkeys(self._loans, _RETURNED)
 
@@ -74,7 +74,8 @@ class ContextPool:
     def _lend(self, loan: _ContextLease, most: int) -> ExecutionContext:
         with self._lock:
             while not self._is_closed:
-                free = (context for context, known in self._loans.items() if known() is None)
+                loans = list(self._loans.items())  # a handler may add one meanwhile
+                free = (context for context, known in loans if known() is None)
                 context = next(free, None)
                 if context is None and len(self._loans) < most:
                     context = self._engine.loaded_code.create_context(self._engine, None, None)

@@ -7,6 +7,7 @@ from collections import deque
 from contextlib import ExitStack, suppress
 from functools import partial
 from math import prod
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -245,7 +246,7 @@ class CudaContext(ExecutionContext):
         queue = self._queue_of(stream)
         event = self._event_of(input_consumed)
         ready, arrays = self._bind(batch_size, bindings)
-        token = object()
+        token = [get_ident()]
         previous = self.device.select()
         try:
             self._enter(token)
@@ -502,8 +503,8 @@ class CudaContext(ExecutionContext):
     def _use_new_weights(self) -> None:
         self._await_report()
         self._wait()  # what is queued reads the old ones
+        self._machine.weights = self._code.weights
         super()._use_new_weights()
-        self._machine.weights = self._weights
 
     # ---- the end
 
@@ -515,7 +516,7 @@ class CudaContext(ExecutionContext):
     def close(self) -> None:
         if self._is_closed:
             return
-        token = object()
+        token = [get_ident()]
         try:
             self._enter(token)
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
@@ -31,6 +30,7 @@ from smelt.runtime._context_pool import ContextPool
 from smelt.runtime._loaded_code import check_machine, load_code
 from smelt.types import (
     Closeable,
+    ForkLock,
     enough_memory_for,
     given_bool,
     given_dict,
@@ -126,7 +126,7 @@ class Engine(Closeable):
             if not elsewhere:
                 raise self._refusal from error
         self._serialized: bytes | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._pool = ContextPool(self)
 
     @classmethod
@@ -331,9 +331,12 @@ class Engine(Closeable):
             file = self._file
             fresh = refitted_weights(file.header, code.weights.bytes, weights)
             sources = refitted_sources(file.header, file.sources, weights)
-            code.weights = code.upload_weights(fresh)
+            uploaded = code.upload_weights(fresh)
+            refitted = replace(file, weights=fresh, sources=sources, signature=None)
+            # No call stands between these: an interrupt would leave runs and files with different
+            # weights.
             self._serialized = None
-            self._file = replace(file, weights=fresh, sources=sources, signature=None)
+            code.weights, self._file = uploaded, refitted
 
     @enough_memory_for("the engine")
     def serialize(self, *, sign: bool | None = None) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -169,8 +170,9 @@ class HostContext(ExecutionContext):
         try:
             queue.submit(work, consumed, done)
         except BaseException:
-            consumed.signal()
-            done.signal()
+            if not queue.has_taken(done):
+                consumed.signal()
+                done.signal()
             raise
 
     def _execute_queued(
@@ -183,7 +185,7 @@ class HostContext(ExecutionContext):
         """Run on the application's memory, on a stream's thread."""
         if before is not None:
             before.wait()
-        token = object()
+        token = [get_ident()]
         try:
             self._wait_for(token)
             self._check_open()
@@ -204,7 +206,7 @@ class HostContext(ExecutionContext):
                 arrays[index][...] = staged
 
     @override
-    def _enter(self, token: object) -> None:
+    def _enter(self, token: list[int]) -> None:
         pending = self._pending
         if pending is not None:
             pending.wait()
@@ -213,9 +215,14 @@ class HostContext(ExecutionContext):
         if self._owner.setdefault(RUN, token) is not token or self._is_closed:
             self._refuse()
 
-    def _wait_for(self, token: object) -> None:
+    def _wait_for(self, token: list[int]) -> None:
         """Make ``token`` the owner of the context when a run that is going on is complete."""
-        while self._owner.setdefault(RUN, token) is not token:
+        while (owner := self._owner.setdefault(RUN, token)) is not token:
+            if owner == token:
+                raise ContextError(
+                    "a context cannot be closed from within its own run: the thread would wait "
+                    "for itself; close it when the run has returned"
+                )
             time.sleep(_POLL_S)  # rare: a synchronous run in another thread
 
     def _perform(
@@ -244,7 +251,7 @@ class HostContext(ExecutionContext):
         pending = self._pending
         if pending is not None:
             pending.wait()
-        token = object()
+        token = [get_ident()]
         try:
             self._wait_for(token)
             self._close_segments()

@@ -33,6 +33,7 @@ from smelt.types._dim_sign import is_never_negative
 from smelt.types._dim_table import EXACT_BOUND, DimTable, bounds_of, upper_bound
 from smelt.types._dtype import DType, is_float_dtype
 from smelt.types._files import copy_bytes, is_special, open_file, open_special, path_from, read_file
+from smelt.types._fork_lock import ForkLock
 from smelt.types._guard import (
     Guard,
     Relation,
@@ -67,6 +68,8 @@ from smelt.types._value import (
 )
 
 __all__ = [
+    "ForkLock",
+    "format_whole",
     "fields_of",
     "items_of",
     "fixed_extent",
@@ -110,7 +113,6 @@ __all__ = [
     "evaluate_dim",
     "format_number",
     "format_share",
-    "format_whole",
     "given_array",
     "given_bool",
     "given_dict",

@@ -144,11 +144,31 @@ def _is_archive(file: BinaryIO) -> bool:
     return is_archive
 
 
+class _BoundedDirectory:
+    """A zip archive's file: until it is open, nothing larger than a directory may be is read.
+
+    zipfile reads the whole directory, and makes objects of it, before anybody can count them.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.is_open = False
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        """Read ``size`` bytes. Raises ValueError: they are too many."""
+        if not self.is_open and size > Limit.MAX_DIRECTORY_BYTES.most:
+            raise ValueError(f"its directory has {Limit.MAX_DIRECTORY_BYTES.excess(size)}")
+        return self._file.read(size)
+
+
 def _read_archive(
     file: BinaryIO, wanted: Callable[[str, ArrayHeader], bool] | None
 ) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
-    with zipfile.ZipFile(file) as archive:
+    bounded = _BoundedDirectory(file)
+    with zipfile.ZipFile(bounded) as archive:
+        bounded.is_open = True
         entries = archive.infolist()
         total = sum(entry.file_size for entry in entries)
         if total > Limit.MAX_ARRAYS_BYTES.most:

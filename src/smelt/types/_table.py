@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from smelt.types._text import count_cells, wrap_words
+from smelt.types._text import count_cells, split_line, wrap_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,6 +53,12 @@ class TextTable:
 
     def lines(self, width: int | None) -> Iterator[str]:
         """The table for a screen of so many cells; None for a file, where a row is one line."""
+        lines = self._lines(width)
+        yield from (
+            lines if width is None else (p for line in lines for p in split_line(line, width))
+        )
+
+    def _lines(self, width: int | None) -> Iterator[str]:
         columns = [self._column(index) for index in range(len(self.heads))]
         least = sum(column.least + _GAP for column in columns) - _GAP
         room = max(WIDTH_OF_FILES, least) if width is None else width - len(_MARGIN)
@@ -61,7 +67,9 @@ class TextTable:
         heads = list(_row_lines(groups, widths, self.heads))
         rows = [line for row in self.rows for line in _row_lines(groups, widths, row)]
         yield from ("", *heads)
-        yield _MARGIN + "─" * (max(map(count_cells, (*heads, *rows))) - len(_MARGIN))
+        longest = max(map(count_cells, (*heads, *rows)))
+        longest = longest if width is None else min(longest, width)
+        yield _MARGIN + "─" * (longest - len(_MARGIN))
         yield from (*rows, "")
 
     def _column(self, index: int) -> _Column:

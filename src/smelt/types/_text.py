@@ -52,19 +52,39 @@ def count_cells(text: str) -> int:
 def wrap_words(text: str, width: int, indent: str | None = None) -> list[str]:
     """Lines of at most ``width`` cells, each broken where a word ends, if not within a list's item.
 
-    A word that is longer is a line of its own. Spaces inside a line stay as they are.
+    A word that is longer is broken too, if not within a list's item. Spaces inside a line stay.
 
     Args:
         text: lines; each is wrapped alone.
         width: of the screen, in cells.
         indent: what later lines start with; None for six spaces more than the first has.
     """
-    return [part for line in text.split("\n") for part in _wrapped(line, width, indent)]
+    lines = (part for line in text.split("\n") for part in _wrapped(line, width, indent))
+    return [
+        part for line in lines for part in (split_line(line, width) if indent is None else [line])
+    ]
+
+
+def split_line(line: str, width: int) -> list[str]:
+    """Parts of a line that has a word longer than a screen of ``width`` cells.
+
+    A terminal would go on at its edge, where lines of ours begin.
+    """
+    if count_cells(line) <= width:
+        return [line]
+    hang = " " * min(len(line) - len(line.lstrip()) + _HANG, width // 2)
+    parts, made = list[str](), ""
+    for letter in line:
+        if made.strip() and count_cells(made + letter) > width:
+            parts.append(made)
+            made = hang
+        made += letter
+    return [*parts, made]
 
 
 def _wrapped(line: str, width: int, indent: str | None) -> Iterator[str]:
     start = line[: len(line) - len(line.lstrip())]
-    later = start + " " * _HANG if indent is None else indent
+    later = start + " " * min(_HANG, width // 2) if indent is None else indent
     made = start
     gap = ""
     for word, space in re.findall(r"((?:\([-\d, ]*\)|\[[-\d, ]*\]|\S)+)(\s*)", line):

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from smelt.builder import build
-from smelt.errors import ShapeError
+from smelt.errors import GraphError, ShapeError
 from smelt.importers.onnx import import_onnx
 
 if TYPE_CHECKING:
@@ -84,3 +84,13 @@ def test_a_tensor_that_no_machine_can_hold_is_refused_when_its_symbols_are_known
     graph = import_onnx(model("n", ("Mul", "by", [2**50]), ("ConstantOfShape", "huge", [])))
     with pytest.raises(ShapeError, match=HUGE):
         build(graph, shapes={"x": shapes})
+
+
+def test_outputs_without_end_are_refused_before_the_nodes_are_read() -> None:
+    """Each output was looked for among all others."""
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    outputs = [helper.make_tensor_value_info(f"y{n}", TensorProto.FLOAT, [1]) for n in range(5000)]
+    nodes = [helper.make_node("Relu", ["x"], [f"y{n}"]) for n in range(5000)]
+    graph = helper.make_graph(nodes, "many", [value], outputs)
+    with pytest.raises(GraphError, match="has 5,000 inputs or outputs, and MAX_BINDINGS is 4,096"):
+        import_onnx(helper.make_model(graph).SerializeToString())

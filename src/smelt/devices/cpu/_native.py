@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._mapped_code import MappedCode
 from smelt.errors import EngineFormatError
+from smelt.types import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ _CLOCK: Final = ctypes.CFUNCTYPE(_INT)
 _REQUIRED: Final = (abi.BEGIN, abi.CLOSE, abi.RUN, abi.CLOCK)
 _CALIBRATION_NS: Final = 5_000_000
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _mapped: dict[bytes, NativeRuntime] = {}
 
 

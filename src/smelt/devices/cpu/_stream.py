@@ -45,6 +45,11 @@ class CompletionFlag:
         self.time_ns = time.perf_counter_ns()
         self._signaled.set()
 
+    def leave_parent(self) -> None:
+        """In a forked child: the moment comes at once, whoever held the event's lock."""
+        self._signaled = threading.Event()
+        self.signal()
+
     def wait(self) -> None:
         """Wait until the moment has come.
 
@@ -133,7 +138,8 @@ class CpuStream(Closeable):
         self._thread: threading.Thread | None = None
         self.awaited: CompletionFlag | None = None
         """What the thread waits for just now."""
-        self._process = os.getpid()
+        self._marks: tuple[CompletionFlag, ...] = ()
+        """Those of the task that is being done."""
 
     def submit(self, task: Callable[[], object], *marks: CompletionFlag) -> None:
         """Queue ``task``; ``marks`` are reached after it, also when it fails or is dropped.
@@ -141,8 +147,6 @@ class CpuStream(Closeable):
         Raises:
             DeviceError: the stream is closed, or the system starts no more threads.
         """
-        if self._process != os.getpid():
-            self._reset()  # forked: the thread stayed with the parent
         with self._condition:
             if self._is_closed:
                 raise DeviceError("this stream is closed")
@@ -150,8 +154,15 @@ class CpuStream(Closeable):
                 self._thread = start_thread(self._work, name="smelt-stream")
             for mark in marks:
                 mark.stream = self
-            self._tasks.append((task, marks))
+            # Last: behind an interrupt before it nothing is queued, and nobody sleeps on what is.
             self._condition.notify_all()
+            self._tasks.append((task, marks))
+
+    def has_taken(self, mark: CompletionFlag) -> bool:
+        """Whether the stream signals a mark, or has: of a submission that was interrupted."""
+        with self._condition:
+            queued = any(mark in marks for _, marks in self._tasks)
+            return queued or mark in self._marks or mark.is_signaled
 
     def query(self) -> bool:
         """Whether everything that was queued is done."""
@@ -197,9 +208,8 @@ class CpuStream(Closeable):
             self._condition.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            if self._process == os.getpid():
-                with _waiting_on_thread(CompletionFlag(self)):
-                    thread.join()
+            with _waiting_on_thread(CompletionFlag(self)):
+                thread.join()
             self._thread = None
 
     def _work(self) -> None:
@@ -210,7 +220,9 @@ class CpuStream(Closeable):
                     self._condition.wait()
                 if not self._tasks:
                     return
-                task, marks = self._tasks.popleft()
+                task, marks = self._tasks[0]
+                self._marks = marks  # before the task is no longer queued: a fork may come between
+                self._tasks.popleft()
                 self._is_working = True
                 failed = self._error is not None
             if not failed:
@@ -219,7 +231,7 @@ class CpuStream(Closeable):
                 mark.signal()
             del task
             with self._condition:
-                self._is_working = False
+                self._is_working, self._marks = False, ()
                 self._condition.notify_all()
 
     def _do(self, task: Callable[[], object]) -> None:
@@ -229,6 +241,16 @@ class CpuStream(Closeable):
             _LOG.debug("work on a stream failed", exc_info=True)
             with self._condition:
                 self._error = error
+
+    def leave_parent(self) -> None:
+        """In a forked child: the thread stayed with the parent, so what was queued is dropped."""
+        dropped = [mark for _, marks in self._tasks for mark in marks]
+        dropped += self._marks
+        is_closed = self._is_closed
+        self._reset()
+        self._is_closed = is_closed
+        for mark in dropped:
+            mark.leave_parent()
 
     def abandon(self) -> None:
         """Drop what is queued, finish what is being done, and close."""
@@ -241,7 +263,7 @@ class CpuStream(Closeable):
         for _, marks in dropped:
             for mark in marks:
                 mark.signal()
-        if thread is not None and self._process == os.getpid():
+        if thread is not None:
             thread.join(_EXIT_TIMEOUT_S)
 
 
@@ -291,6 +313,15 @@ def _nothing() -> None:
 _streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
 _of_thread = threading.local()
 """The stream whose work the thread does, if any."""
+
+
+def _leave_parent() -> None:
+    for stream in list(_streams):
+        stream.leave_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_parent)
 
 
 @atexit.register

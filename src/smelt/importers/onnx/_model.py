@@ -14,6 +14,7 @@ from smelt.importers.onnx._scope import ImportState, Scope, logger
 from smelt.importers.onnx._types import declared_shape, tensor_type
 from smelt.ir import Graph, Value
 from smelt.ops import Identity
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,10 @@ def graph_from_model(source: ModelSource, outputs: Sequence[str] | None) -> Grap
 def _import(model: LoadedModel, outputs: Sequence[str] | None) -> Graph:
     proto = model.proto.graph
     graph = Graph(proto.name or "network")
+    wanted = [entry.name for entry in proto.output] if outputs is None else list(outputs)
+    for count in (len(proto.input), len(wanted)):
+        if count > Limit.MAX_BINDINGS.most:
+            raise GraphError(f"ONNX model {graph.name!r} has {Limit.MAX_BINDINGS.excess(count)}")
     state = ImportState(ExternalData(model.folder), graph, fill_scope, _functions(model))
     scope = Scope(state, graph, model.opsets)
     _add_inputs(scope, proto)
@@ -48,7 +53,6 @@ def _import(model: LoadedModel, outputs: Sequence[str] | None) -> Graph:
             reasons=_grouped(state.problems),
         )
     _warn_of_wrong_shapes(scope, proto)
-    wanted = [entry.name for entry in proto.output] if outputs is None else list(outputs)
     if outputs is None and not wanted:
         raise GraphError(
             f"ONNX model {graph.name!r} has no output; name what to compute in outputs="
