@@ -84,6 +84,59 @@ def test_a_build_within_or_beyond_any_limit_is_loaded_or_refused_by_the_limits_n
     assert not any(isinstance(error, EngineFormatError) for error in refusals)
 
 
+def test_whatever_formulas_a_build_accepts_are_accepted_by_whoever_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The program and the kept network have formulas that plans have not: regions' and bounds."""
+    refusals: list[str] = []
+
+    def built(most: int) -> smelt.Engine | None:
+        monkeypatch.setattr(Limit.MAX_FORMULA_CHARACTERS, "most", most)
+        network = _network_of_long_regions()
+        try:
+            return smelt.build(network, tune="none", shapes=SHAPES, retunable=True)
+        except smelt.SmeltError as error:
+            refusals.append(str(error))
+            return None
+
+    low, high = 0, 1 << 14
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if built(middle) else (middle, high)
+    engine = built(high)
+    assert engine is not None
+    assert refusals
+    assert all("MAX_FORMULA_CHARACTERS" in refusal for refusal in refusals)
+    for sign in (True, False):
+        file = engine.serialize(sign=sign)
+        smelt.load(file).run(_inputs())
+        smelt.retune(file, tune="none")
+
+
+def test_formulas_of_a_plans_ops_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ops that Python does are read when a plan is first run, after the header was."""
+    engine = smelt.build(_network_of_long_regions(), tune="none", shapes=SHAPES)
+    engine.run(_inputs())
+    monkeypatch.setattr(Limit.MAX_FORMULA_CHARACTERS, "most", 30)
+    with pytest.raises(EngineFormatError, match="MAX_FORMULA_CHARACTERS is 30"):
+        smelt.Engine(engine.file).run(_inputs())
+
+
+def _inputs() -> dict[str, np.ndarray]:
+    x, y = np.ones((2, 2, 3), np.float32), np.ones((1, 2, 3), np.float32)
+    return {"x": x, "y": y, "flag": np.ones((), np.bool_)}
+
+
+def _network_of_long_regions() -> Graph:
+    """Branches that declare more formulas than all plans have."""
+    graph = _network()
+    for node in graph.nodes:
+        if isinstance(node.op, ops.If):
+            for region in (node.op.then_branch, node.op.else_branch):
+                region.symbol_bounds |= {f"s{k}": M * 1234567 + N * 7654321 + k for k in range(60)}
+    return graph
+
+
 def test_tiles_of_the_most_axes_are_built_and_run() -> None:
     network = smelt.NetworkDefinition("deep")
     x = network.add_input("x", "float32", (1,) * 30 + (2, 3), batch="explicit")

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from smelt.errors import ShapeError
-from smelt.types import Dim, Limit, SymbolicDim, dim_from_text, evaluate_dim
+from smelt.types import (
+    Dim,
+    Limit,
+    SymbolicDim,
+    dim_from_text,
+    dim_to_text,
+    evaluate_dim,
+    one_file_of_formulas,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +67,11 @@ def test_what_a_deep_network_makes_is_accepted() -> None:
         "n**99999999",
         "n//0",
         "n//m",
+        "a - (b - c)",
+        "2*(n + 1)",
+        "-n",
+        "(2*n)//2",
+        "*".join(["9" * 4000] * 3),
         "lambda: n",
         "n" * 65537,
         "(" * 500,
@@ -116,10 +129,41 @@ def test_whatever_is_made_is_read_again_and_the_rest_is_refused_by_name(
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("a - (b - (c - d))", 2 - (3 - (5 - 7))),
+        ("a - b + c - d", 2 - 3 + 5 - 7),
         ("-3 + a//2 - 4*b", -3 + 1 - 12),
         ("(a+b)//2*c", 10),
     ],
 )
 def test_sums_are_read_as_they_stand(text: str, value: int) -> None:
     assert evaluate_dim(dim_from_text(text), {"a": 2, "b": 3, "c": 5, "d": 7}) == value
+
+
+def test_a_text_takes_no_longer_than_what_is_written_that_way() -> None:
+    """Each was read within the limits, in up to half a second for two thousand characters."""
+    names = "+".join(f"a{number}" for number in range(400))
+    factors = "(" + "+".join("abcdefghijklmnopqrst") + ")"
+    for text in (
+        "-" * 900 + f"({names})",
+        "0+(" * 80 + names + ")" * 80,
+        "1*(" * 80 + names + ")" * 80,
+        f"{factors}*{factors}-{factors}*{factors}",
+        f"({names})" + "//1" * 100,
+    ):
+        with pytest.raises(ValueError, match="not a dimension: sums of products"):
+            dim_from_text(text)
+
+
+def test_formulas_of_a_file_count_once_whether_they_are_read_or_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [str(N * 7 + number) for number in range(1, 4)]
+    monkeypatch.setattr(Limit.MAX_FORMULA_CHARACTERS, "most", sum(map(len, texts)))
+    with one_file_of_formulas():
+        assert [dim_to_text(dim_from_text(text)) for text in texts * 2] == texts * 2
+        with pytest.raises(ValueError, match="MAX_FORMULA_CHARACTERS"):
+            dim_from_text("n + 4")
+    with one_file_of_formulas():
+        assert [dim_from_text(dim_to_text(N * 7 + number)) for number in (1, 2, 3)]
+        with pytest.raises(ShapeError, match="MAX_FORMULA_CHARACTERS"):
+            dim_to_text(N + 4)
+    assert dim_to_text(N + 4) == "n + 4"

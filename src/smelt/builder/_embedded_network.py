@@ -73,7 +73,8 @@ def embed_network(graph: Graph, options: BuildOptions) -> EmbeddedNetwork:
             constants.append(recipe_to_json(constant, sources.name))
         return positions[constant]
 
-    written = graph_to_data(graph, position)
+    with one_file_of_formulas():
+        written = graph_to_data(graph, position)
     _check_recipes(constants, BuildError)
     asked = {name: getattr(options, name) for name in _EMBEDDED_OPTIONS}
     document = {
@@ -137,9 +138,9 @@ def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
         document: Any = parse_json(header.network)
         options = _options_from_data(document["options"])
         _check_recipes(document["constants"], EngineFormatError)
-        constants = [_constant_from_data(data, sources) for data in document["constants"]]
-        compute_untrusted(*constants)
         with one_file_of_formulas():
+            constants = [_constant_from_data(data, sources) for data in document["constants"]]
+            compute_untrusted(*constants)
             return graph_from_data(document["graph"], constants), options
     except EngineMismatchError:
         raise

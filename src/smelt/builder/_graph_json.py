@@ -12,7 +12,7 @@ from smelt.engine import as_json
 from smelt.errors import EngineFormatError, InternalError, SmeltError
 from smelt.ir import Graph, verify
 from smelt.ops import op_from_json, op_to_json
-from smelt.types import DType, Guard, Relation, TensorType, dim_from_text
+from smelt.types import DType, Guard, Relation, TensorType, dim_from_text, dim_to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,7 +65,7 @@ def graph_to_data(graph: Graph, position: Callable[[Constant], int]) -> dict[str
         places |= {v: ["node", number, k] for k, v in enumerate(node.outputs)}
     return {
         "name": graph.name,
-        "bounds": {name: str(bound) for name, bound in graph.symbol_bounds.items()},
+        "bounds": {name: dim_to_text(bound) for name, bound in graph.symbol_bounds.items()},
         "assumed": [guard_to_data(guard) for guard in graph.guards],
         "inputs": [[v.name, *_type_to_data(v)] for v in graph.inputs],
         "nodes": nodes,
@@ -75,7 +75,8 @@ def graph_to_data(graph: Graph, position: Callable[[Constant], int]) -> dict[str
 
 def guard_to_data(guard: Guard) -> list[str]:
     """The guard as values that JSON has."""
-    return [str(guard.left), guard.relation.value, str(guard.right), guard.what, guard.node]
+    left, right = dim_to_text(guard.left), dim_to_text(guard.right)
+    return [left, guard.relation.value, right, guard.what, guard.node]
 
 
 def guard_from_data(data: Any) -> Guard:
@@ -86,7 +87,7 @@ def guard_from_data(data: Any) -> Guard:
 
 
 def _type_to_data(value: Value) -> tuple[str, list[str]]:
-    return value.tensor.dtype.value, [str(d) for d in value.tensor.shape]
+    return value.tensor.dtype.value, [dim_to_text(d) for d in value.tensor.shape]
 
 
 def graph_from_data(data: Any, constants: Sequence[Constant]) -> Graph:

@@ -10,7 +10,7 @@ from smelt.errors import BuildError, EngineFormatError, masked
 from smelt.ir import sources_first
 from smelt.ops import DequantizeLinear, QuantizeLinear, recipe_to_json
 from smelt.runtime import Engine
-from smelt.types import DType, evaluate_dim
+from smelt.types import DType, evaluate_dim, one_file_of_formulas
 
 if TYPE_CHECKING:
     from smelt.backends import CodeImage, WeightStore
@@ -46,7 +46,9 @@ class EngineParts:
 def make_engine(parts: EngineParts) -> Engine:
     """The engine, ready to run. Raises BuildError: it is beyond a limit of engines."""
     sources = _Sources(parts.model)
-    weights = tuple(_weight(c, offset, sources) for c, offset in parts.weights.entries)
+    with one_file_of_formulas():
+        weights = tuple(_weight(c, offset, sources) for c, offset in parts.weights.entries)
+        scales = tuple(recipe_to_json(c, sources.name) for c in _scales(parts.model))
     header = EngineHeader(
         name=parts.name,
         fingerprint=parts.fingerprint,
@@ -61,7 +63,7 @@ def make_engine(parts: EngineParts) -> Engine:
         program=parts.program,
         network=parts.embedded_network.text,
         sources=parts.embedded_network.sources,
-        scales=tuple(recipe_to_json(c, sources.name) for c in _scales(parts.model)),
+        scales=scales,
         given=tuple(sources.used.values()),
     )
     try:

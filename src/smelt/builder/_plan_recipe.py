@@ -37,6 +37,7 @@ from smelt.types import (
     Limit,
     TensorFormat,
     dim_from_text,
+    dim_to_text,
     evaluate_dim,
     one_file_of_formulas,
     parse_json,
@@ -80,7 +81,8 @@ def plan_recipes_json(
     ``outputs`` are the names of the network's outputs, which passes may rename.
     """
     writer = _Writer(weights)
-    written = [writer.plan(plan) for plan in plans]
+    with one_file_of_formulas():
+        written = [writer.plan(plan) for plan in plans]
     document = {"outputs": list(outputs), "constants": writer.constants, "plans": written}
     return json.dumps(document, separators=(",", ":"))
 
@@ -130,7 +132,7 @@ def tactic_to_data(tactic: Tactic) -> Any:
         [_format_to_data(f) for f in tactic.outputs],
         tactic.halos,
         tactic.halo_value,
-        str(tactic.workspace_bytes),
+        dim_to_text(tactic.workspace_bytes),
         tactic.aliasing.value,
         tactic.uses_pdl,
         tactic.reversed_tile_order,

@@ -48,6 +48,7 @@ from smelt.types import (
     evaluate_dim,
     given_bool,
     items_of,
+    one_file_of_formulas,
     parse_json,
     shown,
 )
@@ -77,6 +78,7 @@ class Inspectable(Protocol):
 
 
 @enough_memory_for("the report")
+@one_file_of_formulas()
 def report_of(
     engine: Inspectable,
     *,

@@ -32,6 +32,7 @@ from smelt.types import (
     SymbolicDim,
     TensorType,
     dim_from_text,
+    dim_to_text,
 )
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _type_to_json(kind: ValueType) -> Json:
 
 
 def _dim_to_json(dim: Dim) -> Json:
-    return str(dim) if isinstance(dim, SymbolicDim) else dim
+    return dim_to_text(dim) if isinstance(dim, SymbolicDim) else dim
 
 
 def _graph_to_json(graph: Graph) -> Json:

@@ -11,7 +11,7 @@ from smelt.devices.cpu import CpuMemory
 from smelt.errors import BindingError, GraphError
 from smelt.ir import Constant, compute_untrusted
 from smelt.ops import derived_overflow_reason, recipe_from_json, why_no_scale
-from smelt.types import given_array
+from smelt.types import given_array, one_file_of_formulas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +44,7 @@ class _Sources:
         return Constant(name, np.zeros(0, np.float32) if array is None else array)
 
 
+@one_file_of_formulas()
 def refitted_weights(
     header: EngineHeader, old: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]
 ) -> NDArray[np.uint8]:

@@ -21,7 +21,7 @@ from smelt.engine import Launch, Space
 from smelt.errors import InternalError, ShapeError
 from smelt.ir import count_excess, evaluate
 from smelt.runtime._index_errors import reports_index_errors
-from smelt.types import evaluate_dim, symbols_of
+from smelt.types import evaluate_dim, one_file_of_formulas, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -465,6 +465,7 @@ class HostSegment:
         """Give back what the segment holds: nothing."""
 
 
+@one_file_of_formulas()
 def split_plan(
     plan: Plan, segment_factory: SegmentFactory, verdicts: CachedRuntimeChecks | None = None
 ) -> list[Segment]:

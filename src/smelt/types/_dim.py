@@ -27,6 +27,8 @@ _NO_NAMES: Final[frozenset[str]] = frozenset()
 _MOST_BITS: Final = 1 << 13
 """Of a number in a dimension; Python reads and writes none of more than 4,300 digits."""
 
+_FORM: Final = "sums of products of names, integers and quotients, `(sum) // integer`, are"
+
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
@@ -94,9 +96,7 @@ class SymbolicDim:
     @staticmethod
     def symbol(name: str) -> SymbolicDim:
         """The dimension that is the symbol itself. Raises ShapeError: it would not be read."""
-        if not (name.isascii() and name.isidentifier()) or iskeyword(name):
-            raise ShapeError(f"{name[:200]!r} is no identifier, as symbols are")
-        return SymbolicDim((((Symbol(name),), 1),))
+        return SymbolicDim((((_symbol(name),), 1),))
 
     def __add__(self, other: Dim) -> Dim:
         return _canonical((*self.terms, *_terms(other)))
@@ -213,16 +213,22 @@ class _Formulas:
     known: dict[str, Dim] = field(default_factory=dict[str, "Dim"])
     characters: int = 0
 
+    def count(self, text: str) -> str:
+        """Count one more; what is wrong if all are longer than a limit, else nothing."""
+        self.characters += len(text)
+        limit = Limit.MAX_FORMULA_CHARACTERS
+        return limit.excess(self.characters) if self.characters > limit.most else ""
+
 
 _formulas: ContextVar[_Formulas | None] = ContextVar("formulas", default=None)
 
 
 @contextmanager
 def one_file_of_formulas() -> Generator[None]:
-    """Count the formulas that `dim_from_text` reads inside as those of one file.
+    """Count the formulas that are read or written inside as those of one file.
 
-    Each text is read once; when all are longer than a limit, `dim_from_text` raises ValueError.
-    Without it a header within its limits takes minutes to read: a short formula takes 0.1 ms.
+    Each text is read once, and counts once; when all are longer than a limit, `dim_from_text` and
+    `dim_to_text` refuse. Without it a header within its limits takes minutes to read.
     """
     token = None if _formulas.get() is not None else _formulas.set(_Formulas())
     try:
@@ -233,19 +239,28 @@ def one_file_of_formulas() -> Generator[None]:
 
 
 def dim_from_text(text: str | int) -> Dim:
-    """Read what ``str(dim)`` wrote. Raises ValueError."""
+    """Read what `dim_to_text` wrote, or the like. Raises ValueError."""
     if isinstance(text, int):
         return text
     formulas = _formulas.get()
     if formulas is None:
         return _read_formula(text)
     if text not in formulas.known:
-        formulas.characters += len(text)
-        if formulas.characters > Limit.MAX_FORMULA_CHARACTERS.most:
-            told = Limit.MAX_FORMULA_CHARACTERS.excess(formulas.characters)
-            raise ValueError(f"it has {told}")
+        if excess := formulas.count(text):
+            raise ValueError(f"it has {excess}")
         formulas.known[text] = _read_formula(text)
     return formulas.known[text]
+
+
+def dim_to_text(dim: Dim) -> str:
+    """``str(dim)``, for a file. Raises ShapeError: who reads all of the file would refuse it."""
+    text = str(dim)
+    formulas = _formulas.get()
+    if formulas is not None and text not in formulas.known:
+        if excess := formulas.count(text):
+            raise ShapeError(f"formulas of extents have {excess}; fix some symbols with shapes=")
+        formulas.known[text] = dim
+    return text
 
 
 def _read_formula(text: str) -> Dim:
@@ -259,51 +274,57 @@ def _read_formula(text: str) -> Dim:
 
 
 def _dim_from_ast(node: ast.expr) -> Dim:
-    match node:
-        case ast.Constant(value=int(value)) if not isinstance(value, bool):
-            return value
-        case ast.Name(id=name):
-            return SymbolicDim.symbol(name)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_dim_from_ast(operand)
-        case ast.BinOp(op=ast.Add() | ast.Sub()):
-            return _sum_from_ast(node)
-        case ast.BinOp(op=ast.Mult()):
-            return _product_from_ast(node)
-        case ast.BinOp(left=left, op=ast.FloorDiv(), right=ast.Constant(value=int(divisor))):
-            return _dim_from_ast(left) // divisor
-        case _:
-            pass
-    raise ValueError("not a dimension: only names, integers, + - * and // may stand in one")
+    """A sum as a whole: term by term, it would be sorted once for each.
+
+    A sum within a sum or a product is refused: dimensions are never written so, and a text of some
+    hundred characters would multiply out, or be sorted once for each level, for many milliseconds.
+    """
+    terms: list[tuple[Monomial, int]] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
+        monomial, coefficient = _term_from_ast(node.right)
+        terms.append((monomial, coefficient if isinstance(node.op, ast.Add) else -coefficient))
+        node = node.left
+    dim = _canonical((_term_from_ast(node), *reversed(terms)))
+    if isinstance(dim, int):
+        _text_of(dim)  # no error could show a longer one
+    return dim
 
 
-def _product_from_ast(node: ast.expr) -> Dim:
-    """A product as a whole: factor by factor, it would be sorted once for each."""
+def _term_from_ast(node: ast.expr) -> tuple[Monomial, int]:
     factors: list[ast.expr] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         factors.append(node.right)
         node = node.left
-    product: Dim = 1
     atoms: list[Symbol | FloorDiv] = []
     coefficient = 1
     for factor in (node, *reversed(factors)):
-        (monomial, number), *more = _terms(dim := _dim_from_ast(factor))
-        if more:
-            product = product * dim
-        else:
-            atoms += monomial
-            coefficient *= number
-    return product * _canonical([(tuple(sorted(atoms, key=str)), coefficient)])
+        match factor:
+            case ast.Constant(value=int(value)) if not isinstance(value, bool):
+                coefficient *= value
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(value))):
+                coefficient *= -value
+            case ast.Name(id=name):
+                atoms.append(_symbol(name))
+            case ast.BinOp(left=left, op=ast.FloorDiv(), right=ast.Constant(value=int(divisor))):
+                atoms.append(_quotient(_dim_from_ast(left), divisor))
+            case _:
+                raise ValueError(f"not a dimension: {_FORM}")
+    return tuple(sorted(atoms, key=str)), coefficient
 
 
-def _sum_from_ast(node: ast.expr) -> Dim:
-    """A sum as a whole: term by term, it would be sorted once for each."""
-    terms: list[tuple[Monomial, int]] = []
-    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
-        sign = 1 if isinstance(node.op, ast.Add) else -1
-        terms += [(m, sign * c) for m, c in _terms(_dim_from_ast(node.right))]
-        node = node.left
-    return _canonical((*_terms(_dim_from_ast(node)), *reversed(terms)))
+def _quotient(numerator: Dim, divisor: int) -> FloorDiv:
+    """The one atom that a written quotient is; what is exact is written without it."""
+    match numerator // divisor:
+        case SymbolicDim(terms=((((FloorDiv() as atom),), 1),)):
+            return atom
+        case _:
+            raise ValueError(f"not a dimension: {_FORM}")
+
+
+def _symbol(name: str) -> Symbol:
+    if not (name.isascii() and name.isidentifier()) or iskeyword(name):
+        raise ShapeError(f"{name[:200]!r} is no identifier, as symbols are")
+    return Symbol(name)
 
 
 def _require_within(found: int, limit: Limit) -> None:
