@@ -248,9 +248,17 @@ def _odd_plans() -> Iterator[Plan]:
 
 
 def program_seeds() -> Iterator[bytes]:
-    """What plans are assembled anew from."""
+    """What plans are assembled anew from, and what gives another engine."""
     for graph in graph_seeds():
-        yield header_of(graph)[0].program.encode()
+        program = header_of(graph)[0].program
+        yield program.encode()
+        for key in ("plans", "outputs"):
+            document = json.loads(program)
+            document[key] *= 2
+            yield json.dumps(document).encode()
+        document = json.loads(program)
+        document["plans"][0]["assumed"] = [["n", Relation.EQUAL.value, "2*n", "what", "who"]]
+        yield json.dumps(document).encode()
 
 
 @functools.cache

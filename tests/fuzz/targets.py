@@ -66,6 +66,7 @@ from smelt.types import (
     ceil_div,
     dim_from_text,
     evaluate_dim,
+    one_file_of_formulas,
     parse_json,
     substitute_dim,
     symbols_of,
@@ -408,8 +409,11 @@ def _constants() -> Mapping[str, Array]:
 
 
 def _run_dim(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
     try:
-        dim = dim_from_text(data.decode("utf-8", "replace"))
+        dim = dim_from_text(text)
+        with one_file_of_formulas():
+            _require(dim_from_text(text) is dim_from_text(text), "a text is read once")
     except ValueError:
         return  # what it promises to raise; its callers say where
     if len(str(dim)) <= 2000:
@@ -540,7 +544,7 @@ TARGETS: Final = (
         ("smelt.engine._header_json", "smelt.engine._plan_verifier", "smelt.engine._plan",
          "smelt.inspect._report_builder", "smelt.inspect._roofline", "smelt.runtime._refit"),
         _run_plan, mutate_json, seeds.plan_seeds, 15,
-        ("_exactly", "_tuple_of", "_row", "_or_none", "_enum", "_record", "_tagged",
+        ("Options", "_exactly", "_tuple_of", "_row", "_or_none", "_enum", "_record", "_tagged",
          "Inspectable", "_signer", "_source_writer", "Plan", "KernelSpec", "parameters", "as_json"),
     ),
     Target("program", ("smelt.builder._plan_recipe", "smelt.builder._graph_json"), _run_program,
@@ -557,7 +561,9 @@ TARGETS: Final = (
     Target("op", ("smelt.ops._op_json",), _run_op, mutate_json, seeds.op_seeds, 10,
            ("recipe_to_json", "_in_order")),
     Target("ir", ("smelt.ir._parser",), _run_ir, mutate_tokens, seeds.ir_seeds, 10),
-    Target("dim", ("smelt.types._dim",), _run_dim, mutate_tokens, seeds.dim_seeds, 2),
+    Target("dim", ("smelt.types._dim",), _run_dim, mutate_tokens, seeds.dim_seeds, 2,
+           # What others ask of dimensions, and how they are written.
+           ("fixed_extent", "fixed_shape", "dim_to_text")),
     Target("timings", ("smelt.tuner._timing_cache",), _run_timings, mutate_json,
            seeds.timing_seeds, 3, ("TimingCache", "_replace")),
     Target("keys", ("smelt.engine._signing_keys",), _run_keys, mutate_tokens, seeds.key_seeds, 3,

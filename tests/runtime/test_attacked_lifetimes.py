@@ -67,6 +67,29 @@ def test_a_queued_run_may_not_close_its_context_either(engine: smelt.Engine) -> 
     assert (context.run({"x": X})["y"] == 16).all()
 
 
+def _check(holds: object) -> None:
+    assert holds
+
+
+class _Queued:
+    """A run that waits on a stream, behind a mark."""
+
+    def __init__(self, engine: smelt.Engine) -> None:
+        self.context = engine.create_context()
+        self.stream = smelt.Stream()
+        self.event = smelt.Event()
+        self.gate, self.made = threading.Event(), np.zeros((1, 8), np.float32)
+        self.stream.submit(lambda: self.gate.wait(120))
+        self.event.record(self.stream)
+        self.context.enqueue(1, [X, self.made], self.stream)
+
+    def run_again(self) -> None:
+        """Queue the run, and wait for it."""
+        self.context.enqueue(1, [X, self.made], self.stream)
+        self.stream.synchronize()
+        assert (self.made == 16).all()
+
+
 _ASKED: dict[str, Callable[[_Queued], object]] = {
     "synchronize": lambda queued: queued.stream.synchronize(),
     "query": lambda queued: _check(queued.stream.query() and queued.event.query()),
@@ -95,31 +118,6 @@ def test_a_forked_child_does_not_wait_for_what_the_parent_has_queued(
     assert not hangs
     assert child.exitcode == 0
     queued.stream.close()
-
-
-def _check(holds: object) -> None:
-    assert holds
-
-
-class _Queued:
-    """A run that waits on a stream, behind a mark."""
-
-    def __init__(self, engine: smelt.Engine) -> None:
-        self.context, self.stream, self.event = (
-            engine.create_context(),
-            smelt.Stream(),
-            smelt.Event(),
-        )
-        self.gate, self.made = threading.Event(), np.zeros((1, 8), np.float32)
-        self.stream.submit(lambda: self.gate.wait(120))
-        self.event.record(self.stream)
-        self.context.enqueue(1, [X, self.made], self.stream)
-
-    def run_again(self) -> None:
-        """Queue the run, and wait for it."""
-        self.context.enqueue(1, [X, self.made], self.stream)
-        self.stream.synchronize()
-        assert (self.made == 16).all()
 
 
 @pytest.mark.parametrize("name", ["_use_new_weights", "_forget_addresses", "forget"])
