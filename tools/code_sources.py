@@ -30,6 +30,12 @@ from smelt.engine import Launch
 from smelt.errors import BuildError, ShapeError
 from smelt.ops import ALL_OPS, FusedPair
 from smelt.types import DType
+from tests.support import (
+    fused_pair_cases,
+    persistent_conv_cases,
+    prefetch_gemm_cases,
+    window_reuse_cases,
+)
 from tests.support.dense_cases import DENSE_CASES
 from tests.support.trials import bound_symbols, check_range, graph_of
 
@@ -125,7 +131,7 @@ def unit_names(target: str) -> list[str]:
 
 def requests_of(target: str, unit: str) -> Iterator[Request]:
     """Every request of a unit, the same ones in the same order in every process."""
-    cases = _cases_of(unit)
+    cases = cases_of(unit)
     with warnings.catch_warnings(), np.errstate(all="ignore"), _every_language():
         warnings.simplefilter("ignore")
         for mode in _modes_of(target, unit):
@@ -142,21 +148,21 @@ def _every_language() -> Any:
 
 
 _CUDA_GROUPS: Final = {
-    "persistent convolutions": ("held_cases", "_CASES", "_STEMS", "_half"),
-    "prefetched products": ("ahead_cases", "_CASES", "_half"),
-    "sliding windows": ("sliding_cases", "_CASES", "_half"),
-    "fused pairs": ("fused_pair_cases", "_half", "_pooled_half"),
+    "persistent convolutions": (persistent_conv_cases, ("_CASES", "_STEMS", "_half")),
+    "prefetched products": (prefetch_gemm_cases, ("_CASES", "_half")),
+    "sliding windows": (window_reuse_cases, ("_CASES", "_half")),
+    "fused pairs": (fused_pair_cases, ("_half", "_pooled_half")),
 }
 """Cases that the tests add for kernels which the ops' own small cases do not reach."""
 
 
-def _cases_of(unit: str) -> Sequence[Case]:
+def cases_of(unit: str) -> Sequence[Case]:
+    """The cases of a unit, in the order of their numbers."""
     if unit == "sizes of networks":
         return DENSE_CASES
     if unit not in _CUDA_GROUPS:
         return list({op.name: op for op in ALL_OPS}[unit].cases())
-    place, *names = _CUDA_GROUPS[unit]
-    module = importlib.import_module(f"tests.support.{place}")
+    module, names = _CUDA_GROUPS[unit]
     found: list[Case] = []
     if unit == "fused pairs":
         found += FusedPair.cases()
@@ -286,16 +292,19 @@ def _kernel(target: str, spec: KernelSpec) -> Kernel:
     return Kernel("llvm", _backend(target).generate(spec, cpu_target(target)), (), target, spec)
 
 
-_OPTIONS: Final = (
-    ("dtypes", ()), ("aligned", ()), ("scalars", 0), ("warps", 0), ("pipeline", 0),
-    ("registers", 0), ("cluster", 1),
-)  # fmt: skip
+_OPTIONS: Final = ("dtypes", "aligned", "scalars", "num_warps", "num_stages")
+_MORE_OPTIONS: Final = (("registers", 0), ("cluster", 1))
+"""What not every kernel says, and what is meant then."""
 
 
 def _triton_options(spec: KernelSpec) -> tuple[str, ...]:
-    """What Triton is told beside the text, by position: names may change."""
+    """What Triton is told beside the text, by position: names may change.
+
+    Raises KeyError: a parameter that every kernel has is called otherwise by now.
+    """
     known = dict(spec.parameters)
-    return tuple(repr(known.get(name, default)) for name, default in _OPTIONS)
+    always = (known[name] for name in _OPTIONS)
+    return tuple(map(repr, (*always, *(known.get(name, other) for name, other in _MORE_OPTIONS))))
 
 
 # ---- compilers
