@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from smelt.ops import LRN, Case, DetectionOutput, NonMaxSuppression, Normalize, Operand, PriorBox
+from smelt.ops import (
+    LRN,
+    Case,
+    DetectionOutput,
+    NonMaxSuppression,
+    Normalize,
+    Operand,
+    Pad,
+    PriorBox,
+)
 
 if TYPE_CHECKING:
     from smelt.ops import Array, Op
@@ -124,3 +133,18 @@ def test_the_number_of_rows_stays_within_its_bound(op: type[Op]) -> None:
         bound = case.op.count_bound(operands)
         assert isinstance(bound, int)
         assert case.op.reference(*case.inputs)[0].shape[-2] <= bound
+
+
+@pytest.mark.parametrize("pads", [(1, -1), (-2, 3), (-1, -1), (2, 2), (0, -3)])
+@pytest.mark.parametrize("mode", ["wrap", "edge", "constant"])
+def test_pads_of_both_signs_continue_with_what_is_left(mode: str, pads: tuple[int, int]) -> None:
+    """ONNX does not say; ONNX Runtime removes elements first."""
+    x = np.arange(5, dtype=np.float32)
+    before, after = pads
+    left = x[max(0, -before) : 5 - max(0, -after)]
+    if mode == "edge" and min(pads) < 0 < max(pads):
+        pytest.skip("which of its edges goes on is not said either")
+    made = (max(0, before), max(0, after))
+    expected = np.pad(left, made, mode) if mode != "constant" else np.pad(left, made)  # type: ignore[call-overload]
+    (y,) = Pad(mode=mode).reference(x, np.array(pads))
+    np.testing.assert_array_equal(y, expected)

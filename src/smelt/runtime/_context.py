@@ -475,7 +475,7 @@ def _check_mapping(inputs: object, wanted: Sequence[Binding]) -> None:
 def _misnamed(inputs: Mapping[str, object], wanted: Sequence[Binding]) -> BindingError:
     """What is wrong with names that are not those of the inputs."""
     names = {binding.name for binding in wanted}
-    missing = sorted(names - inputs.keys())
+    missing = sorted(names - set(inputs))
     unknown = sorted(set(map(str, inputs)) - names)
     parts = [f"missing: {', '.join(missing)}"] if missing else []
     parts += [f"unknown: {', '.join(unknown)}"] if unknown else []

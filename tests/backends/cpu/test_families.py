@@ -477,3 +477,20 @@ def test_minimal_filtering_takes_its_channels_from_the_weights() -> None:
     assert_tactics_agree(
         WinogradFamily(), op, arrays, frozenset({1}), symbols=symbols, limit=1, tolerance=1e-4
     )
+
+
+@pytest.mark.parametrize(
+    ("strides", "is_offered"), [((32, 32), True), ((64, 64), False), ((4096,), False)]
+)
+def test_thousands_of_phases_are_not_planned_one_by_one(
+    strides: tuple[int, ...], is_offered: bool
+) -> None:
+    """A model of 119 bytes, or an engine of 31 kB, took the builder for minutes."""
+    axes = len(strides)
+    op = ConvTranspose((2,) * axes, strides, (), (1,) * axes, 1)
+    arrays = [random((1, 1, *[8] * axes), 1), random((1, 1, *[2] * axes), 2)]
+    node = make_node(op, arrays, frozenset({1}))
+    (first, *_) = DeconvFamily().tactics(node, host_target())
+    assert isinstance(first, Refusal) != is_offered
+    if isinstance(first, Refusal):
+        assert "4096 phases" in first.reason

@@ -60,6 +60,10 @@ if TYPE_CHECKING:
 
 _CHANNEL_AXIS: Final = 1
 _FLOAT_BYTES: Final = 4
+_MAX_PHASES: Final = 32 * 32
+"""A phase takes the builder about a millisecond, and a model of a hundred bytes may ask for any
+number of them. Fully convolutional networks for segmentation have strides of 32 in two axes (Long,
+Shelhamer and Darrell, 2015); nothing known has more phases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,8 @@ def _unsupported_reason(node: Node, root: ConvTranspose) -> str | None:
         return "the weights or the bias are not constant"
     if 0 in weights.tensor.shape:
         return "there are no filters"
+    if (phases := math.prod(root.strides)) > _MAX_PHASES:
+        return f"{phases} phases, and each is launched: at most {_MAX_PHASES}"
     return None
 
 
