@@ -94,8 +94,8 @@ class Pad(Op):
     ) -> Array:
         if self.mode == "wrap" and min(before, after) < 0:
             # What is removed is not continued with, as ONNX Runtime has it.
-            kept = range(max(0, -before), data.shape[axis] - max(0, -after))
-            data, before, after = np.take(data, kept, axis), max(before, 0), max(after, 0)
+            left = range(max(0, -before), data.shape[axis] - max(0, -after))
+            data, before, after = np.take(data, left, axis), max(before, 0), max(after, 0)
         extent = data.shape[axis]
         places = integers(-before, extent + after)
         if self.mode == "constant":
