@@ -23,38 +23,38 @@ _EXIT_TIMEOUT_S = 10.0
 
 
 class CompletionFlag:
-    """One moment that comes: whoever waits for it is woken once it has come."""
+    """A flag that a stream sets once, when the work before it is complete; threads wait for it."""
 
     __slots__ = ("_signaled", "stream", "time_ns")
 
     def __init__(self, stream: CpuStream | None = None) -> None:
         self._signaled = threading.Event()
         self.stream = stream
-        """Whose thread lets the moment come, once that is known."""
+        """The stream whose thread sets the flag; None until it is submitted."""
         self.time_ns = 0
 
     @property
     def is_signaled(self) -> bool:
-        """Whether the moment has come."""
+        """Whether the flag is set."""
         return self._signaled.is_set()
 
     def signal(self) -> None:
-        """Let the moment come; once it has, this changes nothing."""
+        """Set the flag; again is harmless."""
         if self._signaled.is_set():
             return
         self.time_ns = time.perf_counter_ns()
         self._signaled.set()
 
     def leave_parent(self) -> None:
-        """In a forked child: the moment comes at once, whoever held the event's lock."""
+        """In a forked child: set the flag, whoever held its lock in the parent."""
         self._signaled = threading.Event()
         self.signal()
 
     def wait(self) -> None:
-        """Wait until the moment has come.
+        """Wait until the flag is set.
 
         Raises:
-            DeviceError: it comes only once what the calling thread does for its stream is done.
+            DeviceError: only work behind the calling thread's own task sets it: a deadlock.
         """
         if not self._signaled.is_set():
             with _waiting_on_thread(self):
