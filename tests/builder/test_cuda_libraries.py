@@ -34,8 +34,8 @@ from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_engines import use_stub
 from tests.support.cudnn_stub import VERSION as CUDNN_VERSION
 from tests.support.cudnn_stub import StubCudnn, hide_cudnn
-from tests.support.library_calls_on_gpu import prefer_families
 from tests.support.pair_kinds import fits
+from tests.support.vendor_library_on_gpu import prefer_families
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -29,7 +29,7 @@ from smelt.types import DType
 from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver, code_for
 from tests.support.cuda_engines import use_stub
-from tests.support.library_call_operands import CallOperands, rows_of
+from tests.support.vendor_library_operands import CallOperands, rows_of
 
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice

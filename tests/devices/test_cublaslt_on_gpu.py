@@ -10,7 +10,8 @@ import pytest
 
 from smelt.devices.cuda import CublasLt, ProductCall
 from smelt.types import DType
-from tests.support.library_calls_on_gpu import (
+from tests.support.noise import noise
+from tests.support.vendor_library_on_gpu import (
     check_twice,
     decoded,
     fault_of,
@@ -18,7 +19,6 @@ from tests.support.library_calls_on_gpu import (
     runs_of,
     stored,
 )
-from tests.support.noise import noise
 
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice

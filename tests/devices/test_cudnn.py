@@ -31,7 +31,7 @@ from smelt.types import DType
 from tests.support.cublaslt_stub import hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cudnn_stub import VERSION, StubCudnn, StubEngine, hide_cudnn
-from tests.support.library_call_operands import CallOperands, rows_of
+from tests.support.vendor_library_operands import CallOperands, rows_of
 
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice

@@ -12,7 +12,8 @@ from smelt import ops
 from smelt.devices.cuda import ConvolutionCall, Cudnn, KernelLoader, call_to_bytes
 from smelt.errors import EngineMismatchError
 from smelt.types import DType
-from tests.support.library_calls_on_gpu import (
+from tests.support.noise import noise
+from tests.support.vendor_library_on_gpu import (
     check_twice,
     decoded,
     fault_of,
@@ -20,7 +21,6 @@ from tests.support.library_calls_on_gpu import (
     runs_of,
     stored,
 )
-from tests.support.noise import noise
 
 if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice

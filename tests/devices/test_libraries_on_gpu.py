@@ -12,13 +12,13 @@ import pytest
 import smelt
 from smelt.devices.cuda import LIBRARIES
 from smelt.interp import interpret
-from tests.support.library_calls_on_gpu import (
+from tests.support.noise import noise
+from tests.support.vendor_library_on_gpu import (
     families,
     keep_apart,
     library_on,
     prefer_families,
 )
-from tests.support.noise import noise
 
 if TYPE_CHECKING:
     from pathlib import Path

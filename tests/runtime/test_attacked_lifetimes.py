@@ -202,3 +202,21 @@ def test_a_handler_runs_the_engine_whose_run_it_interrupts(engine: smelt.Engine)
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert all(answers)
+
+
+class _SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("nothing is said")
+
+
+class _Array:
+    def __array__(self, *_: object, **__: object) -> object:
+        raise _SilentError
+
+
+def test_an_error_that_cannot_say_what_it_is_is_told_by_its_type(engine: smelt.Engine) -> None:
+    """It once left smelt as what its own words had raised."""
+    with pytest.raises(smelt.BindingError, match="the array cannot be read: _SilentError"):
+        engine.run({"x": _Array()})
+    with pytest.raises(smelt.BindingError, match="_SilentError"):
+        engine.refit({"w": _Array()})  # type: ignore[dict-item]

@@ -36,9 +36,9 @@ from tests.support.index_errors import (
     check_synchronous,
     picking_network,
 )
-from tests.support.library_calls_on_gpu import prefer_families
 from tests.support.small_networks import network_of_differences, small_network, weights
 from tests.support.triton_interpreter import interpret
+from tests.support.vendor_library_on_gpu import prefer_families
 
 if TYPE_CHECKING:
     from collections.abc import Callable

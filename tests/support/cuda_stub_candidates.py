@@ -15,7 +15,7 @@ import numpy as np
 from smelt import ops
 from smelt.backends import Family, Tactic
 from smelt.backends.cuda import CudaBackend, CudaTarget
-from smelt.backends.cuda.families.library_calls import library_call
+from smelt.backends.cuda.families.vendor_library import library_call
 from smelt.devices.cuda import CudaKernel, call_to_bytes
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import BuildError

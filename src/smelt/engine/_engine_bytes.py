@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from smelt import config
 from smelt.engine._large_pages import map_file
 from smelt.errors import EngineFormatError, TrustError, masked
-from smelt.types import Limit, open_file, path_from
+from smelt.types import Limit, application_errors, open_file, path_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -174,7 +174,11 @@ def _read_declared(read: Callable[[int], bytes], kind: str, first: EnginePrefix)
     It may be endless, of any class, and raise whatever it likes.
     """
     content, wanted = bytearray(), first.size
-    try:
+
+    def refused(reason: str) -> EngineFormatError:
+        return EngineFormatError(f"the engine in a {kind} cannot be read: {reason}")
+
+    with application_errors(refused):
         while len(content) < wanted:
             piece = read(min(wanted - len(content), _MAX_READ_BYTES))
             if not piece:
@@ -182,10 +186,6 @@ def _read_declared(read: Callable[[int], bytes], kind: str, first: EnginePrefix)
             content += piece
             if len(content) >= first.size:
                 wanted = first.declared(bytes(content[: first.size])) + 1
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise EngineFormatError(f"the engine in a {kind} cannot be read: {error}") from error
     return content
 
 

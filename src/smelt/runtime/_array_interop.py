@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from smelt.errors import BindingError, SmeltError
-from smelt.types import DType, evaluate_dim
+from smelt.errors import BindingError
+from smelt.types import DType, application_errors, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,18 +118,13 @@ def _as_numpy(value: object, binding: Binding, *, is_written: bool = False) -> N
     if isinstance(value, np.ndarray):
         # By numpy's own record of it: a subclass may say otherwise of its shape and its type.
         return np.asarray(cast("NDArray[Any]", value))
-    try:
+    with application_errors(partial(unreadable, binding)):
         return _import(value, binding, is_written=is_written)
-    except (SmeltError, MemoryError):
-        raise
-    except Exception as error:
-        raise unreadable(binding, error) from error
 
 
-def unreadable(binding: Binding, error: Exception) -> BindingError:
-    """The error of an array whose own methods raised one, which may be any."""
-    told = str(error) or type(error).__name__
-    return BindingError(f"{binding.name}: the array cannot be read: {told}")
+def unreadable(binding: Binding, reason: str) -> BindingError:
+    """The error of an array whose own methods raised one."""
+    return BindingError(f"{binding.name}: the array cannot be read: {reason}")
 
 
 def _import(value: object, binding: Binding, *, is_written: bool) -> NDArray[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -22,9 +23,9 @@ from smelt.devices.cuda import (
     selected_index,
     view_of,
 )
-from smelt.errors import BindingError, ContextError, SmeltError
+from smelt.errors import BindingError, ContextError
 from smelt.runtime._array_interop import library_of, unreadable
-from smelt.types import DType
+from smelt.types import DType, application_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,21 +189,18 @@ def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray |
         BindingError: it lies on another GPU, has another dtype, or cannot be written.
     """
     library = library_with_stream(value)
-    try:
-        if not (is_on_gpu(value) if library is None else library.is_on_gpu(value)):
-            return None
-        if library is None:
-            found = _foreign(value, stream)
-        else:
-            found = library.view(value, stream.device)
-            if binding.is_input and not found.is_contiguous:
-                found = library.view(library.contiguous(value), stream.device)
-    except BindingError as error:
-        raise BindingError(f"{binding.name}: {error}") from error
-    except (SmeltError, MemoryError):
-        raise
-    except Exception as error:
-        raise unreadable(binding, error) from error
+    with application_errors(partial(unreadable, binding)):
+        try:
+            if not (is_on_gpu(value) if library is None else library.is_on_gpu(value)):
+                return None
+            if library is None:
+                found = _foreign(value, stream)
+            else:
+                found = library.view(value, stream.device)
+                if binding.is_input and not found.is_contiguous:
+                    found = library.view(library.contiguous(value), stream.device)
+        except BindingError as error:
+            raise BindingError(f"{binding.name}: {error}") from error
     _check(found, binding)
     return found
 

@@ -1,6 +1,7 @@
 """Element types, dimensions, layouts, value types, devices by name, text: what rooms share."""
 
 from smelt.types._argument_checks import (
+    application_errors,
     given_array,
     given_bool,
     given_dict,
@@ -69,6 +70,7 @@ from smelt.types._value import (
 )
 
 __all__ = [
+    "application_errors",
     "ForkLock",
     "format_whole",
     "fields_of",

@@ -10,7 +10,7 @@ import math
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import islice
 from numbers import Real
 from operator import index
@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from smelt.errors import SmeltError
 from smelt.types._text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from smelt.errors import SmeltError
+    from collections.abc import Callable, Collection, Generator
 
     Raised = Callable[[str], SmeltError]
 
@@ -40,10 +39,33 @@ _SHORT.maxother = _SHORT.maxstring = _SHORT.maxlong = 60
 
 def shown(given: object) -> str:
     """A value as a message shows it: short, and on one line."""
+    text = _text_by(_SHORT.repr, given)
+    return f"a value of type {type(given).__name__}" if text is None else " ".join(text.split())
+
+
+def _text_by(write: Callable[[Any], str], given: object) -> str | None:
+    """What an object says of itself; None where that fails."""
     try:
-        return " ".join(_SHORT.repr(given).split())
-    except Exception:  # noqa: BLE001  (an object's own repr may raise anything)
-        return f"a value of type {type(given).__name__}"
+        return write(given)
+    except Exception:  # noqa: BLE001  (an object's own methods may raise anything)
+        return None
+
+
+@contextmanager
+def application_errors(refuse: Callable[[str], SmeltError]) -> Generator[None]:
+    """Raise what an application's own object raises inside, which may be anything, as ours.
+
+    Args:
+        refuse: makes the error of what the object has raised, as text.
+
+    Errors of smelt and of memory that is out pass as they are.
+    """
+    try:
+        yield
+    except (SmeltError, MemoryError):
+        raise
+    except Exception as error:
+        raise refuse(_text_by(str, error) or type(error).__name__) from error
 
 
 def given_int(
@@ -136,14 +158,12 @@ def given_function(given: object, name: str, error: Raised) -> Any:
 
 def given_array(given: object, name: str, error: Raised) -> np.ndarray[Any, Any]:
     """What numpy makes an array of; a ragged list is none."""
-    try:
+
+    def refused(reason: str) -> SmeltError:
+        return error(f"{name} is {shown(given)}, of which numpy makes no array: {reason}")
+
+    with application_errors(refused):
         return np.asarray(given)
-    except MemoryError:
-        raise
-    except Exception as reason:
-        raise error(
-            f"{name} is {shown(given)}, of which numpy makes no array: {reason}"
-        ) from reason
 
 
 def _whole(given: object) -> int | None:

@@ -16,9 +16,9 @@ from smelt.ir import Case, Graph
 from smelt.ops.fused import Stage
 from smelt.types import DType, SymbolicDim, TensorType
 from tests.support.cublaslt_stub import VERSION, StubCublasLt
-from tests.support.library_call_fixture import HOPPER, LibraryCallFixture, cases_with_epilogues
 from tests.support.noise import noise
 from tests.support.trials import TF32, graph_of
+from tests.support.vendor_library_fixture import HOPPER, LibraryCallFixture, cases_with_epilogues
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

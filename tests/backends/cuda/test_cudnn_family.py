@@ -12,9 +12,9 @@ from smelt.backends.cuda.families.cudnn import CudnnFamily
 from smelt.ops.fused import Stage
 from smelt.types import DType, SymbolicDim
 from tests.support.cudnn_stub import VERSION, StubCudnn, StubEngine
-from tests.support.library_call_fixture import HOPPER, LibraryCallFixture, cases_with_epilogues
 from tests.support.noise import noise
 from tests.support.trials import TF32, graph_of
+from tests.support.vendor_library_fixture import HOPPER, LibraryCallFixture, cases_with_epilogues
 
 if TYPE_CHECKING:
     from smelt.ir import Case

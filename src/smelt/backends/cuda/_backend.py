@@ -44,7 +44,6 @@ from smelt.backends.cuda.families.half2 import (
     half2_packing_launch,
     write_half2_packing,
 )
-from smelt.backends.cuda.families.library_calls import library_call
 from smelt.backends.cuda.families.lrn import LrnFamily
 from smelt.backends.cuda.families.move import COPY, copy_launch, data_movement_family
 from smelt.backends.cuda.families.persistent_conv import PersistentConvFamily
@@ -55,6 +54,7 @@ from smelt.backends.cuda.families.resample import ResampleFamily
 from smelt.backends.cuda.families.row_reductions import RowReductionsFamily
 from smelt.backends.cuda.families.stem import StemFamily
 from smelt.backends.cuda.families.stem_direct import StemDirectFamily
+from smelt.backends.cuda.families.vendor_library import library_call
 from smelt.backends.cuda.families.window_reuse_conv import WindowReuseConvFamily
 from smelt.devices.cpu import processor_count
 from smelt.devices.cuda import call_to_bytes

@@ -11,7 +11,7 @@ import numpy as np
 from smelt.backends._fused_programs import root_of
 from smelt.backends._node_operands import required_input
 from smelt.backends.cuda.families._gemm_operands import factor_type
-from smelt.backends.cuda.families.library_calls import LibraryFamily, Match, Proposal
+from smelt.backends.cuda.families.vendor_library import LibraryFamily, Match, Proposal
 from smelt.devices.cuda import LARGEST_ALPHA, CublasLt, ProductCall
 from smelt.ir import Constant, Op
 from smelt.ops.conv import Conv

@@ -9,7 +9,7 @@ import numpy as np
 from smelt.backends._fused_programs import root_as
 from smelt.backends._node_operands import required_input
 from smelt.backends.cuda.families._gemm_operands import factor_type, taps_in_rows
-from smelt.backends.cuda.families.library_calls import LibraryFamily, Match, Proposal
+from smelt.backends.cuda.families.vendor_library import LibraryFamily, Match, Proposal
 from smelt.devices.cuda import ConvolutionCall, Cudnn
 from smelt.ops.conv import Conv
 from smelt.ops.relu import Relu
