@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from abc import abstractmethod
 from collections.abc import Mapping
 from threading import get_ident
@@ -29,6 +27,7 @@ from smelt.types import (
     given_list,
     given_text,
     out_of_memory,
+    reset_in_child,
 )
 
 if TYPE_CHECKING:
@@ -491,13 +490,9 @@ def _checked_address(binding: Binding, address: int) -> int:
     return address
 
 
-def _reset_after_fork() -> None:
+def _reset(context: ExecutionContext) -> None:
     """In a forked child: runs of the parent's other threads are not going on here."""
-    for context in list(_contexts):
-        context.reset()
+    context.reset()
 
 
-_contexts: weakref.WeakSet[ExecutionContext] = weakref.WeakSet()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+_contexts = reset_in_child(_reset)

@@ -6,13 +6,12 @@ that has it: whatever a call leaves undone, the next one that looks finds the co
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.errors import ContextError
-from smelt.types import given_int
+from smelt.types import given_int, reset_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -104,13 +103,9 @@ class ContextPool:
             self._freed.notify_all()
 
 
-def _reset_after_fork() -> None:
+def _reset(pool: ContextPool) -> None:
     """In a forked child: runs of the parent's other threads are not going on here."""
-    for pool in list(_pools):
-        pool.reset()
+    pool.reset()
 
 
-_pools: weakref.WeakSet[ContextPool] = weakref.WeakSet()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+_pools = reset_in_child(_reset)

@@ -35,7 +35,7 @@ from smelt.types._dim_sign import is_never_negative
 from smelt.types._dim_table import EXACT_BOUND, DimTable, bounds_of, upper_bound
 from smelt.types._dtype import DType, is_float_dtype
 from smelt.types._files import copy_bytes, is_special, open_file, open_special, path_from, read_file
-from smelt.types._fork_lock import ForkLock
+from smelt.types._fork import ForkLock, reset_in_child
 from smelt.types._guard import (
     Guard,
     Relation,
@@ -72,6 +72,7 @@ from smelt.types._value import (
 __all__ = [
     "application_errors",
     "ForkLock",
+    "reset_in_child",
     "format_whole",
     "fields_of",
     "items_of",

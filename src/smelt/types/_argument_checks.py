@@ -64,7 +64,7 @@ def application_errors(refuse: Callable[[str], SmeltError]) -> Generator[None]:
         yield
     except (SmeltError, MemoryError):
         raise
-    except Exception as error:
+    except Exception as error:  # the object's own methods may raise anything
         raise refuse(_text_by(str, error) or type(error).__name__) from error
 
 

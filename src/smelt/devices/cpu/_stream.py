@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
-import weakref
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from smelt.errors import DeviceError
-from smelt.types import Closeable, override, start_thread
+from smelt.types import Closeable, override, reset_in_child, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -310,18 +308,9 @@ def _nothing() -> None:
     return
 
 
-_streams: weakref.WeakSet[CpuStream] = weakref.WeakSet()
+_streams = reset_in_child(CpuStream.leave_parent)
 _of_thread = threading.local()
 """The stream whose work the thread does, if any."""
-
-
-def _leave_parent() -> None:
-    for stream in list(_streams):
-        stream.leave_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_parent)
 
 
 @atexit.register
