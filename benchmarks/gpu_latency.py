@@ -123,8 +123,8 @@ def measure_rounds(workers: Sequence[Worker], options: argparse.Namespace) -> di
     times: dict[str, dict[str, list[float]]] = {worker.engine: {} for worker in workers}
     for turn in range(options.rounds + 1):
         for worker in workers:
-            told = cast("dict[str, list[float]]", worker.turn(options.seconds, options.warm_up))
-            for kind, taken in told.items():
+            detail = cast("dict[str, list[float]]", worker.turn(options.seconds, options.warm_up))
+            for kind, taken in detail.items():
                 if turn:  # the first round warms all of them up
                     times[worker.engine].setdefault(kind, []).extend(taken)
     return times

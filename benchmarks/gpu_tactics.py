@@ -184,14 +184,14 @@ def correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
 def line_of(row: dict[str, Any]) -> str:
     """A row of the table."""
     reasons = Counter(reason.splitlines()[0][-60:] for _, reason in row["refused"])
-    told = f"  OUT {len(row['refused'])}: {dict(reasons)}" if reasons else ""
+    detail = f"  OUT {len(row['refused'])}: {dict(reasons)}" if reasons else ""
     where = f"{row['count']:3}x {row['node'][:16]:16} {row['shapes'][:70]:70}"
     weights = f"{row['weights'][:1]!s:32.32}"
     guess = f"hint {row['hint_us']:7} #{row['hint_rank']}, hinted {row['hinted_us']}"
     facts = f"(roof {row['roofline_us']:7}, {guess}, rho {row['correlation']})"
     return (
         f"{where} {weights} {row['best_us']!s:>8} us {facts} of {len(row['all'])}: "
-        f"{row['best']}{told}"
+        f"{row['best']}{detail}"
     )
 
 
@@ -202,17 +202,17 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=64)
     parser.add_argument("--jobs", type=int)
     parser.add_argument("--out", type=Path)
-    told = parser.parse_args()
+    detail = parser.parse_args()
     logging.getLogger("smelt").setLevel(logging.ERROR)
-    for path in told.models:
+    for path in detail.models:
         print(f"-- {path}", flush=True)
         try:
-            found = tune(path, told.keep, told.jobs)
+            found = tune(path, detail.keep, detail.jobs)
         except Exception as error:  # noqa: BLE001  (the other models are of interest)
             print(f"!! {type(error).__name__}: {error}", flush=True)
             continue
-        if told.out is not None:
-            name = told.out / f"{path.stem}_b{found['batch']}.json"
+        if detail.out is not None:
+            name = detail.out / f"{path.stem}_b{found['batch']}.json"
             name.write_text(json.dumps(found, indent=1))
 
 

@@ -56,10 +56,10 @@ def measure(
         }
         for _ in range(options.rounds):
             for worker in workers:
-                told = cast("dict[str, Times]", worker.turn(options.seconds, 3))
+                detail = cast("dict[str, Times]", worker.turn(options.seconds, 3))
                 for job in jobs:
                     for way in _WAYS:
-                        found[job.model, worker.engine][way].append(median(told[way][job.model]))
+                        found[job.model, worker.engine][way].append(median(detail[way][job.model]))
     return [_row(job, worker, found) for job in jobs for worker in workers]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PROPERTY: Final = "requirement"
-MOST_PER_TEST: Final = 3
+MAX_PER_TEST: Final = 3
 
 
 def requirement_ids(item: pytest.Item) -> tuple[str, ...]:
@@ -29,9 +29,9 @@ def requirement_ids(item: pytest.Item) -> tuple[str, ...]:
         pytest.UsageError: more than three ids, or one that docs/requirements.md does not have.
     """
     ids = tuple(dict.fromkeys(id_ for mark in item.iter_markers(PROPERTY) for id_ in mark.args))
-    if len(ids) > MOST_PER_TEST:
+    if len(ids) > MAX_PER_TEST:
         raise pytest.UsageError(
-            f"{item.nodeid} names {len(ids)} requirements; a test proves {MOST_PER_TEST} at most"
+            f"{item.nodeid} names {len(ids)} requirements; a test proves {MAX_PER_TEST} at most"
         )
     if unknown := [id_ for id_ in ids if id_ not in _KNOWN]:
         raise pytest.UsageError(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = ROOT / "src" / "smelt"
 FOLDERS: Final = ("src", "tests", "tools", "benchmarks", "examples")
-MOST_FUNCTION_LINES: Final = 40
-MOST_FILE_LINES: Final = 500
+MAX_FUNCTION_LINES: Final = 40
+MAX_FILE_LINES: Final = 500
 
 _REASON: Final = re.compile(r"#\s*gate:\s*\w+|#\s*noqa:[^(]*\(\s*\w+")
 _FILE_REASON: Final = re.compile(r"^#\s*gate:\s*\w+", re.MULTILINE)
@@ -60,15 +60,15 @@ def _length_breaches(
     tree: ast.Module, lines: Sequence[str], text: str
 ) -> Iterator[tuple[int, str]]:
     count = sum(bool(line.strip()) for line in lines)
-    if count > MOST_FILE_LINES and not _FILE_REASON.search(text):
-        yield 1, f"{count} lines; a file has at most {MOST_FILE_LINES} that are not blank"
+    if count > MAX_FILE_LINES and not _FILE_REASON.search(text):
+        yield 1, f"{count} lines; a file has at most {MAX_FILE_LINES} that are not blank"
     for function in _functions(tree):
         count = _line_count(function)
         head = lines[function.lineno - 1 : function.body[0].lineno]
-        if count > MOST_FUNCTION_LINES and not any(_REASON.search(line) for line in head):
+        if count > MAX_FUNCTION_LINES and not any(_REASON.search(line) for line in head):
             yield (
                 function.lineno,
-                f"{function.name} has {count} lines; a function has at most {MOST_FUNCTION_LINES}",
+                f"{function.name} has {count} lines; a function has at most {MAX_FUNCTION_LINES}",
             )
 
 

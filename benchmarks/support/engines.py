@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SAVED: Final = ROOT / "build" / "benchmark-engines"
 """Where our engines are kept between measurements."""
 DTYPES: Final = ("float32", "float16", "bfloat16", "int8")
-MOST_CALLS: Final = 4000
+MAX_CALLS: Final = 4000
 """Calls of one turn: a tiny network's times shall not fill the memory."""
 
 
@@ -319,7 +319,7 @@ def take_turn(engine: Engine, seconds: float, warm_up: int) -> list[float]:
     times: list[float] = []
     clock = time.perf_counter
     end = clock() + seconds
-    while not times or (clock() < end and len(times) < MOST_CALLS):
+    while not times or (clock() < end and len(times) < MAX_CALLS):
         begin = clock()
         engine.run()
         times.append((clock() - begin) * 1e3)

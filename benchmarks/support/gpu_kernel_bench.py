@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _LAUNCHES = 20
 _ROTATED_BYTES = 120 << 20
-_MOST_SETS = 20
+_MAX_SETS = 20
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ class Memory:
         """Draw the values of two sets, and compute what they give."""
         self.rig, self.product, self.node = rig, product, node
         size = product.moved_bytes(2)
-        self.sets = int(min(_MOST_SETS, max(2, -(-_ROTATED_BYTES // size))))
+        self.sets = int(min(_MAX_SETS, max(2, -(-_ROTATED_BYTES // size))))
         self.inputs: dict[tuple[int, int], Any] = {}
         self.known: dict[int, Any] = {}
         self.pool: dict[tuple[Any, ...], Any] = {}

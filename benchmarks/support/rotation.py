@@ -35,7 +35,7 @@ def take_turns(_engine: Engine, seconds: float, warm_up: int) -> dict[str, dict[
     rotation: dict[str, list[float]] = {model: [] for model in _loaded}
     clock = time.perf_counter
     end, calls = 0.0, -1
-    while calls < 1 or (clock() < end and calls < engines.MOST_CALLS):
+    while calls < 1 or (clock() < end and calls < engines.MAX_CALLS):
         for model, engine in _loaded.items():
             begin = clock()
             engine.run()

@@ -50,7 +50,7 @@ _LOG = logging.getLogger(__name__)
 _LOG_LEVELS: Final = ("internal_error", "error", "warning", "info", "verbose")
 _MAX_THREADS: Final = 1024
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-_MOST_LINKS: Final = 40
+_MAX_LINKS: Final = 40
 """Symbolic links on the way to a file: as many as Linux follows."""
 
 
@@ -103,13 +103,13 @@ def _switch(text: str) -> bool:
         return True
     if text.lower() in {"0", "false", "no", "off"}:
         return False
-    raise ValueError("this is neither on nor off")
+    raise ValueError("it must be on or off")
 
 
 def _threads(text: str) -> int:
     count = int(text) if text.isdecimal() and len(text) < 6 else 0
     if not 1 <= count <= _MAX_THREADS:
-        raise ValueError(f"this is not a number of threads from 1 to {_MAX_THREADS}")
+        raise ValueError(f"it must be a number of threads from 1 to {_MAX_THREADS}")
     return count
 
 
@@ -121,7 +121,7 @@ def _level(text: str) -> str:
     level = text.lower().replace("-", "_")
     level = "verbose" if level == "debug" else level  # its name in logging
     if level not in _LOG_LEVELS:
-        raise ValueError("this is not a severity")
+        raise ValueError("it must be a severity")
     return level
 
 
@@ -132,7 +132,7 @@ _HOME: Final[Flag[Path | None]] = Flag(
     _path,
     None,
     "~/.smelt",
-    "Where the user's signing key, trusted keys and caches live.",
+    "Folder of the user's signing key, trusted keys and caches.",
 )
 _CACHE_DIR: Final[Flag[Path | None]] = Flag(
     "cache_dir",
@@ -141,7 +141,7 @@ _CACHE_DIR: Final[Flag[Path | None]] = Flag(
     _path,
     None,
     "cache in SMELT_HOME",
-    "Where compiled code and timings are kept between builds.",
+    "Folder of compiled code and timings, kept between builds.",
 )
 _TRUSTED_KEYS: Final[Flag[tuple[Path, ...]]] = Flag(
     "trusted_keys",
@@ -150,7 +150,7 @@ _TRUSTED_KEYS: Final[Flag[tuple[Path, ...]]] = Flag(
     _paths,
     (),
     "none",
-    "Public keys trusted beside those that `smelt trust add` recorded.",
+    "Public keys that are trusted in addition to those of `smelt trust add`.",
 )
 _THREADS: Final[Flag[int | None]] = Flag(
     "threads",
@@ -159,7 +159,7 @@ _THREADS: Final[Flag[int | None]] = Flag(
     _threads,
     None,
     "OMP_NUM_THREADS",
-    "Threads of a context that is created without saying how many.",
+    "Number of threads of a context that is created without threads=.",
 )
 _OPENMP_THREADS: Final[Flag[int | None]] = Flag(
     "openmp_threads",
@@ -168,7 +168,7 @@ _OPENMP_THREADS: Final[Flag[int | None]] = Flag(
     _first_threads,
     None,
     "the processors that this process may use, by its affinity and its cgroups' quota",
-    "The same where SMELT_THREADS says nothing; of a list, such as 4,2, the first number.",
+    "The same, if SMELT_THREADS is not set; of a list such as 4,2, the first number.",
 )
 _LOG_LEVEL: Final[Flag[str | None]] = Flag(
     "log",
@@ -177,7 +177,7 @@ _LOG_LEVEL: Final[Flag[str | None]] = Flag(
     _level,
     None,
     "left to Python's logging, which shows warnings",
-    "Least important severity that is written to standard error.",
+    "Least severe level that is written to standard error.",
 )
 _NO_CODE_CACHE: Final[Flag[bool]] = Flag(
     "no_code_cache",
@@ -186,7 +186,7 @@ _NO_CODE_CACHE: Final[Flag[bool]] = Flag(
     _switch,
     default=False,
     default_text="0",
-    help="Compile every kernel anew: neither read nor write the code cache.",
+    help="Compile every kernel again: neither read nor write the code cache.",
 )
 _TARGET: Final[Flag[str | None]] = Flag(
     "target",
@@ -195,7 +195,7 @@ _TARGET: Final[Flag[str | None]] = Flag(
     str,
     None,
     "this machine",
-    "Processor to generate code for when a device string names none.",
+    "CPU target for device strings without one.",
     changes_engine=True,
 )
 _CUDA_LIBRARIES: Final[Flag[Path | None]] = Flag(
@@ -205,7 +205,8 @@ _CUDA_LIBRARIES: Final[Flag[Path | None]] = Flag(
     _path,
     None,
     "the packages nvidia-cublas and nvidia-cudnn-cu13, then the system's loader",
-    "Where to look first for NVIDIA's libraries, which engines built with libraries=True call.",
+    "Folder that is searched first for NVIDIA's libraries, which engines built with "
+    "libraries=True call.",
 )
 
 FLAGS: Final = (
@@ -259,7 +260,7 @@ def trusted_keys() -> tuple[Path, ...]:
 def thread_count() -> int | None:
     """Return the threads of a context that names no number; None for as many as processors.
 
-    OMP_NUM_THREADS is not ours: where it is no number of threads, that is a warning, as it is to
+    OMP_NUM_THREADS is not ours: where it is not a number of threads, that is a warning, as it is to
     others who read it.
     """
     if (count := _THREADS.read()) is not None:
@@ -318,12 +319,12 @@ def private_directory(path: Path, flag_name: Flag[Path | None] | None = None) ->
         log_once(level, f"{where} is not used: {error.strerror}")
         return None
     if found:
-        told = f"{where} is not used: {found}; or name a directory of your own"
-        log_once(logging.WARNING, told)
+        detail = f"{where} is not used: {found}; or set it to another directory"
+        log_once(logging.WARNING, detail)
         return None
     if os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return path
-    log_once(level, f"{where} is not used: it cannot be written to")
+    log_once(level, f"{where} is not used: it is not writable")
     return None
 
 
@@ -357,14 +358,14 @@ def other_writers(path: Path, *, above: int | None = 0) -> str:
     places = dict.fromkeys((real, *list(real.parents)[:above], *(link.parent for link in links)))
     for place in (*links, *places):
         status = place.lstat()
-        told = "it" if place == real else str(place)
+        detail = "it" if place == real else str(place)
         if status.st_uid not in {os.geteuid(), 0}:
-            return f"another user owns {told} (chown -h {os.geteuid()} {place})"
+            return f"{detail} is owned by another user (chown -h {os.geteuid()} {place})"
         # In a directory with the sticky bit, nobody exchanges what is another's.
         is_shared = place != real and status.st_mode & stat.S_ISVTX
         is_link = stat.S_ISLNK(status.st_mode)  # its mode means nothing
         if status.st_mode & _OTHERS_WRITE and not is_shared and not is_link:
-            return f"others may write to {told} (chmod go-w {place})"
+            return f"{detail} is writable by others (chmod go-w {place})"
     return ""
 
 
@@ -372,7 +373,7 @@ def _links_on(path: Path) -> list[Path]:
     """The symbolic links that are followed from a path to the file it names, which exists."""
     found: list[Path] = []
     place, left = Path("/"), list(path.absolute().parts[::-1])
-    while left and len(found) <= _MOST_LINKS:
+    while left and len(found) <= _MAX_LINKS:
         part = left.pop()
         place = place.parent if part == ".." else place / part
         if place.is_symlink():

@@ -48,9 +48,9 @@ __all__ = [
     "TrustError",
     "UnboundSymbolError",
     "UnsupportedError",
-    "escaped_controls",
-    "masked",
-    "without_controls",
+    "escape_controls",
+    "sanitize_name",
+    "remove_controls",
 ]
 
 DISTRIBUTION: Final = "smelt-engine"
@@ -60,7 +60,7 @@ _PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
 """Modules whose package has another name."""
 
 
-_MOST_SHOWN: Final = 1 << 15
+_MAX_SHOWN: Final = 1 << 15
 """Characters of a message."""
 _MASK: Final = "\ufffd"
 _BLANK: Final = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
@@ -80,7 +80,7 @@ def _replaced(line: str, replace: Callable[[str], str]) -> str:
     return "".join(letter if _is_shown(letter) else replace(letter) for letter in line)
 
 
-def without_controls(text: str) -> str:
+def remove_controls(text: str) -> str:
     """Return a text of lines in which nothing from a stranger's file gives orders to a terminal.
 
     Controls, formats that turn the direction of writing, halves of letters and letters that look
@@ -89,13 +89,13 @@ def without_controls(text: str) -> str:
     return "\n".join(_replaced(line, lambda _: _MASK) for line in text.split("\n"))
 
 
-def masked(name: str) -> str:
-    """Return a name from a stranger's file as it may be shown: one line `without_controls`."""
+def sanitize_name(name: str) -> str:
+    """Return a name from a stranger's file as it may be shown: one line `remove_controls`."""
     return _replaced(name, lambda _: _MASK).replace("\t", _MASK)
 
 
-def escaped_controls(text: str) -> str:
-    """Return JSON text that means the same, and in which `without_controls` finds nothing."""
+def escape_controls(text: str) -> str:
+    """Return JSON text that means the same, and in which `remove_controls` finds nothing."""
 
     def escaped(letter: str) -> str:
         return "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]
@@ -117,19 +117,20 @@ class _Told(Exception):
         self.lines = tuple(lines)
 
     def __str__(self) -> str:
-        return _without_middle("\n  ".join(map(masked, (super().__str__(), *self.lines))))
+        return _without_middle("\n  ".join(map(sanitize_name, (super().__str__(), *self.lines))))
 
     def __format__(self, spec: str) -> str:
-        text = masked(super().__str__())
+        text = sanitize_name(super().__str__())
         if self.lines:
-            text = f"{text} ({'; '.join(masked(line.removeprefix('- ')) for line in self.lines)})"
+            lines = "; ".join(sanitize_name(line.removeprefix("- ")) for line in self.lines)
+            text = f"{text} ({lines})"
         return format(_without_middle(text), spec)
 
 
 def _without_middle(text: str) -> str:
-    if len(text) <= _MOST_SHOWN:
+    if len(text) <= _MAX_SHOWN:
         return text
-    return f"{text[: _MOST_SHOWN // 2]} … {text[-_MOST_SHOWN // 2 :]}"
+    return f"{text[: _MAX_SHOWN // 2]} … {text[-_MAX_SHOWN // 2 :]}"
 
 
 class SmeltError(_Told):
@@ -222,8 +223,8 @@ class MissingExtraError(SmeltError):
         usual = f"run: pip install {package}"
         if extra is not None:
             usual = (
-                f"smelt's extra {extra!r} brings it: run pip install "
-                f"'{DISTRIBUTION}[{extra}]', or pip install {package}"
+                f"it is in smelt's extra {extra!r}: run pip install '{DISTRIBUTION}[{extra}]', or "
+                f"pip install {package}"
             )
         super().__init__(f"{lead}{package} is not installed; {advice or usual}")
         self.package = package

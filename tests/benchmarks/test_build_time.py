@@ -91,8 +91,8 @@ def test_an_engine_answers_where_nothing_can_compile(model: Path, tmp_path: Path
     save_inputs(inputs, {"x": np.zeros((1, 8), np.float32)})
     settings = stages.Settings(1, saved=str(saved))
     assert "load" not in run_stages("smelt-build", model, inputs, settings, 60)
-    told = run_stages("smelt-bare", saved, inputs, settings, 60)
-    assert list(told)[2:] == ["import", "device", "load", "context", "first run", "runs"]
+    detail = run_stages("smelt-bare", saved, inputs, settings, 60)
+    assert list(detail)[2:] == ["import", "device", "load", "context", "first run", "runs"]
 
 
 def test_where_nothing_can_compile_no_compiler_is_found() -> None:

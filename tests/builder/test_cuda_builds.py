@@ -147,17 +147,17 @@ def test_it_is_for_no_other_device(engine: Engine) -> None:
 
 
 def test_a_build_tells_how_many_kernels_are_compiled() -> None:
-    told: list[tuple[int, int]] = []
+    detail: list[tuple[int, int]] = []
 
     def progress(stage: str, done: int, total: int) -> None:
         if stage == "link":
-            told.append((done, total))
+            detail.append((done, total))
 
     engine = smelt.build(
         small_network(), "cuda:sm_90", max_batch_size=3, tune="none", progress=progress
     )
     count = len(engine.header.symbols)
-    assert told == [(done, count) for done in range(count + 1)]
+    assert detail == [(done, count) for done in range(count + 1)]
 
 
 def test_a_context_needs_a_gpu(engine: Engine, driver: Callable[[StubDriver | None], None]) -> None:
@@ -218,11 +218,13 @@ def test_who_asks_for_a_rounding_error_hears_why_nothing_is_tried(
     best: Any = net.add(ops.ArgMax(axis=1), net.outputs[0], name="best")
     number: Any = net.add(ops.Cast(DType.FLOAT32), best, name="number")
     net.mark_output(number)
-    told = "changes nothing: what rounding does to small is not known: it decides something at best"
+    detail = (
+        "changes nothing: what rounding does to small is not known: it decides something at best"
+    )
     for error, is_told in ((None, False), (0.01, True)):
         asked: dict[str, Any] = {"precision": "float16", "rounding_error": error}
         smelt.build(net, device="cuda:sm_90", tune="none", **asked)
-        assert (told in caplog.text) is is_told
+        assert (detail in caplog.text) is is_told
 
 
 @pytest.mark.parametrize("error", [0, -1, 2, float("nan"), "0.1"])
@@ -464,10 +466,10 @@ def test_whole_plans_decide_which_nodes_are_chained(
 
         def plan_seconds(self, assignments: Sequence[object]) -> list[float]:
             apart, *others = [seconds[graph.name] for graph in self.graphs]
-            told = [apart, *(one for own in others for one in (math.inf, own))]
+            detail = [apart, *(one for own in others for one in (math.inf, own))]
             del self.graphs[1:]
-            assert len(told) == len(assignments)
-            return told
+            assert len(detail) == len(assignments)
+            return detail
 
     monkeypatch.setattr(_cuda_toolchain, "InNetworkTuner", Trial)
     op = ops.FusedPair(ops.Relu(), 1, ops.Relu())
@@ -584,8 +586,8 @@ def test_an_engine_with_a_chain_names_both_layers_and_is_generated_anew() -> Non
     net = _expanding()
     engine = smelt.build(net, device="cuda:sm_90", precision="float16", tune="none")
     assert "project + expand" in [layer.name for layer in engine.layers]
-    told = report_to_text(report_of(engine), ["passes"], width=120)
-    assert "µs in one launch" in told
+    detail = report_to_text(report_of(engine), ["passes"], width=120)
+    assert "µs in one launch" in detail
     file = read_engine(engine.serialize())
     unsigned = serialize_engine(file.header, file.weights, bytes(len(file.code)), b"", None)
     assert read_engine(smelt.load(unsigned).serialize()).code == file.code

@@ -245,23 +245,23 @@ def test_one_library_competes_without_the_other_and_that_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     del library
-    told = "libraries=True does without one: nvidia-cudnn-cu13 is not installed"
+    detail = "libraries=True does without one: nvidia-cudnn-cu13 is not installed"
     assert open_toolchain("cuda", libraries=True).libraries == (FEATURE,)
-    assert told in caplog.text
+    assert detail in caplog.text
     caplog.clear()
     StubCudnn(driver).install(monkeypatch)
     both = (FEATURE, f"cudnn={CUDNN_VERSION}")
     assert open_toolchain("cuda", libraries=True).libraries == both
-    assert told not in caplog.text
+    assert detail not in caplog.text
 
 
 @pytest.mark.parametrize("told", ["cudnnCreate: cuDNN reports", "cuDNN 9.1.0 is too old: 9.2.0"])
 def test_one_library_competes_without_another_that_refuses_or_is_too_old(
-    told: str, library: StubCublasLt, driver: StubDriver, monkeypatch: pytest.MonkeyPatch,
+    detail: str, library: StubCublasLt, driver: StubDriver, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     del library
-    cudnn = StubCudnn(driver, version=90100 if "old" in told else CUDNN_VERSION)
+    cudnn = StubCudnn(driver, version=90100 if "old" in detail else CUDNN_VERSION)
     cudnn.install(monkeypatch)
 
     def refuse(_place: int) -> int:
@@ -269,7 +269,7 @@ def test_one_library_competes_without_another_that_refuses_or_is_too_old(
 
     monkeypatch.setattr(cudnn, "cudnnCreate", refuse)
     assert open_toolchain("cuda", libraries=True).libraries == (FEATURE,)
-    assert f"libraries=True does without one: {told}" in caplog.text
+    assert f"libraries=True does without one: {detail}" in caplog.text
     hide_cublaslt(monkeypatch)
     with pytest.raises(MissingExtraError, match="nvidia-cublas is not installed"):
         open_toolchain("cuda", libraries=True)
@@ -301,11 +301,11 @@ def test_an_engine_of_both_libraries_needs_both(
 
 
 def test_where_no_library_can_compete_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    told = "libraries=True (`--libraries`) changes nothing"
+    detail = "libraries=True (`--libraries`) changes nothing"
     smelt.build(network(), "null", tune="none")
-    assert told not in caplog.text
+    assert detail not in caplog.text
     smelt.build(network(), "null", tune="none", libraries=True)
-    assert told in caplog.text
+    assert detail in caplog.text
 
 
 def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smelt.builder import build
-from smelt.builder._optimization_profiles import SymbolRange, symbol_boxes_of
+from smelt.builder._optimization_profiles import SymbolRange, optimization_profiles_of
 from smelt.errors import BuildError, ShapeError, SmeltError, UnboundSymbolError
 from smelt.ir import Graph
 from smelt.network import NetworkDefinition
@@ -32,47 +32,47 @@ BATCHED = network(x=("batch", 4))
 
 
 def test_a_network_without_symbols_is_one_empty_box() -> None:
-    assert symbol_boxes_of(network(x=(1, 2)), None, 1) == [{}]
+    assert optimization_profiles_of(network(x=(1, 2)), None, 1) == [{}]
 
 
 def test_an_implicit_batch_ranges_up_to_the_maximum() -> None:
-    assert symbol_boxes_of(BATCHED, None, 8) == [{"batch": SymbolRange(1, 8, 8)}]
+    assert optimization_profiles_of(BATCHED, None, 8) == [{"batch": SymbolRange(1, 8, 8)}]
 
 
 def test_a_shape_without_the_batch_leaves_it_open() -> None:
-    assert symbol_boxes_of(BATCHED, {"x": (4,)}, 8) == [{"batch": SymbolRange(1, 8, 8)}]
-    assert symbol_boxes_of(BATCHED, {"x": (2, 4)}, 8) == [{"batch": exactly(2)}]
+    assert optimization_profiles_of(BATCHED, {"x": (4,)}, 8) == [{"batch": SymbolRange(1, 8, 8)}]
+    assert optimization_profiles_of(BATCHED, {"x": (2, 4)}, 8) == [{"batch": exactly(2)}]
 
 
 def test_a_shape_fixes_every_symbol() -> None:
-    made = symbol_boxes_of(IMAGE, {"x": (1, 3, 224, 200)}, 1)
+    made = optimization_profiles_of(IMAGE, {"x": (1, 3, 224, 200)}, 1)
     assert made == [{"n": exactly(1), "h": exactly(224), "w": exactly(200)}]
 
 
 def test_a_list_of_shapes_gives_one_plan_each() -> None:
     shapes = [(1, 3, 8, 8), (4, 3, 16, 8)]
-    made = symbol_boxes_of(IMAGE, {"x": shapes}, 1)
+    made = optimization_profiles_of(IMAGE, {"x": shapes}, 1)
     assert [box["h"] for box in made] == [exactly(8), exactly(16)]
     assert [box["n"] for box in made] == [exactly(1), exactly(4)]
 
 
 def test_a_tuple_of_three_shapes_is_a_range() -> None:
-    made = symbol_boxes_of(IMAGE, {"x": ((1, 3, 8, 8), (2, 3, 16, 8), (4, 3, 32, 8))}, 1)
+    made = optimization_profiles_of(IMAGE, {"x": ((1, 3, 8, 8), (2, 3, 16, 8), (4, 3, 32, 8))}, 1)
     assert made == [{"n": SymbolRange(1, 2, 4), "h": SymbolRange(8, 16, 32), "w": exactly(8)}]
 
 
 def test_one_shape_goes_with_every_plan_of_another_input() -> None:
     graph = network(x=("a", 2), y=("b", 2))
-    made = symbol_boxes_of(graph, {"x": [(1, 2), (5, 2)], "y": (3, 2)}, 1)
+    made = optimization_profiles_of(graph, {"x": [(1, 2), (5, 2)], "y": (3, 2)}, 1)
     assert made == [{"a": exactly(1), "b": exactly(3)}, {"a": exactly(5), "b": exactly(3)}]
 
 
 def test_inputs_that_share_a_symbol_must_agree() -> None:
     graph = network(x=("a", 2), y=("a", 3))
-    assert symbol_boxes_of(graph, {"x": (4, 2), "y": (4, 3)}, 1) == [{"a": exactly(4)}]
-    assert symbol_boxes_of(graph, {"x": (4, 2)}, 1) == [{"a": exactly(4)}]
+    assert optimization_profiles_of(graph, {"x": (4, 2), "y": (4, 3)}, 1) == [{"a": exactly(4)}]
+    assert optimization_profiles_of(graph, {"x": (4, 2)}, 1) == [{"a": exactly(4)}]
     with pytest.raises(ShapeError, match="a is given as"):
-        symbol_boxes_of(graph, {"x": (4, 2), "y": (5, 3)}, 1)
+        optimization_profiles_of(graph, {"x": (4, 2), "y": (5, 3)}, 1)
 
 
 @pytest.mark.parametrize(
@@ -95,19 +95,19 @@ def test_shapes_that_do_not_fit_are_refused_with_what_is_wrong(
     shapes: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        symbol_boxes_of(IMAGE, shapes, 1)
+        optimization_profiles_of(IMAGE, shapes, 1)
 
 
 def test_inputs_with_differing_numbers_of_plans_are_refused() -> None:
     graph = network(x=("a", 2), y=("b", 2))
     shapes: Any = {"x": [(1, 2), (5, 2)], "y": [(3, 2), (4, 2), (5, 2)]}
     with pytest.raises(BuildError, match=r"\[2, 3\] shapes"):
-        symbol_boxes_of(graph, shapes, 1)
+        optimization_profiles_of(graph, shapes, 1)
 
 
 def test_a_batch_below_one_is_refused() -> None:
     with pytest.raises(BuildError, match="whole number from 1 on"):
-        symbol_boxes_of(BATCHED, None, 0)
+        optimization_profiles_of(BATCHED, None, 0)
 
 
 def test_an_extent_that_is_no_single_symbol_cannot_be_bound() -> None:
@@ -116,7 +116,7 @@ def test_an_extent_that_is_no_single_symbol_cannot_be_bound() -> None:
     doubled = kind.shape[0] * 2
     graph.add_input("x", type(kind)(kind.dtype, (doubled, 2)))
     with pytest.raises(ShapeError, match="cannot be bound"):
-        symbol_boxes_of(graph, {"x": (4, 2)}, 1)
+        optimization_profiles_of(graph, {"x": (4, 2)}, 1)
 
 
 def test_what_is_no_network_is_refused_with_what_to_give() -> None:
@@ -143,10 +143,10 @@ def test_sizes_that_are_no_numbers_or_beyond_every_machine_are_refused() -> None
 def test_shapes_may_be_of_numpys_integers_and_what_are_none_are_refused() -> None:
     for extents in (np.array([2, 3]), tuple(np.array([2, 3])), [np.array([2, 3])]):
         given: Any = extents
-        assert symbol_boxes_of(network(x=("n", 3)), {"x": given}, 1) == [{"n": exactly(2)}]
+        assert optimization_profiles_of(network(x=("n", 3)), {"x": given}, 1) == [{"n": exactly(2)}]
     for given in (None, 3, "2x3", ("n", 3), (2.0, 3)):
         with pytest.raises(BuildError, match="give a shape, as"):
-            symbol_boxes_of(network(x=("n", 3)), {"x": given}, 1)
+            optimization_profiles_of(network(x=("n", 3)), {"x": given}, 1)
     effort: Any = None
     with pytest.raises(BuildError, match='tune is None; give "none", "fast"'):
         build(small_network().graph, tune=effort)
@@ -166,13 +166,15 @@ def test_an_empty_batch_may_be_all_that_an_engine_takes() -> None:
 
 def test_shapes_that_disagree_are_told_as_they_are_written() -> None:
     graph = network(x=("a", 2), y=("a", 3))
-    told = r"a is given as 1\.\.4\.\.8 and as 2\.\.9$"
-    with pytest.raises(ShapeError, match=told):
-        symbol_boxes_of(graph, {"x": ((1, 2), (4, 2), (8, 2)), "y": ((2, 3), (9, 3), (9, 3))}, 1)
+    detail = r"a is given as 1\.\.4\.\.8 and as 2\.\.9$"
+    with pytest.raises(ShapeError, match=detail):
+        optimization_profiles_of(
+            graph, {"x": ((1, 2), (4, 2), (8, 2)), "y": ((2, 3), (9, 3), (9, 3))}, 1
+        )
 
 
 def test_an_input_that_no_machine_can_hold_is_named() -> None:
     graph = network(small=("a",), large=tuple(f"n{axis}" for axis in range(26)))
     shapes: dict[str, Any] = {"small": (1,), "large": ((1,) * 26, (1,) * 26, (5,) * 26)}
     with pytest.raises(ShapeError, match=r"large.*no machine can hold.*build for smaller shapes"):
-        symbol_boxes_of(graph, shapes, 1)
+        optimization_profiles_of(graph, shapes, 1)

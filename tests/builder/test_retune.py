@@ -135,8 +135,8 @@ def test_an_engine_names_the_machine_whose_clock_chose_and_not_its_target(
     host = replace(detect_host(), processor=processor)
     monkeypatch.setattr(_cpu_toolchain, "detect_host", lambda: host)
     tuned = _built(device=_ELSEWHERE, tune=0.2, timing_cache=tmp_path / "timings.json")
-    told = processor or processor_text(host.architecture, host.features)
-    assert tuned.header.fingerprint.tuned_on.startswith(f"{told}, ")
+    detail = processor or processor_text(host.architecture, host.features)
+    assert tuned.header.fingerprint.tuned_on.startswith(f"{detail}, ")
     assert tuned.header.fingerprint.tuned_on.endswith((" thread", " threads"))
 
 
@@ -262,12 +262,12 @@ _FLOATS = Weight("w", DType.FLOAT32, (16, 8), 0)
     ],
 )
 def test_arrays_that_cannot_be_a_networks_are_refused(
-    sources: tuple[Weight, ...], told: str
+    sources: tuple[Weight, ...], detail: str
 ) -> None:
     file = _file(_built())
     header = replace(file.header, sources=sources)
     data = serialize_engine(header, file.weights, file.code, file.runtime_code, None, file.sources)
-    with pytest.raises(EngineFormatError, match=told):
+    with pytest.raises(EngineFormatError, match=detail):
         smelt.retune(data)
 
 
@@ -383,9 +383,9 @@ def test_a_build_says_what_it_was_asked_and_cannot_do(
     net.mark_output(net.add_activation(x, "relu", name="relu"))
     with caplog.at_level("WARNING"):
         smelt.build(net, device, precision, tune=tune)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == len(words)
-    assert all(part in text for part, text in zip(words, told, strict=True))
+    detail = [record.getMessage() for record in caplog.records]
+    assert len(detail) == len(words)
+    assert all(part in text for part, text in zip(words, detail, strict=True))
 
 
 def test_what_is_not_timed_says_how_it_would_be(caplog: pytest.LogCaptureFixture) -> None:

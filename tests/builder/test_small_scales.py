@@ -159,8 +159,8 @@ def test_a_layer_that_is_wrong_in_16_bits_stays_in_float32_and_the_build_says_wh
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = _build(_Rejecting("fc2", narrow_alone=True), monkeypatch)
-    told = "fc2 stays in float32: in float16 every candidate is wrong; its error is 1.1"
-    assert told in caplog.text
+    detail = "fc2 stays in float32: in float16 every candidate is wrong; its error is 1.1"
+    assert detail in caplog.text
     assert "reference" not in str(_layers(engine))
     (layer,) = (x for x in engine.header.layers if x.name.startswith("fc2"))
     assert "float32[1, 7, 7, 128]" in str(dict(layer.details)["inputs"])

@@ -65,8 +65,8 @@ def _compare(**options: Any) -> object:
         (lambda: _network().add_concatenation(None), "come as a list, not as None"),
     ],
 )
-def test_a_wrong_argument_is_told_in_words(call: Callable[[], object], told: str) -> None:
-    with pytest.raises(SmeltError, match=told):
+def test_a_wrong_argument_is_told_in_words(call: Callable[[], object], detail: str) -> None:
+    with pytest.raises(SmeltError, match=detail):
         call()
 
 
@@ -83,9 +83,9 @@ _TO_AN_ENGINE: list[tuple[Callable[[Any], object], str]] = [
 
 @pytest.mark.parametrize(("call", "told"), _TO_AN_ENGINE)
 def test_what_an_engine_is_given_wrongly_is_told_in_words(
-    call: Callable[[Any], object], told: str
+    call: Callable[[Any], object], detail: str
 ) -> None:
-    with _build(device="null", tune="none") as engine, pytest.raises(SmeltError, match=told):
+    with _build(device="null", tune="none") as engine, pytest.raises(SmeltError, match=detail):
         call(engine)
 
 

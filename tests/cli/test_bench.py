@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 
 def test_the_answer_has_its_documented_keys_and_sane_numbers(smelt: Smelt, engine: Path) -> None:
-    told = smelt("bench", engine, "--iterations", "20", "--threads", "1", "--json").json
-    assert set(told) == {
+    detail = smelt("bench", engine, "--iterations", "20", "--threads", "1", "--json").json
+    assert set(detail) == {
         "engine", "network", "device", "threads", "batch", "sizes", "iterations",
         "best_ms", "median_ms", "mean_ms", "p95_ms", "items_per_second",
     }  # fmt: skip
-    assert (told["iterations"], told["threads"], told["batch"]) == (20, 1, 1)
-    assert 0 < told["best_ms"] <= told["median_ms"] <= told["p95_ms"]
-    assert told["items_per_second"] == pytest.approx(1000 / told["mean_ms"])
+    assert (detail["iterations"], detail["threads"], detail["batch"]) == (20, 1, 1)
+    assert 0 < detail["best_ms"] <= detail["median_ms"] <= detail["p95_ms"]
+    assert detail["items_per_second"] == pytest.approx(1000 / detail["mean_ms"])
 
 
 def test_a_time_limit_ends_the_measurement(smelt: Smelt, engine: Path) -> None:
-    told = smelt("bench", engine, "--seconds", "0.05", "--warmup", "0", "--json").json
-    assert told["iterations"] * told["mean_ms"] < 1000
+    detail = smelt("bench", engine, "--seconds", "0.05", "--warmup", "0", "--json").json
+    assert detail["iterations"] * detail["mean_ms"] < 1000
 
 
 @pytest.mark.requirement("G-57", "G-58", "G-59")
@@ -58,8 +58,8 @@ def test_the_profile_is_a_table_of_names_and_times(smelt: Smelt, engine: Path) -
 
 def test_a_model_is_built_for_the_batch_that_is_asked_for(smelt: Smelt, open_model: Path) -> None:
     options = ("--tune", "none", "--iterations", "3", "--json")
-    told = smelt("bench", open_model, "--shape", "image=1..4x3x16x16", "--batch", 2, *options)
-    assert told.json["batch"] == 2
+    detail = smelt("bench", open_model, "--shape", "image=1..4x3x16x16", "--batch", 2, *options)
+    assert detail.json["batch"] == 2
     largest = smelt("bench", open_model, "--shape", "image=1..4x3x16x16", *options)
     assert largest.json["batch"] == 4
 
@@ -119,5 +119,5 @@ def test_a_batch_is_measured_in_the_plan_that_takes_it_whatever_else_that_has(
     built = tmp_path / "twice.engine"
     build(graph, shapes={"x": [(4, 8), (1, 16)]}, tune="none").save(built)
     for batch, width in ((4, 8), (1, 16)):
-        told = smelt("bench", built, "--batch", batch, "--iterations", "1", "--json")
-        assert told.json["sizes"] == {"n": batch, "width": width}
+        detail = smelt("bench", built, "--batch", batch, "--iterations", "1", "--json")
+        assert detail.json["sizes"] == {"n": batch, "width": width}

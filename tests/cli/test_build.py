@@ -51,8 +51,8 @@ def test_an_engine_for_gpus_needs_none(smelt: Smelt, tmp_path: Path) -> None:
     save_model(two_inputs_model(), model)
     options = ["--device", "cuda:sm_90", "--precision", "float16", "--tune", "none"]
     options += ["--shape", "a=4x6", "--shape", "b=4x4"]
-    told = smelt("build", model, "-o", path, *options, "--json").json
-    assert told["device"] == "cuda"
+    detail = smelt("build", model, "-o", path, *options, "--json").json
+    assert detail["device"] == "cuda"
     shown = smelt("inspect", path, "--json").json
     assert shown["architecture"] == "sm_90"
     assert shown["kernels"]
@@ -66,9 +66,9 @@ def test_an_engine_that_keeps_its_network_is_retuned_without_the_model(
     answer = smelt("build", model, "-o", path, *options, "--tune", "none")
     assert (answer.code, answer.err) == (0, "")
     assert "keeps its network" in smelt("inspect", path).out
-    told = smelt("retune", path, "-o", tuned, "--tune", "none", "--json").json
-    assert (told["engine"], told["network"], told["plans"]) == (str(tuned), "inception", 1)
-    assert told["size_bytes"] == tuned.stat().st_size
+    detail = smelt("retune", path, "-o", tuned, "--tune", "none", "--json").json
+    assert (detail["engine"], detail["network"], detail["plans"]) == (str(tuned), "inception", 1)
+    assert detail["size_bytes"] == tuned.stat().st_size
     refused = smelt("retune", tuned, "-o", tmp_path / "again.engine")
     assert refused.code == 1
     assert "smelt build --retunable" in refused.err
@@ -76,12 +76,12 @@ def test_an_engine_that_keeps_its_network_is_retuned_without_the_model(
 
 def test_the_json_answer_describes_the_engine(smelt: Smelt, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.engine"
-    told = smelt("build", model, "-o", path, "--tune", "none", "--json").json
-    assert told["engine"] == str(path)
-    assert told["size_bytes"] == path.stat().st_size
-    assert told["plans"] == 1
-    assert told["inputs"] == [{"name": "image", "dtype": "float32", "shape": [1, 3, 16, 16]}]
-    assert set(told) == {
+    detail = smelt("build", model, "-o", path, "--tune", "none", "--json").json
+    assert detail["engine"] == str(path)
+    assert detail["size_bytes"] == path.stat().st_size
+    assert detail["plans"] == 1
+    assert detail["inputs"] == [{"name": "image", "dtype": "float32", "shape": [1, 3, 16, 16]}]
+    assert set(detail) == {
         "engine",
         "network",
         "device",
@@ -101,8 +101,8 @@ def test_the_json_answer_describes_the_engine(smelt: Smelt, model: Path, tmp_pat
 def test_a_build_says_which_steps_will_be_slow(smelt: Smelt, tmp_path: Path) -> None:
     path = save_model(boxes_model(), tmp_path / "boxes.onnx")
     answer = smelt("build", path, "-o", tmp_path / "boxes.engine", "--tune", "none")
-    told = "1 step runs in Python, which is slow: non_max_suppression (layers selected)"
-    assert told in answer.err
+    detail = "1 step runs in Python, which is slow: non_max_suppression (layers selected)"
+    assert detail in answer.err
 
 
 def test_a_build_for_a_gpu_says_what_stays_on_the_host_and_what_copies_cost(
@@ -112,9 +112,9 @@ def test_a_build_for_a_gpu_says_what_stays_on_the_host_and_what_copies_cost(
     path, page = tmp_path / "boxes.engine", tmp_path / "boxes.html"
     model = save_model(boxes_model(), tmp_path / "boxes.onnx")
     answer = smelt("build", model, "-o", path, "--device", "cuda:sm_90", "--json")
-    told = answer.json
-    assert told["reference_layers"] == ["selected"]
-    assert told["host_copy_bytes"] == 8 * 4 * 4 + 8 * 4 + 3 * 3 * 8
+    detail = answer.json
+    assert detail["reference_layers"] == ["selected"]
+    assert detail["host_copy_bytes"] == 8 * 4 * 4 + 8 * 4 + 3 * 3 * 8
     line = "1 step runs on the host, in Python, which is slow, and 232 B are copied"
     assert line in smelt("build", model, "-o", path, "--device", "cuda:sm_90").err
     assert line in smelt("inspect", path).out
@@ -171,11 +171,11 @@ def test_shapes_may_be_fixed_ranges_or_several(
     ],
 )
 def test_a_value_that_means_nothing_is_a_wrong_command_line(
-    smelt: Smelt, open_model: Path, options: list[str], told: str
+    smelt: Smelt, open_model: Path, options: list[str], detail: str
 ) -> None:
     answer = smelt("build", open_model, *options)
     assert answer.code == 2
-    assert told in answer.err
+    assert detail in answer.err
 
 
 def test_a_wrong_target_of_the_environment_is_told_with_its_variable(
@@ -217,10 +217,10 @@ def test_sizes_may_have_units(text: str, size: int) -> None:
 def test_a_tensor_inside_the_network_can_be_made_the_output(
     smelt: Smelt, model: Path, tmp_path: Path
 ) -> None:
-    told = smelt(
+    detail = smelt(
         "build", model, "-o", tmp_path / "e", "--tune", "none", "--output", "relu1", "--json"
     ).json
-    assert [(o["name"], o["shape"]) for o in told["outputs"]] == [("relu1", [1, 8, 16, 16])]
+    assert [(o["name"], o["shape"]) for o in detail["outputs"]] == [("relu1", [1, 8, 16, 16])]
 
 
 @pytest.mark.parametrize(
@@ -233,14 +233,14 @@ def test_a_tensor_inside_the_network_can_be_made_the_output(
     ],
 )
 def test_a_model_that_cannot_be_read_leaves_no_file(
-    smelt: Smelt, tmp_path: Path, name: str, content: bytes | None, told: str
+    smelt: Smelt, tmp_path: Path, name: str, content: bytes | None, detail: str
 ) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
     answer = smelt("build", path, "-o", tmp_path / "m.engine")
     assert answer.code == 1
-    assert told in answer.err
+    assert detail in answer.err
     assert not (tmp_path / "m.engine").exists()
 
 
@@ -323,10 +323,10 @@ def test_ctrl_c_leaves_nothing_and_says_so_in_one_line(model: Path, tmp_path: Pa
     assert process.stdout.readline() == "tuning\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=120)
+    _, detail = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert told.splitlines()[-1] == "interrupted; nothing half-made is left behind"
-    assert "Traceback" not in told
+    assert detail.splitlines()[-1] == "interrupted; nothing half-made is left behind"
+    assert "Traceback" not in detail
     assert list(folder.iterdir()) == []
 
 
@@ -389,9 +389,9 @@ def test_a_largest_batch_that_changes_nothing_is_told_with_what_would_if_anythin
 def test_a_shape_of_too_few_extents_is_told_with_the_option_that_gives_it(
     smelt: Smelt, model: Path
 ) -> None:
-    told = smelt("build", model, "--shape", "1x3x2").err
-    assert "shapes= gives 3 extents, where the network has 4" in told
-    assert "--shape image=1x3x16x16" in told
+    detail = smelt("build", model, "--shape", "1x3x2").err
+    assert "shapes= gives 3 extents, where the network has 4" in detail
+    assert "--shape image=1x3x16x16" in detail
 
 
 def test_an_empty_name_is_no_file(smelt: Smelt) -> None:
@@ -417,13 +417,13 @@ def test_what_cannot_be_written_is_told_before_anything_is_read(
 ) -> None:
     file, gone = tmp_path / "file", tmp_path / "not here"
     file.touch()
-    for path, told in (
+    for path, detail in (
         (tmp_path, f"it is a folder; name a file in it, {tmp_path / 'NAME'}"),
         (gone / "x", f"there is no folder {gone}; make it first: mkdir -p '{gone}'"),
         (file / "x", f"{file} is no folder"),
     ):
         answer = smelt(*words.split(), path)
-        assert (answer.code, answer.err) == (1, f"error: {path} cannot be written: {told}\n")
+        assert (answer.code, answer.err) == (1, f"error: {path} cannot be written: {detail}\n")
 
     def refuse(path: object, mode: int) -> bool:
         return (path, mode) != (tmp_path, os.W_OK)

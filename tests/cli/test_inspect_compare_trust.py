@@ -35,10 +35,10 @@ def test_inspecting_shows_layers_and_reference_steps(smelt: Smelt, engine: Path)
 
 
 def test_the_json_of_an_engine_starts_with_its_reference_steps(smelt: Smelt, engine: Path) -> None:
-    told = smelt("inspect", engine, "--json").json
-    assert told["reference_steps"] == 0
-    assert told["reference_ops"] == []
-    assert told["plans"][0]["layers"][0]["name"]
+    detail = smelt("inspect", engine, "--json").json
+    assert detail["reference_steps"] == 0
+    assert detail["reference_ops"] == []
+    assert detail["plans"][0]["layers"][0]["name"]
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_the_json_of_an_engine_starts_with_its_reference_steps(smelt: Smelt, eng
         ("--packed-weights", "refitted from"),
     ],
 )
-def test_each_option_shows_its_part(smelt: Smelt, engine: Path, option: str, told: str) -> None:
-    assert told in smelt("inspect", engine, option).out
-    assert told in smelt("inspect", engine, "--all").out
+def test_each_option_shows_its_part(smelt: Smelt, engine: Path, option: str, detail: str) -> None:
+    assert detail in smelt("inspect", engine, option).out
+    assert detail in smelt("inspect", engine, "--all").out
 
 
 def test_who_signed_is_told(
@@ -90,10 +90,10 @@ def test_pages_and_pictures_are_written_to_files(
 
 def test_kernels_show_their_text_where_it_is_asked_for(smelt: Smelt, engine: Path) -> None:
     assert "define" not in smelt("inspect", engine, "--all").out
-    told = smelt("inspect", engine, "--source", "--json").json["kernels"]
+    detail = smelt("inspect", engine, "--source", "--json").json["kernels"]
     text = smelt("inspect", engine, "--source").out
-    assert all(source["text"] in text for kernel in told for source in kernel["sources"])
-    assert {source["language"] for kernel in told for source in kernel["sources"]} == {"LLVM IR"}
+    assert all(source["text"] in text for kernel in detail for source in kernel["sources"])
+    assert {source["language"] for kernel in detail for source in kernel["sources"]} == {"LLVM IR"}
 
 
 def test_kernels_show_their_text_without_a_compiler(smelt: Smelt, engine: Path) -> None:
@@ -113,10 +113,10 @@ def test_layers_times_are_shares_of_what_the_device_does_at_best(
     times = tmp_path / "bench.json"
     times.write_text(smelt("bench", engine, "--iterations", "2", "--profile", "--json").out)
     options = ("--times", times, "--peaks", "1e12,1e12")
-    told = smelt("inspect", engine, *options, "--json").json["plans"][0]
-    work = next(layer["work"] for layer in told["layers"] if layer["name"] == "conv1 + relu1")
+    detail = smelt("inspect", engine, *options, "--json").json["plans"][0]
+    work = next(layer["work"] for layer in detail["layers"] if layer["name"] == "conv1 + relu1")
     assert work["share_of_bound"] == work["bound_seconds"] / work["measured_seconds"]
-    assert told["work"]["share_of_bound"] > 0
+    assert detail["work"]["share_of_bound"] > 0
     assert "bounds are those of the given peaks" in smelt("inspect", engine, *options, "--all").out
     assert "roofline: bounds are those" in smelt("inspect", engine, *options).out
     assert smelt("inspect", engine, *options).err == ""
@@ -215,10 +215,10 @@ def test_the_processor_that_an_engine_needs_is_told(
     ],
 )
 def test_a_processor_is_told_by_its_level_and_what_it_has_beyond(
-    more: list[str], told: str
+    more: list[str], detail: str
 ) -> None:
     level = target_named("x86-64-v3")
-    assert processor_text(level.architecture, [*more, *level.features]) == told
+    assert processor_text(level.architecture, [*more, *level.features]) == detail
     assert processor_text("vax", more) == "vax"
 
 
@@ -242,12 +242,12 @@ def test_a_right_engine_passes_with_exit_code_0(smelt: Smelt, model: Path) -> No
 
 def test_the_json_of_a_comparison_has_its_documented_keys(smelt: Smelt, model: Path) -> None:
     pytest.importorskip("onnxruntime")
-    told = smelt("compare", model, "--tune", "none", "--against", "onnxruntime", "--json").json
-    assert set(told) == {
+    detail = smelt("compare", model, "--tune", "none", "--against", "onnxruntime", "--json").json
+    assert set(detail) == {
         "network", "against", "passed", "outputs", "layers", "first_difference", "reduction",
     }  # fmt: skip
-    assert told["passed"] is True
-    assert set(told["outputs"][0]) == {
+    assert detail["passed"] is True
+    assert set(detail["outputs"][0]) == {
         "name", "dtype", "shape", "largest_magnitude", "max_abs_error", "relative_error",
         "tolerance", "moves", "steps", "allowed_steps", "caution", "passed",
     }  # fmt: skip
@@ -274,9 +274,9 @@ def test_a_wrong_engine_exits_with_1_and_names_layer_and_smallest_part(
     assert "DIFFERS" in answer.out
     assert "first difference: layer wide_relu (relu)" in answer.out
     assert "smallest failing part: relu 'wide_relu'" in answer.out
-    told = next(line for line in answer.err.splitlines() if line.startswith("  smelt "))
-    assert {"--tolerance 0.001", "--tune none"} <= set(re.findall(r"--t\w+ \S+", told))
-    again = smelt(*shlex.split(told)[1:], "--json")
+    detail = next(line for line in answer.err.splitlines() if line.startswith("  smelt "))
+    assert {"--tolerance 0.001", "--tune none"} <= set(re.findall(r"--t\w+ \S+", detail))
+    again = smelt(*shlex.split(detail)[1:], "--json")
     assert again.code == 1
     assert again.json["passed"] is False
 
@@ -305,9 +305,9 @@ def test_an_engine_is_compared_with_another_and_with_what_was_recorded(
     assert smelt("run", engine, "--input", f"image={x}", "--save", golden).code == 0
     for against in (engine, golden):
         given = ("--against", against, "--input", f"image={x}", "--tune", "none", "--json")
-        told = smelt("compare", model, *given).json
-        assert told["passed"] is True
-        assert told["against"] == str(against)
+        detail = smelt("compare", model, *given).json
+        assert detail["passed"] is True
+        assert detail["against"] == str(against)
 
 
 def test_what_was_recorded_is_compared_on_the_inputs_that_were_saved_with_it(
@@ -399,8 +399,8 @@ def test_a_key_may_come_from_a_file_and_get_a_label(smelt: Smelt, tmp_path: Path
     key = _colleague()
     path = tmp_path / "colleague.pub"
     path.write_text(key.text)
-    told = smelt("trust", "add", path, "--label", "the colleague", "--json").json
-    assert told["trusted"]["label"] == "the colleague"
+    detail = smelt("trust", "add", path, "--label", "the colleague", "--json").json
+    assert detail["trusted"]["label"] == "the colleague"
     assert smelt("trust", "remove", key_id(key.public_key)).code == 0
 
 
@@ -415,10 +415,10 @@ def test_a_key_may_come_from_a_file_and_get_a_label(smelt: Smelt, tmp_path: Path
         (("remove", "nobody"), "no trusted key is called 'nobody'"),
     ],
 )
-def test_keys_that_are_none_are_told(smelt: Smelt, arguments: tuple[str, ...], told: str) -> None:
+def test_keys_that_are_none_are_told(smelt: Smelt, arguments: tuple[str, ...], detail: str) -> None:
     answer = smelt("trust", *arguments)
     assert answer.code == 1
-    assert told in answer.err
+    assert detail in answer.err
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def test_tables_fit_a_terminal_and_are_a_row_a_line_elsewhere(
 def test_what_is_said_gives_no_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     say("a\x1b]0;title")
     print_table([["b\x1b[2J"]], ["layer"])
-    told = capsys.readouterr()
-    assert "\x1b" not in told.err + told.out
+    detail = capsys.readouterr()
+    assert "\x1b" not in detail.err + detail.out
 
 
 @pytest.mark.parametrize(
@@ -317,12 +317,12 @@ def test_an_error_is_one_line_on_standard_error(smelt: Smelt, tmp_path: Path) ->
     ],
 )
 def test_an_error_that_names_arguments_names_the_options_too(
-    smelt: Smelt, model: Path, options: list[str], told: str
+    smelt: Smelt, model: Path, options: list[str], detail: str
 ) -> None:
     pytest.importorskip("triton", reason="the extra cuda-build is not installed")
     answer = smelt("build", model, *options)
     assert answer.code
-    assert answer.err.endswith(f"\nOn the command line: {told}\n")
+    assert answer.err.endswith(f"\nOn the command line: {detail}\n")
 
 
 def test_debugging_shows_where_an_error_came_from(tmp_path: Path) -> None:
@@ -330,10 +330,10 @@ def test_debugging_shows_where_an_error_came_from(tmp_path: Path) -> None:
     plain = _python("-m", "smelt", "run", missing)
     assert "Traceback" not in plain.stderr
     for level in ("debug", "verbose"):
-        told = _python("-m", "smelt", "run", missing, SMELT_LOG=level)
-        assert "Traceback" in told.stderr
-        assert told.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
-        assert told.returncode == 1
+        detail = _python("-m", "smelt", "run", missing, SMELT_LOG=level)
+        assert "Traceback" in detail.stderr
+        assert detail.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1]
+        assert detail.returncode == 1
 
 
 def test_a_wrong_setting_is_an_error_too(tmp_path: Path) -> None:
@@ -439,11 +439,11 @@ def test_output_without_a_place_or_letters_is_no_error(engine: Path) -> None:
 
 
 def test_json_is_exact_in_letters_that_every_terminal_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    for encoding, told in (("ascii", b"\\u00e9"), ("utf-8", "é".encode())):
+    for encoding, detail in (("ascii", b"\\u00e9"), ("utf-8", "é".encode())):
         written = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
         print_json({"label": "é"})
-        assert told in written.getvalue()
+        assert detail in written.getvalue()
 
 
 def test_ctrl_c_while_modules_are_loaded_ends_without_a_word() -> None:

@@ -53,29 +53,29 @@ def test_an_engine_answers_with_its_best_classes_and_their_labels(
         "run", engine, "--image", picture, "--labels", labels, "--top", 3, "--scale", "1/255",
         "--json",
     )  # fmt: skip
-    told = answer.json["outputs"]["prob"]
-    assert [row["label"] for row in told["top"]] == [f"class {r['index']}" for r in told["top"]]
-    scores = [row["score"] for row in told["top"]]
+    detail = answer.json["outputs"]["prob"]
+    assert [row["label"] for row in detail["top"]] == [f"class {r['index']}" for r in detail["top"]]
+    scores = [row["score"] for row in detail["top"]]
     assert scores == sorted(scores, reverse=True)
     assert len(scores) == 3
 
     image = _prepared(picture, (1, 3, 16, 16), scale=(1 / 255,))
     with load(engine) as loaded, loaded.create_context() as context:
         wanted = context.run({"image": image})["prob"][0]
-    assert told["top"][0]["index"] == int(wanted.argmax())
-    np.testing.assert_allclose(told["values"][0], wanted, rtol=1e-6)
+    assert detail["top"][0]["index"] == int(wanted.argmax())
+    np.testing.assert_allclose(detail["values"][0], wanted, rtol=1e-6)
 
 
 def test_the_json_answer_has_its_documented_keys(smelt: Smelt, engine: Path, picture: Path) -> None:
-    told = smelt("run", engine, "--image", picture, "--json").json
-    assert set(told) == {
+    detail = smelt("run", engine, "--image", picture, "--json").json
+    assert set(detail) == {
         "engine", "network", "image", "preparation", "milliseconds", "outputs",
     }  # fmt: skip
-    assert told["preparation"] == {
+    assert detail["preparation"] == {
         "input": "image", "resize": "exact", "filter": "area", "crop": "auto", "channels": "bgr",
         "mean": "0", "scale": "1", "array": "float32[1, 3, 16, 16]",
     }  # fmt: skip
-    assert set(told["outputs"]["prob"]) == {
+    assert set(detail["outputs"]["prob"]) == {
         "dtype", "shape", "min", "max", "mean", "not_finite", "top", "values",
     }  # fmt: skip
 
@@ -89,9 +89,9 @@ def test_of_a_strangers_engine_it_is_told_once_that_its_code_is_not_run(
 ) -> None:
     monkeypatch.setenv("SMELT_HOME", str(tmp_path / "another user"))
     assert smelt("run", engine, "--input", "image=zeros").code == 0
-    (told,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert "which you do not trust" in told.getMessage()
-    assert "compiled here from its plan" in told.getMessage()
+    (detail,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "which you do not trust" in detail.getMessage()
+    assert "compiled here from its plan" in detail.getMessage()
 
 
 def test_the_text_answer_is_a_table_of_classes(smelt: Smelt, engine: Path, picture: Path) -> None:
@@ -109,11 +109,11 @@ def test_the_text_answer_is_a_table_of_classes(smelt: Smelt, engine: Path, pictu
     ],
 )
 def test_what_is_misplaced_or_missing_is_told_in_plain_words(
-    smelt: Smelt, engine: Path, arguments: tuple[str, ...], told: str
+    smelt: Smelt, engine: Path, arguments: tuple[str, ...], detail: str
 ) -> None:
     answer = smelt("run", engine, *arguments)
     assert answer.code == 1
-    assert told in answer.err
+    assert detail in answer.err
     assert "Errno" not in answer.err
 
 
@@ -180,15 +180,15 @@ def test_files_hold_bfloat16_as_two_bytes_each(smelt: Smelt, tmp_path: Path) -> 
     ],
 )
 def test_what_cannot_be_run_is_told_in_one_line(
-    smelt: Smelt, engine: Path, picture: Path, options: list[str], code: int, told: str
+    smelt: Smelt, engine: Path, picture: Path, options: list[str], code: int, detail: str
 ) -> None:
     if any(option in ("--mean", "--resize", "--crop", "--scale") for option in options):
         options = ["--image", str(picture), *options]
     answer = smelt("run", engine, *options)
     assert answer.code == code
     assert answer.out == ""
-    if told != "40x32":
-        assert told in answer.err
+    if detail != "40x32":
+        assert detail in answer.err
     assert code == 2 or answer.err.count("\n") == 1
 
 
@@ -336,8 +336,8 @@ def test_a_mean_may_be_caffes_binaryproto(picture: Path, tmp_path: Path) -> None
 
 def test_a_mean_image_that_is_too_small_is_refused(picture: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "mean.npy", np.zeros((3, 8, 9), np.float32))
-    told = r"shape \[3, 8, 9\] and does not cover a picture of 32x48x3"
-    with pytest.raises(SmeltError, match=told):
+    detail = r"shape \[3, 8, 9\] and does not cover a picture of 32x48x3"
+    with pytest.raises(SmeltError, match=detail):
         _prepared(picture, OPEN, resize="none", mean=str(tmp_path / "mean.npy"))
 
 
@@ -356,8 +356,8 @@ def test_an_input_that_is_no_picture_refuses_one(picture: Path, shape: tuple[int
 def test_labels_may_be_a_printed_dictionary(smelt: Smelt, engine: Path, tmp_path: Path) -> None:
     path = tmp_path / "labels.txt"
     path.write_text("\n".join(f" {i}: 'class {i}'," for i in range(10)) + "}")
-    told = smelt("run", engine, "--input", "image=random", "--labels", path, "--json").json
-    best = told["outputs"]["prob"]["top"][0]
+    detail = smelt("run", engine, "--input", "image=random", "--labels", path, "--json").json
+    best = detail["outputs"]["prob"]["top"][0]
     assert best["label"] == f"class {best['index']}"
 
 
@@ -497,8 +497,10 @@ def test_a_label_ends_at_a_line_feed_alone(smelt: Smelt, engine: Path, tmp_path:
     names = ["a\u2028b", "a\rb", "a\x0bb", "a\x85b", *(f"class {i}" for i in range(4, 10))]
     path = tmp_path / "labels.txt"
     path.write_bytes("".join(f"{name}\r\n" for name in names).encode())
-    told = smelt("run", engine, "--input", "image=random", "--labels", path, "--top", 10, "--json")
-    best = told.json["outputs"]["prob"]["top"]
+    detail = smelt(
+        "run", engine, "--input", "image=random", "--labels", path, "--top", 10, "--json"
+    )
+    best = detail.json["outputs"]["prob"]["top"]
     assert [row["label"] for row in best] == [names[row["index"]] for row in best]
 
 

@@ -69,16 +69,16 @@ def test_a_large_array_of_another_type_is_refused_by_its_header(
 
 def test_a_large_mean_is_refused_by_its_header(engine: Path, picture: Path, tmp_path: Path) -> None:
     array = _sparse_array(tmp_path / "mean.npy", "<f4", (3, 1 << 14, 1 << 15))
-    told = _refused("run", engine, "--image", picture, "--mean", array)
-    assert "MAX_IMAGE_PIXELS is 134,217,728" in told
+    detail = _refused("run", engine, "--image", picture, "--mean", array)
+    assert "MAX_IMAGE_PIXELS is 134,217,728" in detail
 
 
 def test_large_recorded_outputs_are_refused_by_their_header(model: Path, tmp_path: Path) -> None:
     array = _sparse_array(tmp_path / "golden.npy", "<f4", (1, _LARGE_BYTES // 4))
     x = tmp_path / "x.npy"
     np.save(x, np.zeros((1, 3, 16, 16), np.float32))
-    told = _refused("compare", model, "--against", array, "--input", f"image={x}")
-    assert "output 'prob' is" in told
+    detail = _refused("compare", model, "--against", array, "--input", f"image={x}")
+    assert "output 'prob' is" in detail
 
 
 @pytest.mark.parametrize("rest", [0, 1])
@@ -101,5 +101,5 @@ def test_an_engine_that_ends_elsewhere_than_its_file_is_refused_before_it_is_cop
     path = tmp_path / "sparse.engine"
     path.write_bytes(prefix.pack(magic, version, reserved, length, total) + text + bytes(128))
     os.truncate(path, total)
-    told = _refused("run", path, "--input", "image=zeros")
-    assert ("1 bytes follow the engine" if rest else "is not where it must be") in told
+    detail = _refused("run", path, "--input", "image=zeros")
+    assert ("1 bytes follow the engine" if rest else "is not where it must be") in detail

@@ -179,14 +179,14 @@ def test_the_smallest_failing_part_is_saved_with_inputs_on_which_it_fails(
     ],
 )
 def test_arrays_that_are_for_no_input_are_refused_before_they_are_read(
-    tmp_path: Path, name: str, shape: tuple[int, ...], told: str
+    tmp_path: Path, name: str, shape: tuple[int, ...], detail: str
 ) -> None:
     graph = Graph("g")
     graph.add_input("x", TensorType(DType.FLOAT32, (2, 3)))
     np.savez_compressed(tmp_path / "a.npz", **{name: np.zeros(shape, np.uint8)})  # type: ignore[arg-type]
     tracemalloc.start()
     try:
-        with pytest.raises(BindingError, match=told):
+        with pytest.raises(BindingError, match=detail):
             load_inputs(str(tmp_path / "a.npz"), graph)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:

@@ -111,8 +111,8 @@ def test_what_openmp_could_not_mean_either_is_ignored_with_a_warning(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     assert [config.thread_count(), config.thread_count()] == [None, None]
-    (told,) = caplog.messages
-    assert told.startswith(f"ignored: OMP_NUM_THREADS={text!r} in the environment: ")
+    (detail,) = caplog.messages
+    assert detail.startswith(f"ignored: OMP_NUM_THREADS={text!r} in the environment: ")
 
 
 @pytest.mark.parametrize(("text", "enabled"), [("1", False), ("off", True), ("", True)])

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice
     from tests.support.cuda_conformance import Answer
 
-_MOST_SECONDS = 300.0
+_MAX_SECONDS = 300.0
 _ROOT = Path(__file__).resolve().parents[2]
 _every_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
 
@@ -70,8 +70,8 @@ class _Interpreter:
         answer = self.process.stdout.readline()
         assert answer, f"the interpreter ended at {op.name}; its message stands above"
         count, wrong = cast("tuple[int, list[str]]", json.loads(answer))
-        told = kernel_coverage_error(op.name, how, count)
-        assert not told, told
+        detail = kernel_coverage_error(op.name, how, count)
+        assert not detail, detail
         if not count:
             pytest.skip(f"no kernel for GPUs computes {op.name} yet")
         assert not wrong, "\n".join(wrong)
@@ -187,11 +187,11 @@ def answers(
 def test_compiled_kernels_compute_on_the_gpu_what_the_reference_does(
     asked: Request, answers: dict[Request, list[Future[Answer]]], gpu: CudaDevice
 ) -> None:
-    found = [share.result(_MOST_SECONDS) for share in answers[asked]]
+    found = [share.result(_MAX_SECONDS) for share in answers[asked]]
     count = sum(answer.trials for answer in found)
     needs_more = gpu.properties.capability < (9, 0) or (asked.op == WINDOW_REUSE and why_no_gluon())
-    told = kernel_coverage_error(asked.op, asked.storage, count)
-    assert not told or (needs_more and not count), told
+    detail = kernel_coverage_error(asked.op, asked.storage, count)
+    assert not detail or (needs_more and not count), detail
     if not count:
         pytest.skip(f"no kernel for GPUs computes {asked} yet")
     wrong = [reason for answer in found for reason in answer.wrong]

@@ -68,10 +68,10 @@ def test_a_kernel_stays_inside_and_tells_of_what_is_out_of_range(
             made = run_tactic(family, node, tactic, arrays, values=values, at_end=at_end)
             assert np.array_equal(made[0], picking.op.reference(*arrays)[0])
         for index in out_of_range(dtype):
-            told = np.zeros(2, np.int64)
+            detail = np.zeros(2, np.int64)
             arrays = picking.with_index(index)
-            run_tactic(family, node, tactic, arrays, values=values, at_end=at_end, errors=told)
-            assert told.tolist() == [index, ~EXTENT]
+            run_tactic(family, node, tactic, arrays, values=values, at_end=at_end, errors=detail)
+            assert detail.tolist() == [index, ~EXTENT]
             with pytest.raises(IndexRangeError, match=f"index {index} is outside"):
                 picking.op.reference(*arrays)
         tried += 1
@@ -87,10 +87,10 @@ def test_a_kernel_touches_nothing_of_an_axis_without_elements(
     arrays = picking.without_elements()
     for family, node, tactic, values in _ways(picking):
         if values:
-            told = np.zeros(2, np.int64)
+            detail = np.zeros(2, np.int64)
             known = values | {f"n{EXTENT}": 0}
-            run_tactic(family, node, tactic, arrays, values=known, at_end=at_end, errors=told)
-            assert told[1] == ~0
+            run_tactic(family, node, tactic, arrays, values=known, at_end=at_end, errors=detail)
+            assert detail[1] == ~0
     with pytest.raises(IndexRangeError, match="an axis of 0 elements"):
         picking.op.reference(*arrays)
 

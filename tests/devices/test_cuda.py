@@ -104,11 +104,11 @@ def test_a_driver_that_cannot_be_loaded_is_an_error_of_the_device(stub: StubDriv
         def cuInit(self, _flags: int) -> tuple[CUresult]:  # noqa: N802  (the driver's name)
             raise self.error
 
-    for error, told in (
+    for error, detail in (
         (OSError("libcuda.so.1: wrong ELF class\nand more"), " (libcuda.so.1: wrong ELF class)"),
         (RuntimeError(), " (RuntimeError)"),
     ):
-        with pytest.raises(DeviceError, match=re.escape(f"cannot be loaded{told}")):
+        with pytest.raises(DeviceError, match=re.escape(f"cannot be loaded{detail}")):
             Driver(Unloadable(error))
     with pytest.raises(DeviceError, match="no NVIDIA driver found on this machine"):
         Driver(Unloadable(DynamicLibNotFoundError("found via system search alone")))
@@ -361,8 +361,8 @@ def test_a_record_whose_numbers_are_not_whole_is_refused(name: str, value: str) 
     fields = {"threads": "32", "dynamic_shared_bytes": "0", "scratch_words": "0", "cluster": "1"}
     rest = '"entry": "k", "supports_pdl": false'
     for number, wanted in ((fields[name], True), (value, False)):
-        told = ", ".join(f'"{key}": {x}' for key, x in {**fields, name: number}.items())
-        text = f"{{{told}, {rest}}}".encode()
+        detail = ", ".join(f'"{key}": {x}' for key, x in {**fields, name: number}.items())
+        text = f"{{{detail}, {rest}}}".encode()
         record = struct.pack("<II", len(text), 0) + text
         if wanted:
             assert CudaKernel.from_bytes(record, 0).threads == 32

@@ -150,11 +150,11 @@ def test_error_words_are_written_by_launches_alone() -> None:
     words = View(len(PLAN.buffers), 0, DType.INT64, (2,), (1,))
     buffers = (*PLAN.buffers, Buffer(Space.ERRORS, 0, ERROR_BYTES))
     operands = (*FIRST.operands, words)
-    told = replace(with_first(operands=operands, writes=(*FIRST.writes, 3)), buffers=buffers)
-    verify(told)
+    detail = replace(with_first(operands=operands, writes=(*FIRST.writes, 3)), buffers=buffers)
+    verify(detail)
     refuse(replace(with_first(operands=operands), buffers=buffers), "reads the error words")
     call = HostCall(None, (), (words,))
-    refuse(replace(told, steps=(*told.steps, call)), "step of the host writes error words")
+    refuse(replace(detail, steps=(*detail.steps, call)), "step of the host writes error words")
 
 
 def test_a_launch_may_work_in_place_but_on_nothing_shifted() -> None:

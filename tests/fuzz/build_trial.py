@@ -38,7 +38,7 @@ Array = np.ndarray[Any, Any]
 SymbolRange = tuple[int, int, int]
 """Smallest, best and largest value of a symbol."""
 
-MOST_WORKSPACE: Final = 1 << 26
+MAX_WORKSPACE: Final = 1 << 26
 """``max_workspace_bytes`` of engines: all of an arena is poisoned, so counts get less room."""
 _POISONS: Final = (0xFF, 0x7F)
 """No number in any float and -1 in integers; and what is large in all of them."""
@@ -100,7 +100,7 @@ def try_model(data: bytes, recipe: str, note: Callable[[str], None]) -> Counter[
                 graph,
                 tune="none",
                 shapes=shapes_of(graph, bounds, several=several),
-                max_workspace_bytes=MOST_WORKSPACE,
+                max_workspace_bytes=MAX_WORKSPACE,
             )
         except EngineFormatError as error:
             raise FindingError("unsound plan", ops, str(error)) from error
@@ -350,10 +350,10 @@ class EngineTrial:
         except IndexRangeError as error:
             # An engine for open shapes may compute what only a shape is read of.
             wanted = error if refusals else _without_what_nobody_reads(graph, inputs, error)
+        except (DeviceError, MemoryError):
+            return "no memory for the references"
         except SmeltError as error:
             wanted = error
-        except MemoryError:
-            return "no memory for the references"
         if isinstance(wanted, SmeltError):
             if not refusals:
                 raise FindingError("answers alone", self._ops, f"{wanted} on {shapes}")

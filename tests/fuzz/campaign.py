@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     Send = Callable[[Any], None]
     Note = Callable[[str], None]
 
-MOST_SECONDS: Final = 10
+MAX_SECONDS: Final = 10
 """Processor time of one input."""
-MOST_BYTES: Final = 2 << 30
+MAX_BYTES: Final = 2 << 30
 """Address space beyond what a worker starts with."""
 STUCK_SECONDS: Final = 300
 """Without an answer a worker is asleep for good."""
@@ -157,7 +157,7 @@ def _simple_machine(target: CpuTarget) -> Any:
 
 def _limit() -> None:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    most = pages * resource.getpagesize() + MOST_BYTES
+    most = pages * resource.getpagesize() + MAX_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.enable()
@@ -166,7 +166,7 @@ def _limit() -> None:
 
 def _outcome(campaign: Campaign, data: bytes, recipe: str, note: Note) -> Counter[str] | Finding:
     """Try one input in this process."""
-    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
     try:
         return campaign.attempt(data, recipe, note)
     except FindingError as error:
@@ -453,9 +453,9 @@ def _save(campaign: Campaign, finding: Finding, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{'-'.join((finding.kind + ' ' + finding.recipe).split())}{campaign.suffix}"
     path.write_bytes(finding.data)
-    told = f"{finding.recipe}\n{finding.kind} at {finding.place}\n\n{finding.text}\n\n"
-    told += f"python -m {campaign.module} --replay {path}\n"
-    path.with_suffix(".txt").write_text(told, encoding="utf-8")
+    detail = f"{finding.recipe}\n{finding.kind} at {finding.place}\n\n{finding.text}\n\n"
+    detail += f"python -m {campaign.module} --replay {path}\n"
+    path.with_suffix(".txt").write_text(detail, encoding="utf-8")
     return path
 
 

@@ -54,7 +54,7 @@ _LISTS: Final = (
     "submits",
     "events",
 )
-_MOST_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 16
 NOT_PARSERS: Final = (
     "slot",
     "write_emu_operation",
@@ -174,7 +174,7 @@ def run_loadable(data: bytes) -> None:
 
 
 def _run(loadable: Loadable) -> None:
-    driver = RecordingDriver(room_bytes=_MOST_BYTES)
+    driver = RecordingDriver(room_bytes=_MAX_BYTES)
     with create_runtime(LocalPort(driver)) as runtime:
         runtime.load(loadable)
         for number in range(runtime.get_num_input_tensors()):

@@ -33,7 +33,7 @@ from smelt.engine import (
 )
 from smelt.errors import InternalError, SmeltError
 from smelt.types import DType, evaluate_dim, symbols_of
-from tests.fuzz.build_trial import MOST_WORKSPACE
+from tests.fuzz.build_trial import MAX_WORKSPACE
 from tests.fuzz.model_seeds import seed_models
 from tests.fuzz.mutators import INTEGERS, mutate_tree
 
@@ -71,7 +71,7 @@ def base_engine(number: int) -> EngineFile | None:
         graph = smelt.network_from_onnx(model).graph
         shapes = _shapes_of(graph, number)
         with smelt.build(
-            graph, tune="none", shapes=shapes, max_workspace_bytes=MOST_WORKSPACE
+            graph, tune="none", shapes=shapes, max_workspace_bytes=MAX_WORKSPACE
         ) as engine:
             return replace(engine.file, code=b"", runtime_code=b"")
     except (SmeltError, InternalError):  # what builds do is for `tests.fuzz.builds`

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _POISONS: Final = (0xFF, 0x7F)
-_MOST_ELEMENTS: Final = 1 << 18
+_MAX_ELEMENTS: Final = 1 << 18
 """Of one binding: references take long over more, whoever made the engine."""
 
 
@@ -81,7 +81,7 @@ def _run(engine: Engine, values: dict[str, int], recipe: str) -> str:
         if not symbols_of(*binding.shape) <= values.keys():
             return "not run: open"
         shape = [evaluate_dim(extent, values) for extent in binding.shape]
-        if min((0, *shape)) < 0 or int(np.prod(shape, dtype=object)) > _MOST_ELEMENTS:
+        if min((0, *shape)) < 0 or int(np.prod(shape, dtype=object)) > _MAX_ELEMENTS:
             return "not run: too large"
         if binding.is_input:
             inputs[binding.name] = _input(shape, binding.dtype.numpy, f"{recipe} {binding.name}")

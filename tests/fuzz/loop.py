@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from tests.fuzz.targets import Target
 
-MOST_SECONDS: Final = 5.0
+MAX_SECONDS: Final = 5.0
 """Processor time of one input, with the tracer's cost, before it counts as a hang."""
-MOST_BYTES: Final = 1 << 30
+MAX_BYTES: Final = 1 << 30
 """Memory beyond what the process has when the loop starts."""
 CORPUS: Final = Path(__file__).parent / "corpus"
 
@@ -108,7 +108,7 @@ class Loop:
         self.scratch.write_bytes(data)
         self.outcome.runs += 1
         finding: Finding | None = None
-        signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
         self.coverage.start()
         try:
             self.target.run(data)
@@ -140,13 +140,13 @@ class Loop:
 
 def _on_alarm(number: int, frame: FrameType | None) -> None:
     del number, frame
-    raise HangError(f"more than {MOST_SECONDS} s of processor time")
+    raise HangError(f"more than {MAX_SECONDS} s of processor time")
 
 
 def _bound_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MAX_BYTES, hard))
 
 
 def _finding(error: BaseException, data: bytes) -> Finding:

@@ -156,8 +156,8 @@ def _attention() -> onnx.ModelProto:
         heads.append(m.add("Transpose", split, perm=perm))
     scores = m.add("Mul", m.add("MatMul", heads[0], heads[1]), m.constant(0.5, np.float32))
     hidden = m.add("Equal", m.add("Unsqueeze", mask, m.ints(1, 2)), m.constant(0, np.int64))
-    masked = m.add("Where", hidden, m.constant(-1e4, np.float32), scores)
-    mixed = m.add("MatMul", m.add("Softmax", masked, axis=-1), heads[2])
+    sanitize_name = m.add("Where", hidden, m.constant(-1e4, np.float32), scores)
+    mixed = m.add("MatMul", m.add("Softmax", sanitize_name, axis=-1), heads[2])
     rows = m.add("Reshape", m.add("Transpose", mixed, perm=[0, 2, 1, 3]), m.ints(0, 0, 8))
     return m.model(m.add("Gelu", m.add("Add", m.add("MatMul", rows, m.weight(8, 8)), x)))
 

@@ -197,8 +197,10 @@ def _gpu_headers(header: EngineHeader) -> Iterator[EngineHeader]:
     fingerprint = Fingerprint("cuda", "sm_90", features, "any", abi.ABI_VERSION, VERSION)
     (layer, *_), flop = header.layers, {layer.name: "2*a" for layer in header.layers}
     for plan in _odd_plans():
-        told = json.dumps([{"flop": flop, "passes": {}}])
-        yield replace(header, fingerprint=fingerprint, plans=(plan,), layers=(layer,), report=told)
+        detail = json.dumps([{"flop": flop, "passes": {}}])
+        yield replace(
+            header, fingerprint=fingerprint, plans=(plan,), layers=(layer,), report=detail
+        )
     given = GivenArray("w", DType.FLOAT32, (64, 64))
     yield replace(header, given=(given,))
     yield replace(header, scales=(_recipe_weight().recipe,))

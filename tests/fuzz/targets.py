@@ -28,7 +28,7 @@ from smelt import ops
 from smelt.backends import CodeCache
 from smelt.backends.cpu import CpuBackend, target_named
 from smelt.builder._embedded_network import read_embedded_network
-from smelt.builder._optimization_profiles import symbol_boxes_of
+from smelt.builder._optimization_profiles import optimization_profiles_of
 from smelt.builder._plan_recipe import regenerated_header
 from smelt.devices.cuda import ABI_VERSION, check_is_whole, resources_of
 from smelt.engine import (
@@ -361,7 +361,7 @@ def _run_network(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     graph, options = read_embedded_network(replace(file, header=replace(file.header, network=text)))
     print_graph(graph)
-    symbol_boxes_of(graph, options.shapes, options.max_batch_size)
+    optimization_profiles_of(graph, options.shapes, options.max_batch_size)
 
 
 @functools.cache
@@ -520,8 +520,8 @@ def _run_cubin(data: bytes) -> None:
     for symbol in ("k", "l", "k", "none"):
         codes = reader.codes(symbol)
         _require(len(codes) == 3, "each architecture is told")
-        told = [code.registers is not None or code.problem for code in codes]
-        _require(all(told), "what is not told has a reason")
+        detail = [code.registers is not None or code.problem for code in codes]
+        _require(all(detail), "what is not told has a reason")
     check_is_whole(data)
     resources_of(data, "k")
 
@@ -555,9 +555,8 @@ TARGETS: Final = (
     "smelt.builder._optimization_profiles"),
            _run_network, mutate_json, seeds.network_seeds, 5,
            ("embed_network", "EmbeddedNetwork", "_Sources", "graph_to_data", "guard_to_data",
-            "_type_to_data", "shapes_to_data", "_spec_to_data", "symbol_boxes_of", "_ranges",
-            "_box",
-            "_bind", "_example", "<dictcomp>")),
+            "_type_to_data", "shapes_to_data", "_spec_to_data",
+            "optimization_profiles_of", "_ranges", "_box", "_bind", "_example", "<dictcomp>")),
     Target("op", ("smelt.ops._op_json",), _run_op, mutate_json, seeds.op_seeds, 10,
            ("recipe_to_json", "_in_order")),
     Target("ir", ("smelt.ir._parser",), _run_ir, mutate_tokens, seeds.ir_seeds, 10),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz.planted import PLANTS
-from tests.support.campaigns import run_module, told
+from tests.support.campaigns import detail, run_module
 
 COUNT = 900
 NETWORKS = 11
@@ -17,7 +17,7 @@ SEED = "4"
 @pytest.mark.slow
 def test_mutated_models_do_no_harm_whatever_is_built_and_run() -> None:
     summary = run_module("tests.fuzz.builds", "--count", str(COUNT))
-    assert not summary["findings"], told(summary)
+    assert not summary["findings"], detail(summary)
     assert summary["done"]["inputs"] == COUNT
     assert summary["done"]["built"] > COUNT // 4
     assert summary["done"]["equal"] > COUNT

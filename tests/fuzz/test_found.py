@@ -55,7 +55,7 @@ def test_a_step_of_no_layer_is_left_out_of_the_report(layer: int) -> None:
     lost = replace(plan, steps=tuple(replace(step, layer=layer) for step in plan.steps))
     report = report_of(_File(replace(header, plans=(plan, lost))))
     known = range(len(header.layers))
-    assert all(told.index in known for one in report.plans for told in one.layers)
+    assert all(detail.index in known for one in report.plans for detail in one.layers)
 
 
 Change = tuple[tuple[str | int, ...], object]

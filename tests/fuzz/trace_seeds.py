@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _Mode: TypeAlias = Literal["w", "w:gz", "w:xz", "w:bz2"]
-_MOST_BYTES: Final = 1 << 25
+_MAX_BYTES: Final = 1 << 25
 """Memory of a trace here, for the process has little."""
 _BREAK: Final = b"\n%%%%\n"
 _DATA: Final = (
@@ -136,9 +136,9 @@ class _Given:
 
 def play_trace(data: bytes, folder: Path) -> None:
     """Play a trace by its bytes or, every fourth one, from a folder; or those of an archive."""
-    Limit.MAX_SPAN_BYTES.most = _MOST_BYTES
-    Limit.MAX_MOVED_BYTES.most = 4 * _MOST_BYTES
-    Limit.MAX_TRACE_BYTES.most = _MOST_BYTES
+    Limit.MAX_SPAN_BYTES.most = _MAX_BYTES
+    Limit.MAX_MOVED_BYTES.most = 4 * _MAX_BYTES
+    Limit.MAX_TRACE_BYTES.most = _MAX_BYTES
     kind, rest = data[:1], data[1:]
     if kind == b"a":
         _play_archive(rest, folder)

@@ -417,11 +417,11 @@ _WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
 
 @pytest.mark.parametrize(("call", "told"), _WRONG)
 def test_what_is_given_wrongly_is_told_in_words(
-    call: Callable[[Any, Any], object], told: str
+    call: Callable[[Any, Any], object], detail: str
 ) -> None:
     network = gie.create_infer_builder(RecordingLogger()).create_network()
     x = network.add_input("x", gie.DataType.FLOAT, (3, 8, 8))
-    with pytest.raises(SmeltError, match=told):
+    with pytest.raises(SmeltError, match=detail):
         call(network, x)
 
 

@@ -143,11 +143,11 @@ def test_what_kernels_take_is_what_the_toolkit_says(file: EngineFile, tmp_path: 
         said = subprocess.run(
             [_toolkit(), "--dump-resource-usage", path], capture_output=True, text=True, check=True
         ).stdout
-        told = {name: int(value) for name, value in re.findall(r"([A-Z]+):(\d+)", said)}
+        detail = {name: int(value) for name, value in re.findall(r"([A-Z]+):(\d+)", said)}
         (code,) = kernel.codes
-        reserved = 1024 if told["SHARED"] else 0
-        assert (told["REG"], told["STACK"]) == (code.registers, code.local_bytes)
-        assert told["SHARED"] - reserved == code.static_shared_bytes
+        reserved = 1024 if detail["SHARED"] else 0
+        assert (detail["REG"], detail["STACK"]) == (code.registers, code.local_bytes)
+        assert detail["SHARED"] - reserved == code.static_shared_bytes
         assert (code.threads, code.dynamic_shared_bytes) == (
             record.threads,
             record.dynamic_shared_bytes,
@@ -159,11 +159,11 @@ def test_kernels_show_the_text_that_they_were_made_from(file: EngineFile) -> Non
     steps = [s for s in file.header.plans[0].steps if isinstance(s, Launch)]
     wanted = {s.kernel.symbol: backend.generate(s.kernel, target) for s in steps}
     report = report_of(file, sources=True)
-    told = {k.symbol: k.sources[0] for k in report.kernels}
-    assert {symbol: source.text for symbol, source in told.items()} == wanted
-    assert all(source.architectures == ("sm_90",) for source in told.values())
+    detail = {k.symbol: k.sources[0] for k in report.kernels}
+    assert {symbol: source.text for symbol, source in detail.items()} == wanted
+    assert all(source.architectures == ("sm_90",) for source in detail.values())
     text = report_to_text(dataclasses.replace(report, plans=report.plans * 2), ["source"], width=40)
-    assert [text.count(source.text) for source in told.values()] == [1] * len(told)
+    assert [text.count(source.text) for source in detail.values()] == [1] * len(detail)
     assert "tl.dot" in report_to_html(report)
     assert all(not k.sources for k in report_of(file).kernels)
 
@@ -290,8 +290,8 @@ def test_work_names_the_sizes_that_it_is_counted_for(engine: Engine) -> None:
 
 def test_a_layers_factors_do_not_depend_on_the_rates_that_are_given(engine: Engine) -> None:
     alike = Peaks("mine", 1e12, (("any", 1e12),))
-    told = [report_of(engine, peaks=peaks).plans[0].layers for peaks in (None, alike)]
-    first, second = ([x.work.factors for x in layers if x.work] for layers in told)
+    detail = [report_of(engine, peaks=peaks).plans[0].layers for peaks in (None, alike)]
+    first, second = ([x.work.factors for x in layers if x.work] for layers in detail)
     assert first == second
     assert "tf32x3" in first
 

@@ -174,8 +174,10 @@ def test_candidates_that_differ_in_formats_tell_them_and_times_tell_what_they_ar
 
 
 def test_the_page_tells_a_processor_as_shortly_as_the_text(report: EngineReport) -> None:
-    told = report_to_text(report, []).splitlines()[0].partition(" for cpu, ")[2].split(", linux")[0]
-    assert f"An engine for cpu: {told}, linux" in report_to_html(report)
+    detail = (
+        report_to_text(report, []).splitlines()[0].partition(" for cpu, ")[2].split(", linux")[0]
+    )
+    assert f"An engine for cpu: {detail}, linux" in report_to_html(report)
 
 
 def test_the_page_sums_up_what_a_pass_says_of_many_layers(report: EngineReport) -> None:
@@ -191,17 +193,17 @@ def test_the_page_sums_up_what_a_pass_says_of_many_layers(report: EngineReport) 
 def test_what_was_tried_in_the_network_is_told_beside_what_it_took_alone() -> None:
     effort = TuningEffort(network=InNetworkEffort(min_plan_seconds=0.0, runs=2))
     made = report_of(build(network_from_onnx(inception_model()), tune=effort))
-    told = [
+    detail = [
         (candidate.chosen, candidate.network_seconds)
         for layer in made.plans[0].layers
         for candidate in layer.candidates
         if candidate.network_seconds is not None
     ]
-    assert len(told) > 1
-    assert any(chosen for chosen, _ in told)
+    assert len(detail) > 1
+    assert any(chosen for chosen, _ in detail)
     text = report_to_text(made, ["tactics"])
     assert all(
-        f"in the network {format_number(seconds * 1e6, 1)} us" in text for _, seconds in told
+        f"in the network {format_number(seconds * 1e6, 1)} us" in text for _, seconds in detail
     )
 
 
@@ -230,12 +232,12 @@ def test_features_are_told_apart_from_libraries_and_what_was_tuned_for(
     print_ = dataclasses.replace(engine.header.fingerprint, device="cuda", features=(feature,))
     header = dataclasses.replace(engine.header, fingerprint=print_)
     read: Any = SimpleNamespace(header=header, code=b"")
-    told = report_of(read)
-    assert told.network == report.network
+    detail = report_of(read)
+    assert detail.network == report.network
     nothing: dict[str, object] = {"features": [], "libraries": [], "multiprocessors": None}
-    data = json.loads(json.dumps(report_to_json(told)))
+    data = json.loads(json.dumps(report_to_json(detail)))
     assert {name: data[name] for name in nothing} == nothing | known
-    page = report_to_html(told)
+    page = report_to_html(detail)
     assert (f" with {feature}" in page) == ("features" in known)
     assert ("cuBLASLt 13.1.2" in page, "66 multiprocessors" in page) == (
         "libraries" in known,
@@ -256,8 +258,8 @@ def test_features_are_told_apart_from_libraries_and_what_was_tuned_for(
         (3.0, 0, "3"),
     ],
 )
-def test_no_number_but_zero_is_shown_as_zero(number: float, digits: int, told: str) -> None:
-    assert format_number(number, digits) == told
+def test_no_number_but_zero_is_shown_as_zero(number: float, digits: int, detail: str) -> None:
+    assert format_number(number, digits) == detail
 
 
 def test_the_json_report_has_its_documented_keys_and_is_standard_json(
@@ -331,10 +333,10 @@ def test_the_page_scrolls_no_table_but_in_a_frame_of_its_own(report: EngineRepor
 
 def test_one_of_a_kind_is_no_plural(report: EngineReport, plan: PlanReport) -> None:
     one = dataclasses.replace(plan, nodes=plan.nodes[:1], memory=plan.memory[:1], steps=1)
-    told = report_to_text(dataclasses.replace(report, plans=(one,)), SECTIONS, width=200)
-    assert "graph after: 1 node\n" in told
-    assert " 1 step, " in told
-    assert "memory: 1 tensor takes" in told
+    detail = report_to_text(dataclasses.replace(report, plans=(one,)), SECTIONS, width=200)
+    assert "graph after: 1 node\n" in detail
+    assert " 1 step, " in detail
+    assert "memory: 1 tensor takes" in detail
 
 
 def test_names_with_colons_are_no_pictures(report: EngineReport) -> None:

@@ -73,7 +73,7 @@ class _Written:
         v = self.factor("v", way.keys, 5)
         turned = self.scaled(self.add(ops.Transpose((0, 1, 3, 2)), k), "k")
         product = self.add(ops.MatMul(), self.scaled(q, "q"), turned)
-        scores = self.masked(self.scaled(product, "s"))
+        scores = self.sanitize_name(self.scaled(product, "s"))
         made = self.add(ops.MatMul(), self.add(ops.Softmax(-1), scores), v)
         if way.joined:
             made = self.add(ops.Transpose((0, 2, 1, 3)), made)
@@ -105,7 +105,7 @@ class _Written:
         number = self.graph.add_constant(np.array(0.6, np.float32), f"scale_{name}")
         return self.add(ops.Div() if self.way.divides else ops.Mul(), value, number)
 
-    def masked(self, scores: Value) -> Value:
+    def sanitize_name(self, scores: Value) -> Value:
         way = self.way
         if way.mask is None:
             return scores

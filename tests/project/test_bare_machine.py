@@ -108,7 +108,7 @@ numpy.save(folder + "/result.npy", result)
 
 @pytest.mark.parametrize(("dtype", "told"), [("float32", ""), ("bfloat16", _NO_BFLOAT16)])
 def test_a_bare_machine_needs_a_package_for_arrays_of_bfloat16_alone(
-    bare: Path, tmp_path: Path, dtype: str, told: str
+    bare: Path, tmp_path: Path, dtype: str, detail: str
 ) -> None:
     smelt = cast("Any", importlib.import_module("smelt"))
     weights = np.ones((4, 8), np.float32)
@@ -124,8 +124,8 @@ with smelt.load(sys.argv[1]).create_context() as context:
 assert (result == 8).all()
 """
     done = run_bare(bare, code, str(tmp_path / "small.engine"))
-    assert (done.returncode == 0) is not bool(told), done.stderr
-    assert done.stderr.rstrip().endswith(told)
+    assert (done.returncode == 0) is not bool(detail), done.stderr
+    assert done.stderr.rstrip().endswith(detail)
 
 
 def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
@@ -156,8 +156,8 @@ def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
 def test_a_bare_machine_says_what_reading_a_model_needs(
     bare: Path, asked: str, package: str
 ) -> None:
-    told = f"MissingExtraError: {package} is not installed; run: pip install {package}"
-    assert told in run_bare(bare, f"import smelt; smelt.{asked}").stderr
+    detail = f"MissingExtraError: {package} is not installed; run: pip install {package}"
+    assert detail in run_bare(bare, f"import smelt; smelt.{asked}").stderr
 
 
 def test_a_bare_machine_says_what_the_command_line_needs(bare: Path) -> None:

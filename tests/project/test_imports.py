@@ -84,8 +84,8 @@ def test_the_distribution_has_one_name_and_its_extras_are_asked_for_by_it() -> N
 
 
 def test_a_missing_package_is_told_with_the_extra_that_brings_it() -> None:
-    told = str(errors.MissingExtraError("cuda-bindings", "cuda"))
-    assert "run pip install 'smelt-engine[cuda]', or pip install cuda-bindings" in told
+    detail = str(errors.MissingExtraError("cuda-bindings", "cuda"))
+    assert "run pip install 'smelt-engine[cuda]', or pip install cuda-bindings" in detail
 
 
 @pytest.mark.requirement("G-75")

@@ -93,6 +93,6 @@ def test_what_needs_too_much_memory_is_refused_and_the_rest_goes_on(sparse: Path
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    told = dict(line.split() for line in done.stdout.splitlines())
-    assert told["untuned"] == told["load"] == told["retune"] == "refused"
-    assert told["small"] == "done"
+    detail = dict(line.split() for line in done.stdout.splitlines())
+    assert detail["untuned"] == detail["load"] == detail["retune"] == "refused"
+    assert detail["small"] == "done"

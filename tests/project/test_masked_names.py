@@ -26,8 +26,8 @@ from smelt.errors import (
     InternalError,
     SmeltError,
     UnsupportedError,
-    escaped_controls,
-    masked,
+    escape_controls,
+    sanitize_name,
 )
 from smelt.inspect import graph_to_svg, memory_to_svg, report_of, report_to_html, report_to_text
 from smelt.ir import Graph
@@ -57,20 +57,20 @@ def _is_shown_safely(text: str) -> bool:
 
 
 def test_what_is_harmless_stays() -> None:
-    assert masked(HARMLESS) == HARMLESS
-    assert errors.without_controls(f"a\n\t{HARMLESS}") == f"a\n\t{HARMLESS}"
+    assert sanitize_name(HARMLESS) == HARMLESS
+    assert errors.remove_controls(f"a\n\t{HARMLESS}") == f"a\n\t{HARMLESS}"
 
 
 def test_every_control_format_and_half_letter_is_masked() -> None:
     for number in range(sys.maxunicode + 1):
         if unicodedata.category(chr(number)) in {"Cc", "Cf", "Cs", "Zl", "Zp"}:
-            assert masked(chr(number)) == "\ufffd", hex(number)
-    assert masked(HOSTILE).isprintable()
+            assert sanitize_name(chr(number)) == "\ufffd", hex(number)
+    assert sanitize_name(HOSTILE).isprintable()
 
 
 @pytest.mark.parametrize("name", [HOSTILE, HARMLESS, "\x7f\x85", "\udfff"])
 def test_json_stays_exact_and_says_nothing_to_a_terminal(name: str) -> None:
-    text = escaped_controls(json.dumps({name: [name]}, indent=1, ensure_ascii=False))
+    text = escape_controls(json.dumps({name: [name]}, indent=1, ensure_ascii=False))
     assert json.loads(text) == {name: [name]}
     assert _is_shown_safely(text)
 
@@ -89,7 +89,7 @@ def test_an_error_has_lines_of_its_own_and_is_one_line_within_another() -> None:
     assert _is_shown_safely(str(error))
     assert "\n" not in f"{error}"
     assert _is_shown_safely(str(SmeltError(f"outer: {error}")))
-    assert str(SmeltError(f"outer: {error}")).endswith(f"(one; {masked(HOSTILE)})")
+    assert str(SmeltError(f"outer: {error}")).endswith(f"(one; {sanitize_name(HOSTILE)})")
 
 
 def _graph() -> Graph:

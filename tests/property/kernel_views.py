@@ -152,8 +152,8 @@ def _run_twice(
     how["spares_constants"] = bench.is_strict
     try:
         runs = [
-            run_tactic(family, node, tactic, arrays, errors=told, fill=poison, **how)
-            for told, poison in zip(errors, _POISONS, strict=True)
+            run_tactic(family, node, tactic, arrays, errors=detail, fill=poison, **how)
+            for detail, poison in zip(errors, _POISONS, strict=True)
         ]
     except AssertionError as error:
         raise FindingError("writes beside its view", tactic.family, str(error)) from error

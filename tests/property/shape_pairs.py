@@ -28,7 +28,7 @@ from smelt.errors import EngineFormatError, SmeltError
 from smelt.ir import clone
 from smelt.types import symbols_of
 from tests.fuzz.build_trial import (
-    MOST_WORKSPACE,
+    MAX_WORKSPACE,
     EngineTrial,
     FindingError,
     Settling,
@@ -130,7 +130,7 @@ def try_graph(data: bytes, recipe: str, note: Callable[[str], None]) -> Counter[
             graph,
             tune="none",
             shapes=shapes_of(graph, bounds),
-            max_workspace_bytes=MOST_WORKSPACE,
+            max_workspace_bytes=MAX_WORKSPACE,
         )
     except EngineFormatError as error:
         raise FindingError("unsound plan", ops, str(error)) from error
@@ -184,7 +184,7 @@ def _try_fixed(graph: Graph, inputs: dict[str, Array], rival: Rival) -> Counter[
     shapes = {name: array.shape for name, array in inputs.items()}
     ops = " ".join(sorted({node.op.name for node in graph.nodes}))
     try:
-        engine = smelt.build(graph, tune="none", shapes=shapes, max_workspace_bytes=MOST_WORKSPACE)
+        engine = smelt.build(graph, tune="none", shapes=shapes, max_workspace_bytes=MAX_WORKSPACE)
     except EngineFormatError as error:
         raise FindingError("unsound plan", ops, str(error)) from error
     except SmeltError:

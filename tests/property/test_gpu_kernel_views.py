@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.campaigns import run_module, told
+from tests.support.campaigns import detail, run_module
 
 COUNT = 176
 FAMILIES = {
@@ -32,6 +32,6 @@ def test_no_kernel_for_gpus_leaves_its_operands_or_reads_what_is_around_them(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     module = "tests.property.gpu_kernel_views"
     summary = run_module(module, "--count", str(COUNT), "--seed", "2", "--attempts", "0")
-    assert not summary["findings"], told(summary)
+    assert not summary["findings"], detail(summary)
     ran = {name.removeprefix("ran ") for name in summary["done"] if name.startswith("ran ")}
     assert ran >= FAMILIES

@@ -606,12 +606,12 @@ def test_the_null_device_binds_and_gives_zeros() -> None:
 
 @pytest.mark.parametrize("address", [0, 1, 4095, -8, 1 << 64, True, np.bool_(True)])  # noqa: FBT003
 def test_a_number_that_is_no_address_is_refused(engine: Engine, address: int) -> None:
-    told = "bool" if str(address) == "True" else f"{address} is no address"
+    detail = "bool" if str(address) == "True" else f"{address} is no address"
     with engine.create_context() as context:
         for index, name in enumerate("xy"):
             arrays: list[Any] = [batch_of(1), batch_of(1)]
             arrays[index] = address
-            with pytest.raises(BindingError, match=f"{name}: .*{told}"):
+            with pytest.raises(BindingError, match=f"{name}: .*{detail}"):
                 context.execute(1, arrays)
 
 

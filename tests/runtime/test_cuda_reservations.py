@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tests.support.cuda_driver_stub import StubDriver
 
 Array = np.ndarray[Any, Any]
-MOST_ROWS, COLUMNS = 64, 512
-MOST = MOST_ROWS * COLUMNS
+MAX_ROWS, COLUMNS = 64, 512
+MOST = MAX_ROWS * COLUMNS
 """Elements of x that are not zero, of which a run finds the indices."""
 INDICES_BYTES = 16
 """Of one such element: they lie in the arena."""
@@ -47,10 +47,10 @@ def outer_header() -> EngineHeader:
     out = replace(view(1, BATCH, COUNT), dtype=DType.INT64)
     x = replace(view(0, BATCH, COLUMNS), dtype=DType.FLOAT32)
     plan = Plan(
-        symbols=(("batch", 1, MOST_ROWS), ("count", 0, MOST)),
+        symbols=(("batch", 1, MAX_ROWS), ("count", 0, MOST)),
         buffers=(
             Buffer(Space.INPUT, 0, MOST * 4),
-            Buffer(Space.OUTPUT, 1, MOST * MOST_ROWS * 8),
+            Buffer(Space.OUTPUT, 1, MOST * MAX_ROWS * 8),
             Buffer(Space.ARENA, 0, MOST * INDICES_BYTES),
         ),
         steps=(
@@ -64,7 +64,7 @@ def outer_header() -> EngineHeader:
         Binding("x", is_input=True, dtype=DType.FLOAT32, shape=(BATCH, COLUMNS)),
         Binding("y", is_input=False, dtype=DType.INT64, shape=(BATCH, COUNT)),
     )
-    return replace(header, plans=(plan,), bindings=bindings, max_batch_size=MOST_ROWS)
+    return replace(header, plans=(plan,), bindings=bindings, max_batch_size=MAX_ROWS)
 
 
 def _outer(words: list[int], blocks: int) -> None:

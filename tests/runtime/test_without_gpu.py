@@ -48,7 +48,7 @@ def test_without_a_gpu_an_engine_says_what_it_is_for_and_what_else_can_be_done(
     stub: StubDriver,
     monkeypatch: pytest.MonkeyPatch,
     missing: DeviceError | MissingExtraError,
-    told: str,
+    detail: str,
     network: str,
     advice: str,
 ) -> None:
@@ -58,5 +58,5 @@ def test_without_a_gpu_an_engine_says_what_it_is_for_and_what_else_can_be_done(
     monkeypatch.setattr(_cuda_code, "find_gpu", find_none)
     with pytest.raises(type(missing)) as caught:
         affine_gpu_engine(stub, network=network).create_context()
-    assert str(caught.value).startswith(f"the engine is for NVIDIA GPUs (sm_90): {told}")
+    assert str(caught.value).startswith(f"the engine is for NVIDIA GPUs (sm_90): {detail}")
     assert str(caught.value).endswith(f"for this machine's processor {advice}")

@@ -36,7 +36,7 @@ def run_module(module: str, *arguments: str) -> dict[str, Any]:
         return found
 
 
-def told(summary: dict[str, Any]) -> str:
+def detail(summary: dict[str, Any]) -> str:
     """The findings, for whoever reads that a test failed."""
     rows = [f"{kind} at {place} ({recipe})\n{text}" for kind, place, text, recipe in
             summary["findings"]]  # fmt: skip

@@ -256,11 +256,11 @@ def run_tactic(
     run = run or _compiled(target or host_target(), workers)
     run(launches, memory.buffers, values=values or {}, fill=poison)
     if memory.errors is not None:
-        told = memory.errors.array(np.int64, (2,))
+        detail = memory.errors.array(np.int64, (2,))
         if errors is None:
-            assert not told.any(), f"{tactic} tells of an index out of range: {told}"
+            assert not detail.any(), f"{tactic} tells of an index out of range: {detail}"
         else:
-            errors[:] = told
+            errors[:] = detail
     results = [memory.buffers[v.buffer].view(v, values).copy() for v in outputs]
     for view, old in zip(outputs, before, strict=True):
         buffer = memory.buffers[view.buffer]

@@ -35,8 +35,8 @@ def make_cubin(*kernels: Kernel, reserves: bool = False) -> bytes:
     for number, kernel in enumerate(kernels, 1):
         symbols += _SYMBOL.pack(len(entries), 0x12, 0x10, 5, 0, kernel.code_bytes)
         entries += kernel.name.encode() + b"\0"
-        told = ((_REGISTERS, kernel.registers), (_FRAME, kernel.frame_bytes), (_STACK, 0))
-        info += b"".join(struct.pack("<BBHII", 4, kind, 8, number, value) for kind, value in told)
+        detail = ((_REGISTERS, kernel.registers), (_FRAME, kernel.frame_bytes), (_STACK, 0))
+        info += b"".join(struct.pack("<BBHII", 4, kind, 8, number, value) for kind, value in detail)
     info += struct.pack("<BBH", 3, 0x1B, 255)
     # (name, kind, content, size where there is no content, table of names)
     rows: list[tuple[str, int, bytes, int, int]] = [

@@ -172,7 +172,9 @@ def failures(trial: Trial, bench: _NodeBench) -> list[str]:
         outputs = memory.outputs()
         runs.append([output.tobytes() for output in outputs])
         reasons = memory.damage()
-        reasons += [f"a launch tells of an index out of range: {told}" for told in memory.told()]
+        reasons += [
+            f"a launch tells of an index out of range: {detail}" for detail in memory.detail()
+        ]
         for mine, right in zip(outputs, wanted, strict=True):
             if reason := difference(mine, right, trial.case.tolerance, trial.step):
                 reasons.append(reason)

@@ -62,7 +62,7 @@ class _Failing:
 
 OK = CUresult.CUDA_SUCCESS
 BAD_HANDLE = CUresult.CUDA_ERROR_INVALID_HANDLE
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 _MEMORY_ALIGNMENT = 256
 GRANULE = 4096
 """Memory is mapped behind reserved addresses in multiples of it."""
@@ -512,7 +512,7 @@ class StubDriver:
     def cuLaunchKernelEx(
         self, config: SimpleNamespace, function: str, arguments: int, _extra: int
     ) -> tuple[CUresult]:
-        if config.blockDimX > MOST_THREADS:
+        if config.blockDimX > MAX_THREADS:
             return (CUresult.CUDA_ERROR_INVALID_VALUE,)
         if any(config.gridDimX % attribute.value.clusterDim.x for attribute in config.attrs):
             return (CUresult.CUDA_ERROR_INVALID_VALUE,)

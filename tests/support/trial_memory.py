@@ -55,7 +55,7 @@ class TrialMemory:
             for view in launch.operands
         ]
 
-    def told(self) -> list[list[int]]:
+    def detail(self) -> list[list[int]]:
         """The error words that launches wrote."""
         numbered = enumerate(self.trial.plan.buffers)
         words = (self.arrays[k] for k, buffer in numbered if buffer.space is Space.ERRORS)

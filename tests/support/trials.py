@@ -51,7 +51,7 @@ _ROOM = 8
 """Elements of which a few may be strange."""
 _TF32_ERRORS = (1e-5, 2e-3)
 """What is allowed where rounding is part of what is wanted, and where it is not."""
-_MOST_EXACT = 40
+_MAX_EXACT = 40
 """Of so many tactics of one case all are tried; of more, so many evenly spread ones."""
 
 
@@ -388,9 +388,9 @@ def rounded(case: Case, storage: DType) -> Case:
 
 
 def _spread(tactics: list[Tactic]) -> list[Tactic]:
-    if len(tactics) <= _MOST_EXACT:
+    if len(tactics) <= _MAX_EXACT:
         return tactics
-    return [tactics[i * len(tactics) // _MOST_EXACT] for i in range(_MOST_EXACT)]
+    return [tactics[i * len(tactics) // _MAX_EXACT] for i in range(_MAX_EXACT)]
 
 
 def _trial(

@@ -311,7 +311,7 @@ def _divide_as_gpus_do(interpreter: Any) -> None:
     builder = interpreter.InterpreterBuilder
 
     def quotient(a: Any, b: Any) -> Any:
-        inverse = np.where(np.abs(b) > _MOST_DIVISOR, 0, 1) if b.dtype == np.float32 else 1
+        inverse = np.where(np.abs(b) > _MAX_DIVISOR, 0, 1) if b.dtype == np.float32 else 1
         return (np.divide(a, b) * inverse).astype(a.dtype)
 
     def create_fdiv(self: Any, a: Any, b: Any) -> Any:
@@ -408,10 +408,10 @@ def _await_words(places: Any, numbers: Any) -> Any:
     return interpreter.TensorHandle(words.astype(np.int32), interpreter.tl.int32)
 
 
-_MOST_DIVISOR: Final = 2.0**126
+_MAX_DIVISOR: Final = 2.0**126
 _WHOLE: Final = (None, "ieee")
 _SAMPLED_CASES = 4
-_MOST_SAMPLED = 6
+_MAX_SAMPLED = 6
 _SAMPLED_TRIALS = {DType.FLOAT16.value: 4, DType.BFLOAT16.value: 1}
 """What bfloat16 adds to float16 is numbers alone: one trial of each family shows them."""
 
@@ -484,7 +484,7 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
         return trials
     if how == "covering":
         return covering(trials)
-    count = _SAMPLED_TRIALS.get(how, _MOST_SAMPLED)
+    count = _SAMPLED_TRIALS.get(how, _MAX_SAMPLED)
     return sample(trials, count, key=lambda trial: trial.tactic.family)
 
 
@@ -518,7 +518,9 @@ def _faults(
     for late_copies in (False, True)[: 1 + (trial.tactic.family == WINDOW_REUSE)]:
         memory = run_trial(trial, backend, inputs, late_copies=late_copies)
         found += [*memory.damage(), *WATCH.faults]
-        found += [f"a launch tells of an index out of range: {told}" for told in memory.told()]
+        found += [
+            f"a launch tells of an index out of range: {detail}" for detail in memory.detail()
+        ]
         for mine, wanted in zip(memory.outputs(), right, strict=True):
             if reason := difference(mine, wanted, trial.case.tolerance, trial.step):
                 found.append(reason)
@@ -543,7 +545,7 @@ def check_hostile(op: type[Op]) -> tuple[int, list[str]]:
         for hostile, inputs in runs:
             memory = run_trial(hostile, backend, inputs)
             found = [*memory.damage(), *WATCH.faults]
-            if op is not Resize and not memory.told():
+            if op is not Resize and not memory.detail():
                 found.append("nothing is told of what is out of range")
             wrong += [f"{trial}: {reason}" for reason in found]
             count += 1

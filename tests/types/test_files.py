@@ -216,10 +216,10 @@ def test_arrays_are_read_as_numpy_wrote_them(tmp_path: Path) -> None:
 
 
 def test_a_message_about_a_name_of_megabytes_leaves_out_its_middle() -> None:
-    told = str(SmeltError("layer '" + "n" * (1 << 22) + "' is wrong"))
-    assert told.startswith("layer 'nnn")
-    assert told.endswith("nnn' is wrong")
-    assert len(told) < 1 << 16
+    detail = str(SmeltError("layer '" + "n" * (1 << 22) + "' is wrong"))
+    assert detail.startswith("layer 'nnn")
+    assert detail.endswith("nnn' is wrong")
+    assert len(detail) < 1 << 16
 
 
 def test_the_directory_of_an_archive_is_bounded(

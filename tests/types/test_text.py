@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smelt.errors import masked
+from smelt.errors import sanitize_name
 from smelt.types import TextTable, count_cells, wrap_words
 
 
@@ -26,9 +26,9 @@ from smelt.types import TextTable, count_cells, wrap_words
     ],
 )
 def test_lines_are_broken_where_words_end_and_stand_in_what_they_belong_to(
-    line: str, width: int, told: list[str]
+    line: str, width: int, detail: list[str]
 ) -> None:
-    assert wrap_words(line, width) == told
+    assert wrap_words(line, width) == detail
 
 
 def test_a_letter_of_the_far_east_takes_two_places_and_an_accent_none() -> None:
@@ -44,7 +44,7 @@ def test_the_rest_of_a_long_name_is_never_a_line_of_ours() -> None:
             assert all(line.startswith(f"{start}      ") for line in later)
             assert max(map(count_cells, (first, *later))) <= 80
     for blank in "\u115f\u1160\u2800\u3164\uffa0\U0001d159":
-        assert masked(f"x{blank}y") == "x\ufffdy"
+        assert sanitize_name(f"x{blank}y") == "x\ufffdy"
 
 
 def test_a_cell_of_a_table_that_is_longer_than_the_screen_goes_on_behind_lines_of_ours() -> None:

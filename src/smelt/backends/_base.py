@@ -195,7 +195,8 @@ class Family(ABC, Generic[TargetT]):
     def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
         """The outputs as windows on input 0; for ``CONCAT``, the inputs as windows on output 0."""
         raise TypeError(
-            f"{self.name} writes its outputs: {tactic} of {node} on {view} is not a view"
+            f"the backend {self.name} writes every output itself, and {tactic} of {node} on "
+            f"{view} is not a view"
         )
 
     @abstractmethod

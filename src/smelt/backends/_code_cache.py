@@ -69,12 +69,12 @@ class CodeCache:
             return None
         seal, content = data[: len(_MAGIC) + _MAC_BYTES], data[len(_MAGIC) + _MAC_BYTES :]
         if not hmac.compare_digest(seal, self._seal(path.name, content)):
-            _LOG.debug("%s is damaged or not ours; it is made again", path)
+            _LOG.debug("%s is damaged or was not written by smelt; it is replaced", path)
             return None
         return content
 
     def put(self, kernel: KernelSpec, target: Target, content: bytes, /) -> None:
-        """Keep a kernel's code. That it cannot be kept is no error."""
+        """Keep a kernel's code. That it cannot be kept is not an error."""
         path = self._path(kernel, target)
         try:
             replace_file(path, iter((self._seal(path.name, content), content)))

@@ -80,8 +80,8 @@ class DataMovementFamily(Family[TargetT]):
     @override
     def generate(self, kernel: KernelSpec, target: TargetT) -> str:
         raise InternalError(
-            f"{kernel.symbol}: data movement ops are lowered to copy kernels and have none of "
-            f"their own"
+            f"{kernel.symbol}: data movement ops are lowered to copy kernels and have no kernel "
+            "of their own"
         )
 
 
@@ -93,7 +93,9 @@ def _unsupported_reason(node: Node) -> str | None:
     checks: dict[type, Callable[[Node], str | None]] = {
         Slice: _slice_refusal,
         Pad: _pad_refusal,
-        Tile: lambda n: "the repeats are not known" if _repeats_of(n) is None else None,
+        Tile: lambda n: (
+            "the repeats are not known at build time" if _repeats_of(n) is None else None
+        ),
         Resize: _resize_refusal,
     }
     check = checks.get(type(node.op))
@@ -127,7 +129,7 @@ def _slice_refusal(node: Node) -> str | None:
 def _slice(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
     begins, axes, steps = (constant_input(node, i) for i in (1, 3, 4))
     if begins is None:
-        raise InternalError(f"{node}: starts are not constant")
+        raise InternalError(f"{node}: the starts are not constant")
     rank = len(source.shape)
     chosen = range(rank) if axes is None else [int(a) % rank for a in axes]
     offset, strides = source.offset, list(source.strides)
@@ -158,7 +160,7 @@ def _repeats_of(node: Node) -> Sequence[Dim] | None:
 def _tile(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
     repeats = _repeats_of(node)
     if repeats is None:
-        raise InternalError(f"{node}: repeats are not known")
+        raise InternalError(f"{node}: the repeats are not known at build time at build time")
     shape: list[Dim] = []
     source_strides: list[Dim] = []
     result_strides: list[Dim] = []
@@ -213,7 +215,7 @@ def _pad_refusal(node: Node) -> str | None:
 def _pad(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
     pads = _pads(node, len(source.shape))
     if pads is None:
-        raise InternalError(f"{node}: pads are not constant")
+        raise InternalError(f"{node}: the pads are not constant")
     offset = result.offset
     for (before, _), stride in zip(pads, result.strides, strict=True):
         offset = offset + stride * before * result.dtype.size_bytes

@@ -59,7 +59,7 @@ def op_as(kind: type[OpT], node: Node) -> OpT:
 def _checked(kind: type[OpT], op: Op, node: Node) -> OpT:
     if isinstance(op, kind):
         return op
-    raise InternalError(f"{node} computes {op.name} where {kind.name} is needed")
+    raise InternalError(f"{node} computes {op.name}, expected {kind.name}")
 
 
 def op_as_json(op: Op) -> Json:
@@ -174,11 +174,11 @@ def elementwise_tactics(
 
 
 def unsupported_elementwise_reason(node: Node, unsupported_reason: UnsupportedReason) -> str | None:
-    """Why a node is no program over its result; ``unsupported_reason`` says it of one op."""
+    """Why a node is not a program over its result; ``unsupported_reason`` says it of one op."""
     shape = node.output.tensor.shape
     for value in node.inputs:
         if value is not None and not _broadcasts(value.tensor.shape, shape):
-            return f"{value.name} {value.tensor} is not known to broadcast to {shape}"
+            return f"{value.name} {value.tensor} may not broadcast to {shape}"
     return next(
         (r for op, _, dtypes in program_of(node) if (r := unsupported_reason(op, dtypes))), None
     )

@@ -16,7 +16,7 @@ def required_input(node: Node, index: int) -> Value:
     """An input that the node must have."""
     value = node.inputs[index]
     if value is None:
-        raise InternalError(f"input {index} of {node} is absent")
+        raise InternalError(f"input {index} of {node} is missing")
     return value
 
 

@@ -60,7 +60,7 @@ def resize_tables(node: Node, op: Resize) -> list[ResizeTable] | str:
     """A table for each axis that changes, those that shrink first; or why there are none."""
     source = node.inputs[0]
     if source is None:
-        return "the input is absent"
+        return "the input is missing"
     axes = op.resized_axes(source.tensor.rank)
     given = _arguments(node, op, [source.tensor.shape[a] for a in axes])
     if isinstance(given, str):

@@ -210,7 +210,7 @@ def _permuted(view: View, perm: tuple[int, ...]) -> View:
 def _first(node: Node) -> Value:
     value = node.inputs[0]
     if value is None:
-        raise InternalError(f"{node} lacks its first input")
+        raise InternalError(f"the first input of {node} is missing")
     return value
 
 

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from smelt.builder._build import build
     from smelt.builder._load import load
-    from smelt.builder._optimization_profiles import ShapeSpec, SymbolRange, symbol_boxes_of
+    from smelt.builder._optimization_profiles import (
+        ShapeSpec,
+        SymbolRange,
+        optimization_profiles_of,
+    )
     from smelt.builder._options import EFFORTS, BuildOptions, Progress, TuningEffort
     from smelt.builder._retune import retune
     from smelt.builder._toolchain import device_to_run
@@ -23,7 +27,7 @@ __all__ = [
     "Progress",
     "ShapeSpec",
     "TuningEffort",
-    "symbol_boxes_of",
+    "optimization_profiles_of",
     "build",
     "device_to_run",
     "load",
@@ -35,7 +39,7 @@ _HOMES: Final = {
     "_load": ("load",),
     "_options": ("EFFORTS", "BuildOptions", "Progress", "TuningEffort"),
     "_retune": ("retune",),
-    "_optimization_profiles": ("SymbolRange", "ShapeSpec", "symbol_boxes_of"),
+    "_optimization_profiles": ("SymbolRange", "ShapeSpec", "optimization_profiles_of"),
     "_toolchain": ("device_to_run",),
 }
 """The file of each name."""

@@ -18,7 +18,7 @@ from smelt.backends import WeightStore, build_plan
 from smelt.builder._build_report import describe_plan
 from smelt.builder._embedded_network import EmbeddedNetwork, embed_network
 from smelt.builder._make_engine import EngineParts, make_engine
-from smelt.builder._optimization_profiles import BATCH, SymbolBox, symbol_boxes_of
+from smelt.builder._optimization_profiles import BATCH, SymbolRanges, optimization_profiles_of
 from smelt.builder._options import (
     EFFORTS,
     HALF2,
@@ -34,12 +34,12 @@ from smelt.builder._tactic_selection import PlanState, TacticSelector
 from smelt.builder._toolchain import Toolchain, open_toolchain
 from smelt.config import cache_directory
 from smelt.engine import Binding, Launch
-from smelt.errors import BuildError, masked
+from smelt.errors import BuildError, sanitize_name
 from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
 from smelt.passes import run_passes
 from smelt.tuner import TimingCache, check_timings
-from smelt.types import enough_memory_for, given_function, substitute_dim, symbols_of
+from smelt.types import enough_memory_for, require_callable, substitute_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 _LOG = logging.getLogger(__name__)
-_TO_BUILD: Final = "To build on a machine without a GPU, name the architecture: device='cuda:sm_90'"
+_TO_BUILD: Final = "To build on a machine without a GPU, give the architecture: device='cuda:sm_90'"
 _TO_RETUNE: Final = (
-    "Retuning times candidates, and is for the machine that has the GPU; the engine as it is may "
-    "run there, too"
+    "Retuning times candidates, so it needs the machine with the GPU; the engine may also run "
+    "there without retuning"
 )
 
 
@@ -150,7 +150,7 @@ def build_graph(
     What is infinite or no number is an answer: numpy warns of none that the build computes.
     """
     if progress is not None:
-        given_function(progress, "progress", BuildError)
+        require_callable(progress, "progress", BuildError)
     tools = open_toolchain(
         device,
         options.precision,
@@ -170,8 +170,8 @@ def _graph_of(network: object) -> Graph:
     advice = "read one with smelt.network_from_onnx or smelt.network_from_caffe"
     kind = type(network)
     if kind is tuple:
-        advice = "network_from_caffe returns the network and its blobs: pass the first of the two"
-    raise BuildError(f"a network is needed, not {kind.__name__}; {advice}")
+        advice = "network_from_caffe returns the network and its blobs; pass the network"
+    raise BuildError(f"expected a network, not {kind.__name__}; {advice}")
 
 
 @dataclass(slots=True)
@@ -211,13 +211,14 @@ class _Build:
     def run(self) -> Engine:
         _check_outputs(self.graph)
         verify(self.graph)
-        boxes = symbol_boxes_of(self.graph, self.options.shapes, self.options.max_batch_size)
-        self._warn(boxes)
-        plans = [self._optimise(box, number, len(boxes)) for number, box in enumerate(boxes)]
+        shapes, batch = self.options.shapes, self.options.max_batch_size
+        profiles = optimization_profiles_of(self.graph, shapes, batch)
+        self._warn(profiles)
+        plans = [self._optimise(p, number, len(profiles)) for number, p in enumerate(profiles)]
         for plan in plans:
             self._selector(plan).run()
-        told = chain.from_iterable(reasons for p in plans for reasons in p.refusals.values())
-        if hint := self.tools.hint(told):
+        refusals = chain.from_iterable(reasons for p in plans for reasons in p.refusals.values())
+        if hint := self.tools.hint(refusals):
             _LOG.warning("%s", hint)
         self.timings.save()
         self._pack(plans)
@@ -230,7 +231,7 @@ class _Build:
                 device=self.tools.device,
                 bindings=_bindings(self.graph, plans),
                 max_batch_size=max(
-                    (box[BATCH].high for box in boxes if BATCH in box), default=None
+                    (profile[BATCH].high for profile in profiles if BATCH in profile), default=None
                 ),
                 plans=tuple(p.assembled.plan for p in plans if p.assembled),
                 layers=tuple(x for p in plans if p.assembled for x in p.assembled.layers),
@@ -253,7 +254,7 @@ class _Build:
         if effort is not None and (guard := plan.broken_guard(plan.sizes)) is not None:
             # A size that only a run decides is tuned for its bound, which may not be legal.
             _LOG.warning(
-                "nothing is timed: at the largest sizes that a run may decide, %s",
+                "no tactic is timed: at the largest sizes that a run can determine, %s",
                 guard.violation(plan.sizes | plan.fixed),
             )
             effort = None
@@ -271,7 +272,7 @@ class _Build:
             tuned_on=self.tools.place if is_timed else "",
         )
 
-    def _warn(self, boxes: Sequence[SymbolBox]) -> None:
+    def _warn(self, boxes: Sequence[SymbolRanges]) -> None:
         """Say which options change nothing here."""
         asked, tools = self.options, self.tools
         if asked.max_batch_size > 1 and not any(BATCH in box for box in boxes):
@@ -284,24 +285,24 @@ class _Build:
             tools.supports_mixed_precision and asked.precision in MIXED
         ):
             _LOG.warning(
-                "rounding_error= (`--rounding-error`) changes nothing: it is for GPUs and for %s",
+                "rounding_error= (`--rounding-error`) has no effect: it applies to GPUs and to %s",
                 " and ".join(MIXED),
             )
         if asked.libraries and (self.effort is None or not tools.libraries):
             _LOG.warning(
-                "libraries=True (`--libraries`) changes nothing: a library is asked, checked and "
-                "timed on a GPU of this machine, device='cuda' (`--device cuda`)"
+                "libraries=True (`--libraries`) has no effect: library kernels are checked and "
+                "timed on a GPU of this machine, so they need device='cuda' (`--device cuda`)"
             )
 
     def _advice(self) -> str:
         """How tactics come to be timed after all."""
         if self.is_retuning:
-            return "On the machine that has it, retune for no device in particular (no `--device`)"
+            return "On the machine with that device, retune without `--device`"
         if self.options.retunable:
-            return "Where the engine runs, smelt.retune (`smelt retune`) times them"
+            return "On the machine where the engine runs, smelt.retune (`smelt retune`) times them"
         return (
-            "An engine that keeps its network (retunable=True, `smelt build --retunable`) can be "
-            "retuned where it runs"
+            "An engine that contains its network (retunable=True, `smelt build --retunable`) can "
+            "be retuned on the machine where it runs"
         )
 
     def _embedded_network(self) -> EmbeddedNetwork:
@@ -317,7 +318,7 @@ class _Build:
             first += len(plan.assembled.layers)
             self.progress("pack", number + 1, len(plans))
 
-    def _optimise(self, box: SymbolBox, number: int, count: int) -> PlanState:
+    def _optimise(self, box: SymbolRanges, number: int, count: int) -> PlanState:
         if any(b.low != b.high for b in box.values()):
             # What fits as symbols fits where it is tuned and at both ends, or is refused by name.
             for end in ("low", "best", "high"):
@@ -331,7 +332,7 @@ class _Build:
             graph, self.tools.passes(storage), lambda _: self.progress("optimise", number, count)
         )
         for note in report.notes:
-            _LOG.info("%s", masked(str(note)))
+            _LOG.info("%s", sanitize_name(str(note)))
         self.progress("optimise", number + 1, count)
         open_box = {n: b for n, b in box.items() if n not in fixed}
         return PlanState(
@@ -359,10 +360,10 @@ class _Build:
 def _warn_of_batch(size: int, graph: Graph) -> None:
     is_open = any(symbols_of(*value.tensor.shape[:1]) for value in graph.inputs)
     _LOG.warning(
-        "max_batch_size=%d changes nothing: %s has its batch in its inputs' shapes, %s",
+        "max_batch_size=%d has no effect: the batch of %s is part of its inputs' shapes, %s",
         size,
-        masked(graph.name),
-        "and shapes= (`--shape`) says how large it is" if is_open else "where it is fixed",
+        sanitize_name(graph.name),
+        "and shapes= (`--shape`) sets it" if is_open else "where it is fixed",
     )
 
 
@@ -372,7 +373,8 @@ def _warn_of_precision(
     wanted = PRECISIONS[precision]
     if precision == HALF2 and tools.storage(wanted) is wanted:
         _LOG.warning(
-            "precision='half2' is float16 here: only GPUs keep images in pairs, and this is %s",
+            "precision='half2' means float16 here: only GPUs have half2 instructions, and the "
+            "device is %s",
             tools.name,
         )
         return
@@ -382,7 +384,7 @@ def _warn_of_precision(
         else f": one plan is for {tools.name}"
     )
     _LOG.warning(
-        "precision=%r changes nothing: %s cannot compute in it, and float32 stays float32%s",
+        "precision=%r has no effect: %s cannot compute in it, and float32 is kept%s",
         precision,
         " and ".join(targets_without_precision),
         others,
@@ -391,9 +393,8 @@ def _warn_of_precision(
 
 def _warn_of_estimates(target: str, advice: str) -> None:
     _LOG.warning(
-        "nothing is timed: %s is not this machine, so tactics are chosen by cost estimates. %s; "
-        "tune='none' "
-        "(`--tune none`) silences this warning",
+        "no tactic is timed: %s is not this machine, so tactics are chosen by cost estimates. "
+        "%s; tune='none' (`--tune none`) silences this warning",
         target,
         advice,
     )
@@ -406,8 +407,9 @@ def _check_outputs(graph: Graph) -> None:
     for value in graph.outputs:
         if value.name in seen:
             raise BuildError(
-                f"{value.name!r} of network {graph.name!r} would be two bindings, as an input and "
-                "an output or as an output twice; give an Identity of it a name of its own"
+                f"{value.name!r} of network {graph.name!r} would be two bindings, because it is "
+                "both an input and an output, or is an output twice; make one of them the output "
+                "of an Identity with its own name"
             )
         seen.add(value.name)
 
@@ -442,8 +444,8 @@ def _bindings(original: Graph, plans: list[PlanState]) -> tuple[Binding, ...]:
         if any(own.tensor.rank != rank for own in typed):
             ranks = " and ".join(str(own.tensor) for own in typed)
             raise BuildError(
-                f"{value.name} has axes as the shapes will: it is {ranks}; build an engine for "
-                "each, or name the axes of what removes them"
+                f"the rank of {value.name} depends on the input shapes: it is {ranks}; build one "
+                "engine for each, or give the op that removes axes (Squeeze) its axes"
             )
         # A Squeeze of whatever is 1 removes more once shapes are known.
         theirs = value.tensor.shape if value.tensor.rank == rank else typed[0].tensor.shape

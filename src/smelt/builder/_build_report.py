@@ -40,7 +40,7 @@ def describe_plan(
         "source": [{"name": n.name, "op": n.op.name} for n in source.nodes],
         "nodes": [_describe_node(n, choice.tactics[n]) for n in graph.nodes],
         "candidates": choice.times,
-        "formats": {n.name: told for n in graph.nodes if (told := _formats(n, choice))},
+        "formats": {n.name: detail for n in graph.nodes if (detail := _formats(n, choice))},
         "in_network": choice.in_network,
         "refusals": {name: list(reasons) for name, reasons in refusals.items() if reasons},
         "storage": assembled.notes,

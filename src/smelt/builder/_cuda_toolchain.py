@@ -253,7 +253,7 @@ class CudaToolchain(Toolchain):
                 if kernel.family in families:
                     backend.records(kernel, self.target)
         except BuildError as error:
-            _LOG.warning("nothing is chained: %s", error)
+            _LOG.warning("programmatic dependent launch is not used: %s", error)
             return False
         return True
 
@@ -382,7 +382,7 @@ def _installed(gpu: CudaDevice) -> list[LoadedLibrary]:
     if not found:
         raise missing[0]
     for reason in missing:
-        _LOG.warning("libraries=True does without one: %s", reason)
+        _LOG.warning("libraries=True: a library is not used: %s", reason)
     return found
 
 
@@ -417,7 +417,9 @@ def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CudaToo
     target = target_named(fingerprint.architecture)
     sizes = [f.removeprefix(_SIZE) for f in fingerprint.features if f.startswith(_SIZE)]
     if len(sizes) != 1 or not re.fullmatch(r"[1-9][0-9]{0,4}", sizes[0]):
-        raise EngineFormatError("the engine does not say for how large a GPU it was tuned")
+        raise EngineFormatError(
+            "the engine does not record the size of the GPU that it was tuned for"
+        )
     target = dataclasses.replace(target, multiprocessors=int(sizes[0]))
     called = _called(fingerprint.features)
     libraries = [LIBRARIES[name].open(gpu_named(device), called[name]) for name in called]
@@ -434,9 +436,11 @@ def _called(features: Sequence[str]) -> dict[str, int]:
         title = LIBRARIES[name].title
         if not re.fullmatch(r"[1-9][0-9]{0,9}", version):
             raise EngineFormatError(
-                f"the engine needs {title} {version[:40]!r}, which is no version"
+                f"the engine requires {title} {version[:40]!r}, which is not a version number"
             )
         if name in called:
-            raise EngineFormatError(f"the engine names {title} twice; no build writes that")
+            raise EngineFormatError(
+                f"the engine requires {title} twice; a build does not write that"
+            )
         called[name] = int(version)
     return called

@@ -130,7 +130,7 @@ def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
     header = file.header
     if not header.network:
         raise BuildError(
-            f"{file.source} does not keep its network and cannot be retuned; build it with "
+            f"{file.source} does not contain its network and cannot be retuned; build it with "
             "retunable=True (`smelt build --retunable`), or from the model on this machine"
         )
     try:
@@ -145,7 +145,7 @@ def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
     except EngineMismatchError:
         raise
     except MALFORMED_DATA_ERRORS as error:
-        raise malformed_error(f"{file.source}: the network that it keeps", error) from error
+        raise malformed_error(f"{file.source}: its embedded network", error) from error
 
 
 def _check_recipes(constants: Sequence[Any], refuse: Callable[[str], SmeltError]) -> None:
@@ -157,7 +157,7 @@ def _check_recipes(constants: Sequence[Any], refuse: Callable[[str], SmeltError]
 def _read_sources(weights: Sequence[Weight], data: NDArray[np.uint8]) -> list[Constant]:
     sources = [_source(weight, data) for weight in weights]
     if sum(source.array.nbytes for source in sources) > data.size:
-        raise EngineFormatError("its arrays lie one in another")
+        raise EngineFormatError("its arrays overlap")
     return sources
 
 
@@ -170,7 +170,7 @@ def _source(weight: Weight, data: NDArray[np.uint8]) -> Constant:
 def _constant_from_data(data: Any, sources: Sequence[Constant]) -> Constant:
     def resolve(name: str) -> Constant:
         if not name.isdecimal():
-            raise EngineFormatError(f"{name[:60]!r} is no source")
+            raise EngineFormatError(f"{name[:60]!r} is not an array of the network")
         return sources[int(name)]
 
     return recipe_from_json(as_json(data), resolve)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.backends import Aliasing
-from smelt.errors import BuildError, GraphError, SmeltError, masked
+from smelt.errors import BuildError, GraphError, SmeltError, sanitize_name
 from smelt.interp import run_node
 from smelt.ir import Operand
 from smelt.passes import Note, PassRecord, PassReport
@@ -84,7 +84,9 @@ def find_float32_layers(
     try:
         return _find_float32_range(graph, rounded_inputs_by_node, storage, sizes, most)
     except (SmeltError, MemoryError) as error:
-        raise BuildError(f"what rounding does to {graph.name} is not known: {error}") from error
+        raise BuildError(
+            f"the rounding error of {graph.name} cannot be measured: {error}"
+        ) from error
 
 
 def _find_float32_range(
@@ -92,7 +94,7 @@ def _find_float32_range(
 ) -> Float32Layers | None:
     for node in graph.nodes:
         if _decides(node):
-            raise BuildError(f"it decides something at {node.name}")
+            raise BuildError(f"a value that is known only at run time is needed by {node.name}")
     samples: list[_Sample] = []
     for seed in range(_SAMPLES):
         samples.append(_Sample(graph, rounded_inputs_by_node, storage, _inputs(graph, sizes, seed)))
@@ -139,7 +141,7 @@ def report_float32_layers(
         "float32",
         len(nodes),
         len(graph.nodes),
-        masked(graph.name),
+        sanitize_name(graph.name),
         storage.value,
         float32_layers.error,
         float32_layers.error_with_float32_layers,
@@ -278,7 +280,7 @@ def _round(array: Array | None, storage: DType) -> Array | None:
 
 
 def _error(mine: Array, exact: Array) -> float:
-    """The largest difference, relative to the largest magnitude; 0 where that is no number."""
+    """The largest difference, relative to the largest magnitude; 0 where that is not a number."""
     largest = float(np.abs(exact).max(initial=0.0))
     if not np.isfinite(largest):
         return 0.0

@@ -30,7 +30,8 @@ def malformed_error(what: str, error: BaseException) -> EngineFormatError:
     """The error for one of `MALFORMED_DATA_ERRORS`; ``what`` names what was read."""
     name = "" if isinstance(error, SmeltError) else f"{type(error).__name__}, "
     return EngineFormatError(
-        f"{what} is not sound ({name}{str(error)[:500]}); fetch the engine again, or build it"
+        f"{what} is not valid ({name}{str(error)[:500]}); download the engine again, or build it "
+        "again"
     )
 
 
@@ -130,10 +131,10 @@ def _resolve(
         case ["node", int(n), int(k)] if 0 <= n < len(graph.nodes) and k >= 0:
             return graph.nodes[n].outputs[k]
         case _:
-            raise EngineFormatError(f"{reference!r} refers to nothing")
+            raise EngineFormatError(f"the reference {reference!r} has no target")
 
 
 def _required(value: Value | None) -> Value:
     if value is None:
-        raise EngineFormatError("an output is absent")
+        raise EngineFormatError("an output is missing")
     return value

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from smelt.engine import Launch, check_signature, key_id, read_engine, verify_signature
 from smelt.errors import EngineMismatchError, SmeltError, TrustError
 from smelt.runtime import Engine, check_machine
-from smelt.types import DeviceName, enough_memory_for, given_bool, given_word
+from smelt.types import DeviceName, enough_memory_for, require_bool, require_choice
 
 if TYPE_CHECKING:
     import os
@@ -53,12 +53,13 @@ def load(
         EngineMismatchError: it was built for another machine, smelt or device.
         UnsupportedError: no device is called so.
     """
-    given_word(trust, "trust", SmeltError, ("signed", "always"))
-    file = read_engine(source, mapped=given_bool(mapped, "mapped", SmeltError))
+    require_choice(trust, "trust", SmeltError, ("signed", "always"))
+    file = read_engine(source, mapped=require_bool(mapped, "mapped", SmeltError))
     built_for = file.header.fingerprint.device
     if device is not None and DeviceName.from_text(device).kind != built_for:
         raise EngineMismatchError(
-            f"{file.source} was built for {built_for!r}, not {device!r}; build it again for that"
+            f"{file.source} was built for {built_for!r}, not for {device!r}; build it again for "
+            f"{device!r}"
         )
     if trust == "always":
         if file.signature is not None:
@@ -78,13 +79,15 @@ def load(
 def _told(file: EngineFile) -> str:
     """What the user should know of an engine of a stranger, or of nobody."""
     if file.signature is None:
-        whose, remedy = "is not signed", "build it again where you have a signing key"
+        whose, remedy = "is not signed", "build it again on a machine that has a signing key"
     else:
-        whose = f"is signed by the key {key_id(file.signature.public_key)}, which you do not trust"
+        whose = (
+            f"is signed by the key {key_id(file.signature.public_key)}, which is not trusted here"
+        )
         remedy = "trust the key (`smelt trust add`)"
     return (
-        f"{file.source} {whose}: its machine code is not used; kernels are compiled here from "
-        f"its plan. To run it as it was built, {remedy}"
+        f"{file.source} {whose}, so its machine code is not used and its kernels are compiled "
+        f"here. To use its machine code, {remedy}"
     )
 
 
@@ -98,7 +101,7 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
         # Nobody's word makes an engine one that leaves its outputs as they are.
         raise EngineMismatchError(
             f"{file.source} was built for 'null', which computes nothing, and no key that you "
-            "trust signed it; load it with device='null' to run it all the same"
+            "trust signed it; load it with device='null' to run it anyway"
         )
     check_machine(fingerprint)
     tools = toolchain_of(fingerprint, device)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.engine import EngineHeader, GivenArray, Weight, check_header
-from smelt.errors import BuildError, EngineFormatError, masked
+from smelt.errors import BuildError, EngineFormatError, sanitize_name
 from smelt.ir import sources_first
 from smelt.ops import DequantizeLinear, QuantizeLinear, recipe_to_json
 from smelt.runtime import Engine
@@ -77,7 +77,9 @@ def make_engine(parts: EngineParts) -> Engine:
             device=parts.device,
         )
     except EngineFormatError as error:
-        raise BuildError(f"no engine can be made of {masked(parts.name)}: {error}") from error
+        raise BuildError(
+            f"no engine can be made from {sanitize_name(parts.name)}: {error}"
+        ) from error
 
 
 class _Sources:

@@ -18,11 +18,11 @@ from smelt.types import (
     Symbol,
     SymbolicDim,
     evaluate_dim,
-    given_dict,
-    given_int,
-    given_ints,
-    given_list,
     items_of,
+    require_dict,
+    require_int,
+    require_ints,
+    require_list,
     shown,
     symbols_of,
 )
@@ -53,12 +53,12 @@ class SymbolRange:
         return "..".join(str(value) for value in dict.fromkeys(ends))
 
 
-SymbolBox = dict[str, SymbolRange]
+SymbolRanges = dict[str, SymbolRange]
 
 
-def symbol_boxes_of(
+def optimization_profiles_of(
     graph: Graph, shapes: Mapping[str, ShapeSpec] | None, max_batch_size: int
-) -> list[SymbolBox]:
+) -> list[SymbolRanges]:
     """The box of each plan.
 
     Raises:
@@ -66,9 +66,9 @@ def symbol_boxes_of(
         ShapeError: a shape that contradicts the network's.
         UnboundSymbolError: a symbol of the network that nothing binds.
     """
-    max_batch_size = given_int(max_batch_size, "max_batch_size", BuildError, least=1)
+    max_batch_size = require_int(max_batch_size, "max_batch_size", BuildError, least=1)
     inputs = {value.name: value for value in graph.inputs}
-    shapes = {} if shapes is None else given_dict(shapes, "shapes", BuildError)
+    shapes = {} if shapes is None else require_dict(shapes, "shapes", BuildError)
     for name in shapes:
         if name not in inputs:
             raise BuildError(f"shapes= names {name!r}; the inputs are: {', '.join(inputs)}")
@@ -76,7 +76,8 @@ def symbol_boxes_of(
     counts = {len(r) for r in ranges.values() if len(r) > 1}
     if len(counts) > 1:
         raise BuildError(
-            f"shapes= gives {sorted(counts)} shapes to different inputs; give each as many"
+            f"shapes= gives {sorted(counts)} shapes for different inputs; give every input the "
+            "same number of shapes"
         )
     return [
         _box(inputs, {n: r[min(i, len(r) - 1)] for n, r in ranges.items()}, graph, max_batch_size)
@@ -85,12 +86,12 @@ def symbol_boxes_of(
 
 
 def _check_extents(name: str, spec: object) -> None:
-    """Refuse an extent that no engine has, before it is no number of 64 bits either."""
+    """Refuse an extent that no engine has, before it is not a number of 64 bits either."""
     shapes = [spec, *_items(spec)]
     for item in chain.from_iterable(map(_items, shapes)):
         if isinstance(item, int | np.integer) and item > Limit.MAX_EXTENT.most:
-            told = Limit.MAX_EXTENT.excess(int(cast("int", item)))
-            raise ShapeError(f"shapes= gives an extent of {told}", node=name)
+            detail = Limit.MAX_EXTENT.excess(int(cast("int", item)))
+            raise ShapeError(f"shapes= gives an extent of {detail}", node=name)
 
 
 def _items(spec: object) -> Sequence[object]:
@@ -100,7 +101,7 @@ def _items(spec: object) -> Sequence[object]:
 def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]]:
     _check_extents(name, spec)
     with suppress(BuildError):
-        fixed = given_ints(spec, name, BuildError)
+        fixed = require_ints(spec, name, BuildError)
         return [(fixed, fixed, fixed)]
 
     def refused(_: str) -> BuildError:
@@ -109,7 +110,7 @@ def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]
             "of shapes, one plan each, or a tuple (smallest, best, largest) of shapes"
         )
 
-    shapes = [given_ints(shape, name, refused) for shape in given_list(spec, name, refused)]
+    shapes = [require_ints(shape, name, refused) for shape in require_list(spec, name, refused)]
     if any(len(s) != len(shapes[0]) for s in shapes):
         raise BuildError(f"the shapes of {name!r} differ in rank: {shapes}")
     if isinstance(spec, list):
@@ -130,8 +131,8 @@ def _box(
     given: Mapping[str, tuple[Extents, Extents, Extents]],
     graph: Graph,
     max_batch_size: int,
-) -> SymbolBox:
-    box: SymbolBox = {}
+) -> SymbolRanges:
+    box: SymbolRanges = {}
     for name, (low, best, high) in given.items():
         shape = inputs[name].tensor.shape
         if len(low) == len(shape) - 1 and shape[:1] == (SymbolicDim.symbol(BATCH),):
@@ -160,14 +161,14 @@ def _box(
         names = ", ".join(sorted(unbound))
         shapes = _example(inputs)
         raise UnboundSymbolError(
-            f"the network leaves {names} open; give shapes, as shapes={shapes}; "
-            "max_batch_size is for an extent that is named batch alone"
+            f"the network leaves {names} open; give shapes, as shapes={shapes} (max_batch_size "
+            "sets only an extent that is named batch)"
         )
     _check_sizes(inputs, box)
     return box
 
 
-def _check_sizes(inputs: Mapping[str, Value], box: SymbolBox) -> None:
+def _check_sizes(inputs: Mapping[str, Value], box: SymbolRanges) -> None:
     """Refuse what no machine can hold, before a plan has a place for it."""
     highs = {symbol: bounds.high for symbol, bounds in box.items()}
     for name, value in inputs.items():
@@ -177,7 +178,7 @@ def _check_sizes(inputs: Mapping[str, Value], box: SymbolBox) -> None:
             size = math.prod(shape) * kind.dtype.size_bytes
             if size > Limit.MAX_TENSOR_BYTES.most:
                 raise ShapeError(
-                    f"the largest shape is {shape}, which no machine can hold: "
+                    f"the largest shape is {shape}, which does not fit into memory: "
                     f"{Limit.MAX_TENSOR_BYTES.excess(size)}; build for smaller shapes",
                     node=name,
                 )
@@ -199,17 +200,19 @@ def _example(inputs: Mapping[str, Value]) -> dict[str, tuple[int, ...]]:
     return {n: tuple(evaluate_dim(d, sizes) for d in shape) for n, shape in open_.items()}
 
 
-def _bind(box: SymbolBox, name: str, extent: Dim, bounds: SymbolRange) -> None:
+def _bind(box: SymbolRanges, name: str, extent: Dim, bounds: SymbolRange) -> None:
     if bounds.low < 0:
-        raise ShapeError(f"an extent of {bounds.low} is given", node=name)
+        raise ShapeError(f"the extent {bounds.low} is negative", node=name)
     if isinstance(extent, int):
         return
     monomial = extent.terms[0][0] if len(extent.terms) == 1 else ()
     if len(monomial) != 1 or not isinstance(monomial[0], Symbol) or extent.terms[0][1] != 1:
-        raise ShapeError(f"the extent {extent} cannot be bound; bind its symbols", node=name)
+        raise ShapeError(
+            f"the extent {extent} is a formula and cannot be set; set its symbols", node=name
+        )
     symbol = monomial[0].name
     if box.setdefault(symbol, bounds) != bounds:
-        raise ShapeError(f"{symbol} is given as {box[symbol]} and as {bounds}", node=name)
+        raise ShapeError(f"{symbol} is given twice, as {box[symbol]} and as {bounds}", node=name)
 
 
 # ---- as JSON, which tells no tuple from a list
@@ -230,7 +233,7 @@ def _spec_to_data(spec: ShapeSpec) -> list[Any]:
 def shapes_from_data(data: Any) -> dict[str, ShapeSpec] | None:
     """What `shapes_to_data` wrote. Raises EngineFormatError."""
     if not isinstance(data, dict):
-        raise EngineFormatError("what is said of shapes is malformed")
+        raise EngineFormatError("the record of the shapes is malformed")
     named = cast("dict[str, Any]", data)
     return {name: _spec_from_data(spec) for name, spec in named.items()} or None
 
@@ -244,7 +247,7 @@ def _spec_from_data(data: Any) -> ShapeSpec:
         case ["range", [*shapes]]:
             return tuple(_extents(shape) for shape in shapes)
         case _:
-            raise EngineFormatError("what is said of a shape is malformed")
+            raise EngineFormatError("the record of a shape is malformed")
 
 
 def _extents(data: Any) -> Extents:

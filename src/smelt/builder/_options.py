@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from smelt.errors import BuildError, UnsupportedError
 from smelt.tuner import InNetworkEffort
-from smelt.types import DType, given_bool, given_float, given_int, path_from, shown
+from smelt.types import DType, require_bool, require_float, require_int, require_path, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,15 +61,15 @@ class TuningEffort:
     def __post_init__(self) -> None:
         for name in ("candidates", "repeats", "runs_per_mean"):
             what = f"{name} of a tuning effort"
-            made = given_int(getattr(self, name), what, BuildError, least=1)
+            made = require_int(getattr(self, name), what, BuildError, least=1)
             object.__setattr__(self, name, made)
         for name in ("seconds", "seconds_per_trial", "min_sample_seconds"):
             what = f"{name} of a tuning effort"
-            time = given_float(getattr(self, name), what, BuildError, 0.0, math.inf)
+            time = require_float(getattr(self, name), what, BuildError, 0.0, math.inf)
             object.__setattr__(self, name, time)
         if not isinstance(network := cast("object", self.network), InNetworkEffort):
             raise BuildError(
-                f"network of a tuning effort is {shown(network)}; it must be an Effort"
+                f"the field network of a tuning effort is {shown(network)}; it must be an Effort"
             )
 
 
@@ -101,23 +101,23 @@ class BuildOptions:
         if not _is_precision(self.precision):
             known = ", ".join(PRECISIONS)
             raise UnsupportedError(
-                f"precision {shown(self.precision)} cannot be built; what can is: {known}. "
-                "Models with float16 weights build as they are and compute in float32, models with "
-                "QuantizeLinear and DequantizeLinear in int8"
+                f"precision {shown(self.precision)} is not supported; choose one of: {known}. "
+                "Models with float16 weights build as they are and compute in float32, models "
+                "with QuantizeLinear and DequantizeLinear in int8"
             )
         for name, least in (("max_batch_size", 1), ("max_workspace_bytes", 0)):
-            made = given_int(getattr(self, name), name, BuildError, least=least)
+            made = require_int(getattr(self, name), name, BuildError, least=least)
             object.__setattr__(self, name, made)
         for name in ("retunable", "libraries", "portable"):
-            object.__setattr__(self, name, given_bool(getattr(self, name), name, BuildError))
+            object.__setattr__(self, name, require_bool(getattr(self, name), name, BuildError))
         object.__setattr__(self, "tune", _checked_effort(self.tune))
         if self.timing_cache is not None:
-            path_from(self.timing_cache, "a timing cache", BuildError)
+            require_path(self.timing_cache, "a timing cache", BuildError)
         object.__setattr__(self, "rounding_error", _checked_error(self.rounding_error))
         if self.libraries and self.portable:
             raise BuildError(
-                "libraries=True lets an engine need a library, and portable=True forbids it; give "
-                "one of them"
+                "libraries=True allows library kernels, and portable=True forbids them; give "
+                "only one of them"
             )
 
 
@@ -129,7 +129,7 @@ def _checked_effort(tune: object) -> str | float | TuningEffort:
     def refused(_: str) -> BuildError:
         return BuildError(f'tune is {shown(tune)}; give "none", "fast", "full" or seconds')
 
-    return given_float(tune, "tune", refused, 0.0, math.inf)
+    return require_float(tune, "tune", refused, 0.0, math.inf)
 
 
 def _is_precision(name: object) -> bool:
@@ -143,8 +143,8 @@ def _checked_error(given: object) -> float | None:
 
     def refused(_: str) -> BuildError:
         return BuildError(
-            f"rounding_error is {shown(given)}; it must be a number above 0, a part of answers' "
-            "largest magnitude, and at most 1, which allows any error"
+            f"rounding_error is {shown(given)}; it must be a number above 0 and at most 1: the "
+            "allowed error as a fraction of the outputs' largest magnitude (1 allows any error)"
         )
 
-    return given_float(given, "rounding_error", refused, math.ulp(0.0), 1.0)
+    return require_float(given, "rounding_error", refused, math.ulp(0.0), 1.0)

@@ -110,8 +110,8 @@ class _Writer:
 
 def _constant_to_data(constant: Constant) -> Any:
     if (size := constant.array.nbytes) > Limit.MAX_CONSTANT_BYTES.most:
-        told = Limit.MAX_CONSTANT_BYTES.excess(size)
-        raise BuildError(f"the constant {constant.name!r} has {told}")
+        detail = Limit.MAX_CONSTANT_BYTES.excess(size)
+        raise BuildError(f"the constant {constant.name!r} has {detail}")
     array = np.ascontiguousarray(constant.array)
     content = None
     if _is_known(array.size):
@@ -271,7 +271,7 @@ class RegeneratedEngine:
 
 
 def _mismatch_error(what: str) -> EngineFormatError:
-    return EngineFormatError(f"it gives other {what} than the engine has; it was altered")
+    return EngineFormatError(f"its {what} differ from those of the engine; the file was changed")
 
 
 def _decides(constant: Constant) -> bool:
@@ -285,7 +285,7 @@ def _check_weights_size(constants: Sequence[Constant], weights_bytes: int) -> No
     declared = sum(c.array.nbytes for c in constants if not _is_known(c.array.size))
     if declared > 8 * weights_bytes:
         raise EngineFormatError(
-            f"its constants take {declared} bytes, and {weights_bytes} are packed"
+            f"its constants declare {declared} bytes, and the weights have {weights_bytes}"
         )
 
 
@@ -297,17 +297,17 @@ def constant_from_data(data: Any) -> Constant:
     if any(d < 0 for d in extents):
         raise EngineFormatError(f"the constant {name!r} has the extents {extents}")
     if (size := count * kind.itemsize) > Limit.MAX_CONSTANT_BYTES.most:
-        told = Limit.MAX_CONSTANT_BYTES.excess(size)
-        raise EngineFormatError(f"the constant {name!r} has {told}")
+        detail = Limit.MAX_CONSTANT_BYTES.excess(size)
+        raise EngineFormatError(f"the constant {name!r} has {detail}")
     if _is_known(count) != (content is not None):
-        raise EngineFormatError(f"the constant {name!r} has the elements of another")
+        raise EngineFormatError(f"the constant {name!r} overlaps another one")
     if content is None:
         # The elements are in the packed weights; here one zero stands for all of them.
         return Constant(str(name), np.broadcast_to(np.zeros((), kind), extents))
     try:
         raw = base64.b64decode(content, validate=True)
     except binascii.Error as error:
-        raise EngineFormatError(f"the constant {name!r} is no base64") from error
+        raise EngineFormatError(f"the constant {name!r} is not valid base64") from error
     return Constant(str(name), np.frombuffer(raw, kind).reshape(extents))
 
 
@@ -353,11 +353,11 @@ def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) 
                 # A file may say 4.0 or true where a generator counts.
                 return replace(tactic, parameters=known[way])
         reasons |= {r.reason: None for r in refusals if r.family == tactic.family}
-    message = f"{tactic} is no tactic for {node}"
+    message = f"{tactic} is not a tactic for {node}"
     if reasons:
         # Beside alterations, what code is made with decides about that.
         message += (
-            f": here {tactic.family} refuses it ({'; '.join(reasons)}). Unless the engine was "
-            "altered, remove the reason, or build it again here, or trust the key of who signed it"
+            f": the family {tactic.family} does not support it on this machine "
+            f"({'; '.join(reasons)}). Build the engine again here, or trust the key that signed it"
         )
     raise EngineFormatError(message)

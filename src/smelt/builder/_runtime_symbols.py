@@ -21,14 +21,14 @@ from smelt.types import Limit, TensorType, bounds_of, element_count, symbols_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from smelt.builder._optimization_profiles import SymbolBox
+    from smelt.builder._optimization_profiles import SymbolRanges
     from smelt.ir import Graph
 
 TUNED_LOOP_TRIPS: Final = 4096
 """What a count without a bound is tuned for, at most: nothing tells what it will be."""
 
 
-def bound_runtime_symbols(graph: Graph, box: SymbolBox, most_bytes: int) -> SymbolBox:
+def bound_runtime_symbols(graph: Graph, box: SymbolRanges, most_bytes: int) -> SymbolRanges:
     """The values in a box of each symbol that a run itself determines.
 
     ``most_bytes`` bounds what all tensors together need for counts that have no bound.
@@ -45,7 +45,9 @@ def bound_runtime_symbols(graph: Graph, box: SymbolBox, most_bytes: int) -> Symb
     return {name: SymbolRange(0, best[name], high) for name, high in largest.items()}
 
 
-def used_runtime_symbols(graph: Graph, box: SymbolBox, runtime_symbols: SymbolBox) -> SymbolBox:
+def used_runtime_symbols(
+    graph: Graph, box: SymbolRanges, runtime_symbols: SymbolRanges
+) -> SymbolRanges:
     """Those of the counts on which an optimised graph depends.
 
     Raises UnboundSymbolError: it depends on another symbol than these and the box's.
@@ -53,9 +55,8 @@ def used_runtime_symbols(graph: Graph, box: SymbolBox, runtime_symbols: SymbolBo
     used = _symbols_in(graph)
     if unknown := sorted(used - box.keys() - runtime_symbols.keys()):
         raise UnboundSymbolError(
-            f"{', '.join(unknown)} is known only at run time, and the network declares no upper "
-            f"bound; "
-            "give one in symbol_bounds of its graph"
+            f"{', '.join(unknown)} is known only at run time and has no upper bound; give one in "
+            "symbol_bounds of the network's graph"
         )
     return {name: bounds for name, bounds in runtime_symbols.items() if name in used}
 

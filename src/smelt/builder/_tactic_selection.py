@@ -18,7 +18,7 @@ from smelt.builder._options import MIXED, PRECISIONS, ROUNDING_ERRORS
 from smelt.builder._plan_recipe import PlanRecipe
 from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph, TuningRequest
 from smelt.builder._workspace import workspace_bytes
-from smelt.errors import BuildError, masked
+from smelt.errors import BuildError, sanitize_name
 from smelt.tuner import Candidates, FusedPairTimings, choose, propose_fused_pairs
 from smelt.types import DType, bounds_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smelt.backends import BuiltPlan, Tactic
-    from smelt.builder._optimization_profiles import SymbolBox
+    from smelt.builder._optimization_profiles import SymbolRanges
     from smelt.builder._options import BuildOptions, Progress, TuningEffort
     from smelt.builder._plan_recipe import Symbols
     from smelt.builder._toolchain import Toolchain
@@ -42,11 +42,11 @@ _PORTABLE_REFUSAL: Final = "portable=True does not allow reference steps, which 
 class PlanState:
     """One plan on its way."""
 
-    box: SymbolBox
+    box: SymbolRanges
     """The symbols that stay open."""
     fixed: dict[str, int]
     """The symbols that the plan fixes."""
-    runtime_symbols: SymbolBox
+    runtime_symbols: SymbolRanges
     """The symbols that a run determines."""
     graph: Graph
     report: dict[str, Any]
@@ -196,8 +196,8 @@ class TacticSelector:
         }
         fresh = found.keys() - plan.float32_layers
         for name in sorted(fresh):
-            told = "%s stays in float32: in %s every candidate is wrong; %s"
-            _LOG.warning(told, masked(name), storage.value, found[name])
+            detail = "%s stays in float32: in %s every candidate kernel gave wrong results; %s"
+            _LOG.warning(detail, sanitize_name(name), storage.value, found[name])
         if fresh:
             plan.float32_layers |= fresh
             self.known.clear()
@@ -210,7 +210,12 @@ class TacticSelector:
             if reason := timer.wrong_result_reason(node):
                 is_slow = choice.tactics[node].is_reference
                 does = "runs on the host, which is slow" if is_slow else "runs untried"
-                _LOG.warning("%s %s: every candidate is wrong; %s", masked(node.name), does, reason)
+                _LOG.warning(
+                    "%s %s: every candidate kernel gave wrong results; %s",
+                    sanitize_name(node.name),
+                    does,
+                    reason,
+                )
 
     def _rounded(self, node: Node) -> tuple[bool, ...]:
         self._tactics(node)
@@ -288,7 +293,9 @@ class TacticSelector:
             size = self._workspace(node, tactic)
             if size > self.options.max_workspace_bytes:
                 found = True
-                reason = f"{tactic} needs {size} bytes of workspace with its workers' memory"
+                reason = (
+                    f"{tactic} needs {size} bytes of workspace, including the memory of its workers"
+                )
                 self.known[node] = Candidates(
                     tuple(t for t in known.tactics if t != tactic),
                     (*known.refusals, Refusal(tactic.family, reason)),

@@ -239,7 +239,9 @@ def device_to_run(
         try:
             check_device(tools.fingerprint, tools.device)
         except (DeviceError, EngineMismatchError) as error:
-            raise DeviceError(f"what is built for {name!r} does not run here: {error}") from error
+            raise DeviceError(
+                f"engines for {name!r} do not run on this machine: {error}"
+            ) from error
         return name
 
     return _first(device, checked)
@@ -257,12 +259,12 @@ def _first(device: object, attempt: Callable[[str], _T]) -> _T:
                 raise
             _LOG.warning("not built for %s: %s", name, error)
             reasons.append(f"{name}: {error}")
-    raise UnsupportedError(f"no device of {names} can be built for", reasons=reasons)
+    raise UnsupportedError(f"engines can be built for none of the devices {names}", reasons=reasons)
 
 
 def _names_of(device: object) -> list[str]:
     """What ``build`` says of the device, as a list of names."""
-    told = shown(device)
+    detail = shown(device)
     given: Sequence[object] = ()
     if isinstance(device, str):
         given = (device,)
@@ -271,7 +273,7 @@ def _names_of(device: object) -> list[str]:
     names = [name for name in given if isinstance(name, str)]
     if not names or len(names) < len(given):
         raise UnsupportedError(
-            f"device {told} is no name and no list of names; there are: {DEVICE_GRAMMAR}"
+            f"device {detail} is neither a name nor a list of names; devices are: {DEVICE_GRAMMAR}"
         )
     return names
 

@@ -13,7 +13,7 @@ from smelt.cli._files import FileCommand, SourceFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._option_types import FiniteFloat, pairs_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
-from smelt.types import counted, format_number, format_share
+from smelt.types import counted, format_number, format_percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class _LayerTimes:
 @click.option(
     "--seconds",
     type=FiniteFloat(0, min_open=True),
-    help="Measure for so long.  [default: 3]",
+    help="Seconds to measure.  [default: 3]",
 )
 @click.option("--warmup", default=5, show_default=True, type=Count(0), help="Runs before.")
 @input_option(
@@ -57,7 +57,7 @@ class _LayerTimes:
     help="An input: a .npy file, random or zeros.  [default: random]",
 )
 @output_option(help="Outputs of a MODEL; repeatable.")
-@click.option("--profile", is_flag=True, help="Then time each layer, in runs of their own.")
+@click.option("--profile", is_flag=True, help="Also time each layer, in separate runs.")
 @json_option()
 @build_options
 def bench(
@@ -130,7 +130,7 @@ class _BenchmarkRun:
     ) -> _BenchmarkRun:
         import numpy as np
 
-        from smelt.cli._inputs import given_array, shape_at, values_of_batch
+        from smelt.cli._inputs import require_array, shape_at, values_of_batch
         from smelt.errors import SmeltError
 
         unknown = sorted(set(given) - {b.name for b in engine.inputs})
@@ -138,23 +138,23 @@ class _BenchmarkRun:
             raise SmeltError(f"the engine has no input {unknown[0]!r}")
         plans = engine.header.plans
         arrays = {
-            b.name: given_array(given[b.name], b, {}, plans)
+            b.name: require_array(given[b.name], b, {}, plans)
             for b in engine.inputs
             if given.get(b.name, "random") not in ("random", "zeros")
         }
         values = values_of_batch(engine, batch, {n: array.shape for n, array in arrays.items()})
         for b in engine.inputs:
             if b.name not in arrays:
-                arrays[b.name] = given_array(given.get(b.name, "random"), b, values, plans)
+                arrays[b.name] = require_array(given.get(b.name, "random"), b, values, plans)
         results = [np.empty(shape_at(b, values), b.dtype.numpy) for b in engine.outputs]
         first = engine.inputs[0] if engine.inputs else None
         extents = arrays[first.name].shape if first is not None else ()
         items = extents[0] if len(extents) > 1 else 1
         named = {str(d) for b in engine.inputs for d in b.shape if not isinstance(d, int)}
-        told = items if "batch" in named else 1
+        detail = items if "batch" in named else 1
         made = iter(results)
         bindings = [arrays[b.name] if b.is_input else next(made) for b in engine.bindings]
-        return cls(context, told, items, bindings, values)
+        return cls(context, detail, items, bindings, values)
 
     def run(self) -> None:
         self.context.execute(self.batch, self.bindings)
@@ -248,7 +248,7 @@ def _show(report: Mapping[str, Any]) -> None:
                 x["name"],
                 x["kind"],
                 format_number(x["milliseconds"], 4),
-                format_share(x["share"], 1),
+                format_percent(x["share"], 1),
                 x["tactic"],
             )
             for x in report["layers"]

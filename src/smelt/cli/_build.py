@@ -14,7 +14,7 @@ from smelt.cli._files import FileCommand, SourceFile, check_writable
 from smelt.cli._models import BuildArguments, build_engine, build_options
 from smelt.cli._options import QUIET_OPTION, engine_option, json_option, output_option
 from smelt.cli._progress import ProgressLine
-from smelt.errors import masked
+from smelt.errors import sanitize_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 
-@click.command(cls=FileCommand, short_help="Build an engine from a model, ONNX or Caffe's.")
+@click.command(cls=FileCommand, short_help="Build an engine from an ONNX or Caffe model.")
 @click.argument("model", metavar="MODEL", type=SourceFile())
 @engine_option(
-    help="Where the engine goes.  [default: the model's name with .engine, in this folder]",
+    help="File to write the engine to.  [default: the model's name with .engine, in this folder]",
 )
 @build_options
-@output_option(help="A tensor to mark as output, instead of the model's own; repeat for several.")
+@output_option(help="A tensor to make an output, instead of the model's outputs; repeatable.")
 @click.option(
     "--retunable",
     is_flag=True,
-    help="Keep the network in the engine, so that `smelt retune` can time it where it runs.",
+    help=(
+        "Store the network in the engine, so that `smelt retune` can tune it on the machine "
+        "where it runs."
+    ),
 )
 @json_option(help="Describe the engine as JSON on stdout.")
 @QUIET_OPTION
@@ -123,14 +126,16 @@ def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
 
     report = report_of(engine)
     say(
-        f"{path}: {masked(engine.name)}, {len(engine.layers)} layers for {engine.device} "
+        f"{path}: {sanitize_name(engine.name)}, {len(engine.layers)} layers for {engine.device} "
         f"({machine_of(report)}), "
         f"{format_bytes(path.stat().st_size)}, built in {seconds:.1f} s"
     )
     for what, bindings in (("in ", engine.inputs), ("out", engine.outputs)):
         for b in bindings:
-            say(f"  {what} {masked(b.name)}: {b.dtype.value}[{', '.join(map(str, b.shape))}]")
+            say(
+                f"  {what} {sanitize_name(b.name)}: {b.dtype.value}[{', '.join(map(str, b.shape))}]"
+            )
     if report.libraries:
         say(f"  it needs {', '.join(report.libraries)} wherever it runs")
-    if told := format_host_steps(report):
-        say(f"  {told}. `smelt inspect {path} --tactics` says why")
+    if detail := format_host_steps(report):
+        say(f"  {detail}. `smelt inspect {path} --tactics` says why")

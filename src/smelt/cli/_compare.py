@@ -13,7 +13,7 @@ from smelt.cli._files import FileCommand, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, check_options, open_network
 from smelt.cli._option_types import FiniteFloat, pairs_from_texts, shapes_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
-from smelt.errors import masked
+from smelt.errors import sanitize_name
 
 if TYPE_CHECKING:
     from smelt.compare import Comparison, OutputError
@@ -29,7 +29,7 @@ _JUDGING: Final = frozenset(
 """Options on which it depends whether a part fails."""
 
 
-@click.command(cls=FileCommand, short_help="Check an engine against what gives right answers.")
+@click.command(cls=FileCommand, short_help="Compare an engine's outputs with a reference.")
 @click.argument("model", metavar="MODEL", type=SourceFile())
 @click.option(
     "--against",
@@ -37,16 +37,20 @@ _JUDGING: Final = frozenset(
     metavar="ORACLE|FILE",
     default="reference",
     show_default=True,
-    help="What gives the right answers: reference, onnxruntime, openvino (not for Caffe), another "
-    "engine of the same network, or outputs recorded for the given inputs, by name (.npz) or the "
-    "only one (.npy).",
+    help=(
+        "The reference: reference (smelt's own), onnxruntime, openvino (not for Caffe), another "
+        "engine of the same network, or a file of outputs recorded for the given inputs (.npz by "
+        "name, or .npy for a single output)."
+    ),
 )
-@click.option("--layers", is_flag=True, help="Compare every layer; name the first that differs.")
+@click.option(
+    "--layers", is_flag=True, help="Compare every layer, and report the first that differs."
+)
 @click.option(
     "--reduce",
     metavar="OUT.onnx",
     type=ResultFile(beside=".npz"),
-    help="Save the smallest failing part of the network, and its inputs beside it (.npz).",
+    help="Save the smallest part of the network that fails, and its inputs (.npz).",
 )
 @click.option(
     "--tolerance",
@@ -59,23 +63,28 @@ _JUDGING: Final = frozenset(
     type=Count(0),
     default=2,
     show_default=True,
-    help="Quantisation steps that a result computed from quantised tensors may differ by, "
-    "beyond the tolerance.",
+    help=(
+        "Quantisation steps by which a result of quantised tensors may differ, in addition to "
+        "the tolerance."
+    ),
 )
-@input_option(metavar="NAME=FILE.npy", help="An input; the others are random.")
+@input_option(
+    metavar="NAME=FILE.npy",
+    help="An input: a .npy file, random or zeros; inputs that are not given are random.",
+)
 @click.option(
     "--inputs",
     "archive",
     metavar="FILE.npz",
     type=SourceFile(),
-    help="Inputs by name, as --reduce saves.",
+    help="Inputs by name, as written by --reduce or `smelt run --save-inputs`.",
 )
 @click.option(
     "--seed",
     type=Count(0),
     default=0,
     show_default=True,
-    help="Of the random inputs.",
+    help="Seed of the random inputs.",
 )
 @THREADS_OPTION
 @output_option(help="Compare this tensor; repeatable.")
@@ -145,7 +154,7 @@ def _load_inputs(
     for name in given:
         if name in arrays:
             raise click.UsageError(
-                f"--input {name} and --inputs {archive} give the same input; give it once"
+                f"--input {name} and --inputs {archive} both give this input; give it once"
             )
     return arrays | {n: load_input(path, n, network.graph) for n, path in given.items()}
 
@@ -202,13 +211,13 @@ def _show(found: Comparison) -> None:
             f"{error.relative_error:.2e}",
             *([_steps(error)] if counts_steps else []),
             f"{error.tolerance:.0e}",
-            "ok" if error.passed else "moves between runs" if error.moves else "DIFFERS",
+            "ok" if error.passed else "differs between runs" if error.moves else "DIFFERS",
         )
         for error in found.outputs
     ]
     counted = ["steps"] if counts_steps else []
     heads = ("output", "type", "max error", "relative", *counted, "allowed", "")
-    print_table(rows, heads, title=f"{masked(found.network)} against {found.against}")
+    print_table(rows, heads, title=f"{sanitize_name(found.network)} against {found.against}")
     _show_cautions(found)
     if found.layers:
         right = [error for _, error in found.layers if error.passed]
@@ -219,12 +228,12 @@ def _show(found: Comparison) -> None:
     if first is not None:
         where = "only where layers are fused" if first.fused_only else "also when it stands alone"
         show(
-            f"first difference: layer {masked(first.layer)} ({first.op}), "
-            f"tensor {masked(first.tensor)}, "
+            f"first difference: layer {sanitize_name(first.layer)} ({first.op}), "
+            f"tensor {sanitize_name(first.tensor)}, "
             f"relative error {first.error.relative_error:.2e}, {where}"
         )
     elif found.layers and not found.passed:
-        show("no layer is wrong by itself: it is steps that add up, or what is fused")
+        show("no single layer is wrong: small errors add up, or fused layers differ")
 
 
 def _steps(error: OutputError) -> str:
@@ -235,7 +244,10 @@ def _steps(error: OutputError) -> str:
 def _show_cautions(found: Comparison) -> None:
     cautions = [error for error in found.outputs if error.caution]
     for error in cautions:
-        show(f"{masked(error.name)} says little on these inputs: {error.caution}")
+        show(
+            f"the comparison of {sanitize_name(error.name)} is weak on these inputs: "
+            f"{error.caution}"
+        )
     if cautions:
         show("(--input NAME=FILE.npy gives real inputs, --output NAME another tensor)")
 
@@ -260,9 +272,9 @@ def _show_reduction(found: Comparison, asked: str | None, options: list[str]) ->
     reduction = found.reduction
     if reduction is None:
         if asked is not None:
-            say(f"{asked} is not written: there is nothing that fails, and so nothing to reduce")
+            say(f"{asked} is not written: nothing fails, so there is nothing to reduce")
         return
-    show(f"smallest failing part: {', '.join(map(masked, reduction.nodes)) or 'none'}")
+    show(f"smallest failing part: {', '.join(map(sanitize_name, reduction.nodes)) or 'none'}")
     if reduction.model_path is None:
         say(f"not saved: {reduction.reason}")
     else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import click
 
-from smelt.errors import escaped_controls, masked, without_controls
+from smelt.errors import escape_controls, remove_controls, sanitize_name
 from smelt.types import (
     TextTable,
     wrap_words,
@@ -58,7 +58,7 @@ def show(*lines: str) -> None:
 
 def _fitted(lines: Sequence[str], stream: TextIO) -> str:
     width = screen_width(stream)
-    text = "\n".join(map(masked, lines))
+    text = "\n".join(map(sanitize_name, lines))
     return text if width is None else "\n".join(wrap_words(text, width))
 
 
@@ -75,7 +75,7 @@ def print_json(data: Mapping[str, Any]) -> None:
     """Write an answer as JSON, exact and standard: what is not a number is null."""
     is_unicode = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
     text = json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=not is_unicode)
-    click.echo(escaped_controls(text))
+    click.echo(escape_controls(text))
 
 
 def plain(value: Any) -> Any:
@@ -97,9 +97,11 @@ def print_table(
     if title is not None:
         show(title)
     numbers = [head for column, head in enumerate(heads) if _are_numbers(rows, column)]
-    cells = [[masked(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    cells = [
+        [sanitize_name(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    ]
     lines = TextTable(heads, cells, " ".join(numbers)).lines(screen_width(sys.stdout))
-    click.echo(without_controls("\n".join(lines)))
+    click.echo(remove_controls("\n".join(lines)))
 
 
 def _are_numbers(rows: Sequence[Sequence[object]], column: int) -> bool:

@@ -16,7 +16,7 @@ from smelt.cli._dla_trace import trace
 from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_writable
 from smelt.cli._option_types import Configuration
 from smelt.cli._options import Count, json_option
-from smelt.errors import ModelFormatError, SmeltError, without_controls
+from smelt.errors import ModelFormatError, SmeltError, remove_controls
 from smelt.types import Limit, read_file
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from smelt.nvdla.runtime import NvDlaTensor, Runtime
     from smelt.types import ArrayHeader
 
-_MOST_VALUES: Final = 4096
+_MAX_VALUES: Final = 4096
 _CONFIGURATION = click.option(
     "--configuration",
     default="nv_full",
@@ -45,11 +45,13 @@ _CONFIGURATION = click.option(
     help="The hardware: nv_full, nv_large, nv_small, nv_small_256, …",
 )
 _EXACT = click.option(
-    "--exact-fp16", is_flag=True, help="Add fp16 products as the hardware's adders do: slow."
+    "--exact-fp16",
+    is_flag=True,
+    help="Add fp16 products in the hardware's order, bit-exact but slow.",
 )
 
 
-@click.group(short_help="Inspect and run NVDLA loadables; serve a modelled device.")
+@click.group(short_help="Inspect and run NVDLA loadables, or serve a simulated device.")
 def dla() -> None:
     r"""Inspect and run NVDLA loadables on a bit-exact model of the hardware.
 
@@ -66,7 +68,7 @@ dla.add_command(trace)
 
 @dla.command(short_help="Show tasks, operations, dependencies, memory and tensors.")
 @click.argument("path", metavar="FILE", type=SourceFile())
-@click.option("--dot", is_flag=True, help="The dependency graph for Graphviz.")
+@click.option("--dot", is_flag=True, help="Write the dependency graph in Graphviz format.")
 @json_option()
 def inspect(*, path: str, dot: bool, as_json: bool) -> None:
     r"""Show what the loadable FILE does, whether or not any hardware here can run it.
@@ -83,7 +85,7 @@ def inspect(*, path: str, dot: bool, as_json: bool) -> None:
     if as_json:
         print_json(to_plain(view))
     else:
-        click.echo(without_controls(format_dot(view) if dot else format_text(view)))
+        click.echo(remove_controls(format_dot(view) if dot else format_text(view)))
 
 
 def _read_loadable(path: str) -> Loadable:
@@ -92,7 +94,7 @@ def _read_loadable(path: str) -> Loadable:
     try:
         return Loadable.from_bytes(read_file(path, Limit.MAX_LOADABLE_BYTES))
     except ModelFormatError as error:
-        raise ModelFormatError(f"{path} is no sound loadable: {error}") from error
+        raise ModelFormatError(f"{path} is not a valid loadable: {error}") from error
 
 
 @dla.command(cls=FileCommand, short_help="Run a loadable once.")
@@ -102,28 +104,29 @@ def _read_loadable(path: str) -> Loadable:
     "inputs",
     multiple=True,
     type=SourceFile(),
-    help="An input, in the order of the network's: .npy (CxHxW), .dimg, or raw memory.  "
-    "[default: zeros]",
+    help="Next input: .npy (CxHxW), .dimg, or raw memory; repeatable.  [default: zeros]",
 )
 @click.option(
     "--output",
     "outputs",
     multiple=True,
     type=ResultFile(),
-    help="Where to write an output, in the order of the network's: .npy, .dimg, or raw memory.",
+    help="File for the next output: .npy, .dimg, or raw memory; repeatable.",
 )
 @click.option(
     "--configuration",
     type=Configuration(),
-    help="The hardware.  [default: nv_full, or what the server has]",
+    help="The hardware configuration.  [default: nv_full, or that of the server]",
 )
 @_EXACT
-@click.option("--socket", metavar="PATH", help="Run at a `smelt dla serve` instead.")
-@click.option("--instance", default=0, show_default=True, help="Which device of the server.")
+@click.option(
+    "--socket", metavar="PATH", help="Run on the server of `smelt dla serve` at this socket."
+)
+@click.option("--instance", default=0, show_default=True, help="Index of the server's device.")
 @click.option(
     "--record-trace",
     type=ResultFile(),
-    help="Write the register accesses as a trace, .cfg or .txn, with its data files beside it.",
+    help="Record the register accesses as a trace (.cfg or .txn), with data files beside it.",
 )
 @json_option()
 def run(
@@ -148,14 +151,14 @@ def run(
       smelt dla run network.nvdla --record-trace network.cfg
     """
     if record_trace is not None and (socket or instance):
-        raise click.UsageError("--record-trace is for a device of this process, without --socket")
+        raise click.UsageError(
+            "--record-trace works only without --socket, on a device of this process"
+        )
     if exact_fp16 and socket:
         raise click.UsageError("--exact-fp16 is for `smelt dla serve`, not for --socket")
-    driver = (
-        None
-        if socket
-        else _make_driver(configuration or "nv_full", record_trace, exact_fp16=exact_fp16)
-    )
+    driver = None
+    if not socket:
+        driver = _make_driver(configuration or "nv_full", record_trace, exact_fp16=exact_fp16)
     loadable = _read_loadable(path)
     with _open(driver, socket, instance) as (runtime, port):
         runtime.load(loadable, instance)
@@ -176,7 +179,7 @@ def run(
         _show(report)
 
 
-@dla.command(short_help="Serve modelled devices to other processes.")
+@dla.command(short_help="Serve simulated devices to other processes.")
 @click.argument("path", metavar="SOCKET")
 @_CONFIGURATION
 @_EXACT
@@ -256,7 +259,8 @@ def _agree(there: DeviceHardware | None, asked: str | None, socket: str | None) 
     if there is None:
         if asked is None:
             raise SmeltError(
-                f"the server at {socket} does not say what hardware it has: give --configuration"
+                f"the server at {socket} does not report its hardware configuration; give "
+                "--configuration"
             )
         known = find_configuration(asked)
         return DeviceHardware(known.name, known.atom_bytes)
@@ -274,7 +278,7 @@ def _run_once(
     num_inputs, num_outputs = runtime.get_num_input_tensors(), runtime.get_num_output_tensors()
     for given, there, what in ((inputs, num_inputs, "input"), (outputs, num_outputs, "output")):
         if len(given) > there:
-            raise SmeltError(f"{len(given)} --{what} are given; the network has {there}")
+            raise SmeltError(f"--{what} is given {len(given)} times; the network has {there}")
     for number in range(num_inputs):
         tensor = runtime.get_input_tensor_desc(number)
         pinned = runtime.allocate_system_memory(tensor.buffer_size)
@@ -362,7 +366,7 @@ def _describe(tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> dic
         "shape": list(array.shape),
         "dtype": str(array.dtype),
         "md5": hashlib.md5(image, usedforsecurity=False).hexdigest(),
-        "values": values[:_MOST_VALUES].tolist(),
+        "values": values[:_MAX_VALUES].tolist(),
         "largest_index": int(values.argmax()) if values.size else None,
     }
 

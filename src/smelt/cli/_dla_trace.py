@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from smelt.nvdla import TraceResult
 
 
-@click.command(short_help="Play register traces and check what they expect.")
+@click.command(short_help="Replay register traces and check their expected values.")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=SourceFile())
 @click.option(
     "--configuration",
     type=Configuration(),
-    help="The hardware.  [default: what the trace, its folder or its language says]",
+    help="The hardware configuration.  [default: that of the trace, its folder or its format]",
 )
 @json_option()
 @click.pass_context
@@ -47,7 +47,7 @@ def trace(
     chosen = find_configuration(configuration) if configuration else None
     found = [item for path in paths for item in find_traces(path)]
     if not found:
-        raise SmeltError(f"no trace, .cfg or .txn, in {', '.join(paths)}")
+        raise SmeltError(f"there is no trace (.cfg or .txn) in {', '.join(paths)}")
     results: list[TraceResult] = []
     with ProgressLine(quiet=as_json) as progress:
         for item in found:
@@ -59,7 +59,7 @@ def trace(
         _show(results)
     has_run = any(result.state != "skipped" for result in results)
     if not has_run:
-        say("nothing ran: every trace was skipped")
+        say("no trace was replayed: all were skipped")
     context.exit(not has_run or any(result.state == "failed" for result in results))
 
 

@@ -19,8 +19,8 @@ def main() -> None:
             raise
         raise SystemExit(
             f"error: the command line needs {package}; run: pip install {' '.join(_PACKAGES)}. "
-            "Engines run without: smelt.load in Python; a key is trusted when SMELT_TRUSTED_KEYS "
-            "names a file that holds its line"
+            "Engines run without it, by smelt.load in Python; to trust a key there, set "
+            "SMELT_TRUSTED_KEYS to a file with its line"
         ) from error
     except KeyboardInterrupt as error:
         raise SystemExit(130) from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.errors import SmeltError
-from smelt.types import is_special, override, path_from
+from smelt.types import is_special, override, require_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ class _File(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as it is."""
         if not str(value):
-            self.fail("an empty text names no file", param, ctx)
+            self.fail("the file name is empty", param, ctx)
         return str(value)
 
 
@@ -76,8 +76,8 @@ class FileCommand(click.Command):
         for path in _results(self, ctx):
             if any(_is_same_file(path, other) for other in taken):
                 raise click.UsageError(
-                    f"{path} would be written over what this command reads or writes itself; "
-                    "give another name to what it writes",
+                    f"{path} is both an input and an output of this command, or an output twice; "
+                    "give the output another name",
                     ctx,
                 )
             taken.append(path)
@@ -93,19 +93,21 @@ def check_writable(path: Path) -> None:
     """
     folder = path.parent
     try:
-        path_from(path, "a file to be written")
+        require_path(path, "a file to be written")
         folder.stat()
     except FileNotFoundError:
         made = f"mkdir -p {shlex.quote(str(folder))}"
-        raise _unwritable(path, f"there is no folder {folder}; make it first: {made}") from None
+        raise _unwritable(
+            path, f"the folder {folder} does not exist; create it first: {made}"
+        ) from None
     except OSError as error:
         raise _unwritable(path, f"{folder}: {error.strerror}") from error
     if os.path.isdir(path):
-        reason = f"it is a folder; name a file in it, {path / 'NAME'}"
+        reason = f"it is a folder; give a file in it, {path / 'NAME'}"
     elif not os.path.isdir(folder):
-        reason = f"{folder} is no folder"
+        reason = f"{folder} is not a folder"
     elif not os.access(path if is_special(path) else folder, os.W_OK):
-        reason = f"you may not write in {folder}; name a file somewhere else"
+        reason = f"{folder} is not writable; give a file in another folder"
     else:
         return
     raise _unwritable(path, reason)
@@ -119,8 +121,8 @@ def check_suffix(suffix: str, what: str, *paths: str | None) -> None:
     for path in paths:
         if path and not path.lower().endswith(suffix) and not is_special(path):
             raise SmeltError(
-                f"{path} would be {what}, and its name says otherwise: "
-                f"call it {Path(path).with_suffix(suffix)}"
+                f"the output is {what}, and the suffix of {path} is another; name it "
+                f"{Path(path).with_suffix(suffix)}"
             )
 
 

@@ -64,7 +64,7 @@ def image_to_array(
 ) -> NDArray[Any]:
     """The array for an input of this shape (None where an extent is open).
 
-    Raises SmeltError: the file is no picture, or it does not fit.
+    Raises SmeltError: the file is not a picture, or it does not fit.
     """
     image_target = image_target_of(shape, preparation.layout)
     picture = _decode(path, image_target.channels)
@@ -99,11 +99,12 @@ def describe_preprocessing(array: NDArray[Any], preparation: ImagePreprocessing)
 def image_target_of(shape: tuple[int | None, ...], layout: str) -> ImageTarget:
     """Where channels, height and width stand in a shape.
 
-    Raises SmeltError: it is no picture's.
+    Raises SmeltError: it is not a picture's.
     """
     if len(shape) not in (3, 4):
         raise SmeltError(
-            f"an input of {len(shape)} axes takes no picture; give it with --input NAME=file.npy"
+            f"an input of rank {len(shape)} cannot take a picture; give it with --input "
+            "NAME=file.npy"
         )
     *_, first, second, third = shape
     last = layout == "nhwc" or (layout == "auto" and third in (1, 3) and first not in (1, 3))
@@ -111,10 +112,10 @@ def image_target_of(shape: tuple[int | None, ...], layout: str) -> ImageTarget:
     if channels not in (1, 3):
         # With auto, no other layout has 1 or 3 either.
         other = {"nchw": third, "nhwc": first}.get(layout)
-        advice = f"; --layout {layout} may be wrong: drop it" if other in (1, 3) else ""
+        advice = f"; --layout {layout} may be wrong: omit it" if other in (1, 3) else ""
         raise SmeltError(
-            f"the input has {'an open number of' if channels is None else channels} channels, "
-            f"and pictures 1 or 3; give it with --input NAME=file.npy{advice}"
+            f"the input has {'an open number of' if channels is None else channels} channels, and "
+            f"a picture has 1 or 3; give it with --input NAME=file.npy{advice}"
         )
     return ImageTarget(channels, height, width, last, len(shape) == 4)
 
@@ -134,7 +135,7 @@ def _decode(path: str, channels: int) -> Image:
                 upright = upright.convert("I").point(lambda grey: grey / 257 + 0.5).convert("L")
             return upright.convert("L" if channels == 1 else "RGB")
     except UnidentifiedImageError as error:
-        raise SmeltError(f"{path} is no picture that pillow can read") from error
+        raise SmeltError(f"{path} is not a picture that pillow can read") from error
     except OSError as error:
         raise SmeltError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -254,7 +255,7 @@ def _crop(picture: Image, image_target: ImageTarget, preparation: ImagePreproces
     if picture.size != wanted:
         advice = "use --resize exact, or a larger --resize shorter:N"
         if covers:
-            advice = "drop --crop, or give the size that the input takes"
+            advice = "omit --crop, or give the size of the input"
         raise SmeltError(
             f"the picture is {picture.width}x{picture.height} after --resize {preparation.resize} "
             f"--crop {preparation.crop}, and the input takes {wanted[0]}x{wanted[1]}; "
@@ -305,8 +306,8 @@ def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 def _check_mean(path: str, header: ArrayHeader) -> None:
     if header.dtype.kind not in "fiu" or not header.shape:
-        told = f"{header.dtype}{[*header.shape]}"
-        raise SmeltError(f"the mean {path} is {told}; real numbers are needed")
+        detail = f"{header.dtype}{[*header.shape]}"
+        raise SmeltError(f"the mean {path} is {detail}; real numbers are needed")
     if (count := math.prod(header.shape)) > 3 * Limit.MAX_IMAGE_PIXELS.most:
         raise SmeltError(f"the mean {path} has {Limit.MAX_IMAGE_PIXELS.excess(count // 3)}")
 
@@ -314,7 +315,7 @@ def _check_mean(path: str, header: ArrayHeader) -> None:
 def _read_binaryproto(path: str) -> NDArray[Any]:
     if not os.path.lexists(path):
         raise SmeltError(
-            f"--mean {path!r}: no numbers (104,117,123), and no file of that name (.npy, or "
+            f"--mean {path!r} is neither numbers (as 104,117,123) nor an existing file (.npy, or "
             "Caffe's binaryproto)"
         )
     from smelt.importers.caffe import read_mean
@@ -330,8 +331,8 @@ def load_array(path: str, check: Callable[[ArrayHeader], None]) -> NDArray[Any]:
     try:
         return read_array(path, check)
     except (OSError, ValueError) as error:
-        told = error.strerror if isinstance(error, OSError) else None
-        reason = told or f"{error}; numpy.save writes them"
+        detail = error.strerror if isinstance(error, OSError) else None
+        reason = detail or f"{error}; numpy.save writes them"
         raise SmeltError(f"{path} cannot be read as a .npy array: {reason}") from error
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from smelt.cli._console import say
 from smelt.cli._image_preprocessing import load_array
-from smelt.errors import SmeltError, masked
+from smelt.errors import SmeltError, sanitize_name
 from smelt.types import bounds_of, evaluate_dim, is_float_dtype, symbols_of
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def _taken(engine: Engine, name: str, batch: int) -> int:
     """The batch, where a plan takes it: no memory is asked for one that none takes."""
     ranges = [(low, high) for p in engine.header.plans for s, low, high in p.symbols if s == name]
     if ranges and not any(low <= batch <= high for low, high in ranges):
-        told = " or ".join(f"{low}..{high}" for low, high in ranges)
-        raise SmeltError(f"the engine takes a batch of {told}, and {batch} is asked for")
+        detail = " or ".join(f"{low}..{high}" for low, high in ranges)
+        raise SmeltError(f"the engine takes a batch of {detail}, not {batch}")
     return batch
 
 
@@ -95,7 +95,7 @@ def random_array(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int = _SEED
     return rng.integers(0, 2, shape).astype(dtype)
 
 
-def given_array(
+def require_array(
     text: str, binding: Binding, values: Mapping[str, int], plans: Sequence[Plan]
 ) -> NDArray[Any]:
     """The array that ``random``, ``zeros`` or the name of a .npy file stands for."""
@@ -112,7 +112,10 @@ def given_array(
     array = load_array(text, partial(_check_header, text, binding, plans))
     # Only what a model could not tell apart is changed, and it is said.
     if array.dtype != dtype and _converts(array.dtype, dtype):
-        say(f"{text} holds {array.dtype}, which is converted: {masked(binding.name)} takes {dtype}")
+        say(
+            f"{text} has {array.dtype}, which is converted: {sanitize_name(binding.name)} takes "
+            f"{dtype}"
+        )
         return array.astype(dtype)
     return array
 
@@ -126,7 +129,7 @@ def _converts(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
 
 def _check_header(text: str, binding: Binding, plans: Sequence[Plan], header: ArrayHeader) -> None:
     """Refuse, before an element is read, what no plan can take. Raises SmeltError."""
-    name, dtype = masked(binding.name), binding.dtype.numpy
+    name, dtype = sanitize_name(binding.name), binding.dtype.numpy
     if not any(_takes(plan, binding, header.shape) for plan in plans):
         shapes = " or ".join(dict.fromkeys(_shape_with_ranges(plan, binding) for plan in plans))
         raise SmeltError(f"{text} has shape {[*header.shape]}, and {name} takes {shapes}")
@@ -137,11 +140,11 @@ def _check_header(text: str, binding: Binding, plans: Sequence[Plan], header: Ar
 def _shape_with_ranges(plan: Plan, binding: Binding) -> str:
     """A binding's shape with what a plan takes of each open extent: ``[batch (1..8), 3]``."""
     ranges = {name: (low, high) for name, low, high in plan.symbols}
-    told: list[str] = []
+    detail: list[str] = []
     for dim in binding.shape:
         low, high = bounds_of(dim, ranges)
-        told.append(str(dim) if isinstance(dim, int) else f"{dim} ({low}..{high})")
-    return f"[{', '.join(told)}]"
+        detail.append(str(dim) if isinstance(dim, int) else f"{dim} ({low}..{high})")
+    return f"[{', '.join(detail)}]"
 
 
 def _takes(plan: Plan, binding: Binding, shape: tuple[int, ...]) -> bool:

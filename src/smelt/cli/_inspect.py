@@ -27,19 +27,27 @@ if TYPE_CHECKING:
 )
 @click.argument("engine_path", metavar="ENGINE", type=SourceFile())
 @click.option("--layers", is_flag=True, help="Layers with formats and tactics (the default).")
-@click.option("--passes", is_flag=True, help="What was fused and folded, and why the rest was not.")
 @click.option(
-    "--tactics", is_flag=True, help="Every candidate's time; who refused a layer and why."
+    "--passes", is_flag=True, help="What was fused and folded, and why other layers were not."
 )
-@click.option("--memory", is_flag=True, help="Each tensor's place in the arena, and its life.")
-@click.option("--graph", is_flag=True, help="The graph before and after the passes.")
-@click.option("--roofline", is_flag=True, help="Each layer's work, and how long it takes at least.")
 @click.option(
-    "--kernels", is_flag=True, help="The pieces of machine code; on GPUs what each one takes."
+    "--tactics",
+    is_flag=True,
+    help="The time of every candidate, and why kernel families do not support a layer.",
+)
+@click.option(
+    "--memory", is_flag=True, help="The offset of each tensor in the arena, and its lifetime."
+)
+@click.option("--graph", is_flag=True, help="The graph before and after the passes.")
+@click.option(
+    "--roofline", is_flag=True, help="The work of each layer, and the least time that it can take."
+)
+@click.option(
+    "--kernels", is_flag=True, help="The kernels; on GPUs with their registers and memory."
 )
 @click.option("--source", is_flag=True, help="Each kernel's text: Triton, or LLVM IR.")
 @click.option("--packed-weights", "weights_", is_flag=True, help="The packed weights.")
-@click.option("--all", "everything", is_flag=True, help="All of these but --source.")
+@click.option("--all", "everything", is_flag=True, help="All of these except --source.")
 @click.option(
     "--times",
     type=SourceFile(),
@@ -49,15 +57,21 @@ if TYPE_CHECKING:
     "--peaks",
     type=PeakRates(),
     metavar="FLOP/S,BYTES/S",
-    help="What the device does at best: 790e12,4.3e12; shows --roofline.  [default: an H200's for "
-    "code that is for sm_90, too; else none]",
+    help=(
+        "Peak rates of the device, for --roofline: 790e12,4.3e12.  [default: those of an H200 "
+        "for code for sm_90, otherwise none]"
+    ),
 )
 @click.option(
     "--html",
     type=ResultFile(),
-    help="Write the whole report as a page for a browser, its graph to be searched and zoomed.",
+    help="Write the whole report as an HTML page, with a graph to search and zoom.",
 )
-@click.option("--svg", type=ResultFile(), help="Write a picture: --graph's, else memory over time.")
+@click.option(
+    "--svg",
+    type=ResultFile(),
+    help="Write an SVG image: of the graph with --graph, otherwise of memory over time.",
+)
 @output_option(help="Outputs of a MODEL; repeatable.")
 @json_option(help="The whole report as JSON on stdout.")
 @build_options
@@ -132,9 +146,9 @@ def _reported(
 
     if times is None:
         return report_of(engine, sources=sources, peaks=peaks)
-    told = _ProfileFile.read(times)
-    report = report_of(engine, sources=sources, profile=told.profile, peaks=peaks)
-    told.check(report)
+    detail = _ProfileFile.read(times)
+    report = report_of(engine, sources=sources, profile=detail.profile, peaks=peaks)
+    detail.check(report)
     return report
 
 
@@ -152,13 +166,13 @@ class _ProfileFile:
         """Raises SmeltError: that is not what the file holds."""
         from smelt.inspect import Profile
 
-        told = _json(path)
+        detail = _json(path)
         try:
-            seconds = {str(x["name"]): _seconds(x["milliseconds"]) for x in told["layers"]}
-            sizes = {str(name): int(size) for name, size in told["sizes"].items()}
-            tactics = {str(x["name"]): str(x["tactic"]) for x in told["layers"] if "tactic" in x}
+            seconds = {str(x["name"]): _seconds(x["milliseconds"]) for x in detail["layers"]}
+            sizes = {str(name): int(size) for name, size in detail["sizes"].items()}
+            tactics = {str(x["name"]): str(x["tactic"]) for x in detail["layers"] if "tactic" in x}
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-            lacks = isinstance(told, dict) and "median_ms" in told and "layers" not in told
+            lacks = isinstance(detail, dict) and "median_ms" in detail and "layers" not in detail
             why = "was made without --profile" if lacks else "has no layers' times"
             raise _no_times(path, why) from error
         return cls(path, Profile(seconds, sizes), tactics)
@@ -173,13 +187,13 @@ class _ProfileFile:
         timed = [layer for plan in report.plans for layer in plan.layers if layer.is_timed]
         if not timed:
             raise SmeltError(
-                f"{self.path} has no time of any layer of {report.network}, as it runs here: "
+                f"{self.path} has no times of the layers of {report.network} as it runs here: "
                 + self._difference(report)
             )
         others = [x.name for x in timed if self.tactics.get(x.name, x.tactic) != x.tactic]
         if others:
             say(
-                f"warning: {self.path} is of another engine: its tactics differ for "
+                f"warning: {self.path} is from another engine: its tactics differ for "
                 f"{len(others)} of {len(timed)} layers, as for {others[0]}"
             )
 
@@ -188,9 +202,9 @@ class _ProfileFile:
 
         names = {layer.name for plan in report.plans for layer in plan.layers}
         if not names & self.profile.seconds.keys():
-            return "its layers have other names"
+            return "its layers have different names"
         sizes = ", ".join(f"{name} = {size}" for name, size in self.profile.sizes.items())
-        here = " or ".join(filter(None, map(format_plan_sizes, report.plans))) or "one size alone"
+        here = " or ".join(filter(None, map(format_plan_sizes, report.plans))) or "only one size"
         return f"it was measured at {sizes or 'fixed sizes'}; this engine runs {here}"
 
 
@@ -204,21 +218,22 @@ def _json(path: str) -> Any:
     except OSError as error:
         raise _no_times(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise _no_times(path, "is no JSON") from error
+        raise _no_times(path, "is not JSON") from error
 
 
 def _no_times(path: str, why: str) -> SmeltError:
     from smelt.errors import SmeltError
 
     return SmeltError(
-        f"{path} {why}; layers' times are made with: smelt bench ENGINE --profile --json > FILE"
+        f"{path} {why}; a file of layer times is made with: smelt bench ENGINE --profile --json > "
+        "FILE"
     )
 
 
 def _seconds(milliseconds: Any) -> float:
     seconds = float(milliseconds) / 1e3
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"{seconds * 1e3} ms is no time")
+        raise ValueError(f"{seconds * 1000.0} ms is not a valid time")
     return seconds
 
 
@@ -247,7 +262,7 @@ def _write_svg(path: str, report: EngineReport, *, graph: bool) -> None:
     from smelt.inspect import graph_to_svg, memory_to_svg
 
     if not report.plans:  # the file was only read: it may hold anything
-        raise SmeltError(f"{report.network} has no plan, and there is nothing to draw")
+        raise SmeltError(f"{report.network} has no plan, so there is nothing to draw")
     plan = report.plans[0]
     text = graph_to_svg(plan, report.bindings) if graph else memory_to_svg(plan)
     write_atomically(path, iter([text.encode()]))

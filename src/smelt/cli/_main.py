@@ -46,7 +46,7 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             is_maker = ctx.invoked_subcommand in _BUILDING_COMMANDS
-            raise _Interrupted("; nothing half-made is left behind" if is_maker else "") from error
+            raise _Interrupted("; no partial file is left" if is_maker else "") from error
 
     def main(
         self,
@@ -77,9 +77,9 @@ class _Commands(click.Group):
 def _end(error: BaseException) -> NoReturn:
     """End the process as the error asks; what is not ours goes on."""
     if isinstance(error, click.ClickException):
-        told = io.StringIO()
-        error.show(told)
-        say(*told.getvalue().rstrip("\n").split("\n"))
+        detail = io.StringIO()
+        error.show(detail)
+        say(*detail.getvalue().rstrip("\n").split("\n"))
         raise SystemExit(error.exit_code) from error
     if isinstance(error, _Interrupted | KeyboardInterrupt | click.Abort):
         say("interrupted" + str(error))
@@ -98,7 +98,7 @@ def _end(error: BaseException) -> NoReturn:
 
 
 _REPORT: Final = (
-    "This is a bug in smelt, not in what you gave it. Please report it to whoever keeps the smelt "
+    "This is a bug in smelt, not in your input. Please report it to the maintainers of the smelt "
     "that you installed, with the command, the output of `smelt --version`, and what the command "
     "says with SMELT_LOG=debug."
 )

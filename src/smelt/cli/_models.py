@@ -67,9 +67,11 @@ def device_option(default: str) -> Callable[[F], F]:
         multiple=True,
         metavar="DEVICE",
         type=DeviceText(),
-        help="cpu, cpu:TARGET (cpu:x86-64-v3 runs on most machines), cuda or cuda:INDEX (a GPU of "
-        "this machine), cuda:sm_90 or cuda:sm_80,sm_90 (for GPUs elsewhere), or null; repeat for "
-        f"an order of preference.  [default: {default}]",
+        help=(
+            "cpu, cpu:TARGET (cpu:x86-64-v3 runs on most machines), cuda or cuda:INDEX (a GPU of "
+            "this machine), cuda:sm_90 or cuda:sm_80,sm_90 (for GPUs elsewhere), or null; "
+            f"repeatable, in order of preference.  [default: {default}]"
+        ),
     )
 
 
@@ -79,13 +81,18 @@ TUNING_OPTIONS: Final = (
         default="fast",
         show_default=True,
         type=Effort(),
-        help="How long candidates are timed on this machine. A device that is not here has "
-        "estimates instead.",
+        help=(
+            "How long candidates are timed on this machine. For other devices, tactics are "
+            "chosen by cost estimates."
+        ),
     ),
     click.option(
         "--timing-cache",
         type=ResultFile(is_needed=False),
-        help="File of measured times, read and extended.  [default: timings.json in the cache]",
+        help=(
+            "File of measured times, which is read and extended.  [default: timings.json in the "
+            "cache]"
+        ),
     ),
 )
 """The options of a tuning."""
@@ -101,49 +108,62 @@ _OPTIONS: Final = (
         default="float32",
         show_default=True,
         metavar="DTYPE",
-        help="How float32 is stored between layers: float32, bfloat16 or float16; tf32: float32 "
-        "that GPUs may round to ten bits where they multiply; half2: float16, images in pairs.",
+        help=(
+            "How float32 is stored between layers: float32, bfloat16 or float16; tf32: GPUs may "
+            "round the operands of products to ten mantissa bits; half2: float16, with two "
+            "images packed in each element."
+        ),
     ),
     click.option(
         "--max-batch-size",
         default=1,
         show_default=True,
         type=Count(1),
-        help="Largest batch, where the network leaves the batch out of its shapes.",
+        help="Largest batch, if the batch is not part of the network's shapes.",
     ),
     click.option(
         "--max-workspace-bytes",
         default=1 << 30,
         type=ByteCount(),
-        help="Scratch memory that one step may use, and what Loops without a bound may stack: "
-        "64MiB, 1048576.  [default: 1GiB]",
+        help=(
+            "Most scratch memory for one step, and for the scan outputs of Loops without a "
+            "bound: 64MiB, 1048576.  [default: 1GiB]"
+        ),
     ),
     click.option(
         "--shape",
         multiple=True,
         metavar="NAME=1x3x224x224",
         type=ShapeText(),
-        help="Shape of an input. A range has two or three numbers (smallest..best..largest): "
-        "NAME=1..8x3x224x224. Repeated for one input, each shape gets a plan of its own.",
+        help=(
+            "Shape of an input. A range has two or three numbers (smallest..best..largest): "
+            "NAME=1..8x3x224x224. Repeated for one input, each shape gets its own plan."
+        ),
     ),
     *TUNING_OPTIONS,
     click.option(
         "--libraries",
         is_flag=True,
-        help="Let cuBLASLt and cuDNN compete with smelt's kernels on a GPU of this machine; an "
-        "engine in which one wins needs that version of it.",
+        help=(
+            "Also time the kernels of cuBLASLt and cuDNN on a GPU of this machine; an engine "
+            "that uses one requires that version of the library."
+        ),
     ),
     click.option(
         "--portable",
         is_flag=True,
-        help="Refuse what the engine does not carry itself: libraries, and steps in Python.",
+        help=(
+            "Allow only machine code that the engine contains: no libraries and no steps in Python."
+        ),
     ),
     click.option(
         "--rounding-error",
         type=FiniteFloat(0),
-        help="How far answers may err because a GPU stores 16 bits, relative to their largest "
-        "magnitude: layers stay in float32 where it takes that; 1 keeps none.  "
-        "[default: 3e-3 in float16, 2e-2 in bfloat16, for small networks]",
+        help=(
+            "Allowed error of the outputs from 16-bit storage, relative to their largest "
+            "magnitude; layers stay in float32 to meet it; 1 keeps none in float32.  [default: "
+            "3e-3 in float16, 2e-2 in bfloat16, for small networks]"
+        ),
     ),
 )
 
@@ -206,7 +226,7 @@ def _check_there(path: str) -> None:
 def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
     """Read a model: ONNX, or Caffe's prototxt with its weights.
 
-    Raises SmeltError: it is no model, or cannot be read.
+    Raises SmeltError: it is not a model, or cannot be read.
     """
     from smelt.importers import network_from_caffe, network_from_onnx
 
@@ -214,14 +234,14 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
     outputs = list(arguments.output) or None
     if suffix == ".caffemodel":
         raise SmeltError(
-            f"{path} holds only weights; name the network first: "
-            f"smelt build deploy.prototxt --weights {path}"
+            f"{path} contains only weights; give the network first: smelt build deploy.prototxt "
+            f"--weights {path}"
         )
     _check_there(path)
     if _is_engine(path):
         raise SmeltError(f"{path} is an engine, already built; give the model that it was made of")
     if suffix == ".onnx" and arguments.weights is not None:
-        raise SmeltError(f"{path} holds its own weights; --weights is for Caffe's prototxt")
+        raise SmeltError(f"{path} contains its weights; --weights is only for Caffe's prototxt")
     if suffix in {".prototxt", ".pbtxt", ".txt"} or arguments.weights is not None:
         return network_from_caffe(Path(path), _weights(arguments), outputs=outputs)[0]
     try:
@@ -230,7 +250,7 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
         if suffix in _MODELS:
             raise
         raise SmeltError(
-            f"{path} is no model: it must be an .onnx file or Caffe's deploy.prototxt"
+            f"{path} is not a model: it must be an .onnx file or Caffe's deploy.prototxt"
         ) from error
 
 

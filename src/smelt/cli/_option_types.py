@@ -41,7 +41,7 @@ class ByteCount(click.ParamType[int]):
             return value
         found = _SIZE.fullmatch(str(value).strip())
         if found is None:
-            self.fail(f"{value!r} is no size; write it as 64MiB, 1GiB or 1048576", param, ctx)
+            self.fail(f"{value!r} is not a size; write it as 64MiB, 1GiB or 1048576", param, ctx)
         return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
@@ -61,7 +61,7 @@ class Effort(click.ParamType["str | float"]):
         except (ValueError, ZeroDivisionError):
             self.fail(f"{value!r} is not none, fast, full or a number of seconds", param, ctx)
         if not 0 <= seconds < 1e9:
-            self.fail(f"{value!r} seconds are no time to tune", param, ctx)
+            self.fail(f"{value!r} is not a valid number of seconds for tuning", param, ctx)
         return seconds
 
 
@@ -126,7 +126,7 @@ class NumberList(click.ParamType["tuple[float, ...]"]):
             return tuple(number_from_text(part) for part in str(value).split(","))
         except (ValueError, ZeroDivisionError):
             self.fail(
-                f"{value!r} is no number and no list of numbers like {self.example}", param, ctx
+                f"{value!r} is not a number or a list of numbers such as {self.example}", param, ctx
             )
 
 
@@ -166,7 +166,7 @@ class FiniteFloat(click.FloatRange):
         """The value of a text."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
-            self.fail(f"{value!r} is no finite number", param, ctx)
+            self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
 
 
@@ -176,7 +176,7 @@ def _check_target(device: DeviceName) -> None:
         from smelt.backends.cuda import target_named
 
         target_named(device.target)
-    elif device.target not in ("", "native"):  # this machine is no matter of the command line
+    elif device.target not in ("", "native"):  # this machine is not a matter of the command line
         from smelt.backends.cpu import target_named as processor_named
 
         processor_named(device.target)
@@ -185,7 +185,7 @@ def _check_target(device: DeviceName) -> None:
 def number_from_text(text: str) -> float:
     """A finite number, or a fraction of two. Raises ValueError, ZeroDivisionError."""
     if not text.isascii():
-        raise ValueError(f"{text} is not written in digits from 0 to 9")
+        raise ValueError(f"{text} is not a number of decimal digits")
     above, slash, below = text.partition("/")
     number = float(above) / float(below) if slash else float(above)
     if not math.isfinite(number):
@@ -198,7 +198,7 @@ def shapes_from_texts(texts: Iterable[str], inputs: Iterable[str]) -> dict[str, 
 
     A name given several times gets one plan for each shape. A network with one input needs no name.
 
-    Raises click.BadParameter: a text is no shape.
+    Raises click.BadParameter: a text is not a shape.
     Raises SmeltError: it does not say of which of several inputs.
     """
     names = list(inputs)
@@ -224,14 +224,15 @@ def _range(extents: str, text: str) -> Range:
         match = _EXTENT.fullmatch(part)
         if match is None:
             raise click.BadParameter(
-                f"{text!r} is no shape; write NAME=1x3x224x224, or NAME=1..8x3x224x224 for a range",
+                f"{text!r} is not a shape; write NAME=1x3x224x224, or NAME=1..8x3x224x224 for a "
+                "range",
                 param_hint="--shape",
             )
         numbers = [_extent(number, text) for number in match.groups() if number is not None]
         if numbers != sorted(numbers):
             raise click.BadParameter(
-                f"{text!r}: {part} is no range; write the smallest first, then the best to tune "
-                "for, if you name one, and the largest last",
+                f"{text!r}: {part} is not a range; write smallest..largest, or "
+                "smallest..best..largest to tune for the second",
                 param_hint="--shape",
             )
         low.append(numbers[0])
@@ -245,7 +246,8 @@ def _extent(digits: str, text: str) -> int:
     # Python makes no number of some thousand digits.
     if len(digits.lstrip("0")) > len(str(most.most)) or int(digits) > most.most:
         raise click.BadParameter(
-            f"{shown(text)}: an extent has {most.excess(shown(digits))}", param_hint="--shape"
+            f"{shown(text)}: an extent has {most.excess(shown(digits))}",
+            param_hint="--shape",
         )
     return int(digits)
 
@@ -262,7 +264,8 @@ def _spec(name: str, ranges: list[Range]) -> ShapeSpec:
         return low if low == high else (low, best, high)
     if any(low != high for low, _, high in ranges):
         raise click.BadParameter(
-            f"{name} is given several shapes, one of them a range; give shapes or one range",
+            f"{name} is given several shapes, and one of them is a range; give either fixed "
+            "shapes or one range",
             param_hint="--shape",
         )
     return [low for low, _, _ in ranges]

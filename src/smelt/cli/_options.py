@@ -20,45 +20,45 @@ _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 _SHAPE: Final = re.compile(r"'([^']+)': \(([\d, ]+)\)")
 """An input's shape in a message."""
 
-_MOST_COUNT: Final = 2**31 - 1
+_MAX_COUNT: Final = 2**31 - 1
 
 
 class Count(click.IntRange):
     """A whole number in the digits 0 to 9, of at most 31 bits."""
 
-    def __init__(self, least: int, most: int = _MOST_COUNT) -> None:
+    def __init__(self, least: int, most: int = _MAX_COUNT) -> None:
         super().__init__(least, most)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The value of a text."""
         if not _WHOLE.fullmatch(str(value)[:80]):
-            self.fail(f"{str(value)[:80]!r} is no whole number of at most 18 digits", param, ctx)
+            self.fail(f"{str(value)[:80]!r} is not an integer of at most 18 digits", param, ctx)
         return int(super().convert(value, param, ctx))
 
 
-json_option = partial(
-    click.option, "--json", "as_json", is_flag=True, help="Answer as JSON on stdout."
-)
+json_option = partial(click.option, "--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 input_option = partial(click.option, "--input", "inputs", multiple=True, type=NamedSource())
 engine_option = partial(click.option, "-o", "--engine", "destination", type=ResultFile())
 output_option = partial(click.option, "--output", multiple=True, metavar="NAME")
 THREADS_OPTION: Final = click.option(
     "--threads",
     type=Count(1, 1024),
-    help="Threads.  [default: every processor that this process may use]",
+    help="Number of threads.  [default: all processors that this process may use]",
 )
 QUIET_OPTION: Final = click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 
 
 def messages_as_options(text: str) -> tuple[str, ...]:
     """The options for the build arguments that a message names: one line, or none."""
-    told: dict[str, None] = {}
+    detail: dict[str, None] = {}
     for name, value in _ARGUMENT.findall(text):
         option = "--" + name.replace("_", "-")
         if name == "shapes":
             shown = [(n, re.findall(r"\d+", extents)) for n, extents in _SHAPE.findall(text)]
             options = [f"--shape {n}={'x'.join(extents)}" for n, extents in shown]
-            told[" ".join(options or ["--shape NAME=1x3x224x224"]) + ", or 1..8 for a range"] = None
+            detail[" ".join(options or ["--shape NAME=1x3x224x224"]) + ", or 1..8 for a range"] = (
+                None
+            )
         elif option not in text:
-            told[f"{option} {value}".rstrip()] = None
-    return (f"On the command line: {', '.join(told)}",) if told else ()
+            detail[f"{option} {value}".rstrip()] = None
+    return (f"On the command line: {', '.join(detail)}",) if detail else ()

@@ -23,11 +23,11 @@ _TUNE, _TIMING_CACHE = TUNING_OPTIONS
     cls=FileCommand, short_help="Build an engine again for this machine, without its model."
 )
 @click.argument("engine_path", metavar="ENGINE", type=SourceFile())
-@engine_option(required=True, help="Where the new engine goes.")
-@device_option("this machine, of the kind that ENGINE is for")
+@engine_option(required=True, help="File to write the new engine to.")
+@device_option("the device of this machine that ENGINE was built for")
 @_TUNE
 @_TIMING_CACHE
-@click.option("--retunable", is_flag=True, help="Keep the network in the new engine, too.")
+@click.option("--retunable", is_flag=True, help="Store the network in the new engine, too.")
 @json_option(help="Describe the engine as JSON on stdout.")
 @QUIET_OPTION
 def retune(

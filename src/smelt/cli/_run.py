@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smelt.engine import Binding
     from smelt.runtime import Engine
 
-_MOST_VALUES_IN_JSON: Final = 4096
+_MAX_VALUES_IN_JSON: Final = 4096
 _OF_PICTURES: Final = frozenset(
     ("resize", "crop", "resize_filter", "channel_order", "mean", "scale", "layout")
 )
@@ -39,14 +39,14 @@ _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*
 @click.option("--image", type=SourceFile(), help="Picture for the input that takes one.")
 @input_option(
     metavar="NAME=VALUE",
-    help="Another input: a .npy file, random or zeros; repeat for several.",
+    help="Another input: a .npy file, random or zeros; repeatable.",
 )
 @click.option(
     "--resize",
     default="exact",
     show_default=True,
     type=ChoiceOrNumbers("size", RESIZE, "exact, none, shorter:256 or WIDTHxHEIGHT"),
-    help="exact (to the input's size), shorter:256 (keeps the proportions), WIDTHxHEIGHT or none.",
+    help="exact (to the input's size), shorter:256 (keeps the aspect ratio), WIDTHxHEIGHT or none.",
 )
 @click.option(
     "--crop",
@@ -55,7 +55,7 @@ _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*
     flag_value="auto",
     show_default=True,
     type=ChoiceOrNumbers("size", CROP, "auto, none, 224 or WIDTHxHEIGHT"),
-    help="auto (the centre, of the input's size), none, 224 or WIDTHxHEIGHT.",
+    help="auto (a centre crop of the input's size), none, 224 or WIDTHxHEIGHT.",
 )
 @click.option(
     "--filter",
@@ -63,15 +63,17 @@ _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*
     type=click.Choice(["area", "bilinear", "bicubic", "nearest"]),
     default="area",
     show_default=True,
-    help="How pixels are resized; area is OpenCV's INTER_AREA.",
+    help="Interpolation; area is OpenCV's INTER_AREA.",
 )
 @click.option(
     "--channel-order",
     type=click.Choice(["bgr", "rgb"], case_sensitive=False),
     default="bgr",
     show_default=True,
-    help="Order of the channels that the network was trained with: bgr for Caffe's and OpenCV's, "
-    "rgb for most others.",
+    help=(
+        "Channel order that the network was trained with: bgr for Caffe and OpenCV, rgb for most "
+        "others."
+    ),
 )
 @click.option(
     "--mean",
@@ -80,20 +82,24 @@ _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*
     help="Number(s) subtracted from 0..255, or a .npy or binaryproto file.",
 )
 @click.option(
-    "--scale", type=NumberList(), default="1", show_default=True, help="Factor(s), after the mean."
+    "--scale",
+    type=NumberList(),
+    default="1",
+    show_default=True,
+    help="Factor(s), applied after the mean.",
 )
 @click.option(
     "--layout",
     type=click.Choice(["auto", "nchw", "nhwc"]),
     default="auto",
     show_default=True,
-    help="Where the channels stand in the input's shape.",
+    help="Position of the channels in the input's shape.",
 )
 @click.option("--top", default=5, show_default=True, type=Count(1), help="Best classes.")
 @click.option(
     "--labels",
     type=SourceFile(),
-    help="Names of the classes, one a line; or 0: 'name', …",
+    help="File of class names, one per line, or lines such as 0: 'name',",
 )
 @output_option(help="Only this output; repeatable.")
 @click.option(
@@ -182,7 +188,7 @@ def _check_picture_options(image: str | None) -> None:
     ]
     if image is None and useless:
         verb = "is" if len(useless) == 1 else "are"
-        raise click.UsageError(f"{', '.join(useless)} {verb} for --image, which is not given")
+        raise click.UsageError(f"{', '.join(useless)} {verb} only for --image, which is not given")
 
 
 def _describe_applied_preprocessing(
@@ -220,7 +226,7 @@ def _read_labels(path: str | None) -> list[str]:
     except OSError as error:
         raise SmeltError(f"--labels {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise SmeltError(f"--labels {path} is no text in UTF-8") from error
+        raise SmeltError(f"--labels {path} is not UTF-8 text") from error
     # splitlines would also cut a label at U+2028 and the like, and shift the classes behind it.
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     numbered = [match for line in lines if (match := _NUMBERED.fullmatch(line.strip()))]
@@ -245,8 +251,8 @@ def _chosen_outputs(engine: Engine, names: tuple[str, ...]) -> list[str]:
     for name in names:
         if name not in known:
             raise SmeltError(
-                f"the engine has no output {name!r}; it has: {', '.join(known)}. "
-                "Others can be marked when it is built: smelt build --output NAME"
+                f"the engine has no output {name!r}; it has: {', '.join(known)}. To have other "
+                "tensors as outputs, build with: smelt build --output NAME"
             )
     return list(names) or known
 
@@ -255,7 +261,7 @@ def _arrays(
     engine: Engine, image: str | None, inputs: tuple[str, ...], preparation: ImagePreprocessing
 ) -> tuple[dict[str, NDArray[Any]], str | None]:
     """An array for each input, and the name of the one that the picture became."""
-    from smelt.cli._inputs import given_array, symbol_values
+    from smelt.cli._inputs import require_array, symbol_values
     from smelt.errors import SmeltError
 
     given = pairs_from_texts(inputs)
@@ -265,7 +271,7 @@ def _arrays(
         raise SmeltError(f"the engine has no input {unknown[0]!r}; it has: {', '.join(bindings)}")
     values = {name: 1 if name == "batch" else n for name, n in symbol_values(engine).items()}
     plans = engine.header.plans
-    arrays = {n: given_array(text, bindings[n], values, plans) for n, text in given.items()}
+    arrays = {n: require_array(text, bindings[n], values, plans) for n, text in given.items()}
     left = [binding for name, binding in bindings.items() if name not in arrays]
     shown: str | None = None
     if image is not None:
@@ -287,13 +293,13 @@ def _picture_input(left: list[Binding], given: list[Binding]) -> Binding:
     taken = [b.name for b in given if len(b.shape) in (3, 4)]
     if taken and not pictures:
         raise click.UsageError(
-            f"--image and --input {' or '.join(taken)} give the same input; give it once"
+            f"--image and --input {' or '.join(taken)} give the same input; give only one of them"
         )
     if not pictures:
         types = ", ".join(f"{b.name} {b.dtype.value}[{', '.join(map(str, b.shape))}]" for b in left)
         raise SmeltError(
-            "no input can take a picture, which needs 3 or 4 axes, of them one of 1 or 3 "
-            f"channels; left to be given: {types or 'none'}. Give arrays with --input NAME=FILE.npy"
+            "no input can take a picture: it needs 3 or 4 axes, with 1 or 3 channels; inputs "
+            f"without an array: {types or 'none'}. Give arrays with --input NAME=FILE.npy"
         )
     if len(pictures) > 1:
         names = ", ".join(b.name for b in pictures)
@@ -342,7 +348,7 @@ def _describe(array: NDArray[Any], top: int, labels: list[str]) -> dict[str, Any
             }
             for i in order
         ]
-    if array.size <= _MOST_VALUES_IN_JSON:
+    if array.size <= _MAX_VALUES_IN_JSON:
         described["values"] = array.tolist()
     return described
 
@@ -350,8 +356,8 @@ def _describe(array: NDArray[Any], top: int, labels: list[str]) -> dict[str, Any
 def _show(report: Mapping[str, Any]) -> None:
     if report["preparation"] is not None:
         steps = ", ".join(f"{k} {v}" for k, v in report["preparation"].items() if k != "input")
-        told = f"{report['image']} as {report['preparation']['input']}: {steps}"
-        show(told)
+        detail = f"{report['image']} as {report['preparation']['input']}: {steps}"
+        show(detail)
     time_ms = f"{format_number(report['milliseconds'], 2)} ms (a first run; `smelt bench` measures)"
     show(f"{report['network']}: {time_ms}")
     for name, output in report["outputs"].items():

@@ -44,12 +44,12 @@ def list_keys(*, as_json: bool) -> None:
         for key in keys:  # no table: a key's line is there to be copied
             show(f"{key.key_id}  {key.label}  (from {key.origin})", f"    {key.text}")
     else:
-        show("No key is trusted yet; your own is made when you first build an engine.")
+        show("No key is trusted yet; your own key is created when you first build an engine.")
 
 
 @trust.command()
 @click.argument("key", metavar="KEY")
-@click.option("--label", default="", help="A name for it.  [default: the key's own]")
+@click.option("--label", default="", help="Label of the key.  [default: that in the key]")
 @json_option()
 def add(*, key: str, label: str, as_json: bool) -> None:
     r"""Trust KEY: a line of `smelt trust show`, or a file that holds one.

@@ -32,10 +32,10 @@ from smelt.ir import Graph
 from smelt.network import NetworkDefinition
 from smelt.types import (
     enough_memory_for,
-    given_bool,
-    given_float,
-    given_int,
-    path_from,
+    require_bool,
+    require_float,
+    require_int,
+    require_path,
     write_arrays,
 )
 
@@ -135,16 +135,16 @@ def compare(  # gate: options of one question, each with its default
         BindingError: a file has not every output, or is for inputs that are not given.
         MissingExtraError: the oracle is not installed.
     """
-    against = str(path_from(against, "right answers"))
+    against = str(require_path(against, "right answers"))
     check_oracle(against, model, weights, in_parts=reduce is not None)
     graph, message = _open(model, weights, outputs, against)
     asked = {name: options[name] for name in ("precision", "libraries") if name in options}
     device = device_to_run(options.get("device", "cpu"), **asked)
     given = inputs_of(inputs)
     if tolerance is not None:
-        tolerance = given_float(tolerance, "tolerance", BindingError, 0.0, math.inf)
-    steps = given_int(steps, "steps", BindingError, least=0)
-    layers = given_bool(layers, "layers", BindingError)
+        tolerance = require_float(tolerance, "tolerance", BindingError, 0.0, math.inf)
+    steps = require_int(steps, "steps", BindingError, least=0)
+    layers = require_bool(layers, "layers", BindingError)
     if is_recording(against):
         _check_all_given(against, graph, given)
     shapes = shapes_of_inputs(graph, given, shapes)
@@ -174,8 +174,8 @@ def _check_all_given(path: str, graph: Graph, inputs: Mapping[str, Array]) -> No
     missing = [value.name for value in graph.inputs if value.name not in inputs]
     if missing:
         raise BindingError(
-            f"{path} holds what is right for certain inputs, and random ones are others; give the "
-            f"same ones that it was recorded with: "
+            f"{path} has the expected outputs for the inputs that it was recorded with, not for "
+            "random ones; give those inputs: "
             f"{' '.join(f'--input {name}=FILE.npy' for name in missing)}, or --inputs FILE.npz, "
             "which `smelt run --save-inputs FILE.npz` writes"
         )
@@ -284,7 +284,7 @@ class _Trial:
                 )
         reduction = None
         if reduce is not None and (first is not None or not found.passed):
-            reduction = self.reduce(fixed, inputs, path_from(reduce, "the smallest part"))
+            reduction = self.reduce(fixed, inputs, require_path(reduce, "the smallest part"))
         return Comparison(found.network, found.against, found.outputs, rows, first, reduction)
 
     def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -303,7 +303,7 @@ class _Trial:
             wanted = oracle.values(inputs, [value.name for value in graph.outputs])
             got = self.run(graph, inputs)
         except SmeltError:
-            return False  # this part is no network by itself
+            return False  # this part is not a network by itself
         tolerances = replace(self.tolerances, quantized=quantized_steps(graph))
         return any(
             not tolerances.error(name, got[name], array).passed for name, array in wanted.items()

@@ -102,7 +102,7 @@ class _Exporter:
 
     def _value_info(self, value: Value) -> onnx.ValueInfoProto:
         if not isinstance(value.type, TensorType):
-            raise UnsupportedError(f"{value.name} is a {value.type}, and only tensors are written")
+            raise UnsupportedError(f"{value.name} is a {value.type}; only tensors can be written")
         shape = [d if isinstance(d, int) else str(d) for d in value.type.shape]
         kind = self._element_type(value.type.dtype)
         make: Any = self.onnx.helper.make_tensor_value_info
@@ -176,7 +176,7 @@ class _Exporter:
     def _add(self, op: Op, inputs: Sequence[str], outputs: Sequence[str], name: str) -> None:
         kind = type(op).__name__
         if op.regions:
-            raise UnsupportedError(f"{kind} has graphs of its own, which are not written")
+            raise UnsupportedError(f"{kind} has subgraphs, which cannot be written")
         schema = self._schema(kind, op)
         attributes = dict(self._attributes(op, set(schema.attributes)))
         self.opset = max(self.opset, int(schema.since_version))
@@ -213,7 +213,8 @@ class _Exporter:
                     yield name, self._attribute(value)
             elif field.name not in _OURS_ALONE and value != field.default:
                 raise UnsupportedError(
-                    f"ONNX's {type(op).__name__} has no attribute {field.name}, here {value!r}"
+                    f"ONNX's {type(op).__name__} has no attribute {field.name}, which is "
+                    f"{value!r} here"
                 )
 
     def _attribute(self, value: object) -> object:

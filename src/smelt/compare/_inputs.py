@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smelt.builder import symbol_boxes_of
+from smelt.builder import optimization_profiles_of
 from smelt.errors import BindingError, BuildError
 from smelt.ir import clone
 from smelt.types import (
     TensorType,
     evaluate_dim,
     fixed_shape,
-    given_array,
-    given_dict,
-    given_int,
     read_array,
     read_arrays,
+    require_array,
+    require_dict,
+    require_int,
     substitute_dim,
     symbols_of,
 )
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 def inputs_of(given: object) -> dict[str, Array]:
     """Arrays by the names of inputs. Raises BindingError."""
-    named = {} if given is None else given_dict(given, "inputs", BindingError)
+    named = {} if given is None else require_dict(given, "inputs", BindingError)
     return {
-        name: given_array(array, f"input {name!r}", BindingError) for name, array in named.items()
+        name: require_array(array, f"input {name!r}", BindingError) for name, array in named.items()
     }
 
 
@@ -46,9 +46,9 @@ def shapes_of_inputs(
 
     Raises BindingError: an array is for no input.
     """
-    found = {} if shapes is None else given_dict(shapes, "shapes", BuildError)
+    found = {} if shapes is None else require_dict(shapes, "shapes", BuildError)
     for name, given in inputs.items():
-        array = given_array(given, f"input {name!r}", BindingError)
+        array = require_array(given, f"input {name!r}", BindingError)
         kind = _type_of_input(graph, name, array)
         if name not in found and symbols_of(*kind.shape):
             found[name] = fixed_shape(array.shape)
@@ -59,7 +59,7 @@ def _type_of_input(graph: Graph, name: str, given: Array | ArrayHeader) -> Tenso
     """The type of an input. Raises BindingError: there is none, or an array has other axes."""
     known = {value.name: value for value in graph.inputs}
     if name not in known:
-        raise BindingError(f"no input is called {name[:80]!r}; there are {', '.join(known)}")
+        raise BindingError(f"there is no input {name[:80]!r}; the inputs are {', '.join(known)}")
     kind = known[name].tensor
     if len(given.shape) != len(kind.shape):
         raise BindingError(f"input {name!r} is {kind} and its array {given.dtype}{[*given.shape]}")
@@ -74,9 +74,9 @@ def input_sets(
     seed: int,
 ) -> list[dict[str, Array]]:
     """A complete set of inputs for each plan that the shapes ask for, at its best sizes."""
-    seed = given_int(seed, "seed", BindingError, least=0)
+    seed = require_int(seed, "seed", BindingError, least=0)
     sets: list[dict[str, Array]] = []
-    for number, box in enumerate(symbol_boxes_of(graph, shapes, max_batch_size)):
+    for number, box in enumerate(optimization_profiles_of(graph, shapes, max_batch_size)):
         sizes = {name: bounds.best for name, bounds in box.items()}
         rng = np.random.default_rng(seed + number)
         made: dict[str, Array] = {}
@@ -116,7 +116,7 @@ def load_inputs(path: str, graph: Graph | None = None) -> dict[str, Any]:
 
     With ``graph`` they are for its inputs, and nothing is read where one is not.
 
-    Raises BindingError: it is no archive, or an array is for no input of ``graph``.
+    Raises BindingError: it is not an archive, or an array is for no input of ``graph``.
     """
 
     def is_input(name: str, header: ArrayHeader) -> bool:
@@ -138,8 +138,8 @@ def load_input(path: str, name: str, graph: Graph) -> Array:
 def _check_input(graph: Graph, name: str, header: ArrayHeader) -> None:
     kind = _type_of_input(graph, name, header)
     if not _fits(kind, header):
-        told = f"{header.dtype}{[*header.shape]}"
-        raise BindingError(f"input {name!r} is {kind} and its array {told}")
+        detail = f"{header.dtype}{[*header.shape]}"
+        raise BindingError(f"input {name!r} is {kind} and its array {detail}")
 
 
 def _fits(kind: TensorType, header: ArrayHeader) -> bool:
@@ -161,8 +161,8 @@ def load_archive(path: str, wanted: Callable[[str, ArrayHeader], bool]) -> dict[
 def check_output(path: str, name: str, kind: TensorType, header: ArrayHeader) -> None:
     """Raise BindingError: a recorded array cannot be what the network gives."""
     if not _fits(kind, header):
-        told = f"{header.dtype}{[*header.shape]}"
-        raise BindingError(f"output {name!r} is {kind}, and {path} has {told}")
+        detail = f"{header.dtype}{[*header.shape]}"
+        raise BindingError(f"output {name!r} is {kind}, and {path} has {detail}")
 
 
 def load_output(path: str, name: str, kind: TensorType) -> Array:
@@ -178,6 +178,6 @@ def _load_array(path: str, check: Callable[[ArrayHeader], None]) -> Array:
 
 
 def _not_read(path: str, kind: str, writer: str, error: Exception) -> BindingError:
-    told = f"{error}; numpy.{writer} writes them"
-    reason = error.strerror if isinstance(error, OSError) else told
+    detail = f"{error}; numpy.{writer} writes them"
+    reason = error.strerror if isinstance(error, OSError) else detail
     return BindingError(f"{path} cannot be read as {kind}: {reason}")

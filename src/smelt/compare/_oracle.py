@@ -196,16 +196,16 @@ def check_oracle(against: str, model: object, weights: object, *, in_parts: bool
     """
     if against not in ORACLES and not has_answers(against):
         raise SmeltError(
-            f"there is nothing to compare with: {against!r} is none of {', '.join(ORACLES)}, and "
-            "no file of an engine or of recorded outputs (.npz, .npy)"
+            f"cannot compare with {against!r}: it is not one of {', '.join(ORACLES)}, an engine, "
+            "or a file of recorded outputs (.npz, .npy)"
         )
     if against not in ORACLES and in_parts:
         raise SmeltError(
-            f"{against} answers for the whole network, and what is reduced are its parts; compare "
-            f"with one of {', '.join(ORACLES)}"
+            f"{against} gives results for the whole network only, and reduction needs those of "
+            f"its parts; compare with one of {', '.join(ORACLES)}"
         )
     if against == "openvino" and is_caffe(model, weights):
         raise UnsupportedError(
-            f"{_path(model) or 'this'} is a Caffe model, and OpenVINO reads ONNX alone; compare it "
-            "with reference, or with onnxruntime, which is given the network as ONNX"
+            f"{_path(model) or 'this'} is a Caffe model, and OpenVINO reads only ONNX; compare it "
+            "with reference or onnxruntime (smelt exports the network to ONNX for it)"
         )

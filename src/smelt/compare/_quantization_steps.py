@@ -61,7 +61,7 @@ _STEP_PRESERVING_OPS: Final = (
     ops.Transpose,
     ops.Unsqueeze,
 )
-"""Ops whose result is no further off than what they read."""
+"""Ops whose result is not a further off than what they read."""
 _SUMS: Final = (ops.ConvInteger, ops.MatMulInteger)
 
 

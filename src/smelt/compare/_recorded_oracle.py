@@ -65,8 +65,8 @@ class _Recording:
         else:
             names = ", ".join(value.name for value in graph.outputs)
             raise BindingError(
-                f"{path} is one array without a name, and the outputs are {names}; choose one, or "
-                "give an .npz archive of them by name"
+                f"{path} is one array without a name, and the outputs are {names}; choose one "
+                "with --output, or give an .npz archive that has them by name"
             )
         _check_outputs(path, graph, held)
 

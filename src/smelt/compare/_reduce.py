@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from smelt.interp import Listener
     from smelt.ir import Array, Node
 
-_MOST_TRIALS: Final = 200
+_MAX_TRIALS: Final = 200
 _SHAPE_ELEMENTS: Final = 64
 """An integer vector of at most so many elements is a shape or a list of axes: it stays constant."""
 
@@ -50,7 +50,7 @@ def reduce_graph(
     def part_fails(chosen: Sequence[Node]) -> bool:
         nonlocal trials
         trials += 1
-        if trials > _MOST_TRIALS or not chosen:
+        if trials > _MAX_TRIALS or not chosen:
             return False
         return fails(*cut_part(graph, chosen, values))
 

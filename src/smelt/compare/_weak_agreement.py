@@ -54,8 +54,8 @@ def weak_agreement_note(output: Value, wanted: Array, tolerance: float) -> str:
         read = node.inputs[0]
         if distance.max() <= allowed and read is not None:
             return (
-                f"every element is {bounds[0]} or {bounds[1]}, whatever the values before it; "
-                f"{read.name!r}, from which {node.op.name} makes it, tells more"
+                f"every element is {bounds[0]} or {bounds[1]}; compare {read.name!r}, the input "
+                f"of {node.op.name}, instead"
             )
     spread = float(wanted.max() - wanted.min())
     if wanted.size > 1 and spread <= allowed:

@@ -27,8 +27,8 @@ _FLOCK: Final[Any] = import_module("fcntl") if os.name == "posix" else None
 """Windows has no such locks: drafts stay there."""
 
 _DRAFT: Final = re.compile(r"\..*\.[0-9a-f]{12}\.part", re.DOTALL)
-_MOST_NAME_BYTES: Final = 80
-_MOST_DRAFTS: Final = 16
+_MAX_NAME_BYTES: Final = 80
+_MAX_DRAFTS: Final = 16
 _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 
 
@@ -70,14 +70,14 @@ def open_atomic_file(target: Path, mode: int = 0o666) -> Generator[AtomicFile]:
         OSError: it cannot be created.
     """
     remove_stale_drafts(target.parent, target.name)
-    for _ in range(_MOST_DRAFTS):
+    for _ in range(_MAX_DRAFTS):
         name = f"{_start(target.name)}{secrets.token_hex(6)}.part"
         with _new_draft(target.with_name(name), target, mode) as draft:
             if draft is not None:
                 yield draft
                 return
     raise OSError(
-        errno.EBUSY, "other processes lock or remove each new file beside it", str(target)
+        errno.EBUSY, "other processes lock or remove each new file in its folder", str(target)
     )
 
 
@@ -129,7 +129,7 @@ def remove_stale_drafts(folder: Path, name: str = "") -> None:
 
 def _start(name: str) -> str:
     """How the names of a target's drafts begin; systems count the bytes of a name."""
-    return f".{os.fsencode(name)[:_MOST_NAME_BYTES].decode(errors='ignore')}."
+    return f".{os.fsencode(name)[:_MAX_NAME_BYTES].decode(errors='ignore')}."
 
 
 def _remove_if_dead(path: str) -> None:

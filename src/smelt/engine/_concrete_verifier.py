@@ -119,8 +119,8 @@ class _Verifier:
     def _capacity(self, index: int, buffer: Buffer) -> int:
         """How many bytes the buffer really has."""
         if not (0 <= buffer.start <= MAX_BYTES and 0 <= buffer.size_bytes <= MAX_BYTES):
-            told = Limit.MAX_PLAN_BYTES.excess(f"{buffer.size_bytes} at {buffer.start}")
-            raise EngineFormatError(f"buffer {index} has a wrong start or size: {told}")
+            detail = Limit.MAX_PLAN_BYTES.excess(f"{buffer.size_bytes} at {buffer.start}")
+            raise EngineFormatError(f"buffer {index} has an invalid offset or size: {detail}")
         if buffer.space in {Space.ARENA, Space.WEIGHTS}:
             is_arena = buffer.space is Space.ARENA
             room = self.plan.arena_bytes if is_arena else self.weights_bytes
@@ -130,12 +130,14 @@ class _Verifier:
         if buffer.space is Space.ERRORS:
             room = len(self.header.layers) * ERROR_BYTES
             if buffer.start % ERROR_BYTES or buffer.start + buffer.size_bytes > room:
-                raise EngineFormatError(f"buffer {index} is no layer's error words")
+                raise EngineFormatError(
+                    f"buffer {index} does not belong to the error words of a layer"
+                )
             return buffer.size_bytes
         bindings = self.header.bindings
         wants_input = buffer.space is Space.INPUT
         if buffer.start >= len(bindings) or bindings[buffer.start].is_input != wants_input:
-            raise EngineFormatError(f"buffer {index} names no {buffer.space.value}")
+            raise EngineFormatError(f"buffer {index} has no {buffer.space.value}")
         binding = bindings[buffer.start]
         size = binding.dtype.size_bytes
         for extent in self._evaluate(self.max_shapes[buffer.start]):
@@ -156,7 +158,7 @@ class _Verifier:
         for scalar in step.scalars:
             self._value(scalar)
         if any(not 0 <= position < len(step.operands) for position in step.writes):
-            raise EngineFormatError("it writes an operand that it has not")
+            raise EngineFormatError("it writes an operand that does not exist")
         touches = [
             self._memory_access(v, is_written=i in step.writes) for i, v in enumerate(step.operands)
         ]
@@ -168,14 +170,16 @@ class _Verifier:
         for name, output, axis in step.sizes:
             known = name in declared and 0 <= output < len(step.outputs)
             if not known or not 0 <= axis < len(step.outputs[output].shape):
-                raise EngineFormatError(f"the size {name!r} names no symbol, output or axis")
+                raise EngineFormatError(
+                    f"the size {name!r} is not that of a symbol, output or axis"
+                )
         # A reference works on arrays of its own: its results may overwrite its operands.
         reads = [
             self._memory_access(view, is_written=False) for view in step.inputs if view is not None
         ]
         writes = [self._memory_access(view, is_written=True) for view in step.outputs]
         if any(touch.memory_space_key[0] is Space.ERRORS for touch in writes):
-            raise EngineFormatError("a step of the host writes error words")
+            raise EngineFormatError("a host step writes error words")
         return reads + writes
 
     def _memory_access(self, view: View, *, is_written: bool) -> _MemoryAccess:
@@ -239,8 +243,8 @@ class _Verifier:
             if (found := find_conflict(spans)) is not None:
                 earlier, later = sorted(span.step for span in found)
                 raise EngineFormatError(
-                    f"steps {earlier} and {later} may run at once, and one writes what the other "
-                    "touches"
+                    f"steps {earlier} and {later} may run at once, and one writes memory that the "
+                    "other accesses"
                 )
 
     # ---- dimensions
@@ -248,14 +252,14 @@ class _Verifier:
     def _value(self, dim: Dim) -> int:
         value = evaluate_dim(dim, self.values)
         if not -(1 << 63) <= value < 1 << 63:
-            raise EngineFormatError(f"{dim} has no 64-bit value")
+            raise EngineFormatError(f"{dim} does not fit into 64 bits")
         return value
 
     def _evaluate(self, shape: Sequence[Dim]) -> list[int]:
         extents = [self._value(dim) for dim in shape]
         if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
-            told = Limit.MAX_EXTENT.excess(str(extents))
-            raise EngineFormatError(f"a shape of {told}, at {_text(self.values)}")
+            detail = Limit.MAX_EXTENT.excess(str(extents))
+            raise EngineFormatError(f"a shape has {detail}, at {_text(self.values)}")
         return extents
 
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from smelt import config
 from smelt.engine._large_pages import map_file
-from smelt.errors import EngineFormatError, TrustError, masked
-from smelt.types import Limit, application_errors, open_file, path_from
+from smelt.errors import EngineFormatError, TrustError, sanitize_name
+from smelt.types import Limit, application_errors, open_file, require_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -112,8 +112,8 @@ def open_engine_bytes(
             raise EngineFormatError("only a file that is named by its path can be mapped")
         yield _content_of_buffer(source, first)
         return
-    path = path_from(source, "an engine", EngineFormatError)
-    name = masked(str(path))
+    path = require_path(source, "an engine", EngineFormatError)
+    name = sanitize_name(str(path))
     with _open_file(path, name) as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
@@ -139,8 +139,8 @@ def _map_file(file: BufferedReader, path: Path, name: str) -> NDArray[np.uint8]:
         raise _unreadable(name, error) from error
     if found:
         raise TrustError(
-            f"{name} is not mapped: {found}, and who changes a file that is mapped changes the "
-            "engine while it runs. Load it without mapped=True: it is then copied"
+            f"{name} cannot be mapped: {found}, and a change of a mapped file changes the engine "
+            "while it runs. Load it without mapped=True, which copies the file"
         )
     try:
         # The mapping lives as long as an array looks into it.
@@ -157,7 +157,7 @@ def _read_at(file: BufferedReader, name: str, offset: int, target: memoryview) -
         while done < len(target):
             count = file.readinto(target[done:])
             if not count:
-                raise EngineFormatError(f"{name} became shorter while it was read; copy it again")
+                raise EngineFormatError(f"{name} was truncated while it was read; copy it again")
             done += count
     except OSError as error:
         raise _unreadable(name, error) from error
@@ -198,7 +198,8 @@ def _content_of_buffer(source: BytesLike | BinaryIO, first: EnginePrefix) -> Eng
         data = np.frombuffer(content, np.uint8)
     except (TypeError, ValueError, BufferError) as error:
         raise EngineFormatError(
-            f"an engine is a path, bytes or an open binary file, not {type(source).__name__}"
+            "an engine is given as a path, bytes or an open binary file, not as "
+            f"{type(source).__name__}"
         ) from error
 
     def fill(offset: int, target: memoryview) -> None:

@@ -31,7 +31,7 @@ from smelt.engine._engine_bytes import BytesLike, EngineBytes, EnginePrefix, ope
 from smelt.engine._header_json import header_from_data, header_to_data
 from smelt.engine._large_pages import request_large_pages
 from smelt.errors import EngineFormatError, SmeltError
-from smelt.types import Limit, count_json_parts, is_special, open_special, parse_json, path_from
+from smelt.types import Limit, count_json_parts, is_special, open_special, parse_json, require_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,13 +131,15 @@ def write_engine(
 
 
 def _write_all(destination: Any, part: bytes | memoryview) -> None:
-    """Write a part to an open file. Raises SmeltError: it takes no more, or is no open file."""
+    """Write a part to an open file. Raises SmeltError: it takes no more, or is not an open file."""
     rest = memoryview(part).cast("B")
     try:
         while rest:
             written = destination.write(rest)
             if written is None or not 0 < written <= len(rest):
-                raise SmeltError("the file takes no more of the engine: it is full, or would wait")
+                raise SmeltError(
+                    "the file accepts no more bytes: the disk is full, or the file is non-blocking"
+                )
             rest = rest[written:]
     except (OSError, TypeError, ValueError) as error:
         raise SmeltError(f"the engine cannot be written to the file: {error}") from error
@@ -149,7 +151,7 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
     Raises:
         SmeltError: the path cannot be one, or not be written; what was there before is there still.
     """
-    target = path_from(path, "a file to be written")
+    target = require_path(path, "a file to be written")
     if is_special(target):
         _write_into(target, parts)
     else:
@@ -302,7 +304,7 @@ def _entries(text: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise EngineFormatError(f"its header is not JSON: {error}") from error
     if not isinstance(content, dict) or content.keys() != {"engine", "sections"}:
-        raise EngineFormatError("the header lacks the engine or its sections")
+        raise EngineFormatError("the header has no engine or no sections")
     return cast("dict[str, Any]", content)
 
 
@@ -310,7 +312,7 @@ def _read_sections(content: EngineBytes, table: object, end: int) -> list[NDArra
     """The sections that a table names, which follow each other from ``end`` to the file's."""
     rows = cast("list[object]", table) if isinstance(table, list) else []
     if len(rows) != len(_SECTIONS):
-        raise EngineFormatError("the header lacks the engine or its sections")
+        raise EngineFormatError("the header has no engine or no sections")
     # All places before any content: what ends elsewhere than the file costs no copy of it.
     places: list[tuple[int, int, str]] = []
     for name, row in zip(_SECTIONS, rows, strict=True):
@@ -333,7 +335,7 @@ def _message(content: EngineBytes) -> bytes:
     source = content.source
     prefix = content.copy(0, min(content.size, _PREFIX.size))
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
-        raise EngineFormatError(f"{source} is no smelt engine; make one with `smelt build`")
+        raise EngineFormatError(f"{source} is not a smelt engine; `smelt build` makes one")
     _, version, reserved, length, total = _PREFIX.unpack(prefix)
     if version != FORMAT_VERSION:
         raise EngineFormatError(
@@ -342,11 +344,11 @@ def _message(content: EngineBytes) -> bytes:
         )
     if total != content.size:
         raise EngineFormatError(
-            f"{source} has {content.size} bytes where {total} are declared; copy it again"
+            f"{source} has {content.size} bytes and declares {total}; copy it again"
         )
     if length > Limit.MAX_HEADER_BYTES.most:
-        told = Limit.MAX_HEADER_BYTES.excess(length)
-        raise EngineFormatError(f"the header of {source} has {told}")
+        detail = Limit.MAX_HEADER_BYTES.excess(length)
+        raise EngineFormatError(f"the header of {source} has {detail}")
     end = _PREFIX.size + length + _SIGNATURE.size
     if reserved or any(prefix[-32:]) or end > total:
         raise EngineFormatError(
@@ -363,7 +365,7 @@ def _section(content: EngineBytes, row: object, name: str, end: int) -> tuple[in
     if not (sound and type(offset) is int and type(size) is int and type(checksum) is str):
         raise EngineFormatError(f"the header's entry for the section {name!r} is wrong")
     if offset != end + -end % ALIGNMENT_BYTES or not 0 <= size <= content.size - offset:
-        raise EngineFormatError(f"the section {name!r} is not where it must be")
+        raise EngineFormatError(f"the section {name!r} is at a wrong offset")
     if any(content.copy(end, offset - end)):
         raise EngineFormatError(f"the bytes before the section {name!r} are not zero")
     return offset, size, checksum

@@ -72,7 +72,7 @@ def _describe(data: object) -> str:
 
 def _read_int(data: object, where: str) -> int:
     if type(data) is not int or not -_MAX_INT <= data < _MAX_INT:
-        raise _fail(where, f"a 64-bit integer is needed, not {_describe(data)}")
+        raise _fail(where, f"expected a 64-bit integer, not {_describe(data)}")
     return data
 
 
@@ -135,7 +135,7 @@ def _row(*items: Codec[Any]) -> Codec[Any]:
     def read(data: object, where: str) -> Any:  # a tuple whose members' types are the codecs'
         values = _list(data, where)
         if len(values) != len(items):
-            raise _fail(where, f"{len(items)} entries are needed, not {len(values)}")
+            raise _fail(where, f"expected {len(items)} entries, not {len(values)}")
         return tuple(c.read(v, where) for c, v in zip(items, values, strict=True))
 
     return Codec(lambda row: [c.write(v) for c, v in zip(items, row, strict=True)], read)
@@ -153,7 +153,7 @@ def _enum(kind: type[Enum]) -> Codec[Any]:
 
     def read(data: object, where: str) -> Any:  # a member of ``kind``
         if type(data) is not str or data not in by_value:
-            raise _fail(where, f"{_describe(data)} is none of {', '.join(by_value)}")
+            raise _fail(where, f"{_describe(data)} is not one of {', '.join(by_value)}")
         return by_value[data]
 
     return Codec(lambda member: member.value, read)
@@ -162,11 +162,11 @@ def _enum(kind: type[Enum]) -> Codec[Any]:
 def _record(kind: type[T], /, **items: Codec[Any]) -> Codec[T]:
     """A dataclass, whose fields are all in ``items``."""
     if set(items) != {f.name for f in fields(cast("Any", kind))}:
-        raise TypeError(f"the codec of {kind.__name__} and its fields differ")
+        raise TypeError(f"the JSON codec of {kind.__name__} does not match its fields")
 
     def read(data: object, where: str) -> T:
         if not isinstance(data, dict):
-            raise _fail(where, f"an object is needed, not {_describe(data)}")
+            raise _fail(where, f"expected an object, not {_describe(data)}")
         entries = cast("dict[str, object]", data)
         if entries.keys() != items.keys():
             odd = sorted(entries.keys() ^ items.keys())
@@ -188,7 +188,7 @@ def _tagged(**kinds: tuple[type, Codec[Any]]) -> Codec[Any]:
         pair = _list(data, where)
         if len(pair) == 2 and isinstance(pair[0], str) and pair[0] in kinds:
             return kinds[pair[0]][1].read(pair[1], where)
-        raise _fail(where, f"one of {', '.join(kinds)} is needed, not {_describe(data)}")
+        raise _fail(where, f"expected one of {', '.join(kinds)}, not {_describe(data)}")
 
     return Codec(write, read)
 

@@ -52,14 +52,14 @@ class Options(dict[str, "Json"]):
         value = self.get(name, default)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
-        raise InternalError(f"the option {name} is {value!r} where an integer is needed")
+        raise InternalError(f"the option {name} is {value!r}; it must be an integer")
 
     def text(self, name: str, default: str | None = None) -> str:
         """A text."""
         value = self.get(name, default)
         if isinstance(value, str):
             return value
-        raise InternalError(f"the option {name} is {value!r} where a text is needed")
+        raise InternalError(f"the option {name} is {value!r}; it must be a string")
 
     def nested(self, name: str) -> Options:
         """Named parameters within these, as `parameters` gives them."""
@@ -74,7 +74,7 @@ class Options(dict[str, "Json"]):
                         break
             else:
                 return found
-        raise InternalError(f"the option {name} is {value!r} where named parameters are needed")
+        raise InternalError(f"the option {name} is {value!r}; it must be named parameters")
 
     def integers(self, name: str) -> tuple[int, ...]:
         """A tuple of integers."""
@@ -83,7 +83,7 @@ class Options(dict[str, "Json"]):
             found = tuple(item for item in value if isinstance(item, int))
             if len(found) == len(value):
                 return found
-        raise InternalError(f"the option {name} is {value!r} where integers are needed")
+        raise InternalError(f"the option {name} is {value!r}; it must be integers")
 
 
 @dataclass(frozen=True, slots=True)

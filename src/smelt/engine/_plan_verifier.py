@@ -67,7 +67,7 @@ def verify_plans(
         for weight in weights:
             size = int(np.prod([*weight.shape, weight.dtype.size_bytes], dtype=object))
             if min((0, *weight.shape)) < 0 or not 0 <= weight.offset <= most - size:
-                raise EngineFormatError(f"the {kind} {weight.name!r} lies outside the {kind}s")
+                raise EngineFormatError(f"the {kind} {weight.name!r} lies outside its section")
     kernels = frozenset(name for name, _ in header.symbols)
     return tuple(
         verify_plan(header, plan, weights_bytes=weights_bytes, number=number, kernels=kernels)
@@ -107,21 +107,23 @@ def _check_symbols(header: EngineHeader, plan: Plan) -> None:
         raise EngineFormatError("a symbol is declared twice")
     for name, low, high in plan.symbols:
         if not 0 <= low <= high <= MAX_EXTENT:
-            told = Limit.MAX_EXTENT.excess(f"{low} to {high}")
-            raise EngineFormatError(f"the range of the symbol {name!r} is wrong: {told}")
+            detail = Limit.MAX_EXTENT.excess(f"{low} to {high}")
+            raise EngineFormatError(f"the range of the symbol {name!r} is invalid: {detail}")
     sizes = f"{plan.arena_bytes:,} and {plan.scratch_bytes:,}"
     if not 0 <= plan.arena_bytes <= MAX_BYTES or not 0 <= plan.scratch_bytes <= MAX_BYTES:
         raise EngineFormatError(
-            f"an arena and scratch memory of {Limit.MAX_PLAN_BYTES.excess(sizes)}; no machine has "
-            "that: build for smaller shapes, or a smaller batch"
+            f"an arena and scratch memory of {Limit.MAX_PLAN_BYTES.excess(sizes)}; build for "
+            "smaller shapes or a smaller batch"
         )
     _check_outputs(header, plan, frozenset(names))
     given = symbols_of(*(d for b in header.bindings if b.is_input for d in b.shape))
     if twice := given & plan.decided.keys():
-        raise EngineFormatError(f"the symbol {min(twice)!r} is an input's and a step's")
+        raise EngineFormatError(
+            f"the symbol {min(twice)!r} is defined both by an input and by a step"
+        )
     for guard in plan.guards:
         if unknown := guard.symbols - set(names):
-            raise EngineFormatError(f"a guard needs a value for {min(unknown)!r}")
+            raise EngineFormatError(f"a guard uses the undefined symbol {min(unknown)!r}")
 
 
 def _check_outputs(header: EngineHeader, plan: Plan, names: frozenset[str]) -> None:
@@ -130,7 +132,7 @@ def _check_outputs(header: EngineHeader, plan: Plan, names: frozenset[str]) -> N
         raise EngineFormatError("its outputs are not those of the bindings")
     for shape in plan.shapes(header.bindings):
         if unknown := symbols_of(*shape) - names:
-            raise EngineFormatError(f"a binding needs a value for {min(unknown)!r}")
+            raise EngineFormatError(f"a binding uses the undefined symbol {min(unknown)!r}")
 
 
 def _corners(plan: Plan) -> Iterator[dict[str, int]]:

@@ -96,7 +96,7 @@ class RuntimeChecks:
                 if (table := _Table(conditions, self._box))
             }
         except OverflowError as error:
-            raise EngineFormatError(f"the plan has {error}") from error
+            raise EngineFormatError(f"the plan is invalid: {error}") from error
 
     def symbols(self) -> frozenset[str]:
         """The symbols on which any of the conditions depends."""
@@ -127,7 +127,7 @@ class RuntimeChecks:
                 raise guard.violation(values)
         whole = {name: high for name, (_, high) in self._box.items()} | dict(values)
         verify_plan_at(self._header, self._plan, whole)
-        raise InternalError("a run's conditions and the plan verifier disagree")
+        raise InternalError("the run-time checks and the plan verifier disagree")
 
     # ---- collecting
 
@@ -347,7 +347,7 @@ class _Footprints:
         high = most[self._offsets] + (np.maximum(front[1], back[1]).sum(axis=1) + 1) * self._widths
         for end in (*front, *back, low, high):
             if end.size and not float(np.abs(end).max()) < EXACT_BOUND:
-                raise OverflowError("a view whose end has no exact 64-bit value")
+                raise OverflowError("the end of a view does not fit into 64 bits")
         max_shapes = np.minimum(least[self._capacities], self._most)
         inside = (low >= 0) & (high <= max_shapes)
         shaped = (extents[0] >= 0) & (extents[1] <= MAX_EXTENT)

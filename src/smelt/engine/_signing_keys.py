@@ -2,7 +2,7 @@
 
 Each user has a signing key, made when the first engine is built, and a folder of public keys that
 he trusts beside it. A public key is one line of text, ``smelt-ed25519 <base64> <label>``, to be
-carried to other machines; it is no secret. A private key never leaves its folder.
+carried to other machines; it is not a secret. A private key never leaves its folder.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from smelt import config
 from smelt.engine._atomic_files import open_atomic_file
-from smelt.errors import EngineFormatError, SmeltError, TrustError, masked
-from smelt.types import Limit, open_file, path_from, read_file
+from smelt.errors import EngineFormatError, SmeltError, TrustError, sanitize_name
+from smelt.types import Limit, open_file, read_file, require_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,7 +137,7 @@ def _user_secret(path: Path) -> bytes:
     """Thirty-two secret bytes, made when they are first asked for."""
     try:
         _create_private(path, secrets.token_bytes(_KEY_BYTES).hex())
-        _LOG.info("made a key: %s", path)
+        _LOG.info("a signing key was created: %s", path)
     except FileExistsError:
         pass  # the usual case, or another process was faster
     return _read_secret(path)
@@ -157,17 +157,17 @@ def _read_secret(path: Path) -> bytes:
     """The bytes of a key's file. Raises FileNotFoundError."""
     if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise TrustError(
-            f"{path} can be read by others, who could sign engines in your name; "
-            "delete it (a new one is made), and tell those who trust it"
+            f"{path} can be read by other users, who could sign engines in your name; delete it "
+            "(a new key is created), and inform everyone who trusts it"
         )
     if found := _other_owner(path):
-        raise TrustError(f"{path} is not your key: {found}; delete it, and a new one is made")
+        raise TrustError(f"{path} is not your key: {found}; delete it, and a new key is created")
     try:
         secret = bytes.fromhex(read_file(path, Limit.MAX_KEY_BYTES).decode("ascii"))
     except ValueError as error:
-        raise TrustError(f"{path} is damaged; delete it, and a new key is made") from error
+        raise TrustError(f"{path} is damaged; delete it, and a new key is created") from error
     if len(secret) != _KEY_BYTES:
-        raise TrustError(f"{path} is damaged; delete it, and a new key is made")
+        raise TrustError(f"{path} is damaged; delete it, and a new key is created")
     return secret
 
 
@@ -193,10 +193,10 @@ def _trusted_keys() -> Iterator[TrustedKey]:
             yield from _if_sound(partial(_read_trusted, path, _other_owner))
     for path in config.trusted_keys():
         try:
-            path_from(path, "a key")
+            require_path(path, "a key")
             path.stat()
         except FileNotFoundError:
-            _warn(f"SMELT_TRUSTED_KEYS names {path}, which does not exist")
+            _warn(f"SMELT_TRUSTED_KEYS contains {path}, which does not exist")
             continue
         except (OSError, SmeltError) as error:
             _warn(f"SMELT_TRUSTED_KEYS: {error}")
@@ -218,7 +218,7 @@ def _if_sound(read: Callable[[], TrustedKey]) -> Iterator[TrustedKey]:
     except TrustError as error:
         _warn(str(error))
     except OSError as error:
-        _warn(f"a trusted key is left out: {error}")
+        _warn(f"a trusted key is ignored: {error}")
 
 
 def _warn(text: str) -> None:
@@ -231,7 +231,7 @@ def _own_label() -> str:
         label = f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError, ImportError):  # a user without a name, as in some containers
         return "this user"
-    return masked(" ".join(label.split())[:_MAX_LABEL])
+    return sanitize_name(" ".join(label.split())[:_MAX_LABEL])
 
 
 def _key_files(folder: Path) -> list[Path]:
@@ -271,8 +271,8 @@ def _read_public(
             text = file.read(Limit.MAX_KEY_BYTES.most).decode("utf-8", "replace")
     except FileNotFoundError as error:
         raise TrustError(
-            f"{str(path)!r} is neither a key nor a file that holds one; a key is a line "
-            f"'{_KIND} <base64> <label>', as `smelt trust show` prints it"
+            f"{str(path)!r} is neither a key nor a file with one; a key is a line '{_KIND} "
+            "<base64> <label>', as `smelt trust show` prints it"
         ) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -298,11 +298,11 @@ def parse_public_key(text: str, origin: str) -> TrustedKey:
             public_key = b""
         if len(public_key) == _KEY_BYTES:
             _require_bound(public_key, origin)
-            label = masked(parts[2][:_MAX_LABEL]) if len(parts) == 3 else ""
+            label = sanitize_name(parts[2][:_MAX_LABEL]) if len(parts) == 3 else ""
             return TrustedKey(public_key, label.strip(), origin)
     raise TrustError(
-        f"{origin} holds no public key; one is a line '{_KIND} <base64> <label>', "
-        "as `smelt trust show` prints it"
+        f"{origin} has no public key; a key is a line '{_KIND} <base64> <label>', as `smelt trust "
+        "show` prints it"
     )
 
 
@@ -318,8 +318,8 @@ def _require_bound(public_key: bytes, origin: str) -> None:
         y = _doubled(y)
     if y == 1 or not is_canonical:
         raise TrustError(
-            f"the key in {origin} is one under which anybody can sign, or is not written as "
-            "ed25519 keys are; ask its owner for the line that `smelt trust show` prints"
+            f"the key in {origin} is weak (anybody can sign with it), or is not encoded as an "
+            "ed25519 key; ask its owner for the line that `smelt trust show` prints"
         )
 
 
@@ -339,17 +339,17 @@ def add_trusted_key(source: str | os.PathLike[str], label: str = "") -> TrustedK
     """Trust a public key, given as its line of text or as the path of a file that holds it.
 
     Raises:
-        TrustError: it is no public key.
+        TrustError: it is not a public key.
         SmeltError: there is no home directory to record it in.
     """
     is_text = isinstance(source, str) and any(
         line.strip().startswith(_KIND) for line in source.splitlines()
     )
-    path = Path() if is_text else path_from(source, "a key", TrustError)
+    path = Path() if is_text else require_path(source, "a key", TrustError)
     key = parse_public_key(str(source), "the text") if is_text else _read_public(path)
     if any(character in label.strip() for character in "\r\n"):
-        raise TrustError("a label is one line")
-    key = TrustedKey(key.public_key, masked(label.strip()[:_MAX_LABEL]) or key.label, "")
+        raise TrustError("a label must be one line")
+    key = TrustedKey(key.public_key, sanitize_name(label.strip()[:_MAX_LABEL]) or key.label, "")
     folder = config.keys_directory()
     if folder is None:
         raise SmeltError("there is no home directory to record keys in; use SMELT_TRUSTED_KEYS")
@@ -380,16 +380,20 @@ def remove_trusted_key(name: str) -> TrustedKey:
             raise SmeltError(f"{recorded[0].origin} cannot be removed: {error.strerror}") from error
         return recorded[0]
     if len(recorded) > 1:
-        raise TrustError(f"{len(recorded)} trusted keys are called {name!r}; name one by its id")
+        raise TrustError(
+            f"{len(recorded)} trusted keys have the label {name!r}; give the id of one"
+        )
     if folder and any(key.origin == _OWN for key in keys):
         raise TrustError(
             f"{name!r} is your own key, which is trusted as long as it exists in "
-            f"{folder / _SECRET_NAME}: delete that file to get rid of it. The next build makes "
-            "another key, and engines that this one signed are trusted no more"
+            f"{folder / _SECRET_NAME}: delete that file to remove it. The next build then creates "
+            "another key, and engines signed with the old one are no longer trusted"
         )
     if keys:
-        raise TrustError(f"{name!r} is not recorded here but comes from {keys[0].origin!r}")
-    raise TrustError(f"no trusted key is called {name!r}; `smelt trust show` lists them")
+        raise TrustError(
+            f"{name!r} is not stored here; it comes from {keys[0].origin!r}, so remove it there"
+        )
+    raise TrustError(f"there is no trusted key {name!r}; `smelt trust show` lists the trusted keys")
 
 
 def verify_signature(engine: EngineFile) -> TrustedKey:
@@ -401,19 +405,19 @@ def verify_signature(engine: EngineFile) -> TrustedKey:
     """
     if engine.signature is None:
         raise TrustError(
-            f"{engine.source} is not signed, and machine code of unknown origin is not run. "
-            "Build it again where there is a home directory for a signing key. Where smelt's "
-            "compiler is installed, smelt.load recompiles it instead"
+            f"{engine.source} is not signed, and smelt does not run machine code of unknown "
+            "origin. Build it again on a machine that has a signing key, or install smelt's "
+            "compiler here: smelt.load then recompiles it"
         )
     signer = check_signature(engine.signature, engine.source)
     for key in show_trusted_keys():
         if key.public_key == signer:
             return key
     raise TrustError(
-        f"{engine.source} is signed by the key {key_id(signer)}, which you do not trust. If you "
-        "know whose it is, get the line that `smelt trust show` prints there and let "
-        "SMELT_TRUSTED_KEYS name a file that holds it, or run `smelt trust add` here. Where "
-        "smelt's compiler is installed, smelt.load recompiles it instead"
+        f"{engine.source} is signed by the key {key_id(signer)}, which is not trusted here. If "
+        "you know its owner, ask for the line that `smelt trust show` prints there and run "
+        "`smelt trust add` here, or set SMELT_TRUSTED_KEYS to a file that has it. Where smelt's "
+        "compiler is installed, smelt.load recompiles the engine instead"
     )
 
 

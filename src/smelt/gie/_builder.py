@@ -14,7 +14,7 @@ from smelt.gie._runtime import CudaEngine
 from smelt.ir import Graph, clone
 from smelt.logger import Severity, forward_to
 from smelt.ops import Cast
-from smelt.types import DeviceName, DType, TensorType, given_bool, given_int, override
+from smelt.types import DeviceName, DType, TensorType, override, require_bool, require_int
 
 if TYPE_CHECKING:
     from smelt.logger import Logger
@@ -79,7 +79,7 @@ class InferBuilder(Destroyable):
 
         Raises SmeltError: what stands against it; the logger hears it as an error as well.
         """
-        is_watched = given_bool(self.debug_sync, "debug_sync", BuildError)
+        is_watched = require_bool(self.debug_sync, "debug_sync", BuildError)
         least = Severity.VERBOSE if is_watched else Severity.INFO
         with forward_to(SeverityAdapter(self.logger), minimum=least):
             try:
@@ -90,15 +90,15 @@ class InferBuilder(Destroyable):
 
     def _build(self, network: InferNetwork) -> CudaEngine:
         if not self._is_open:
-            raise ContextError("this builder is destroyed; create another")
-        most = given_int(self.max_batch_size, "max_batch_size", BuildError, least=1)
+            raise ContextError("this builder was destroyed; create another")
+        most = require_int(self.max_batch_size, "max_batch_size", BuildError, least=1)
         check_network(network)
         network.check(most)
         is_half = (
-            given_bool(self.half2_mode, "half2_mode", BuildError) and self.platform_has_fast_fp16
+            require_bool(self.half2_mode, "half2_mode", BuildError) and self.platform_has_fast_fp16
         )
         if self.half2_mode and not is_half:
-            message = f"half2 mode is for GPUs; on {self.device!r} layers compute in float32"
+            message = f"half2 mode is only for GPUs; on {self.device!r} layers compute in float32"
             self.logger.log(Severity.WARNING, message)
         engine = build(
             float32_bindings(network.graph),
@@ -157,6 +157,6 @@ def create_infer_builder(logger: Logger) -> InferBuilder:
     One logger serves all: while another builder or runtime is alive, its logger is used here too,
     and both are warned.
 
-    Raises SmeltError: it is no logger.
+    Raises SmeltError: it is not a logger.
     """
     return InferBuilder(logger)

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NoReturn
 
 from smelt.errors import GraphError
-from smelt.types import DType, given_int, override, shown
+from smelt.types import DType, override, require_int, shown
 
 if TYPE_CHECKING:
     from typing import Self
@@ -18,7 +18,7 @@ class _HeaderEnum(IntEnum):
     @classmethod
     def of(cls, value: object) -> Self:
         """The member that an argument is or has the number of. Raises GraphError."""
-        return cls(given_int(value, cls.__name__, lambda _: cls._refusal(value)))
+        return cls(require_int(value, cls.__name__, lambda _: cls._refusal(value)))
 
     @classmethod
     @override
@@ -28,7 +28,9 @@ class _HeaderEnum(IntEnum):
     @classmethod
     def _refusal(cls, value: object) -> GraphError:
         known = ", ".join(member.name for member in cls)
-        return GraphError(f"{shown(value)} is no {cls.__name__}; there are {known}")
+        return GraphError(
+            f"{shown(value)} is not a member of {cls.__name__}; the members are {known}"
+        )
 
 
 class DataType(_HeaderEnum):

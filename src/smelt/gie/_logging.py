@@ -32,14 +32,16 @@ def adopt(user: object, logger: Logger) -> Logger:
     """
     if not callable(getattr(logger, "log", None)):
         kind = type(logger).__name__
-        raise SmeltError(f"{kind} is no logger: it needs a method log(severity, message)")
+        raise SmeltError(f"{kind} is not a logger: it must have a method log(severity, message)")
     with _lock:
         if not len(_users):
             _current[:] = [logger]
         _users.add(user)
         chosen = _current[0]
     if chosen is not logger:
-        _tell((chosen, logger), "a second logger was given while the first is in use; it stays")
+        _tell(
+            (chosen, logger), "another logger is already in use and is kept; the new one is ignored"
+        )
     return chosen
 
 

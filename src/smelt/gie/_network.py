@@ -18,12 +18,12 @@ from smelt.gie._enums import (
 from smelt.gie._output_dimensions import attributes_for
 from smelt.network import Layer, NetworkDefinition, Tensor
 from smelt.types import (
-    given_array,
-    given_float,
-    given_function,
-    given_int,
-    given_ints,
-    given_text,
+    require_array,
+    require_callable,
+    require_float,
+    require_int,
+    require_ints,
+    require_str,
 )
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class InferLayer:
         """Set the zeros on either side; what depends on them is inferred anew."""
         self._windowed("pads")
         refuse = partial(ShapeError, node=self.name)
-        self.layer.update(pads=given_ints(padding, "padding", refuse, count=2, least=0) * 2)
+        self.layer.update(pads=require_ints(padding, "padding", refuse, count=2, least=0) * 2)
         self._network.apply_formula(self)
 
     @property
@@ -161,7 +161,7 @@ class InferLayer:
     def _windowed(self, attribute: str) -> tuple[int, int]:
         numbers = getattr(self.layer.op, attribute, None)
         if numbers is None:
-            raise GraphError(f"a layer of type {self.type!r} has no windows", node=self.name)
+            raise GraphError(f"a layer of type {self.type!r} has no window", node=self.name)
         return (int(numbers[0]), int(numbers[1]))
 
     def __repr__(self) -> str:
@@ -193,7 +193,7 @@ class InferNetwork:
     def fill(self, definition: NetworkDefinition) -> None:
         """Take over what a parser has read. Raises GraphError: there are layers already."""
         if self.definition.layers or self.definition.inputs:
-            raise GraphError("the network has layers already; parse into a new one")
+            raise GraphError("the network already has layers; parse into an empty network")
         self.definition = definition
 
     def check(self, max_batch_size: int) -> None:
@@ -201,7 +201,7 @@ class InferNetwork:
 
         Raises ShapeError: an input has too many elements, or groups of weights were not set.
         """
-        max_batch_size = given_int(max_batch_size, "max_batch_size", BuildError, least=1)
+        max_batch_size = require_int(max_batch_size, "max_batch_size", BuildError, least=1)
         for tensor in self.definition.inputs:
             count = max_batch_size * math.prod(fixed_extents(tensor.shape, tensor.name))
             if count >= _INPUT_ELEMENTS:
@@ -229,8 +229,8 @@ class InferNetwork:
 
         Raises ShapeError: the dims are not three, or hold 2^30 elements or more.
         """
-        refuse = partial(ShapeError, node=given_text(name, "the tensor's name", GraphError))
-        extents = given_ints(dims, "the tuple of dims (C, H, W)", refuse, count=3, least=1)
+        refuse = partial(ShapeError, node=require_str(name, "the tensor's name", GraphError))
+        extents = require_ints(dims, "the tuple of dims (C, H, W)", refuse, count=3, least=1)
         count = math.prod(extents)
         if count >= _INPUT_ELEMENTS:
             raise refuse(f"{count} elements; there must be fewer than 2^30")
@@ -281,7 +281,7 @@ class InferNetwork:
         made = getattr(layer.op, "group", None)
         if made is None:
             raise GraphError("only convolutions and deconvolutions have groups", node=layer.name)
-        if made != given_int(groups, "groups", partial(ShapeError, node=layer.name), least=1):
+        if made != require_int(groups, "groups", partial(ShapeError, node=layer.name), least=1):
             raise ShapeError(
                 f"its weights are for {made} groups, not {groups}: they are K x C / groups x R x S "
                 "for a convolution and C x K / groups x R x S for a deconvolution",
@@ -309,7 +309,7 @@ class InferNetwork:
 
     def _set_formula(self, kind: LayerType, formula: OutputDimensionsFormula | None) -> None:
         if formula is not None:
-            given_function(formula, "the formula", GraphError)
+            require_callable(formula, "the formula", GraphError)
         before = self._formulas.pop(kind, None)
         if formula is not None:
             self._formulas[kind] = formula
@@ -409,11 +409,11 @@ class InferNetwork:
 
         Raises ShapeError: the window is even or beyond 1 … 15, or a parameter out of its range.
         """
-        if given_int(window, "the window of LRN", ShapeError) not in _LRN_WINDOWS:
+        if require_int(window, "the window of LRN", ShapeError) not in _LRN_WINDOWS:
             raise ShapeError(f"the window of LRN is {window}; it must be odd, 1 to 15")
         ranges = (("alpha", alpha, _LRN_ALPHA), ("beta", beta, _LRN_BETA))
         for name, value, (low, high) in (*ranges, ("k", k, _LRN_K)):
-            given_float(value, f"{name} of LRN", ShapeError, low, high)
+            require_float(value, f"{name} of LRN", ShapeError, low, high)
         made = self.definition.add_lrn(x, window, alpha=alpha, beta=beta, k=k)
         return self._layer_of(made)
 
@@ -458,7 +458,7 @@ class InferNetwork:
         for layer in reversed(self.definition.layers):
             if any(output.value is made.value for output in layer.outputs):
                 return InferLayer(self, layer.nodes)
-        raise GraphError(f"no layer makes {made.name}")
+        raise GraphError(f"{made.name} is not the output of a layer")
 
     def _windowed(self, made: Tensor, groups: int) -> InferLayer:
         layer = self._layer_of(made)
@@ -472,34 +472,36 @@ def check_network(network: object) -> None:
     """See to it that a network is one. Raises GraphError."""
     if not isinstance(network, InferNetwork):
         kind = type(network).__name__
-        raise GraphError(f"a network of create_network is needed, not {kind}")
+        raise GraphError(f"expected a network from create_network, not {kind}")
 
 
 def _at(items: Sequence[ItemT], index: int) -> ItemT | None:
-    index = given_int(index, "the index", GraphError)
+    index = require_int(index, "the index", GraphError)
     return items[index] if 0 <= index < len(items) else None
 
 
 def _optional(numbers: ArrayLike | None) -> ArrayLike | None:
     """Weights of count 0 stand for none."""
-    empty = numbers is None or not given_array(numbers, "an array of weights", GraphError).size
+    empty = numbers is None or not require_array(numbers, "an array of weights", GraphError).size
     return None if empty else numbers
 
 
 def fixed_extents(shape: Shape, name: str, count: int | None = None) -> tuple[int, ...]:
     """Extents as the documented API has them: numbers. Raises ShapeError: one is open."""
     if not all(isinstance(extent, int) for extent in shape):
-        raise ShapeError(f"{[*map(str, shape)]} leaves extents open; dims are numbers", node=name)
-    return given_ints(shape, "dims", partial(ShapeError, node=name), count=count)
+        raise ShapeError(
+            f"{[*map(str, shape)]} has symbolic extents; dims must be numbers", node=name
+        )
+    return require_ints(shape, "dims", partial(ShapeError, node=name), count=count)
 
 
 def _groups_of(weights: ArrayLike, count: int, x: Tensor, kernel_size: tuple[int, int]) -> int:
     """The groups for which there are so many weights; 1 if for none."""
-    count = given_int(count, "nb_output_maps", ShapeError, least=1)
-    extents = given_ints(kernel_size, "kernel_size", ShapeError, count=2, least=1)
+    count = require_int(count, "nb_output_maps", ShapeError, least=1)
+    extents = require_ints(kernel_size, "kernel_size", ShapeError, count=2, least=1)
     channels, *_ = fixed_extents(x.shape[:1], x.name, 1)
     every = count * channels * math.prod(extents)
-    size = given_array(weights, "weights", GraphError).size
+    size = require_array(weights, "weights", GraphError).size
     groups = every // (size or 1)
     fits = groups * size == every
     return groups if fits and groups and not (count % groups or channels % groups) else 1

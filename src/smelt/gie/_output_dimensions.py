@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smelt.errors import ShapeError
 from smelt.ops import ConvTranspose
-from smelt.types import given_ints
+from smelt.types import require_ints
 
 if TYPE_CHECKING:
     from smelt.ir import Op
@@ -34,14 +34,14 @@ def attributes_for(op: Op, dims: Pair, answer: object, name: str) -> dict[str, A
     """
     windowed: Any = op
     refuse = partial(ShapeError, node=name)
-    wanted = given_ints(answer, "the formula's answer", refuse, count=len(dims), least=1)
+    wanted = require_ints(answer, "the formula's answer", refuse, count=len(dims), least=1)
     pairs = [
         _behind(windowed, axis, dims[axis], wanted[axis]) for axis in range(len(windowed.strides))
     ]
     if any(pad < 0 for pad, _ in pairs):
         raise ShapeError(
-            f"the formula asks for {wanted} of an input of {dims}; windows of "
-            f"{windowed.kernel_shape} in steps of {windowed.strides} cannot make so little",
+            f"the formula gives an output of {wanted} for an input of {dims}; a window of "
+            f"{windowed.kernel_shape} with stride {windowed.strides} cannot produce that",
             node=name,
         )
     first = windowed.pads[: len(pairs)]

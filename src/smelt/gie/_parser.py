@@ -12,7 +12,7 @@ from smelt.gie._destroyable import Destroyable
 from smelt.gie._enums import DataType
 from smelt.gie._network import check_network
 from smelt.importers import network_from_caffe
-from smelt.types import given_int, override, path_from
+from smelt.types import override, require_int, require_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,22 +80,22 @@ class CaffeParser(Destroyable):
         check_network(network)
         self._check_size(model)
         kind = DataType.of(dtype).dtype.value
-        prototxt = path_from(deploy, "a prototxt", ModelFormatError)
-        caffemodel = path_from(model, "a caffemodel", ModelFormatError)
+        prototxt = require_path(deploy, "a prototxt", ModelFormatError)
+        caffemodel = require_path(model, "a caffemodel", ModelFormatError)
         definition, blobs = network_from_caffe(prototxt, caffemodel, dtype=kind, outputs=[])
         network.fill(definition)
         return BlobNameToTensor(blobs)
 
     def set_protobuf_buffer_size(self, size_bytes: int) -> None:
         """Refuse models of more bytes; by default any size is read."""
-        self._buffer_bytes = given_int(size_bytes, "the buffer's size", ContextError, least=0)
+        self._buffer_bytes = require_int(size_bytes, "the buffer's size", ContextError, least=0)
 
     def parse_binary_proto(self, path: str | os.PathLike[str]) -> BinaryProtoBlob:
         """Read a blob in a file of its own, such as a mean image. Raises ModelFormatError."""
         from smelt.importers.caffe import read_mean
 
         self._check_open()
-        return BinaryProtoBlob(read_mean(path_from(path, "a blob", ModelFormatError)))
+        return BinaryProtoBlob(read_mean(require_path(path, "a blob", ModelFormatError)))
 
     @override
     def destroy(self) -> None:
@@ -104,10 +104,10 @@ class CaffeParser(Destroyable):
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise ContextError("this parser is destroyed; create another")
+            raise ContextError("this parser was destroyed; create another")
 
     def _check_size(self, model: str | os.PathLike[str]) -> None:
-        path = path_from(model, "a caffemodel", ModelFormatError)
+        path = require_path(model, "a caffemodel", ModelFormatError)
         if self._buffer_bytes is None or not os.path.isfile(path):
             return
         if (size := os.path.getsize(path)) > self._buffer_bytes:

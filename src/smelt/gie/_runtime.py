@@ -10,7 +10,7 @@ from smelt.gie._destroyable import Destroyable
 from smelt.gie._logging import SeverityAdapter, adopt, release
 from smelt.gie._network import fixed_extents
 from smelt.logger import Severity, forward_to
-from smelt.types import given_bool, given_int, given_text, override, parse_json, shown
+from smelt.types import override, parse_json, require_bool, require_int, require_str, shown
 
 if TYPE_CHECKING:
     import os
@@ -41,7 +41,7 @@ class InferContext(Destroyable):
             ContextError: the batch is larger than the engine's, or the context is in use.
             BindingError: a buffer does not fit.
         """
-        if not given_bool(self.debug_sync, "debug_sync", ContextError):
+        if not require_bool(self.debug_sync, "debug_sync", ContextError):
             self.context.execute(batch_size, bindings)
             return True
         before = self.profiler
@@ -110,7 +110,7 @@ class CudaEngine(Destroyable):
     def get_binding_index(self, name: str) -> int:
         """Return the index of a tensor by its name, or -1."""
         names = [binding.name for binding in self.engine.bindings]
-        given_text(name, "a binding's name", ContextError)
+        require_str(name, "a binding's name", ContextError)
         return names.index(name) if name in names else -1
 
     def get_binding_name(self, index: int) -> str | None:
@@ -132,7 +132,7 @@ class CudaEngine(Destroyable):
         return (*dims, *(1,) * (3 - len(dims)))
 
     def _binding(self, index: int) -> Binding | None:
-        number = given_int(index, "the index of a binding", ContextError)
+        number = require_int(index, "the index of a binding", ContextError)
         return self.engine.bindings[number] if 0 <= number < self.nb_bindings else None
 
     @property
@@ -154,7 +154,9 @@ class CudaEngine(Destroyable):
         """Return the engine's bytes; write them to ``stream`` as well, if there is one."""
         writer: Any = stream
         if writer is not None and not callable(getattr(writer, "write", None)):
-            raise ContextError(f"the stream is {shown(writer)}; it must be a binary file to write")
+            raise ContextError(
+                f"the stream is {shown(writer)}; it must be a binary file that is open for writing"
+            )
         data = self.engine.serialize()
         if writer is not None:
             writer.write(data)
@@ -200,7 +202,7 @@ class InferRuntime(Destroyable):
             EngineFormatError: the bytes are no engine.
         """
         if not self._is_open:
-            raise ContextError("this runtime is destroyed; create another")
+            raise ContextError("this runtime was destroyed; create another")
         with forward_to(SeverityAdapter(self.logger)):
             try:
                 return CudaEngine(load(source), self.logger)

@@ -14,10 +14,10 @@ from smelt.types import (
     Limit,
     copy_bytes,
     enough_memory_for,
-    given_list,
-    given_text,
     open_file,
-    path_from,
+    require_list,
+    require_path,
+    require_str,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def network_from_onnx(
         MissingExtraError: the package onnx is not installed.
     """
     if not hasattr(model, "HasField"):
-        _check_source(model, "an ONNX model is a path, bytes or a ModelProto")
+        _check_source(model, "an ONNX model is given as a path, bytes or a ModelProto")
         _refuse_engine(model)
     with _packages_needed():
         from smelt.importers.onnx import import_onnx
@@ -113,7 +113,7 @@ def read_onnx(
         MissingExtraError: the package onnx is not installed.
     """
     if not hasattr(model, "HasField"):
-        _check_source(model, "an ONNX model is a path, bytes or a ModelProto")
+        _check_source(model, "an ONNX model is given as a path, bytes or a ModelProto")
     with _packages_needed():
         from smelt.importers.onnx import read_onnx as read
 
@@ -124,11 +124,11 @@ def _check_source(given: object, wanted: str) -> None:
     if not isinstance(given, str | os.PathLike | bytes | bytearray | memoryview):
         raise ModelFormatError(f"{wanted}, not {type(given).__name__}")
     if isinstance(given, os.PathLike):
-        path_from(cast("os.PathLike[str]", given), "a model", ModelFormatError)
+        require_path(cast("os.PathLike[str]", given), "a model", ModelFormatError)
 
 
 def _refuse_engine(model: object) -> None:
-    """Raise ModelFormatError: it is no model but what smelt made of one."""
+    """Raise ModelFormatError: it is not a model but what smelt made of one."""
     try:
         if isinstance(model, str | os.PathLike):
             name = os.fspath(cast("str | os.PathLike[str]", model))
@@ -140,7 +140,7 @@ def _refuse_engine(model: object) -> None:
     except (OSError, ValueError):
         return  # the importer says what is wrong
     if start == MAGIC:
-        raise ModelFormatError(f"{name} is an engine, already built; smelt.load loads it")
+        raise ModelFormatError(f"{name} is an engine, not a model; load it with smelt.load")
 
 
 @contextmanager
@@ -156,12 +156,12 @@ def _names(outputs: object) -> list[str] | None:
     """The names of outputs; a single one is a sequence of letters, too, and nobody means that."""
     if outputs is None:
         return None
-    names = [outputs] if isinstance(outputs, str) else given_list(outputs, "outputs", GraphError)
-    return [given_text(name, "the name of an output", GraphError) for name in names]
+    names = [outputs] if isinstance(outputs, str) else require_list(outputs, "outputs", GraphError)
+    return [require_str(name, "the name of an output", GraphError) for name in names]
 
 
 def _source(given: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes | Path:
-    _check_source(given, "a Caffe file is a path or bytes")
+    _check_source(given, "a Caffe file is given as a path or bytes")
     if isinstance(given, bytearray | memoryview):
         return copy_bytes(given, "a Caffe file", ModelFormatError)
     return given if isinstance(given, str | bytes) else Path(given)

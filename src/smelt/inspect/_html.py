@@ -101,7 +101,7 @@ _BUTTONS: Final = (
     ("fit", "All", "everything", "0"),
 )
 """Value, text, title and keys of the buttons above a graph."""
-_MOST_ALIKE: Final = 3
+_MAX_ALIKE: Final = 3
 """Layers of which a pass says the same in a row each; more are one row."""
 _CODE_NUMBERS: Final = (*use_heads(timed=True), *CODE_HEADS[1:-1])
 _ROOFLINE_NUMBERS: Final = ("MFLOP", "moved", "flop/byte", "bound", "time", "share")
@@ -158,15 +158,15 @@ def _head(report: EngineReport) -> Iterator[str]:
     if report.libraries:
         facts.append(("needs", ", ".join(report.libraries)))
     if report.multiprocessors is not None:
-        verb = "tuned for" if report.tuned_on else "assumed, as nothing was timed"
+        verb = "tuned for" if report.tuned_on else "assumed, because no tactic was timed"
         facts.append((verb, f"{report.multiprocessors} multiprocessors"))
     if report.max_batch_size is not None:
         facts.append(("largest batch", str(report.max_batch_size)))
     if report.is_retunable:
-        facts.append(("keeps its network", "can be retuned"))
+        facts.append(("contains its network", "can be retuned"))
     yield from _facts(facts)
-    if told := format_host_steps(report):
-        yield f'<p class="no">{escape(told)}.</p>'
+    if note := format_host_steps(report):
+        yield f'<p class="no">{escape(note)}.</p>'
     rows = [
         (
             "in" if b.is_input else "out",
@@ -202,15 +202,15 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
         yield from _memory(plan)
     if plan.nodes:
         yield "<h3>Graph after the passes</h3>"
-        yield "<p>Grey nodes are views: they copy nothing. Red ones run in Python.</p>"
+        yield "<p>Grey nodes are views: they copy nothing. Red nodes run in Python.</p>"
         yield from _graph(plan, report.bindings)
     yield "<h3>Layers</h3>"
     yield f"<p>Open a tactic to see the alternatives. {_sentence(format_times_note(report))}</p>"
     yield from _layers(plan.layers)
     yield "<h3>Roofline</h3>"
     note = roofline_note(report)
-    told = f"; {there}" if (there := counted_at(plan)) else ""
-    yield f"<p>{escape(f'{_sentence(note)} {_sentence(WORK_NOTE + told)}')}</p>"
+    detail = f"; {there}" if (there := counted_at(plan)) else ""
+    yield f"<p>{escape(f'{_sentence(note)} {_sentence(WORK_NOTE + detail)}')}</p>"
     timed = is_timed(report)
     heads = roofline_heads(timed=timed)
     yield _table(heads, _roofline(plan, timed=timed), numbers=_ROOFLINE_NUMBERS)
@@ -220,8 +220,11 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
 
 def _memory(plan: PlanReport) -> Iterator[str]:
     yield "<h3>Memory over time</h3>"
-    yield "<p>A box is a tensor: its bytes in the arena upwards, the steps of its life across."
-    yield " Point at one for its name. The dashed line is the least that any arena could be.</p>"
+    yield (
+        "<p>A box is a tensor: its bytes in the arena on the vertical axis, the steps of its "
+        "lifetime on the horizontal axis."
+    )
+    yield " Hover over one for its name. The dashed line is the smallest possible arena.</p>"
     yield memory_to_svg(plan)
 
 
@@ -279,11 +282,11 @@ def _passes(plan: PlanReport) -> Iterator[str]:
     rows: list[tuple[str, str, str]] = []
     for one in plan.passes:
         for detail, notes in groupby(one.notes, key=_kept_detail):
-            told = [_note(note) for note in notes]
-            if detail and len(told) > _MOST_ALIKE:
-                layers = "".join(f"<li>{layers}</li>" for layers, _ in told)
-                told = [(_folded(f"{len(told)} layers", f"<ul>{layers}</ul>"), escape(detail))]
-            rows += [(_code(one.name), *cells) for cells in told]
+            pairs = [_note(note) for note in notes]
+            if detail and len(pairs) > _MAX_ALIKE:
+                layers = "".join(f"<li>{layers}</li>" for layers, _ in pairs)
+                pairs = [(_folded(f"{len(pairs)} layers", f"<ul>{layers}</ul>"), escape(detail))]
+            rows += [(_code(one.name), *cells) for cells in pairs]
     yield _table(("pass", "layers", "what, or why not"), rows) if rows else "<p>Nothing.</p>"
     if plan.storage:
         yield f"<details><summary>{counted(len(plan.storage), 'note')} on storage</summary><ul>"
@@ -305,9 +308,9 @@ def _note(note: PassNote) -> tuple[str, str]:
 
 
 def _roofline(plan: PlanReport, *, timed: bool) -> Iterator[tuple[str, ...]]:
-    for *told, kernels in roofline_rows(plan, timed=timed):
+    for *row, kernels in roofline_rows(plan, timed=timed):
         links = (f'<a href="#{_anchor(k)}">{_code(k)}</a>' for k in kernels.split("\n") if k)
-        yield *map(escape, told), "<br>".join(links)
+        yield *map(escape, row), "<br>".join(links)
 
 
 def _sentence(text: str) -> str:
@@ -324,9 +327,12 @@ def _kernels(report: EngineReport) -> Iterator[str]:
         yield f'<p class="no">Their text is not shown: {escape(report.no_sources)}.</p>'
     has_codes = any(kernel.codes for kernel in report.kernels)
     if has_codes:
-        yield "<p>Registers and local memory (what was spilled) are a thread's, shared memory"
-        yield " (static + dynamic) a block's. A multiprocessor holds so many blocks at once, which"
-        yield " is such a share of the threads that it could hold, for lack of what is named.</p>"
+        yield "<p>Registers and local memory (spilled registers) are per thread, shared memory"
+        yield (
+            " (static + dynamic) is per block. The resident blocks of a multiprocessor give the "
+            "occupancy,"
+        )
+        yield " the share of its maximum of threads; the resource that limits it is named.</p>"
     timed = is_timed(report)
     heads = ("kernel", "family", *use_heads(timed=timed), *(CODE_HEADS if has_codes else ()))
     yield f'<div class="wide"><table><tr>{_heads(heads, _CODE_NUMBERS)}</tr>'
@@ -355,8 +361,8 @@ def _kernel(kernel: KernelReport, *, timed: bool) -> Iterator[str]:
     for number, code in enumerate(kernel.codes or (None,)):
         anchor = "" if number else f' id="{_anchor(kernel.symbol)}"'
         cells = () if code is None else zip(CODE_HEADS, code_cells(code), strict=True)
-        told = "".join(f"<td{_kind(h, _CODE_NUMBERS)}>{escape(cell)}</td>" for h, cell in cells)
-        yield f"<tr{anchor}>{'' if number else head}{told}</tr>"
+        row = "".join(f"<td{_kind(h, _CODE_NUMBERS)}>{escape(cell)}</td>" for h, cell in cells)
+        yield f"<tr{anchor}>{'' if number else head}{row}</tr>"
 
 
 def _weights(report: EngineReport) -> Iterator[str]:

@@ -18,7 +18,7 @@ from smelt.inspect._report import CodeReport
 if TYPE_CHECKING:
     from smelt.engine import EngineHeader
 
-_MOST_ARCHITECTURES: Final = 16
+_MAX_ARCHITECTURES: Final = 16
 
 
 class CubinReader:
@@ -28,7 +28,7 @@ class CubinReader:
         self._code = code
         self._offsets = dict(header.symbols)
         names = header.fingerprint.architecture.split(",")
-        self._architectures = names[:_MOST_ARCHITECTURES]
+        self._architectures = names[:_MAX_ARCHITECTURES]
         # Sound records lie side by side; in others, each could hold all that follow.
         self._budget = len(code)
 
@@ -41,7 +41,7 @@ class CubinReader:
         if symbol not in self._offsets:
             return CodeReport(name, problem="the engine has no code for it")
         if self._budget < 0:
-            return CodeReport(name, problem="kernels lie one in another")
+            return CodeReport(name, problem="kernels overlap")
         try:
             kernel = read_record(self._code, self._offsets[symbol], place)
         except EngineFormatError as error:

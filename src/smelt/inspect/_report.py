@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeVar, cast
 
-from smelt.errors import masked, without_controls
+from smelt.errors import remove_controls, sanitize_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,14 +364,14 @@ def masked_report(report: ReportT) -> ReportT:
 
 def _masked(value: object) -> object:
     if isinstance(value, str):
-        return masked(value)
+        return sanitize_name(value)
     if isinstance(value, tuple):
         return tuple(map(_masked, cast("tuple[object, ...]", value)))
     if isinstance(value, dict):
         pairs = cast("dict[object, object]", value).items()
         return {_masked(name): _masked(field) for name, field in pairs}
     if isinstance(value, SourceReport):
-        return replace(value, text=without_controls(value.text))
+        return replace(value, text=remove_controls(value.text))
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{f.name: _masked(getattr(value, f.name)) for f in fields(value)})
     return value

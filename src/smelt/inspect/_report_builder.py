@@ -46,10 +46,10 @@ from smelt.ops import recipe_from_json
 from smelt.types import (
     enough_memory_for,
     evaluate_dim,
-    given_bool,
     items_of,
     one_file_of_formulas,
     parse_json,
+    require_bool,
     shown,
 )
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from smelt.engine import EngineHeader, LayerInfo, Plan, Step, Weight
 
 
-_MOST_DIGITS: Final = 10
+_MAX_DIGITS: Final = 10
 """Of a number in a feature."""
 
 
@@ -97,8 +97,8 @@ def report_of(
     """
     if not hasattr(engine, "header"):
         raise SmeltError(
-            "a report is made of an engine, or of what smelt.engine.read_engine reads, "
-            f"not of {type(engine).__name__}"
+            "a report is made from an engine, or from the result of smelt.engine.read_engine, "
+            f"not from {type(engine).__name__}"
         )
     header = engine.header
     print_ = header.fingerprint
@@ -132,7 +132,7 @@ def report_of(
 
 def _check_asked(sources: object, profile: object, peaks: object) -> None:
     """Raise SmeltError: what a report shall tell is of a wrong type."""
-    given_bool(sources, "sources", SmeltError)
+    require_bool(sources, "sources", SmeltError)
     for what, given, kind in (("profile", profile, Profile), ("peaks", peaks, Peaks)):
         if given is not None and not isinstance(given, kind):
             raise SmeltError(f"{what} is {shown(given)}; it must be a {kind.__name__}")
@@ -145,7 +145,7 @@ def _facts_from_features(features: Sequence[str]) -> dict[str, Any]:
     size: int | None = None
     for feature in features:
         name, _, number = feature.partition("=")
-        is_number = number.isdecimal() and len(number) < _MOST_DIGITS
+        is_number = number.isdecimal() and len(number) < _MAX_DIGITS
         if is_number and name in LIBRARIES:
             libraries.append(LIBRARIES[name].of_version(int(number)))
         elif is_number and name == SIZE_FEATURE:
@@ -158,7 +158,7 @@ def _facts_from_features(features: Sequence[str]) -> dict[str, Any]:
 def _plans(
     header: EngineHeader, peaks: Peaks | None, profile: Profile | None
 ) -> Iterator[PlanReport]:
-    told, ranges = _reported_plans(header.report), list(_layer_ranges(header))
+    record, ranges = _reported_plans(header.report), list(_layer_ranges(header))
     names = {name for plan in header.plans for name, _, _ in plan.symbols}
     if profile is not None and not names >= profile.sizes.keys():
         profile = None  # of an engine whose extents are open where this one's are not
@@ -168,7 +168,11 @@ def _plans(
             work_model = WorkModel({**plan.largest, **profile.sizes}, peaks, profile)
             profile = None  # a run takes the first plan that will do
         yield _plan(
-            header, number, told[number] if number < len(told) else {}, ranges[number], work_model
+            header,
+            number,
+            record[number] if number < len(record) else {},
+            ranges[number],
+            work_model,
         )
 
 
@@ -242,7 +246,7 @@ def _source_writer(
 ) -> tuple[SourceWriter | None, str]:
     """Who writes the kernels' text, or why nobody does."""
     if signer is not None and not (signer.is_trusted and signer.is_right):
-        return None, "no key that you trust has signed this engine (see `smelt trust`)"
+        return None, "no trusted key has signed this engine (see `smelt trust`)"
     try:
         return SourceWriter(header.fingerprint), ""
     except SmeltError as error:
@@ -263,16 +267,20 @@ def _layer_ranges(header: EngineHeader) -> Iterator[range]:
 
 
 def _plan(
-    header: EngineHeader, number: int, told: Mapping[str, Any], layers: range, work_model: WorkModel
+    header: EngineHeader,
+    number: int,
+    record: Mapping[str, Any],
+    layers: range,
+    work_model: WorkModel,
 ) -> PlanReport:
     plan = header.plans[number]
     kinds = [is_host for is_host, _ in groupby(isinstance(s, HostCall) for s in plan.steps)]
     calls = [step for step in plan.steps if isinstance(step, HostCall)]
     references = tuple(map(_op_name, calls))
     is_apart = header.fingerprint.device == "cuda"
-    memory = tuple(_memory(told)) or tuple(_memory_of_plan(plan))
-    reported = tuple(_layers(header, layers, plan.steps, told, work_model))
-    bound = told.get("lower_bound_bytes")
+    memory = tuple(_memory(record)) or tuple(_memory_of_plan(plan))
+    reported = tuple(_layers(header, layers, plan.steps, record, work_model))
+    bound = record.get("lower_bound_bytes")
     return PlanReport(
         symbols=plan.symbols,
         steps=len(plan.steps),
@@ -286,13 +294,13 @@ def _plan(
         arena_lower_bound_bytes=bound if isinstance(bound, int) else _most_alive(memory),
         scratch_bytes=plan.scratch_bytes,
         layers=reported,
-        passes=tuple(_passes(told)),
-        storage=_texts(told.get("storage")),
+        passes=tuple(_passes(record)),
+        storage=_texts(record.get("storage")),
         memory=memory,
         source_nodes=tuple(
-            (_text(n.get("name")), _text(n.get("op"))) for n in _records(told.get("source"))
+            (_text(n.get("name")), _text(n.get("op"))) for n in _records(record.get("source"))
         ),
-        nodes=tuple(map(_node, _records(told.get("nodes")))),
+        nodes=tuple(map(_node, _records(record.get("nodes")))),
         counted_at=tuple((name, work_model.sizes[name]) for name in plan.largest),
         work=total_work([layer.work for layer in reported if layer.work is not None]),
     )
@@ -322,25 +330,25 @@ def _layers(
     header: EngineHeader,
     layers: range,
     steps: Sequence[Step],
-    told: Mapping[str, Any],
+    record: Mapping[str, Any],
     work_model: WorkModel,
 ) -> Iterator[LayerReport]:
     own: dict[int, list[Step]] = {index: [] for index in layers}
     for step in steps:
         own.setdefault(step.layer, []).append(step)
-    nodes = {_text(node.get("name")): node for node in reversed(_records(told.get("nodes")))}
-    nodes.pop("", None)  # what the planner added is no node's
+    nodes = {_text(node.get("name")): node for node in reversed(_records(record.get("nodes")))}
+    nodes.pop("", None)  # what the planner added is not a node's
     for index in layers:
         info = header.layers[index]
         node = _text(dict(info.details).get("node"))
-        yield _layer(index, info, own[index], told, nodes.get(node, {}), work_model)
+        yield _layer(index, info, own[index], record, nodes.get(node, {}), work_model)
 
 
 def _layer(
     index: int,
     info: LayerInfo,
     own: Sequence[Step],
-    told: Mapping[str, Any],
+    record: Mapping[str, Any],
     known: Mapping[str, Any],
     work_model: WorkModel,
 ) -> LayerReport:
@@ -365,23 +373,23 @@ def _layer(
         is_reference=any(isinstance(step, HostCall) for step in own),
         candidates=tuple(
             _candidates(
-                _field(told, "candidates", node),
-                [_formats(_items(pair)) for pair in _items(_field(told, "formats", node))],
-                _field(told, "in_network", node),
+                _field(record, "candidates", node),
+                [_formats(_items(pair)) for pair in _items(_field(record, "formats", node))],
+                _field(record, "in_network", node),
                 (info.tactic, chosen),
             )
         ),
-        refusals=_texts(_field(told, "refusals", node)),
+        refusals=_texts(_field(record, "refusals", node)),
         launches=work_model.launches(own),
         work=work_model.work(info.name, known.get("flop") if node else "0", own),
     )
 
 
 def _candidates(
-    told: object, formats: Sequence[str], in_network: object, chosen: tuple[str, str]
+    record: object, formats: Sequence[str], in_network: object, chosen: tuple[str, str]
 ) -> Iterator[CandidateReport]:
     in_place = {tactic: time for tactic, time in _times(in_network) if math.isfinite(time)}
-    times = list(_times(told))
+    times = list(_times(record))
     own = formats if len(formats) == len(times) else [""] * len(times)
     is_free = True
     for (tactic, seconds), how in zip(times, own, strict=True):
@@ -405,8 +413,8 @@ def _formats(pair: Sequence[object]) -> str:
     return f"{inputs} -> {' '.join(_texts(made))}"
 
 
-def _times(told: object) -> Iterator[tuple[str, float]]:
-    for entry in _items(told):
+def _times(record: object) -> Iterator[tuple[str, float]]:
+    for entry in _items(record):
         match entry:
             case [str(tactic), float() | int() as seconds]:
                 with contextlib.suppress(OverflowError):
@@ -415,8 +423,8 @@ def _times(told: object) -> Iterator[tuple[str, float]]:
                 continue
 
 
-def _passes(told: Mapping[str, Any]) -> Iterator[PassSummary]:
-    for record in _records(told.get("passes")):
+def _passes(plan: Mapping[str, Any]) -> Iterator[PassSummary]:
+    for record in _records(plan.get("passes")):
         yield PassSummary(
             _text(record.get("name")),
             int(_number(record.get("nodes_before"))),
@@ -434,25 +442,25 @@ def _passes(told: Mapping[str, Any]) -> Iterator[PassSummary]:
         )
 
 
-def _node(told: Mapping[str, Any]) -> NodeReport:
+def _node(record: Mapping[str, Any]) -> NodeReport:
     return NodeReport(
-        name=_text(told.get("name")),
-        op=_text(told.get("op")),
-        layers=_texts(told.get("layers")),
-        inputs=_texts(told.get("inputs")),
-        outputs=_texts(told.get("outputs")),
-        types=_texts(told.get("types")),
-        tactic=_text(told.get("tactic")),
-        is_reference=told.get("is_reference") is True,
-        is_view=told.get("aliasing") not in ("none", None),
+        name=_text(record.get("name")),
+        op=_text(record.get("op")),
+        layers=_texts(record.get("layers")),
+        inputs=_texts(record.get("inputs")),
+        outputs=_texts(record.get("outputs")),
+        types=_texts(record.get("types")),
+        tactic=_text(record.get("tactic")),
+        is_reference=record.get("is_reference") is True,
+        is_view=record.get("aliasing") not in ("none", None),
     )
 
 
 # ---- memory
 
 
-def _memory(told: Mapping[str, Any]) -> Iterator[TensorLifetime]:
-    for entry in _items(told.get("memory")):
+def _memory(record: Mapping[str, Any]) -> Iterator[TensorLifetime]:
+    for entry in _items(record.get("memory")):
         match entry:
             case [str(name), int(offset), int(size), int(first), int(last)] if (
                 0 <= first <= last and size >= 0 and offset >= 0
@@ -496,10 +504,10 @@ def _most_alive(memory: Sequence[TensorLifetime]) -> int:
 
 def _reported_plans(text: str) -> list[Mapping[str, Any]]:
     try:
-        told = parse_json(text)
+        record = parse_json(text)
     except ValueError:
         return []
-    return [cast("Mapping[str, Any]", plan) for plan in _items(told) if isinstance(plan, dict)]
+    return [cast("Mapping[str, Any]", plan) for plan in _items(record) if isinstance(plan, dict)]
 
 
 def _items(value: object) -> Sequence[object]:
@@ -523,6 +531,6 @@ def _number(value: object) -> float:
     return float(cast("float", value)) if good else 0.0
 
 
-def _field(told: Mapping[str, Any], name: str, key: str) -> object:
-    found = told.get(name)
+def _field(record: Mapping[str, Any], name: str, key: str) -> object:
+    found = record.get(name)
     return cast("Mapping[str, object]", found).get(key) if isinstance(found, dict) else None

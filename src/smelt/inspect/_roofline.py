@@ -128,11 +128,11 @@ class WorkModel:
         by = max(sides, key=lambda side: sides[side])
         return sides[by], by
 
-    def _flop(self, told: object) -> float | None:
-        if not isinstance(told, str):
+    def _flop(self, detail: object) -> float | None:
+        if not isinstance(detail, str):
             return None
         try:
-            count = evaluate_dim(dim_from_text(told), self.sizes)
+            count = evaluate_dim(dim_from_text(detail), self.sizes)
         except (ValueError, ArithmeticError, SmeltError):
             return None
         return float(count) if 0 <= count < _MOST else None

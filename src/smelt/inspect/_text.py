@@ -10,11 +10,11 @@ from smelt.types import (
     WIDTH_OF_FILES,
     TextTable,
     counted,
+    format_integer,
     format_number,
-    format_share,
-    format_whole,
-    given_int,
-    given_list,
+    format_percent,
+    require_int,
+    require_list,
     shown,
     wrap_words,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         WorkReport,
     )
 
-_MOST_SIZE_BITS: Final = 80
+_MAX_SIZE_BITS: Final = 80
 """Of a size that is shown with a unit."""
 _MAX_LAYERS_SHOWN: Final = 3
 """Layers that a sentence names; tables name all."""
@@ -54,10 +54,10 @@ def report_to_text(
     Raises SmeltError: a section that does not exist.
     """
     if not isinstance(given := cast("object", report), EngineReport):
-        raise SmeltError(f"the report is {shown(given)}; it must be one of report_of")
+        raise SmeltError(f"the report is {shown(given)}; it must be a report from report_of")
     if width is not None:
-        width = given_int(width, "width", SmeltError, least=1)
-    sections = given_list(sections, "sections", SmeltError)
+        width = require_int(width, "width", SmeltError, least=1)
+    sections = require_list(sections, "sections", SmeltError)
     unknown = [
         section for section in sections if not isinstance(section, str) or section not in SECTIONS
     ]
@@ -98,8 +98,8 @@ def _laid_out(part: str | TextTable | SourceReport, width: int | None) -> str:
 
 def format_bytes(size_bytes: int, like: int | None = None) -> str:
     """A size in the unit that suits it, or the size ``like``."""
-    if size_bytes.bit_length() > _MOST_SIZE_BITS:  # an array of a file that nobody has checked
-        return f"{format_whole(size_bytes)} B"
+    if size_bytes.bit_length() > _MAX_SIZE_BITS:  # an array of a file that nobody has checked
+        return f"{format_integer(size_bytes)} B"
     size, other = float(size_bytes), float(size_bytes if like is None else like)
     for unit in ("B", "KiB", "MiB"):
         if other < 1024:
@@ -124,7 +124,7 @@ def format_host_steps(report: EngineReport) -> str:
     where = "in Python, which is slow"
     if report.host_copy_bytes:
         size = format_bytes(report.host_copy_bytes)
-        where = f"on the host, in Python, which is slow, and {size} are copied for them in each run"
+        where = f"on the host in Python, which is slow; {size} are copied for them in each run"
     ops = ", ".join(report.reference_ops)
     steps = "1 step runs" if report.reference_steps == 1 else f"{report.reference_steps} steps run"
     return f"{steps} {where}: {ops} (layers {names})"
@@ -165,7 +165,7 @@ def _summary(report: EngineReport) -> Iterator[str]:
         yield f"  {'in ' if b.is_input else 'out'} {b.name}: {b.dtype}[{shape}]"
     yield f"  weights {format_bytes(report.weight_bytes)}, {counted(len(report.kernels), 'kernel')}"
     if report.is_retunable:
-        yield "  keeps its network: `smelt retune` builds it again where it runs"
+        yield "  contains its network: `smelt retune` builds it again on another machine"
     yield f"  reference steps: {report.reference_steps}"
     if reported := format_host_steps(report):
         yield f"  {reported}"
@@ -174,7 +174,7 @@ def _summary(report: EngineReport) -> Iterator[str]:
 def format_tuning(report: EngineReport) -> str:
     """What chose an engine's tactics, in words."""
     if not report.tuned_on:
-        return "tactics were chosen by estimates: nothing was timed"
+        return "tactics were chosen by cost estimates: none was timed"
     return f"tactics were timed on {report.tuned_on}"
 
 
@@ -183,10 +183,10 @@ def format_signer(signer: SignerReport) -> str:
     if not signer.key_id:
         return "not signed"
     if not signer.is_right:
-        return f"its signature by the key {signer.key_id} is wrong: it was changed since"
+        return f"its signature by the key {signer.key_id} is invalid: the file was changed"
     if signer.is_trusted:
-        return f"signed by the key {signer.key_id} ({signer.label}), which you trust"
-    return f"signed by the key {signer.key_id}, which you do not trust"
+        return f"signed by the key {signer.key_id} ({signer.label}), which is trusted here"
+    return f"signed by the key {signer.key_id}, which is not trusted here"
 
 
 def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
@@ -224,17 +224,17 @@ def _layers(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]
 
 def format_times_note(report: EngineReport) -> str:
     """What candidates' times are, and by what else they were chosen."""
-    what = "measured" if report.tuned_on else "estimates: nothing was timed"
+    what = "measured" if report.tuned_on else "cost estimates: no tactic was timed"
     return (
-        f"times are {what}; the choice is the least total of tactics and format copies, so the "
-        "tactic of a layer need not be its fastest; a time in the network includes the layer's "
+        f"times are {what}; the choice is the least total of tactics and format conversions, so "
+        "the tactic of a layer need not be its fastest; a time in the network includes the "
         "effect on neighbouring layers"
     )
 
 
 def _tactics(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     yield f"tactics: candidates' {format_times_note(report)};"
-    yield "    - was not promising, or was disqualified by its results; no cannot run the layer"
+    yield "    -: not promising, or rejected for its results; no: cannot run the layer"
     for layer in plan.layers:
         if layer.node:
             yield from _tactics_of(layer)
@@ -260,7 +260,7 @@ def format_candidate(candidate: CandidateReport) -> str:
 
 
 def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
-    yield "passes: what became of the layers"
+    yield "passes: what each one changed"
     busy = [one for one in plan.passes if one.notes or one.nodes_before != one.nodes_after]
     for one in busy:
         yield f"{one.name}: {one.nodes_before} -> {counted(one.nodes_after, 'node')}"
@@ -272,7 +272,7 @@ def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable
             else:
                 yield f"    {before}: kept, {note.detail}"
     others = len(plan.passes) - len(busy)
-    yield f"({others} further {'pass' if others == 1 else 'passes'} found nothing to do)"
+    yield f"({others} further {'pass' if others == 1 else 'passes'} changed nothing)"
     if plan.storage:
         yield "storage: where concatenated tensors are written"
         yield from (f"    {note}" for note in plan.storage)
@@ -305,10 +305,9 @@ def _kernels(report: EngineReport) -> Iterator[str | TextTable]:
         yield TextTable(("kernel", "family", *use_heads(timed=timed)), plain, _NUMBERS, "kernel")
         return
     yield (
-        "kernels: registers and local memory of a thread (local: what it spilled), shared memory "
-        "of a block (static + dynamic); resident blocks a multiprocessor, and the resource that "
-        "limits "
-        "more"
+        "kernels: registers and local memory (spilled registers) per thread, shared memory "
+        "(static + dynamic) per block; resident blocks per multiprocessor, and the resource that "
+        "limits them"
     )
     heads = ("kernel", *use_heads(timed=timed), *CODE_HEADS)
     rows = [
@@ -344,7 +343,7 @@ def use_cells(kernel: KernelReport, *, timed: bool) -> tuple[str, ...]:
     if not timed:
         return (str(kernel.uses),)
     time = format_seconds(kernel.measured_seconds, 2)
-    return str(kernel.uses), time, format_share(kernel.share_of_bound)
+    return str(kernel.uses), time, format_percent(kernel.share_of_bound)
 
 
 CODE_HEADS: Final = (
@@ -385,8 +384,8 @@ def roofline_note(report: EngineReport) -> str:
     peaks = report.peaks
     if peaks is None:
         return (
-            f"no peaks of {report.architecture} are known, so there are no bounds; "
-            "--peaks FLOP/S,BYTES/S gives them"
+            f"no peak rates of {report.architecture} are known, so there are no bounds; give them "
+            "with --peaks FLOP/S,BYTES/S"
         )
     rates = dict.fromkeys(f"{rate / 1e12:.4g} ({kind})" for kind, rate in peaks.flop_per_second)
     return (
@@ -396,9 +395,9 @@ def roofline_note(report: EngineReport) -> str:
 
 
 WORK_NOTE: Final = (
-    "flop counts a multiplication and an addition for each product of the layer's definition; "
-    "moved is the bytes that the layer's steps read and write, each operand once, without a cache; "
-    "the bound is the least time for both"
+    "flop: two for each multiply-accumulate of the layer's definition; moved: the bytes that the "
+    "layer's steps read and write, each operand once, without caches; bound: the least time for "
+    "both"
 )
 
 
@@ -442,7 +441,7 @@ def _work_cells(work: WorkReport, *, timed: bool) -> tuple[str, ...]:
     )
     if not timed:
         return cells
-    share = format_share(work.share_of_bound)
+    share = format_percent(work.share_of_bound)
     return (*cells, _in_column(work.measured_seconds), share)
 
 

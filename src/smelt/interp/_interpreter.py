@@ -100,7 +100,7 @@ def _array_of(value: Value, values: Mapping[Value, Array]) -> Array:
     if value.constant is not None:
         return value.constant.array
     if value not in values:
-        raise GraphError(f"value {value.name} is read before anything makes it")
+        raise GraphError(f"value {value.name} is read before it is computed")
     return values[value]
 
 
@@ -125,7 +125,7 @@ def run_node(
     results = evaluate(node.op, arrays, str(node), most)
     if len(results) < len(node.outputs):
         raise GraphError(
-            f"the reference gave {len(results)} results where {len(node.outputs)} are inferred",
+            f"the reference returned {len(results)} results, and {len(node.outputs)} were inferred",
             node=str(node),
         )
     return results

@@ -19,7 +19,7 @@ def bind_symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
     unknown = sorted(set(inputs) - names)
     if unknown:
         raise BindingError(
-            f"no input is named {unknown[0]!r}; there are {', '.join(sorted(names))}"
+            f"there is no input {unknown[0]!r}; the inputs are {', '.join(sorted(names))}"
         )
     symbols: dict[str, int] = {}
     for value in graph.inputs:

@@ -48,7 +48,7 @@ class Constant:
         self, name: str, array: Array | None = None, *, recipe: Recipe | None = None
     ) -> None:
         if (array is None) == (recipe is None):
-            raise InternalError(f"constant {name}: needs an array or a recipe, not both")
+            raise InternalError(f"constant {name} must have either an array or a recipe")
         self.name = name
         self.recipe = recipe
         self.is_fixed = False
@@ -63,13 +63,13 @@ class Constant:
             for part in sources_first(self, is_known=lambda c: c._array is not None):
                 part._array = part._compute()
         if self._array is None:
-            raise InternalError(f"constant {self.name} has neither array nor recipe")
+            raise InternalError(f"constant {self.name} has neither an array nor a recipe")
         return self._array
 
     def _compute(self) -> Array:
         """The elements, once those are there that they derive from."""
         if self.recipe is None:
-            raise InternalError(f"constant {self.name} has neither array nor recipe")
+            raise InternalError(f"constant {self.name} has neither an array nor a recipe")
         arrays = [None if c is None else c.array for c in self.recipe.inputs]
         op = self.recipe.op
         made = evaluate(op, arrays, f"{op.name} {self.name!r}")[self.recipe.output]
@@ -173,7 +173,7 @@ class Value:
     def tensor(self) -> TensorType:
         """The type, which must be a tensor's. Raises GraphError."""
         if not isinstance(self.type, TensorType):
-            raise GraphError(f"value {self.name} is a {self.type} where a tensor is needed")
+            raise GraphError(f"value {self.name} is a {self.type}; a tensor is needed")
         return self.type
 
     @property
@@ -246,7 +246,7 @@ class Graph:
         return value
 
     def add_constant(self, constant: Constant | Array, name: str = "constant") -> Value:
-        """A value that holds a constant; it is no input and belongs to whoever reads it."""
+        """A value that holds a constant; it is not an input and belongs to whoever reads it."""
         if not isinstance(constant, Constant):
             constant = Constant(name, constant)
         return Value(constant.name, constant.type, constant=constant)
@@ -401,8 +401,8 @@ def _check_size(kind: TensorType, result: int) -> None:
     size = math.prod(fixed) * kind.dtype.size_bytes
     largest = max([size, *fixed])
     if largest > Limit.MAX_TENSOR_BYTES.most:
-        told = Limit.MAX_TENSOR_BYTES.excess(largest)
-        raise ShapeError(f"result {result} is {kind}: no machine can hold it: {told}")
+        detail = Limit.MAX_TENSOR_BYTES.excess(largest)
+        raise ShapeError(f"result {result} is {kind}, which does not fit into memory: {detail}")
 
 
 def _fitting_dims(
@@ -436,4 +436,6 @@ def _check_int64(dims: Sequence[Dim]) -> None:
         factors = [dim] if isinstance(dim, int) else [factor for _, factor in dim.terms]
         for factor in factors:
             if not -(1 << 63) <= factor < 1 << 63:
-                raise ShapeError(f"an element of the result is {dim}, which int64 cannot hold")
+                raise ShapeError(
+                    f"an element of the result is {dim}, which does not fit into int64"
+                )

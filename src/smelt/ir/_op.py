@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from smelt.errors import DeviceError, GraphError, IndexRangeError, ShapeError, SmeltError
-from smelt.types import DType, TensorType
+from smelt.errors import GraphError, IndexRangeError, ShapeError, SmeltError
+from smelt.types import DType, TensorType, out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ class Operand:
     def tensor(self) -> TensorType:
         """The type, which must be a tensor's. Raises TypeError."""
         if not isinstance(self.type, TensorType):
-            raise TypeError(f"a tensor is needed, not {self.type}")
+            raise TypeError(f"expected a tensor, not {self.type}")
         return self.type
 
     @staticmethod
@@ -101,7 +101,7 @@ class Op(ABC):
         """
         del inputs
         if self.regions:
-            raise ShapeError(f"the result of {self.name} is known only at run time")
+            raise ShapeError(f"the result type of {self.name} is known only at run time")
         return 0
 
     def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
@@ -126,8 +126,8 @@ class Op(ABC):
 def count_excess(name: str, found: int, most: int) -> str:
     """What an error says of a symbol that a run determines and that came out too large."""
     return (
-        f"{name} = {found}, and it may be at most {most}: what the network declares, what the "
-        "build has memory for (max_workspace_bytes), or what an array given to execute holds"
+        f"{name} is {found} and must be at most {most}: the maximum that the network declares, "
+        "that max_workspace_bytes allows, or that the output array given to execute can hold"
     )
 
 
@@ -157,7 +157,7 @@ def evaluate(
     except SmeltError:
         raise
     except MemoryError as error:
-        raise DeviceError(f"{where or op.name}: there is too little memory: {error}") from error
+        raise out_of_memory(where or op.name) from error
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         why = str(error) or type(error).__name__
         shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays)

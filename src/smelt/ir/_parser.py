@@ -48,7 +48,7 @@ def parse_graph(
         constants: elements of the large constants, by their digits (``collect_constants``) or name.
 
     Raises:
-        GraphError: the text is no graph; names the line.
+        GraphError: the text is not a graph; names the line.
     """
     by_class = {kind.__name__: kind for kind in ops.values()}
     return _Parser(text, by_class, constants or {}).parse()
@@ -110,7 +110,7 @@ class _Parser:
     def _need(self, pattern: re.Pattern[str], what: str) -> str:
         taken = self._take(pattern)
         if taken is None:
-            self._fail(f"{what} is needed here")
+            self._fail(f"expected {what}")
         return taken
 
     def _accept(self, text: str) -> bool:
@@ -122,7 +122,7 @@ class _Parser:
 
     def _expect(self, text: str) -> None:
         if not self._accept(text):
-            self._fail(f"{text!r} is needed here")
+            self._fail(f"expected {text!r}")
 
     def _accept_word(self, word: str) -> bool:
         self._skip()
@@ -147,7 +147,7 @@ class _Parser:
     def _graph(self) -> Graph:
         self._enter()
         if not self._accept_word("graph"):
-            self._fail("'graph' is needed here")
+            self._fail("expected 'graph'")
         scope = _Scope(self._name())
         self._expect("{")
         while not self._line(scope):
@@ -235,7 +235,7 @@ class _Parser:
         node = scope.graph.add(op, *inputs, name=label, output_names=names, layers=layers)
         if [v.type for v in node.outputs] != [kind for _, kind in results]:
             inferred = ", ".join(str(v.type) for v in node.outputs)
-            self._fail(f"{node} makes {inferred}, not the types that stand here")
+            self._fail(f"{node} gives {inferred}, which differs from the declared types")
         for value in node.outputs:
             self._define(scope, value)
 
@@ -256,7 +256,7 @@ class _Parser:
             return root, inputs
         fused = self._ops.get("Fused")
         if fused is None:
-            self._fail("a chain of stages stands here, but Fused is not among the ops")
+            self._fail("expected an op, not a chain of stages: Fused is not among the known ops")
         count = len(inputs)
         stages: list[object] = []
         stage_class = self._class("Stage", fused)
@@ -308,14 +308,14 @@ class _Parser:
         if kind == "sequence" and isinstance(element, TensorType):
             return SequenceType(element)
         if kind == "sequence" or isinstance(element, OptionalType):
-            self._fail(f"a {kind} of {element} is no type")
+            self._fail(f"a {kind} of {element} is not a type")
         return OptionalType(element)
 
     def _tensor(self, dtype: str) -> TensorType:
         try:
             element = DType(dtype)
         except ValueError:
-            self._fail(f"{dtype} is no element type")
+            self._fail(f"{dtype} is not an element type")
         dims = self._need(_DIMS, "a shape")
         shape = tuple(map(self._dim, dims.split(","))) if dims.strip() else ()
         try:
@@ -354,7 +354,7 @@ class _Parser:
     def _op(self) -> Op:
         value = self._record(self._need(_WORD, "an op"), None)
         if not isinstance(value, Op):
-            self._fail("an op is needed here")
+            self._fail("expected an op")
         return value
 
     def _class(self, name: str, owner: type | None) -> type[Any]:

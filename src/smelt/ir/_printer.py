@@ -220,7 +220,7 @@ def format_attribute(value: object, indent: str = "") -> str:
 
 def _record(value: Any, indent: str) -> str:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        raise InternalError(f"an attribute of type {type(value).__name__} has no text")
+        raise InternalError(f"an attribute of type {type(value).__name__} cannot be printed")
     shown: list[str] = []
     for field in dataclasses.fields(value):
         attribute = getattr(value, field.name)

@@ -59,7 +59,7 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite[MatchT]) -> list[Change]:
 
 
 def sole_user(graph: Graph, value: Value) -> Node | None:
-    """The one node that reads the value, if there is one alone and the value is no output."""
+    """The one node that reads the value, if there is one alone and the value is not an output."""
     if len(value.users) != 1 or graph.is_output(value):
         return None
     return value.users[0]

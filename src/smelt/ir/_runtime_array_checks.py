@@ -69,7 +69,7 @@ def check_array(
             most: Dim = extent if bounds is None else bounds.get(name, extent)
             if symbols_of(most) <= symbols.keys() and extent > evaluate_dim(most, symbols):
                 raise ShapeError(
-                    f"{name} came out as {extent}, above its declared maximum {most}", node=where
+                    f"{name} is {extent} in this run, above its declared maximum {most}", node=where
                 )
     wrong = first_mismatch(kind.shape, array.shape, symbols)
     if wrong is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FREE_BYTES: Final = 1 << 28
 """Results of up to this size, all together, are always computed ..."""
-_MOST_GROWTH: Final = 64
+_MAX_GROWTH: Final = 64
 """... larger ones only if they are no more than so many times as large as all sources together."""
 
 _TRIPPED: Final = (
@@ -37,7 +37,7 @@ def compute_untrusted(*constants: Constant, spent: int = 0) -> int:
     parts = list(sources_first(*constants))
     given = sum(part.array.nbytes for part in parts if part.recipe is None)
     work = spent
-    left = max(_FREE_BYTES, _MOST_GROWTH * given)
+    left = max(_FREE_BYTES, _MAX_GROWTH * given)
     for part in parts:
         if part.recipe is None:
             continue
@@ -51,7 +51,7 @@ def compute_untrusted(*constants: Constant, spent: int = 0) -> int:
             raise
         except _TRIPPED as error:
             raise GraphError(
-                f"the recipe of a constant is wrong: {str(error)[:300]}", node=part.name[:200]
+                f"the recipe of a constant is invalid: {str(error)[:300]}", node=part.name[:200]
             ) from error
     return work
 
@@ -62,10 +62,12 @@ def _check_step(recipe: Recipe, most_bytes: int) -> int:
     results = recipe.op.infer(operands)
     made = results[recipe.output]
     if not isinstance(made, TensorType):
-        raise TypeError(f"{recipe.op.name} makes {made}, no tensor")
+        raise TypeError(f"{recipe.op.name} gives {made}, not a tensor")
     extents = [extent for extent in made.shape if isinstance(extent, int)]
     size = math.prod(extents) * made.dtype.size_bytes
     if size > most_bytes:
-        raise ValueError(f"{recipe.op.name} makes {size} bytes; {most_bytes} more are allowed")
+        raise ValueError(
+            f"{recipe.op.name} gives {size} bytes; at most {most_bytes} more are allowed"
+        )
     work = recipe.op.count_work(operands, results)  # an op that runs graphs has none
     return work if isinstance(work, int) else 0

@@ -35,7 +35,7 @@ def verify(graph: Graph, *, during: str | None = None) -> None:
 
 def _verify(graph: Graph, depth: int) -> None:
     if depth > Limit.MAX_REGION_DEPTH.most:
-        raise GraphError(f"its regions lie {Limit.MAX_REGION_DEPTH.excess(depth)}")
+        raise GraphError(f"its regions are nested {Limit.MAX_REGION_DEPTH.excess(depth)}")
     _check_names(graph)
     _check_order(graph)
     _check_users(graph)
@@ -53,12 +53,12 @@ def _verify(graph: Graph, depth: int) -> None:
 def _check_names(graph: Graph) -> None:
     for name, count in Counter(node.name for node in graph.nodes).items():
         if count > 1:
-            raise GraphError(f"{count} nodes have the name {name!r}; names are unique")
+            raise GraphError(f"{count} nodes have the name {name!r}; names must be unique")
     owners: dict[str, object] = {}
     for value in graph.values():
         owner = value.constant or value
         if owners.setdefault(value.name, owner) is not owner:
-            raise GraphError(f"two values have the name {value.name!r}; names are unique")
+            raise GraphError(f"two values have the name {value.name!r}; names must be unique")
 
 
 def _check_order(graph: Graph) -> None:
@@ -77,12 +77,12 @@ def _check_order(graph: Graph) -> None:
             known.add(result)
     for output in graph.outputs:
         if output.constant is None and output not in known:
-            raise GraphError(f"output {output.name!r} is made by no node of the graph")
+            raise GraphError(f"output {output.name!r} is not computed by a node of the graph")
 
 
 def _check_inputs(graph: Graph) -> None:
     if len(set(graph.inputs)) != len(graph.inputs):
-        raise GraphError("a value is an input twice")
+        raise GraphError("a value is listed twice among the inputs")
     for value in graph.inputs:
         if value.producer is not None or value.constant is not None:
             raise GraphError(f"input {value.name!r} is also a constant or the result of a node")
@@ -92,11 +92,15 @@ def _check_inputs(graph: Graph) -> None:
 
 def _explain_disorder(value: Value, place: int, places: dict[Node, int]) -> str:
     if value.producer is None:
-        return f"reads {value.name!r}, which is no input, constant or result of this graph"
+        return f"reads {value.name!r}, which is not an input, constant or result of this graph"
     made_at = places.get(value.producer)
     if made_at is None:
         return f"reads {value.name!r} of {value.producer}, which is not in the graph"
-    problem = "a cycle, or an order in which nodes cannot run" if made_at >= place else "disorder"
+    problem = (
+        "there is a cycle, or the nodes are not in topological order"
+        if made_at >= place
+        else "disorder"
+    )
     return f"reads {value.name!r} before {value.producer} makes it: {problem}"
 
 
@@ -117,7 +121,7 @@ def _check_types(node: Node) -> None:
     except (TypeError, IndexError, ValueError) as error:
         raise GraphError(f"its inputs do not fit: {error}", node=str(node)) from error
     if len(types) != len(node.outputs):
-        message = f"has {len(node.outputs)} results where its op makes {len(types)}"
+        message = f"has {len(node.outputs)} results, and its op has {len(types)}"
         raise GraphError(message, node=str(node))
     for value, kind in zip(node.outputs, types, strict=True):
         if value.type != kind:
@@ -161,6 +165,9 @@ def _check_bounds(graph: Graph) -> None:
     given = symbols_of(*(extent for kind in types for extent in kind.shape))
     for symbol, bound in graph.symbol_bounds.items():
         if symbol in given:
-            raise GraphError(f"symbol {symbol!r} is an input's, and a run is to determine it")
+            raise GraphError(
+                f"symbol {symbol!r} is defined by an input and also listed as known only at run "
+                "time"
+            )
         if isinstance(bound, int) and bound < 0:
-            raise GraphError(f"symbol {symbol!r} has the bound {bound}; a bound is at least 0")
+            raise GraphError(f"symbol {symbol!r} has the bound {bound}; it must be at least 0")

@@ -24,7 +24,7 @@ def caller_location() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     if frame is None:
-        return "an unknown place"
+        return "an unknown location"
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 

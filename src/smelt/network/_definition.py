@@ -18,14 +18,14 @@ from smelt.types import (
     DType,
     SymbolicDim,
     TensorType,
-    format_whole,
-    given_array,
-    given_int,
-    given_list,
-    given_text,
-    given_word,
+    format_integer,
     is_float_dtype,
     override,
+    require_array,
+    require_choice,
+    require_int,
+    require_list,
+    require_str,
     shown,
 )
 
@@ -63,7 +63,7 @@ class NetworkDefinition(LayerMethods):
             tensor_names: how a layer's only result is named; ``{layer}`` and ``{index}`` are
                 filled in. Of several results each is named ``layer:index`` by default.
         """
-        self._graph = Graph(given_text(name, "the network's name", GraphError))
+        self._graph = Graph(require_str(name, "the network's name", GraphError))
         self._batch = _batch(batch)
         self._tensor_names = _template(tensor_names)
         self._tensors: dict[Value, Tensor] = {}
@@ -123,12 +123,12 @@ class NetworkDefinition(LayerMethods):
 
     def find(self, name: str) -> Tensor | None:
         """The tensor of a name, or None."""
-        value = self._values.get(given_text(name, "a tensor's name", GraphError))
+        value = self._values.get(require_str(name, "a tensor's name", GraphError))
         return None if value is None or value.constant is not None else self.tensor(value)
 
     def find_layer(self, name: str) -> Layer | None:
         """The layer of a name, or None."""
-        given_text(name, "a layer's name", GraphError)
+        require_str(name, "a layer's name", GraphError)
         return next((layer for layer in self.layers if layer.name == name), None)
 
     def tensor(self, value: Value) -> Tensor:
@@ -177,7 +177,8 @@ class NetworkDefinition(LayerMethods):
         _batch(batch)
         if batch != self._batch and self._graph.inputs:
             raise GraphError(
-                f"the network's batch is {self._batch}, as its first input's; it cannot be {batch}"
+                f"the network's batch is {self._batch}, set by its first input; another input has "
+                f"{batch}"
             )
         self._batch = batch
 
@@ -190,7 +191,8 @@ class NetworkDefinition(LayerMethods):
         value = self.value_of(tensor)
         if value.producer is None:
             raise GraphError(
-                f"input {value.name!r} cannot be an output; put an identity between them"
+                f"input {value.name!r} cannot be an output itself; add an Identity and mark its "
+                "result"
             )
         if not self._graph.is_output(value):
             self._graph.outputs.append(value)
@@ -212,7 +214,7 @@ class NetworkDefinition(LayerMethods):
             The result, or a tuple where the op has several.
         """
         if not isinstance(given := cast("object", op), Op):
-            raise GraphError(f"add applies an op, as ops.Elu(alpha=0.5), not {shown(given)}")
+            raise GraphError(f"add takes an op, as ops.Elu(alpha=0.5), not {shown(given)}")
         label = self._layer_name(name, op.name)
         values = [
             array if array is None else self._operand(array, f"{label}.{index}")
@@ -260,7 +262,7 @@ class NetworkDefinition(LayerMethods):
     @override
     def value_of(self, tensor: object) -> Value:
         if not isinstance(tensor, Tensor):
-            raise GraphError(f"a tensor of the network is needed, not {type(tensor).__name__}")
+            raise GraphError(f"expected a tensor of the network, not {type(tensor).__name__}")
         if tensor.network is not self:
             raise GraphError(f"tensor {tensor.name!r} belongs to another network")
         return tensor.value
@@ -282,7 +284,7 @@ class NetworkDefinition(LayerMethods):
 
     def rename(self, value: Value, name: str) -> None:
         """Give a value a name of its own. Raises GraphError."""
-        if given_text(name, "the tensor's name", GraphError) == value.name:
+        if require_str(name, "the tensor's name", GraphError) == value.name:
             return
         self._claim(name, value)
         self._disclaim(value)
@@ -296,7 +298,7 @@ class NetworkDefinition(LayerMethods):
         Raises GraphError: there is no such layer, or the new name is empty or taken.
         """
         for name in (old, new):
-            given_text(name, "a layer's name", GraphError)
+            require_str(name, "a layer's name", GraphError)
         nodes = [node for node in self._graph.nodes if _layer_of(node) == old]
         if not nodes:
             raise GraphError(f"there is no layer {old!r}")
@@ -386,45 +388,51 @@ class NetworkDefinition(LayerMethods):
                 number += 1
             self._numbers[kind] = number
             return f"{kind}{number}"
-        if not given_text(name, "the layer's name", GraphError) or name in self._layer_names:
-            raise GraphError(f"the layer name {name!r} is empty or taken; give each layer its own")
+        if not require_str(name, "the layer's name", GraphError) or name in self._layer_names:
+            raise GraphError(
+                f"the layer name {name!r} is empty or already used; give each layer a unique name"
+            )
         return name
 
     def _claim(self, name: str, value: Value) -> None:
         """Note whose a name is. Raises GraphError: it is another's."""
-        if not given_text(name, "the tensor's name", GraphError):
-            raise GraphError("a tensor needs a name")
+        if not require_str(name, "the tensor's name", GraphError):
+            raise GraphError("a tensor must have a name")
         if self._values.setdefault(name, value) is not value:
-            raise GraphError(f"the tensor name {name!r} is taken; give each tensor its own")
+            raise GraphError(
+                f"the tensor name {name!r} is already used; give each tensor a unique name"
+            )
 
     def _disclaim(self, value: Value) -> None:
         if self._values.get(value.name) is value:
             del self._values[value.name]
 
     def _full_shape(self, shape: Sequence[int | str]) -> Shape:
-        given = given_list(shape, "the extents of a shape", ShapeError)
+        given = require_list(shape, "the extents of a shape", ShapeError)
         dims = tuple(_extent(extent, given) for extent in given)
         if self._batch == "implicit" and SymbolicDim.symbol(BATCH) in dims:
-            raise ShapeError(f"shape {given} names the implicit batch; leave it out")
+            raise ShapeError(f"shape {given} includes the implicit batch; leave it out")
         volume = prod(d for d in dims if isinstance(d, int))
         if volume >= _LARGEST_VOLUME:
-            told = format_whole(volume)
-            raise ShapeError(f"shape {shown(given)} has {told} elements; 2**30 are too many")
+            detail = format_integer(volume)
+            raise ShapeError(
+                f"shape {shown(given)} has {detail} elements; it must have fewer than 2**30"
+            )
         return (SymbolicDim.symbol(BATCH), *dims) if self._batch == "implicit" else dims
 
 
 def _batch(batch: object) -> str:
-    return given_word(batch, "batch", GraphError, ("implicit", "explicit"))
+    return require_choice(batch, "batch", GraphError, ("implicit", "explicit"))
 
 
 def _template(names: object) -> str:
     """How results are named."""
-    template = given_text(names, "tensor_names", GraphError)
+    template = require_str(names, "tensor_names", GraphError)
     try:
         template.format(layer="", index=0)
     except (ValueError, LookupError, AttributeError) as error:
         raise GraphError(
-            f"tensor_names is {shown(names)}; {{layer}} and {{index}} may stand in it: {error}"
+            f"tensor_names is {shown(names)}; it may contain {{layer}} and {{index}}: {error}"
         ) from error
     return template
 
@@ -441,7 +449,7 @@ def _extent(extent: object, shape: list[object]) -> Dim:
             raise ShapeError(f"extent {shown(extent)} in {shown(shape)}: {error}") from error
     if isinstance(extent, SymbolicDim):
         return extent
-    return given_int(extent, f"an extent in {shown(shape)}", ShapeError, least=1)
+    return require_int(extent, f"an extent in {shown(shape)}", ShapeError, least=1)
 
 
 def _dtype(dtype: Any) -> DType:
@@ -452,11 +460,13 @@ def _dtype(dtype: Any) -> DType:
         return DType.BFLOAT16 if dtype == "bfloat16" else DType.from_numpy(np.dtype(given))
     except (TypeError, ValueError) as error:
         known = ", ".join(d.value for d in DType)
-        raise GraphError(f"{shown(dtype)} is no element type; these are: {known}") from error
+        raise GraphError(
+            f"{shown(dtype)} is not an element type; the element types are: {known}"
+        ) from error
 
 
 def _array(given: Array, name: str) -> Array:
-    array: Array = given_array(given, name, GraphError)
+    array: Array = require_array(given, name, GraphError)
     if not (array.dtype.kind in "iub" or is_float_dtype(array.dtype)):
-        raise GraphError(f"{name} has element type {array.dtype}; numbers are needed")
+        raise GraphError(f"{name} has element type {array.dtype}; it must be numeric")
     return array

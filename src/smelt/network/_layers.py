@@ -15,13 +15,13 @@ from smelt.errors import GraphError, ShapeError
 from smelt.ir import Constant
 from smelt.network._caller_location import atomic
 from smelt.types import (
-    given_array,
-    given_float,
-    given_int,
-    given_ints,
-    given_list,
-    given_word,
     is_float_dtype,
+    require_array,
+    require_choice,
+    require_float,
+    require_int,
+    require_ints,
+    require_list,
 )
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class LayerMethods(ABC):
         layer = self.begin(name, "activation")
         given = {"alpha": alpha, "beta": beta}
         attributes = {
-            key: given_float(number, key, GraphError)
+            key: require_float(number, key, GraphError)
             for key, number in given.items()
             if number is not None
         }
@@ -261,7 +261,7 @@ class LayerMethods(ABC):
         layer = self.begin(name, "pooling")
         value = self.value_of(x)
         attributes = dict(self._window(value, window, stride, padding, 1), ceil_mode=ceil_mode)
-        if given_word(kind, "pooling", GraphError, POOLINGS) == "average":
+        if require_choice(kind, "pooling", GraphError, POOLINGS) == "average":
             attributes["count_include_pad"] = count_include_pad
         op = _choose(POOLINGS, kind, "pooling", attributes)
         return self.apply(layer, "pooling", op, value)[0]
@@ -288,10 +288,12 @@ class LayerMethods(ABC):
         layer = self.begin(name, "lrn")
         limits = (("alpha", alpha, -1e20, 1e20), ("beta", beta, 0.01, 1e5), ("k", k, 1e-5, 1e10))
         refuse = partial(GraphError, node=layer)
-        alpha, beta, k = (given_float(n, name, refuse, low, high) for name, n, low, high in limits)
-        window = given_int(window, "window", refuse)
+        alpha, beta, k = (
+            require_float(n, name, refuse, low, high) for name, n, low, high in limits
+        )
+        window = require_int(window, "window", refuse)
         if window not in range(1, 16, 2):
-            raise refuse(f"window is {window}; odd numbers to 15 are possible")
+            raise refuse(f"window is {window}; it must be odd, 1 to 15")
         op = ops.LRN(size=window, alpha=alpha, beta=beta, bias=k, region=region)
         return self.apply(layer, "lrn", op, self.value_of(x))[0]
 
@@ -352,7 +354,7 @@ class LayerMethods(ABC):
         Raises ShapeError: another extent differs.
         """
         layer = self.begin(name, "concatenation")
-        given = given_list(tensors, "tensors to concatenate", GraphError)
+        given = require_list(tensors, "tensors to concatenate", GraphError)
         values = [self.value_of(tensor) for tensor in given]
         return self.apply(layer, "concatenation", ops.Concat(axis=axis), *values)[0]
 
@@ -418,13 +420,13 @@ class LayerMethods(ABC):
 
     def _weight(self, name: str, numbers: object, shape: tuple[int, ...], dtype: DType) -> Value:
         """Numbers of any real type as a constant; the array itself is kept, never a copy."""
-        array: Array = given_array(numbers, name, GraphError)
+        array: Array = require_array(numbers, name, GraphError)
         if not (array.dtype.kind in "iu" or is_float_dtype(array.dtype)):
-            raise GraphError(f"{name} has element type {array.dtype}; real numbers are needed")
+            raise GraphError(f"{name} has element type {array.dtype}; it must be real numbers")
         if array.size != math.prod(shape) or (array.ndim > 1 and array.shape != shape):
             raise ShapeError(
-                f"{name} has {array.size} numbers in shape {list(array.shape)}; {list(shape)} is "
-                "needed, or as many in one row"
+                f"{name} has {array.size} numbers in shape {list(array.shape)}; it must have "
+                f"shape {list(shape)}, or be flat with as many numbers"
             )
         source = Constant(name, array.reshape(shape))
         if array.dtype == dtype.numpy:
@@ -433,7 +435,7 @@ class LayerMethods(ABC):
 
     def _scale_shape(self, x: Value, mode: str, layer: str) -> tuple[int, ...]:
         """The shape in which the numbers of a scale broadcast onto ``x``."""
-        given_word(mode, "mode", partial(GraphError, node=layer), SCALE_MODES)
+        require_choice(mode, "mode", partial(GraphError, node=layer), SCALE_MODES)
         if mode == "uniform":
             return ()
         if mode == "elementwise":
@@ -442,33 +444,35 @@ class LayerMethods(ABC):
 
 
 def _choose(table: dict[str, type[Op]], name: str, what: str, attributes: dict[str, Any]) -> Op:
-    cls = table[given_word(name, what, GraphError, table)]
+    cls = table[require_choice(name, what, GraphError, table)]
     try:
         return cls(**attributes)
     except TypeError as error:
-        raise GraphError(f"{what} {name!r} takes no such attribute: {error}") from error
+        raise GraphError(f"{what} {name!r} has no such attribute: {error}") from error
 
 
 def _counts(count: object, groups: object) -> tuple[int, int]:
     """How many filters or results there are, and into how many groups they are divided."""
     numbers = (("count", count), ("groups", groups))
-    filters, parts = (given_int(n, name, ShapeError, least=1) for name, n in numbers)
+    filters, parts = (require_int(n, name, ShapeError, least=1) for name, n in numbers)
     return filters, parts
 
 
 def _each(given: object, axes: int, what: str, least: int) -> tuple[int, ...]:
     """Numbers for the axes; one number is for all of them."""
     listed = cast("object", given) if isinstance(given, Iterable) else (given,) * axes
-    return given_ints(listed, what, ShapeError, count=axes, least=least)
+    return require_ints(listed, what, ShapeError, count=axes, least=least)
 
 
 def _is_empty(numbers: object, name: str) -> bool:
     """Whether the weights are empty: None, or none of them."""
-    return numbers is None or not given_array(numbers, name, GraphError).size
+    return numbers is None or not require_array(numbers, name, GraphError).size
 
 
 def _fixed(extents: Sequence[Dim], layer: str) -> tuple[int, ...]:
     for extent in extents:
         if not isinstance(extent, int):
-            raise ShapeError(f"its weights need the extent {extent}: fix it", node=layer)
+            raise ShapeError(
+                f"the extent {extent} of its weights must be a number: fix it", node=layer
+            )
     return tuple(extent for extent in extents if isinstance(extent, int))

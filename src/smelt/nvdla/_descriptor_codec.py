@@ -105,8 +105,8 @@ class Descriptor:
         if offset < 0 or offset + codec.size > view.nbytes:
             raise NvdlaError(
                 NvError.INVALID_SIZE,
-                f"{cls.__name__} at byte {offset} needs {codec.size} bytes, "
-                f"but its memory has {view.nbytes} in all",
+                f"{cls.__name__} at byte {offset} needs {codec.size} bytes, but its memory has "
+                f"only {view.nbytes}",
             )
         return cast("Self", _build(cls, layout, iter(codec.unpack_from(view, offset))))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._case_data import corner_pairs
+from smelt.ops._conformance_data import corner_pairs
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     NUMBERS,
@@ -83,7 +83,9 @@ class Broadcast(Op):
 
     def compute(self, left: Array, right: Array) -> Array:
         """The op on two arrays, of float32 where the inputs are narrower floats."""
-        raise ShapeError(f"{self.name} is not made of pairs: {left.dtype}, {right.dtype}")
+        raise ShapeError(
+            f"{self.name} does not take the element types {left.dtype} and {right.dtype}"
+        )
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

@@ -46,7 +46,7 @@ def combined_overflow_reason(op: Op, *constants: Constant | None) -> str | None:
         match op, arrays:
             case Cast(), [given] if op.to.is_integer:
                 most = np.iinfo(op.to.numpy).max // _BIAS_SHARE
-                return f"an element is beyond {most}" if _largest(given) > most else None
+                return f"an element exceeds {most}" if _largest(given) > most else None
             case ((Add() | Sub()), [left, right]):
                 (made,) = op.reference(left, right)
                 return None if _is_finite(made) else f"a sum overflows {made.dtype}"
@@ -76,7 +76,7 @@ def _product_overflow_reason(op: Mul | Div, left: Array, right: Array) -> str | 
     limits = np.finfo(made.dtype if made.dtype.kind == "f" else np.float32)  # bfloat16 as wide
     least = float(limits.tiny) / (float(limits.eps) if axes else 1.0)
     is_lost = (np.abs(made) < least) & (left != 0) & (right != 0)
-    return f"the digits are lost of a number below {least:g}" if is_lost.any() else None
+    return f"a number below {least:g} would lose precision" if is_lost.any() else None
 
 
 def _is_finite(array: Array) -> bool:

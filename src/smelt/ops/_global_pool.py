@@ -10,7 +10,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import HALF_TOLERANCE, floats, integers
+from smelt.ops._conformance_data import HALF_TOLERANCE, floats, integers
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,

@@ -42,7 +42,7 @@ def _outside(indices: Array, extent: int) -> str | None:
     outside = (indices < -extent) | (indices >= extent)
     if not bool(outside.any()):
         return None
-    return f"index {indices[outside][0]} is outside an axis of {extent} elements"
+    return f"index {indices[outside][0]} is out of range for an axis of {extent} elements"
 
 
 def require_indices(operand: Operand | None, extents: Sequence[Dim]) -> None:
@@ -68,8 +68,8 @@ def require_indices_within(indices: TensorType, data: TensorType, axis: int) -> 
     for other, (whole, extent) in pairs:
         if other != axis and not assume_at_least(whole, extent, f"axis {other} of inputs 0 and 1"):
             raise ShapeError(
-                f"axis {other} has {extent} indices where data {shape_text(data.shape)} has "
-                f"{whole} places"
+                f"axis {other} of the indices has {extent} elements, more than the {whole} of "
+                f"data {shape_text(data.shape)}"
             )
 
 
@@ -81,8 +81,7 @@ def coordinates_along_axis(indices: Array, data: Array, axis: int) -> tuple[Arra
     for place, (mine, theirs) in enumerate(zip(indices.shape, data.shape, strict=True)):
         if place != axis % data.ndim and mine > theirs and indices.size:
             raise IndexRangeError(
-                f"the indices have {mine} elements on axis {place}, the data only {theirs} "
-                "elements in the data"
+                f"the indices have {mine} elements on axis {place}, the data only {theirs}"
             )
     grid: Array = np.asarray(np.indices(indices.shape), np.int64)
     grid[axis] = positive_indices(indices, data.shape[axis])
@@ -92,9 +91,9 @@ def coordinates_along_axis(indices: Array, data: Array, axis: int) -> tuple[Arra
 def require_reduction(reduction: str, dtype: DType) -> None:
     """Check how a scatter combines. Raises ShapeError."""
     if reduction != "none" and reduction not in _COMBINE:
-        raise ShapeError(f"reduction {reduction!r}; it must be none, {', '.join(_COMBINE)}")
+        raise ShapeError(f"reduction is {reduction!r}; it must be none, {', '.join(_COMBINE)}")
     if reduction != "none" and dtype is DType.BOOL:
-        raise ShapeError(f"reduction {reduction} of bool elements")
+        raise ShapeError(f"reduction {reduction} is not defined for bool")
 
 
 def scatter(data: Array, places: tuple[Array, ...], updates: Array, reduction: str) -> Array:

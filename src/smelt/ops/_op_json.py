@@ -204,34 +204,36 @@ class _Reader:
     def items(self, data: object, count: int | None = None) -> tuple[object, ...]:
         """The parts of a list, as many as there must be."""
         if not isinstance(data, (list, tuple)):
-            raise EngineFormatError(f"a list is needed in an op, not {_excerpt(data)}")
+            raise EngineFormatError(f"expected a list in an op, not {_excerpt(data)}")
         parts = tuple(cast("Sequence[object]", data))
         self.parts_left -= len(parts)
         if self.parts_left < 0:
-            raise EngineFormatError(f"an op of more than {MAXIMUM_PARTS} parts")
+            raise EngineFormatError(f"an op has more than {MAXIMUM_PARTS} parts")
         if count is not None and len(parts) != count:
-            raise EngineFormatError(f"{count} parts are needed in an op, not {len(parts)}")
+            raise EngineFormatError(f"expected {count} parts in an op, not {len(parts)}")
         return parts
 
     def index(self, data: object, limit: int) -> int:
         """A position among ``limit`` things."""
         if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < limit:
-            raise EngineFormatError(f"position {_excerpt(data)} in an op; there are {limit} parts")
+            raise EngineFormatError(
+                f"position {_excerpt(data)} in an op is out of range; there are {limit} parts"
+            )
         return data
 
     def text(self, data: object) -> str:
         """A name."""
         if not isinstance(data, str):
-            raise EngineFormatError(f"a name is needed in an op, not {_excerpt(data)}")
+            raise EngineFormatError(f"expected a name in an op, not {_excerpt(data)}")
         return data
 
     def op(self, data: object, depth: int) -> Op:
         """An op; every field is checked against the class's annotation."""
         if depth > MAXIMUM_DEPTH:
-            raise EngineFormatError(f"ops more than {MAXIMUM_DEPTH} deep inside each other")
+            raise EngineFormatError(f"ops are nested more than {MAXIMUM_DEPTH} deep")
         tag, name, listed, identity = self.items(data, 4)
         if tag != "op":
-            raise EngineFormatError(f"an op is needed, not {_excerpt(data)}")
+            raise EngineFormatError(f"expected an op, not {_excerpt(data)}")
         cls = _find_op(self.text(name), identity)
         hints = field_hints(cls)
         values: dict[str, object] = {}
@@ -251,17 +253,17 @@ class _Reader:
         try:
             return cls(**values)
         except (TypeError, ValueError, SmeltError) as error:
-            raise EngineFormatError(f"op {cls.name} cannot be made: {str(error)[:500]}") from error
+            raise EngineFormatError(f"op {cls.name} is invalid: {str(error)[:500]}") from error
 
     def value(self, data: object, hint: object, depth: int) -> object:
         """One field's value."""
         if depth > MAXIMUM_DEPTH:
-            raise EngineFormatError(f"an op's field more than {MAXIMUM_DEPTH} deep")
+            raise EngineFormatError(f"an op's field is nested more than {MAXIMUM_DEPTH} deep")
         if data is None or isinstance(data, bool | str | float):
             return data
         if isinstance(data, int):
             if not -(1 << 63) <= data < 1 << 64:
-                raise EngineFormatError("an integer of more than 64 bits in an op")
+                raise EngineFormatError("an integer in an op has more than 64 bits")
             return data
         return self._tagged(self.items(data), data, hint, depth)
 
@@ -292,14 +294,18 @@ class _Reader:
         tag, name, listed, text = self.items(data, 4)
         shape = tuple(self.index(e, 1 << 40) for e in self.items(listed))
         if tag != "array" or len(shape) > MAXIMUM_RANK:
-            raise EngineFormatError(f"an array is needed in an op, not {_excerpt(data)}")
+            raise EngineFormatError(f"expected an array in an op, not {_excerpt(data)}")
         dtype = _dtype(self.text(name)).numpy
         try:
             content = base64.b64decode(self.text(text), validate=True)
         except (binascii.Error, ValueError) as error:
-            raise EngineFormatError("the elements of an array in an op are no base64") from error
+            raise EngineFormatError(
+                "the elements of an array in an op are not valid base64"
+            ) from error
         if math.prod(shape) * dtype.itemsize != len(content):
-            raise EngineFormatError(f"{len(content)} bytes for an array of shape {list(shape)}")
+            raise EngineFormatError(
+                f"an array of shape {list(shape)} cannot have {len(content)} bytes"
+            )
         return np.frombuffer(content, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
 
     def type(self, data: object, depth: int = 0) -> ValueType:
@@ -308,7 +314,9 @@ class _Reader:
             case ("tensor", str(name), shape):
                 dims = tuple(self.dim(d) for d in self.items(shape))
                 if len(dims) > MAXIMUM_RANK:
-                    raise EngineFormatError(f"a tensor of rank {len(dims)} in an op")
+                    raise EngineFormatError(
+                        f"a tensor in an op has rank {len(dims)}, which is too high"
+                    )
                 return TensorType(_dtype(name), dims)
             case ("sequence", element) if depth < 2:
                 kind = self.type(element, depth + 1)
@@ -363,7 +371,7 @@ class _Reader:
             node = graph.add(made, *inputs, name=self.text(name), output_names=labels, layers=parts)
         except (SmeltError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise EngineFormatError(
-                f"a region's node {_excerpt(name)} is wrong: {str(error)[:500]}"
+                f"node {_excerpt(name)} of a region is invalid: {str(error)[:500]}"
             ) from error
         return node.outputs
 
@@ -372,7 +380,9 @@ def _find_op(name: str, identity: object) -> type[Op]:
     try:
         cls = lookup_op(name)
     except SmeltError as error:
-        raise EngineFormatError(f"the engine uses an op that is not known here: {error}") from error
+        raise EngineFormatError(
+            f"the engine uses an op that is not registered here: {error}"
+        ) from error
     if is_builtin(cls):
         return cls
     here = op_identity(cls)
@@ -380,8 +390,8 @@ def _find_op(name: str, identity: object) -> type[Op]:
     if here != tuple(parts):
         written = ", ".join(str(p)[:80] for p in parts[:4]) or "no identity"
         raise EngineMismatchError(
-            f"op {name!r} is {', '.join(here)} here, but {written} in the engine: "
-            "install what the engine was made with, or build it again"
+            f"op {name!r} is {', '.join(here)} here, but {written} in the engine: install the "
+            "package version that the engine was built with, or build it again"
         )
     return cls
 
@@ -390,7 +400,7 @@ def _dtype(name: str) -> DType:
     try:
         return DType(name)
     except ValueError as error:
-        raise EngineFormatError(f"no element type is called {name[:60]!r}") from error
+        raise EngineFormatError(f"there is no element type {name[:60]!r}") from error
 
 
 def _enum_member(hint: object, name: str, member: str) -> Enum:
@@ -399,7 +409,7 @@ def _enum_member(hint: object, name: str, member: str) -> Enum:
             found = part.__members__.get(member)
             if found is not None:
                 return found
-    raise EngineFormatError(f"no field here can be {name[:60]}.{member[:60]}")
+    raise EngineFormatError(f"no field of an op can be {name[:60]}.{member[:60]}")
 
 
 def _excerpt(data: object) -> str:

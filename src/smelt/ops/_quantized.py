@@ -35,7 +35,9 @@ def check_scale(
         return
     require_shape(zero_point, scale.shape, "the zero point")
     if axis is None:
-        raise ShapeError(f"without an axis there is one scale, not {shape_text(scale.shape)}")
+        raise ShapeError(
+            f"without an axis the scale must be one number, not {shape_text(scale.shape)}"
+        )
     require_shape(scale, (x.shape[normalize_axis(axis, x.rank)],), "the scale")
 
 
@@ -47,7 +49,7 @@ def require_known_scale(scale: Operand | None) -> None:
 
 
 def why_no_scale(scales: Array) -> str | None:
-    """Say which element is no size of a step, if one is none."""
+    """Say which element is not a size of a step, if one is none."""
     bad = np.flatnonzero(~(np.isfinite(scales) & (scales > 0)))
     if not bad.size:
         return None

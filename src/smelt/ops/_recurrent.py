@@ -153,12 +153,10 @@ class Recurrent(Op):
     def _check_attributes(self) -> None:
         if self.direction not in {"forward", "reverse", "bidirectional"}:
             raise ShapeError(
-                f"direction {self.direction!r} is not forward, reverse or bidirectional"
+                f"direction is {self.direction!r}; it must be forward, reverse or bidirectional"
             )
         if self.hidden_size < 1 or self.layout not in {0, 1}:
-            raise ShapeError(
-                f"hidden_size {self.hidden_size} or layout {self.layout} is impossible"
-            )
+            raise ShapeError(f"hidden_size {self.hidden_size} or layout {self.layout} is invalid")
         count = self.directions * len(self.default_activations)
         if self.activations and len(self.activations) != count:
             raise ShapeError(

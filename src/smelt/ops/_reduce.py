@@ -66,7 +66,7 @@ class Reduction(Op):
         return None if made is None else (bounded(made),)
 
     def reduce_dims(self, dims: Sequence[Dim]) -> Dim | None:
-        """The op on all elements of a vector; None where the result is no dimension."""
+        """The op on all elements of a vector; None where the result is not a dimension."""
         del dims
         return None
 

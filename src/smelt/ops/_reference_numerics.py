@@ -26,7 +26,7 @@ def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def mean(x: Array, axes: tuple[int, ...]) -> Array:
-    """The mean along axes, which are kept; of nothing it is no number."""
+    """The mean along axes, which are kept; of nothing it is not a number."""
     count = prod(x.shape[axis] for axis in axes)
     return np.asarray(x.sum(axis=axes, keepdims=True) / x.dtype.type(count))
 
@@ -61,5 +61,5 @@ def truncate(array: Array, dtype: np.dtype[Any]) -> Array:
 def required(array: Array | None) -> Array:
     """An input that inference has found to be there."""
     if array is None:
-        raise TypeError("a required input is absent")
+        raise TypeError("a required input is missing")
     return array

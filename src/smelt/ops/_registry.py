@@ -25,24 +25,24 @@ _registered: dict[str, type[Op]] = {}
 def register_op(cls: type[Op]) -> type[Op]:
     """Make a user's op known by its name; may stand as a decorator.
 
-    Raises GraphError: when the class is no complete op, or the name is taken by another one.
+    Raises GraphError: when the class is not a complete op, or the name is taken by another one.
     """
     where = getattr(cls, "__qualname__", None) or shown(cls)
     given = cast("object", cls)
     if not (isinstance(given, type) and issubclass(given, Op)):
-        raise GraphError(f"{where} is no subclass of Op")
+        raise GraphError(f"{where} is not a subclass of Op")
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
-        raise GraphError(f"op {where} lacks {missing}")
+        raise GraphError(f"op {where} has no {missing}")
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w.]{0,99}", name):
-        raise GraphError(f"op {where} needs a class variable 'name' of letters, digits and _")
+        raise GraphError(f"op {where} must have a class variable 'name' of letters, digits and _")
     if "__dataclass_params__" not in vars(cls):
         raise GraphError(f"op {where} must be decorated with @dataclass(frozen=True)")
     other = _builtin_ops().get(name) or _registered.get(name)
     if other is not None and other is not cls:
         raise GraphError(
-            f"op name {name!r} of {where} is taken by {other.__qualname__}; rename yours"
+            f"op name {name!r} of {where} is already used by {other.__qualname__}; rename yours"
         )
     _registered[name] = cls
     return cls
@@ -65,7 +65,7 @@ def lookup_op(name: str) -> type[Op]:
                 )
             return loaded
     raise UnsupportedError(
-        f"no op is called {name!r}; call smelt.register_op, or install the package that offers it"
+        f"there is no op {name!r}; call smelt.register_op, or install the package that registers it"
     )
 
 

@@ -54,10 +54,10 @@ def _broadcast_dims(a: Dim, b: Dim, shapes: Sequence[Shape], axis: int) -> Dim:
     texts = " and ".join(shape_text(s) for s in shapes)
     if isinstance(a, int) or isinstance(b, int):
         if not assume_equal(a, b, f"axis {axis} of {texts}, which broadcast"):
-            raise ShapeError(f"shapes {texts} do not broadcast: {a} meets {b}")
+            raise ShapeError(f"shapes {texts} do not broadcast: {a} is not {b}")
         return known(a, b)
     raise ShapeError(
-        f"shapes {texts} broadcast in a way that depends on whether {a} equals {b}: fix one of them"
+        f"how shapes {texts} broadcast depends on whether {a} equals {b}: fix one of them"
     )
 
 
@@ -103,7 +103,7 @@ def result_shape(op: Op, inputs: Sequence[Operand | None]) -> Shape:
 
 
 def optional_type(op: Op, inputs: Sequence[Operand | None], index: int) -> TensorType | None:
-    """Type of a tensor input, None when it is absent. Raises ShapeError when it is no tensor."""
+    """Type of a tensor input, None when it is absent. Raises ShapeError when it is not a tensor."""
     operand = inputs[index] if index < len(inputs) else None
     if operand is None:
         return None
@@ -116,7 +116,7 @@ def require_dtype(kind: TensorType, allowed: Collection[DType], what: str) -> No
     """Check that the element type is one of ``allowed``. Raises ShapeError."""
     if kind.dtype not in allowed:
         names = ", ".join(d.value for d in DType if d in allowed)
-        raise ShapeError(f"{what} is {kind.dtype.value}; it must be {names}")
+        raise ShapeError(f"{what} has element type {kind.dtype.value}; it must be {names}")
 
 
 def require_same_dtype(first: TensorType, *others: TensorType | None) -> None:
@@ -218,7 +218,8 @@ def window_extent(
     last = padded - reach
     if not assume_at_least(padded, reach, f"{what}, padded, and the reach of a window"):
         raise ShapeError(
-            f"a window of {reach} does not fit into {extent} padded by {pads[0]} and {pads[1]}"
+            f"a window of {reach} does not fit into an extent of {extent} padded by {pads[0]} and "
+            f"{pads[1]}"
         )
     if not ceil_mode:
         return last // stride + 1

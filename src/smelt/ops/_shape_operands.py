@@ -32,7 +32,7 @@ def present(inputs: Sequence[Array | None], index: int) -> Array:
     """An array that inference has made sure of. Raises InternalError when it is absent."""
     array = optional_array(inputs, index)
     if array is None:
-        raise InternalError(f"the reference of an op was called without its input {index}")
+        raise InternalError(f"the reference of an op was called without input {index}")
     return array
 
 
@@ -59,7 +59,7 @@ def dims_at(
         what: the vector's name in messages.
         scalar: whether a single number without an axis will do, too.
 
-    Raises ShapeError: when it is no vector, or its elements are not known.
+    Raises ShapeError: when it is not a vector, or its elements are not known.
     """
     operand, kind = given(inputs, index), optional_type(op, inputs, index)
     if operand is None or kind is None:
@@ -68,8 +68,8 @@ def dims_at(
     require_rank(kind, named, 0 if scalar else 1, 1)
     if operand.dims is None:
         raise ShapeError(
-            f"{named} must be known before a run: constant, or made from shapes by ops whose "
-            "elements are followed, as those of Add, Mul, Div, Concat, Gather and Slice are"
+            f"{named} must be known before a run: it must be constant, or computed from shapes by "
+            "ops such as Shape, Add, Mul, Div, Concat, Gather and Slice"
         )
     return operand.dims
 

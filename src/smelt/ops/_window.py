@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from smelt.errors import ShapeError
 from smelt.ir import Op
 from smelt.ops._shape import input_type, require_rank, require_static, window_extent
-from smelt.types import DType, Limit, TensorType, element_count, given_ints, override
+from smelt.types import DType, Limit, TensorType, element_count, override, require_ints
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,9 @@ class Windowed(Op):
     """Steps between the elements of a window."""
 
     def __post_init__(self) -> None:
-        kernel = given_ints(self.kernel_shape, f"kernel_shape of {self.name}", ShapeError, least=1)
+        kernel = require_ints(
+            self.kernel_shape, f"kernel_shape of {self.name}", ShapeError, least=1
+        )
         rank = len(kernel)
         object.__setattr__(self, "kernel_shape", kernel)
         for field, default, length in (
@@ -51,8 +53,8 @@ class Windowed(Op):
     def _numbers(self, field: str, default: int, length: int) -> tuple[int, ...]:
         """An attribute's numbers, which it has for each axis; no numbers are as many defaults."""
         what = f"{field} of {self.name}"
-        numbers = given_ints(getattr(self, field), what, ShapeError, least=default)
-        return given_ints(numbers or (default,) * length, what, ShapeError, count=length)
+        numbers = require_ints(getattr(self, field), what, ShapeError, least=default)
+        return require_ints(numbers or (default,) * length, what, ShapeError, count=length)
 
     @property
     def pad_pairs(self) -> tuple[tuple[int, int], ...]:

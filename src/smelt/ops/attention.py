@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,
@@ -72,7 +72,7 @@ class Attention(Op):
         q, k, v = (self.split(kind.shape) for kind in kinds)
         if not _fit(q, k, v):
             texts = ", ".join(shape_text(kind.shape) for kind in kinds)
-            raise ShapeError(f"queries, keys and values {texts} do not fit each other")
+            raise ShapeError(f"the shapes {texts} of queries, keys and values do not match")
         batch = known(known(q[0], k[0]), v[0])
         scores = (batch, known(q[1], k[1]), q[2], known(k[2], v[2]))
         require_broadcast(mask, scores, "the mask of attention")
@@ -92,7 +92,7 @@ class Attention(Op):
             return batch, heads, places, width
         batch, places, whole = shape
         if not isinstance(whole, int) or self.heads < 0 or whole % self.heads:
-            raise ShapeError(f"{self.heads} heads do not share {whole} elements evenly")
+            raise ShapeError(f"{whole} elements are not divisible by {self.heads} heads")
         return batch, self.heads, places, whole // self.heads
 
     @override

@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import floats, integers
+from smelt.ops._conformance_data import floats, integers
 from smelt.ops._reference_numerics import required
 from smelt.ops._shape import (
     NUMBERS,
@@ -38,7 +38,7 @@ class Clip(Op):
 
     Dtypes: numbers, one for all.
 
-    Raises ShapeError: when a limit is no scalar.
+    Raises ShapeError: when a limit is not a scalar.
 
     Source: ONNX Clip-13.
     """

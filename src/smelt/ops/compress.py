@@ -32,7 +32,7 @@ class Compress(Op):
 
     Dtypes: any; the condition is bool.
 
-    Raises ShapeError: when the condition is no vector or longer than the axis.
+    Raises ShapeError: when the condition is not a vector or longer than the axis.
 
     Source: ONNX Compress-11.
     """
@@ -63,7 +63,9 @@ class Compress(Op):
     @staticmethod
     def _check(length: Dim, extent: Dim, what: str) -> None:
         if not assume_at_least(extent, length, f"{what} and the condition"):
-            raise ShapeError(f"a condition of {length} elements for an axis of {extent}")
+            raise ShapeError(
+                f"the condition has {length} elements, more than the {extent} of its axis"
+            )
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

@@ -63,7 +63,9 @@ class Concat(Op):
                     shape[position], extent, f"axis {position} of inputs 0 and {index}"
                 ):
                     texts = f"{shape_text(first.shape)} and {shape_text(kind.shape)}"
-                    raise ShapeError(f"shapes {texts} differ off the concatenated axis {axis}")
+                    raise ShapeError(
+                        f"shapes {texts} differ on an axis other than {axis}, the concatenated one"
+                    )
                 else:
                     shape[position] = known(shape[position], extent)
         return (TensorType(first.dtype, tuple(shape)),)

@@ -43,7 +43,7 @@ class ConstantOfShape(Op):
         require_inputs(self, inputs, 1)
         shape = dims_at(self, inputs, 0, "the shape") or ()
         if any(isinstance(d, int) and d < 0 for d in shape):
-            raise ShapeError(f"a tensor of shape {shape_text(shape)} cannot be")
+            raise ShapeError(f"the shape {shape_text(shape)} has a negative extent")
         return (TensorType(self.dtype, shape),)
 
     @override

@@ -10,7 +10,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Operand
-from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,
@@ -61,17 +61,17 @@ class Conv(Windowed):
         require_same_dtype(x, w, bias)
         counts = self._window_counts(x)
         if w.rank != x.rank:
-            raise ShapeError(f"weights of rank {w.rank} do not fit an input of rank {x.rank}")
+            raise ShapeError(f"weights of rank {w.rank} do not match an input of rank {x.rank}")
         filters, depth, *_ = w.shape
         require_shape(w, (filters, depth, *self.kernel_shape), "the weight tensor of conv")
         if self.group < 1 or not assume_divides(
             self.group, filters, "axis 0 of input 1 and the groups"
         ):
-            raise ShapeError(f"{filters} filters do not divide into {self.group} groups")
+            raise ShapeError(f"{filters} filters are not divisible by {self.group} groups")
         if not assume_equal(x.shape[1], depth * self.group, "axis 1 of inputs 0 and 1"):
             raise ShapeError(
-                f"the input has {counted(x.shape[1], 'channel')}, "
-                f"the weights are for {depth} x {self.group}"
+                f"the input has {counted(x.shape[1], 'channel')}, the weights have {depth} for "
+                f"each of {self.group} groups"
             )
         require_shape(bias, (filters,), "the bias of conv")
         return (TensorType(x.dtype, (x.shape[0], filters, *counts)),)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import floats
+from smelt.ops._conformance_data import floats
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import require_inputs
 from smelt.ops._shape_operands import optional_array, present
@@ -51,7 +51,9 @@ class ConvSum(Op):
         one = self.first.infer([*inputs[:_OWN_INPUTS], *bias])
         other = self.second.infer(inputs[_OWN_INPUTS : 2 * _OWN_INPUTS])
         if one != other:
-            raise ShapeError(f"the convolutions give {one[0]} and {other[0]}, which are not added")
+            raise ShapeError(
+                f"the convolutions give {one[0]} and {other[0]}, which cannot be added"
+            )
         return one
 
     @override

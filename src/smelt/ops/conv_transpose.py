@@ -11,7 +11,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Operand
-from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,
@@ -74,7 +74,9 @@ class ConvTranspose(Windowed):
                 raise ShapeError(f"axis {axis + 2} of the input has no elements")
             result = (extent - 1) * self.strides[axis] + constant
             if not assume_at_least(result, 1, f"axis {axis + 2} of the result"):
-                raise ShapeError(f"pads {self.pads} leave {result} of the output's axis {axis + 2}")
+                raise ShapeError(
+                    f"pads {self.pads} leave {result} elements on axis {axis + 2} of the output"
+                )
             made.append(result)
         return tuple(made)
 
@@ -96,7 +98,7 @@ class ConvTranspose(Windowed):
         if self.group < 1 or not assume_divides(
             self.group, shared, "axis 1 of input 0 and the groups"
         ):
-            raise ShapeError(f"{shared} channels do not divide into {self.group} groups")
+            raise ShapeError(f"{shared} channels are not divisible by {self.group} groups")
         filters = depth * self.group
         require_shape(bias, (filters,), "the bias of conv_transpose")
         return (TensorType(x.dtype, (x.shape[0], filters, *self._extents(x.shape[2:]))),)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import floats
+from smelt.ops._conformance_data import floats
 from smelt.ops._shape import input_type, normalize_axis, require_inputs, require_rank
 from smelt.ops._shape_operands import present
 from smelt.types import TensorType, assume_at_least, override
@@ -46,7 +46,10 @@ class Crop(Op):
         given = self.offset or (0,)
         given = given * cut if len(given) == 1 else given
         if len(given) != cut or min(given) < 0:
-            raise ShapeError(f"offset {self.offset} must be none, one or {cut} numbers from 0 up")
+            raise ShapeError(
+                f"offset is {self.offset}; it must be empty, or have one or {cut} numbers of at "
+                "least 0"
+            )
         return (*[0] * axis, *given)
 
     @override
@@ -59,7 +62,7 @@ class Crop(Op):
             start, extent, whole = offsets[axis], like.shape[axis], x.shape[axis]
             if not assume_at_least(whole, start + extent, f"axis {axis} of inputs 0 and 1"):
                 raise ShapeError(
-                    f"{extent} elements from {start} on reach beyond an extent of {whole}"
+                    f"{extent} elements from {start} on do not fit into an extent of {whole}"
                 )
         return (TensorType(x.dtype, (*x.shape[:first], *like.shape[first:])),)
 

@@ -55,7 +55,7 @@ class CumSum(Op):
         require_dtype(data, NUMBERS, "input 0 of cum_sum")
         axes = ints_at(self, inputs, 1, "the axis", scalar=True) or ()
         if len(axes) != 1:
-            raise ShapeError(f"cum_sum runs along one axis, not {shape_text(axes)}")
+            raise ShapeError(f"the axis of cum_sum must be one number, not {shape_text(axes)}")
         normalize_axis(axes[0], data.rank)
         return (data,)
 

@@ -46,11 +46,13 @@ class DepthToSpace(Op):
         require_rank(data, "input 0 of depth_to_space", 4)
         block = self.blocksize
         if block < 1 or self.mode not in {"DCR", "CRD"}:
-            raise ShapeError(f"depth_to_space with blocksize {block} and mode {self.mode!r}")
+            raise ShapeError(
+                f"depth_to_space has the invalid blocksize {block} or mode {self.mode!r}"
+            )
         n, c, h, w = data.shape
         if not assume_divides(block * block, c, "axis 1 of input 0 and the pixels of a block"):
             raise ShapeError(
-                f"{c} channels are no multiple of the {block * block} pixels of a block"
+                f"{c} channels are not a multiple of the {block * block} pixels of a block"
             )
         return (TensorType(data.dtype, (n, c // (block * block), h * block, w * block)),)
 

@@ -11,7 +11,7 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._boxes import suppress
-from smelt.ops._case_data import floats
+from smelt.ops._conformance_data import floats
 from smelt.ops._reference_numerics import narrow, required, widen
 from smelt.ops._shape import (
     FLOATS,
@@ -69,7 +69,7 @@ class DetectionOutput(Op):
     share_location: bool = True
     """Whether all classes have one box a prior."""
     background_label_id: int = 0
-    """The class that is no detection, -1 for none."""
+    """The class that is not a detection, -1 for none."""
     nms_threshold: float = 0.3
     """Overlap above which the worse of two boxes goes."""
     top_k: int = -1
@@ -95,19 +95,21 @@ class DetectionOutput(Op):
             require_dtype(kind, FLOATS, f"the tensor of {what}")
             require_rank(kind, f"the tensor of {what}", 2, 4)
         if self.code_type not in _CODES:
-            raise ShapeError(f"code_type {self.code_type!r} is none of {', '.join(_CODES)}")
+            raise ShapeError(
+                f"code_type is {self.code_type!r}; it must be one of {', '.join(_CODES)}"
+            )
         rows = 1 if self.variance_encoded_in_target and prior.shape[1] == 1 else 2
         require_shape(prior, (1, rows, *prior.shape[2:]), "the prior tensor")
         coordinates = element_count(prior.shape[2:])
         if not assume_divides(4, coordinates, "elements of input 2, four for a prior"):
-            raise ShapeError(f"{coordinates} coordinates are not four for each prior")
+            raise ShapeError(f"{coordinates} coordinates are not four for each prior box")
         priors = coordinates // 4
         shared = 1 if self.share_location else self.num_classes
         self._check_extent(location, priors * (shared * 4), "locations")
         self._check_extent(confidence, priors * self.num_classes, "confidences")
         if not assume_equal(location.shape[0], confidence.shape[0], "axis 0 of inputs 0 and 1"):
             raise ShapeError(
-                f"there are locations of {location.shape[0]} images and confidences of "
+                f"there are locations for {location.shape[0]} images and confidences for "
                 f"{confidence.shape[0]}"
             )
         count = SymbolicDim.symbol(self.count_symbol)
@@ -117,7 +119,9 @@ class DetectionOutput(Op):
     def _check_extent(kind: TensorType, wanted: Dim, what: str) -> None:
         given = element_count(kind.shape[1:])
         if not assume_equal(given, wanted, f"{what} of an image, and what the priors need"):
-            raise ShapeError(f"there are {given} {what} an image where the priors need {wanted}")
+            raise ShapeError(
+                f"there are {given} {what} for each image; the prior boxes need {wanted}"
+            )
 
     def count_bound(self, inputs: Sequence[Operand | None]) -> Dim:
         """The largest number of rows that the inputs allow."""

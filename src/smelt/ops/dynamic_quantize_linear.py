@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import floats
+from smelt.ops._conformance_data import floats
 from smelt.ops._reference_numerics import truncate
 from smelt.ops._shape import input_type, require_dtype, require_inputs
 from smelt.ops._shape_operands import present

@@ -70,7 +70,9 @@ class Einsum(Op):
             dots = broadcast_shapes(dots, broadcast)
         before, dot, after = result.partition(".")
         if not all(label in extents for label in before + after):
-            raise ShapeError(f"einsum {self.equation!r} makes a label that no input has")
+            raise ShapeError(
+                f"the output of einsum {self.equation!r} has a label that no input has"
+            )
         shape = (
             tuple(extents[x] for x in before),
             dots if dot else (),
@@ -107,19 +109,20 @@ class Einsum(Op):
         before, dot, after = term.partition(".")
         free = kind.rank - len(before) - len(after)
         if free < 0 or (free and not dot):
-            raise ShapeError(f"term {term!r} of einsum {self.equation!r} does not fit {kind}")
+            raise ShapeError(f"term {term!r} of einsum {self.equation!r} does not match {kind}")
         shape = (*kind.shape[: len(before)], *kind.shape[len(before) + free :])
         own: dict[str, Dim] = {}
         for label, extent in zip(before + after, shape, strict=True):
             # A diagonal, unlike labels of several inputs, does not broadcast.
             if not assume_equal(own.setdefault(label, extent), extent, f"axes {label!r} of {term}"):
-                raise ShapeError(f"the diagonal {label!r} of {kind} is not square")
+                raise ShapeError(f"the repeated label {label!r} has different extents in {kind}")
             other = extents.get(label, extent)
             if 1 not in (other, extent) and not assume_equal(
                 other, extent, f"extents of label {label!r}"
             ):
                 raise ShapeError(
-                    f"label {label!r} of einsum {self.equation!r}: {other} and {extent}"
+                    f"label {label!r} of einsum {self.equation!r} has the extents {other} and "
+                    f"{extent}"
                 )
             extents[label] = (
                 extent if other == 1 else other if extent == 1 else known(other, extent)

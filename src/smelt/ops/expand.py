@@ -42,7 +42,7 @@ class Expand(Op):
         shape = dims_at(self, inputs, 1, "the shape") or ()
         for extent in shape:
             if isinstance(extent, int) and extent < 0:
-                raise ShapeError(f"expand to {shape_text(shape)}: a negative extent")
+                raise ShapeError(f"expand to {shape_text(shape)} has a negative extent")
         return (TensorType(data.dtype, broadcast_shapes(data.shape, shape)),)
 
     @override

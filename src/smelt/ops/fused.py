@@ -60,11 +60,14 @@ class Fused(Op):
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         if not 0 <= self.root_inputs <= len(inputs):
-            raise ShapeError(f"the root reads {self.root_inputs} of {len(inputs)} inputs")
+            raise ShapeError(
+                f"the root op takes {self.root_inputs} inputs, and there are {len(inputs)}"
+            )
         result = self.root.infer(inputs[: self.root_inputs])
         if len(result) != 1 or not isinstance(result[0], TensorType):
             raise ShapeError(
-                f"{self.root.name} has not one tensor as its result and takes no epilogue"
+                f"{self.root.name} does not have exactly one tensor as its result and cannot have "
+                "an epilogue"
             )
         values: list[TensorType] = [result[0]]
         for number, stage in enumerate(self.stages, 1):
@@ -73,7 +76,9 @@ class Fused(Op):
             operands = [self._operand(a, inputs, values) for a in stage.arguments]
             (made,) = cast("tuple[TensorType, ...]", stage.op.infer(operands))
             if made.shape != values[0].shape:
-                raise ShapeError(f"stage {number}, {stage.op.name}, changes {values[0]} to {made}")
+                raise ShapeError(
+                    f"stage {number}, {stage.op.name}, changes the shape from {values[0]} to {made}"
+                )
             values.append(made)
         return (values[-1],)
 
@@ -83,7 +88,7 @@ class Fused(Op):
     ) -> Operand | None:
         if argument >= 0:
             if argument >= len(inputs):
-                raise ShapeError(f"a stage reads input {argument} of {len(inputs)}")
+                raise ShapeError(f"a stage reads input {argument}, and there are {len(inputs)}")
             return inputs[argument]
         if -argument > len(values):
             raise ShapeError(f"a stage reads result {-argument - 1}, which is not computed yet")
@@ -104,6 +109,6 @@ class Fused(Op):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        from smelt.ops._fused_cases import fused_cases
+        from smelt.ops._fused_conformance_cases import fused_cases
 
         yield from fused_cases()

@@ -44,7 +44,9 @@ class FusedPair(Op):
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         if not 0 <= self.first_inputs <= len(inputs):
-            raise ShapeError(f"the first op reads {self.first_inputs} of {len(inputs)} inputs")
+            raise ShapeError(
+                f"the first op takes {self.first_inputs} inputs, and there are {len(inputs)}"
+            )
         intermediate = self.first.infer(inputs[: self.first_inputs])
         if len(intermediate) != 1:
             raise ShapeError(
@@ -69,6 +71,6 @@ class FusedPair(Op):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        from smelt.ops._fused_pair_cases import fused_pair_cases
+        from smelt.ops._fused_pair_conformance_cases import fused_pair_cases
 
         yield from fused_pair_cases()

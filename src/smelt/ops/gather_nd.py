@@ -55,7 +55,7 @@ class GatherND(Op):
         require_dtype(indices, INDICES, "indices of gather_nd")
         batch = self.batch_dims
         if not 0 <= batch < min(data.rank, indices.rank):
-            raise ShapeError(f"{batch} batch axes do not fit {data} and {indices}")
+            raise ShapeError(f"{batch} batch axes are too many for {data} and {indices}")
         if not all(
             assume_equal(data.shape[axis], indices.shape[axis], f"axis {axis} of inputs 0 and 1")
             for axis in range(batch)
@@ -63,7 +63,7 @@ class GatherND(Op):
             raise ShapeError(f"the batch axes of {data} and {indices} differ")
         (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
         if length > data.rank - batch:
-            raise ShapeError(f"vectors of {length} indices do not fit {data}")
+            raise ShapeError(f"index vectors of length {length} are too long for {data}")
         require_indices(given(inputs, 1), data.shape[batch : batch + length])
         return (TensorType(data.dtype, (*indices.shape[:-1], *data.shape[batch + length :])),)
 

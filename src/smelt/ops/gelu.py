@@ -42,7 +42,7 @@ class Gelu(Unary):
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         if self.approximate not in {"none", "tanh"}:
             raise ShapeError(
-                f"approximate of gelu is {self.approximate!r}; it must be none or tanh"
+                f"approximate of gelu is {self.approximate!r}; it must be 'none' or 'tanh'"
             )
         return super().infer(inputs)
 

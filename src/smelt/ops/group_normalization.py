@@ -10,7 +10,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 from smelt.ops._reference_numerics import mean, narrow, required, widen
 from smelt.ops._shape import (
     FLOATS,
@@ -67,7 +67,7 @@ class GroupNormalization(Op):
         if self.num_groups < 1 or not assume_divides(
             self.num_groups, channels, "axis 1 of input 0 and the groups"
         ):
-            raise ShapeError(f"{channels} channels do not divide into {self.num_groups} groups")
+            raise ShapeError(f"{channels} channels are not divisible by {self.num_groups} groups")
         return (x,)
 
     @override

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt.ops._recurrent import DirectionWeights, Recurrent
-from smelt.ops._recurrent_cases import common_cases, recurrent_case
+from smelt.ops._recurrent_conformance_cases import common_cases, recurrent_case
 from smelt.types import override
 
 if TYPE_CHECKING:

@@ -80,11 +80,14 @@ class Loop(Op):
             require_dtype(trips, INDICES, "the number of trips of loop")
         states = inputs[2 : 2 + self.state_count]
         if self.state_count < 0 or len(states) < self.state_count:
-            raise ShapeError(f"loop has {len(states)} states, not {self.state_count}")
+            raise ShapeError(
+                f"loop has {len(states)} loop-carried values, expected {self.state_count}"
+            )
         results = self._infer_body(inputs)
         if len(results) < 1 + self.state_count:
             raise ShapeError(
-                f"the body of loop has {len(results)} results for {self.state_count} states"
+                f"the body of loop has {len(results)} results, too few for {self.state_count} "
+                "loop-carried values"
             )
         require_condition(results[0], f"{self.name}'s body")
         made: list[ValueType] = []
@@ -93,15 +96,17 @@ class Loop(Op):
             made.append(_same_state(index, before, after, outside))
         count = self._count(inputs, start=start)
         if isinstance(count, int) and count > Limit.MAX_LOOP_TRIPS.most:
-            raise ShapeError(f"loop runs {Limit.MAX_LOOP_TRIPS.excess(count)}")
+            raise ShapeError(f"loop has {Limit.MAX_LOOP_TRIPS.excess(count)}")
         for scan in results[1 + self.state_count :]:
             kind = scan.type
             if not isinstance(kind, TensorType):
-                raise ShapeError(f"loop stacks a {kind}; only tensors can be stacked")
+                raise ShapeError(f"a scan output of loop is a {kind}; it must be a tensor")
             made.append(TensorType(kind.dtype, (count, *kind.shape)))
             size = element_count((count, *kind.shape)) * kind.dtype.size_bytes
             if isinstance(size, int) and size > Limit.MAX_LOOP_BYTES.most:
-                raise ShapeError(f"loop stacks {Limit.MAX_LOOP_BYTES.excess(size)}")
+                raise ShapeError(
+                    f"the scan outputs of loop have {Limit.MAX_LOOP_BYTES.excess(size)}"
+                )
         return tuple(made)
 
     def _infer_body(self, inputs: Sequence[Operand | None]) -> list[Operand]:
@@ -160,7 +165,9 @@ class Loop(Op):
                 _check_scans(rows[0], scans, trip)
             held_bytes += sum(array.nbytes + _ARRAY_BYTES for array in scans)
             if held_bytes > Limit.MAX_LOOP_BYTES.most:
-                raise ShapeError(f"a loop stacks {Limit.MAX_LOOP_BYTES.excess(held_bytes)}")
+                raise ShapeError(
+                    f"the scan outputs of a loop have {Limit.MAX_LOOP_BYTES.excess(held_bytes)}"
+                )
             trip += 1
         kept = [s for s in states if s is not None]
         if trip:
@@ -172,7 +179,7 @@ class Loop(Op):
     def _check_trips(self, trips: int, most: Mapping[str, int]) -> None:
         """Refuse more trips than there may be. Raises ShapeError."""
         if trips > Limit.MAX_LOOP_TRIPS.most:
-            raise ShapeError(f"a loop runs {Limit.MAX_LOOP_TRIPS.excess(trips)}")
+            raise ShapeError(f"a loop has {Limit.MAX_LOOP_TRIPS.excess(trips)}")
         if trips > (room := most.get(self.count_symbol, trips)):
             raise ShapeError(count_excess(self.count_symbol, trips, room))
 
@@ -183,7 +190,7 @@ class Loop(Op):
         made: list[Array] = []
         for kind in kinds:
             if not isinstance(kind, TensorType):
-                raise ShapeError(f"loop stacks a {kind}; only tensors can be stacked")
+                raise ShapeError(f"a scan output of loop is a {kind}; it must be a tensor")
             # An extent that only a trip could tell is zero: there was none.
             shape = [d if isinstance(d, int) else 0 for d in kind.shape]
             made.append(np.zeros((0, *shape), kind.dtype.numpy))
@@ -215,8 +222,8 @@ def _check_scans(first: Sequence[Array], scans: Sequence[Array], trip: int) -> N
         for axis, (one, other) in enumerate(zip(before.shape, now.shape, strict=True)):
             if one != other:
                 raise ShapeError(
-                    f"axis {axis} of scan {index} of loop is {one} in trip 0 and {other} in trip "
-                    f"{trip}, and scans of different extents cannot be stacked"
+                    f"axis {axis} of scan output {index} of loop has {one} elements in iteration "
+                    f"0 and {other} in iteration {trip}; they must be equal"
                 )
 
 
@@ -238,7 +245,7 @@ def _same_state(
             for axis, (a, b) in enumerate(pairs)
         ):
             return TensorType(new.dtype, tuple(known(a, b) for a, b in pairs))
-    raise ShapeError(f"state {index} of loop changes from {old} to {new}")
+    raise ShapeError(f"loop-carried value {index} changes its type from {old} to {new}")
 
 
 def _symbols_outside(inputs: Sequence[Operand | None]) -> frozenset[str]:

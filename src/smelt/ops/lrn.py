@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs, require_rank
 from smelt.ops._shape_operands import present
@@ -59,14 +59,16 @@ class LRN(Op):
         require_dtype(x, FLOATS, "the input of lrn")
         if self.region not in {"across_channels", "within_channel"}:
             raise ShapeError(
-                f"region {self.region!r} is neither across_channels nor within_channel"
+                f"region is {self.region!r}; it must be across_channels or within_channel"
             )
         within = self.region == "within_channel"
         require_rank(x, "the input of lrn", 4 if within else 2, 4 if within else 99)
         if self.size > Limit.MAX_WINDOW.most:
             raise ShapeError(f"a window of lrn has {Limit.MAX_WINDOW.excess(self.size)}")
         if self.size < 1 or (within and self.size % 2 == 0):
-            raise ShapeError(f"size {self.size} must be positive, and odd within a channel")
+            raise ShapeError(
+                f"size is {self.size}; it must be positive, and odd for within_channel"
+            )
         return (x,)
 
     @override

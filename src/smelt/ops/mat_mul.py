@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import HALF_TOLERANCE, floats, integers
+from smelt.ops._conformance_data import HALF_TOLERANCE, floats, integers
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     NUMBERS,
@@ -54,7 +54,7 @@ class MatMul(Op):
         require_dtype(a, NUMBERS, "the input of mat_mul")
         require_same_dtype(a, b)
         if not a.rank or not b.rank:
-            raise ShapeError("mat_mul takes no scalars")
+            raise ShapeError("mat_mul does not take scalars")
         inner, depth = a.shape[-1], b.shape[max(b.rank - 2, 0)]
         what = f"axis {a.rank - 1} of input 0 and axis {max(b.rank - 2, 0)} of input 1"
         if not assume_equal(inner, depth, what):

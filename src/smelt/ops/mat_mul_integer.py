@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import integers
+from smelt.ops._conformance_data import integers
 from smelt.ops._quantized import above_zero, check_zero_point, wrapped
 from smelt.ops._shape import (
     input_type,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Operand
-from smelt.ops._case_data import floats, integers
+from smelt.ops._conformance_data import floats, integers
 from smelt.ops._reference_numerics import lowest
 from smelt.ops._shape import FLOATS, input_type, require_dtype, require_inputs
 from smelt.ops._shape_operands import present

@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._boxes import suppress
-from smelt.ops._case_data import floats
+from smelt.ops._conformance_data import floats
 from smelt.ops._reference_numerics import required
 from smelt.ops._shape import (
     INDICES,

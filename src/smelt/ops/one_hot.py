@@ -58,7 +58,7 @@ class OneHot(Op):
         require_shape(values, (2,), "values of one_hot")
         depth = self._depth(inputs)
         if isinstance(depth, int) and depth < 0:
-            raise ShapeError(f"depth of one_hot is {depth}")
+            raise ShapeError(f"depth of one_hot is {depth}; it must be positive")
         axis = normalize_axis(self.axis, indices.rank + 1)
         shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
         return (TensorType(values.dtype, shape),)

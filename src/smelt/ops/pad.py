@@ -57,7 +57,9 @@ class Pad(Op):
         require_inputs(self, inputs, 2, 4)
         data = input_type(self, inputs, 0)
         if self.mode not in {"constant", "edge", "reflect", "wrap"}:
-            raise ShapeError(f"pad mode {self.mode!r}; it must be constant, edge, reflect or wrap")
+            raise ShapeError(
+                f"pad mode is {self.mode!r}; it must be constant, edge, reflect or wrap"
+            )
         value = optional_type(self, inputs, 2)
         require_same_dtype(data, value)
         require_scalar(value, "the value of pad")
@@ -69,14 +71,16 @@ class Pad(Op):
             before, extent, added = data.shape[axis], shape[axis], (start, end) != (0, 0)
             what = f"axis {axis} of input 0, whose elements are repeated"
             if isinstance(extent, int) and extent < 0:
-                raise ShapeError(f"pads {shape_text(pads)} remove more than {data} has")
+                raise ShapeError(
+                    f"negative pads {shape_text(pads)} remove more elements than {data} has"
+                )
             if (
                 added
                 and extent != 0
                 and self.mode != "constant"
                 and not assume_at_least(before, 1, what)
             ):
-                raise ShapeError(f"pad mode {self.mode} has nothing to repeat in {data}")
+                raise ShapeError(f"pad mode {self.mode} has no elements to repeat in {data}")
         return (TensorType(data.dtype, tuple(shape)),)
 
     @override
@@ -139,7 +143,9 @@ def pair_pads(rank: int, pads: Shape, axes: tuple[int, ...] | None) -> list[tupl
     """The pads before and after each axis. Raises ShapeError."""
     listed = tuple(range(rank)) if axes is None else tuple(normalize_axis(a, rank) for a in axes)
     if len(pads) != 2 * len(listed) or len(set(listed)) < len(listed):
-        raise ShapeError(f"pads {shape_text(pads)} are not two for each of the axes {listed}")
+        raise ShapeError(
+            f"pads {shape_text(pads)} must have two numbers for each of the axes {listed}"
+        )
     pairs: list[tuple[Dim, Dim]] = [(0, 0)] * rank
     for index, axis in enumerate(listed):
         pairs[axis] = (pads[index], pads[index + len(listed)])

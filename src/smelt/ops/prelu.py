@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,

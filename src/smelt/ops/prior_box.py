@@ -10,7 +10,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import floats
+from smelt.ops._conformance_data import floats
 from smelt.ops._shape import input_type, require_inputs, require_rank
 from smelt.ops._shape_operands import present
 from smelt.types import DType, TensorType, assume_at_least, override
@@ -88,15 +88,22 @@ class PriorBox(Op):
 
     def _check_attributes(self) -> None:
         if not self.min_size or min(self.min_size) <= 0:
-            raise ShapeError(f"min_size {self.min_size} of prior_box must be positive numbers")
+            raise ShapeError(
+                f"min_size of prior_box is {self.min_size}; it must be positive numbers"
+            )
         if self.max_size and len(self.max_size) != len(self.min_size):
-            raise ShapeError(f"max_size {self.max_size} must be as long as min_size or absent")
+            raise ShapeError(
+                f"max_size is {self.max_size}; it must have as many numbers as min_size, or be "
+                "empty"
+            )
         if any(high <= low for low, high in zip(self.min_size, self.max_size, strict=False)):
-            raise ShapeError(f"max_size {self.max_size} must be above min_size {self.min_size}")
+            raise ShapeError(
+                f"max_size is {self.max_size}; it must be above min_size, {self.min_size}"
+            )
         if min(self.aspect_ratio, default=1.0) <= 0:
-            raise ShapeError(f"aspect_ratio {self.aspect_ratio} must be positive")
+            raise ShapeError(f"aspect_ratio is {self.aspect_ratio}; it must be positive")
         if len(self.variance) not in {1, 4}:
-            raise ShapeError(f"variance {self.variance} must be one number or four")
+            raise ShapeError(f"variance is {self.variance}; it must have one number or four")
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -108,7 +115,7 @@ class PriorBox(Op):
         height, width = feature.shape[2:]
         for axis, extent in enumerate((height, width), 2):
             if not assume_at_least(extent, 1, f"axis {axis} of input 0"):
-                raise ShapeError(f"the feature map {feature} has no elements to place boxes on")
+                raise ShapeError(f"the feature map {feature} is empty, so it has no prior boxes")
         count = height * width * (len(self.sizes) * 4)
         return (TensorType(DType.FLOAT32, (1, 2, count)),)
 

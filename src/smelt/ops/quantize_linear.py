@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
-from smelt.ops._case_data import floats, integers
+from smelt.ops._conformance_data import floats, integers
 from smelt.ops._quantized import along_axis, check_scale, require_known_scale
 from smelt.ops._reference_numerics import widen
 from smelt.ops._shape import FLOATS, input_type, optional_type, require_dtype, require_inputs
@@ -69,7 +69,7 @@ class QuantizeLinear(Op):
         dtype = self.output_dtype or DType.UINT8
         if zero_point is not None:
             if self.output_dtype not in {None, zero_point.dtype}:
-                raise ShapeError(f"output_dtype {dtype.value} is not the zero point's")
+                raise ShapeError(f"output_dtype {dtype.value} differs from the zero point's type")
             dtype = zero_point.dtype
         if dtype not in _RESULTS:
             raise ShapeError(f"the result of quantize_linear cannot be {dtype.value}")

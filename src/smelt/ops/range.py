@@ -60,7 +60,7 @@ class Range(Op):
             return _count_steps(*(a.item() for a in arrays))
         start, limit, delta = (number_at(self, inputs, i, "each bound") for i in range(3))
         if not isinstance(delta, int) or delta == 0:
-            raise ShapeError(f"the step of range must be a constant other than zero, not {delta}")
+            raise ShapeError(f"the step of range must be a constant and not zero; it is {delta}")
         gap = limit - start if delta > 0 else start - limit
         count = ceil_div(gap, abs(delta))
         # Bounds in the wrong order, whatever the symbols, give no element.
@@ -101,7 +101,9 @@ class Range(Op):
 
 def _count_steps(start: float, limit: float, delta: float) -> int:
     if not delta or not all(math.isfinite(x) for x in (start, limit, delta)):
-        raise ShapeError(f"range from {start} to {limit} by {delta} has no end")
+        raise ShapeError(
+            f"the number of elements of range from {start} to {limit} by {delta} is not known"
+        )
     if all(isinstance(x, int) for x in (start, limit, delta)):
         return max(-int((start - limit) // delta), 0)
     return max(math.ceil((limit - start) / delta), 0)

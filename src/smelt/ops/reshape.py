@@ -61,13 +61,14 @@ class Reshape(Op):
             if extent == 0 and not self.allowzero:
                 if axis >= len(shape):
                     raise ShapeError(
-                        f"axis {axis} of {shape_text(wanted)} copies an axis that is not there"
+                        f"axis {axis} of {shape_text(wanted)} is 0, which copies an input axis "
+                        "that does not exist"
                     )
                 made[axis] = shape[axis]
             if isinstance(extent, int) and extent < -1:
-                raise ShapeError(f"reshape to {shape_text(wanted)}: an extent below -1")
+                raise ShapeError(f"reshape to {shape_text(wanted)} has an extent below -1")
         if wanted.count(-1) > 1:
-            raise ShapeError(f"reshape to {shape_text(wanted)}: more than one -1")
+            raise ShapeError(f"reshape to {shape_text(wanted)} has more than one -1")
         self._assume_positive(shape, wanted)
         if -1 in wanted:
             unknown = wanted.index(-1)
@@ -88,7 +89,7 @@ class Reshape(Op):
             if isinstance(divide_dims(extent, copied), int):
                 continue
             if not assume_at_least(extent, 1, f"element {axis} of the shape"):
-                raise ShapeError(f"reshape to {shape_text(wanted)}: no extent is {extent}")
+                raise ShapeError(f"reshape to {shape_text(wanted)} has the invalid extent {extent}")
 
     def _remainder(self, shape: Shape, made: list[Dim], unknown: int) -> Dim:
         # Extents that both shapes have cancel, whatever their value.
@@ -103,9 +104,9 @@ class Reshape(Op):
         left = divide_dims(total, rest)
         if left is None and not (isinstance(total, int) and isinstance(rest, int)):
             raise ShapeError(
-                f"the -1 of {shape_text(tuple(made))} does not follow for "
-                f"{shape_text(shape)}: {total} elements are not known to be a multiple of {rest}; "
-                "name every extent of the shape, or fix the symbols"
+                f"the -1 of {shape_text(tuple(made))} cannot be inferred for {shape_text(shape)}: "
+                f"{total} elements are not known to be a multiple of {rest}; give every extent of "
+                "the shape, or fix the symbols"
             )
         what = "elements of input 0 and of the result"
         if left is None or not (
@@ -117,7 +118,7 @@ class Reshape(Op):
     @staticmethod
     def _misfit(shape: Shape, wanted: Shape) -> ShapeError:
         return ShapeError(
-            f"{shape_text(shape)} holds another number of elements than {shape_text(wanted)}"
+            f"{shape_text(shape)} and {shape_text(wanted)} have different numbers of elements"
         )
 
     @override

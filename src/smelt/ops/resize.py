@@ -84,7 +84,7 @@ class Resize(Op):
             made = _scaled([data.shape[a] for a in axes], scales)
         for axis, extent in zip(axes, made, strict=True):
             if extent != data.shape[axis] and not _can_resize(data.shape[axis], extent, axis):
-                raise ShapeError(f"resize of {data} to an extent of {extent}")
+                raise ShapeError(f"resize of {data} cannot give an extent of {extent}")
             shape[axis] = extent
         return (TensorType(data.dtype, tuple(shape)),)
 
@@ -96,7 +96,9 @@ class Resize(Op):
             (self.keep_aspect_ratio_policy, ("stretch", "not_larger", "not_smaller")),
         ):
             if value not in allowed:
-                raise ShapeError(f"resize with {value!r}; it must be {', '.join(allowed)}")
+                raise ShapeError(
+                    f"an attribute of resize is {value!r}; it must be one of {', '.join(allowed)}"
+                )
 
     def resized_axes(self, rank: int) -> tuple[int, ...]:
         """The axes to which scales and sizes belong, counted from the front. Raises ShapeError."""
@@ -104,12 +106,12 @@ class Resize(Op):
             return tuple(range(rank))
         axes = tuple(normalize_axis(a, rank) for a in self.axes)
         if len(set(axes)) < len(axes):
-            raise ShapeError(f"resize names an axis twice: {self.axes}")
+            raise ShapeError(f"the axes of resize have duplicates: {self.axes}")
         return axes
 
     def _sized(self, extents: Sequence[Dim], sizes: Sequence[Dim]) -> list[Dim]:
         if len(sizes) != len(extents):
-            raise ShapeError(f"{len(sizes)} sizes for {len(extents)} axes")
+            raise ShapeError(f"resize has {len(sizes)} sizes for {len(extents)} axes")
         if self.keep_aspect_ratio_policy == "stretch":
             return list(sizes)
         fixed, wanted = (
@@ -117,7 +119,7 @@ class Resize(Op):
             require_static(tuple(sizes), "a size"),
         )
         if 0 in fixed:
-            raise ShapeError("resize that keeps the aspect ratio of nothing")
+            raise ShapeError("resize cannot keep the aspect ratio of an empty tensor")
         scale = self._kept_scale(fixed, wanted)
         return [math.floor(scale * extent + Fraction(1, 2)) for extent in fixed]
 
@@ -178,17 +180,19 @@ def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
     made: list[Dim] = []
     for extent, scale in zip(extents, (float(s) for s in scales.value), strict=True):
         if not scale > 0:
-            raise ShapeError(f"resize by {scale}; a scale must be positive")
+            raise ShapeError(f"a scale of resize is {scale}; it must be positive")
         if scale > Limit.MAX_EXTENT.most:
             raise ShapeError(
-                f"resize makes of each element {Limit.MAX_EXTENT.excess(f'{scale:g}')}"
+                f"resize makes from each element {Limit.MAX_EXTENT.excess(f'{scale:g}')}"
             )
         if isinstance(extent, int):
             made.append(_scaled_extent(extent, scale))
             continue
         ratio = Fraction(scale)
         if ratio.denominator > 1 << 12:
-            raise ShapeError(f"resize of an extent of {extent} by {scale}: fix its symbols")
+            raise ShapeError(
+                f"resize of an extent of {extent} by {scale} needs a number: fix its symbols"
+            )
         made.append(extent * ratio.numerator // ratio.denominator)
     return made
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case
-from smelt.ops._case_data import floats
+from smelt.ops._conformance_data import floats
 from smelt.ops._unary import Unary
 from smelt.types import DType, override
 

@@ -62,7 +62,7 @@ class ScatterND(Op):
         require_rank(indices, "indices of scatter_nd", 1, 64)
         (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
         if length > data.rank:
-            raise ShapeError(f"vectors of {length} indices do not fit {data}")
+            raise ShapeError(f"index vectors of length {length} are too long for {data}")
         shape = (*indices.shape[:-1], *data.shape[length:])
         require_shape(updates, shape, "updates of scatter_nd")
         require_indices(given(inputs, 1), data.shape[:length])

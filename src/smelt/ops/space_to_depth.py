@@ -26,7 +26,7 @@ class SpaceToDepth(Op):
 
     Dtypes: any.
 
-    Raises ShapeError: when height or width is no multiple of the block's.
+    Raises ShapeError: when height or width is not a multiple of the block's.
 
     Source: ONNX SpaceToDepth-13.
     """
@@ -46,7 +46,7 @@ class SpaceToDepth(Op):
             assume_divides(block, extent, f"axis {axis} of input 0 and the block")
             for axis, extent in ((2, h), (3, w))
         ):
-            raise ShapeError(f"{h} x {w} pixels are not whole blocks of {block}")
+            raise ShapeError(f"{h} x {w} pixels are not divisible by the block size {block}")
         return (TensorType(data.dtype, (n, c * (block * block), h // block, w // block)),)
 
     @override

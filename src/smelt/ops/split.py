@@ -56,17 +56,21 @@ class Split(Op):
         total: Dim = 0
         for length in lengths:
             if isinstance(length, int) and length < 0:
-                raise ShapeError(f"split into a part of {length} elements")
+                raise ShapeError(f"a part of split has {length} elements")
             total = total + length
         if not assume_equal(data.shape[axis], total, f"axis {axis} of input 0 and its parts"):
-            raise ShapeError(f"parts of {shape_text(lengths)} are not {data.shape[axis]} elements")
+            raise ShapeError(
+                f"the parts {shape_text(lengths)} do not add up to {data.shape[axis]} elements"
+            )
         shapes = ((*data.shape[:axis], n, *data.shape[axis + 1 :]) for n in lengths)
         return tuple(TensorType(data.dtype, s) for s in shapes)
 
     def _equal_lengths(self, extent: Dim) -> tuple[Dim, ...]:
         parts = self.num_outputs
         if not 1 <= parts <= 1 << 16:
-            raise ShapeError(f"split needs the lengths of its parts or num_outputs, not {parts}")
+            raise ShapeError(
+                f"split needs the lengths of its parts, or num_outputs above 0, not {parts}"
+            )
         if self.even and not assume_divides(parts, extent, f"the {parts} equal parts of a split"):
             raise ShapeError(f"{extent} elements cannot be split into {parts} equal parts")
         length = ceil_div(extent, parts)

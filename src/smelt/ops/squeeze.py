@@ -46,7 +46,7 @@ class Squeeze(Op):
         removed = {normalize_axis(a, data.rank) for a in axes}
         for axis in removed:
             if not assume_equal(data.shape[axis], 1, f"axis {axis} of input 0, which is removed"):
-                raise ShapeError(f"axis {axis} of {shape_text(data.shape)} is not of extent one")
+                raise ShapeError(f"axis {axis} of {shape_text(data.shape)} does not have extent 1")
         kept = tuple(d for i, d in enumerate(data.shape) if i not in removed)
         return (TensorType(data.dtype, kept),)
 

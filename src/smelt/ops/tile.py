@@ -45,7 +45,9 @@ class Tile(Op):
             for axis, count in enumerate(repeats)
         ):
             texts = f"{shape_text(repeats)} for {shape_text(data.shape)}"
-            raise ShapeError(f"tile needs one repeat for each axis, none negative, not {texts}")
+            raise ShapeError(
+                f"repeats of tile must be one number of at least 0 for each axis, not {texts}"
+            )
         shape = tuple(bounded(d * r) for d, r in zip(data.shape, repeats, strict=True))
         return (TensorType(data.dtype, shape),)
 

@@ -61,7 +61,7 @@ class TopK(Op):
         count, extent = dims[0], data.shape[axis]
         fits = assume_at_least(extent, count, f"axis {axis} of input 0 and k")
         if not fits or (isinstance(count, int) and count < 0):
-            raise ShapeError(f"top_k of {count} elements out of {extent}")
+            raise ShapeError(f"k of top_k is {count}; the axis has {extent} elements")
         shape = (*data.shape[:axis], count, *data.shape[axis + 1 :])
         return (TensorType(data.dtype, shape), TensorType(DType.INT64, shape))
 

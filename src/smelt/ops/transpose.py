@@ -28,7 +28,7 @@ class Transpose(Op):
 
     Dtypes: any.
 
-    Raises ShapeError: when ``perm`` is no permutation of the axes.
+    Raises ShapeError: when ``perm`` is not a permutation of the axes.
 
     Source: ONNX Transpose-21.
     """
@@ -44,7 +44,7 @@ class Transpose(Op):
         order = self.order(data.rank)
         if sorted(order) != list(range(data.rank)):
             raise ShapeError(
-                f"perm {order} is no permutation of the axes of {shape_text(data.shape)}"
+                f"perm {order} is not a permutation of the axes of {shape_text(data.shape)}"
             )
         return (TensorType(data.dtype, tuple(data.shape[a] for a in order)),)
 

@@ -36,7 +36,7 @@ class Trilu(Op):
 
     Dtypes: any; k is int64.
 
-    Raises ShapeError: when data is no matrix, or k is not one number.
+    Raises ShapeError: when data is not a matrix, or k is not one number.
 
     Source: ONNX Trilu-14.
     """

@@ -8,7 +8,7 @@ from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
 from smelt.passes.fold_quantize_scales import FoldQuantizeScales
-from smelt.passes.fold_scales import FoldScales
+from smelt.passes.fold_scale_shift import FoldScaleShift
 from smelt.passes.fold_zero_points import FoldZeroPoints
 from smelt.passes.fuse_attention import FuseAttention
 from smelt.passes.fuse_conv_depthwise import FuseConvDepthwise
@@ -35,7 +35,7 @@ __all__ = [
     "Decompose",
     "FoldConstants",
     "FuseConvSums",
-    "FoldScales",
+    "FoldScaleShift",
     "FuseAttention",
     "FuseEpilogues",
     "InlineBranches",
@@ -68,7 +68,7 @@ ALL_PASSES: tuple[type[Pass], ...] = (
     Decompose,
     FoldConstants,
     FuseConvSums,
-    FoldScales,
+    FoldScaleShift,
     FuseAttention,
     FuseEpilogues,
     InlineBranches,

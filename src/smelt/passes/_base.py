@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from smelt.ir import Graph
 
-_MOST_NAMES: Final = 32
+_MAX_NAMES: Final = 32
 """Of layers in a note."""
 
 
@@ -31,9 +31,9 @@ class Note:
         # A chain of a thousand layers that is merged link by link would list half a million names.
         for field in ("before", "after"):
             names: tuple[str, ...] = getattr(self, field)
-            if len(names) > _MOST_NAMES:
-                told = f"{len(names) - _MOST_NAMES} more"
-                object.__setattr__(self, field, (*names[:_MOST_NAMES], told))
+            if len(names) > _MAX_NAMES:
+                detail = f"{len(names) - _MAX_NAMES} more"
+                object.__setattr__(self, field, (*names[:_MAX_NAMES], detail))
 
     def __str__(self) -> str:
         before = " + ".join(self.before)

@@ -40,7 +40,7 @@ def unfusable_pair_reason(graph: Graph, first: Node, second: Node) -> str | None
     """Why two nodes cannot be one, or None: the second's result must not be needed before."""
     intermediate = first.output
     if second.inputs[0] is not intermediate or intermediate in second.inputs[1:]:
-        return f"{second} reads {intermediate.name} other than as its first input"
+        return f"{second} reads {intermediate.name} not only as its first input"
     order = {node: place for place, node in enumerate(graph.nodes)}
     early = [user for user in intermediate.users if order[user] < order[second]]
     return f"{early[0]} reads {intermediate.name} before {second}" if early else None

@@ -50,7 +50,7 @@ def required_input(node: Node, index: int) -> Value:
     """Input ``index``, which every node of the op has. Raises InternalError: it is absent."""
     value = node.inputs[index]
     if value is None:
-        raise InternalError(f"{node} lacks input {index}")
+        raise InternalError(f"input {index} of {node} is missing")
     return value
 
 

@@ -111,14 +111,14 @@ def _weights(emit: Emitter, node: Node) -> _Weights | str:
     """The weights as the integer kernels want them, or why they cannot be."""
     found = dequantized(node.inputs[1])
     if found is None or found[0].constant is None:
-        return "its weights are no quantised constants"
+        return "its weights are not quantised constants"
     weights, steps = found
     if isinstance(node.op, ops.Gemm) and (node.op.alpha, node.op.beta, node.op.trans_a) != (
         1.0,
         1.0,
         False,
     ):
-        return "it scales or transposes what it multiplies"
+        return "it scales or transposes its operands"
     rank = weights.tensor.rank
     filters = 0 if isinstance(node.op, ops.Conv) else rank - 1
     if isinstance(node.op, ops.Gemm) and node.op.trans_b:
@@ -192,7 +192,7 @@ def _mean(graph: Graph, node: Node, names: FreshNames) -> str | None:
     if found is None or found[1].dtype not in _BYTES or found[1].axis is not None:
         return ""
     if isinstance(node.op, ops.AveragePool) and node.op.count_include_pad and any(node.op.pads):
-        return "it averages zeros around the image, which are not the zero point"
+        return "its padding is zero and not the zero point"
     x, steps = found
     emit = Emitter(graph, node, names)
     mean = emit.op(node.op, x, hint="integers")

@@ -65,7 +65,7 @@ class Decompose(Pass):
                 emit.discard()
                 continue
             if result is not None and emit.finish(result) is not None:
-                notes.append(Note(layers, layers, f"{kind} in simpler ops"))
+                notes.append(Note(layers, layers, f"{kind} by simpler ops"))
         return PassResult.of(notes)
 
 

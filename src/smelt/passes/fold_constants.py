@@ -30,10 +30,10 @@ _RANDOM = ("random", "multinomial", "bernoulli")
 _OF_SHAPES_ALONE = ("shape", "size", "prior_box")
 
 
-_MOST_STEPS: Final = 16
+_MAX_STEPS: Final = 16
 """Constants that are made of weights may take so many times their room, all together."""
 
-_MOST_ADDRESSED_BYTES: Final = 1 << 62
+_MAX_ADDRESSED_BYTES: Final = 1 << 62
 """numpy has no larger arrays, not even of one element that stands for all."""
 
 
@@ -54,7 +54,7 @@ class _Budget:
             if isinstance(size, int):
                 weights += size if constant.recipe is None else 0
                 derived += size if constant.recipe is not None else 0
-        return _Budget(growth_bytes + _MOST_STEPS * weights - derived)
+        return _Budget(growth_bytes + _MAX_STEPS * weights - derived)
 
     def refusal(self, node: Node) -> str:
         """Why a node on constants is not computed; empty, and noted, where it is."""
@@ -156,7 +156,7 @@ def _blank(value: Value) -> Constant | None:
         return None
     zero = np.zeros((), value.type.dtype.numpy)
     shape = tuple(d for d in value.type.shape if isinstance(d, int))
-    if math.prod(max(extent, 1) for extent in shape) * zero.itemsize >= _MOST_ADDRESSED_BYTES:
+    if math.prod(max(extent, 1) for extent in shape) * zero.itemsize >= _MAX_ADDRESSED_BYTES:
         return None
     return Constant(f"shape of {value.name}", np.broadcast_to(zero, shape))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SUMS = (ops.Add, ops.Sub)
 _HOMOGENEOUS = (ops.Relu, ops.LeakyRelu, ops.Neg, ops.Abs)
-_MOST_NODES: Final = 32
+_MAX_NODES: Final = 32
 """Longest way back that is looked at."""
 
 
@@ -48,13 +48,13 @@ def _push(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
     source, scale = node.inputs[0], node.inputs[1]
     if source is None or scale is None or scale.constant is None or not scale.constant.array.size:
         return []
-    if scale.constant.array.size != 1 or not _scales_along(graph, source, node, scale, _MOST_NODES):
+    if scale.constant.array.size != 1 or not _scales_along(graph, source, node, scale, _MAX_NODES):
         return []
     emit = Emitter(graph, node, names)
     pusher = _Pusher(emit, emit.op(ops.Reshape(), scale, emit.integers(hint="scalar")))
     divided = pusher.divided(_without_rectifier(node, source))
     emit.finish(emit.op(node.op, divided, None, *node.inputs[2:]))
-    return [Note(node.layers, node.layers, "its scale went into the factors before")]
+    return [Note(node.layers, node.layers, "its scale was folded into the factors before it")]
 
 
 def _without_rectifier(node: Node, source: Value) -> Value:

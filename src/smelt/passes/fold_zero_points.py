@@ -54,10 +54,12 @@ class FoldZeroPoints(Pass):
             if len(node.inputs) > _BIAS or (self.kernels and product.is_simple):
                 continue
             made = product.in_integers() if self.kernels else None
-            how = "in float32" if made is None else "with zero points apart"
+            how = "in float32" if made is None else "with separate zero points"
             made = product.in_floats() if made is None else made
             if made is None:
-                notes.append(Note.refusal(layers, "its weights vary, and its sums are long"))
+                notes.append(
+                    Note.refusal(layers, "its weights are not constant, and its sums are long")
+                )
             else:
                 product.emit.finish(made)
                 notes.append(Note(layers, layers, f"multiplies integers {how}"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _RANK = 4
 _BY_HEAD = (0, 2, 1, 3)
 """Places and heads change their places."""
-_MOST_SCALE: Final = float(1 << 32)
+_MAX_SCALE: Final = float(1 << 32)
 """Factors up to this, and from its inverse, may as well be applied to the scores together."""
 
 
@@ -94,7 +94,7 @@ def _attention_ending_at(graph: Graph, last: Node) -> _Found | None:
 
 
 def _without_mask(value: Value | None) -> tuple[Value | None, Value | None]:
-    """Scores, and what is added to them: the operand that is no product."""
+    """Scores, and what is added to them: the operand that is not a product."""
     node = made_by(value, ops.Add)
     if node is None:
         return value, None
@@ -112,7 +112,7 @@ def _without_scale(value: Value | None) -> tuple[Value | None, float]:
         x, number = node.inputs[0], number_of(node.inputs[1])
         if number is None and kind is ops.Mul:
             x, number = node.inputs[1], number_of(node.inputs[0])
-        if number is None or not 1 / _MOST_SCALE <= abs(number) <= _MOST_SCALE:
+        if number is None or not 1 / _MAX_SCALE <= abs(number) <= _MAX_SCALE:
             continue
         if x is not None and x.type == node.output.type:
             return x, number if kind is ops.Mul else 1.0 / number

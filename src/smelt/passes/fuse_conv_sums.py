@@ -33,7 +33,7 @@ class FuseConvSums(Pass):
                 continue
             layers = (*node.layers, *other.layers)
             if graph.is_output(other.output) or len(other.output.users) > 1:
-                notes.append(Note.refusal(layers, f"{other.output.name!r} is read elsewhere, too"))
+                notes.append(Note.refusal(layers, f"{other.output.name!r} has other readers"))
             elif (reason := _why_no_bias(node, other)) is not None:
                 notes.append(Note.refusal(layers, reason))
             else:

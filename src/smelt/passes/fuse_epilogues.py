@@ -158,7 +158,7 @@ def _is_closed(graph: Graph, group: Sequence[Node]) -> bool:
 def _explain_open(graph: Graph, root: Node) -> str:
     value = root.output
     if graph.is_output(value):
-        return f"{value.name!r} is an output of the network, so nothing is fused behind it"
+        return f"{value.name!r} is an output of the network, so nothing is fused after it"
     return f"{value.name!r} has several readers"
 
 

@@ -35,7 +35,7 @@ class InlineBranches(Pass):
                 branch = "then_branch" if truth else "else_branch"
                 notes.append(Note(node.layers, node.layers, f"always its {branch}"))
             else:
-                reason = "its branch returns what cannot have an output's name"
+                reason = "its branch returns a value that cannot take the name of an output"
                 notes.append(Note.refusal(node.layers, reason))
         return PassResult.of(notes)
 

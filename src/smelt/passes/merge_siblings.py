@@ -61,10 +61,10 @@ class MergeSiblings(Pass):
                 chosen.append(node)
             else:
                 notes.append(Note.refusal(node.layers, f"not merged with its siblings: {reason}"))
-        # A part that is no whole number of vectors goes last, so that the others start on one.
+        # A part that is not a whole number of vectors goes last, so that the others start on one.
         whole = [n for n in chosen if _channels(n) % self.channel_multiple == 0]
         ragged = [n for n in chosen if n not in whole]
-        reason = f"its channels are no multiple of {self.channel_multiple}"
+        reason = f"its channels are not a multiple of {self.channel_multiple}"
         notes.extend(Note.refusal(node.layers, reason) for node in ragged[1:])
         chosen = [*whole, *ragged[:1]]
         if len(chosen) < 2:
@@ -80,9 +80,9 @@ class MergeSiblings(Pass):
             return f"{value.name!r} is an output of the network"
         limit = self.max_channels if isinstance(_root(node.op), ops.Conv) else self.max_features
         if _channels(node) > limit:
-            return f"{_channels(node)} channels fill the machine by themselves"
+            return f"its {_channels(node)} channels occupy the whole device"
         if not self.into_concat and any(isinstance(u.op, ops.Concat) for u in value.users):
-            return "its result is written straight into a concatenation"
+            return "its result is written directly into a concatenation"
         return None
 
 

@@ -53,7 +53,7 @@ class MoveQuantization(Pass):
 
 
 def _see_whole(node: Node) -> None:
-    """One scale for the whole tensor is no scale along an axis: then the op is elementwise."""
+    """One scale for the whole tensor is not a scale along an axis: then the op is elementwise."""
     if not isinstance(node.op, _BESIDE) or node.op.axis is None or node.inputs[1] is None:
         return
     shape = node.inputs[1].tensor.shape
@@ -96,7 +96,7 @@ def _move_up(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
             if not made:
                 continue
             pending += made
-            note = Note(current.layers, made[0].layers, "quantises before elements are moved")
+            note = Note(current.layers, made[0].layers, "quantises before the data movement")
         notes.append(note)
     return notes
 
@@ -114,7 +114,7 @@ def _cancel(graph: Graph, node: Node) -> Note | None:
     substitute(graph, node.output, source)
     layers = node.layers
     graph.remove(node)
-    return Note(layers, (), "the integers are there already")
+    return Note(layers, (), "the integers are already computed")
 
 
 def _swap(graph: Graph, node: Node, names: FreshNames) -> list[Node]:

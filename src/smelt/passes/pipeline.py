@@ -10,7 +10,7 @@ from smelt.passes.combine_affines import CombineAffines
 from smelt.passes.decompose import Decompose
 from smelt.passes.fold_constants import FoldConstants
 from smelt.passes.fold_quantize_scales import FoldQuantizeScales
-from smelt.passes.fold_scales import FoldScales
+from smelt.passes.fold_scale_shift import FoldScaleShift
 from smelt.passes.fold_zero_points import FoldZeroPoints
 from smelt.passes.fuse_attention import FuseAttention
 from smelt.passes.fuse_conv_depthwise import FuseConvDepthwise
@@ -62,7 +62,7 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     SimplifyConcats(),
     CombineAffines(),
     # Scales go into weights before epilogues, where they would cost a stage.
-    FoldScales(),
+    FoldScaleShift(),
     RemoveNoops(),
     RemoveUnused(),
     # Epilogues before siblings: siblings are merged with their epilogues, when these are alike.
@@ -111,7 +111,7 @@ def pipeline(
         match one:
             case PromoteHalf() | FuseConvDepthwise() if precision != "float32":
                 continue
-            case FoldScales():
+            case FoldScaleShift():
                 passes.append(replace(one, storage=storage))
             case FoldZeroPoints():
                 passes.append(replace(one, kernels="int8_products" in composite_ops))

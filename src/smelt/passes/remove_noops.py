@@ -42,7 +42,7 @@ def _remove(graph: Graph, node: Node) -> Note | None:
     if source.type != value.type or not (value.users or graph.is_output(value)):
         return None
     if not can_substitute(graph, value, source):
-        return Note.refusal(node.layers, f"it gives the output {value.name!r} its name")
+        return Note.refusal(node.layers, f"it defines the output {value.name!r}")
     substitute(graph, value, source)
     graph.remove(node)
     return Note(node.layers, (), f"{node.op.name} changes nothing")
@@ -173,4 +173,4 @@ def _join_reshapes(graph: Graph, node: Node) -> Note | None:
         layers = before.layers
         graph.remove(before)
         node.layers = tuple(dict.fromkeys((*layers, *node.layers)))
-    return Note(before.layers, node.layers, "one reshape does the work of two")
+    return Note(before.layers, node.layers, "two reshapes become one")

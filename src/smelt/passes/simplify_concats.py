@@ -74,7 +74,7 @@ def _flatten(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     for found in inner:
         if found is not None:
             graph.remove(found)
-    return Note(made.layers, made.layers, "one concatenation does the work of several")
+    return Note(made.layers, made.layers, "several concatenations become one")
 
 
 def _inner_concat(graph: Graph, node: Node, value: Value | None) -> Node | None:
@@ -99,7 +99,7 @@ def _cancel_split(graph: Graph, node: Node) -> Note | None:
         return None
     substitute(graph, node.output, whole)
     graph.remove(node)
-    return Note(node.layers, (), f"it joins what {split.name} cut")
+    return Note(node.layers, (), f"it concatenates the parts of {split.name}")
 
 
 def _slice_of_concat(graph: Graph, node: Node) -> Note | None:
@@ -114,7 +114,7 @@ def _slice_of_concat(graph: Graph, node: Node) -> Note | None:
         if (start, length) == window[1:] and can_substitute(graph, node.output, value):
             substitute(graph, node.output, value)
             graph.remove(node)
-            return Note(node.layers, (), f"it takes {value.name!r} out of {concat.name}")
+            return Note(node.layers, (), f"it slices {value.name!r} from {concat.name}")
     return None
 
 
@@ -166,7 +166,7 @@ def _split_of_concat(graph: Graph, node: Node) -> Note | None:
     for whole, part in pairs:
         substitute(graph, part, whole)
     graph.remove(node)
-    return Note(node.layers, (), f"it cuts what {concat.name} joined")
+    return Note(node.layers, (), f"it splits the result of {concat.name}")
 
 
 def _candidates(graph: Graph) -> list[Note]:
@@ -182,7 +182,7 @@ def _candidates(graph: Graph) -> list[Note]:
             reason = f"these are copied into it: {', '.join(blocked)}"
             notes.append(Note.refusal(node.layers, reason))
         else:
-            detail = "its inputs can be written straight into it"
+            detail = "its inputs are written directly into it"
             notes.append(Note(node.layers, node.layers, detail))
     return notes
 

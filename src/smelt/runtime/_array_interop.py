@@ -31,7 +31,7 @@ def array_from_value(value: object, binding: Binding, wanted: np.dtype[Any]) -> 
     """Return ``value`` as an array of the binding's dtype, in its own memory.
 
     Raises:
-        BindingError: it is no array, lies on another device, or has another dtype.
+        BindingError: it is not an array, lies on another device, or has another dtype.
     """
     array = _as_numpy(value, binding)
     if array.dtype != wanted:
@@ -58,8 +58,7 @@ def writable_array(value: object, binding: Binding, wanted: np.dtype[Any]) -> ND
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned and flags.writeable):
         raise BindingError(
-            f"{binding.name}: an output is written in place, so its array must be contiguous, "
-            "aligned and writable"
+            f"{binding.name}: an output array must be contiguous, aligned and writable"
         )
     return array
 
@@ -105,8 +104,8 @@ def check_apart(
         for other_end, other in last.values():
             if start < other_end and not (other.is_input and binding.is_input):
                 raise BindingError(
-                    f"{binding.name} and {other.name} share memory, and an output is written while "
-                    "others are read or written; give each output an array of its own"
+                    f"{binding.name} and {other.name} share memory, and an output must not "
+                    "overlap other bindings; give each output its own array"
                 )
         if binding.is_input not in last or last[binding.is_input][0] < end:
             last[binding.is_input] = end, binding
@@ -135,7 +134,7 @@ def _import(value: object, binding: Binding, *, is_written: bool) -> NDArray[Any
     kind, number = where()
     if kind not in _HOST_KINDS:
         raise BindingError(
-            f"{binding.name}: the array lies on device {number} of DLPack's kind {int(kind)}; "
+            f"{binding.name}: the array is on device {number} of DLPack device type {int(kind)}; "
             "copy it to the host first"
         )
     return _from_dlpack(value)
@@ -146,8 +145,8 @@ def _memory_of(value: Any, binding: Binding) -> memoryview:
         return memoryview(value)
     except TypeError as error:
         raise BindingError(
-            f"{binding.name}: an output is written in place, and {type(value).__name__} has no "
-            f"memory for that; allocate it with np.empty(shape, {str(binding.dtype.numpy)!r})"
+            f"{binding.name}: an output must be a writable array, not {type(value).__name__}; "
+            f"allocate it with np.empty(shape, {str(binding.dtype.numpy)!r})"
         ) from error
 
 
@@ -164,13 +163,13 @@ def _refusal(array: NDArray[Any], binding: Binding) -> BindingError:
     wanted = binding.dtype.numpy
     if array.dtype.newbyteorder("=") == wanted:
         return BindingError(
-            f"{binding.name}: the array has foreign byte order; "
-            "convert it with array.astype(array.dtype.newbyteorder('='))"
+            f"{binding.name}: the array is not in native byte order; convert it with "
+            "array.astype(array.dtype.newbyteorder('='))"
         )
     advice = (
-        f"convert it with array.astype({str(wanted)!r}) if that is what you want"
+        f"convert it with array.astype({str(wanted)!r})"
         if binding.is_input
-        else f"an output is written in place, so allocate it with np.empty(shape, {str(wanted)!r})"
+        else f"allocate the output with np.empty(shape, {str(wanted)!r})"
     )
     return BindingError(
         f"{binding.name}: the array has dtype {array.dtype}, and {binding.dtype.value} is needed; "

@@ -23,10 +23,10 @@ from smelt.runtime._segments import MemoryMap, split_plan
 from smelt.types import (
     Closeable,
     evaluate_dim,
-    given_int,
-    given_list,
-    given_text,
     out_of_memory,
+    require_int,
+    require_list,
+    require_str,
     reset_in_child,
 )
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from smelt.runtime._segments import InputsConsumed, Segment, SegmentFactory
     from smelt.runtime._staging import StagedCall, Staging
 
-    Port = tuple[int, Binding, np.dtype[Any]]
+    IndexedBinding = tuple[int, Binding, np.dtype[Any]]
     """A binding with its index and its dtype."""
 
 _FIRST_ADDRESS: Final = 4096
@@ -115,7 +115,10 @@ class ExecutionContext(Closeable):
     def profiler(self, profiler: Profiler | None) -> None:
         if profiler is not None and not callable(getattr(profiler, "report_layer_time", None)):
             kind = type(profiler).__name__
-            raise ContextError(f"a profiler has report_layer_time(name, milliseconds), not {kind}")
+            raise ContextError(
+                f"a profiler must have a method report_layer_time(name, milliseconds); {kind} has "
+                "none"
+            )
         self._profiler = profiler
 
     def output_shape(self, name: str) -> tuple[int, ...]:
@@ -133,7 +136,9 @@ class ExecutionContext(Closeable):
         """
         ((index, _, _),) = self._asked([name])
         if self._latest is None:
-            raise ContextError("no run of this context is complete; outputs have no shape yet")
+            raise ContextError(
+                "this context has not completed a run, so its outputs have no shapes yet"
+            )
         call, values = self._latest
         return tuple([evaluate_dim(dim, values) for dim in call.extents[index]])
 
@@ -178,15 +183,15 @@ class ExecutionContext(Closeable):
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
 
-    def _asked(self, names: object) -> list[Port]:
+    def _asked(self, names: object) -> list[IndexedBinding]:
         """The outputs of these names, or BindingError."""
         known = [port[1].name for port in self._outputs]
-        listed = given_list(names, "outputs", BindingError)
-        asked = [given_text(name, "the name of an output", BindingError) for name in listed]
+        listed = require_list(names, "outputs", BindingError)
+        asked = [require_str(name, "the name of an output", BindingError) for name in listed]
         unknown = [name for name in asked if name not in known]
         if unknown:
-            told = ", ".join(name or "''" for name in unknown)
-            raise BindingError(f"the engine's outputs are {', '.join(known)}; unknown: {told}")
+            detail = ", ".join(name or "''" for name in unknown)
+            raise BindingError(f"the engine's outputs are {', '.join(known)}; unknown: {detail}")
         return [self._outputs[known.index(name)] for name in asked]
 
     def _arrays_from(
@@ -232,7 +237,7 @@ class ExecutionContext(Closeable):
         ready: StagedCall,
         arrays: list[Any],
         inputs: Mapping[str, Any],
-        wanted: Sequence[Port],
+        wanted: Sequence[IndexedBinding],
     ) -> dict[str, Any]:
         """Run on inputs, given by binding and as they came; return new ``wanted`` ones by name."""
 
@@ -312,10 +317,12 @@ class ExecutionContext(Closeable):
     def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[StagedCall, list[Any]]:
         """The call for bindings by index, and these as arrays and addresses."""
         self._check_open()
-        arrays = given_list(bindings, "bindings", BindingError)
+        arrays = require_list(bindings, "bindings", BindingError)
         if len(arrays) != len(self._ports):
             names = ", ".join(binding.name for _, binding, _ in self._ports)
-            raise BindingError(f"{len(arrays)} bindings for {len(self._ports)}: {names}")
+            raise BindingError(
+                f"{len(arrays)} bindings are given, and the engine has {len(self._ports)}: {names}"
+            )
         shapes: list[tuple[int, ...] | None] = []
         for index, binding, dtype in self._ports:
             array = arrays[index]
@@ -327,7 +334,7 @@ class ExecutionContext(Closeable):
                 array = arrays[index] = self._bound(array, binding, dtype)
             shapes.append(None if isinstance(array, int) else array.shape)
         if type(batch_size) is not int:
-            batch_size = given_int(batch_size, "the batch size", ContextError, least=1)
+            batch_size = require_int(batch_size, "the batch size", ContextError, least=1)
         key = (batch_size, tuple(shapes))
         ready = self._ready.get(key)
         if ready is None:
@@ -485,7 +492,7 @@ def _checked_address(binding: Binding, address: int) -> int:
     """An application's address is taken on trust, but for what is none anywhere."""
     if not _FIRST_ADDRESS <= address < 1 << 63:
         raise BindingError(
-            f"{binding.name}: {address} is no address; pass an array, or its address"
+            f"{binding.name}: {address} is not a valid address; pass an array or its address"
         )
     return address
 

@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.errors import ContextError
-from smelt.types import given_int, reset_in_child
+from smelt.types import require_int, reset_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -59,10 +59,10 @@ class ContextPool:
         """Run in a free context, in a new one if there are fewer than ``most``, or wait for one.
 
         Raises:
-            ContextError: ``most`` is no positive number, or the pool is closed.
+            ContextError: ``most`` is not a positive number, or the pool is closed.
             SmeltError: what creating a context or the run itself raises.
         """
-        most = given_int(most, "contexts", ContextError, least=1)
+        most = require_int(most, "contexts", ContextError, least=1)
         loan = _ContextLease()
         context = self._lend(loan, most)
         try:

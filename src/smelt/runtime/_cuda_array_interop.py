@@ -100,7 +100,7 @@ class _Torch:
         if index != device.index:
             raise _elsewhere(index, device)
         if value.dtype not in self._dtypes:
-            raise BindingError(f"{value.dtype} is none of ours")
+            raise BindingError(f"the element type {value.dtype} is not supported")
         return GpuArray(
             value.data_ptr(),
             tuple(value.shape),
@@ -228,19 +228,19 @@ def _check(array: GpuArray, binding: Binding) -> None:
     if array.dtype is not wanted and not are_bits:
         raise BindingError(
             f"{binding.name}: the array has dtype {array.dtype.value}, and {wanted.value} is "
-            "needed; convert it if that is what you want"
+            "needed; convert it"
         )
     if not array.is_contiguous:
         raise BindingError(
             f"{binding.name}: a GPU array must be contiguous; make a contiguous copy"
         )
     if not binding.is_input and array.is_read_only:
-        raise BindingError(f"{binding.name}: an output is written in place, so it must be writable")
+        raise BindingError(f"{binding.name}: an output array must be writable")
 
 
 def _elsewhere(index: int, device: CudaDevice) -> BindingError:
     return BindingError(
-        f"the array lies on cuda:{index}, and cuda:{device.index} needs it; move it"
+        f"the array is on cuda:{index}, and the engine is on cuda:{device.index}; move the array"
     )
 
 
@@ -304,10 +304,12 @@ class CheckedAddresses:
         device = self._device
         owner = owner_of(device, address)
         if owner != device.index:
-            where = "no memory that a GPU reaches" if owner is None else f"memory of cuda:{owner}"
+            where = (
+                "not memory that a GPU can access" if owner is None else f"memory of cuda:{owner}"
+            )
             raise BindingError(
-                f"{binding.name}: {address:#x} is {where}, and cuda:{device.index} needs it; "
-                "pass an array, or the address of one on that GPU"
+                f"{binding.name}: {address:#x} is {where}, and the engine is on "
+                f"cuda:{device.index}; pass an array, or an address on that GPU"
             )
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
@@ -323,6 +325,7 @@ def check_selected(device: CudaDevice) -> None:
     index = selected_index(device.driver)
     if index is not None and index != device.index:
         raise ContextError(
-            f"the engine is bound to cuda:{device.index}, and this thread has selected "
-            f"cuda:{index}; select the engine's, or load the engine with device='cuda:{index}'"
+            f"the engine is bound to cuda:{device.index}, and the current device of this thread "
+            f"is cuda:{index}; select the engine's device, or load the engine with "
+            f"device='cuda:{index}'"
         )

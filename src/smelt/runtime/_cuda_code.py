@@ -52,8 +52,8 @@ def find_gpu(fingerprint: Fingerprint, name: str | None) -> tuple[CudaDevice, in
     )
     if architecture_index is None:
         raise EngineMismatchError(
-            f"this engine was built for {fingerprint.architecture}, and {device!r} runs code for "
-            f"{found.architecture}; build it again for that, or for several: "
+            f"this engine was built for {fingerprint.architecture}, and {device!r} needs code for "
+            f"{found.architecture}; build it again for that architecture, or for both: "
             f"device='cuda:{fingerprint.architecture},{found.architecture}'"
         )
     return device, architecture_index
@@ -81,9 +81,8 @@ class CudaCode(LoadedCode):
         tuned_on = self.header.fingerprint.tuned_on
         if tuned_on not in ("", device.timing_key):
             _LOG.info(
-                "%s was tuned on %s; on %s its results are equally correct, but other tactics may "
-                "be "
-                "faster: %s here tells",
+                "%s was tuned on %s; on %s its results are as correct, but other tactics may be "
+                "faster: %s on this machine finds them",
                 file.source,
                 tuned_on,
                 device.timing_key,

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from smelt.devices import AllocationTracker
     from smelt.engine import Binding
-    from smelt.runtime._context import Port
+    from smelt.runtime._context import IndexedBinding
     from smelt.runtime._cuda_array_interop import ArrayLibrary
     from smelt.runtime._cuda_code import CudaCode
     from smelt.runtime._engine import Engine
@@ -152,7 +152,7 @@ class CudaContext(ExecutionContext):
         ready: StagedCall,
         arrays: list[Any],
         inputs: Mapping[str, Any],
-        wanted: Sequence[Port],
+        wanted: Sequence[IndexedBinding],
     ) -> dict[str, Any]:
         previous = self.device.select()
         try:
@@ -165,7 +165,7 @@ class CudaContext(ExecutionContext):
             self.device.restore(previous)
 
     def _compute_on_gpu(
-        self, ready: StagedCall, arrays: list[Any], like: Any, wanted: Sequence[Port]
+        self, ready: StagedCall, arrays: list[Any], like: Any, wanted: Sequence[IndexedBinding]
     ) -> dict[str, Any]:
         """Results beside the inputs, in the order of their library's work.
 
@@ -211,7 +211,7 @@ class CudaContext(ExecutionContext):
         ready: StagedCall,
         arrays: list[Any],
         inputs: Mapping[str, Any],
-        wanted: Sequence[Port],
+        wanted: Sequence[IndexedBinding],
     ) -> dict[str, Any]:
         """Results on the host."""
         shapes, extents = ready.call.shapes, ready.call.extents

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from smelt.devices import Allocation, AllocationTracker
     from smelt.devices.cuda import CudaAllocation, CudaDevice, CudaStream
-    from smelt.runtime._context import Port
+    from smelt.runtime._context import IndexedBinding
     from smelt.runtime._plan_selection import ResolvedCall
 
 _CHUNK_BYTES: Final = 4 << 20
@@ -54,7 +54,7 @@ class CudaStaging:
 
     def stage(
         self,
-        ports: Sequence[Port],
+        ports: Sequence[IndexedBinding],
         call: ResolvedCall,
         arrays: Sequence[Any],
         stream: CudaStream,

@@ -32,12 +32,12 @@ from smelt.types import (
     Closeable,
     ForkLock,
     enough_memory_for,
-    given_bool,
-    given_dict,
-    given_function,
-    given_text,
-    given_word,
     override,
+    require_bool,
+    require_callable,
+    require_choice,
+    require_dict,
+    require_str,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_RETUNING: Final = "It keeps its network, too: `smelt retune` builds it again for this machine."
+_RETUNING: Final = "It contains its network, too: `smelt retune` builds it again for this machine."
 
 Trust = Literal["signed", "always"]
 
@@ -68,7 +68,7 @@ class _OriginalSignature:
 
     def sign(self, message: bytes) -> bytes:
         if message != self.message:
-            raise InternalError("the engine differs from the file after a round trip")
+            raise InternalError("the engine differs from its file after writing and reading")
         return self.signature
 
 
@@ -155,8 +155,8 @@ class Engine(Closeable):
             EngineMismatchError: it was built for another machine, device or smelt.
             DeviceError: there is no such device.
         """
-        given_word(trust, "trust", SmeltError, ("signed", "always"))
-        file = read_engine(source, mapped=given_bool(mapped, "mapped", SmeltError))
+        require_choice(trust, "trust", SmeltError, ("signed", "always"))
+        file = read_engine(source, mapped=require_bool(mapped, "mapped", SmeltError))
         if trust == "signed":
             _LOG.debug("%s is signed by %s", file.source, verify_signature(file).label)
         elif file.signature is not None:
@@ -235,7 +235,7 @@ class Engine(Closeable):
         Raises:
             ContextError: there is none; the message lists all.
         """
-        given_text(name, "a binding's name", ContextError)
+        require_str(name, "a binding's name", ContextError)
         for index, binding in enumerate(self.bindings):
             if binding.name == name:
                 return index
@@ -255,12 +255,12 @@ class Engine(Closeable):
             tracker: hears of the context's allocations.
 
         Raises:
-            ContextError: the engine is closed, or ``threads`` is no positive number.
+            ContextError: the engine is closed, or ``threads`` is not a positive number.
             DeviceError: the engine is for GPUs, and there is none, or too little memory.
         """
         for method in ("allocated", "released") if tracker is not None else ():
             hears = getattr(tracker, method, None)
-            given_function(hears, f"{method} of the tracker", ContextError)
+            require_callable(hears, f"{method} of the tracker", ContextError)
         return self.loaded_code.create_context(self, threads, tracker)
 
     def run(
@@ -309,7 +309,7 @@ class Engine(Closeable):
         if code is None:
             code = self._code = load_code(self._file, self._device_name)
         if code is None:
-            raise InternalError("no code was loaded, and no reason was recorded")
+            raise InternalError("the code was not loaded, and no reason was recorded")
         return code
 
     @enough_memory_for("the refit")
@@ -325,7 +325,7 @@ class Engine(Closeable):
         # Few need it, and it needs every op.
         from smelt.runtime._refit import refitted_sources, refitted_weights
 
-        weights = given_dict(weights, "the weights of a refit", BindingError)
+        weights = require_dict(weights, "the weights of a refit", BindingError)
         with self._lock:
             code = self.loaded_code
             file = self._file
@@ -379,7 +379,7 @@ class Engine(Closeable):
     def _signer(self, *, sign: bool | None) -> SignerLike | None:
         """Who signs: the one who signed what has not changed, else this user, or nobody."""
         if sign is not None:
-            sign = given_bool(sign, "sign", SmeltError)
+            sign = require_bool(sign, "sign", SmeltError)
         if sign is False or (sign is None and not self._is_vouched_for):
             return None
         kept = self._file.signature

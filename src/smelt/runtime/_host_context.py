@@ -36,7 +36,7 @@ from smelt.runtime._index_errors import error_words
 from smelt.runtime._segments import CpuSegmentFactory, NullSegmentFactory
 from smelt.runtime._staging import Staging
 from smelt.runtime._streams import Event, Stream, native_event, native_stream
-from smelt.types import given_int, out_of_memory, override
+from smelt.types import out_of_memory, override, require_int
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from smelt.devices.cpu import CpuAllocation
     from smelt.devices.null import NullAllocation
     from smelt.engine import Binding
-    from smelt.runtime._context import Port
+    from smelt.runtime._context import IndexedBinding
     from smelt.runtime._engine import Engine
     from smelt.runtime._index_errors import ErrorWords
     from smelt.runtime._loaded_code import HostCode
@@ -117,7 +117,7 @@ class HostContext(ExecutionContext):
         ready: StagedCall,
         arrays: list[Any],
         inputs: Mapping[str, Any],
-        wanted: Sequence[Port],
+        wanted: Sequence[IndexedBinding],
     ) -> dict[str, Any]:
         call = ready.call
         for index, staged in ready.outputs:
@@ -220,8 +220,8 @@ class HostContext(ExecutionContext):
         while (owner := self._owner.setdefault(RUN, token)) is not token:
             if owner == token:
                 raise ContextError(
-                    "a context cannot be closed from within its own run: the thread would wait "
-                    "for itself; close it when the run has returned"
+                    "a context cannot be closed during its own run in the same thread; close it "
+                    "after the run has returned"
                 )
             time.sleep(_POLL_S)  # rare: a synchronous run in another thread
 
@@ -298,4 +298,4 @@ def _address(array: NDArray[Any] | int) -> tuple[int, NDArray[Any] | int]:
 def _thread_count(threads: int | None) -> int:
     if threads is None:
         return default_thread_count()
-    return given_int(threads, "threads", ContextError, least=1, most=_MAX_THREADS)
+    return require_int(threads, "threads", ContextError, least=1, most=_MAX_THREADS)

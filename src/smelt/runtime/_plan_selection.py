@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import BindingError, ContextError, UnboundSymbolError
-from smelt.types import Symbol, SymbolicDim, evaluate_dim, given_int, symbols_of
+from smelt.types import Symbol, SymbolicDim, evaluate_dim, require_int, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,8 +52,8 @@ def _hint(axis: int, dim: Dim, extent: int) -> str:
     """What an engine for a larger batch needs, where that seems to be meant."""
     if axis == 0 and dim == 1 and extent > 1:
         return (
-            "; engines for larger batches are built with max_batch_size= or shapes=, where the "
-            "model leaves its batch open"
+            "; to allow larger batches, build it with max_batch_size= or shapes= from a model "
+            "with an open batch"
         )
     return ""
 
@@ -141,10 +141,10 @@ def values_from_batch(
     """Return the symbol values for a batch size, and for the inputs' shapes where they are known.
 
     Raises:
-        ContextError: the batch is no positive number, or the engine has none.
+        ContextError: the batch is not a positive number, or the engine has none.
         BindingError: an input's array is neither flat nor has as many axes as the input.
     """
-    given_int(batch_size, "the batch size", ContextError, least=1)
+    require_int(batch_size, "the batch size", ContextError, least=1)
     inputs = [(b, s) for b, s in zip(header.bindings, shapes, strict=True) if b.is_input]
     values: dict[str, int] = {}
     if any(BATCH in symbols_of(*binding.shape) for binding, _ in inputs):
@@ -153,8 +153,8 @@ def values_from_batch(
         raise _batch_too_large(batch_size, header.max_batch_size)
     elif batch_size != 1:
         raise ContextError(
-            f"this engine's batch is part of its shapes, so the arrays say how many: "
-            f"pass 1, not {batch_size}"
+            "this engine's batch is part of its shapes, so it follows from the arrays: pass 1, "
+            f"not {batch_size}"
         )
     for binding, shape in inputs:
         if shape is None:
@@ -192,7 +192,7 @@ def check_capacity(binding: Binding, array_shape: tuple[int, ...], needed: tuple
     )
     if not (is_flat or is_equal or is_longer):
         raise BindingError(
-            f"{binding.name}: an array of {list(array_shape)} where {list(needed)} is needed"
+            f"{binding.name}: the array has shape {list(array_shape)}; it must be {list(needed)}"
         )
 
 
@@ -240,9 +240,8 @@ def _complete(fitting: Sequence[Plan], values: dict[str, int]) -> None:
         least, most = min(low for low, _ in ranges), max(high for _, high in ranges)
         if name not in values and name not in decided and least != most:
             raise BindingError(
-                f"{name} has no value; it is from {least} to {most}, and neither an address nor a "
-                "flat array has a shape that tells it: pass an array of as many axes as the input "
-                "that has it"
+                f"{name} has no value; it is from {least} to {most}, and an address or a flat "
+                "array does not determine it: pass an array with the rank of that input"
             )
         values.setdefault(name, high)
 

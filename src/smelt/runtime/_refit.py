@@ -11,7 +11,7 @@ from smelt.devices.cpu import CpuMemory
 from smelt.errors import BindingError, GraphError
 from smelt.ir import Constant, compute_untrusted
 from smelt.ops import derived_overflow_reason, recipe_from_json, why_no_scale
-from smelt.types import given_array, one_file_of_formulas
+from smelt.types import one_file_of_formulas, require_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +61,7 @@ def refitted_weights(
         if (scale := _Derived.of(recipe, arrays, work)) is not None:
             reason = why_no_scale(scale.computed())
             if reason is not None:
-                raise BindingError(f"the new {scale.shown} does not fit: {reason}")
+                raise BindingError(f"the new {scale.shown} is invalid: {reason}")
     fresh = CpuMemory().allocate(old.size, "weights").bytes
     fresh[:] = old
     used: set[str] = set()
@@ -73,8 +73,8 @@ def refitted_weights(
     unknown = sorted(set(arrays) - used)
     if unknown:
         raise BindingError(
-            f"the engine has no weight {', '.join(unknown)} that can be refitted; "
-            f"it has: {_refittable(header)}"
+            f"the engine has no refittable weight {', '.join(unknown)}; it has: "
+            f"{_refittable(header)}"
         )
     fresh.flags.writeable = False
     return fresh
@@ -112,7 +112,8 @@ class _Derived:
         missing = sorted(set(sources.wanted) - set(given))
         if missing:
             raise BindingError(
-                f"{given[0]} was folded together with {', '.join(missing)}; give them as well"
+                f"{given[0]} was folded together with {', '.join(missing)}; give these weights as "
+                "well"
             )
         shown = ", ".join(_shown(name, arrays[name]) for name in given)
         return cls(constant, given, shown, work)
@@ -121,7 +122,7 @@ class _Derived:
         try:
             self.work.spent = compute_untrusted(self.constant, spent=self.work.spent)
         except GraphError as error:
-            raise BindingError(f"the new {self.shown} does not fit: {error}") from error
+            raise BindingError(f"the new {self.shown} is invalid: {error}") from error
         return self.constant.array
 
     def combined(self) -> NDArray[Any]:
@@ -166,7 +167,7 @@ def _refittable(header: EngineHeader) -> str:
 
 
 def _array(name: str, given: object) -> NDArray[Any]:
-    return given_array(given, f"the new {name}", BindingError)
+    return require_array(given, f"the new {name}", BindingError)
 
 
 def _shown(name: str, array: NDArray[Any]) -> str:

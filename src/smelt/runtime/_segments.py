@@ -101,7 +101,7 @@ class SegmentFactory(Protocol):
         ...
 
 
-class MemoryAccess(Protocol):
+class MemoryAccessor(Protocol):
     """How Python's steps reach the memory of a plan."""
 
     def load(self, space: Space, address: int, size_bytes: int) -> Any:
@@ -113,7 +113,7 @@ class MemoryAccess(Protocol):
         ...
 
 
-class HostMemoryAccess:
+class HostMemoryAccessor:
     """The process's own memory: everything is changed where it is."""
 
     def load(self, space: Space, address: int, size_bytes: int) -> Any:
@@ -155,7 +155,7 @@ class CpuSegmentFactory:
 
     def host(self, step: HostCall, plan: Plan, check: Check) -> HostSegment:
         """A step that Python does."""
-        return HostSegment(step, plan, HostMemoryAccess(), check, self.layers)
+        return HostSegment(step, plan, HostMemoryAccessor(), check, self.layers)
 
     def run_list(self, steps: Sequence[Launch]) -> RunList:
         """The launches as a list for workers."""
@@ -368,7 +368,7 @@ class HostSegment:
         self,
         step: HostCall,
         plan: Plan,
-        memory_access: MemoryAccess,
+        memory_access: MemoryAccessor,
         check: Check,
         layers: Sequence[LayerInfo] = (),
     ) -> None:

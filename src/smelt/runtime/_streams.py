@@ -159,7 +159,9 @@ def gpu_named(device: str | None) -> CudaDevice:
 def _same_kind(mine: Stream | Event, other: object) -> object:
     if not isinstance(other, Stream | Event):
         kind = type(other).__name__
-        raise DeviceError(f"{type(mine).__name__} of {mine.device} cannot go with {kind}")
+        raise DeviceError(
+            f"a {type(mine).__name__} of {mine.device} cannot be combined with {kind}"
+        )
     if isinstance(mine.native, CpuEvent | CpuStream) != isinstance(
         other.native, CpuEvent | CpuStream
     ):

@@ -265,7 +265,7 @@ def _check(
     for window, array, fmt in zip(prepared.inputs, arrays, tactic.inputs, strict=True):
         if window is not None and fmt is not None:
             if array is None:
-                raise InternalError(f"{tactic} reads an absent input")
+                raise InternalError(f"{tactic} reads an input that is missing")
             window[...] = cast_to_storage(array, fmt.dtype)
     tolerance = _TOLERANCES.get(storage_dtype_of([tactic]), _TOLERANCE)
     run_list.run()

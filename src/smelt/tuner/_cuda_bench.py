@@ -165,7 +165,7 @@ class CudaBench:
             self.device.synchronize()
         except DeviceError as error:
             raise DeviceError(
-                f"{tactic} of {node} broke {self.device!r} for this process ({error}); "
+                f"{tactic} of {node} left {self.device!r} unusable for this process ({error}); "
                 'build with tune="none", and report this'
             ) from error
 

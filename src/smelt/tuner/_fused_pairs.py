@@ -246,7 +246,7 @@ class FuseProductPairs(Pass):
                 reason = (
                     f"{pair_timing}"
                     if is_slow
-                    else "one of the two nodes is already in a fused pair that saves more"
+                    else "one of the two nodes is in another fused pair, which saves more"
                 )
                 notes.append(Note.refusal(layers, reason))
                 continue

@@ -22,7 +22,7 @@ import numpy as np
 from smelt.backends import WeightStore, build_plan, constant_bytes
 from smelt.devices.cpu import CpuMemory, MappedCode, Scratch, worker_pool
 from smelt.engine import ERROR_BYTES, Launch, Space
-from smelt.errors import InternalError, masked
+from smelt.errors import InternalError, sanitize_name
 from smelt.runtime import CpuSegmentFactory, HostSegment, MemoryMap, split_plan
 from smelt.tuner._isolated_node import random_array
 from smelt.types import DType, evaluate_dim, override
@@ -105,7 +105,7 @@ class PlanFixture(ABC):
 
     def measure_plan_ms(self, run: Callable[[], None]) -> float:
         """How long ``run`` takes, which runs a plan without stamps, in a sequence of such runs."""
-        raise InternalError(f"{type(self).__name__} judges by stamps, not by {run}")
+        raise InternalError(f"{type(self).__name__} measures by timestamps, not by {run}")
 
     def find_nondeterministic_plans(
         self, plan_runs: Sequence[PlanRun | None], alike: Sequence[int]
@@ -116,7 +116,9 @@ class PlanFixture(ABC):
             plan_runs: run the plans; None where one cannot be run.
             alike: for each plan the first that must compute the same bits; itself, if none before.
         """
-        raise InternalError(f"{type(self).__name__} runs {len(plan_runs)} plans in one order only")
+        raise InternalError(
+            f"{type(self).__name__} supports only one order of {len(plan_runs)} plans"
+        )
 
     @abstractmethod
     def close(self) -> None:
@@ -198,7 +200,7 @@ class InNetworkTrial:
                     "%s: plan %d of %d is rejected: its results differ from those of its launches "
                     "run one "
                     "after another",
-                    masked(self.graph.name),
+                    sanitize_name(self.graph.name),
                     number + 1,
                     len(timed_plans),
                 )

@@ -426,7 +426,7 @@ class InNetworkTuner:
             math.inf if self._is_rejected(assignment) else self.cache.get(key) or math.inf
             for key, assignment in zip(keys, assignments, strict=True)
         ]
-        _LOG.debug("whole plans: %s", ", ".join(f"{s:.3e} s" for s in seconds))
+        _LOG.debug("plans timed as a whole: %s", ", ".join(f"{s:.3e} s" for s in seconds))
         return seconds
 
     def _context(self, assignment: Assignment) -> str:

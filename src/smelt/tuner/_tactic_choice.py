@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from smelt.backends import is_same_memory_order, linear_format
-from smelt.errors import UnsupportedError, masked
+from smelt.errors import UnsupportedError, sanitize_name
 from smelt.tuner._pbqp import Costs, solve
 from smelt.types import Layout, element_count, evaluate_dim
 
@@ -133,7 +133,9 @@ def _best_by_format(
 ) -> list[tuple[Tactic, float]]:
     """The fastest tactic of each combination of formats: what remains to be decided together."""
     if not candidates.tactics:
-        reasons = [str(refusal) for refusal in candidates.refusals] or ["no family knows the op"]
+        reasons = [str(refusal) for refusal in candidates.refusals] or [
+            "no kernel family supports the op"
+        ]
         raise UnsupportedError(f"no backend family can run {node}", reasons=reasons)
     seconds = timer.seconds(node, candidates.tactics)
     # Without a clock nothing is tried, and what has no estimate is infinite as well.
@@ -147,7 +149,7 @@ def _best_by_format(
     choice.times[node.name] = [(str(tactic), time) for tactic, time in timed]
     best_tactic, best_time = choice.times[node.name][0]
     _LOG.debug(
-        "%s: best of %d is %s, %.1e s", masked(node.name), len(timed), best_tactic, best_time
+        "%s: best of %d is %s, %.1e s", sanitize_name(node.name), len(timed), best_tactic, best_time
     )
     best: dict[object, tuple[Tactic, float]] = {}
     for tactic, time in timed:

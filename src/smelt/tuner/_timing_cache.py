@@ -19,8 +19,8 @@ from smelt.types import (
     fields_of,
     is_special,
     parse_json,
-    path_from,
     read_file,
+    require_path,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TimingCache:
 
     def __init__(self, path: str | Path | None = None) -> None:
         """An empty cache, or what ``path`` holds."""
-        self.path = None if path is None else path_from(path, "a timing cache")
+        self.path = None if path is None else require_path(path, "a timing cache")
         self.entries: dict[str, float] = {}
         self.changed = False
         if self.path is not None:
@@ -76,20 +76,19 @@ class TimingCache:
 def check_timings(path: Path) -> None:
     """See to it that nothing else is lost where a user has named a file for timings.
 
-    Raises BuildError: the file is there, and is no timing cache.
+    Raises BuildError: the file is there, and is not a timing cache.
     """
     try:
         if not is_special(path) and path.stat().st_size:
             _entries(path)
     except IsADirectoryError as error:
-        raise BuildError(f"timing_cache is {path}, a folder; name a file in it") from error
+        raise BuildError(f"timing_cache is {path}, which is a folder; give a file in it") from error
     except OSError:
         return  # whoever reads it says so
     except (ValueError, RecursionError) as error:
         raise BuildError(
             f"timing_cache is {path}, which is not a timing cache ({error}) and would be "
-            f"overwritten; name another "
-            "file, or remove that one"
+            "overwritten; give another file, or remove this one"
         ) from error
 
 
@@ -116,5 +115,5 @@ def _entries(path: Path) -> dict[str, object]:
     fields = fields_of(document)
     entries = fields.get("seconds")
     if fields.get("format") != _FORMAT or not isinstance(entries, dict):
-        raise ValueError(f"not of format {_FORMAT!r}")
+        raise ValueError(f"its format is not {_FORMAT!r}")
     return cast("dict[str, object]", entries)

@@ -2,16 +2,16 @@
 
 from smelt.types._argument_checks import (
     application_errors,
-    given_array,
-    given_bool,
-    given_dict,
-    given_float,
-    given_function,
-    given_int,
-    given_ints,
-    given_list,
-    given_text,
-    given_word,
+    require_array,
+    require_bool,
+    require_callable,
+    require_choice,
+    require_dict,
+    require_float,
+    require_int,
+    require_ints,
+    require_list,
+    require_str,
     shown,
 )
 from smelt.types._arrays import ArrayHeader, read_array, read_arrays, write_arrays
@@ -34,7 +34,14 @@ from smelt.types._dim import (
 from smelt.types._dim_sign import is_never_negative
 from smelt.types._dim_table import EXACT_BOUND, DimTable, bounds_of, upper_bound
 from smelt.types._dtype import DType, is_float_dtype
-from smelt.types._files import copy_bytes, is_special, open_file, open_special, path_from, read_file
+from smelt.types._files import (
+    copy_bytes,
+    is_special,
+    open_file,
+    open_special,
+    read_file,
+    require_path,
+)
 from smelt.types._fork import ForkLock, reset_in_child
 from smelt.types._guard import (
     Guard,
@@ -49,12 +56,12 @@ from smelt.types._limits import Limit
 from smelt.types._memory import enough_memory_for, out_of_memory
 from smelt.types._override import override
 from smelt.types._table import WIDTH_OF_FILES, TextTable
-from smelt.types._text import (
+from smelt.types._text_formatting import (
     count_cells,
     counted,
+    format_integer,
     format_number,
-    format_share,
-    format_whole,
+    format_percent,
     wrap_words,
 )
 from smelt.types._threads import start_thread
@@ -73,7 +80,7 @@ __all__ = [
     "application_errors",
     "ForkLock",
     "reset_in_child",
-    "format_whole",
+    "format_integer",
     "fields_of",
     "items_of",
     "fixed_extent",
@@ -117,17 +124,17 @@ __all__ = [
     "element_count",
     "evaluate_dim",
     "format_number",
-    "format_share",
-    "given_array",
-    "given_bool",
-    "given_dict",
-    "given_float",
-    "given_function",
-    "given_int",
-    "given_ints",
-    "given_list",
-    "given_text",
-    "given_word",
+    "format_percent",
+    "require_array",
+    "require_bool",
+    "require_dict",
+    "require_float",
+    "require_callable",
+    "require_int",
+    "require_ints",
+    "require_list",
+    "require_str",
+    "require_choice",
     "is_float_dtype",
     "is_never_negative",
     "is_special",
@@ -135,7 +142,7 @@ __all__ = [
     "open_special",
     "override",
     "parse_json",
-    "path_from",
+    "require_path",
     "read_array",
     "read_arrays",
     "read_file",

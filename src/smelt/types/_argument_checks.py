@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from smelt.errors import SmeltError
-from smelt.types._text import counted
+from smelt.types._text_formatting import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator
 
     Raised = Callable[[str], SmeltError]
 
-_MOST_NUMBERS: Final = 64
+_MAX_NUMBERS: Final = 64
 """Numbers of a list; a tensor has no more axes."""
-_MOST_ITEMS: Final = 1 << 20
+_MAX_ITEMS: Final = 1 << 20
 """Items of any other list."""
 _BEYOND: Final = 1 << 63
 """What no signed number of 64 bits reaches: neither arrays nor engines have larger ones."""
@@ -68,24 +68,24 @@ def application_errors(refuse: Callable[[str], SmeltError]) -> Generator[None]:
         raise refuse(_text_by(str, error) or type(error).__name__) from error
 
 
-def given_int(
+def require_int(
     given: object, name: str, error: Raised, *, least: int | None = None, most: int | None = None
 ) -> int:
     """An integer, numpy's too, from ``least`` to ``most``; a bool and a float are none."""
     number = _whole(given)
     if number is None or not _is_within(number, least, most):
-        raise error(f"{name} is {shown(given)}; it must be a whole number{_range(least, most)}")
+        raise error(f"{name} is {shown(given)}; it must be an integer{_range(least, most)}")
     return number
 
 
-def given_ints(
+def require_ints(
     given: object, name: str, error: Raised, *, count: int | None = None, least: int | None = None
 ) -> tuple[int, ...]:
-    """A list of ``count`` integers, each from ``least`` on; a single one is no list."""
+    """A list of ``count`` integers, each from ``least`` on; a single one is not a list."""
     listed = _listed(given)
     found = [_whole(item) for item in listed or ()]
     numbers = tuple(number for number in found if number is not None)
-    is_sound = listed is not None and len(numbers) == len(found) <= _MOST_NUMBERS
+    is_sound = listed is not None and len(numbers) == len(found) <= _MAX_NUMBERS
     is_sound = is_sound and all(_is_within(number, least, None) for number in numbers)
     if not is_sound or count not in (None, len(numbers)):
         wanted = "whole numbers" if count is None else counted(count, "whole number")
@@ -93,7 +93,7 @@ def given_ints(
     return numbers
 
 
-def given_float(
+def require_float(
     given: object, name: str, error: Raised, low: float = -_LARGEST, high: float = _LARGEST
 ) -> float:
     """A number from ``low`` to ``high``; unless these are infinite, a finite one."""
@@ -109,21 +109,21 @@ def given_float(
     return number
 
 
-def given_text(given: object, name: str, error: Raised) -> str:
+def require_str(given: object, name: str, error: Raised) -> str:
     """A text, as names are."""
     if not isinstance(given, str):
-        raise error(f"{name} is {shown(given)}; it must be text")
+        raise error(f"{name} is {shown(given)}; it must be a string")
     return given
 
 
-def given_word(given: object, name: str, error: Raised, known: Collection[str]) -> str:
+def require_choice(given: object, name: str, error: Raised, known: Collection[str]) -> str:
     """One of some words."""
     if not isinstance(given, str) or given not in known:
         raise error(f"{name} is {shown(given)}; it must be one of {', '.join(known)}")
     return given
 
 
-def given_bool(given: object, name: str, error: Raised) -> bool:
+def require_bool(given: object, name: str, error: Raised) -> bool:
     """True or False, numpy's too, and 1 or 0, which C has instead."""
     value: Any = given
     if not isinstance(given, np.bool_ | int) or value not in (0, 1):
@@ -131,36 +131,36 @@ def given_bool(given: object, name: str, error: Raised) -> bool:
     return bool(value)
 
 
-def given_list(given: object, name: str, error: Raised) -> list[Any]:
+def require_list(given: object, name: str, error: Raised) -> list[Any]:
     """The items of a list; a text and a table are none."""
-    listed = _listed(given, _MOST_ITEMS + 1)
-    if listed is None or len(listed) > _MOST_ITEMS:
-        raise error(f"{name} come as a list, not as {shown(given)}")
+    listed = _listed(given, _MAX_ITEMS + 1)
+    if listed is None or len(listed) > _MAX_ITEMS:
+        raise error(f"{name} is {shown(given)}; it must be a list")
     return listed
 
 
-def given_dict(given: object, name: str, error: Raised) -> dict[str, Any]:
+def require_dict(given: object, name: str, error: Raised) -> dict[str, Any]:
     """What is given by name."""
     if not isinstance(given, Mapping):
-        raise error(f"{name} come as a dict, by name, not as {shown(given)}")
+        raise error(f"{name} is {shown(given)}; it must be a dict by name")
     known: dict[Any, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  (checked below)
     for key in known:
-        given_text(key, f"a name among {name}", error)
+        require_str(key, f"a name among {name}", error)
     return known
 
 
-def given_function(given: object, name: str, error: Raised) -> Any:
+def require_callable(given: object, name: str, error: Raised) -> Any:
     """What can be called."""
     if not callable(given):
         raise error(f"{name} is {shown(given)}; it must be a function")
     return given
 
 
-def given_array(given: object, name: str, error: Raised) -> np.ndarray[Any, Any]:
+def require_array(given: object, name: str, error: Raised) -> np.ndarray[Any, Any]:
     """What numpy makes an array of; a ragged list is none."""
 
     def refused(reason: str) -> SmeltError:
-        return error(f"{name} is {shown(given)}, of which numpy makes no array: {reason}")
+        return error(f"{name} is {shown(given)}, which numpy cannot convert to an array: {reason}")
 
     with application_errors(refused):
         return np.asarray(given)
@@ -177,7 +177,7 @@ def _whole(given: object) -> int | None:
     return number if -_BEYOND <= number < _BEYOND else None
 
 
-def _listed(given: object, most: int = _MOST_NUMBERS + 1) -> list[Any] | None:
+def _listed(given: object, most: int = _MAX_NUMBERS + 1) -> list[Any] | None:
     """The items of what is a list or can be made one; None for texts, tables and what is none."""
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
         return None

@@ -29,9 +29,9 @@ _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """What numpy writes; the others may ask for gigabytes to unpack a byte."""
 _LENGTH_BYTES: Final = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4, b"\x93NUMPY\x03\x00": 4}
 _MAGIC_BYTES: Final = 8
-_MOST_HEADER_BYTES: Final = 4096
+_MAX_HEADER_BYTES: Final = 4096
 _PIECE_BYTES: Final = 1 << 20
-_MOST_NAME_BYTES: Final = 0xFFFF - len(".npy")
+_MAX_NAME_BYTES: Final = 0xFFFF - len(".npy")
 """A zip archive has two bytes for the length of a name."""
 # numpy's own parser evaluates the text as an expression of Python, however deep it goes.
 _HEADER: Final = re.compile(
@@ -95,11 +95,11 @@ def read_arrays(
 
     Raises:
         OSError: it cannot be opened; see `open_file`.
-        ValueError: it is no archive, or is cut off, damaged or unpacks to too much.
+        ValueError: it is not an archive, or is cut off, damaged or unpacks to too much.
     """
     with open_file(path, Limit.MAX_ARRAYS_BYTES) as file:
         if not _is_archive(file):
-            raise ValueError("it is no archive")
+            raise ValueError("it is not a zip archive")
         try:
             return _read_archive(file, wanted)
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as e:
@@ -131,10 +131,10 @@ def _check_name(name: str) -> None:
         size = len(name.encode())
     except UnicodeEncodeError:
         size = -1
-    if not 0 <= size <= _MOST_NAME_BYTES or "\0" in name:
+    if not 0 <= size <= _MAX_NAME_BYTES or "\0" in name:
         raise SmeltError(
             f"the array {name[:80]!r} cannot be saved in an .npz archive: its name is not text of "
-            f"at most {_MOST_NAME_BYTES:,} bytes without NUL; rename it in the model"
+            f"at most {_MAX_NAME_BYTES:,} bytes without NUL; rename it in the model"
         )
 
 
@@ -176,7 +176,9 @@ def _read_archive(
         taken: list[zipfile.ZipInfo] = []
         for entry in entries:
             if entry.compress_type not in _METHODS:
-                raise ValueError(f"{entry.filename[:80]!r} in it is packed in an unknown way")
+                raise ValueError(
+                    f"{entry.filename[:80]!r} in it uses an unknown compression method"
+                )
             with archive.open(entry) as member:
                 header = _read_header(member, entry.file_size)
             if wanted is None or wanted(entry.filename.removesuffix(".npy"), header):
@@ -192,24 +194,22 @@ def _read_header(file: IO[bytes], size: int) -> ArrayHeader:
     """The header of an array's file of ``size`` bytes; it must ask for just these."""
     width = _LENGTH_BYTES.get(file.read(_MAGIC_BYTES))
     if width is None:
-        raise ValueError("it is no array of numpy's")
+        raise ValueError("it is not a .npy array")
     length = int.from_bytes(file.read(width), "little")
-    text = file.read(min(length, _MOST_HEADER_BYTES)).decode("latin-1")
+    text = file.read(min(length, _MAX_HEADER_BYTES)).decode("latin-1")
     found = _HEADER.fullmatch(text)
     if found is None:
-        raise ValueError(
-            "its header is damaged, or names other things where real numbers are needed"
-        )
+        raise ValueError("its header is damaged, or its elements are not real numbers")
     try:
         dtype = np.dtype(found[1])
     except TypeError as error:  # a kind of numbers in a width that it has not
-        raise ValueError(f"its numbers have no type of ours: {error}") from error
+        raise ValueError(f"its element type is not supported: {error}") from error
     if dtype == _WRITTEN_BFLOAT16:
         dtype = DType.BFLOAT16.numpy
     shape = tuple(int(extent) for extent in re.findall(r"\d+", found[3]))
     header = ArrayHeader(shape, dtype, is_fortran=found[2] == "True")
     if header.size_bytes != size - _MAGIC_BYTES - width - length:
-        raise ValueError("its size is not that of its array; it is cut off or damaged")
+        raise ValueError("its size does not match its array; it is truncated or damaged")
     return header
 
 
@@ -220,7 +220,7 @@ def _read_elements(file: IO[bytes], header: ArrayHeader) -> NDArray[Any]:
     while done < data.size:
         piece = file.read(min(_PIECE_BYTES, data.size - done))
         if not piece:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         data[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
         done += len(piece)
     return np.ndarray(

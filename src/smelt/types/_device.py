@@ -43,10 +43,12 @@ class DeviceName:
         """Read a name. Whether there is such a device or target is not asked.
 
         Raises:
-            UnsupportedError: it is no device's; says how what may be meant is written.
+            UnsupportedError: it is not a device's; says how what may be meant is written.
         """
         if not isinstance(text, str):
-            raise UnsupportedError(f"device {shown(text)} is no name; there are: {DEVICE_GRAMMAR}")
+            raise UnsupportedError(
+                f"device {shown(text)} is not a name; devices are: {DEVICE_GRAMMAR}"
+            )
         kind, colon, detail = text.partition(":")
         if kind in _KINDS and not colon:
             return cls(kind)
@@ -56,7 +58,7 @@ class DeviceName:
         if kind in _KINDS and is_sound:
             return cls(kind, target=detail)
         raise UnsupportedError(
-            f"device {text!r} is not one of {DEVICE_GRAMMAR}{_advice(kind, detail)}"
+            f"device {text!r} does not exist; devices are: {DEVICE_GRAMMAR}{_advice(kind, detail)}"
         )
 
 
@@ -65,7 +67,7 @@ def _advice(kind: str, detail: str) -> str:
     meant = re.sub(r"\d*$", "", kind.strip().lower())
     meant = _OTHER_NAMES.get(meant, meant)
     if meant == "dla":
-        return "; NVDLA runs loadables (`smelt dla run`), and none are built yet"
+        return "; NVDLA runs loadables (`smelt dla run`), and smelt cannot build them yet"
     if meant not in _KINDS:
         return ""
     if not detail or _INDEX.fullmatch(detail):
@@ -78,6 +80,6 @@ def _advice(kind: str, detail: str) -> str:
     if names and len(names) == len(found):
         return f"; to compile for that architecture, write 'cuda:{','.join(names)}'"
     return (
-        f"; {detail!r} is neither the number of a GPU here ('cuda:0') nor an architecture to "
-        "compile for ('cuda:sm_90')"
+        f"; {detail!r} is neither the index of a GPU ('cuda:0') nor an architecture to compile "
+        "for ('cuda:sm_90')"
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _NO_NAMES: Final[frozenset[str]] = frozenset()
-_MOST_BITS: Final = 1 << 13
+_MAX_BITS: Final = 1 << 13
 """Of a number in a dimension; Python reads and writes none of more than 4,300 digits."""
 
 _FORM: Final = "sums of products of names, integers and quotients, `(sum) // integer`, are"
@@ -173,7 +173,9 @@ def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
             elif atom.name in values:
                 product *= values[atom.name]
             else:
-                raise UnboundSymbolError(f"dimension {dim} needs a value for {atom.name!r}")
+                raise UnboundSymbolError(
+                    f"dimension {dim} needs a value of the symbol {atom.name!r}"
+                )
         total += product
     return total
 
@@ -198,7 +200,7 @@ def fixed_extent(extent: Dim) -> int:
     """An extent that the caller knows to be a number. Raises InternalError: it is symbolic."""
     if isinstance(extent, int):
         return extent
-    raise InternalError(f"the extent {extent} is symbolic where a number is needed")
+    raise InternalError(f"the extent {extent} is symbolic; it must be a number")
 
 
 def fixed_shape(shape: Iterable[Dim]) -> tuple[int, ...]:
@@ -265,12 +267,12 @@ def dim_to_text(dim: Dim) -> str:
 
 def _read_formula(text: str) -> Dim:
     if len(text) > Limit.MAX_DIM_CHARACTERS.most:
-        raise ValueError(f"a dimension of {Limit.MAX_DIM_CHARACTERS.excess(len(text))}")
+        raise ValueError(f"a dimension has {Limit.MAX_DIM_CHARACTERS.excess(len(text))}")
     try:
         return _dim_from_ast(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, ZeroDivisionError, GraphError) as error:
-        told = f"{text[:200]!r} ({str(error)[:200]})"
-        raise ValueError(f"not a dimension: {told}") from error
+        detail = f"{text[:200]!r} ({str(error)[:200]})"
+        raise ValueError(f"not a dimension: {detail}") from error
 
 
 def _dim_from_ast(node: ast.expr) -> Dim:
@@ -323,7 +325,7 @@ def _quotient(numerator: Dim, divisor: int) -> FloorDiv:
 
 def _symbol(name: str) -> Symbol:
     if not (name.isascii() and name.isidentifier()) or iskeyword(name):
-        raise ShapeError(f"{name[:200]!r} is no identifier, as symbols are")
+        raise ShapeError(f"{name[:200]!r} is not an identifier, which the name of a symbol must be")
     return Symbol(name)
 
 
@@ -333,8 +335,8 @@ def _require_within(found: int, limit: Limit) -> None:
     Whatever a dimension may be, a file can hold: readers have the same limits. Raises ShapeError.
     """
     if found > limit.most:
-        told = limit.excess(found)
-        raise ShapeError(f"an extent's formula has {told}; fix some symbols with shapes=")
+        detail = limit.excess(found)
+        raise ShapeError(f"an extent's formula has {detail}; fix some symbols with shapes=")
 
 
 def _text_of_sum(terms: Iterable[tuple[Monomial, int]]) -> str:
@@ -347,7 +349,7 @@ def _text_of_sum(terms: Iterable[tuple[Monomial, int]]) -> str:
 
 def _text_of(number: int) -> str:
     """A number's digits. Raises ShapeError: Python writes no number that long."""
-    if number.bit_length() > _MOST_BITS:
+    if number.bit_length() > _MAX_BITS:
         raise ShapeError(f"an extent's formula has a number of {number.bit_length():,} bits")
     return str(number)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 EXACT_BOUND: Final = float(1 << 53)
 """Magnitudes below it, sums of products included, are exact in float64, in which bounds are
 computed: rounded, two large terms that cancel could prove what does not hold."""
-_MOST_POINTS: Final = 1 << 14
+_MAX_POINTS: Final = 1 << 14
 """A dimension of one symbol is maximised by trying every value of a range up to this long."""
 
 
@@ -133,7 +133,7 @@ class DimTable:
 
 def _check_exact(magnitude: NDArray[Any]) -> None:
     if magnitude.size and not float(magnitude.max()) < EXACT_BOUND:
-        raise OverflowError("an extent that has no exact 64-bit value")
+        raise OverflowError("an extent does not fit into 64 bits")
 
 
 def _levels(dims: Sequence[Dim]) -> list[list[FloorDiv]]:
@@ -168,7 +168,7 @@ def bounds_of(dim: Dim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     names = sorted(symbols_of(dim))
     if len(names) == 1:
         (name,), (low, high) = names, box[names[0]]
-        if high - low < _MOST_POINTS and not _is_monotone(dim):
+        if high - low < _MAX_POINTS and not _is_monotone(dim):
             found = [evaluate_dim(dim, {name: value}) for value in range(low, high + 1)]
             return min(found), max(found)
     return _interval(dim, box)

@@ -28,7 +28,7 @@ _KINDS: Final = (
 )
 
 
-def path_from(given: object, what: str, error: type[SmeltError] = SmeltError) -> Path:
+def require_path(given: object, what: str, error: type[SmeltError] = SmeltError) -> Path:
     """Return what a caller gave as a path, where the system can take it as one.
 
     Args:
@@ -42,15 +42,15 @@ def path_from(given: object, what: str, error: type[SmeltError] = SmeltError) ->
     is_path = isinstance(given, str | os.PathLike)
     text = os.fspath(cast("str | os.PathLike[str]", given)) if is_path else None
     if not isinstance(text, str):
-        raise error(f"the path of {what} is text or a pathlib.Path, not {type(given).__name__}")
+        raise error(f"the path of {what} must be a str or pathlib.Path, not {type(given).__name__}")
     try:
         os.lstat(text)
     except ValueError as reason:
         raise error(f"{text[:80]!r} cannot be the path of {what}: {reason}") from reason
     except OSError as reason:
         if reason.errno == errno.ENAMETOOLONG:
-            told = f"{text[:80]!r}... cannot be the path of {what}: {reason.strerror}"
-            raise error(told) from reason
+            detail = f"{text[:80]!r}... cannot be the path of {what}: {reason.strerror}"
+            raise error(detail) from reason
     return Path(text)
 
 
@@ -69,7 +69,7 @@ def open_file(path: str | os.PathLike[str], limit: Limit) -> BufferedReader:
     if not stat.S_ISREG(status.st_mode):
         file.close()
         kind = next((word for fits, word in _KINDS if fits(status.st_mode)), "of another kind")
-        raise OSError(errno.EINVAL, f"it is {kind}, and a regular file is needed", name)
+        raise OSError(errno.EINVAL, f"it is {kind}; it must be a regular file", name)
     if status.st_size > limit.most:
         file.close()
         raise OSError(errno.EFBIG, f"it has {limit.excess(status.st_size)}", name)
@@ -114,7 +114,7 @@ def open_special(path: str | os.PathLike[str]) -> BinaryIO:
             if error.errno != errno.ENXIO or not _is_pipe(path):
                 raise
             if time.monotonic() > end:
-                raise OSError(error.errno, "nobody reads the pipe", os.fspath(path)) from error
+                raise OSError(error.errno, "no process reads the pipe", os.fspath(path)) from error
             time.sleep(_READER_SECONDS / 1000)
         else:
             if os.name == "posix":

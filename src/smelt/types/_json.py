@@ -10,7 +10,7 @@ from smelt.types._limits import Limit
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_MOST_DIGITS: Final = 20
+_MAX_DIGITS: Final = 20
 _BOUND: Final = 1 << 63
 
 
@@ -27,7 +27,7 @@ def parse_json(text: bytes | str) -> object:
     try:
         parsed: object = json.loads(data, object_pairs_hook=_object, parse_int=_integer)
     except RecursionError as error:
-        raise ValueError("its lists and objects lie too deep in each other") from error
+        raise ValueError("its lists and objects are nested too deeply") from error
     return parsed
 
 
@@ -48,7 +48,7 @@ def count_json_parts(data: bytes) -> int:
 
 def _integer(digits: str) -> int:
     """An integer that has 64 bits: a larger one is none that anything here has written."""
-    if len(digits) > _MOST_DIGITS or not -_BOUND <= (number := int(digits)) < 2 * _BOUND:
+    if len(digits) > _MAX_DIGITS or not -_BOUND <= (number := int(digits)) < 2 * _BOUND:
         raise ValueError("an integer in it has more than 64 bits")
     return number
 
@@ -56,5 +56,5 @@ def _integer(digits: str) -> int:
 def _object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
-        raise ValueError("an object has the same name twice")
+        raise ValueError("an object has a duplicate name")
     return entries

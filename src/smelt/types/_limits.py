@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from smelt.types._text import format_whole
+from smelt.types._text_formatting import format_integer
 
 
 class Limit(Enum):
@@ -38,7 +38,7 @@ class Limit(Enum):
     MAX_LOADABLE_BYTES = ((1 << 31) - 1, "bytes", "an NVDLA loadable")
     MAX_TRACE_BYTES = (1 << 30, "bytes", "a file of an NVDLA trace, and what an archive unpacks to")
     MAX_TRACE_MEMBERS = (1 << 16, "members", "an archive of NVDLA traces")
-    MAX_TRACE_HEADER_BYTES = (1 << 20, "bytes", "what says a member's name in such an archive")
+    MAX_TRACE_HEADER_BYTES = (1 << 20, "bytes", "the header of a member of such an archive")
 
     MAX_TRACE_LINES = (2_000_000, "lines", "an NVDLA trace")
     MAX_COMMAND_BYTES = (1 << 28, "bytes", "what one command of an NVDLA trace fills or compares")
@@ -55,15 +55,15 @@ class Limit(Enum):
     MAX_PLAN_BYTES = (1 << 48, "bytes", "a buffer, the arena or the scratch memory of a plan")
     MAX_CHUNKS = ((1 << 31) - 1, "chunks", "a launch of an engine")
     MAX_CONSTANT_BYTES = (1 << 34, "bytes", "a constant of an engine's program")
-    MAX_PARAMETER_DEPTH = (256, "levels", "parameters of an engine within each other")
+    MAX_PARAMETER_DEPTH = (256, "levels", "parameters of an engine nested in each other")
     MAX_OPERANDS = (1024, "operands", "a launch of an engine")
     MAX_NAME_CHARACTERS = (8192, "characters", "a name in an ONNX model")
     MAX_DIM_ATOMS = (1024, "symbols and quotients", "the formula of an extent")
     MAX_DIM_CHARACTERS = (1 << 16, "characters", "the formula of an extent")
-    MAX_DIM_DEPTH = (90, "quotients", "the formula of an extent, within each other")
+    MAX_DIM_DEPTH = (90, "quotients", "the formula of an extent, nested in each other")
     MAX_FORMULA_CHARACTERS = (1 << 19, "characters", "all different formulas of an engine together")
     MAX_RECIPE_PARTS = (1 << 17, "parts", "what an engine's weights and scales follow from")
-    MAX_FOLDED_WORK = (1 << 33, "operations", "what is computed of constants at build time")
+    MAX_FOLDED_WORK = (1 << 33, "operations", "what is computed from constants at build time")
     MAX_TRIAL_BYTES = (1 << 27, "bytes", "the tensors of a node that tuning runs on processors")
     MAX_GPU_TRIAL_BYTES = (1 << 32, "bytes", "the tensors of a node that tuning runs on GPUs")
     MAX_WINDOW = (
@@ -71,9 +71,9 @@ class Limit(Enum):
         "elements",
         "an extent, step or padding of a window, and the whole window",
     )
-    MAX_LOOP_TRIPS = (1 << 24, "trips", "a Loop; one that goes on longer is taken to have no end")
-    MAX_LOOP_BYTES = (1 << 31, "bytes", "what the trips of a Loop leave to be stacked")
-    MAX_REGION_DEPTH = (40, "levels", "branches, loop bodies and functions within each other")
+    MAX_LOOP_TRIPS = (1 << 24, "trips", "a Loop; more iterations are taken to be endless")
+    MAX_LOOP_BYTES = (1 << 31, "bytes", "the scan outputs of a Loop")
+    MAX_REGION_DEPTH = (40, "levels", "branches, loop bodies and functions nested in each other")
     MAX_IMPORTED_NODES = (1 << 17, "nodes", "an ONNX network, its functions expanded")
     MAX_EXPANDED_NODES = (1 << 16, "nodes", "what the functions of an ONNX model expand to")
     MAX_EXPANDED_BYTES = (
@@ -81,10 +81,14 @@ class Limit(Enum):
         "bytes",
         "nodes that an ONNX model's functions repeat, and its sparse tensors spread out",
     )
-    MAX_CLIENTS = (32, "clients", "`smelt dla serve` at once; who only waits makes way for others")
-    MAX_SILENT_SECONDS = (10, "seconds", "until a new client of `smelt dla serve` asks something")
+    MAX_CLIENTS = (
+        32,
+        "clients",
+        "clients of `smelt dla serve` at once; an idle client is disconnected for a new one",
+    )
+    MAX_SILENT_SECONDS = (10, "seconds", "until a new client of `smelt dla serve` sends a request")
     MAX_FRAME_SECONDS = (30, "seconds", "a request to `smelt dla serve`, and taking its answer")
-    MAX_IDLE_SECONDS = (60, "seconds", "between requests, where another client wants the place")
+    MAX_IDLE_SECONDS = (60, "seconds", "between requests, while another client is waiting")
     MAX_SERVED_BYTES = (1 << 32, "bytes", "memory of all clients of `smelt dla serve` together")
 
     def __init__(self, most: int, unit: str, what: str) -> None:
@@ -95,5 +99,5 @@ class Limit(Enum):
 
     def excess(self, found: int | str) -> str:
         """Return what an error says of ``found``, which is more than is allowed."""
-        shown = format_whole(found) if isinstance(found, int) else found
-        return f"{shown} {self.unit}, and {self.name} is {self.most:,}"
+        shown = format_integer(found) if isinstance(found, int) else found
+        return f"{shown} {self.unit}; the limit {self.name} is {self.most:,}"

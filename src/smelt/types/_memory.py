@@ -15,7 +15,7 @@ def out_of_memory(task: str) -> DeviceError:
     """The error of a task for which the process has too little memory: "the build"."""
     return DeviceError(
         f"{task} needs more memory than this process can have; use a smaller model, batch or "
-        "shapes, or fewer contexts at a time"
+        "shapes, or fewer contexts at once"
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
-from smelt.types._text import count_cells, split_line, wrap_words
+from smelt.types._text_formatting import count_cells, split_line, wrap_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from smelt.errors import ShapeError
 from smelt.types._dim import Dim, ceil_div
 from smelt.types._limits import Limit
-from smelt.types._text import format_whole
+from smelt.types._text_formatting import format_integer
 
 if TYPE_CHECKING:
     from smelt.types._dtype import DType
@@ -45,7 +45,7 @@ class TensorType:
 
 def _extent_text(extent: Dim) -> str:
     """As inference reads it again; one that no tensor has may be too long to read at all."""
-    return format_whole(extent).replace(",", "") if isinstance(extent, int) else str(extent)
+    return format_integer(extent).replace(",", "") if isinstance(extent, int) else str(extent)
 
 
 @dataclass(frozen=True, slots=True)

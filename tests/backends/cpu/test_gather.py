@@ -76,11 +76,11 @@ def test_an_index_beyond_the_axis_stays_inside_the_memory_and_is_told_of() -> No
     for target in TARGETS:
         (tactic,) = FAMILIES[0][0].tactics(node, target)
         assert isinstance(tactic, Tactic)
-        told = np.zeros(2, np.int64)
-        (made,) = run_tactic(FAMILIES[0][0], node, tactic, arrays, target=target, errors=told)
+        detail = np.zeros(2, np.int64)
+        (made,) = run_tactic(FAMILIES[0][0], node, tactic, arrays, target=target, errors=detail)
         assert np.isfinite(made).all()
-        assert told[0] in (99, -99, 1 << 60, -(1 << 60))
-        assert told[1] == ~3
+        assert detail[0] in (99, -99, 1 << 60, -(1 << 60))
+        assert detail[1] == ~3
 
 
 @given(st.data())
@@ -135,7 +135,7 @@ def test_updates_of_nothing_write_nothing() -> None:
     for target in TARGETS:
         (tactic,) = family.tactics(node, target)
         assert isinstance(tactic, Tactic)
-        told, values = np.zeros(2, np.int64), {"n": 0}
-        made = run_tactic(family, node, tactic, arrays, values=values, target=target, errors=told)
+        detail, values = np.zeros(2, np.int64), {"n": 0}
+        made = run_tactic(family, node, tactic, arrays, values=values, target=target, errors=detail)
         assert made[0].shape == (0, 3)
-        assert told[1] == ~0
+        assert detail[1] == ~0

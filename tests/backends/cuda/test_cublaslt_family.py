@@ -74,8 +74,8 @@ def test_what_is_added_must_be_stored_as_the_result_is(bench: Bench, is_last: bo
     tactics, refusals = bench.backend.candidates(node, HOPPER, DType.FLOAT16)
     assert bool(tactics) is not is_last
     assert {t.outputs[0].dtype for t in tactics} <= {DType.FLOAT16}
-    told = "the addend is stored as float16, the result as float32"
-    assert (told in {r.reason for r in refusals}) is is_last
+    detail = "the addend is stored as float16, the result as float32"
+    assert (detail in {r.reason for r in refusals}) is is_last
 
 
 def test_float32_is_rounded_only_where_tf32_is_asked_for(bench: Bench) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt.nvdla import MemorySpace, NvdlaError, NvError
-from smelt.nvdla.firmware import MOST_OPERATIONS, EngineScheduler
+from smelt.nvdla.firmware import MAX_OPERATIONS, EngineScheduler
 from smelt.nvdla.hardware import NV_FULL
 from smelt.nvdla.loadable import (
     CommonOperation,
@@ -226,7 +226,7 @@ def test_a_size_that_nobody_could_run_is_refused() -> None:
     task = pooling_after_normalisation()
     network = replace(task.network(), num_operations=60_000, num_rois=60_000)
     message = refuse(task, network=network, status=NvError.RESOURCE_ERROR)
-    assert f"at most {MOST_OPERATIONS}" in message
+    assert f"at most {MAX_OPERATIONS}" in message
 
 
 def test_more_regions_than_the_network_takes_are_refused() -> None:

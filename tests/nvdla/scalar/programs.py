@@ -80,8 +80,10 @@ class Bench:
     def write_fields(self, register: str, **fields: int) -> None:
         """Write one register by its fields; negative numbers are two's complement."""
         layout = self.hardware.register_map.register(register)
-        masked = {name: value & _mask(layout.field(name).width) for name, value in fields.items()}
-        self.registers.write_fields(register, **masked)
+        sanitize_name = {
+            name: value & _mask(layout.field(name).width) for name, value in fields.items()
+        }
+        self.registers.write_fields(register, **sanitize_name)
 
     def run(self, *blocks: str) -> None:
         """Enable the blocks in this order, and run."""

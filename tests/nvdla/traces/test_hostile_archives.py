@@ -65,8 +65,8 @@ def test_members_that_are_left_out_count_too(
 ) -> None:
     monkeypatch.setattr(Limit.MAX_TRACE_BYTES, "most", 1 << 18)
     packed = _PACKERS[suffix](_member("../a.dat", bytes(1 << 17)) * 2 + bytes(1024))
-    told = _refusal(tmp_path / f"a{suffix}", packed)
-    assert "MAX_TRACE_BYTES" in told
+    detail = _refusal(tmp_path / f"a{suffix}", packed)
+    assert "MAX_TRACE_BYTES" in detail
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
@@ -74,8 +74,8 @@ def test_members_that_are_left_out_count_too(
 def test_a_long_header_is_refused(kind: bytes, before: bytes, tmp_path: Path) -> None:
     size = Limit.MAX_TRACE_HEADER_BYTES.most + (1 << 16)
     data = before + _member("L", b"n" * size, kind=kind) + _member("b.cfg")
-    told = _refusal(tmp_path / "a.tar.xz", lzma.compress(data, preset=0))
-    assert "MAX_TRACE_HEADER_BYTES" in told
+    detail = _refusal(tmp_path / "a.tar.xz", lzma.compress(data, preset=0))
+    assert "MAX_TRACE_HEADER_BYTES" in detail
 
 
 def test_more_members_than_any_archive_has_are_refused(
@@ -85,8 +85,8 @@ def test_more_members_than_any_archive_has_are_refused(
     path = tmp_path / "a.tar"
     path.write_bytes(b"".join(_member(f"{n}.cfg") for n in range(10)) + bytes(1024))
     assert len(find_traces(path)) == 10
-    told = _refusal(path, _member("a.cfg", b"") * 11 + bytes(1024))
-    assert "MAX_TRACE_MEMBERS is 10" in told
+    detail = _refusal(path, _member("a.cfg", b"") * 11 + bytes(1024))
+    assert "MAX_TRACE_MEMBERS is 10" in detail
 
 
 @pytest.mark.parametrize(("suffix", "pack"), _PACKERS.items())

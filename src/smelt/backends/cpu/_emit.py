@@ -162,7 +162,7 @@ class Emitter:
             return parameter
         marker, index = parameter
         if marker != "arg":
-            raise InternalError(f"{self.symbol}: {parameter!r} is not an extent")
+            raise InternalError(f"{self.symbol}: the parameter {parameter!r} is not an extent")
         return self._word(self.operand_count + index, "i64")
 
     def _word(self, index: int, kind: str) -> Reg:
@@ -408,4 +408,4 @@ def _literal(value: float, element: str) -> str:
             value = float(np.float32(value))
     if element in {"float", "double"}:
         return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
-    raise InternalError(f"no literal of type {element}")
+    raise InternalError(f"LLVM IR has no literal of type {element}")

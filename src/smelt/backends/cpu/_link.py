@@ -78,7 +78,7 @@ def _place_sections(layout: _Layout) -> None:
                 continue
             align = max(section.align, _CODE_ALIGN if wants_code else 1)
             if align > _PAGE_BYTES:
-                raise BuildError(f"section {section.name} wants {align} bytes of alignment")
+                raise BuildError(f"section {section.name} requires an alignment of {align} bytes")
             _pad(layout.image, align)
             layout.section_offsets[number, index] = len(layout.image)
             layout.image += section.content
@@ -116,8 +116,8 @@ def _relocate(layout: _Layout, number: int, start: int, relocation: elf.Relocati
         target = None if section_offset is None else section_offset + symbol.offset
     if target is None:
         raise BuildError(
-            f"{_first_function(obj)} needs {symbol.name!r}, which no kernel defines; "
-            "an image calls nothing outside it, so give the function in LLVM IR"
+            f"{_first_function(obj)} needs {symbol.name!r}, which no kernel defines; an image "
+            "cannot call functions outside of it, so define the function in LLVM IR"
         )
     try:
         _RELOCATORS[obj.architecture](

@@ -334,7 +334,7 @@ def gelu(e: Emitter, x: Reg) -> Reg:
 
     Below zero too: there the sum with 1 would lose every digit. The tail beyond t, the magnitude,
     is exp(-t**2 / 2) by a quotient of polynomials; what is positive loses t times its tail. Minus
-    infinity times nothing is no number.
+    infinity times nothing is not a number.
     """
     kind = x.type
     t = clamp_max(e, absolute(e, x), _TAIL_LIMIT)

@@ -24,7 +24,7 @@ QUANTIZED: Final = frozenset({*LIMITS, DType.INT32})
 
 
 def quantized(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> Reg:
-    """Whole steps above a zero point (of ``dtype``), saturated; what is no number is the least.
+    """Whole steps above a zero point (of ``dtype``), saturated; what is not a number is the least.
 
     Bounds come before rounding, in floating point: integers beyond int32 could not be told apart
     after it.

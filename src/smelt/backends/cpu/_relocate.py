@@ -48,7 +48,10 @@ def relocate_x86_64(image: bytearray, place: int, kind: int, target: int, addend
     if kind in _X86_GOT:
         _relax_got_load(image, place)
     elif kind not in {_X86_PC32, _X86_PLT32}:
-        raise BuildError(f"it needs its absolute address (x86-64 relocation {kind})")
+        raise BuildError(
+            "position-independent code is required, and a relocation is absolute (x86-64 "
+            f"relocation {kind})"
+        )
     struct.pack_into("<i", image, place, target + addend - place)
 
 
@@ -59,7 +62,7 @@ def _relax_got_load(image: bytearray, place: int) -> None:
     elif opcode == 0xFF and modrm == 0x15:  # call *symbol@GOT(%rip)  ->  addr32 call
         image[place - 2 : place] = b"\x67\xe8"
     else:
-        raise BuildError("it loads a symbol's address from the GOT with an unsupported instruction")
+        raise BuildError("an instruction that loads an address from the GOT is not supported")
 
 
 def relocate_aarch64(image: bytearray, place: int, kind: int, target: int, addend: int) -> None:
@@ -80,7 +83,10 @@ def relocate_aarch64(image: bytearray, place: int, kind: int, target: int, adden
     elif kind in _ARM_FIELDS:
         _ARM_FIELDS[kind](image, place, value)
     else:
-        raise BuildError(f"it needs its absolute address (aarch64 relocation {kind})")
+        raise BuildError(
+            "position-independent code is required, and a relocation is absolute (aarch64 "
+            f"relocation {kind})"
+        )
 
 
 def _call(image: bytearray, place: int, value: int) -> None:
@@ -140,4 +146,4 @@ def _set_bits(image: bytearray, place: int, start: int, width: int, value: int) 
 
 def _check_reach(value: int, width: int) -> None:
     if not -(1 << width - 1) <= value < 1 << width - 1:
-        raise BuildError("its target is out of reach: the image is too large for aarch64")
+        raise BuildError("the branch target is out of range: the image is too large for aarch64")

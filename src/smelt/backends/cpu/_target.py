@@ -65,7 +65,7 @@ class CpuTarget:
             # LLVM splits 512-bit vectors on processors that it deems happier with 256.
             wanted.append("-prefer-256-bit")
         if self.architecture == "aarch64":
-            # Apple's and Windows' systems own this register; elsewhere one fewer is no loss.
+            # Apple's and Windows' systems own this register; elsewhere one fewer is not a loss.
             wanted.append("+reserve-x18")
         return ",".join(wanted)
 
@@ -111,8 +111,8 @@ def host_target() -> CpuTarget:
     host = detect_host()
     if host.architecture not in _BASELINES:
         raise UnsupportedError(
-            f"no code can be generated for {host.architecture}; "
-            "build on, or for, x86-64 or aarch64: device='cpu:x86-64-v3'"
+            f"no code can be generated for {host.architecture}; build on x86-64 or aarch64, or "
+            "for them, as device='cpu:x86-64-v3'"
         )
     llvm = load_llvm()
     found = llvm.get_host_cpu_features()

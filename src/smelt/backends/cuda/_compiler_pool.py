@@ -171,12 +171,12 @@ def _compiled(job: _CompileJob, worker: _CompilerProcess | None, seconds: float)
     reply = worker.ask(asked, seconds)
     if reply is None:
         why = worker.cause_of_death(seconds)
-        told = f"kernel {job.kernel.symbol} does not compile: {why}"
-        raise BuildError(told, lines=() if worker.timed_out else worker.printed())
+        detail = f"kernel {job.kernel.symbol} does not compile: {why}"
+        raise BuildError(detail, lines=() if worker.timed_out else worker.printed())
     if reply[:1] == DONE:
         return reply[1:]
-    told, *more = reply[1:].decode(errors="replace").splitlines()
-    raise BuildError(told, lines=(*more, *worker.printed()))
+    detail, *more = reply[1:].decode(errors="replace").splitlines()
+    raise BuildError(detail, lines=(*more, *worker.printed()))
 
 
 class _CompilerProcess:

@@ -304,7 +304,7 @@ def _asinh(c: _Call) -> str:
 
 
 def _acosh(c: _Call) -> str:
-    more = c.let(f"{c.x} - 1.0")  # its root, and so all, is no number below zero
+    more = c.let(f"{c.x} - 1.0")  # its root, and so all, is not a number below zero
     return _area(c, c.x, f"{more} + {_root(c, more)} * {_root(c, f'{more} + 2.0')}")
 
 

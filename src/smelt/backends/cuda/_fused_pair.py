@@ -23,7 +23,7 @@ from smelt.backends.cuda._implicit_gemm import (
     PersistentWriter,
 )
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES
-from smelt.backends.cuda._tile_writer import across, divides, masked
+from smelt.backends.cuda._tile_writer import across, divides, sanitize_name
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class _FusedPairWriter(PersistentWriter):
 
     def load_second(self) -> None:
         """Load its weights for the columns of the first that come now."""
-        ok = masked(across(self.column_ok, 0))
+        ok = sanitize_name(across(self.column_ok, 0))
         at = f"then_columns[None, :] + {self.column}[:, None]"
         self.s.line(f"then_b{self.suffix} = tl.load({at}{ok})")
 

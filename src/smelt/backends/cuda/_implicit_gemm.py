@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._cost_model import WARP_LANES
 from smelt.backends.cuda._kernel_source import ALIGNED_BYTES, LANGUAGE_TYPES
-from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides, masked
+from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides, sanitize_name
 from smelt.engine import KernelSpec, as_json, parameters
 from smelt.types import DType, override
 
@@ -271,14 +271,14 @@ class ImplicitGemmWriter(TileWriter):
 
     def multiply(self, a_at: str, a_mask: str, b_at: str, b_mask: str) -> None:
         self.load_pixels("a", a_at, a_mask)
-        self.s.line(f"b = tl.load({b_at}{masked(b_mask)})")
+        self.s.line(f"b = tl.load({b_at}{sanitize_name(b_mask)})")
         self.multiply_by("a", "b")
 
     def load_pixels(self, name: str, at: str, mask: str) -> None:
         """Load elements of the first factor, in the second's type."""
         a, b = self.s.dtypes[:2]
         cast = f".to({LANGUAGE_TYPES[b]})" if a is not b else ""
-        self.s.line(f"{name} = tl.load({at}{masked(mask)}){cast}")
+        self.s.line(f"{name} = tl.load({at}{sanitize_name(mask)}){cast}")
 
     def multiply_by(self, pixels: str, weights: str) -> None:
         """Add the product of what is loaded."""
@@ -361,7 +361,7 @@ class PersistentWriter(ImplicitGemmWriter):
         total = self.taps * self.k["run"] + self.k["second_inner_k"]
         k_ok = "" if first + bk <= total else f"(k < {total})"
         ok = both(across("" if self.k["clamps_edges"] else self.column_ok, 1), across(k_ok, 0))
-        s.line(f"b{number} = tl.load(b_columns[None, :] + k[:, None]{masked(ok)})")
+        s.line(f"b{number} = tl.load(b_columns[None, :] + k[:, None]{sanitize_name(ok)})")
 
     def pixels(self, first: int) -> tuple[str, str]:
         """Where a step's elements of the image lie, and which of them are there."""
@@ -417,7 +417,7 @@ class PrefetchWriter(PersistentWriter):
             return
         ok = across("" if self.k["clamps_edges"] else self.column_ok, 1)
         at = f"b_columns[None, :] + (begin + {self.s.join(str(first), 'step')})[:, None]"
-        self.s.line(f"b{number} = tl.load({at}{masked(ok)})")
+        self.s.line(f"b{number} = tl.load({at}{sanitize_name(ok)})")
 
     @override
     def pixels(self, first: int) -> tuple[str, str]:
@@ -458,9 +458,9 @@ class DepthwiseWriter(TileWriter):
         for tap in range(self.taps):
             inside, place = self.locate_tap(str(tap), "")
             ok = both(across(inside, 0), columns)
-            s.line(f"a = tl.load(a_tile + ({place}){masked(ok)}).to(tl.float32)")
+            s.line(f"a = tl.load(a_tile + ({place}){sanitize_name(ok)}).to(tl.float32)")
             weights = f"p1 + (column + {tap * self.columns[0]})"
-            s.line(f"b = tl.load({weights}{masked(self.column_ok)}).to(tl.float32)[None, :]")
+            s.line(f"b = tl.load({weights}{sanitize_name(self.column_ok)}).to(tl.float32)[None, :]")
             s.line("acc = a * b" if tap == 0 else "acc += a * b")
 
 
@@ -473,7 +473,7 @@ class SplitKReduceWriter(TileWriter):
         at, mask = self.place(0)
         for piece in range(self.k["split_k_partials"]):
             stride = s.product_of([piece, self.k["split_k_stride"]]) if piece else "0"
-            text = f"tl.load({at} + {stride}{masked(mask)})"
+            text = f"tl.load({at} + {stride}{sanitize_name(mask)})"
             s.line(f"acc = {text if piece == 0 else f'acc + {text}'}")
 
 

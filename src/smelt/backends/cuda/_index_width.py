@@ -39,8 +39,8 @@ def why_index_overflow(node: Node) -> str | None:
     for value in (*node.inputs, *node.outputs):
         if value is not None and (count := _elements(value)) > MAX_INT32_ELEMENTS:
             return (
-                f"{value.name} has {count} elements behind its first axis, which exceeds 32-bit "
-                f"indexing"
+                f"{value.name} has {count} elements for each index of its first axis, which "
+                "exceeds 32-bit indexing"
             )
     return None
 

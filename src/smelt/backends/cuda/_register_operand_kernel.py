@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._implicit_gemm import PersistentWriter
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, VECTOR
-from smelt.backends.cuda._tile_writer import divides, masked
+from smelt.backends.cuda._tile_writer import divides, sanitize_name
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class RegisterOperandWriter(PersistentWriter):
         """Load a fragment, in the order in which tensor cores take it."""
         s, bm = self.s, self.tile[0]
         past = (number + 1) * FRAGMENT > self.taps * self.vectors * VECTOR
-        ok = masked(f"there{number}[None, :]") if past else ""
+        ok = sanitize_name(f"there{number}[None, :]") if past else ""
         s.line(f"a = tl.load(a_rows[:, None] + offset{number}[None, :]{ok})")
         if not divides(VECTOR, self.k["run"]):
             kind = LANGUAGE_TYPES[s.dtypes[0]]

@@ -27,7 +27,7 @@ from smelt.backends.cuda._register_operand_kernel import (
     joined,
     taken,
 )
-from smelt.backends.cuda._tile_writer import both, divides, masked
+from smelt.backends.cuda._tile_writer import both, divides, sanitize_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +76,7 @@ class _StemPoolWriter:
         return s.text()
 
     def larger(self, a: str, b: str) -> str:
-        """The larger one, or what is no number; the language makes it float32 of some types."""
+        """The larger one, or what is not a number; the language makes it float32 of some types."""
         return f"tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL).to({self.kind})"
 
     def load_weights(self) -> None:
@@ -229,7 +229,7 @@ class _StemPoolWriter:
         s, (first, count) = self.s, piece
         start, line = first % self.vectors, first // self.vectors * self.k["line"]
         name = loaded[piece] = f"a{len(loaded)}"
-        there = masked(f"(vector < {count})[None, :]") if count * VECTOR < FRAGMENT else ""
+        there = sanitize_name(f"(vector < {count})[None, :]") if count * VECTOR < FRAGMENT else ""
         s.line(f"a = tl.load(pixels[:, None] + (top + {line}) + offset{start}[None, :]{there})")
         if self.k["run"] % VECTOR:
             how = f"dtype={self.factor}, is_pure=True, pack=2"

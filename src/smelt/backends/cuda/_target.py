@@ -114,7 +114,7 @@ def _capability(name: str) -> int:
     if found is None or int(found[1]) not in SM_RESOURCES:
         known = ", ".join(f"sm_{number}" for number in SM_RESOURCES)
         raise UnsupportedError(
-            f"there is no GPU target {name!r}, but {known}; give one of them, or several: "
+            f"there is no GPU target {name!r}; the targets are {known}; give one or several, as "
             "device='cuda:sm_90', device='cuda:sm_80,sm_90'"
         )
     return int(found[1])

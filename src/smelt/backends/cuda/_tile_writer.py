@@ -222,7 +222,7 @@ class TileWriter(ABC):
         if operand not in self.loaded:
             s = self.s
             at, mask = self.place(operand)
-            text = f"tl.load({at}{masked(mask)})"
+            text = f"tl.load({at}{sanitize_name(mask)})"
             if s.dtypes[operand] in {DType.FLOAT16, DType.BFLOAT16}:
                 text += ".to(tl.float32)"
             name = self.loaded[operand] = f"x{operand}{self.suffix}"
@@ -276,6 +276,6 @@ def both(*conditions: str) -> str:
     return " & ".join(c if c.startswith("(") else f"({c})" for c in conditions if c)
 
 
-def masked(condition: str) -> str:
+def sanitize_name(condition: str) -> str:
     """The arguments of a load where a condition holds; zeros elsewhere."""
     return f", mask={condition}, other=0.0" if condition else ""

@@ -90,7 +90,10 @@ def why_no_gluon() -> str | None:
         return "triton is not installed"
     if version.startswith(_WITH_GLUON):
         return None
-    return f"triton {version} has no shared-memory views that start at any row; 3.6 and 3.7 have"
+    return (
+        f"triton {version} has no shared-memory views with arbitrary row offsets; versions 3.6 "
+        "and 3.7 have them"
+    )
 
 
 def _missing_triton() -> MissingExtraError:
@@ -100,15 +103,19 @@ def _missing_triton() -> MissingExtraError:
         return MissingExtraError(
             "triton",
             "cuda-build",
-            advice="smelt's extra 'cuda-build' brings it: run pip install "
-            f"'{DISTRIBUTION}[cuda-build]'; for Hopper add 'triton<3.8'",
+            advice=(
+                "it is in smelt's extra 'cuda-build': run pip install "
+                f"'{DISTRIBUTION}[cuda-build]'; for Hopper add 'triton<3.8'"
+            ),
         )
     return MissingExtraError(
         "triton",
         "cuda-build",
-        advice="smelt's extra 'cuda-build' brings it to Linux on x86-64 alone, and this is "
-        f"{platform.system()} on {machine}: build there with device='cuda:sm_90' or the like, "
-        "which needs no GPU, and run the engine here",
+        advice=(
+            "smelt's extra 'cuda-build' has it for Linux on x86-64 only, and this is "
+            f"{platform.system()} on {machine}: build there, for example with device='cuda:sm_90' "
+            "(no GPU is needed), and run the engine here"
+        ),
     )
 
 
@@ -176,8 +183,8 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
             goal = targets.GPUTarget("cuda", target.capability, WARP_LANES)
             made = triton.compile(source, target=goal, options=options)
     except (triton.TritonError, RuntimeError, SyntaxError) as error:
-        told, *lines = str(error).splitlines() or [type(error).__name__]
-        wrong = f"kernel {kernel.symbol} does not compile: {told}"
+        detail, *lines = str(error).splitlines() or [type(error).__name__]
+        wrong = f"kernel {kernel.symbol} does not compile: {detail}"
         raise BuildError(wrong, lines=lines) from error
     finally:
         linecache.cache.pop(f"<{name}>", None)

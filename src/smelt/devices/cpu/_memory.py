@@ -86,8 +86,8 @@ class CpuMemory:
             )
         except (MemoryError, ValueError, DeviceError) as error:
             raise DeviceError(
-                f"{tag}: {size_bytes} bytes of memory cannot be had; "
-                "use a smaller batch or fewer contexts at a time"
+                f"{tag}: {size_bytes} bytes of memory cannot be allocated; use a smaller batch or "
+                "fewer contexts at a time"
             ) from error
         start = -int(whole.ctypes.data) % align
         return CpuAllocation(whole, start, size_bytes, tag, self.tracker)

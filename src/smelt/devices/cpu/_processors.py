@@ -39,7 +39,7 @@ def default_thread_count() -> int:
     """Return the threads of a run for which the caller says no number.
 
     Raises:
-        SmeltError: SMELT_THREADS is no number of threads.
+        SmeltError: SMELT_THREADS is not a number of threads.
     """
     return config.thread_count() or processor_count()
 

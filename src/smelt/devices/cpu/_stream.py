@@ -236,7 +236,7 @@ class CpuStream(Closeable):
         try:
             task()
         except BaseException as error:  # noqa: BLE001  (raised again by synchronize)
-            _LOG.debug("work on a stream failed", exc_info=True)
+            _LOG.debug("a task of the stream failed", exc_info=True)
             with self._condition:
                 self._error = error
 
@@ -300,7 +300,7 @@ class CpuEvent:
         """
         first, last = self.mark, end.mark
         if first is None or last is None or not (first.is_signaled and last.is_signaled):
-            raise DeviceError("both events must be recorded and reached; synchronize first")
+            raise DeviceError("both events must be recorded and complete; synchronize first")
         return (last.time_ns - first.time_ns) / 1e6
 
 

@@ -37,11 +37,6 @@ from smelt.devices.cuda._kernel_record import (
     matching_architecture,
     read_record,
 )
-from smelt.devices.cuda._libraries import (
-    ALIGNED_BYTES,
-    WORKSPACE_ALIGNED_BYTES,
-    LibraryError,
-)
 from smelt.devices.cuda._library_calls import LIBRARIES, Library, LibraryCall, LoadedLibrary
 from smelt.devices.cuda._memory import (
     CudaAllocation,
@@ -67,6 +62,11 @@ from smelt.devices.cuda._run_list import (
     groups_of,
 )
 from smelt.devices.cuda._stream import CudaEvent, CudaStream, HostTask, handle_of
+from smelt.devices.cuda._vendor_libraries import (
+    ALIGNED_BYTES,
+    WORKSPACE_ALIGNED_BYTES,
+    LibraryError,
+)
 
 __all__ = [
     "ABI_VERSION",

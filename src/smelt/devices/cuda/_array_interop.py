@@ -135,9 +135,11 @@ def _from_interface(value: object, interface: Any, stream: CudaStream) -> Device
         steps = interface.get("strides")
         queue = interface.get("stream")
     except (KeyError, TypeError, ValueError) as error:
-        raise BindingError(f"__cuda_array_interface__ is not as version 3 says: {error}") from error
+        raise BindingError(
+            f"__cuda_array_interface__ does not follow version 3 of the protocol: {error}"
+        ) from error
     if interface.get("mask") is not None:
-        raise BindingError("masked arrays cannot be read; fill them first")
+        raise BindingError("masked arrays are not supported; fill them first")
     if (owner := owner_of(stream.device, int(address or 0))) not in {None, stream.device.index}:
         raise BindingError(_elsewhere(owner, stream))
     if queue is not None:
@@ -148,7 +150,7 @@ def _from_interface(value: object, interface: Any, stream: CudaStream) -> Device
     else:
         strides = tuple(int(step) // size for step in steps)
         if any(int(step) % size for step in steps):
-            raise BindingError("the array's strides are no whole numbers of elements; copy it")
+            raise BindingError("the array's strides are not multiples of its element size; copy it")
     return DeviceView(int(address or 0), shape, strides, dtype, bool(is_read_only), value)
 
 
@@ -164,7 +166,9 @@ def _wait_for(stream: CudaStream, handle: int) -> None:
 def _from_dlpack(value: Any, stream: CudaStream) -> DeviceView:
     kind, number = value.__dlpack_device__()
     if int(kind) not in _ON_GPU:
-        raise BindingError(f"the array lies on a device of DLPack's kind {int(kind)}, not on a GPU")
+        raise BindingError(
+            f"the array is on a device of DLPack device type {int(kind)}, not on a GPU"
+        )
     if int(number) != stream.device.index:
         raise BindingError(_elsewhere(number, stream))
     try:
@@ -185,7 +189,10 @@ def _from_dlpack(value: Any, stream: CudaStream) -> DeviceView:
 
 
 def _elsewhere(number: object, stream: CudaStream) -> str:
-    return f"the array lies on cuda:{number}, and cuda:{stream.device.index} needs it; move it"
+    return (
+        f"the array is on cuda:{number}, and the stream is on cuda:{stream.device.index}; move "
+        "the array"
+    )
 
 
 def _dtype(found: Any) -> DType:
@@ -193,7 +200,8 @@ def _dtype(found: Any) -> DType:
         if _data_type(dtype) == (found.code, found.bits) and found.lanes == 1:
             return dtype
     raise BindingError(
-        f"DLPack's type {found.code} of {found.bits} bits in {found.lanes} lanes is none of ours"
+        f"the DLPack data type with code {found.code}, {found.bits} bits and {found.lanes} lanes "
+        "is not supported"
     )
 
 
@@ -221,7 +229,9 @@ _new_capsule: Any = ctypes.PYFUNCTYPE(
 
 def _managed(capsule: object) -> Any:
     if not _is_valid(capsule, _CAPSULE):
-        raise BindingError("__dlpack__ returned no capsule of DLPack's, or one that was used")
+        raise BindingError(
+            "__dlpack__ did not return a DLPack capsule, or returned one that was already consumed"
+        )
     return _Managed.from_address(_get_pointer(capsule, _CAPSULE))
 
 
@@ -285,7 +295,9 @@ class CudaArray:
         """
         del max_version  # structures without a version are every consumer's
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
-            raise BufferError("the array can only be shown where it is; copy it first")
+            raise BufferError(
+                "the array can be exported only on the device where it is; copy it first"
+            )
         if self._ready is not None and stream != -1:
             handle = 0 if stream in {None, _DEFAULT_STREAM} else stream
             CudaStream(self.allocation.device, handle).wait(self._ready)

@@ -65,19 +65,19 @@ def resources_of(cubin: bytes | memoryview, entry: str) -> KernelResources:
     """What the kernel ``entry`` of a cubin takes.
 
     Raises:
-        EngineFormatError: it is no cubin, or damaged, or has no such kernel.
+        EngineFormatError: it is not a cubin, or damaged, or has no such kernel.
     """
     try:
         return _Cubin(memoryview(cubin)).resources(entry)
     except (struct.error, LookupError, ValueError, OverflowError) as error:
-        raise EngineFormatError(f"the code of {entry!r} is no sound cubin: {error}") from error
+        raise EngineFormatError(f"the code of {entry!r} is not a valid cubin: {error}") from error
 
 
 def check_is_whole(cubin: bytes | memoryview) -> None:
     """Refuse code of which a part is missing: the driver reads beyond its end, and crashes.
 
     Raises:
-        EngineFormatError: it is no cubin, or damaged.
+        EngineFormatError: it is not a cubin, or damaged.
     """
     try:
         found = _Cubin(memoryview(cubin))
@@ -87,7 +87,9 @@ def check_is_whole(cubin: bytes | memoryview) -> None:
         if any(end > len(cubin) for end in found.segment_ends()):
             raise IndexError("a segment reaches beyond its end")
     except (struct.error, LookupError, ValueError, OverflowError) as error:
-        raise EngineFormatError(f"code of {len(cubin)} bytes is no sound cubin: {error}") from error
+        raise EngineFormatError(
+            f"code of {len(cubin)} bytes is not a valid cubin: {error}"
+        ) from error
 
 
 class _Cubin:
@@ -95,7 +97,7 @@ class _Cubin:
         self.data = data
         header: tuple[Any, ...] = _HEADER.unpack_from(data)
         if header[:3] != (b"\x7fELF", 2, 1) or header[4] != _MACHINE:
-            raise EngineFormatError("machine code is no cubin")
+            raise EngineFormatError("the machine code is not a cubin")
         table, count = int(header[8]), int(header[14])
         rows = (_SECTION.unpack_from(data, table + n * _SECTION.size) for n in range(count))
         self.sections = [_Section(r[0], r[1], r[4], r[5], r[6], r[7]) for r in rows]
@@ -130,7 +132,7 @@ class _Cubin:
         """Where each segment's content ends; those without any have no end."""
         table, length, count = self.segments
         if count and length != _SEGMENT.size:
-            raise ValueError(f"its segments' entries have {length} bytes")
+            raise ValueError(f"its program headers have {length} bytes")
         for number in range(count):
             row: tuple[int, ...] = _SEGMENT.unpack_from(self.data, table + number * length)
             start, size = row[2], row[5]
@@ -150,7 +152,7 @@ class _Cubin:
             for number, row in enumerate(_SYMBOL.iter_unpack(self.content(table))):
                 if row[1] & 15 == _FUNCTION and _starts(names, row[0], wanted):
                     return number
-        raise EngineFormatError(f"no symbol is called {entry!r}")
+        raise EngineFormatError(f"there is no symbol {entry!r}")
 
     def attributes(self, symbol: int) -> dict[int, int]:
         """What the attributes of all kernels say of one."""

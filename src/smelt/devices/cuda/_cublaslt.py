@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import numpy as np
 
 from smelt.devices.cuda._driver import dotted_cuda
-from smelt.devices.cuda._libraries import (
+from smelt.devices.cuda._vendor_libraries import (
     ALIGNED_BYTES,
     EXTRA,
     MAJOR_OF_EXTRA,
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from smelt.devices.cuda._device import CudaDevice
-    from smelt.devices.cuda._libraries import Launcher
     from smelt.devices.cuda._stream import CudaStream
+    from smelt.devices.cuda._vendor_libraries import Launcher
 
 _TITLE: Final = "cuBLASLt"
 _FOLDERS: Final = ("cu13/lib", "cublas/lib")
@@ -110,7 +110,7 @@ class CublasError(LibraryError):
     """cuBLASLt refused a call."""
 
     def __init__(self, what: str, status: int) -> None:
-        name = _STATUSES.get(status, "a status that is not documented")
+        name = _STATUSES.get(status, "an undocumented status")
         super().__init__(_TITLE, what, status, name)
 
 
@@ -188,7 +188,7 @@ class ProductCall:
         """Raise ValueError if there can be no such call."""
         sizes = (self.matrices, self.rows, self.columns, self.depth)
         if any(type(size) is not int or not 0 < size < 1 << 31 for size in sizes):
-            raise ValueError(f"matrices of the extents {sizes}")
+            raise ValueError(f"the extents {sizes} of the matrices are invalid")
         check_workspace(self.workspace_bytes)
         check_version(self.version)
         known = (
@@ -198,7 +198,7 @@ class ProductCall:
         if not known:
             raise ValueError("unknown type, precision or activation")
         kinds = [type(x) for x in (self.alpha, self.adds, self.bias)]
-        # The second is false of what is no number, too.
+        # The second is false of what is not a number, too.
         if kinds != [float, bool, bool] or not abs(self.alpha) <= LARGEST_ALPHA:
             raise ValueError("alpha is not finite, or a field has the wrong type")
         if len(bytes.fromhex(self.algorithm)) > _ALGORITHM_BYTES:
@@ -301,8 +301,8 @@ class CublasLt:
             required_bytes = self._required_workspace_bytes(described, ctypes.addressof(algorithm))
         if required_bytes is None or required_bytes > call.workspace_bytes:
             raise EngineMismatchError(
-                f"cuBLASLt cannot do a product of this engine on {self.device!r} as it was built; "
-                "build the engine again here"
+                f"cuBLASLt does not support a GEMM of this engine on {self.device!r}; build the "
+                "engine again here"
             )
         return partial(self._launch, call)
 
@@ -425,14 +425,14 @@ def load_cublaslt(device: CudaDevice, version: int | None = None, major: int | N
     except MissingExtraError as error:
         if newest >= MAJOR_OF_EXTRA:
             raise
-        raise _driver_is_too_old(device, f"what the extra {EXTRA!r} brings") from error
+        raise _driver_is_too_old(device, f"the libraries of the extra {EXTRA!r}") from error
 
 
 def _driver_is_too_old(device: CudaDevice, what: str) -> DeviceError:
     newest = device.driver.version // 1000
     return DeviceError(
-        f"the NVIDIA driver offers CUDA {dotted_cuda(device.driver.version)}, which is too old for "
-        f"{what}; update the driver (CUDA {MAJOR_OF_EXTRA}.0 or newer), or install "
+        f"the NVIDIA driver supports CUDA {dotted_cuda(device.driver.version)}, which is too old "
+        f"for {what}; update the driver (CUDA {MAJOR_OF_EXTRA}.0 or newer), or install "
         f"{cublas_package(newest)} and {cudnn_package(newest)} instead of the extra and build the "
         "engine again here, or build it without libraries=True"
     )

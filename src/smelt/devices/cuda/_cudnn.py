@@ -38,7 +38,7 @@ from smelt.devices.cuda._cudnn_api import (
     Descriptors,
     call_api,
 )
-from smelt.devices.cuda._libraries import (
+from smelt.devices.cuda._vendor_libraries import (
     ALIGNED_BYTES,
     MAJOR_OF_EXTRA,
     aligned_workspace,
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from smelt.devices.cuda._device import CudaDevice
-    from smelt.devices.cuda._libraries import Launcher
     from smelt.devices.cuda._stream import CudaStream
+    from smelt.devices.cuda._vendor_libraries import Launcher
 
 _NAMES: Final = ("libcudnn.so.9",)
 _FOLDERS: Final = ("cudnn/lib",)
@@ -168,7 +168,9 @@ class ConvolutionCall:
         """Raise ValueError if there can be no such call."""
         axes = len(self.images) - 2
         if axes not in _AXES or len(self.filters) != axes + 2:
-            raise ValueError(f"images {self.images} and filters {self.filters}")
+            raise ValueError(
+                f"the shapes of images {self.images} and filters {self.filters} are invalid"
+            )
         if [len(x) for x in (self.strides, self.dilations, self.pads)] != [axes, axes, 2 * axes]:
             raise ValueError("the window and the images differ in rank")
         _check_extents((*self.images, *self.filters, *self.strides, *self.dilations), 1)
@@ -186,7 +188,7 @@ class ConvolutionCall:
         _check_extents((self.engine, *(knob for knob, _ in self.knobs)), 0)
         _check_extents((value for _, value in self.knobs), -_MAX_EXTENT)
         if len(self.knobs) > _MAX_KNOBS:
-            raise ValueError(f"{len(self.knobs)} knobs")
+            raise ValueError(f"{len(self.knobs)} knobs are too many")
 
     @property
     def groups(self) -> int:
@@ -302,8 +304,8 @@ class Cudnn:
             plan = None if graph is None else self._plan(made, graph, call)
             if plan is None or self._required_workspace_bytes(made, plan) > call.workspace_bytes:
                 raise EngineMismatchError(
-                    f"cuDNN cannot do a convolution of this engine on {self.device!r} as it was "
-                    f"built (by its own engine {call.engine}); build the engine again here"
+                    f"cuDNN does not support a convolution of this engine on {self.device!r} with "
+                    f"its engine {call.engine}; build the engine again here"
                 )
             return _Plan(self, call, plan, made.kept()).launch
 
@@ -409,10 +411,10 @@ def open_cudnn(device: CudaDevice, version: int | None = None) -> Cudnn:
             raise
         description = f"{CUDNN} {dotted_version(_version_of(api))} here is for CUDA {made_for}"
         raise DeviceError(
-            f"{description}, whose cuBLASLt is not installed; have both for one CUDA: pip "
-            f"uninstall "
-            f"{cudnn_package(made_for)}, then pip install --force-reinstall {package} (they have "
-            f"the same files), or install {cublas_package(made_for)} beside it"
+            f"{description}, whose cuBLASLt is not installed; install both for the same CUDA "
+            f"version: pip uninstall {cudnn_package(made_for)}, then pip install "
+            f"--force-reinstall {package} (they have the same files), or install "
+            f"{cublas_package(made_for)} beside it"
         ) from error
     return Cudnn(device, api)
 

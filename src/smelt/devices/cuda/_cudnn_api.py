@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.devices.cuda._libraries import LibraryError
+from smelt.devices.cuda._vendor_libraries import LibraryError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ class CudnnError(LibraryError):
     """cuDNN refused a call."""
 
     def __init__(self, what: str, status: int) -> None:
-        kind = _STATUSES.get(status // _GROUP * _GROUP, "a status that is not documented")
+        kind = _STATUSES.get(status // _GROUP * _GROUP, "an undocumented status")
         super().__init__(CUDNN, what, status, _STATUSES.get(status, kind))
         self._kind = status // _GROUP
 

@@ -105,7 +105,7 @@ class CudaDevice:
             DeviceError: the device was released, at the interpreter's end.
         """
         if self._context is None:
-            raise DeviceError(f"cuda:{self.index} was released")
+            raise DeviceError(f"the device cuda:{self.index} was closed")
         current = self.driver.call("cuCtxGetCurrent")
         if int(current) == self._context_handle:
             return None

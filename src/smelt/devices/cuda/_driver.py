@@ -27,18 +27,18 @@ _ADVICE: Final = {
     2: "use a smaller batch, fewer contexts, or another GPU",
     3: "the driver was shut down or never started in this process",
     35: "the NVIDIA driver is older than cuda-bindings; update the driver",
-    100: "no NVIDIA GPU is visible; look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+    100: "no NVIDIA GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES",
     101: "there is no GPU of this number; nvidia-smi -L lists them",
     201: "the thread has no context of this GPU",
-    304: "the system refuses; the GPU may be in exclusive use",
+    304: "the system denies it; the GPU may be in exclusive use",
     400: "a stream, event or module was used after it was closed, or on another GPU",
     700: "a kernel read or wrote outside of its memory; the process can no longer use this GPU",
     701: "a kernel needs more registers or shared memory than the GPU has",
-    702: "a kernel ran too long for a GPU that also draws a screen",
+    702: "a kernel exceeded the time limit of a GPU that drives a display",
     716: "a kernel read from a misaligned address; the process can no longer use this GPU",
     719: "a kernel failed; the process can no longer use this GPU",
     900: "this cannot be done while a graph is being captured",
-    901: "the graph that was being captured is lost: something else used its stream",
+    901: "the graph capture was invalidated: its stream was used elsewhere",
 }
 _WRONG_CODE: Final = {
     200: "the code is damaged",
@@ -80,8 +80,8 @@ class Driver:
             raise DeviceError(f"the NVIDIA driver cannot be loaded{_reason(error)}") from error
         if self.version < OLDEST_VERSION:
             raise DeviceError(
-                f"the NVIDIA driver offers CUDA {dotted_cuda(self.version)}, and "
-                f"{dotted_cuda(OLDEST_VERSION)} is needed; update the driver"
+                f"the NVIDIA driver supports CUDA {dotted_cuda(self.version)}, and "
+                f"{dotted_cuda(OLDEST_VERSION)} is required; update the driver"
             )
 
     def call(self, name: str, *arguments: Any, what: str | None = None) -> Any:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from smelt.devices.cuda._device import CudaDevice
     from smelt.devices.cuda._kernel_record import CudaKernel
-    from smelt.devices.cuda._libraries import Launcher
     from smelt.devices.cuda._library_calls import LoadedLibrary
     from smelt.devices.cuda._module import CudaFunction
     from smelt.devices.cuda._stream import CudaStream
+    from smelt.devices.cuda._vendor_libraries import Launcher
 
 
 class LaunchArguments(Arguments, Protocol):
@@ -82,7 +82,7 @@ class LoadedCall:
         del uses_pdl
         if len(arguments.words) != self.call.words:
             raise EngineFormatError(
-                f"a library call has {len(arguments.words)} operands, but takes {self.call.words}"
+                f"a library call has {len(arguments.words)} operands, expected {self.call.words}"
             )
         if blocks:
             self.queue(arguments.words.tolist(), stream)

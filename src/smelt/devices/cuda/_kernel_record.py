@@ -28,7 +28,7 @@ _FIRST_EXACT: Final = 90
 """From this capability on code is for one architecture alone."""
 _MAX_TEXT_BYTES: Final = 1 << 14
 _MAX_THREADS: Final = 1024
-_MOST_BESIDE: Final = 8
+_MAX_BESIDE: Final = 8
 """Blocks of a cluster that every GPU with clusters can hold."""
 _MAX_SHARED_BYTES: Final = 1 << 20
 
@@ -140,7 +140,7 @@ def _parts(view: memoryview, offset: int) -> tuple[memoryview, memoryview, int]:
     if offset < 0 or end > len(view):
         raise EngineFormatError("a kernel's record reaches beyond the engine's code")
     if text_size > _MAX_TEXT_BYTES:
-        raise EngineFormatError(f"a kernel's record has {text_size} bytes of text")
+        raise EngineFormatError(f"a kernel's record says that its text has {text_size} bytes")
     after = end + (offset - end) % _ALIGNMENT_BYTES
     return view[start:middle], view[middle:end], after
 
@@ -151,7 +151,7 @@ def _whole(value: object) -> int:
     Raises TypeError.
     """
     if type(value) is not int:
-        raise TypeError(f"{str(value)[:40]!r} is no whole number")
+        raise TypeError(f"{str(value)[:40]!r} is not an integer")
     return value
 
 
@@ -167,14 +167,20 @@ def _checked(fields: Any, cubin: memoryview) -> CudaKernel:
         cluster=_whole(known["cluster"]),
     )
     if not 0 < kernel.threads <= _MAX_THREADS:
-        raise EngineFormatError(f"{kernel.entry}: a block of {kernel.threads} threads")
+        raise EngineFormatError(
+            f"{kernel.entry}: a block of {kernel.threads} threads is not possible"
+        )
     if not 0 <= kernel.dynamic_shared_bytes <= _MAX_SHARED_BYTES:
         raise EngineFormatError(
-            f"{kernel.entry}: {kernel.dynamic_shared_bytes} bytes of shared memory"
+            f"{kernel.entry}: {kernel.dynamic_shared_bytes} bytes of shared memory are not possible"
         )
-    if not 1 <= kernel.cluster <= _MOST_BESIDE:
-        raise EngineFormatError(f"{kernel.entry}: {kernel.cluster} blocks at the same time")
+    if not 1 <= kernel.cluster <= _MAX_BESIDE:
+        raise EngineFormatError(
+            f"{kernel.entry}: a cluster of {kernel.cluster} blocks is not possible"
+        )
     if not 0 <= kernel.scratch_words <= 2:
-        raise EngineFormatError(f"{kernel.entry}: {kernel.scratch_words} words of scratch")
+        raise EngineFormatError(
+            f"{kernel.entry}: {kernel.scratch_words} words of scratch memory are not possible"
+        )
     # Copied last: of a file of strangers each kernel may claim all code, and be refused.
     return replace(kernel, cubin=bytes(cubin))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from smelt.devices.cuda._cublaslt import ProductCall, open_cublaslt
 from smelt.devices.cuda._cudnn import ConvolutionCall, open_cudnn
-from smelt.devices.cuda._libraries import dotted_version
+from smelt.devices.cuda._vendor_libraries import dotted_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from smelt.devices.cuda._device import CudaDevice
-    from smelt.devices.cuda._libraries import Launcher
+    from smelt.devices.cuda._vendor_libraries import Launcher
 
 LibraryCall = ProductCall | ConvolutionCall
 """One call as data. Its argument words are addresses: its operands', its workspace's."""

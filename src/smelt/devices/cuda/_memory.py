@@ -114,7 +114,7 @@ def _taken(
     device: CudaDevice, take: str, arguments: tuple[Any, ...], tag: str, size_bytes: int
 ) -> Any:
     if size_bytes < 0:
-        raise DeviceError(f"{tag}: {size_bytes} bytes cannot be had")
+        raise DeviceError(f"{tag}: {size_bytes} bytes cannot be allocated")
     return device.call(take, *arguments, what=f"{tag}: {size_bytes} bytes on {device!r}")
 
 

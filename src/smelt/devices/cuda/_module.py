@@ -40,7 +40,7 @@ class CudaModule:
         """Load a cubin.
 
         Raises:
-            EngineFormatError: it is no cubin, or damaged.
+            EngineFormatError: it is not a cubin, or damaged.
             EngineMismatchError: it is for another GPU, or newer than the driver.
             CudaError: the driver refuses it for another reason.
         """
@@ -71,8 +71,8 @@ class CudaModule:
         most = device.properties.shared_bytes
         if dynamic_shared_bytes > most:
             raise DeviceError(
-                f"{name} needs {dynamic_shared_bytes} bytes of shared memory, and a block of "
-                f"{device!r} has {most}; build the engine for this GPU"
+                f"{name} needs {dynamic_shared_bytes} bytes of shared memory, and {device!r} "
+                f"allows {most} per block; build the engine for this GPU"
             )
         try:
             kernel = device.call("cuLibraryGetKernel", self._library, name.encode())

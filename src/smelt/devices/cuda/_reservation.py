@@ -51,7 +51,7 @@ class CudaReservation:
         minimum = granularity.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self._granule = int(device.call("cuMemGetAllocationGranularity", self._properties, minimum))
         whole = -(-size_bytes // self._granule) * self._granule
-        what = f"{tag}: addresses of {size_bytes} bytes on {device!r}"
+        what = f"{tag}: reserving {size_bytes} bytes of addresses on {device!r}"
         pointer: Any = device.call("cuMemAddressReserve", whole, 0, 0, 0, what=what)
         self.address = int(pointer)
         self._mapped: set[int] = set()

@@ -44,7 +44,7 @@ class CudaStream(Closeable):
                 streams of ours do not wait for.
 
         Raises:
-            DeviceError: it is no stream.
+            DeviceError: it is not a stream.
         """
         self.device = device
         self._keeps = foreign
@@ -145,7 +145,7 @@ def handle_of(stream: object) -> int:
     """Return the handle of any library's stream.
 
     Raises:
-        DeviceError: it is no stream.
+        DeviceError: it is not a stream.
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
         if stream < 0:
@@ -155,15 +155,18 @@ def handle_of(stream: object) -> int:
         protocol = cast("Any", stream).__cuda_stream__
         said = cast("tuple[int, int]", protocol() if callable(protocol) else protocol)
         if said[0] != 0:
-            raise DeviceError(f"the stream speaks version {said[0]} of __cuda_stream__, not 0")
+            raise DeviceError(
+                f"the stream implements version {said[0]} of __cuda_stream__; version 0 is "
+                "supported"
+            )
         return int(said[1])
     for name in _HANDLE_NAMES:
         found = getattr(stream, name, None)
         if isinstance(found, int):
             return found
     raise DeviceError(
-        f"{type(stream).__name__} is no CUDA stream; give one of torch, cupy, numba or cuda.core, "
-        "or a handle"
+        f"{type(stream).__name__} is not a CUDA stream; give a stream of torch, cupy, numba or "
+        "cuda.core, or a handle"
     )
 
 
@@ -213,7 +216,7 @@ class CudaEvent:
             raise DeviceError("the event was created without timing")
         for event in (self, end):
             if not event._is_recorded or not event.query():
-                raise DeviceError("both events must be recorded and reached; synchronize first")
+                raise DeviceError("both events must be recorded and complete; synchronize first")
         return float(self.device.call("cuEventElapsedTime", self.handle, end.handle))
 
     def close(self) -> None:

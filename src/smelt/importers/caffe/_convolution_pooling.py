@@ -41,7 +41,7 @@ def spatial(
         given = [default]
     values = [int(v) for v in (given * axes if len(given) == 1 else given)]
     if len(values) != axes:
-        raise step.misfit(f"{name} {values} does not fit the {axes} spatial axes of its input")
+        raise step.misfit(f"{name} {values} does not match the {axes} spatial axes of its input")
     if any(v > MAXIMUM_EXTENT for v in values) or (default != 0 and min(values) < 1):
         raise step.misfit(f"{name} {values} is outside 1 to {MAXIMUM_EXTENT}")
     return tuple(values)
@@ -56,7 +56,7 @@ def _spatial_axes(step: LayerContext, x: Value) -> int:
 def refuse_convolution(layer: Layer) -> str | None:
     """Why a convolution's parameters are refused, if they are."""
     axis = layer.parameters("convolution_param").axis
-    return None if axis in (1, -3) else f"channels on axis {axis}; only axis 1 is imported"
+    return None if axis in (1, -3) else f"the channels are on axis {axis}; only axis 1 is supported"
 
 
 def convert_convolution(step: LayerContext) -> list[Value]:
@@ -77,7 +77,7 @@ def _convolve(step: LayerContext, x: Value, number: int) -> Value:
         raise step.misfit(f"the number of its input's channels, {channels}, must be known")
     if group < 1 or count % group or channels % group:
         raise step.misfit(
-            f"num_output {count} and {channels} channels do not divide into {group} groups"
+            f"num_output {count} or {channels} channels are not divisible by {group} groups"
         )
     rows, columns = (channels, count // group) if transposed else (count, channels // group)
     weights = step.weight(0, (rows, columns, *kernel))
@@ -91,7 +91,7 @@ def _output_count(step: LayerContext, parameters: Any) -> int:
     """The number of outputs, which has no default. Raises ShapeError where it is missing."""
     count = int(parameters.num_output)
     if count < 1:
-        raise step.misfit("num_output is missing, or 0; say how many outputs the layer has")
+        raise step.misfit("num_output is missing or 0; give the number of outputs")
     return count
 
 
@@ -102,7 +102,7 @@ def convert_inner_product(step: LayerContext) -> list[Value]:
     axis, count = step.axis(p.axis), _output_count(step, p)
     depths = step.shape[axis:]
     if not all(isinstance(d, int) for d in depths):
-        raise step.misfit(f"it sums over {list(depths)}, which must be known")
+        raise step.misfit(f"it sums over the axes {list(depths)}, whose extents must be known")
     depth = math.prod(d for d in depths if isinstance(d, int))
     weights = step.weight(0, (depth, count) if p.transpose else (count, depth))
     bias = [step.weight(1, (count,))] if p.bias_term else []
@@ -142,7 +142,7 @@ def convert_pooling(step: LayerContext) -> list[Value]:
     p = step.parameters("pooling_param")
     average = p.pool == 1
     if len(step.layer.tops) > 1:
-        raise UnsupportedLayer("a second top (the positions of the maxima) is not imported")
+        raise UnsupportedLayer("a second top (the indices of the maxima) is not supported")
     if p.global_pooling:
         return [step.add(ops.GlobalAveragePool() if average else ops.GlobalMaxPool(), step.x)]
     axes = _spatial_axes(step, step.x)

@@ -33,7 +33,7 @@ _CURE: Final = (
 def data_inputs(layer: Layer, net: Prototxt, weights: Weights) -> Sequence[Sequence[int] | str]:
     """The shape of each top, or why it has none. Raises ModelFormatError, GraphError."""
     if layer.bottoms:
-        raise GraphError(f"a {layer.type} layer takes no bottoms", node=f"layer {layer.name!r}")
+        raise GraphError(f"a {layer.type} layer must have no bottom", node=f"layer {layer.name!r}")
     match layer.type:
         case "Input":
             shapes = [tuple(s.dim) for s in layer.parameters("input_param").shape]
@@ -49,7 +49,7 @@ def data_inputs(layer: Layer, net: Prototxt, weights: Weights) -> Sequence[Seque
         shapes = shapes * count
     if len(shapes) < count or not count:
         raise ModelFormatError(
-            f"{layer} has {count} tops and {len(shapes)} shapes; give a shape for each top"
+            f"{layer} has {count} tops and {len(shapes)} shapes; give one shape for each top"
         )
     return shapes[:count]
 

@@ -24,7 +24,7 @@ def convert_interp(step: LayerContext) -> list[Value]:
     step.require_inputs(1)
     p = step.parameters("interp_param")
     if p.pad_beg or p.pad_end:
-        raise step.misfit("pad_beg and pad_end are not imported; pad before the layer")
+        raise step.misfit("pad_beg and pad_end are not supported; add a padding layer before it")
     height, width = _image(step)
     if p.height > 0 and p.width > 0:
         size = (p.height, p.width)
@@ -80,7 +80,7 @@ def refuse_prior_box(layer: Layer) -> str | None:
     if (p.step and (p.step_h or p.step_w)) or (p.img_size and (p.img_h or p.img_w)):
         return "one number and two are given for step or img_size; keep one kind"
     if not p.min_size or any(size <= 0 for size in p.min_size):
-        return f"min_size {list(p.min_size)} must be positive numbers"
+        return f"min_size is {list(p.min_size)}; it must be positive numbers"
     return None
 
 
@@ -108,7 +108,7 @@ def refuse_detection_output(layer: Layer) -> str | None:
     """Why a DetectionOutput's parameters are refused, if they are."""
     p = layer.parameters("detection_output_param")
     if not p.normalized_bbox:
-        return "normalized_bbox: false (boxes in pixels) is not imported"
+        return "normalized_bbox: false (boxes in pixels) is not supported"
     if not 1 <= p.num_classes <= MAXIMUM_CLASSES:
         return f"num_classes {p.num_classes} is outside 1 to {MAXIMUM_CLASSES}"
     return None

@@ -133,7 +133,8 @@ def refuse_batch_norm(layer: Layer) -> str | None:
     p = layer.parameters("batch_norm_param")
     if p.HasField("use_global_stats") and not p.use_global_stats:
         return (
-            "use_global_stats: false normalises by the batch at hand; train with a moving average"
+            "use_global_stats: false normalises by the statistics of each batch, which is not "
+            "supported; set it to true"
         )
     return None
 
@@ -148,12 +149,14 @@ def convert_batch_norm(step: LayerContext) -> list[Value]:
     channels = _extent(step, 1)
     count = step.blob(2).reshape(-1)
     if count.size != 1:
-        raise step.misfit(f"blob 2, the count of its averages, has {count.size} elements, not one")
+        raise step.misfit(
+            f"blob 2, the scale of its moving averages, has {count.size} elements, not one"
+        )
     factor = np.float32(0 if count[0] == 0 else 1 / count[0])
     stored = [step.blob(i) for i in range(2)]
     if any(array.size != channels for array in stored):
         raise step.misfit(
-            f"its averages have {[a.size for a in stored]} elements for {channels} channels"
+            f"its moving averages have {[a.size for a in stored]} elements for {channels} channels"
         )
     mean, variance = (array.reshape(channels).astype(np.float32) * factor for array in stored)
     affine = [
@@ -248,15 +251,17 @@ def convert_eltwise(step: LayerContext) -> list[Value]:
     """Product, weighted sum or maximum of any number of blobs of one shape."""
     p = step.parameters("eltwise_param")
     if len(step.inputs) < 2:
-        raise GraphError("an Eltwise layer takes two bottoms or more", node=step.where)
+        raise GraphError("an Eltwise layer needs at least two bottoms", node=step.where)
     for value in step.inputs[1:]:
         if value.tensor.shape != step.shape:
-            raise step.misfit(f"its bottoms differ: {step.x.tensor} and {value.tensor}")
+            raise step.misfit(
+                f"its bottoms have different shapes: {step.x.tensor} and {value.tensor}"
+            )
     coefficients = list(p.coeff)
     if coefficients and (p.operation != 1 or len(coefficients) != len(step.inputs)):
         raise step.misfit(
-            f"{len(coefficients)} coefficients: a sum takes one for each of its "
-            f"{len(step.inputs)} bottoms, other operations none"
+            f"it has {len(coefficients)} coefficients; a sum takes one for each of its "
+            f"{len(step.inputs)} bottoms, and other operations take none"
         )
     terms = [
         value

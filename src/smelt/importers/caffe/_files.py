@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.errors import ModelFormatError
 from smelt.importers.caffe._protobuf_wire import Reader
-from smelt.types import Limit, copy_bytes, path_from, read_file
+from smelt.types import Limit, copy_bytes, read_file, require_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ADVICE: Final = {
     Limit.MAX_PROTOTXT_BYTES: "is it the caffemodel? The prototxt comes first",
-    Limit.MAX_MODEL_BYTES: "it is no network's",
+    Limit.MAX_MODEL_BYTES: "it is too large for a network",
 }
 _CONTROL: Final = frozenset(range(32)) - {9, 10, 11, 12, 13}
 
@@ -58,7 +58,7 @@ def read_caffemodel(source: Path | bytes | str) -> tuple[list[StoredLayer], str]
         )
     if not layers:
         raise ModelFormatError(
-            f"{what} holds no layers: it is empty or no caffemodel; give the file that training "
+            f"{what} has no layers: it is empty or not a caffemodel; give the file that training "
             "wrote"
         )
     return layers, what
@@ -67,14 +67,14 @@ def read_caffemodel(source: Path | bytes | str) -> tuple[list[StoredLayer], str]
 def read_mean(source: Path | bytes | str) -> Array:
     """Read a mean image, float32 ``(1, C, H, W)``, from a binaryproto's path or bytes.
 
-    Raises ModelFormatError: when the file cannot be read or is no binaryproto.
+    Raises ModelFormatError: when the file cannot be read or is not a binaryproto.
     """
     data, what = _read(source, "mean", Limit.MAX_MODEL_BYTES)
     blob = Reader(data, what).read_blob(where="the mean image")
     array = blob.array()
     if array.size == 0:
         raise ModelFormatError(
-            f"{what} holds no mean image: give a binaryproto as compute_image_mean writes it"
+            f"{what} has no mean image: give a binaryproto that compute_image_mean wrote"
         )
     return array.astype("float32", copy=False)
 
@@ -84,7 +84,7 @@ def _read(source: Path | bytes | str, what: str, limit: Limit) -> tuple[bytes, s
         data = copy_bytes(source, what, ModelFormatError)
         _check_size(data, what, limit)
         return data, what
-    path = path_from(source, what, ModelFormatError)
+    path = require_path(source, what, ModelFormatError)
     try:
         return read_file(path, limit), f"{what} {path}"
     except (OSError, ValueError) as error:

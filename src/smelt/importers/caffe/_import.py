@@ -12,7 +12,7 @@ from smelt.importers.caffe._layer_context import LayerContext, UnsupportedLayer,
 from smelt.importers.caffe._layers import DROPPED, LAYERS
 from smelt.importers.caffe._prototxt import parse_prototxt
 from smelt.ir import Graph
-from smelt.types import DType, SymbolicDim, TensorType, given_word
+from smelt.types import DType, SymbolicDim, TensorType, require_choice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ def import_caffe(
         GraphError: Layers do not fit together; ShapeError: their shapes do not.
         UnsupportedError: Layers that cannot be imported, every one with its reason.
     """
-    given_word(dtype, "the dtype of weights", UnsupportedError, ("float32", "float16"))
+    require_choice(dtype, "the dtype of weights", UnsupportedError, ("float32", "float16"))
     net = parse_prototxt(*read_prototxt(prototxt))
     weights = _weights_by_layer(caffemodel, DType(dtype))
     _refuse_unknown(net)
@@ -90,7 +90,7 @@ def _refuse_unknown(net: Prototxt) -> None:
             continue
         rule = LAYERS.get(layer.type)
         if rule is None:
-            reasons.append(f"{layer}: no layer of this type is imported")
+            reasons.append(f"{layer}: layers of this type are not supported")
         elif rule.refuse is not None and (reason := rule.refuse(layer)):
             reasons.append(f"{layer}: {reason}")
     _raise_reasons(reasons)
@@ -100,7 +100,8 @@ def _raise_reasons(reasons: Sequence[str]) -> None:
     if reasons:
         count = f"{len(reasons)} layers" if len(reasons) > 1 else "a layer"
         raise UnsupportedError(
-            f"the network has {count} that smelt cannot import; cut there, or run these yourself:",
+            f"the network has {count} that smelt cannot import; cut the network before them, or "
+            "run them yourself:",
             reasons=reasons,
         )
 
@@ -159,16 +160,14 @@ class _Importer:
     def _find_output(self, name: str) -> Value:
         if name not in self._blobs:
             known = ", ".join(list(self._blobs)[-8:])
-            raise GraphError(
-                f"there is no blob {name!r} to mark as output; the last ones are {known}"
-            )
+            raise GraphError(f"there is no blob {name!r} for an output; the last blobs are {known}")
         return self._blobs[name]
 
     def _add_input(self, name: str, dims: Sequence[int], where: str) -> None:
         if not 1 <= len(dims) <= MAXIMUM_RANK or any(not 1 <= d < MAXIMUM_EXTENT for d in dims):
             raise ShapeError(
-                f"its declared shape {list(dims[:MAXIMUM_RANK])} needs 1 to {MAXIMUM_RANK} extents "
-                "of at least 1",
+                f"its declared shape {list(dims[:MAXIMUM_RANK])} must have 1 to {MAXIMUM_RANK} "
+                "extents of at least 1",
                 node=where,
             )
         if name in self._blobs:
@@ -179,7 +178,7 @@ class _Importer:
             batch = SymbolicDim.symbol(BATCH)
             _log.info("%s: the declared batch of %d is left open", where, dims[0])
         else:
-            _log.info("%s: keeps its first extent of %d, which is not the batch", where, dims[0])
+            _log.info("%s: the first extent of %d is not the batch and is kept", where, dims[0])
         kind = TensorType(DType.FLOAT32, (batch, *dims[1:]))
         self._blobs[name] = self.graph.add_input(name, kind)
 
@@ -198,16 +197,20 @@ class _Importer:
     def _convert(self, layer: Layer) -> None:
         inputs = self._take_bottoms(layer)
         if inputs is None:
-            self._unknown.update(dict.fromkeys(layer.tops, "the layer that makes it is refused"))
+            self._unknown.update(
+                dict.fromkeys(layer.tops, "the layer that computes it is not supported")
+            )
             return
         if not layer.tops:
-            raise GraphError("it has no top; name one", node=f"layer {layer.name!r}")
+            raise GraphError("it has no top; give it one", node=f"layer {layer.name!r}")
         step = LayerContext(layer, tuple(inputs), self.graph, self._weights, self._batches())
         try:
             results = LAYERS[layer.type].convert(step)
         except UnsupportedLayer as refusal:
             self._reasons.append(f"{layer}: {refusal}")
-            self._unknown.update(dict.fromkeys(layer.tops, "the layer that makes it is refused"))
+            self._unknown.update(
+                dict.fromkeys(layer.tops, "the layer that computes it is not supported")
+            )
             return
         except ShapeError as error:
             if error.node is not None:
@@ -237,25 +240,25 @@ class _Importer:
     def _missing(self, layer: Layer, bottom: str) -> GraphError:
         writer = self._writers.get(bottom)
         if writer is None:
-            problem = "which no layer and no input of the prototxt makes: mend the name"
+            problem = "which is neither an input nor the top of a layer: correct the name"
         elif writer == layer.name:
-            problem = "which it makes itself: a cycle"
+            problem = "which is its own top: a cycle"
         else:
-            problem = f"which layer {writer!r} makes only later: a cycle, or layers out of order"
+            problem = f"which the later layer {writer!r} computes: a cycle, or layers out of order"
         return GraphError(f"it reads the blob {bottom!r}, {problem}", node=f"layer {layer.name!r}")
 
     def _put_tops(self, layer: Layer, results: Sequence[Value]) -> None:
         where = f"layer {layer.name!r}"
         if len(layer.tops) != len(results):
             raise GraphError(
-                f"it has {len(layer.tops)} tops where {len(results)} are made", node=where
+                f"it has {len(layer.tops)} tops and {len(results)} results", node=where
             )
         if len(set(layer.tops)) != len(layer.tops):
-            raise GraphError(f"two of its tops have one name: {list(layer.tops)}", node=where)
+            raise GraphError(f"two of its tops have the same name: {list(layer.tops)}", node=where)
         for top, value in zip(layer.tops, results, strict=True):
             if top in self._blobs and top not in layer.bottoms:
                 raise GraphError(
-                    f"it writes the blob {top!r}, which exists, without reading it; rename the top",
+                    f"it overwrites the blob {top!r} without reading it; rename the top",
                     node=where,
                 )
             if value is not self._blobs.get(top):

@@ -88,8 +88,8 @@ class LayerContext:
         if not minimum <= len(self.inputs) <= limit:
             wanted = str(minimum) if limit == minimum else f"{minimum} to {limit}"
             raise GraphError(
-                f"{self.layer.type} takes {wanted} bottoms, not {len(self.inputs)}; "
-                "mend the prototxt",
+                f"{self.layer.type} takes {wanted} bottoms, not {len(self.inputs)}; correct the "
+                "prototxt",
                 node=self.where,
             )
 
@@ -132,7 +132,7 @@ class LayerContext:
                 wanted.append(0 if axis < len(source) and source[axis] == extent else -1)
         if wanted.count(-1) > 1:
             raise self.misfit(
-                f"it makes {list(shape)} of {list(source)}, which the batch decides twice"
+                f"it reshapes {list(source)} to {list(shape)}, which uses the batch twice"
             )
         constant = self.integers(wanted, f"{name or 'reshape'}.shape")
         return self.add(ops.Reshape(), value, constant, name=name)
@@ -159,7 +159,7 @@ class LayerContext:
             close = difflib.get_close_matches(self.layer.name, self.weights.blobs, 3)
             hint = f" (it has {', '.join(map(repr, close))})" if close else ""
             problem = f"needs weights, and {self.weights.what} has none of that name{hint}"
-        raise ModelFormatError(f"{self.layer} {problem}: are both files of one network?")
+        raise ModelFormatError(f"{self.layer} {problem}: do both files belong to the same network?")
 
     def weight(self, index: int, shape: Sequence[int], role: str | None = None) -> Constant:
         """Blob ``index`` in a shape, as the constant ``layer.weight``, ``.bias`` or another role.
@@ -170,7 +170,7 @@ class LayerContext:
         if [d for d in array.shape if d != 1] != [d for d in shape if d != 1]:
             raise self.misfit(
                 f"blob {index} of {self.weights.what} is {list(array.shape)} where the prototxt "
-                f"means {list(shape)}: the two files are not of one network"
+                f"expects {list(shape)}: the two files do not belong to the same network"
             )
         return self.store(array.reshape(shape), role or _ROLES[index])
 

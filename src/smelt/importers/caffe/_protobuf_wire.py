@@ -54,8 +54,8 @@ class Blob:
             raise ModelFormatError(f"{self.where} has the impossible shape {list(shape[:40])}")
         if math.prod(shape) != count:
             raise ModelFormatError(
-                f"{self.where} declares {list(shape)}, {math.prod(shape)} elements, and holds "
-                f"{count}: the file is damaged; fetch it again"
+                f"{self.where} declares {list(shape)}, {math.prod(shape)} elements, and has "
+                f"{count}: the file is damaged; download it again"
             )
         half = bool(parts) and all(part.dtype.itemsize == 2 for part in parts)
         kind = np.float16 if half else np.float32
@@ -72,7 +72,8 @@ class Blob:
         kind = _RAW_TYPES.get(self.raw_type)
         if kind is None:
             raise ModelFormatError(
-                f"{self.where} stores elements of raw type {self.raw_type}; only floats are read"
+                f"{self.where} stores elements of raw type {self.raw_type}; only floating-point "
+                "types are supported"
             )
         return [_elements(self.raw, kind, self.where)]
 
@@ -115,7 +116,7 @@ class Reader:
             elif number == 10:
                 blob.raw_type = value
             elif number in (5, 8):
-                raise self._error(span.start, "elements are written in a form that no float has")
+                raise self._error(span.start, "elements have a wire type that floats do not have")
         return blob
 
     def _read_layer(self, span: range, *, v1: bool) -> StoredLayer:
@@ -151,7 +152,7 @@ class Reader:
                 rows = np.frombuffer(data, np.uint8).reshape(-1, span.step)[:, 1:]
                 blob.parts.append(np.ascontiguousarray(rows).view(kind).reshape(-1))
             else:
-                raise self._error(span.start, "elements of the wrong width")
+                raise self._error(span.start, "elements have the wrong width")
         elif number == 12:
             blob.raw = self._data[span.start : span.stop]
         elif number == 7:
@@ -183,8 +184,8 @@ class Reader:
         while position < end:
             self._fields += 1
             if self._fields > Limit.MAX_WEIGHT_FIELDS.most:
-                told = Limit.MAX_WEIGHT_FIELDS.excess(self._fields)
-                raise self._error(position, f"at least {told}: this is no network")
+                detail = Limit.MAX_WEIGHT_FIELDS.excess(self._fields)
+                raise self._error(position, f"at least {detail}: this is not a network")
             start = position
             tag, position = self._varint(position, end)
             number, wire = tag >> 3, tag & 7
@@ -201,7 +202,7 @@ class Reader:
                 length, position = self._varint(position, end)
                 if length > end - position:
                     raise self._error(
-                        start, f"a field of {length} bytes with {end - position} left"
+                        start, f"a field has {length} bytes where {end - position} are left"
                     )
                 yield number, range(position, position + length)
                 position += length
@@ -212,7 +213,7 @@ class Reader:
         """Where equal fields of one width lie in a row (floats that were not packed)."""
         step = stop - start
         if stop > end:
-            raise self._error(start, f"a field of {step} bytes with {end - start} left")
+            raise self._error(start, f"a field has {step} bytes where {end - start} are left")
         if step not in _UNPACKED:
             return range(start, stop, step)
         tag, block = self._data[start], 1
@@ -236,12 +237,12 @@ class Reader:
             if byte < 0x80:
                 return value & 0xFFFF_FFFF_FFFF_FFFF, position
             shift += 7
-        raise self._error(position, "a number that does not end")
+        raise self._error(position, "a varint has no end")
 
     def _error(self, position: int, problem: str) -> ModelFormatError:
         return ModelFormatError(
-            f"{self._what}: {problem} at byte {position} of {len(self._data)}: "
-            "the file is truncated or damaged, or it is no Caffe file; fetch it again"
+            f"{self._what}: {problem} at byte {position} of {len(self._data)}: the file is "
+            "truncated or damaged, or is not a Caffe file; download it again"
         )
 
 
@@ -253,7 +254,7 @@ def _elements(data: memoryview, kind: str, where: str) -> Array:
     width = np.dtype(kind).itemsize
     if len(data) % width:
         raise ModelFormatError(
-            f"{where} holds {len(data)} bytes, which is no multiple of {width}: the file is "
-            "damaged; fetch it again"
+            f"{where} has {len(data)} bytes, which is not a multiple of {width}: the file is "
+            "damaged; download it again"
         )
     return np.frombuffer(data, kind)

@@ -95,7 +95,7 @@ def _parse(text: str, what: str) -> Any:
             return net
     except text_format.ParseError as error:
         raise ModelFormatError(
-            f"{what}, line:column {_clean(error)} Mend it, or give the network's prototxt"
+            f"{what}, line:column {_clean(error)} Correct it, or give the network's prototxt"
         ) from error
     except (RecursionError, UnicodeError, ValueError) as error:
         raise ModelFormatError(
@@ -106,7 +106,7 @@ def _parse(text: str, what: str) -> Any:
 def _clean(error: Exception) -> str:
     """Protobuf's message, short, without our package; at the end of the text it has ''."""
     text = re.sub(r"smelt\.caffe\.(\w+Scope\.)?", "", str(error))[:400]
-    return text.replace(" : '': ", ": the text ends too early (is it cut off?). ")
+    return text.replace(" : '': ", ": the text ends too early (is it truncated?). ")
 
 
 def _kept_layers(net: Any, what: str) -> Iterator[Layer]:
@@ -123,9 +123,7 @@ def _kept_layers(net: Any, what: str) -> Iterator[Layer]:
 def _runs_in_test(layer: Layer, state: Any) -> bool:
     include, exclude = layer.message.include, layer.message.exclude
     if include and exclude:
-        raise ModelFormatError(
-            f"{layer} has rules both to include and to exclude it; keep one kind"
-        )
+        raise ModelFormatError(f"{layer} has both include and exclude rules; keep one kind")
     if include:
         return any(_rule_holds(rule, state) for rule in include)
     return not any(_rule_holds(rule, state) for rule in exclude)

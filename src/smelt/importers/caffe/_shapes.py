@@ -42,7 +42,7 @@ def convert_softmax(step: LayerContext) -> list[Value]:
 def convert_concat(step: LayerContext) -> list[Value]:
     """Blobs end to end along one axis."""
     if not step.inputs:
-        raise GraphError("a Concat layer takes bottoms", node=step.where)
+        raise GraphError("a Concat layer needs at least one bottom", node=step.where)
     p = step.parameters("concat_param")
     if p.HasField("axis") and p.HasField("concat_dim"):
         raise step.misfit("axis and concat_dim are both given; keep axis")
@@ -57,16 +57,16 @@ def convert_slice(step: LayerContext) -> list[Value]:
     axis = step.axis(int(p.slice_dim) if p.HasField("slice_dim") else p.axis)
     extent, count = step.shape[axis], len(step.layer.tops)
     if not isinstance(extent, int):
-        raise step.misfit(f"the extent {extent} that it cuts must be known")
+        raise step.misfit(f"the extent {extent} of the axis that it slices must be known")
     points = [0, *map(int, p.slice_point), extent]
     if not p.slice_point:
         if extent % count:
-            raise step.misfit(f"{extent} elements do not divide into {count} tops")
+            raise step.misfit(f"{extent} elements are not divisible by {count} tops")
         points = list(range(0, extent + 1, extent // count))
     lengths = [stop - start for start, stop in pairwise(points)]
     if len(lengths) != count or min(lengths) < 1:
         raise step.misfit(
-            f"slice_point {points[1:-1]} does not cut {extent} elements into {count} tops"
+            f"slice_point {points[1:-1]} does not divide {extent} elements into {count} tops"
         )
     if count == 1:
         return [step.add(ops.Identity(), step.x)]
@@ -87,7 +87,7 @@ def convert_flatten(step: LayerContext) -> list[Value]:
     if start == 1 and stop == step.rank and step.rank > 1:
         return [step.add(ops.Flatten(axis=1), step.x)]
     if stop <= start:
-        raise step.misfit(f"end_axis {p.end_axis} lies before axis {p.axis}")
+        raise step.misfit(f"end_axis {p.end_axis} is before axis {p.axis}")
     joined: Dim = 1
     for extent in step.shape[start:stop]:
         joined = joined * extent
@@ -120,7 +120,7 @@ def convert_reshape(step: LayerContext) -> list[Value]:
 
 def _extent(step: LayerContext, axis: int, extent: int) -> Dim:
     if extent < -1:
-        raise step.misfit(f"an extent of {extent}; only -1, 0 and positive ones are allowed")
+        raise step.misfit(f"an extent is {extent}; it must be -1, 0 or positive")
     source = step.shape[axis] if axis < step.rank else None
     if extent == 0:
         if source is None:
@@ -137,7 +137,7 @@ def _left_over(step: LayerContext, made: Sequence[Dim]) -> Dim:
     if count is None or others is None or others == 0:
         return -1
     if count % others:
-        raise step.misfit(f"{list(step.shape)} does not fit {list(made)}")
+        raise step.misfit(f"{list(step.shape)} cannot be reshaped to {list(made)}")
     return count // others
 
 
@@ -170,7 +170,7 @@ def convert_permute(step: LayerContext) -> list[Value]:
     order = [int(axis) for axis in step.parameters("permute_param").order]
     order += [axis for axis in range(step.rank) if axis not in order]
     if sorted(order) != list(range(step.rank)):
-        raise step.misfit(f"order {order} is no order of its input's {step.rank} axes")
+        raise step.misfit(f"order {order} is not a permutation of its input's {step.rank} axes")
     return [step.add(ops.Transpose(perm=tuple(order)), step.x)]
 
 
@@ -184,7 +184,7 @@ def convert_crop(step: LayerContext) -> list[Value]:
     offsets = [int(o) for o in p.offset] or [0]
     axes = list(range(axis, step.rank))
     if len(offsets) not in (1, len(axes)):
-        raise step.misfit(f"{len(offsets)} offsets for {len(axes)} cropped axes")
+        raise step.misfit(f"it has {len(offsets)} offsets for {len(axes)} cropped axes")
     starts = offsets * len(axes) if len(offsets) == 1 else offsets
     cut = [
         (a, o, target[a])
@@ -195,10 +195,11 @@ def convert_crop(step: LayerContext) -> list[Value]:
     for a, start, extent in cut:
         source = step.shape[a]
         if not (isinstance(extent, int) and isinstance(source, int)):
-            raise step.misfit(f"axis {a} is cut from {source} to {extent}, which must be known")
+            raise step.misfit(f"axis {a} is cropped from {source} to {extent}; both must be known")
         if start + extent > source:
             raise step.misfit(
-                f"a cut of {extent} from {start} on does not fit axis {a} of {source}"
+                f"a crop of {extent} elements from {start} on does not fit into axis {a} of "
+                f"{source}"
             )
         ends.append(start + extent)
     if not cut:
@@ -230,7 +231,7 @@ def convert_shuffle_channel(step: LayerContext) -> list[Value]:
     step.require_inputs(1)
     group, channels = int(step.parameters("shuffle_channel_param").group), step.shape[step.axis(1)]
     if not isinstance(channels, int) or group < 1 or channels % group:
-        raise step.misfit(f"{channels} channels do not divide into {group} groups")
+        raise step.misfit(f"{channels} channels are not divisible by {group} groups")
     batch, rest = step.shape[0], step.shape[2:]
     parted = step.reshape(step.x, (batch, group, channels // group, *rest), "parted")
     perm = (0, 2, 1, *range(3, step.rank + 1))
@@ -240,7 +241,7 @@ def convert_shuffle_channel(step: LayerContext) -> list[Value]:
 
 def refuse_arg_max(layer: Layer) -> str | None:
     """Why an ArgMax's parameters are refused, if they are."""
-    return "top_k above 1 is not imported" if layer.parameters("argmax_param").top_k > 1 else None
+    return "top_k above 1 is not supported" if layer.parameters("argmax_param").top_k > 1 else None
 
 
 def convert_arg_max(step: LayerContext) -> list[Value]:

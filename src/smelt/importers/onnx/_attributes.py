@@ -48,7 +48,7 @@ def attribute_value(proto: AttributeProto, external: ExternalData, where: str) -
     if kind == AttributeProto.UNDEFINED:
         raise ModelFormatError(f"{label} has no type")
     name = _KIND.Name(kind).lower() if kind in _KIND.values() else str(kind)
-    raise UnsupportedError(f"attribute {proto.name!r} is of type {name}, which no op here takes")
+    raise UnsupportedError(f"attribute {proto.name!r} has type {name}, which no supported op takes")
 
 
 def check_attributes(
@@ -62,12 +62,14 @@ def check_attributes(
     seen: set[str] = set()
     for proto in protos:
         if proto.name in seen:
-            raise ModelFormatError(f"{where}: attribute {proto.name!r} stands twice")
+            raise ModelFormatError(f"{where}: attribute {proto.name!r} is given twice")
         seen.add(proto.name)
         known = schema.attributes.get(proto.name)
         if known is None:
             defined = ", ".join(sorted(schema.attributes)) or "none"
-            raise UnsupportedError(f"attribute {proto.name!r} is unknown; defined are: {defined}")
+            raise UnsupportedError(
+                f"attribute {proto.name!r} is unknown; the attributes are: {defined}"
+            )
         wanted = int(cast("Any", known.type).value)
         if proto.type not in (wanted, AttributeProto.UNDEFINED):
             raise ModelFormatError(
@@ -76,7 +78,7 @@ def check_attributes(
             )
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in seen:
-            raise ModelFormatError(f"{where}: attribute {name!r} is required and absent")
+            raise ModelFormatError(f"{where}: attribute {name!r} is required and missing")
 
 
 def _text(data: bytes, label: str) -> str:

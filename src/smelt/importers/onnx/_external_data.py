@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from smelt.ir import Array
 
-_MOST_READ_BYTES: Final = 1 << 30
+_MAX_READ_BYTES: Final = 1 << 30
 """By one call: some systems read no 2 GB at once."""
 
 
@@ -62,15 +62,15 @@ class ExternalData:
         location = entries.get("location", "")
         if self._folder is None:
             raise ModelFormatError(
-                f"{where}: its data is in the file {location!r} beside the model, and the model "
-                "came without a path; import it by its path"
+                f"{where}: its data is in the external file {location!r}, and the model was given "
+                "without a path; import it by its path"
             )
         path = _external_path(self._folder, location, where)
         offset = _number(entries, "offset", 0, where)
         length = _number(entries, "length", expected, where)
         if length != expected:
             raise ModelFormatError(
-                f"{where}: its shape and type need {expected} bytes and {location!r} holds {length}"
+                f"{where}: its shape and type need {expected} bytes, and {location!r} has {length}"
             )
         return _Part(path, offset, expected)
 
@@ -85,7 +85,7 @@ class ExternalData:
         with file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ModelFormatError(f"{where}: its external data {path} is no regular file")
+                raise ModelFormatError(f"{where}: its external data {path} is not a regular file")
             if part.offset + part.size_bytes > status.st_size:
                 raise _cut_off(part, status.st_size, where)
             self._read_bytes[path] += part.size_bytes
@@ -97,9 +97,9 @@ class ExternalData:
             try:
                 return _read_bytes(file, part, where)
             except (OSError, MemoryError) as error:
-                told = str(error) or f"there is no memory for {part.size_bytes} bytes"
+                detail = str(error) or f"{part.size_bytes} bytes cannot be allocated"
                 raise ModelFormatError(
-                    f"{where}: cannot read its external data {path}: {told}"
+                    f"{where}: cannot read its external data {path}: {detail}"
                 ) from error
 
 
@@ -115,7 +115,7 @@ def _read_bytes(file: FileIO, part: _Part, where: str) -> Array:
         position = start
         while position < stop:
             begin = position - part.offset
-            room = made[begin : begin + min(stop - position, _MOST_READ_BYTES)]
+            room = made[begin : begin + min(stop - position, _MAX_READ_BYTES)]
             count = file.readinto(room.data)
             if not count:
                 raise _cut_off(part, position, where)
@@ -145,7 +145,7 @@ def _stored_runs(file: FileIO, start: int, stop: int) -> Iterator[tuple[int, int
 def _cut_off(part: _Part, size_bytes: int, where: str) -> ModelFormatError:
     return ModelFormatError(
         f"{where}: bytes {part.offset} to {part.offset + part.size_bytes} of {part.path} are "
-        f"needed and it has {size_bytes}; the file is cut off, fetch it again"
+        f"needed, and the file has {size_bytes}; it is truncated, download it again"
     )
 
 
@@ -155,8 +155,8 @@ def _external_path(folder: Path, location: str, where: str) -> Path:
     forbidden = not parts or location.startswith("/") or ".." in parts or "\0" in location
     if forbidden or "\\" in location or Path(location).is_absolute() or Path(location).drive:
         raise ModelFormatError(
-            f"{where}: external data {location!r} must be a plain path inside the model's folder; "
-            "nothing outside is read"
+            f"{where}: external data {location!r} must be a path inside the model's folder; files "
+            "outside of it are not read"
         )
     path = folder
     for part in parts:
@@ -169,8 +169,8 @@ def _external_path(folder: Path, location: str, where: str) -> Path:
             ) from error
         if is_link:
             raise ModelFormatError(
-                f"{where}: external data {location!r} goes through the link {path}; put the file "
-                "itself there"
+                f"{where}: external data {location!r} contains the symbolic link {path}; replace "
+                "it by the file itself"
             )
     return path
 
@@ -180,5 +180,7 @@ def _number(entries: dict[str, str], key: str, default: int, where: str) -> int:
     if not text:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ModelFormatError(f"{where}: {key} {text!r} of its external data is no count of bytes")
+        raise ModelFormatError(
+            f"{where}: {key} {text!r} of its external data is not a number of bytes"
+        )
     return int(text)

@@ -109,7 +109,7 @@ def expand_function(
     if len(outer.state.problems) > before:
         reasons = "; ".join(outer.state.problems[before:])
         del outer.state.problems[before:]
-        raise UnsupportedError(f"of its definition by other ops: {reasons}")
+        raise UnsupportedError(f"the ops of its function body are not supported: {reasons}")
     pairs = zip(function.output, node_context.outputs, strict=False)
     return [_result(scope, name, node_context.where) if wanted else None for name, wanted in pairs]
 

@@ -53,7 +53,7 @@ def _add_weights(scope: Scope, proto: GraphProto, where: str) -> None:
         if not name:
             raise ModelFormatError(f"a weight of {where} has no name")
         if name in seen:
-            raise GraphError(f"{label} stands there twice; rename one of them")
+            raise GraphError(f"{label} occurs twice; rename one of them")
         seen.add(name)
         try:
             if isinstance(entry, onnx.TensorProto):
@@ -128,9 +128,8 @@ def _resolve_references(scope: Scope, proto: NodeProto, where: str) -> list[Attr
             continue
         if scope.references is None:
             raise ModelFormatError(
-                f"{where}: attribute {attribute.name!r} refers to a function's "
-                f"{attribute.ref_attr_name!r} and "
-                "stands in no function"
+                f"{where}: attribute {attribute.name!r} refers to the function attribute "
+                f"{attribute.ref_attr_name!r} and is not inside a function"
             )
         referred = scope.references.get(attribute.ref_attr_name)
         if referred is not None:
@@ -160,7 +159,7 @@ def _find_implementation(
     version = scope.opsets.get(domain)
     if version is None:
         raise ModelFormatError(
-            f"{where} is of domain {domain or 'ai.onnx'!r}, of which the model imports no version"
+            f"{where} is of domain {domain or 'ai.onnx'!r}, for which the model has no opset import"
         )
     if domain:
         rule = custom_rule(domain, proto.op_type)
@@ -188,7 +187,7 @@ def _schema(op_type: str, version: int) -> onnx.defs.OpSchema:
     except onnx.defs.SchemaError as error:
         raise UnsupportedError(f"ONNX has no op {op_type} in opset {version}") from error
     if schema.deprecated:
-        raise UnsupportedError(f"ONNX withdrew {op_type} in opset {schema.since_version}")
+        raise UnsupportedError(f"ONNX removed {op_type} in opset {schema.since_version}")
     return schema
 
 

@@ -15,7 +15,7 @@ from smelt.errors import ModelFormatError, UnsupportedError
 from smelt.importers.onnx._external_data import ExternalData
 from smelt.importers.onnx._protobuf_wire import check_counts
 from smelt.importers.onnx._tensors import embed_data
-from smelt.types import Limit, copy_bytes, path_from, read_file
+from smelt.types import Limit, copy_bytes, read_file, require_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ class LoadedModel:
 def load_model(source: ModelSource) -> LoadedModel:
     """Decode a model and check its envelope.
 
-    Raises ModelFormatError: what cannot be read, or is no model.
+    Raises ModelFormatError: what cannot be read, or is not a model.
     Raises UnsupportedError: a version that is too old or too new.
     """
     folder = None
@@ -54,19 +54,18 @@ def load_model(source: ModelSource) -> LoadedModel:
     elif isinstance(source, bytes | bytearray | memoryview):
         proto = _decode(copy_bytes(source, "an ONNX model", ModelFormatError), "the given bytes")
     else:
-        path = path_from(source, "an ONNX model", ModelFormatError)
+        path = require_path(source, "an ONNX model", ModelFormatError)
         proto = _decode(_read(path), str(path))
         folder = path.absolute().parent
     if not proto.HasField("graph"):
         raise ModelFormatError(
-            "the ONNX model has no graph; is it another kind of file, or cut off?"
+            "the ONNX model has no graph; it is another kind of file, or truncated"
         )
     _require_text(proto)
     if proto.ir_version < OLDEST_IR:
         raise UnsupportedError(
-            f"the model has ONNX IR version {proto.ir_version}; {OLDEST_IR} or newer is needed: "
-            "save it "
-            "again with a current exporter"
+            f"the model has ONNX IR version {proto.ir_version}; {OLDEST_IR} or newer is required: "
+            "export it again with a current exporter"
         )
     return LoadedModel(proto, folder, opset_versions(proto))
 
@@ -74,7 +73,7 @@ def load_model(source: ModelSource) -> LoadedModel:
 def read_model(source: ModelSource) -> onnx.ModelProto:
     """Decode a model, and put its external data into it.
 
-    Raises ModelFormatError: what cannot be read, is no model, or is too large for one message.
+    Raises ModelFormatError: what cannot be read, is not a model, or is too large for one message.
     Raises UnsupportedError: a version that is too old or too new, or an unknown element type.
     """
     model = load_model(source)
@@ -95,13 +94,16 @@ def opset_versions(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, in
         advice = (
             "convert it with onnx.version_converter"
             if version < OLDEST_OPSET
-            else "install a newer onnx package, or export for an older opset"
+            else "install a newer onnx package, or export with an older opset"
         )
         raise UnsupportedError(
-            f"the model uses ONNX opset {version}; {OLDEST_OPSET} to {newest} are read: {advice}"
+            f"the model uses ONNX opset {version}; {OLDEST_OPSET} to {newest} are supported: "
+            f"{advice}"
         )
     if isinstance(holder, onnx.ModelProto) and not versions:
-        raise ModelFormatError("the ONNX model imports no opset; it must say which version it uses")
+        raise ModelFormatError(
+            "the ONNX model has no opset import; it must state which opset version it uses"
+        )
     return versions
 
 
@@ -119,14 +121,14 @@ def _read(path: Path) -> bytes:
 
 def _decode(data: bytes, where: str) -> onnx.ModelProto:
     if not data:
-        raise ModelFormatError(f"{where}: empty; an ONNX model was expected")
+        raise ModelFormatError(f"{where} is empty; expected an ONNX model")
     proto = onnx.ModelProto()
     try:
         check_counts(data, proto)
         proto.ParseFromString(data)
     except DecodeError as error:
         raise ModelFormatError(
-            f"{where}: not an ONNX model, or cut off or damaged ({error}); fetch it again"
+            f"{where} is not an ONNX model, or is truncated or damaged ({error}); download it again"
         ) from error
     return proto
 
@@ -150,7 +152,7 @@ def _require_text(message: Message) -> None:
                     )
                 longest = max(map(len, texts), default=0)
                 if longest > Limit.MAX_NAME_CHARACTERS.most and field.name not in _PROSE:
-                    told = Limit.MAX_NAME_CHARACTERS.excess(longest)
+                    detail = Limit.MAX_NAME_CHARACTERS.excess(longest)
                     raise ModelFormatError(
-                        f"field {field.full_name} of the ONNX model has {told}; shorten it"
+                        f"field {field.full_name} of the ONNX model has {detail}; shorten it"
                     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smelt.importers.onnx._load import ModelSource
     from smelt.importers.onnx._scope import FunctionKey
 
-_MOST_WARNINGS = 5
+_MAX_WARNINGS = 5
 
 
 def graph_from_model(source: ModelSource, outputs: Sequence[str] | None) -> Graph:
@@ -49,14 +49,12 @@ def _import(model: LoadedModel, outputs: Sequence[str] | None) -> Graph:
     fill_scope(scope, proto)
     if state.problems:
         raise UnsupportedError(
-            f"{len(state.problems)} part(s) of ONNX model {graph.name!r} cannot be run:",
+            f"{len(state.problems)} part(s) of ONNX model {graph.name!r} are not supported:",
             reasons=_grouped(state.problems),
         )
     _warn_of_wrong_shapes(scope, proto)
     if outputs is None and not wanted:
-        raise GraphError(
-            f"ONNX model {graph.name!r} has no output; name what to compute in outputs="
-        )
+        raise GraphError(f"ONNX model {graph.name!r} has no output; give the outputs in outputs=")
     _mark_outputs(scope, wanted)
     state.keep_guards()
     return graph
@@ -99,7 +97,7 @@ def _add_inputs(scope: Scope, proto: GraphProto) -> None:
         if entry.name in weights:
             continue
         if entry.name in scope.values:
-            raise GraphError(f"{where} stands there twice; rename one of them")
+            raise GraphError(f"{where} occurs twice; rename one of them")
         try:
             kind = tensor_type(entry.type, entry.name, scope.state.symbols, where)
         except UnsupportedError as error:
@@ -121,9 +119,9 @@ def _mark_outputs(scope: Scope, names: Sequence[str]) -> None:
             hint = (
                 f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; its last: {last}"
             )
-            raise GraphError(f"output {name!r} is no value of ONNX model {graph.name!r}{hint}")
+            raise GraphError(f"ONNX model {graph.name!r} has no value {name!r} for an output{hint}")
         if graph.is_output(value):
-            raise GraphError(f"output {name!r} is named twice; name it once")
+            raise GraphError(f"output {name!r} is given twice; give it once")
         if value.producer is None:
             value = _copy(scope, value, name)
         graph.outputs.append(value)
@@ -160,10 +158,10 @@ def _warn_of_wrong_shapes(scope: Scope, proto: GraphProto) -> None:
             text = ", ".join("?" if extent is None else str(extent) for extent in declared)
             wrong.append(f"{entry.name!r} is declared [{text}] and is {value.tensor}")
     if wrong:
-        rest = f" and {len(wrong) - _MOST_WARNINGS} more" if len(wrong) > _MOST_WARNINGS else ""
+        rest = f" and {len(wrong) - _MAX_WARNINGS} more" if len(wrong) > _MAX_WARNINGS else ""
         logger.warning(
             "ONNX model %r declares wrong shapes; they are inferred instead: %s%s",
             scope.graph.name,
-            "; ".join(wrong[:_MOST_WARNINGS]),
+            "; ".join(wrong[:_MAX_WARNINGS]),
             rest,
         )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MAX_FOLDED_ELEMENTS = 4096
 """Most elements of a result that is computed at once."""
-_MOST_READ = 1 << 16
+_MAX_READ = 1 << 16
 """Most elements from which it is computed."""
 _LARGEST_DIM = 1 << 31
 """Above it an element is not an extent, and need not be followed."""
@@ -75,7 +75,7 @@ class NodeContext:
         """Input ``index``, which must be there. Raises ModelFormatError."""
         value = self.optional(index)
         if value is None:
-            raise ModelFormatError(f"{self.where}: input {index} is required and absent")
+            raise ModelFormatError(f"{self.where}: input {index} is required and missing")
         return value
 
     def optional(self, index: int) -> Value | None:
@@ -178,7 +178,9 @@ class NodeContext:
                 raise
             raise type(error)(error.message, node=self.where) from error
         except REFUSALS as error:
-            raise ShapeError(f"{op.name} refuses its inputs: {error}", node=self.where) from error
+            raise ShapeError(
+                f"the inputs of {op.name} are invalid: {error}", node=self.where
+            ) from error
 
     def _shown(self, value: Value | None) -> Value | None:
         if value is None or value.constant is not None:
@@ -216,7 +218,7 @@ def make_op_of(cls: type[Op], name: str, attributes: Mapping[str, object], where
             entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
         )
         if required and key not in attributes:
-            raise ModelFormatError(f"{where}: attribute {key!r} is required and absent")
+            raise ModelFormatError(f"{where}: attribute {key!r} is required and missing")
     values = {
         key: _coerce(str(fields[key].type), value, where) for key, value in attributes.items()
     }
@@ -225,7 +227,7 @@ def make_op_of(cls: type[Op], name: str, attributes: Mapping[str, object], where
     except GraphError as error:
         raise type(error)(error.message, node=where) from error
     except REFUSALS as error:
-        raise ShapeError(f"{name} refuses its attributes: {error}", node=where) from error
+        raise ShapeError(f"the attributes of {name} are invalid: {error}", node=where) from error
 
 
 def _snake_case(name: str) -> str:
@@ -281,7 +283,7 @@ def _evaluate(scope: Scope, node: Node) -> Sequence[Array] | None:
     absent = [value is None for value in node.inputs]
     if not inputs or [array is None for array in inputs] != absent:
         return None
-    if sum(array.size for array in inputs if array is not None) > _MOST_READ:
+    if sum(array.size for array in inputs if array is not None) > _MAX_READ:
         return None
     operands = [None if value is None else value.operand for value in node.inputs]
     if not scope.state.afford(node.op.count_work(operands, kinds)):

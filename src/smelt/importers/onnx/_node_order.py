@@ -70,7 +70,7 @@ def _producers(nodes: Sequence[NodeProto], given: set[str], where: str) -> dict[
                     describe(nodes[producers[name]]) if name in producers else "an input or weight"
                 )
                 raise GraphError(
-                    f"{where} makes {name!r} twice: by {first} and by {describe(node)}; rename "
+                    f"{where} computes {name!r} twice: by {first} and by {describe(node)}; rename "
                     "one of them"
                 )
             producers[name] = index

@@ -74,7 +74,7 @@ def _walk(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]
         if (
             not 0 < number <= _LARGEST_NUMBER
         ):  # zeros that fill a file would be fields, two bytes each
-            raise DecodeError(f"a field of the number {number} at byte {position}")
+            raise DecodeError(f"a field has the invalid number {number}, at byte {position}")
         if wire == _VARINT:
             _, position = _varint(data, position, end)
             yield number, position, -1
@@ -84,9 +84,11 @@ def _walk(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]
         elif wire in _WIDTHS:
             size = _WIDTHS[wire]
         else:
-            raise DecodeError(f"wire type {wire} at byte {position}")
+            raise DecodeError(f"a field has the unknown wire type {wire}, at byte {position}")
         if size > end - position:
-            raise DecodeError(f"a field of {size} bytes at byte {position}, {end - position} left")
+            raise DecodeError(
+                f"a field has {size} bytes where {end - position} are left, at byte {position}"
+            )
         yield number, position, size if wire == _BYTES else -1
         position += size
 
@@ -99,11 +101,10 @@ def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
             return value, position + shift + 1
-    raise DecodeError(f"a number without an end at byte {position}")
+    raise DecodeError(f"a varint has no end, at byte {position}")
 
 
 def _excess(limit: Limit, found: int) -> ModelFormatError:
     return ModelFormatError(
-        f"the ONNX model has at least {limit.excess(found)}; no network is as large: the file is "
-        "damaged, or made to fill a machine"
+        f"the ONNX model has at least {limit.excess(found)}; the file is damaged or malicious"
     )

@@ -58,8 +58,8 @@ def loop(node_context: NodeContext) -> list[Value]:
     if len(body.input) != 2 + len(states) or len(body.output) < 1 + len(states):
         raise GraphError(
             f"its body has {len(body.input)} inputs and {len(body.output)} outputs for "
-            f"{len(states)} carried "
-            "values; it needs two inputs and one output more than those",
+            f"{len(states)} carried values; it must have two inputs and one output more than "
+            "carried values",
             node=node_context.where,
         )
     heads = (TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()))
@@ -93,9 +93,8 @@ def _branch(node_context: NodeContext, name: str) -> onnx.GraphProto:
     branch = cast("onnx.GraphProto", node_context.attributes[name])
     if branch.input or len(branch.output) < len(node_context.outputs):
         raise GraphError(
-            f"its {name} has {len(branch.input)} inputs and {len(branch.output)} outputs; it "
-            "needs none, and "
-            f"{len(node_context.outputs)}",
+            f"its {name} has {len(branch.input)} inputs and {len(branch.output)} outputs; it must "
+            f"have no inputs and {len(node_context.outputs)} outputs",
             node=node_context.where,
         )
     return branch
@@ -135,7 +134,7 @@ def _build_region(
     for entry, kind in zip(proto.input, types, strict=True):
         if entry.name in scope.values:
             raise GraphError(
-                f"input {entry.name!r} of its region stands there twice", node=node_context.where
+                f"input {entry.name!r} of its region occurs twice", node=node_context.where
             )
         scope.values[entry.name] = scope.graph.add_input(entry.name, kind)
     outer.state.fill(scope, proto)

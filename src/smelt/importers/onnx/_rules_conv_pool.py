@@ -100,8 +100,8 @@ def transposed_convolution(node_context: NodeContext) -> list[Value]:
             total = (extent - 1) * strides[axis] + reach + extra[axis] - target
             if not isinstance(total, int):
                 raise UnsupportedError(
-                    f"its output_shape or auto_pad needs the extent {extent} of axis {axis + 2}: "
-                    "fix it"
+                    f"its output_shape or auto_pad needs a fixed extent of axis {axis + 2}, which "
+                    f"is {extent}: fix it"
                 )
             extra[axis] += max(-total, 0)
             is_upper = _auto_pad(node_context) == "SAME_UPPER"
@@ -157,7 +157,7 @@ def _auto_pad(node_context: NodeContext) -> str:
     mode = node_context.text("auto_pad", "NOTSET") or "NOTSET"
     if mode not in _AUTO_PADS:
         raise ModelFormatError(
-            f"{node_context.where}: auto_pad {mode!r} is none of {', '.join(_AUTO_PADS)}"
+            f"{node_context.where}: auto_pad is {mode!r}; it must be one of {', '.join(_AUTO_PADS)}"
         )
     return mode
 
@@ -165,7 +165,9 @@ def _auto_pad(node_context: NodeContext) -> str:
 def _filled(node_context: NodeContext, name: str, length: int, default: int) -> tuple[int, ...]:
     given = node_context.integers(name) or (default,) * length
     if len(given) != length:
-        raise ShapeError(f"{name} {list(given)} must be {length} numbers", node=node_context.where)
+        raise ShapeError(
+            f"{name} is {list(given)}; it must have {length} numbers", node=node_context.where
+        )
     return given
 
 
@@ -181,7 +183,8 @@ def _resolve_pads(
         return (0,) * (2 * rank)
     if len(extents) != rank:
         raise ShapeError(
-            f"{rank} kernel extents for {len(extents)} spatial axes", node=node_context.where
+            f"the kernel has {rank} extents, and the input {len(extents)} spatial axes",
+            node=node_context.where,
         )
     strides = _filled(node_context, "strides", rank, 1)
     dilations = _filled(node_context, "dilations", rank, 1)
@@ -205,8 +208,8 @@ def _same_padding(extent: Dim, reach: int, stride: int, axis: int) -> int:
         return max(reach - 1, 0)
     if not isinstance(extent, int):
         raise UnsupportedError(
-            f"auto_pad with stride {stride} needs the extent {extent} of axis {axis + 2}: fix it "
-            "in the model"
+            f"auto_pad with stride {stride} needs a fixed extent of axis {axis + 2}, which is "
+            f"{extent}: fix it in the model"
         )
     windows = -(-extent // stride)
     return max((windows - 1) * stride + reach - extent, 0)

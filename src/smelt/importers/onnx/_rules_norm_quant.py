@@ -21,7 +21,7 @@ def batch_normalization(node_context: NodeContext) -> list[Value]:
     if node_context.integer("training_mode", 0) or node_context.is_output_used(1):
         raise UnsupportedError("it is in training mode; export the model for inference")
     if node_context.integer("spatial", 1) != 1:
-        raise UnsupportedError("statistics for each element (spatial=0) are not supported")
+        raise UnsupportedError("statistics of each element (spatial=0) are not supported")
     return node_context.emit_all(
         "BatchNormalization", *node_context.inputs, epsilon=node_context.number("epsilon", 1e-5)
     )
@@ -61,7 +61,7 @@ def recurrent(node_context: NodeContext) -> list[Value]:
 def quantize(node_context: NodeContext) -> list[Value]:
     """QuantizeLinear and DequantizeLinear, without blocks and the types that are not here."""
     if node_context.integer("block_size", 0):
-        raise UnsupportedError("scales for blocks (block_size) are not supported")
+        raise UnsupportedError("blocked quantisation (block_size) is not supported")
     output = node_context.integer("output_dtype", 0)
     attributes = node_context.without("block_size", "saturate", "precision", "output_dtype")
     if output:

@@ -63,7 +63,8 @@ def split(node_context: NodeContext) -> list[Value]:
     count = node_context.integer("num_outputs", len(node_context.outputs))
     if count != len(node_context.outputs) and lengths is None:
         raise ModelFormatError(
-            f"{node_context.where}: num_outputs {count} for {len(node_context.outputs)} outputs"
+            f"{node_context.where}: num_outputs is {count}, and the node has "
+            f"{len(node_context.outputs)} outputs"
         )
     return _split(node_context, lengths, {"num_outputs": count} if lengths is None else {})
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("smelt.importers.onnx")
 
 
-_MOST_CHARACTERS = 1000
+_MAX_CHARACTERS = 1000
 """Of a name that is made here; the names of inputs and outputs stay what they are."""
 
 
@@ -78,8 +78,8 @@ class ImportState:
         """Note one node more. Raises ModelFormatError when there are too many."""
         self._node_count += 1
         if self._node_count > Limit.MAX_IMPORTED_NODES.most:
-            told = Limit.MAX_IMPORTED_NODES.excess(self._node_count)
-            raise ModelFormatError(f"with its functions expanded the model has {told}")
+            detail = Limit.MAX_IMPORTED_NODES.excess(self._node_count)
+            raise ModelFormatError(f"with its functions expanded the model has {detail}")
 
     def count_expanded(self, nodes: int, size_bytes: int) -> None:
         """Note what a function's body or a sparse tensor adds to what the file itself holds.
@@ -96,8 +96,8 @@ class ImportState:
         ):
             if count > limit.most:
                 raise ModelFormatError(
-                    f"the functions and sparse tensors of the model expand to "
-                    f"{limit.excess(count)}; inline what is called so often, or split the model"
+                    "the functions and sparse tensors of the model expand to "
+                    f"{limit.excess(count)}; simplify the functions, or split the model"
                 )
 
     def afford(self, work: Dim) -> bool:
@@ -140,10 +140,10 @@ class ImportState:
 def _reserve(taken: dict[str, int], preferred_name: str) -> str:
     """The wish or, where it is taken, it with a number; ``taken`` knows the last number of each."""
     if (
-        len(preferred_name) > _MOST_CHARACTERS
+        len(preferred_name) > _MAX_CHARACTERS
     ):  # a name of a megabyte would stand before those of every call
         preferred_name = (
-            f"{preferred_name[: _MOST_CHARACTERS // 2]}…{preferred_name[-_MOST_CHARACTERS // 2 :]}"
+            f"{preferred_name[: _MAX_CHARACTERS // 2]}…{preferred_name[-_MAX_CHARACTERS // 2 :]}"
         )
     name, number = preferred_name, taken.get(preferred_name, 1)
     while name in taken:
@@ -180,8 +180,8 @@ class Scope:
     def __post_init__(self) -> None:
         if self.depth > Limit.MAX_REGION_DEPTH.most:
             raise ModelFormatError(
-                f"functions and regions lie {Limit.MAX_REGION_DEPTH.excess(self.depth)}, at "
-                f"{self.prefix[:200]!r}; does a function call itself?"
+                f"functions and subgraphs are nested {Limit.MAX_REGION_DEPTH.excess(self.depth)}, "
+                f"at {self.prefix[:200]!r}; does a function call itself?"
             )
 
     def lookup(self, name: str, reader: str) -> Value | None:
@@ -193,9 +193,8 @@ class Scope:
             return self.values[name]
         if self.parent is None:
             raise GraphError(
-                f"it reads {name!r}, which is no input, no weight and no node's result; a name is "
-                "mistyped "
-                "or a part of the model is missing",
+                f"it reads {name!r}, which is not an input, an initializer or a node's output; "
+                "the name is misspelled, or a part of the model is missing",
                 node=reader,
             )
         outer = self.parent.lookup(name, reader)

@@ -56,8 +56,10 @@ def dtype_from_onnx(code: int, where: str) -> DType:
     if code in TensorProto.DataType.values() and code != TensorProto.UNDEFINED:
         name = TensorProto.DataType.Name(code).lower()
         known = ", ".join(d.value for d in DType)
-        raise UnsupportedError(f"{where}: element type {name} is not supported; these are: {known}")
-    raise ModelFormatError(f"{where}: {code} is no element type")
+        raise UnsupportedError(
+            f"{where}: element type {name} is not supported; supported are: {known}"
+        )
+    raise ModelFormatError(f"{where}: {code} is not a known element type")
 
 
 def array_from_tensor(tensor: TensorProto, external: ExternalData, where: str) -> Array:
@@ -103,8 +105,8 @@ def embed_data(message: Message, external: ExternalData) -> None:
             array = array_from_tensor(part, external, f"weight {part.name!r}")
             total += array.nbytes
             if total > Limit.MAX_MODEL_BYTES.most:
-                told = Limit.MAX_MODEL_BYTES.excess(total)
-                raise ModelFormatError(f"with its external data the ONNX model has {told}")
+                detail = Limit.MAX_MODEL_BYTES.excess(total)
+                raise ModelFormatError(f"with its external data the ONNX model has {detail}")
             part.raw_data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
             part.data_location = TensorProto.DEFAULT
             del part.external_data[:]
@@ -152,9 +154,8 @@ def _from_raw(data: bytes, dtype: DType, count: int, where: str) -> Array:
     expected = count * dtype.size_bytes
     if len(data) != expected:
         raise ModelFormatError(
-            f"{where}: its shape and type {dtype.value} need {expected} bytes and it holds "
-            f"{len(data)}; "
-            "the file is damaged"
+            f"{where}: its shape and type {dtype.value} need {expected} bytes, and it has "
+            f"{len(data)}; the file is damaged"
         )
     return _elements(np.frombuffer(data, np.uint8), dtype)
 
@@ -172,7 +173,7 @@ def _from_typed_field(tensor: TensorProto, dtype: DType, count: int, where: str)
     content = getattr(tensor, name)
     if len(content) != count:
         raise ModelFormatError(
-            f"{where}: its shape needs {count} elements and {name} holds {len(content)}; the file "
+            f"{where}: its shape needs {count} elements, and {name} has {len(content)}; the file "
             "is damaged"
         )
     if dtype is DType.FLOAT32 or dtype is DType.FLOAT64:
@@ -184,7 +185,7 @@ def _from_typed_field(tensor: TensorProto, dtype: DType, count: int, where: str)
     bits = np.dtype(np.uint16) if dtype.is_float else dtype.numpy
     limits = np.iinfo(bits)
     if count and not limits.min <= int(wide.min()) <= int(wide.max()) <= limits.max:
-        raise ModelFormatError(f"{where}: {name} holds elements outside {dtype.value}")
+        raise ModelFormatError(f"{where}: {name} has elements outside the range of {dtype.value}")
     narrow: Array = wide.astype(bits)
     return narrow.view(dtype.numpy)
 

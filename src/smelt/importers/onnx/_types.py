@@ -61,7 +61,7 @@ def tensor_type(proto: TypeProto, owner: str, symbols: SymbolTable, where: str) 
     dtype = dtype_from_onnx(proto.tensor_type.elem_type, where)
     if not proto.tensor_type.HasField("shape"):
         raise UnsupportedError(
-            f"{where} declares no shape; its rank at least must be known: set it in the model"
+            f"{where} has no shape; at least its rank must be known: set it in the model"
         )
     if (rank := len(proto.tensor_type.shape.dim)) > Limit.MAX_RANK.most:
         raise ModelFormatError(f"{where} has {Limit.MAX_RANK.excess(rank)}")
@@ -71,7 +71,9 @@ def tensor_type(proto: TypeProto, owner: str, symbols: SymbolTable, where: str) 
     for extent in shape:
         size *= extent if isinstance(extent, int) else 1
     if size > _LARGEST_TENSOR_BYTES:
-        raise ModelFormatError(f"{where} is {result}: {size} bytes is more than any machine holds")
+        raise ModelFormatError(
+            f"{where} is {result}: {size} bytes are more than a machine can address"
+        )
     return result
 
 
@@ -93,8 +95,8 @@ def _shape(
         if dim.WhichOneof("value") == "dim_value" and dim.dim_value != -1:
             if not 0 <= dim.dim_value <= _LARGEST_EXTENT:
                 raise ModelFormatError(
-                    f"{where}: axis {axis} has extent {dim.dim_value}; 0 to {_LARGEST_EXTENT} are "
-                    "possible"
+                    f"{where}: axis {axis} has extent {dim.dim_value}; it must be 0 to "
+                    f"{_LARGEST_EXTENT}"
                 )
             shape.append(dim.dim_value)
         elif dim.dim_param.strip() in _UNNAMED:

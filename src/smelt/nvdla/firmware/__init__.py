@@ -4,7 +4,7 @@ It talks to a register bus and to memory, whoever implements them: the machine, 
 device.
 """
 
-from smelt.nvdla.firmware._graph import MOST_OPERATIONS
+from smelt.nvdla.firmware._graph import MAX_OPERATIONS
 from smelt.nvdla.firmware._scheduler import DEFAULT_TIMEOUT_S, EngineScheduler
 from smelt.nvdla.firmware._statistics import OperationStatistics, TaskStatistics
 from smelt.nvdla.firmware._task import read_task
@@ -12,7 +12,7 @@ from smelt.nvdla.firmware._uio import MappedRegion, UioBus, UioMemory
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
-    "MOST_OPERATIONS",
+    "MAX_OPERATIONS",
     "EngineScheduler",
     "MappedRegion",
     "OperationStatistics",

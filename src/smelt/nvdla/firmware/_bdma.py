@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.nvdla._status import NvError
 from smelt.nvdla.firmware._engine import Engine
-from smelt.nvdla.loadable import MOST_BDMA_TRANSFERS, BdmaStatistics, OperationType
+from smelt.nvdla.loadable import MAX_BDMA_TRANSFERS, BdmaStatistics, OperationType
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from smelt.nvdla.registers import RegisterFile
 
 _UNIT_BYTES: Final = 32
-_MOST_REPEATS: Final = 8192
+_MAX_REPEATS: Final = 8192
 _POLLS: Final = 10_000
 """Reads of the status before a full queue counts as stuck."""
 
@@ -50,8 +50,8 @@ class BdmaEngine(Engine):
         if not context.configuration.has_bdma:
             context.refuse(f"{context.configuration.name} has no bridge DMA", NvError.NOT_SUPPORTED)
         context.require(
-            surface.num_transfers <= MOST_BDMA_TRANSFERS,
-            f"{surface.num_transfers} transfers are more than {MOST_BDMA_TRANSFERS}",
+            surface.num_transfers <= MAX_BDMA_TRANSFERS,
+            f"{surface.num_transfers} transfers are more than {MAX_BDMA_TRANSFERS}",
         )
         for number, transfer in enumerate(surface.transfers[: surface.num_transfers]):
             _check_transfer(context, transfer, f"transfer {number}")
@@ -83,12 +83,13 @@ def _check_transfer(context: OperationContext, transfer: BdmaTransfer, what: str
     for name in ("line_repeat", "surface_repeat"):
         repeats = getattr(transfer, name)
         context.require(
-            1 <= repeats <= _MOST_REPEATS,
-            f"{what} has a {name} of {repeats}; it must be 1 to {_MOST_REPEATS}",
+            1 <= repeats <= _MAX_REPEATS,
+            f"{what} has a {name} of {repeats}; it must be 1 to {_MAX_REPEATS}",
         )
     context.require(
         transfer.line_size > 0 and transfer.line_size % _UNIT_BYTES == 0,
-        f"{what} copies lines of {transfer.line_size} bytes, no multiple of {_UNIT_BYTES}",
+        f"{what} copies lines of {transfer.line_size} bytes, which is not a multiple of "
+        f"{_UNIT_BYTES}",
     )
     for side in ("source", "destination"):
         line, surface = getattr(transfer, f"{side}_line"), getattr(transfer, f"{side}_surface")
@@ -139,4 +140,4 @@ def _wait_for_slot(context: OperationContext) -> None:
     for _ in range(_POLLS):
         if context.registers.read_field("BDMA.STATUS", "FREE_SLOT"):
             return
-    context.refuse("the bridge DMA's queue stays full", NvError.TIMEOUT)
+    context.refuse("the bridge DMA's queue does not drain", NvError.TIMEOUT)

@@ -73,7 +73,7 @@ def _check(context: OperationContext, operation: CdpOperation, surface: CdpSurfa
     for cube, what in ((source, "the source"), (target, "the destination")):
         context.check_cube(cube, what)
         context.require(
-            cube.type != MemoryType.ON_THE_FLY, f"{what} must lie in memory, not come on the fly"
+            cube.type != MemoryType.ON_THE_FLY, f"{what} must be in memory, not on the fly"
         )
         context.check_stored(cube, what)
     context.require(
@@ -90,7 +90,7 @@ def _check(context: OperationContext, operation: CdpOperation, surface: CdpSurfa
     context.choose_precision(operation.in_precision, "the precision")
     context.require(
         operation.local_size in _LOCAL_SIZES,
-        f"it sums {operation.local_size} channels; it can sum {_LOCAL_SIZES}",
+        f"it sums {operation.local_size} channels; it must sum one of {_LOCAL_SIZES}",
     )
 
 

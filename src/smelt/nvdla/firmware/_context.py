@@ -94,7 +94,7 @@ class OperationContext:
     def choose(self, value: int, count: int, what: str) -> int:
         """An enumerated value. Refuses one beyond the enumeration's count."""
         if not 0 <= value < count:
-            self.refuse(f"{what} is {value}, which means nothing; known are 0 to {count - 1}")
+            self.refuse(f"{what} is {value}, which is not defined; it must be 0 to {count - 1}")
         return value
 
     def choose_precision(self, value: int, what: str) -> int:
@@ -102,7 +102,8 @@ class OperationContext:
         self.choose(value, len(Precision), what)
         if value not in self.configuration.precisions:
             self.refuse(
-                f"{what} is {Precision(value).name}, which {self.configuration.name} does not have",
+                f"{what} is {Precision(value).name}, which {self.configuration.name} does not "
+                "support",
                 NvError.NOT_SUPPORTED,
             )
         return value
@@ -116,14 +117,17 @@ class OperationContext:
                 f"channels); each must be 1 to {CUBE_LIMIT}"
             )
         if cube.type not in list(MemoryType):
-            self.refuse(f"{what} lies in memory of type {cube.type}, of which there is none")
+            self.refuse(f"{what} is in memory of type {cube.type}, which does not exist")
 
     def check_stored(self, cube: DataCube, what: str) -> None:
         """Refuse a cube in memory whose strides are not whole atoms."""
         atom = self.configuration.atom_bytes
         for name, stride in (("line", cube.line_stride), ("surface", cube.surf_stride)):
             if stride % atom:
-                self.refuse(f"{what} has a {name} stride of {stride} bytes; atoms are {atom}")
+                self.refuse(
+                    f"{what} has a {name} stride of {stride} bytes; it must be a multiple of the "
+                    f"atom of {atom} bytes"
+                )
 
     def ram_type(self, memory_type: int, what: str) -> int:
         """The memory interface, as RAM_TYPE fields number it."""
@@ -149,13 +153,15 @@ class OperationContext:
         space, base = addresses[index]
         if space != self.ram_type(memory_type, what):
             self.refuse(
-                f"{what} claims to lie in {MemoryType(memory_type).name}, but address {index} is "
-                f"in {space.name}"
+                f"{what} is declared to be in {MemoryType(memory_type).name}, but address {index} "
+                f"is in {space.name}"
             )
         address = base + offset
         alignment = alignment or self.configuration.atom_bytes
         if address % alignment:
-            self.refuse(f"{what} starts at {address:#x}, which is no multiple of {alignment} bytes")
+            self.refuse(
+                f"{what} starts at {address:#x}, which is not a multiple of {alignment} bytes"
+            )
         return address
 
     def read_lut(self, index: int) -> LutParameters:
@@ -177,8 +183,8 @@ class OperationContext:
         if cube.address != -1:
             if is_dynamic:
                 self.refuse(
-                    f"{what} has a fixed address, but it is the input of dynamic regions, which "
-                    "give its address"
+                    f"{what} has a fixed address, but dynamic regions of interest give the "
+                    "address of their input"
                 )
             return self.resolve_cube(cube, what)
         if not is_dynamic:

@@ -100,10 +100,10 @@ def _check(context: OperationContext, operation: ConvOperation, surface: ConvSur
     if operation.conv_mode == ConvMode.WINOGRAD and not configuration.has_winograd:
         context.refuse(f"{configuration.name} has no Winograd mode", NvError.NOT_SUPPORTED)
     if operation.batch > 1 and not configuration.has_batch:
-        context.refuse(f"{configuration.name} takes one picture at a time", NvError.NOT_SUPPORTED)
+        context.refuse(f"{configuration.name} has no multi-batch mode", NvError.NOT_SUPPORTED)
     if operation.weight_format == WeightFormat.COMPRESSED and not configuration.has_compression:
         context.refuse(
-            f"{configuration.name} cannot read compressed weights", NvError.NOT_SUPPORTED
+            f"{configuration.name} does not support compressed weights", NvError.NOT_SUPPORTED
         )
     context.require(
         operation.out_cvt.scale == 1 and operation.out_cvt.offset == 0,
@@ -131,7 +131,7 @@ def _wait_for_buffer(context: OperationContext) -> None:
     for _ in range(_POLLS):
         if context.registers.read_field("CDMA.S_CBUF_FLUSH_STATUS", "FLUSH_DONE"):
             return
-    context.refuse("hardware does not finish clearing the convolution buffer", NvError.TIMEOUT)
+    context.refuse("the hardware does not finish flushing the convolution buffer", NvError.TIMEOUT)
 
 
 def _program_cacc(

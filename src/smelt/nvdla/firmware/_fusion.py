@@ -24,8 +24,8 @@ def check_stream(context: OperationContext, parent: int, source: Stream, target:
     if not any(ends):
         return
     where = f"operation {parent}, its fused parent,"
-    context.require(ends[0], f"it takes data on the fly, which {where} writes to memory")
-    context.require(ends[1], f"it reads memory, but {where} makes data on the fly")
+    context.require(ends[0], f"it reads data on the fly, but {where} writes to memory")
+    context.require(ends[1], f"it reads from memory, but {where} passes data on the fly")
     extents = [(cube.width, cube.height, cube.channel) for cube in (made_cube, taken_cube)]
     context.require(
         extents[0] == extents[1],

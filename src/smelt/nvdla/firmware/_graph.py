@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from smelt.nvdla.loadable import Consumer
 
-MOST_OPERATIONS: Final = 1 << 15
+MAX_OPERATIONS: Final = 1 << 15
 """Operations times regions of interest that a task may have; descriptors can name no more."""
-_MOST_NAMED: Final = 6
+_MAX_NAMED: Final = 6
 _PROGRAMMED, _ENABLED, _RUNNING, _COMPLETED = range(4)
 _PHASES: Final = ("programmed", "enabled", "running", "completed")
 _PHASE_OF_EVENT: Final = {
@@ -91,7 +91,7 @@ def check_graph(graph: TaskGraph) -> None:
         NvdlaError: BAD_PARAMETER; the message names the operations and what is wrong with them.
     """
     for check in (_check_heads, _check_nodes, _check_counts):
-        _refuse(graph, list(islice(check(graph), _MOST_NAMED + 1)))
+        _refuse(graph, list(islice(check(graph), _MAX_NAMED + 1)))
     chains, problems = _walk_chains(graph)
     _refuse(graph, problems)
     _check_order(graph, chains)
@@ -100,12 +100,12 @@ def check_graph(graph: TaskGraph) -> None:
 def _refuse(graph: TaskGraph, problems: list[str]) -> None:
     if not problems:
         return
-    shown = "; ".join(problems[:_MOST_NAMED])
-    more = "; and more" if len(problems) > _MOST_NAMED else ""
+    shown = "; ".join(problems[:_MAX_NAMED])
+    more = "; and more" if len(problems) > _MAX_NAMED else ""
     raise NvdlaError(
         NvError.BAD_PARAMETER,
         f"the task's dependency graph of {graph.num_operations} operations cannot run: "
-        f"{shown}{more}. The loadable is at fault: compile it anew",
+        f"{shown}{more}. The loadable is invalid: compile it again",
     )
 
 
@@ -126,7 +126,7 @@ def _check_nodes(graph: TaskGraph) -> Iterator[str]:
     for node, operation in enumerate(graph.operations):
         index = node % graph.num_operations
         if operation.op_type >= len(OperationType):
-            yield f"operation {index} has type {operation.op_type}, of which there is none"
+            yield f"operation {index} has the unknown type {operation.op_type}"
         elif operation.op_type != graph.operations[index].op_type:
             yield f"{graph.name(index)} is {_type_name(operation.op_type)} in another region"
         else:
@@ -144,9 +144,9 @@ def _check_edges(graph: TaskGraph, node: int) -> Iterator[str]:
         elif graph.operations[edge.index].op_type != wanted:
             yield f"{where} is {graph.name(edge.index)}, not {_type_name(wanted)}"
         elif edge.event > max(OperationEvent):
-            yield f"{where} waits for event {edge.event}, of which there is none"
+            yield f"{where} waits for the unknown event {edge.event}"
         elif edge.event in _CDMA_EVENTS and operation.op_type != OperationType.CONV:
-            yield f"{where} waits for {OperationEvent(edge.event).name}, which CONV alone has"
+            yield f"{where} waits for {OperationEvent(edge.event).name}, which only CONV has"
     may_be_fed = operation.op_type in (OperationType.SDP, OperationType.PDP)
     if operation.fused_parent.index != -1 and not may_be_fed:
         yield f"{graph.name(index)} has a fused parent; only SDP and PDP may"
@@ -181,7 +181,7 @@ def _walk_chains(graph: TaskGraph) -> tuple[list[list[int]], list[str]]:
             chain.append(index)
             index = graph.operations[last_roi + index].consumers[op_type].index
         if index != -1:
-            problems.append(f"the chain of {_type_name(op_type)} comes back to {graph.name(index)}")
+            problems.append(f"the chain of {_type_name(op_type)} returns to {graph.name(index)}")
         chains.append(chain)
     problems += [
         f"{graph.name(index)} is in no chain that starts at an op_head"
@@ -261,6 +261,6 @@ def _describe_cycle(graph: TaskGraph, before: list[list[int]], left: set[int]) -
     cycle = [*path[seen[phase] :], phase]
     words = [
         f"{graph.name(item // 4 % graph.num_operations)} {_PHASES[item % 4]}"
-        for item in cycle[: 2 * _MOST_NAMED]
+        for item in cycle[: 2 * _MAX_NAMED]
     ]
-    return "these wait for each other in a cycle: " + " after ".join(words)
+    return "these operations form a cycle: " + " after ".join(words)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from smelt.nvdla.loadable import PdpOperation, PdpSurface
     from smelt.nvdla.registers import RegisterFile
 
-_MOST_SPLITS: Final = 64
+_MAX_SPLITS: Final = 64
 _POOL_MODES: Final = 3
 """Average, maximum, minimum."""
-_MOST_STRIDE: Final = 8
+_MAX_STRIDE: Final = 8
 _ON_THE_FLY, _FROM_MEMORY = 0, 1
 _RECIPROCALS: Final = (0x10000, 0x8000, 0x5555, 0x4000, 0x3333, 0x2AAA, 0x2492, 0x2000)
 """1/1 to 1/8 with 16 fraction bits."""
@@ -66,7 +66,7 @@ def _check(context: OperationContext, operation: PdpOperation, surface: PdpSurfa
         context.refuse(f"{context.configuration.name} has no PDP", NvError.NOT_SUPPORTED)
     context.require(
         surface.dst_data.type != MemoryType.ON_THE_FLY,
-        "the destination must lie in memory; nothing takes pooled data on the fly",
+        "the destination must be in memory; no engine reads pooled data on the fly",
     )
     context.check_cube(surface.src_data, "the source")
     context.check_cube(surface.dst_data, "the destination")
@@ -78,15 +78,15 @@ def _check(context: OperationContext, operation: PdpOperation, surface: PdpSurfa
     context.choose(operation.pool_width, len(_RECIPROCALS), "the kernel width less one")
     context.choose(operation.pool_height, len(_RECIPROCALS), "the kernel height less one")
     context.require(
-        1 <= operation.stride_x <= _MOST_STRIDE and 1 <= operation.stride_y <= _MOST_STRIDE,
+        1 <= operation.stride_x <= _MAX_STRIDE and 1 <= operation.stride_y <= _MAX_STRIDE,
         f"its strides are {operation.stride_x} and {operation.stride_y}; each must be 1 to "
-        f"{_MOST_STRIDE}",
+        f"{_MAX_STRIDE}",
     )
-    most = _MOST_SPLITS if context.is_rdma_needed else 1
+    most = _MAX_SPLITS if context.is_rdma_needed else 1
     context.require(
         1 <= operation.split_num <= most,
-        f"it is split into {operation.split_num}; at most {most} are possible"
-        + ("" if context.is_rdma_needed else " when data come on the fly"),
+        f"it is split into {operation.split_num}; at most {most} splits are possible"
+        + ("" if context.is_rdma_needed else " for data on the fly"),
     )
     context.require(
         operation.precision != Precision.FP16 or not any(operation.padding_value),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from smelt.nvdla.loadable import CommonOperation, Operation, Surface
 
 NUM_GROUPS: Final = 2
-MOST_CACHED: Final = NUM_GROUPS * (len(OperationType) + 2) * 2
+MAX_CACHED: Final = NUM_GROUPS * (len(OperationType) + 2) * 2
 """Nodes of a type that the cache holds: what all groups together can refer to, and to spare."""
 
 
@@ -75,11 +75,11 @@ class NodeCache:
         )
 
     def _load(self, index: int, op_type: OperationType, roi: int) -> Node:
-        if self._counts[op_type] == MOST_CACHED:
+        if self._counts[op_type] == MAX_CACHED:
             raise NvdlaError(
                 NvError.RESOURCE_ERROR,
-                f"{MOST_CACHED} operations of type {op_type.name} are referred to at once; the "
-                "scheduler holds no more",
+                f"{MAX_CACHED} operations of type {op_type.name} are referred to at once; the "
+                "scheduler's cache has room for no more",
             )
         descriptor = self._task.read_common(roi * self._task.network.num_operations + index)
         if descriptor.op_type != op_type:

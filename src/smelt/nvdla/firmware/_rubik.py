@@ -81,7 +81,7 @@ def _program_input(
     if operation.mode == RubikMode.MERGE:
         context.require(
             source.plane_stride != 0 and source.plane_stride % _ATOM_BYTES == 0,
-            f"a plane stride of {source.plane_stride} is no multiple of {_ATOM_BYTES} bytes",
+            f"a plane stride of {source.plane_stride} is not a multiple of {_ATOM_BYTES} bytes",
         )
         context.write_word("RBK.D_DAIN_PLANAR_STRIDE", source.plane_stride)
     else:

@@ -138,13 +138,13 @@ class TaskRun:
             if error.status is not NvError.TIMEOUT:
                 raise NvdlaError(
                     NvError(error.status or NvError.INVALID_STATE),
-                    f"hardware refused an operation: {error}; {self._describe_progress()}",
+                    f"the hardware rejected an operation: {error}; {self._describe_progress()}",
                 ) from error
         if not has_come:
             raise NvdlaError(
                 NvError.TIMEOUT,
                 f"the task did not end in {self._deadline_s - self._started_s:g} s: "
-                f"{self._describe_progress()}. Hardware says: {self._describe_hardware()}",
+                f"{self._describe_progress()}. State of the hardware: {self._describe_hardware()}",
             )
         self._collect_interrupts()
 
@@ -227,8 +227,8 @@ class TaskRun:
         if target.remaining == 0:
             raise NvdlaError(
                 NvError.INVALID_STATE,
-                f"{source.name} was {event.name.lower()}, which {target.name} no longer waits for: "
-                "more dependencies happen than its count says",
+                f"{source.name} was {event.name.lower()}, which {target.name} does not wait for: "
+                "it has more producers than its dependency count",
             )
         target.remaining -= 1
         if target.remaining == 0:
@@ -279,7 +279,7 @@ class TaskRun:
         if not engine.is_group_idle(self._registers, number):
             raise NvdlaError(
                 NvError.INVALID_STATE,
-                f"group {number} of {processor.name} still holds what an earlier task left: "
+                f"group {number} of {processor.name} still has the state of an earlier task: "
                 f"{engine.describe(self._registers)}. Reset the device",
             )
         return processor.groups[number], rdma_number

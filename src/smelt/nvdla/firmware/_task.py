@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.firmware._graph import MOST_OPERATIONS, GraphOperations, TaskGraph
+from smelt.nvdla.firmware._graph import MAX_OPERATIONS, GraphOperations, TaskGraph
 from smelt.nvdla.loadable import (
     OPERATION_CLASSES,
     OPERATION_STRIDE_BYTES,
@@ -152,24 +152,25 @@ def read_task(
     listed = [TaskAddress(MemorySpace(space), address) for space, address in addresses]
     if not listed:
         raise NvdlaError(
-            NvError.INVALID_ADDRESS, "the task has no addresses; the first is its network's"
+            NvError.INVALID_ADDRESS,
+            "the task has no addresses; the first must be that of its network descriptor",
         )
     data = memory.read(listed[0].space, listed[0].address, NetworkDescriptor.size_bytes(layout))
     network = NetworkDescriptor.from_bytes(data, 0, layout)
     if network.num_addresses > len(listed):
         raise NvdlaError(
             NvError.COUNT_MISMATCH,
-            f"the network needs {network.num_addresses} addresses; the task has {len(listed)}",
+            f"the network needs {network.num_addresses} addresses, and the task has {len(listed)}",
         )
     task = TaskDescriptors(memory, listed, layout, network, network.num_rois)
     if network.dynamic_roi:
         task = TaskDescriptors(memory, listed, layout, network, _count_rois(task))
     count = network.num_operations * task.num_rois
-    if count > MOST_OPERATIONS:
+    if count > MAX_OPERATIONS:
         raise NvdlaError(
             NvError.RESOURCE_ERROR,
-            f"{network.num_operations} operations for {task.num_rois} regions are {count}; "
-            f"the scheduler takes at most {MOST_OPERATIONS}",
+            f"{network.num_operations} operations for {task.num_rois} regions of interest are "
+            f"{count} in all; the scheduler takes at most {MAX_OPERATIONS}",
         )
     return task
 
@@ -180,7 +181,7 @@ def _count_rois(task: TaskDescriptors) -> int:
     if array.array_length > task.network.num_rois:
         raise NvdlaError(
             NvError.BAD_PARAMETER,
-            f"{array.array_length} regions were found; the network takes at most "
+            f"the task has {array.array_length} regions of interest; the network takes at most "
             f"{task.network.num_rois}",
         )
     return array.array_length

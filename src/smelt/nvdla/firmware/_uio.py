@@ -38,8 +38,8 @@ class _Mapping:
         except OSError as error:
             raise NvdlaError(
                 NvError.DEVICE_NOT_FOUND,
-                f"cannot open the device {path}: {error.strerror}; load its driver, or ask for "
-                "the right to use it",
+                f"cannot open the device {path}: {error.strerror}; load its driver, or get "
+                "permission to open it",
             ) from error
         try:
             self._map = mmap.mmap(self.file, size_bytes, offset=offset)
@@ -119,7 +119,7 @@ class UioBus(Closeable):
             ) from error
         if len(count) != _WORD_BYTES:
             raise NvdlaError(
-                NvError.DISCONNECTED, f"the device {self._path} reports interrupts no more"
+                NvError.DISCONNECTED, f"the device {self._path} no longer reports interrupts"
             )
         return True
 

@@ -63,7 +63,7 @@ def _agreed(operation: Operation, register: str, field: str) -> int:
     if first != second:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"CDMA's {register}.{field} is {first}, CSC's {second}; they must agree",
+            f"CDMA's {register}.{field} is {first}, CSC's {second}; they must be equal",
         )
     return first
 

@@ -145,11 +145,11 @@ def _check_modes(operation: Operation) -> None:
         if cdma.get(register, field) != csc.get(register, field):
             raise NvdlaError(
                 NvError.BAD_VALUE,
-                f"CDMA's {register}.{field} is {cdma.get(register, field)},"
-                f" CSC's {csc.get(register, field)}; they must agree",
+                f"CDMA's {register}.{field} is {cdma.get(register, field)}, CSC's "
+                f"{csc.get(register, field)}; they must be equal",
             )
     if cdma.get("D_MISC_CFG", "CONV_MODE") and cdma.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
-        raise NvdlaError(NvError.BAD_VALUE, "Winograd reads feature data, not pixels")
+        raise NvdlaError(NvError.BAD_VALUE, "Winograd mode needs feature data, not pixels")
 
 
 def _read_or_reuse(operation: Operation, precision: Precision) -> list[np.ndarray]:
@@ -165,7 +165,7 @@ def _check_channels(cube: np.ndarray, shape: ConvolutionShape) -> None:
     if cube.shape[2] < shape.channels:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"CSC's kernels have {shape.channels} channels but CDMA brings {cube.shape[2]}",
+            f"CSC's kernels have {shape.channels} channels but CDMA reads {cube.shape[2]}",
         )
 
 
@@ -223,8 +223,8 @@ def _pad(
     if any(extent > inside + _WIDEST_PAD for extent, inside in zip(size, most, strict=True)):
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"the output needs an input of {size[0]} x {size[1]}; with its padding it has"
-            f" {most[0]} x {most[1]} and at most {_WIDEST_PAD} after it",
+            f"the output needs an input of {size[0]} x {size[1]}; with padding it has {most[0]} x "
+            f"{most[1]}, and at most {_WIDEST_PAD} elements of padding can follow",
         )
     padded = np.full((*size, shape.channels), fill, dtype)
     rows = max(0, min(cube.shape[0], size[0] - shape.pad_top))

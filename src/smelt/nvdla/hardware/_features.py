@@ -73,7 +73,7 @@ def _convert(operation: Operation, cube: np.ndarray, precision: Precision) -> np
     bits = 8 if precision is Precision.INT8 else 16
     if precision is Precision.FP16 and not cdma.get("D_CVT_CFG", "CVT_EN"):
         raise NvdlaError(
-            NvError.BAD_VALUE, "CDMA brings integers to fp16 only with its converter enabled"
+            NvError.BAD_VALUE, "CDMA converts integers to fp16 only with its converter enabled"
         )
     if not cdma.get("D_CVT_CFG", "CVT_EN"):
         return cube if cube.dtype == DTYPES[precision] else saturate(cube.astype(np.int64), bits)

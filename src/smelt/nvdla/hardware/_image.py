@@ -124,8 +124,8 @@ def read_image(
     if shape.kernel_width != 1 or reach > lines.shape[1]:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"image windows reach element {reach} of lines of {lines.shape[1]};"
-            " kernels must be one column wide",
+            f"image windows read element {reach} of lines of {lines.shape[1]}; kernels must be "
+            "one column wide",
         )
     windows = np.lib.stride_tricks.as_strided(
         lines,
@@ -180,7 +180,7 @@ def _read_pixels(operation: Operation) -> np.ndarray:
     number = cdma.get("D_DATAIN_FORMAT", "PIXEL_FORMAT")
     if number >= len(PIXEL_FORMATS) or cdma.get("D_DATAIN_FORMAT", "PIXEL_MAPPING"):
         raise NvdlaError(
-            NvError.NOT_SUPPORTED, f"pixel format {number} or its mapping is none that CDMA reads"
+            NvError.NOT_SUPPORTED, f"CDMA does not support pixel format {number} or its mapping"
         )
     pixel = PIXEL_FORMATS[number]
     size = (

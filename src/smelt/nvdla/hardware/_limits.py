@@ -64,7 +64,7 @@ class TaskLimits:
         rest = f" and {len(near) - _SHOWN} more" if len(near) > _SHOWN else ""
         raise NvdlaError(
             NvError.INVALID_ADDRESS,
-            f"{what} leads to {wanted}, which is not this task's; its memory is {shown}{rest}",
+            f"{what} is at {wanted}, which is outside the memory of this task: {shown}{rest}",
         )
 
     def check_write(self, wanted: AddressSpan, what: str) -> None:
@@ -78,13 +78,15 @@ class TaskLimits:
             if span.space is wanted.space and span.start < wanted.end and wanted.start < span.end:
                 raise NvdlaError(
                     NvError.INVALID_ADDRESS,
-                    f"{what} writes {wanted}, over the task's own descriptors at {span}",
+                    f"{what} writes {wanted}, which overlaps the task's descriptors at {span}",
                 )
 
     def check_time(self) -> None:
         """Check that the task's time is not up. Raises NvdlaError(TIMEOUT): it is."""
         if time.monotonic() > self.deadline_s:
-            raise NvdlaError(NvError.TIMEOUT, "the task's time was up while an engine still worked")
+            raise NvdlaError(
+                NvError.TIMEOUT, "the task timed out while an engine was still running"
+            )
 
 
 def _contains(span: AddressSpan, wanted: AddressSpan) -> bool:

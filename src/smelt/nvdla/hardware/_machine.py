@@ -136,8 +136,8 @@ class MachineMemory:
 def _out_of_memory(chain: Chain) -> NvdlaError:
     return NvdlaError(
         NvError.INSUFFICIENT_MEMORY,
-        f"the model of {' and '.join(chain.engines)} finds no memory for its arrays; make the"
-        " operation smaller",
+        f"there is not enough memory to model {' and '.join(chain.engines)}; make the operation "
+        "smaller",
     )
 
 

@@ -199,8 +199,8 @@ def _check_size(surface: Surface) -> None:
 def _oversize(surface: Surface, memory_bytes: int) -> NvdlaError:
     return NvdlaError(
         NvError.INVALID_SIZE,
-        f"{surface.register}: a surface of {surface.size_bytes} bytes is more than memory has,"
-        f" {memory_bytes}; its strides make it overlap itself, check its sizes",
+        f"{surface.register}: a surface of {surface.size_bytes} bytes is larger than the memory "
+        f"of {memory_bytes}, so it overlaps itself; check its sizes and strides",
     )
 
 

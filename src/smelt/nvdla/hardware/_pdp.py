@@ -76,8 +76,8 @@ def run_pdp(operation: Operation, flying: Array | None) -> None:
     if cube.shape != expected or cube.dtype != DTYPES[precision]:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"PDP expects {expected} {precision.name.lower()} elements but SDP hands over"
-            f" {cube.shape} {cube.dtype}",
+            f"PDP expects {expected} {precision.name.lower()} elements, but SDP passes "
+            f"{cube.shape} {cube.dtype}",
         )
     operation.dma.write_cube(target, _pool_in_tiles(operation, precision, cube, columns, rows))
     outputs = target.surfaces * rows.size_out * columns.size_out
@@ -129,9 +129,9 @@ def _windows(registers: GroupRegisters) -> tuple[Pooling, Pooling]:
         if axis.kernel > 8 or axis.padded_counts().max() >= axis.kernel:
             raise NvdlaError(
                 NvError.BAD_VALUE,
-                f"PDP {name}: a window of {axis.kernel} elements, step {axis.stride}, from"
-                f" {-axis.pad_before} over {axis.size_in} to {axis.size_out} outputs has a window"
-                " without input, or more than 8 elements",
+                f"PDP {name}: a window of {axis.kernel} elements, stride {axis.stride} and "
+                f"padding {axis.pad_before}, over {axis.size_in} inputs to {axis.size_out} "
+                "outputs, has a window without input or more than 8 elements",
             )
     return columns, rows
 
@@ -171,7 +171,7 @@ def _pool(
 ) -> np.ndarray:
     method = registers.get("D_OPERATION_MODE_CFG", "POOLING_METHOD")
     if method > MINIMUM:
-        raise NvdlaError(NvError.BAD_VALUE, f"PDP pooling method {method} does not exist")
+        raise NvdlaError(NvError.BAD_VALUE, f"the PDP pooling method {method} is not defined")
     reciprocals = (
         registers.get("D_RECIP_KERNEL_WIDTH", "RECIP_KERNEL_WIDTH"),
         registers.get("D_RECIP_KERNEL_HEIGHT", "RECIP_KERNEL_HEIGHT"),

@@ -34,7 +34,7 @@ def run_rubik(operation: Operation) -> None:
     elif mode == MERGE:
         _merge(operation, precision)
     else:
-        raise NvdlaError(NvError.BAD_VALUE, f"RUBIK mode {mode} does not exist")
+        raise NvdlaError(NvError.BAD_VALUE, f"the RUBIK mode {mode} is not defined")
 
 
 def _surface(

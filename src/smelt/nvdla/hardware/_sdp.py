@@ -193,8 +193,8 @@ def _accept(flying: np.ndarray, shape: SdpShape) -> np.ndarray:
     ):
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"SDP expects {shape.batches} x {shape.height} x {shape.width} x {shape.channels}"
-            f" but the convolution hands over {batches} x {height} x {width} x {channels}",
+            f"SDP expects {shape.batches} x {shape.height} x {shape.width} x {shape.channels}, "
+            f"but the convolution passes {batches} x {height} x {width} x {channels}",
         )
     return np.pad(flying, ((0, 0), (0, 0), (0, 0), (0, shape.lanes - channels)))
 
@@ -392,8 +392,8 @@ def check_sdp(operation: Operation) -> None:
     elif shape.width * shape.height * shape.lanes > operation.dma.memory_bytes:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"SDP hands PDP {shape.width * shape.height * shape.lanes} elements, more than memory"
-            " has bytes; check its sizes",
+            f"SDP passes {shape.width * shape.height * shape.lanes} elements to PDP, more than "
+            "the memory has bytes; check its sizes",
         )
 
 

@@ -48,8 +48,8 @@ def _required(operand: np.ndarray | None, stage: str, unit: str) -> np.ndarray:
     if operand is None:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"SDP's {stage} stage takes its {unit} operand from memory, but no read DMA brings it;"
-            " the hardware would wait for ever",
+            f"SDP's {stage} stage takes its {unit} operand from memory, but no read DMA is "
+            "enabled for it; the hardware would wait forever",
         )
     return operand
 

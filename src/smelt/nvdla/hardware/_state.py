@@ -57,7 +57,8 @@ class GroupRegisters:
         value = self.get(name, field)
         if value > max(Precision):
             raise NvdlaError(
-                NvError.BAD_VALUE, f"{self.block}.{name}.{field} is {value}, which is no precision"
+                NvError.BAD_VALUE,
+                f"{self.block}.{name}.{field} is {value}, which is not a precision",
             )
         return Precision(value)
 

@@ -56,7 +56,8 @@ def read_weight_elements(operation: Operation, precision: Precision, count: int)
         return _flush(operation, data.view(dtype))
     if not operation.configuration.has_compression:
         raise NvdlaError(
-            NvError.NOT_SUPPORTED, f"{operation.configuration.name} reads no compressed weights"
+            NvError.NOT_SUPPORTED,
+            f"{operation.configuration.name} does not support compressed weights",
         )
     mask_bytes = operation.dma.read_bytes(
         space,

@@ -2,7 +2,7 @@
 
 from smelt.nvdla._descriptor_codec import Descriptor, DescriptorLayout
 from smelt.nvdla.loadable._descriptors import (
-    MOST_BDMA_TRANSFERS,
+    MAX_BDMA_TRANSFERS,
     OPERATION_CLASSES,
     OPERATION_STRIDE_BYTES,
     STATISTICS_STRIDE_BYTES,
@@ -101,7 +101,7 @@ __all__ = [
     "EMU_BUFFERS_BYTES",
     "EMU_OPERATION_BYTES",
     "LOADABLE_VERSION",
-    "MOST_BDMA_TRANSFERS",
+    "MAX_BDMA_TRANSFERS",
     "OPERATION_CLASSES",
     "OPERATION_STRIDE_BYTES",
     "STATISTICS_STRIDE_BYTES",

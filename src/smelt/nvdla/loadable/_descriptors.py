@@ -16,7 +16,7 @@ OPERATION_STRIDE_BYTES: Final = 116
 SURFACE_STRIDE_BYTES: Final = 644
 """From one operation's surfaces to the next in ``surf_list``."""
 STATISTICS_STRIDE_BYTES: Final = 44
-MOST_BDMA_TRANSFERS: Final = 20
+MAX_BDMA_TRANSFERS: Final = 20
 
 
 class OperationType(IntEnum):
@@ -170,7 +170,7 @@ class BdmaSurface(Descriptor):
     source_type: int = at(0, "u8")
     destination_type: int = at(1, "u8")
     num_transfers: int = at(2, "u16")
-    transfers: tuple[BdmaTransfer, ...] = at(4, BdmaTransfer, MOST_BDMA_TRANSFERS)
+    transfers: tuple[BdmaTransfer, ...] = at(4, BdmaTransfer, MAX_BDMA_TRANSFERS)
 
 
 @dataclass(frozen=True, slots=True)

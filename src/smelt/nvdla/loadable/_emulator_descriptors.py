@@ -135,7 +135,7 @@ def find_emu_format(number: int, layout: DescriptorLayout) -> EmuFormat:
     if number >= len(formats):
         raise NvdlaError(
             NvError.NOT_SUPPORTED,
-            f"format {number} is not known; 0 to {len(formats) - 1} are",
+            f"format {number} is unknown; it must be 0 to {len(formats) - 1}",
         )
     return formats[number]
 
@@ -153,8 +153,8 @@ def find_emu_layout(operation_list_bytes: int, num_operations: int) -> Descripto
     ):
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"an emulated task of {num_operations} operations has a list of "
-            f"{operation_list_bytes} bytes: at least 16 each are needed",
+            f"an emulated task of {num_operations} operations has an operation list of "
+            f"{operation_list_bytes} bytes; each operation needs at least 16",
         )
     return DescriptorLayout.WITHOUT_OFFSETS
 
@@ -167,7 +167,9 @@ def read_emu_operation(data: bytes, index: int, layout: DescriptorLayout) -> Emu
     """
     offset = index * EMU_OPERATION_BYTES[layout]
     if not 0 <= offset < len(data):
-        raise NvdlaError(NvError.INVALID_SIZE, f"emulated operation {index} lies outside its list")
+        raise NvdlaError(
+            NvError.INVALID_SIZE, f"emulated operation {index} lies outside the operation list"
+        )
     is_new = layout is DescriptorLayout.WITH_OFFSETS
     match data[offset]:
         case EmuOperationType.POWER if is_new:
@@ -182,7 +184,7 @@ def read_emu_operation(data: bytes, index: int, layout: DescriptorLayout) -> Emu
         case kind:
             raise NvdlaError(
                 NvError.NOT_SUPPORTED,
-                f"emulated operation {index} has type {kind}: power is 0, softmax is 1",
+                f"emulated operation {index} has type {kind}; it must be 0 (power) or 1 (softmax)",
             )
 
 

@@ -28,7 +28,7 @@ _SCALARS: Final = {
     "u64": ("Uint64", 8),
 }
 _VERSION_BYTES: Final = 3
-_MOST_BYTES: Final = 1 << 31
+_MAX_BYTES: Final = 1 << 31
 """A FlatBuffers file's offsets are 32 bits, some of them signed."""
 
 
@@ -55,7 +55,7 @@ class TableReader:
     """Reads one file. Everything it refuses is a ModelFormatError that says what and where."""
 
     def __init__(self, data: bytes) -> None:
-        if len(data) >= _MOST_BYTES:
+        if len(data) >= _MAX_BYTES:
             raise ModelFormatError(f"a loadable has less than 2 GiB; this one has {len(data)}")
         package = import_flatbuffers()
         self._table: Callable[[bytes, int], Any] = package.table.Table
@@ -68,12 +68,12 @@ class TableReader:
     def read_root(self, cls: type[Any]) -> dict[str, Any]:
         """Read the root's fields."""
         if len(self._data) < 8:
-            raise ModelFormatError(f"a loadable of {len(self._data)} bytes: it is cut short")
+            raise ModelFormatError(f"a loadable of {len(self._data)} bytes is truncated")
         root = self._scalar("u32", 0)
         if root + 4 > len(self._data):
             raise ModelFormatError(
-                "not an NVDLA loadable (no FlatBuffers header): its first word names byte "
-                f"{root} of {len(self._data)}"
+                f"not an NVDLA loadable (no FlatBuffers header): its root offset is {root}, and "
+                f"it has {len(self._data)} bytes"
             )
         fields_read = self._read_table(cls, root, "loadable")
         self._check_overlaps()
@@ -97,17 +97,17 @@ class TableReader:
         length = table.Get(self._flags.Uint16Flags, vtable)
         size = table.Get(self._flags.Uint16Flags, vtable + 2)
         if length < 4 or length % 2:
-            raise ModelFormatError(f"{where}'s field list says it has {length} bytes")
+            raise ModelFormatError(f"the vtable of {where} has the invalid size {length}")
         self._need(vtable, length, f"{where}'s field list")
         if size < 4:
-            raise ModelFormatError(f"{where} says it has {size} bytes")
+            raise ModelFormatError(f"{where} has the invalid size {size}")
         self._take(position, size, where)
         return table, size
 
     def _read_slot(self, table: int, offset: int, size: int, slot: Slot, where: str) -> Any:
         at, width = table + offset, self._width(slot)
         if offset < 4:
-            raise ModelFormatError(f"{where} lies at byte {offset} of its table, before its fields")
+            raise ModelFormatError(f"{where} is at byte {offset} of its table, before the fields")
         if offset >= size:  # compilers of 2018 put the version right behind the table
             self._take(at, width, where)
         elif offset + width > size:

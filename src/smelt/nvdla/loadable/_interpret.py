@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     D = TypeVar("D", bound=Descriptor)
     Entry = TypeVar("Entry", Address, Memory, Task)
 
-_MOST_ROIS: Final = 1 << 16
+_MAX_ROIS: Final = 1 << 16
 _KNOWN_FIRMWARE: Final = ((0, 10), (0, 11), (0, 12))
 
 
@@ -175,13 +175,13 @@ class Contents:
         entry = self.addresses.get(task.address_list[index])
         if entry is None:
             raise ModelFormatError(
-                f"task {task.id}: address {index} is entry {task.address_list[index]} of the "
-                "address list, which has no such entry"
+                f"task {task.id}: address {index} refers to entry {task.address_list[index]} of "
+                "the address list, which does not exist"
             )
         memory = self.memories.get(entry.mem_id)
         if memory is None:
             raise ModelFormatError(
-                f"address {entry.id} lies in memory {entry.mem_id}, which is not in the list"
+                f"address {entry.id} is in memory {entry.mem_id}, which is not in the memory list"
             )
         room = memory.size - entry.offset
         if room < 0 or entry.size > room:
@@ -204,7 +204,7 @@ class Contents:
             if blob is None:
                 if name:
                     raise ModelFormatError(
-                        f"memory {memory.id} holds {name!r}: there is no such blob"
+                        f"memory {memory.id} refers to the blob {name!r}, which does not exist"
                     )
                 continue
             low, high = max(start, offset), min(start + size, offset + len(blob.data))
@@ -286,7 +286,7 @@ def _view_operation(
         kind = OperationType(common.op_type)
     except ValueError as error:
         raise ModelFormatError(
-            f"operation {index} has type {common.op_type}: 0 to 5 are known"
+            f"operation {index} has type {common.op_type}; it must be 0 to 5"
         ) from error
     operation = OPERATION_CLASSES[kind].from_bytes(listed, index * OPERATION_STRIDE_BYTES, layout)
     surface = SURFACE_CLASSES[kind].from_bytes(surfaces, index * SURFACE_STRIDE_BYTES, layout)
@@ -324,7 +324,7 @@ def _read_rois(contents: Contents, task: Task, network: NetworkDescriptor) -> tu
         return ()
     head, size = RoiArray.size_bytes(), Roi.size_bytes()
     data = contents.read(task, network.roi_array_index, head, "the regions of interest")
-    count = min(RoiArray.from_bytes(data).array_length, network.num_rois, _MOST_ROIS)
+    count = min(RoiArray.from_bytes(data).array_length, network.num_rois, _MAX_ROIS)
     data = contents.read(
         task, network.roi_array_index, head + size * count, "the regions of interest"
     )

@@ -63,13 +63,14 @@ class Loadable:
             raise ModelFormatError("not an NVDLA loadable: loadable.version is missing")
         if made["version"].major != LOADABLE_VERSION.major:
             raise UnsupportedError(
-                f"a loadable of version {made['version']}; {LOADABLE_VERSION} is known"
+                f"the loadable has version {made['version']}; version {LOADABLE_VERSION} is "
+                "supported"
             )
         loadable = cls(**made, has_identifier=content[4:8] == _IDENTIFIER)
         for blob in loadable.blobs:
             if blob.size not in (0, len(blob.data)):
                 raise ModelFormatError(
-                    f"blob {blob.name!r} says it has {blob.size} bytes and has {len(blob.data)}"
+                    f"blob {blob.name!r} declares {blob.size} bytes and has {len(blob.data)}"
                 )
         return loadable
 
@@ -84,5 +85,5 @@ class Loadable:
             return TableWriter().write_root(Loadable, self, identifier)
         except (TypeError, OverflowError, struct.error) as error:
             raise NvdlaError(
-                NvError.BAD_VALUE, f"this loadable has a value that its field cannot hold: {error}"
+                NvError.BAD_VALUE, f"a value does not fit into its field of the loadable: {error}"
             ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-from smelt.errors import masked
+from smelt.errors import sanitize_name
 from smelt.nvdla._status import NvdlaError
 from smelt.nvdla.loadable._descriptors import (
     BdmaSurface,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def format_text(view: Interpretation) -> str:
     """The whole as text for people."""
-    return "\n".join(map(masked, _lines(view)))
+    return "\n".join(map(sanitize_name, _lines(view)))
 
 
 def _lines(view: Interpretation) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _task_lines(view: TaskView) -> Iterator[str]:
         for emulated in view.operations:
             yield from _emulated_lines(emulated, view.layout)
         return
-    yield f"{head}: no one here knows this interface"
+    yield f"{head}: unknown interface"
 
 
 def _operation_lines(view: OperationView) -> Iterator[str]:

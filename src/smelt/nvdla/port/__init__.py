@@ -13,8 +13,8 @@ from smelt.nvdla.port._machine import MachineDriver
 from smelt.nvdla.port._server import PortServer
 from smelt.nvdla.port._traced import TracedDriver
 from smelt.nvdla.port._types import (
-    MOST_ADDRESSES_PER_TASK,
-    MOST_TASKS_PER_SUBMIT,
+    MAX_ADDRESSES_PER_TASK,
+    MAX_TASKS_PER_SUBMIT,
     SIZE_LIMIT_BYTES,
     Bytes,
     DeviceHardware,
@@ -26,8 +26,8 @@ from smelt.nvdla.port._types import (
 )
 
 __all__ = [
-    "MOST_ADDRESSES_PER_TASK",
-    "MOST_TASKS_PER_SUBMIT",
+    "MAX_ADDRESSES_PER_TASK",
+    "MAX_TASKS_PER_SUBMIT",
     "SIZE_LIMIT_BYTES",
     "Bytes",
     "DeviceFile",

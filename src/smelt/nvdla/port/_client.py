@@ -15,7 +15,7 @@ import numpy as np
 
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.port._frames import (
-    MOST_DATA_BYTES,
+    MAX_DATA_BYTES,
     AllocateRequest,
     DeviceRequest,
     Frame,
@@ -31,7 +31,7 @@ from smelt.nvdla.port._frames import (
 )
 from smelt.nvdla.port._handles import HandlePort
 from smelt.nvdla.port._types import DeviceHardware
-from smelt.types import path_from
+from smelt.types import require_path
 
 if TYPE_CHECKING:
     import os
@@ -64,7 +64,7 @@ class SocketPort(HandlePort[int, _Mirror]):
         Raises:
             NvdlaError: DEVICE_NOT_FOUND, no one listens there.
         """
-        name = str(path_from(path, "a socket"))
+        name = str(require_path(path, "a socket"))
         super().__init__()
         self._hardware: DeviceHardware | None = None
         self._lock: Final = threading.Lock()
@@ -76,7 +76,7 @@ class SocketPort(HandlePort[int, _Mirror]):
             self._connection.close()
             raise NvdlaError(
                 NvError.DEVICE_NOT_FOUND,
-                f"no one listens at {name!r} ({error}); start: smelt dla serve",
+                f"no server listens at {name!r} ({error}); start one with: smelt dla serve",
             ) from error
 
     @property
@@ -104,7 +104,7 @@ class SocketPort(HandlePort[int, _Mirror]):
         """Write to the debug console of the other process too."""
         super().debug_printf(message, *args)
         text = message % args if args else message
-        self._ask(Kind.PRINT, text.encode()[:MOST_DATA_BYTES])
+        self._ask(Kind.PRINT, text.encode()[:MAX_DATA_BYTES])
 
     def _open_device(self, instance: int) -> int:
         payload = self._ask(Kind.OPEN, OpenRequest(instance).to_bytes()).payload
@@ -144,9 +144,9 @@ class SocketPort(HandlePort[int, _Mirror]):
     def _upload(self, device: int, mirror: _Mirror) -> None:
         if np.array_equal(mirror.data, mirror.sent):
             return
-        for start in range(0, mirror.data.nbytes, MOST_DATA_BYTES):
-            part = mirror.data[start : start + MOST_DATA_BYTES]
-            sent = mirror.sent[start : start + MOST_DATA_BYTES]
+        for start in range(0, mirror.data.nbytes, MAX_DATA_BYTES):
+            part = mirror.data[start : start + MAX_DATA_BYTES]
+            sent = mirror.sent[start : start + MAX_DATA_BYTES]
             if not np.array_equal(part, sent):
                 place = MemoryRequest(device, mirror.handle, start)
                 self._ask(Kind.WRITE, place.to_bytes(), part.tobytes())
@@ -166,10 +166,10 @@ class SocketPort(HandlePort[int, _Mirror]):
             except (OSError, ProtocolError) as error:
                 self._connection.close()
                 raise NvdlaError(
-                    NvError.DISCONNECTED, f"the driver's process is gone: {error}"
+                    NvError.DISCONNECTED, f"the server process has ended: {error}"
                 ) from error
         if frame is None:
-            raise NvdlaError(NvError.DISCONNECTED, "the driver's process has ended the connection")
+            raise NvdlaError(NvError.DISCONNECTED, "the server process has closed the connection")
         if frame.kind is Kind.FAILED:
             raise NvdlaError(_status(frame.status), frame.payload.decode(errors="replace"))
         return frame
@@ -181,7 +181,7 @@ def _read_hardware(reply: OpenReply, name: bytes) -> DeviceHardware | None:
     if reply.atom_bytes % 2:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"the driver's process says that an atom has {reply.atom_bytes} bytes: an even number",
+            f"the server process reports an atom of {reply.atom_bytes} bytes; it must be even",
         )
     return DeviceHardware(name.decode(errors="replace"), reply.atom_bytes)
 
@@ -191,7 +191,7 @@ def _store(payload: bytes, mirrors: Mapping[int, _Mirror]) -> None:
     part = np.frombuffer(payload, np.uint8, offset=MemoryRequest.size_bytes())
     mirror = mirrors.get(place.memory)
     if mirror is None or place.offset + part.nbytes > mirror.data.nbytes:
-        raise ProtocolError("the driver's process sent memory that was not asked for")
+        raise ProtocolError("the server process sent memory that was not requested")
     mirror.data[place.offset : place.offset + part.nbytes] = part
     mirror.sent[place.offset : place.offset + part.nbytes] = part
 

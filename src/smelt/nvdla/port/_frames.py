@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from smelt.nvdla._descriptor_codec import Descriptor, at
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.port._types import (
-    MOST_ADDRESSES_PER_TASK,
-    MOST_TASKS_PER_SUBMIT,
+    MAX_ADDRESSES_PER_TASK,
+    MAX_TASKS_PER_SUBMIT,
     NvDlaMemDesc,
     NvDlaTask,
 )
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAGIC: Final = 0x414C4453
-MOST_DATA_BYTES: Final = 4 << 20
+MAX_DATA_BYTES: Final = 4 << 20
 """Of memory in one frame; more goes in several."""
 
 
@@ -123,10 +123,10 @@ class TaskAddress(Descriptor):
     offset: int = at(8, "u64")
 
 
-_MOST_TASK_BYTES: Final = MOST_TASKS_PER_SUBMIT * (
-    TaskHead.size_bytes() + MOST_ADDRESSES_PER_TASK * TaskAddress.size_bytes()
+_MAX_TASK_BYTES: Final = MAX_TASKS_PER_SUBMIT * (
+    TaskHead.size_bytes() + MAX_ADDRESSES_PER_TASK * TaskAddress.size_bytes()
 )
-MOST_PAYLOAD_BYTES: Final = 64 + max(MOST_DATA_BYTES, _MOST_TASK_BYTES)
+MAX_PAYLOAD_BYTES: Final = 64 + max(MAX_DATA_BYTES, _MAX_TASK_BYTES)
 
 
 class Frame(NamedTuple):
@@ -169,23 +169,21 @@ def receive_frame(
     until = begin()
     data += _receive(connection, FrameHead.size_bytes() - len(data), until)
     if len(data) < FrameHead.size_bytes():
-        raise ProtocolError("a frame's head is cut short")
+        raise ProtocolError("the header of a frame is truncated")
     head = FrameHead.from_bytes(data)
     if head.magic != MAGIC:
+        raise ProtocolError(f"a frame starts with {data[:4].hex()}: the peer uses another protocol")
+    if head.length > MAX_PAYLOAD_BYTES:
         raise ProtocolError(
-            f"a frame starts with {data[:4].hex()}: this peer speaks another language"
-        )
-    if head.length > MOST_PAYLOAD_BYTES:
-        raise ProtocolError(
-            f"a frame says it has {head.length} bytes; at most {MOST_PAYLOAD_BYTES}"
+            f"a frame declares {head.length} bytes; at most {MAX_PAYLOAD_BYTES} are allowed"
         )
     try:
         kind = Kind(head.kind)
     except ValueError as error:
-        raise ProtocolError(f"a frame has kind {head.kind}, which means nothing") from error
+        raise ProtocolError(f"a frame has the unknown kind {head.kind}") from error
     payload = _receive(connection, head.length, until)
     if len(payload) < head.length:
-        raise ProtocolError(f"a {kind.name} frame is cut short")
+        raise ProtocolError(f"a {kind.name} frame is truncated")
     return Frame(kind, head.status, payload)
 
 
@@ -221,15 +219,15 @@ def unpack_tasks(data: bytes, offset: int) -> list[NvDlaTask]:
     """Read tasks. Raises NvdlaError: they are malformed."""
     tasks: list[NvDlaTask] = []
     while offset < len(data):
-        if len(tasks) == MOST_TASKS_PER_SUBMIT:
+        if len(tasks) == MAX_TASKS_PER_SUBMIT:
             raise NvdlaError(
-                NvError.BAD_PARAMETER, f"a submission has more than {MOST_TASKS_PER_SUBMIT} tasks"
+                NvError.BAD_PARAMETER, f"a submission has more than {MAX_TASKS_PER_SUBMIT} tasks"
             )
         head = TaskHead.from_bytes(data, offset)
         offset += TaskHead.size_bytes()
         if offset + head.num_addresses * TaskAddress.size_bytes() > len(data):
             raise NvdlaError(
-                NvError.INVALID_SIZE, f"task {head.task_id} of a submission is cut short"
+                NvError.INVALID_SIZE, f"task {head.task_id} of a submission is truncated"
             )
         places: list[NvDlaMemDesc] = []
         for _ in range(head.num_addresses):

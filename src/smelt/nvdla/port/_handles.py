@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.port._types import (
-    MOST_ADDRESSES_PER_TASK,
-    MOST_TASKS_PER_SUBMIT,
+    MAX_ADDRESSES_PER_TASK,
+    MAX_TASKS_PER_SUBMIT,
     SIZE_LIMIT_BYTES,
     Bytes,
     NvDlaHeap,
@@ -140,7 +140,7 @@ class HandlePort(ABC, Generic[D, M]):
                 if handle not in device.memory:
                     raise NvdlaError(
                         NvError.BAD_PARAMETER,
-                        f"a task names memory {handle}, which is not allocated on this device",
+                        f"a task uses memory {handle}, which is not allocated on this device",
                     )
                 memory[handle] = device.memory[handle].memory
             sizes = {handle: device.memory[handle].data.nbytes for handle in named}
@@ -190,8 +190,8 @@ class HandlePort(ABC, Generic[D, M]):
             if allocation.data is not data or size != data.nbytes:
                 raise NvdlaError(
                     NvError.BAD_PARAMETER,
-                    f"memory {mem_handle} has {allocation.data.nbytes} bytes elsewhere: give back "
-                    "what alloc_mem gave",
+                    f"memory {mem_handle} has {allocation.data.nbytes} bytes at another address: "
+                    "pass the pointer that alloc_mem returned",
                 )
             self._free(device.key, allocation.memory)
             del device.memory[mem_handle]
@@ -240,25 +240,27 @@ def check_allocation(size: int, heap: int) -> NvDlaHeap:
     if not 0 < size < SIZE_LIMIT_BYTES:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"{size} bytes of memory: an allocation has 1 byte to 4 GiB less one",
+            f"an allocation has {size} bytes; it must have 1 byte to 4 GiB less one",
         )
     try:
         return NvDlaHeap(heap)
     except ValueError as error:
-        raise NvdlaError(NvError.BAD_PARAMETER, f"heap {heap}: SYSTEM is 0, SRAM is 1") from error
+        raise NvdlaError(
+            NvError.BAD_PARAMETER, f"the heap is {heap}; it must be 0 (SYSTEM) or 1 (SRAM)"
+        ) from error
 
 
 def check_tasks(tasks: Sequence[NvDlaTask]) -> None:
     """Refuse what no submission can hold."""
-    if not 0 < len(tasks) <= MOST_TASKS_PER_SUBMIT:
+    if not 0 < len(tasks) <= MAX_TASKS_PER_SUBMIT:
         raise NvdlaError(
             NvError.BAD_PARAMETER,
-            f"{len(tasks)} tasks in one submission: 1 to {MOST_TASKS_PER_SUBMIT} are allowed",
+            f"a submission has {len(tasks)} tasks; 1 to {MAX_TASKS_PER_SUBMIT} are allowed",
         )
     for task in tasks:
-        if not 0 < task.num_addresses <= MOST_ADDRESSES_PER_TASK:
+        if not 0 < task.num_addresses <= MAX_ADDRESSES_PER_TASK:
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
-                f"task {task.task_id} has {task.num_addresses} addresses: "
-                f"1 to {MOST_ADDRESSES_PER_TASK} are allowed",
+                f"task {task.task_id} has {task.num_addresses} addresses; 1 to "
+                f"{MAX_ADDRESSES_PER_TASK} are allowed",
             )

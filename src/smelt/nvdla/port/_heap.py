@@ -45,15 +45,17 @@ class PageHeap:
                 return start
         raise NvdlaError(
             NvError.INSUFFICIENT_MEMORY,
-            f"{size_bytes} bytes of {self._name}: {self.free_bytes} are free, and no piece is "
-            "large enough",
+            f"cannot allocate {size_bytes} bytes of {self._name}: {self.free_bytes} are free, and "
+            "no contiguous block is large enough",
         )
 
     def release(self, address: int) -> None:
         """Take pages back. Raises NvdlaError(BAD_PARAMETER): they are not in use."""
         end = self._used.pop(address, None)
         if end is None:
-            raise NvdlaError(NvError.BAD_PARAMETER, f"no {self._name} is allocated at {address:#x}")
+            raise NvdlaError(
+                NvError.BAD_PARAMETER, f"there is no allocation of {self._name} at {address:#x}"
+            )
         index = bisect.bisect(self._free, (address, end))
         start = address
         if index < len(self._free) and self._free[index][0] == end:

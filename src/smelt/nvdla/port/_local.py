@@ -30,7 +30,8 @@ class LocalPort(HandlePort[int, Region]):
         count = self._driver.num_devices
         if instance >= count:
             raise NvdlaError(
-                NvError.BAD_PARAMETER, f"device instance {instance}: there are {count}, from 0 on"
+                NvError.BAD_PARAMETER,
+                f"device instance {instance} does not exist: there are {count}, numbered from 0",
             )
         return instance
 

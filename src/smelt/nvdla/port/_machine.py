@@ -78,7 +78,7 @@ class MachineDriver:
             configuration = find_configuration(configuration)
         if num_devices < 1:
             raise NvdlaError(
-                NvError.BAD_PARAMETER, f"{num_devices} devices: at least one is needed"
+                NvError.BAD_PARAMETER, f"{num_devices} devices are given; at least one is needed"
             )
         self.configuration: Final = configuration
         self._timeout_s: Final = timeout_s
@@ -177,8 +177,8 @@ def _mapped_memory(owner: _Instance, task: PhysicalTask) -> tuple[AddressSpan, .
         if at < 0 or not allocated[at][1].holds(place):
             raise NvdlaError(
                 NvError.INVALID_ADDRESS,
-                f"address {index} of the task, {place.space.name} {place.address:#x}, lies in no"
-                " memory that was allocated",
+                f"address {index} of the task, {place.space.name} {place.address:#x}, is not in "
+                "allocated memory",
             )
         mapped.add(allocated[at][1])
     return tuple(sorted(mapped))

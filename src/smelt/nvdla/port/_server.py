@@ -19,7 +19,7 @@ import numpy as np
 from smelt.errors import DeviceError, InternalError
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.port._frames import (
-    MOST_DATA_BYTES,
+    MAX_DATA_BYTES,
     AllocateRequest,
     DeviceRequest,
     Frame,
@@ -35,7 +35,7 @@ from smelt.nvdla.port._frames import (
 )
 from smelt.nvdla.port._handles import check_allocation
 from smelt.nvdla.port._local import LocalPort
-from smelt.types import Closeable, Limit, override, path_from, start_thread
+from smelt.types import Closeable, Limit, override, require_path, start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -72,7 +72,7 @@ class PortServer(Closeable):
             NvdlaError: BUSY, another server listens there; PATH_ALREADY_EXISTS, a file of another
                 kind is there; RESOURCE_ERROR, the path cannot be used.
         """
-        self._path: Final = path_from(path, "a socket")
+        self._path: Final = require_path(path, "a socket")
         self._driver: Final = driver
         self._is_closing = threading.Event()
         self._slots: Final = threading.BoundedSemaphore(Limit.MAX_CLIENTS.most)
@@ -102,7 +102,10 @@ class PortServer(Closeable):
                     continue
                 raise
             if not self._slots.acquire(blocking=False) and not self._drop_idle_client():
-                _LOG.warning("a client is refused: MAX_CLIENTS is %d", Limit.MAX_CLIENTS.most)
+                _LOG.warning(
+                    "a client was refused: the server has its maximum of MAX_CLIENTS (%d) clients",
+                    Limit.MAX_CLIENTS.most,
+                )
                 connection.close()
                 continue
             client = _ClientSession(connection, LocalPort(self._driver), self._quota)
@@ -113,7 +116,7 @@ class PortServer(Closeable):
             try:
                 start_thread(self._serve, client)
             except DeviceError as error:
-                _LOG.warning("a client is refused: %s", error)
+                _LOG.warning("a client was refused: %s", error)
                 client.refuse()
                 self._release(client)
 
@@ -124,7 +127,7 @@ class PortServer(Closeable):
             if not waiting:
                 return False
             client = min(waiting, key=lambda client: (client.has_asked, client.waits_since))
-            _LOG.warning("a client that asks nothing makes way for another")
+            _LOG.warning("an idle client was disconnected to accept another")
             client.drop()
         return self._slots.acquire(timeout=_FREE_SLOT_TIMEOUT_SECONDS)
 
@@ -188,16 +191,17 @@ def _remove_stale(path: Path) -> None:
             _LOG.debug("the server at %s has clients waiting", path)
         except OSError as error:
             raise NvdlaError(
-                NvError.RESOURCE_ERROR, f"{str(path)!r} cannot be asked for a server: {error}"
+                NvError.RESOURCE_ERROR,
+                f"cannot check whether a server listens at {str(path)!r}: {error}",
             ) from error
-    raise NvdlaError(NvError.BUSY, f"another server listens at {str(path)!r}")
+    raise NvdlaError(NvError.BUSY, f"another server already listens at {str(path)!r}")
 
 
 def _shut(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:
-        _LOG.debug("a connection had ended already: %s", error)
+        _LOG.debug("a connection was already closed: %s", error)
 
 
 class _MemoryQuota:
@@ -212,8 +216,8 @@ class _MemoryQuota:
         with self._lock:
             total = self._allocated_bytes + size_bytes
             if total > Limit.MAX_SERVED_BYTES.most:
-                told = Limit.MAX_SERVED_BYTES.excess(total)
-                raise NvdlaError(NvError.INSUFFICIENT_MEMORY, f"the clients ask for {told}")
+                detail = Limit.MAX_SERVED_BYTES.excess(total)
+                raise NvdlaError(NvError.INSUFFICIENT_MEMORY, f"the clients request {detail}")
             self._allocated_bytes = total
 
     def give_back(self, size_bytes: int) -> None:
@@ -278,7 +282,7 @@ class _ClientSession:
                 try:
                     answer = self._answer(frame)
                 except NvdlaError as error:
-                    text = str(error).encode()[:MOST_DATA_BYTES]
+                    text = str(error).encode()[:MAX_DATA_BYTES]
                     send_frame(self._connection, Kind.FAILED, text, status=error.status or 0)
                 except _FAULTS as error:
                     _LOG.exception("a request of kind %s fails", frame.kind.name)
@@ -287,15 +291,15 @@ class _ClientSession:
                     send_frame(self._connection, Kind.DONE, answer)
                 self._wait()
         except (OSError, ProtocolError) as error:
-            _LOG.warning("a client is dropped: %s", error)
+            _LOG.warning("a client was disconnected: %s", error)
 
     def _fail(self, error: Exception) -> None:
         """Answer that a request met a fault of the driver's own."""
         status = NvError.INVALID_STATE
         if isinstance(error, MemoryError):
             status = NvError.INSUFFICIENT_MEMORY
-        text = f"the device's server fails: {type(error).__name__}: {error}"
-        payload = text.encode(errors="replace")[:MOST_DATA_BYTES]
+        text = f"the device's server failed: {type(error).__name__}: {error}"
+        payload = text.encode(errors="replace")[:MAX_DATA_BYTES]
         send_frame(self._connection, Kind.FAILED, payload, status=status)
 
     def _answer(self, frame: Frame) -> bytes:
@@ -316,7 +320,7 @@ class _ClientSession:
                 self._port.debug_printf("%s", frame.payload.decode(errors="replace"))
                 return b""
             case kind:
-                raise ProtocolError(f"a client sends {kind.name}, which only a server may")
+                raise ProtocolError(f"a client sent {kind.name}, which only a server may send")
 
     def _open(self, instance: int) -> bytes:
         device = self._port.open(self._session, instance)
@@ -367,7 +371,7 @@ class _ClientSession:
         if request.offset + data.nbytes > memory.data.nbytes:
             raise NvdlaError(
                 NvError.INVALID_ADDRESS,
-                f"{data.nbytes} bytes at {request.offset} lie outside memory of "
+                f"{data.nbytes} bytes at offset {request.offset} are outside the memory of "
                 f"{memory.data.nbytes} bytes",
             )
         memory.data[request.offset : request.offset + data.nbytes] = data

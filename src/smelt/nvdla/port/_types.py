@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MOST_ADDRESSES_PER_TASK: Final = 6144
-MOST_TASKS_PER_SUBMIT: Final = 24
+MAX_ADDRESSES_PER_TASK: Final = 6144
+MAX_TASKS_PER_SUBMIT: Final = 24
 SIZE_LIMIT_BYTES: Final = 1 << 32
 
 Bytes: TypeAlias = "NDArray[np.uint8]"

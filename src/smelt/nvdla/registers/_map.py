@@ -46,7 +46,7 @@ class Field:
         if value < 0 or value >> self.width:
             raise NvdlaError(
                 NvError.BAD_VALUE,
-                f"register field {self.name} holds {self.width} bits; {value} does not fit",
+                f"{value} does not fit into register field {self.name} of {self.width} bits",
             )
         return (word & ~self.mask) | (value << self.shift)
 

@@ -40,7 +40,7 @@ class AtomLayout:
             raise NvdlaError(
                 NvError.INVALID_SIZE,
                 f"{what} of {self.channel}x{self.height}x{self.width} elements of "
-                f"{self.element_bytes} bytes lies in memory of {size_bytes} bytes",
+                f"{self.element_bytes} bytes is in memory of only {size_bytes} bytes",
             )
         channel = np.arange(self.channel, dtype=np.int64)
         surface, lane = channel // self.lanes, channel % self.lanes
@@ -54,6 +54,6 @@ class AtomLayout:
         if offset.size and int(offset.max()) >= size_bytes:
             raise NvdlaError(
                 NvError.INVALID_ADDRESS,
-                f"{what} reaches byte {int(offset.max())} of memory of {size_bytes} bytes",
+                f"{what} accesses byte {int(offset.max())} of memory of {size_bytes} bytes",
             )
         return offset

@@ -96,7 +96,7 @@ def _run(
             "they must be the same",
         )
     if kind not in _ATOM_BYTES:
-        raise NvdlaError(NvError.NOT_SUPPORTED, f"the emulator has no {kind.name} arithmetic")
+        raise NvdlaError(NvError.NOT_SUPPORTED, f"the emulator does not support {kind.name}")
     values = _load(source, kind, addresses, "source")
     where = _places(target, kind, addresses, "target")
     if where.shape[:3] != values.shape:

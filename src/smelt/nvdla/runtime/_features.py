@@ -37,7 +37,7 @@ def dtype_of_tensor(tensor: NvDlaTensor) -> np.dtype[np.generic]:
         raise NvdlaError(
             NvError.NOT_SUPPORTED,
             f"tensor {tensor.name!r} has data type {tensor.data_type}; half, int16 and int8 are "
-            "known",
+            "supported",
         )
     return dtype
 

@@ -79,18 +79,20 @@ class DlaImage:
         """
         content = bytes(data)
         if len(content) < _HEAD.size:
-            raise ModelFormatError(f"an image of {len(content)} bytes: it is cut short")
+            raise ModelFormatError(f"an image of {len(content)} bytes is truncated")
         magic, version, number, *fields = _HEAD.unpack_from(content)
         if magic != _MAGIC or version != 0:
-            raise ModelFormatError(f"an image starts with {magic!r}, version {version}")
+            raise ModelFormatError(
+                f"the image header is unknown: it starts with {magic!r}, version {version}"
+            )
         kind = _format_of(number, is_2018=is_2018)
         elements = content[_HEAD.size :]
         width, height, channel, line_stride, surface_stride, size = fields
         expected = width * height * channel * kind.value.element_bytes
         if len(elements) != expected:
             raise ModelFormatError(
-                f"an image of {channel}x{height}x{width} {kind.name} has {len(elements)} bytes "
-                f"instead of {expected}"
+                f"an image of {channel}x{height}x{width} {kind.name} has {len(elements)} bytes, "
+                f"expected {expected}"
             )
         return cls(
             kind, width, height, channel, line_stride, surface_stride, size, elements, is_2018
@@ -100,7 +102,9 @@ class DlaImage:
         """Write the file. Raises NvdlaError(NOT_SUPPORTED): the format had no number in 2018."""
         number = self.format.value.number_2018 if self.is_2018 else self.format.value.number_2019
         if number is None:
-            raise NvdlaError(NvError.NOT_SUPPORTED, f"{self.format.name} had no number in 2018")
+            raise NvdlaError(
+                NvError.NOT_SUPPORTED, f"the 2018 release has no number for {self.format.name}"
+            )
         fields = (self.width, self.height, self.channel)
         strides = (self.line_stride, self.surface_stride, self.size)
         return _HEAD.pack(_MAGIC, 0, number, *fields, *strides) + self.elements
@@ -156,7 +160,7 @@ def _format_of(number: int, *, is_2018: bool) -> ImageFormat:
         layout = kind.value
         if number == (layout.number_2018 if is_2018 else layout.number_2019):
             return kind
-    raise ModelFormatError(f"an image has format {number}, which is not known")
+    raise ModelFormatError(f"an image has the unknown format {number}")
 
 
 def _format_of_tensor(tensor: NvDlaTensor) -> ImageFormat:
@@ -166,7 +170,7 @@ def _format_of_tensor(tensor: NvDlaTensor) -> ImageFormat:
         return _FEATURE_FORMATS[tensor.data_type]
     raise NvdlaError(
         NvError.NOT_SUPPORTED,
-        f"tensor {tensor.name!r} has data type {tensor.data_type}: images have half, int16, int8",
+        f"tensor {tensor.name!r} has data type {tensor.data_type}; images are half, int16 or int8",
     )
 
 

@@ -19,7 +19,7 @@ from smelt.nvdla.loadable import (
     find_interface_version,
 )
 from smelt.nvdla.port import (
-    MOST_ADDRESSES_PER_TASK,
+    MAX_ADDRESSES_PER_TASK,
     NvDlaHeap,
     NvDlaMemDesc,
     NvDlaTask,
@@ -71,7 +71,7 @@ class LoadedNetwork:
         if not (loadable.submits and loadable.tasks and loadable.memories):
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
-                "the loadable needs at least one submission, one task and one memory to load",
+                "the loadable must have at least one submission, one task and one memory",
             )
         network = cls(loadable, device)
         network.addresses = _by_id("address", loadable.addresses)
@@ -127,7 +127,10 @@ class LoadedNetwork:
         for offset, name in sorted(zip(entry.offsets, entry.contents, strict=True)):
             blob = self.blobs.get(name)
             if blob is None:
-                raise NvdlaError(NvError.INVALID_STATE, f"{where} holds {name!r}: no such blob")
+                raise NvdlaError(
+                    NvError.INVALID_STATE,
+                    f"{where} refers to the blob {name!r}, which does not exist",
+                )
             if offset + len(blob.data) > entry.size:
                 raise NvdlaError(
                     NvError.INVALID_STATE,
@@ -149,7 +152,8 @@ class LoadedNetwork:
         if number not in self.tensors:
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
-                f"memory {memory.entry.id} has tensor {number}, which is not in the list",
+                f"memory {memory.entry.id} refers to tensor {number}, which is not in the tensor "
+                "list",
             )
         return number
 
@@ -202,7 +206,7 @@ class LoadedNetwork:
         if pinned.data.nbytes < memory.entry.size:
             raise NvdlaError(
                 NvError.INVALID_SIZE,
-                f"memory of {pinned.data.nbytes} bytes is bound where the network needs "
+                f"memory of {pinned.data.nbytes} bytes is bound, and the network needs "
                 f"{memory.entry.size}",
             )
         memory.pinned = pinned
@@ -224,7 +228,7 @@ class LoadedNetwork:
                 if task is None:
                     raise NvdlaError(
                         NvError.BAD_PARAMETER,
-                        f"submission {entry.id} names task {number}, which does not exist",
+                        f"submission {entry.id} refers to task {number}, which does not exist",
                     )
                 self._run(task, has_emulator=has_emulator)
 
@@ -239,7 +243,7 @@ class LoadedNetwork:
             if task.instance > 0:
                 raise NvdlaError(
                     NvError.BAD_PARAMETER,
-                    f"task {task.id} asks for emulator {task.instance}; there is one",
+                    f"task {task.id} requires emulator {task.instance}; there is only emulator 0",
                 )
             places = [pinned.data[offset:end] for pinned, offset, end in self._places(task)]
             try:
@@ -249,7 +253,8 @@ class LoadedNetwork:
         else:
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
-                f"task {task.id} is for interface {task.interface}: DLA1 is 1, EMU1 is 2",
+                f"task {task.id} is for interface {task.interface}; it must be 1 (DLA1) or 2 "
+                "(EMU1)",
             )
 
     def _dla_task(self, task: Task) -> NvDlaTask:
@@ -257,7 +262,7 @@ class LoadedNetwork:
         if version.major != _DRIVER_MAJOR:
             raise NvdlaError(
                 NvError.NOT_SUPPORTED,
-                f"task {task.id} is for firmware {version}; firmware 0.10 to 0.12 is known",
+                f"task {task.id} is for firmware {version}; firmware 0.10 to 0.12 is supported",
             )
         places = tuple(
             NvDlaMemDesc(pinned.mem_handle, end - offset, offset)
@@ -267,11 +272,11 @@ class LoadedNetwork:
 
     def _places(self, task: Task) -> Iterator[tuple[PinnedMemory, int, int]]:
         """Give the memory, first and last byte of each entry of a task's address list."""
-        if len(task.address_list) > MOST_ADDRESSES_PER_TASK:
+        if len(task.address_list) > MAX_ADDRESSES_PER_TASK:
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
                 f"task {task.id} has {len(task.address_list)} addresses; "
-                f"at most {MOST_ADDRESSES_PER_TASK} are allowed",
+                f"at most {MAX_ADDRESSES_PER_TASK} are allowed",
             )
         for index, number in enumerate(task.address_list):
             where = f"task {task.id}, address {index}"
@@ -283,7 +288,8 @@ class LoadedNetwork:
             memory = self.memories.get(address.mem_id)
             if memory is None:
                 raise NvdlaError(
-                    NvError.BAD_PARAMETER, f"{where}: memory {address.mem_id} is not in the list"
+                    NvError.BAD_PARAMETER,
+                    f"{where}: memory {address.mem_id} is not in the memory list",
                 )
             if memory.pinned is None:
                 raise NvdlaError(NvError.INVALID_STATE, f"{where}: {_explain_unbound(memory)}")
@@ -316,7 +322,7 @@ def _relocated(
     if relocation.reloc_type not in tuple(RelocationType):
         raise NvdlaError(
             NvError.INVALID_STATE,
-            f"a relocation has type {relocation.reloc_type}: line is 1, surface is 2",
+            f"a relocation has type {relocation.reloc_type}; it must be 1 (line) or 2 (surface)",
         )
     if relocation.offset + _STRIDE_BYTES > pinned.data.nbytes:
         raise NvdlaError(

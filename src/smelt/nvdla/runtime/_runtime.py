@@ -94,7 +94,8 @@ class Runtime(Closeable):
         count = self.get_num_devices()
         if target >= count:
             raise NvdlaError(
-                NvError.BAD_PARAMETER, f"device instance {target}: there are {count}, from 0 on"
+                NvError.BAD_PARAMETER,
+                f"device instance {target} does not exist: there are {count}, numbered from 0",
             )
         device = self._open(target)
         if target in self._networks:
@@ -212,7 +213,7 @@ class Runtime(Closeable):
         if found is None:
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
-                f"memory {h_mem} is not of allocate_system_memory, or was freed",
+                f"memory {h_mem} was not returned by allocate_system_memory, or was freed",
             )
         return found
 
@@ -236,7 +237,7 @@ class Runtime(Closeable):
         if self._devices[instance] is not network.device:
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
-                f"memory {h_mem} is of device {instance}, the network is on another",
+                f"memory {h_mem} is on device {instance}, and the network is on another",
             )
         network.bind(memory, pinned)
 
@@ -308,7 +309,8 @@ def _read(data: Buffer) -> Loadable:
 def _pick(what: str, memories: Sequence[LoadedMemory], number: int) -> LoadedMemory:
     if not 0 <= number < len(memories):
         raise NvdlaError(
-            NvError.BAD_PARAMETER, f"{what} {number}: the network has {len(memories)}, from 0 on"
+            NvError.BAD_PARAMETER,
+            f"{what} {number} does not exist: the network has {len(memories)}, numbered from 0",
         )
     return memories[number]
 
@@ -316,6 +318,6 @@ def _pick(what: str, memories: Sequence[LoadedMemory], number: int) -> LoadedMem
 def _require_tensor(tensor: object) -> NvDlaTensor:
     if not isinstance(tensor, NvDlaTensor):
         raise NvdlaError(
-            NvError.BAD_PARAMETER, f"a tensor description is needed, not {type(tensor).__name__}"
+            NvError.BAD_PARAMETER, f"expected a tensor description, not {type(tensor).__name__}"
         )
     return tensor

@@ -10,7 +10,7 @@ from smelt.nvdla._status import NvdlaError, NvError
 if TYPE_CHECKING:
     from smelt.nvdla.loadable import TensorDescriptor
 
-MOST_NAME_BYTES: Final = 80
+MAX_NAME_BYTES: Final = 80
 NUM_STRIDES: Final = 8
 
 
@@ -46,7 +46,7 @@ class NvDlaTensor:
     @classmethod
     def from_descriptor(cls, entry: TensorDescriptor) -> NvDlaTensor:
         """The tensor of an entry of a loadable; a long name is cut as in the C structure."""
-        name = entry.name.encode()[:MOST_NAME_BYTES].decode(errors="ignore")
+        name = entry.name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
         return cls(
             name,
             entry.size,
@@ -85,10 +85,11 @@ def check_change(old: NvDlaTensor, new: NvDlaTensor) -> None:
     if len(new.stride) != NUM_STRIDES:
         raise NvdlaError(
             NvError.BAD_PARAMETER,
-            f"tensor {old.name!r}: {len(new.stride)} strides instead of {NUM_STRIDES}",
+            f"tensor {old.name!r}: {len(new.stride)} strides, expected {NUM_STRIDES}",
         )
     for stride in new.stride:
         if not 0 <= stride < 1 << 32:
             raise NvdlaError(
-                NvError.BAD_PARAMETER, f"tensor {old.name!r}: a stride of {stride} is not 32 bits"
+                NvError.BAD_PARAMETER,
+                f"tensor {old.name!r}: a stride of {stride} does not fit into 32 bits",
             )

@@ -68,8 +68,8 @@ class _Counted:
         if self._given > Limit.MAX_TRACE_BYTES.most:
             raise ModelFormatError(f"it unpacks to {Limit.MAX_TRACE_BYTES.excess('more')}")
         if self._given > self._header_end:
-            told = Limit.MAX_TRACE_HEADER_BYTES.excess("more")
-            raise ModelFormatError(f"a header of a member has {told}")
+            detail = Limit.MAX_TRACE_HEADER_BYTES.excess("more")
+            raise ModelFormatError(f"the header of a member has {detail}")
         return data
 
 
@@ -95,7 +95,7 @@ def read_archive(path: Path) -> dict[PurePosixPath, bytes]:
     except ModelFormatError as error:
         raise ModelFormatError(f"{path.name}: {error}") from None
     except _UNREADABLE as error:
-        raise ModelFormatError(f"{path.name} is no readable archive: {error}") from None
+        raise ModelFormatError(f"{path.name} is not a readable archive: {error}") from None
     return files
 
 

@@ -67,7 +67,7 @@ _ROW = re.compile(
     rb"offset'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,\s*'?size'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,"
     rb"\s*'?(?:payload|value)'?\s*:\s*((?:\s*0x[0-9a-fA-F]+)+)"
 )
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 _HEX_LINE = re.compile(rb"^[ \t]*((?:0x[0-9a-fA-F]+[ \t]*)+)\r?$", re.MULTILINE)
 
 
@@ -132,19 +132,19 @@ def _number(text: str, bits: int = 32) -> int:
     except ValueError:
         value = -1
     if value < 0 or value >> bits:
-        raise ValueError(f"{text} is no {bits}-bit number")
+        raise ValueError(f"{text} is not a {bits}-bit number")
     return value
 
 
 def _named(table: Mapping[str, _T], name: str) -> _T:
     if name not in table:
-        raise ValueError(f"{name} is none of {', '.join(table)}")
+        raise ValueError(f"{name} is not one of {', '.join(table)}")
     return table[name]
 
 
 def _check_count(name: str, arguments: Sequence[str], usages: Mapping[str, str]) -> None:
     if name not in usages:
-        raise ValueError(f"there is no command {name}")
+        raise ValueError(f"{name} is not a command")
     needed = usages[name].split()
     if len(arguments) < len(needed):
         raise ValueError(f"{needed[len(arguments)]} is missing: {name} takes {', '.join(needed)}")
@@ -194,7 +194,7 @@ def _region(arguments: list[str]) -> tuple[MemorySpace, int, int]:
 def _size(text: str) -> int:
     value = _number(text)
     if value > Limit.MAX_COMMAND_BYTES.most:
-        raise ValueError(f"the command is of {Limit.MAX_COMMAND_BYTES.excess(value)}")
+        raise ValueError(f"the command has {Limit.MAX_COMMAND_BYTES.excess(value)}")
     return value
 
 
@@ -222,7 +222,7 @@ def _txn_read(line: int, arguments: list[str]) -> ReadRegister:
     if len(arguments) == 3:
         return ReadRegister(line, address, mask, _number(arguments[2]))
     if arguments[2] not in {"==", "<=", ">="}:
-        raise ValueError(f"{arguments[2]} is no comparison")
+        raise ValueError(f"{arguments[2]} is not a comparison")
     return ReadRegister(line, address, mask, _number(arguments[3]), arguments[2])
 
 
@@ -242,8 +242,8 @@ def parse_data(content: bytes, limit_bytes: int) -> list[tuple[int, bytes]]:
         data = _hex_bytes(match[3])
         if len(data) != size or offset + size > limit_bytes:
             raise ModelFormatError(
-                f"the row at offset {offset:#x} promises {size} bytes and holds {len(data)};"
-                f" it must end before {limit_bytes:#x}"
+                f"the row at offset {offset:#x} declares {size} bytes and has {len(data)}; it "
+                f"must end before {limit_bytes:#x}"
             )
         pieces.append((offset, data))
     return pieces
@@ -251,7 +251,7 @@ def parse_data(content: bytes, limit_bytes: int) -> list[tuple[int, bytes]]:
 
 def _row_number(digits: bytes) -> int:
     """Read a row's number; a decimal one may begin with zeros."""
-    if len(digits) > _MOST_DIGITS:
+    if len(digits) > _MAX_DIGITS:
         raise ModelFormatError(
             f"a row's number has {len(digits)} digits, more than any offset or size"
         )

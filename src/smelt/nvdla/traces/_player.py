@@ -101,7 +101,10 @@ def run_trace(
     if chosen is None:
         known = ", ".join(CONFIGURATIONS)
         return TraceResult(
-            trace.name, "", "skipped", f"its folder names no configuration; known are {known}"
+            trace.name,
+            "",
+            "skipped",
+            f"its folder is not named after a configuration; the configurations are {known}",
         )
     try:
         commands = _parse(trace, text, chosen)
@@ -111,14 +114,16 @@ def run_trace(
     except (_MismatchError, ModelFormatError, NvdlaError) as error:
         return TraceResult(trace.name, chosen.name, "failed", str(error))
     if not any(isinstance(command, _CHECKS) for command in commands):
-        return TraceResult(trace.name, chosen.name, "skipped", "it checks nothing")
+        return TraceResult(trace.name, chosen.name, "skipped", "it has no checks")
     return TraceResult(trace.name, chosen.name, "passed")
 
 
 def _single(path: str | Path) -> TraceFile:
     found = find_traces(path)
     if len(found) != 1:
-        raise ModelFormatError(f"{path} holds {len(found)} traces; give one, or use find_traces")
+        raise ModelFormatError(
+            f"{path} has {len(found)} traces; give one of them, or use find_traces"
+        )
     return found[0]
 
 
@@ -173,8 +178,8 @@ class _Player:
             spans.setdefault(command.space, []).extend((command.address, end))
             moved += end - command.address
         if moved > Limit.MAX_MOVED_BYTES.most:
-            told = Limit.MAX_MOVED_BYTES.excess(moved)
-            raise ModelFormatError(f"the trace's commands fill and compare {told}")
+            detail = Limit.MAX_MOVED_BYTES.excess(moved)
+            raise ModelFormatError(f"the trace's commands fill and compare {detail}")
         sizes = {space: _span(ends) for space, ends in spans.items()}
         dram = sizes.get(MemorySpace.DRAM, (0, _PAGE_BYTES))
         sram = sizes.get(MemorySpace.SRAM, (0, 0))
@@ -184,7 +189,7 @@ class _Player:
             )
         except MemoryError:
             raise ModelFormatError(
-                f"there is no memory for the {dram[1] + sram[1]} bytes that the trace spans"
+                f"the {dram[1] + sram[1]} bytes that the trace spans cannot be allocated"
             ) from None
 
     def play(self) -> None:
@@ -239,7 +244,7 @@ class _Player:
         status = self.machine.register_map.register("GLB.S_INTR_STATUS")
         if command.field is None:
             if not self.machine.wait_for_interrupt(0):
-                raise _MismatchError("no interrupt came")
+                raise _MismatchError("no interrupt was raised")
             return
         mask = status.fields[command.field].mask
         for _ in range(_POLLS):
@@ -249,7 +254,7 @@ class _Player:
             arrived = self.machine.read(status.address)
             self.machine.write(status.address, arrived)
             self._seen |= arrived
-        raise _MismatchError(f"the interrupt {command.field} did not come")
+        raise _MismatchError(f"the interrupt {command.field} was not raised")
 
     def _check_file(self, command: CheckFile) -> None:
         held = self.machine.memory.read(command.space, command.address, command.size_bytes)
@@ -263,8 +268,8 @@ class _Player:
                     if pair[0] != pair[1]
                 )
                 raise _MismatchError(
-                    f"memory at {command.address + offset + at:#x} is {found[at]:#04x}, not"
-                    f" {expected[at]:#04x} as {command.file} has it"
+                    f"memory at {command.address + offset + at:#x} is {found[at]:#04x}, not "
+                    f"{expected[at]:#04x} as in {command.file}"
                 )
 
 

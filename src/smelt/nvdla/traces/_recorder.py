@@ -10,7 +10,7 @@ from smelt.engine import write_atomically
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.registers import load_register_map
-from smelt.types import path_from
+from smelt.types import require_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,7 +127,7 @@ class TraceRecorder:
                 for (NOT_SUPPORTED).
             SmeltError: a file cannot be written.
         """
-        path = path_from(path, "a trace")
+        path = require_path(path, "a trace")
         writers = {".cfg": self._cfg_lines, ".txn": self._txn_lines}
         if path.suffix not in writers:
             raise NvdlaError(
@@ -178,9 +178,9 @@ class TraceRecorder:
         if (event.address in _SRAM_WINDOW) != (event.space is MemorySpace.SRAM):
             raise NvdlaError(
                 NvError.NOT_SUPPORTED,
-                f"a .txn trace knows on-chip memory by its address,"
-                f" {_SRAM_WINDOW.start:#x} to {_SRAM_WINDOW.stop:#x}; {event.space.name}"
-                f" at {event.address:#x} has no name in it; write a .cfg trace",
+                f"a .txn trace identifies on-chip memory by its address, {_SRAM_WINDOW.start:#x} "
+                f"to {_SRAM_WINDOW.stop:#x}; {event.space.name} at {event.address:#x} cannot be "
+                "expressed; write a .cfg trace",
             )
         file = f"{path.stem}_{number}.dat"
         _write(path.with_name(file), _hex_lines(event.content))
@@ -192,7 +192,8 @@ class TraceRecorder:
         if register is None:
             raise NvdlaError(
                 NvError.NOT_SUPPORTED,
-                f"a write to {address:#x}, where {self._map.name} has no register, has no name",
+                f"a write to {address:#x} cannot be recorded: {self._map.name} has no register "
+                "there",
             )
         return register.full_name
 

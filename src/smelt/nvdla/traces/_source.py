@@ -10,7 +10,7 @@ from typing import Protocol
 
 from smelt.errors import ModelFormatError
 from smelt.nvdla.traces._archive import read_archive
-from smelt.types import Limit, path_from, read_file
+from smelt.types import Limit, read_file, require_path
 
 _SUFFIXES = (".cfg", ".txn")
 _ARCHIVES = (".tar", ".tar.xz", ".tar.gz", ".tar.bz2", ".tgz")
@@ -62,7 +62,9 @@ class TraceFile:
         """
         content = self.files.read(self.path)
         if content is None:
-            raise ModelFormatError(f"{self.path} is no file: a link that leads nowhere, or a pipe")
+            raise ModelFormatError(
+                f"{self.path} is not a regular file: it is a broken link or a pipe"
+            )
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -76,7 +78,7 @@ class TraceFile:
         """
         relative = PurePosixPath(name)
         if relative.is_absolute() or ".." in relative.parts or not relative.parts:
-            raise ModelFormatError(f"data file {name[:120]!r} leads out of the trace's folder")
+            raise ModelFormatError(f"data file {name[:120]!r} is outside the trace's folder")
         return self.files.read(self.path.parent / relative)
 
 
@@ -89,7 +91,7 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
         FileNotFoundError: nothing is there.
         ModelFormatError: the file is neither a trace nor a readable archive.
     """
-    path = path_from(path, "a trace", ModelFormatError)
+    path = require_path(path, "a trace", ModelFormatError)
     if os.path.isdir(path):
         found = sorted(
             item for item in path.rglob("*") if item.suffix in _SUFFIXES and not os.path.isdir(item)
@@ -103,7 +105,9 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
         names = sorted(name for name in archive.members if name.suffix in _SUFFIXES)
         return tuple(TraceFile(name, archive) for name in names)
     if path.suffix not in _SUFFIXES:
-        raise ModelFormatError(f"{path.name} is no trace: its name ends in neither .cfg nor .txn")
+        raise ModelFormatError(
+            f"{path.name} is not a trace: its name ends in neither .cfg nor .txn"
+        )
     absolute = path.absolute()
     root = absolute.parents[min(2, len(absolute.parents) - 1)]
     return (TraceFile(PurePosixPath(absolute.relative_to(root)), _Folder(root)),)

@@ -78,7 +78,7 @@ def epilogue_of(node: Node, channel_axis: int) -> Epilogue:
 def constant_of(value: Value | None) -> Constant:
     """The constant that an input was found to be."""
     if value is None or value.constant is None:
-        raise InternalError(f"{value.name if value else 'an absent input'} is not constant")
+        raise InternalError(f"{value.name if value else 'a missing input'} is not constant")
     return value.constant
 
 
@@ -97,10 +97,16 @@ def _why_not_read(value: Value, shape: Shape, channel_axis: int) -> str | None:
     aligned = (1,) * (len(shape) - len(found)) + found
     for extent, whole in zip(aligned, shape, strict=True):
         if extent not in (1, whole):
-            return f"the epilogue's {value.name} of {value.tensor} does not broadcast to the result"
+            return (
+                f"the epilogue's operand {value.name} of {value.tensor} does not broadcast to the "
+                "result"
+            )
     outer = [e for axis, e in enumerate(aligned) if axis != channel_axis and e != 1]
     if outer and len(found) < len(shape) and aligned[channel_axis] != 1 and channel_axis == 1:
-        return f"the epilogue's {value.name} of {value.tensor} varies along channels and pixels"
+        return (
+            f"the epilogue's operand {value.name} of {value.tensor} varies along both channels "
+            "and pixels"
+        )
     return None
 
 

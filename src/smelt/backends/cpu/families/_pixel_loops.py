@@ -122,9 +122,9 @@ def unsupported_image_reason(node: Node, dimensions: tuple[int, ...] = (1, 2)) -
     """Why a node's input and result are not images with a known number of channels."""
     x, shape = node.inputs[0], node.output.tensor.shape
     if x is None:
-        return "the input is absent"
+        return "the input is missing"
     if len(shape) - 2 not in dimensions:
-        return f"{len(shape) - 2} spatial dimensions; {dimensions} are supported"
+        return f"there are {len(shape) - 2} spatial dimensions; {dimensions} are supported"
     if not isinstance(shape[1], int):
         return f"the number of channels, {shape[1]}, is not known"
     if shape[1] == 0:

@@ -135,13 +135,13 @@ class ConvFamily(Family[CpuTarget]):
 def _unsupported_reason(node: Node, root: Conv) -> str | None:
     x, weights = node.inputs[0], node.inputs[1]
     if x is None or weights is None:
-        return "the input or the weights are absent"
+        return "the input or the weights are missing"
     if x.tensor.dtype is not DType.FLOAT32:
         return f"only float32 is supported, not {x.tensor.dtype.value}"
     if node.output.tensor.dtype is not DType.FLOAT32:
         return f"the result is {node.output.tensor.dtype.value}, not float32"
     if len(root.kernel_shape) not in {1, 2}:
-        return f"a window of {len(root.kernel_shape)} dimensions; only 1 and 2 are supported"
+        return f"a window has {len(root.kernel_shape)} dimensions; 1 and 2 are supported"
     if weights.constant is None:
         return f"the weights {weights.name} are not constant"
     if weights.tensor.shape[0] == 0:

@@ -168,17 +168,17 @@ class DeconvFamily(Family[CpuTarget]):
 def _unsupported_reason(node: Node, root: ConvTranspose) -> str | None:
     x, weights, bias = node.inputs[0], node.inputs[1], bias_of(node)
     if x is None or weights is None:
-        return "the input or the weights are absent"
+        return "the input or the weights are missing"
     if x.tensor.dtype is not DType.FLOAT32 or node.output.tensor.dtype is not DType.FLOAT32:
         return f"only float32 is supported, not {x.tensor.dtype.value}"
     if len(root.kernel_shape) not in {1, 2}:
-        return f"a window of {len(root.kernel_shape)} dimensions; only 1 and 2 are supported"
+        return f"a window has {len(root.kernel_shape)} dimensions; 1 and 2 are supported"
     if weights.constant is None or (bias is not None and bias.constant is None):
         return "the weights or the bias are not constant"
     if 0 in weights.tensor.shape:
         return "there are no filters"
     if (phases := math.prod(root.strides)) > _MAX_PHASES:
-        return f"{phases} phases, and each is launched: at most {_MAX_PHASES}"
+        return f"{phases} phases need a launch each; at most {_MAX_PHASES} are supported"
     return None
 
 

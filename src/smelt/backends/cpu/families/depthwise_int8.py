@@ -145,7 +145,7 @@ def _unsupported_reason(node: Node, root: ConvInteger) -> str | None:
     if weights.shape[1] != 1 or weights.shape[0] != root.group:
         return f"{root.group} groups of {weights}: not depthwise (one filter per channel)"
     if element_count(root.kernel_shape) > _MAX_UNROLLED_TAPS:  # type: ignore[operator]
-        return f"a window of {root.kernel_shape}: more than {_MAX_UNROLLED_TAPS} elements"
+        return f"a window of {root.kernel_shape} has more than {_MAX_UNROLLED_TAPS} elements"
     return None
 
 

@@ -80,7 +80,7 @@ def _constant(bits: int, result: View) -> Launch:
 def _range(operands: Operands, result: View) -> Launch:
     start, _, delta = operands.inputs
     if start is None or delta is None:
-        raise InternalError("a range lacks its start or its step")
+        raise InternalError("the start or the step of a range is missing")
     scalars = LaunchScalars()
     spec = KernelSpec(
         FillFamily.name,

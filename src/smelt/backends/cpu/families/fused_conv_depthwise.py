@@ -67,7 +67,7 @@ _FLOAT_BYTES: Final = 4
 _SCRATCH_BYTES: Final = 512 << 10
 """What a worker may keep in its second level of cache: half of what processors have today."""
 _KEPT: Final = 6
-_MOST_HALVES: Final = 12
+_MAX_HALVES: Final = 12
 _FIRST, _SECOND = ConvFamily(), DepthwiseFamily()
 
 
@@ -219,7 +219,7 @@ def _tile(problem: TilingProblem, budget: int, vectors: int) -> tuple[int, int]:
 def _row_counts(found: _Geometry, width: int) -> list[int]:
     """Rows of results of a chunk: all of them, half of them …, as long as they fit the cache."""
     counts = [found.rows]
-    while counts[-1] > 1 and len(counts) < _MOST_HALVES:
+    while counts[-1] > 1 and len(counts) < _MAX_HALVES:
         counts.append(-(-counts[-1] // 2))
     small = [c for c in counts if found.scratch_bytes(c, width) <= _SCRATCH_BYTES]
     return small[:_KEPT] or [1]

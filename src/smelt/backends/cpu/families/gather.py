@@ -36,7 +36,7 @@ class GatherFamily(Family["CpuTarget"]):
             return
         data, indices = node.inputs[:2]
         if data is None or indices is None:
-            raise InternalError(f"{node} lacks an input")
+            raise InternalError(f"an input of {node} is missing")
         if indices.tensor.dtype not in (DType.INT32, DType.INT64):
             yield Refusal(self.name, f"indices of {indices.tensor.dtype.value} are not supported")
             return
@@ -63,7 +63,7 @@ class GatherFamily(Family["CpuTarget"]):
         data, indices = operands.inputs[:2]
         (result,), errors = operands.outputs, operands.errors
         if data is None or indices is None or errors is None:
-            raise InternalError(f"{node} lacks an input or its error buffer")
+            raise InternalError(f"{node} has no error buffer, or one of its inputs is missing")
         if not isinstance(node.op, Gather | GatherElements):
             raise InternalError(f"{node} is not a gather")
         axis = node.op.axis % len(data.shape)

@@ -72,7 +72,7 @@ class GruFamily(Family["CpuTarget"]):
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         op, lanes = node.op, tactic.options["lanes"]
         if not isinstance(op, GRU) or not isinstance(lanes, int):
-            raise InternalError(f"{node} is no GRU")
+            raise InternalError(f"{node} is not a GRU")
         hidden = int(op.hidden_size)
         parts = [constant_of(node, i) for i in (W, R)]
         if len(node.inputs) > B and node.inputs[B] is not None:
@@ -84,7 +84,7 @@ class GruFamily(Family["CpuTarget"]):
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         op, x = node.op, operands.inputs[X]
         if not isinstance(op, GRU) or x is None:
-            raise InternalError(f"{node} is no GRU of a sequence")
+            raise InternalError(f"{node} is not a GRU of a sequence")
         weights, recurrent, *biases = operands.packed
         input_projection, sums = input_projection_launch(
             self.name, op, tactic, operands, (weights, *biases[:1])

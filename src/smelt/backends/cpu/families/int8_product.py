@@ -124,7 +124,7 @@ class Int8ProductFamily(Family[CpuTarget]):
 
 
 def unsupported_int8_product_reason(node: Node) -> str | None:
-    """Why a node is no product of bytes by constant signed weights."""
+    """Why a node is not a product of bytes by constant signed weights."""
     x, weights, *others = [*node.inputs[: root_of(node)[1]], None, None, None]
     x_zero, w_zero, bias = others[:3]
     if x is None or weights is None or weights.constant is None:
@@ -208,7 +208,7 @@ def _unsupported_reason(node: Node) -> str | None:
     depth = prod(fixed_shape(weights)) // max(1, fixed_extent(weights[0]))
     if isinstance(root, ConvInteger):
         if len(root.kernel_shape) not in {1, 2}:
-            return f"a window of {len(root.kernel_shape)} dimensions; only 1 and 2 are supported"
+            return f"a window has {len(root.kernel_shape)} dimensions; 1 and 2 are supported"
         if root.group > 1 and weights[1] == 1:
             return "depthwise: handled by the depthwise_int8 family"
     elif len(weights) != 2 or required_input(node, 0).tensor.rank < 2:

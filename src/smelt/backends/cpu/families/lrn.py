@@ -64,7 +64,7 @@ class LrnFamily(Family[CpuTarget]):
         found, reason = formats(node)
         reason = unsupported_float_image_reason(node) or reason
         if root.size > _MAX_NEIGHBOURS:
-            reason = f"{root.size} neighbouring channels; at most {_MAX_NEIGHBOURS} are supported"
+            reason = f"the window has {root.size} channels; at most {_MAX_NEIGHBOURS} are supported"
         if reason:
             yield Refusal(self.name, reason)
             return

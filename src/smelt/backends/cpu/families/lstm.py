@@ -75,7 +75,7 @@ class LstmFamily(Family["CpuTarget"]):
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         op, lanes = node.op, tactic.options["lanes"]
         if not isinstance(op, LSTM) or not isinstance(lanes, int):
-            raise InternalError(f"{node} is no LSTM")
+            raise InternalError(f"{node} is not an LSTM")
         hidden = int(op.hidden_size)
         weights = [pack_gate_panels(constant_of(node, i), _GATES, hidden, lanes) for i in (W, R)]
         if len(node.inputs) <= B or node.inputs[B] is None:
@@ -89,7 +89,7 @@ class LstmFamily(Family["CpuTarget"]):
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         op = node.op
         if not isinstance(op, LSTM):
-            raise InternalError(f"{node} is no LSTM")
+            raise InternalError(f"{node} is not an LSTM")
         x = operands.inputs[X]
         if x is None:
             raise InternalError(f"{node} has no sequence input")

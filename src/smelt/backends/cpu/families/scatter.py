@@ -50,7 +50,9 @@ class ScatterFamily(Family["CpuTarget"]):
             return
         dtype = node.output.tensor.dtype
         if _reduction(node) != "none" and dtype not in _REDUCIBLE:
-            yield Refusal(self.name, f"{_reduction(node)} of {dtype.value} is not supported")
+            yield Refusal(
+                self.name, f"the reduction {_reduction(node)} is not supported for {dtype.value}"
+            )
             return
         inputs = tuple(
             None if v is None else TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.inputs
@@ -102,7 +104,7 @@ def _launch(node: Node, views: tuple[View, View, View, View], batch: int) -> Lau
     else:
         rank, length = len(indices.shape) - 1, indices.shape[-1]
         if not isinstance(length, int):
-            raise InternalError(f"{node}: vectors of {length} indices")
+            raise InternalError(f"{node}: index vectors of length {length} are not supported")
         own = [*pointed.strides[:batch], *[0] * (rank - batch)]
         items = list(
             zip(indices.shape[:-1], indices.strides[:-1], flat.strides[:rank], own, strict=True)

@@ -137,7 +137,8 @@ class WinogradFamily(Family[CpuTarget]):
             and s2d_block * fixed_extent(view_shape(node)[1]) > target.vector_bits // 32
         ):
             yield Refusal(
-                self.name, f"{s2d_block} columns of a space-to-depth block do not fit into a vector"
+                self.name,
+                f"the {s2d_block} columns of a space-to-depth block do not fit into one vector",
             )
             return
         for size in _choices(node):
@@ -449,7 +450,7 @@ class _Planes:
         workspace = operands.workspace
         if workspace is None:
             if not self.fused_rows:
-                raise InternalError("winograd needs its workspace")
+                raise InternalError("the Winograd kernel has no workspace")
             nowhere = View(0, 0, DType.FLOAT32, (), ())
             return replace(nowhere, dtype=self.stored), nowhere
         sizes = [self.batch * size for size in self.image_bytes]

@@ -81,7 +81,10 @@ def _unsupported_reason(value: Value, shape: tuple[Dim, ...]) -> str | None:
     tail = shape[len(shape) - value.tensor.rank :]
     for extent, whole in zip(value.tensor.shape, tail, strict=True):
         if extent not in (1, whole):
-            return f"the epilogue's {value.name} of {value.tensor} does not broadcast to the result"
+            return (
+                f"the epilogue's operand {value.name} of {value.tensor} does not broadcast to the "
+                "result"
+            )
     return None
 
 

@@ -57,7 +57,7 @@ def launches_of(
     if kernel.split_k == 1:
         return (_launch(family, kernel, iteration_space, views, scalars),)
     if workspace is None:
-        raise InternalError(f"a product of {kernel.split_k} pieces has no workspace")
+        raise InternalError(f"a split-K GEMM with {kernel.split_k} splits has no workspace")
     columns = iteration_space.columns.extent
     partials = View(
         workspace.buffer,

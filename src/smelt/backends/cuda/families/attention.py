@@ -123,7 +123,7 @@ def _unsupported_reason(node: Node, op: Attention) -> str | None:
     for index in (0, 2):
         width = op.split(required_input(node, index).tensor.shape)[3]
         if not isinstance(width, int) or not 0 < width <= _WIDEST_HEAD:
-            return f"heads of {width} elements, not of up to {_WIDEST_HEAD}"
+            return f"the head size is {width}; at most {_WIDEST_HEAD} is supported"
     keys = op.split(required_input(node, 1).tensor.shape)[2]
     return "there are no keys" if keys == 0 else None
 
@@ -214,14 +214,14 @@ class _AttentionWriter:
         self.s = Source(kernel)
         self.rows, self.columns = kernel["block"]
         self.heads, self.queries, self.keys, self.width, self.result_width = kernel["extents"]
-        self.masked = len(self.s.dtypes) > 4
+        self.sanitize_name = len(self.s.dtypes) > 4
         self.last = len(self.s.dtypes) - 1
         self.whole_rows = isinstance(self.queries, int) and self.queries % self.rows == 0
         self.whole_columns = isinstance(self.keys, int) and self.keys % self.columns == 0
         self.factor = f" * {literal(kernel['scale'] * _LOG2_E)}"
         # Scaling where powers are taken is one multiplication and subtraction in one; the largest
         # score stays the largest only if the factor is positive, and masks are added after it.
-        self.times = "" if self.masked or kernel["scale"] <= 0 else self.factor
+        self.times = "" if self.sanitize_name or kernel["scale"] <= 0 else self.factor
         self.at_once = isinstance(self.keys, int) and self.keys <= self.columns
 
     def write(self) -> str:
@@ -294,7 +294,7 @@ class _AttentionWriter:
         ok = self.inside(column_ok, "d[:, None]", self.width)
         s.line(f"k = tl.load({self.place(1, 'column[None, :]', 'd[:, None]')}{ok})")
         s.line(f"scores = tl.dot(q, k{self.how()})" + ("" if self.times else self.factor))
-        if self.masked:
+        if self.sanitize_name:
             both = "row_ok[:, None] & column_ok[None, :]"
             place = self.place(3, "row[:, None]", "column[None, :]")
             s.line(f"mask = tl.load({place}, mask={both}, other=0.0).to(tl.float32)")

@@ -123,7 +123,7 @@ def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None
         return "half2: images are stored packed in pairs"
     shape = first_shape(pair_nodes, target)
     if not shape.run or shape.run % MIN_VECTOR:
-        return "the channels of the first input are no multiple of the vector width"
+        return "the channels of the first input are not a multiple of the vector width"
     return why_wide(shape.dtype)
 
 

@@ -159,7 +159,7 @@ def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None
         return "the pooling window is dilated"
     windows = list(zip(pool.kernel_shape, pool.strides, pool.pad_pairs, strict=True))
     if any(max(pair) >= taps for taps, _, pair in windows):
-        return "a pooling window may lie in padding alone"
+        return "a pooling window may contain only padding"
     if not all(0 <= taps - step <= 1 for taps, step, _ in windows):
         return "pooling windows overlap by more than one element, or leave gaps"
     return None

@@ -59,7 +59,7 @@ class GatherFamily(Family[CudaTarget]):
             yield Refusal(self.name, epilogue)
             return
         if epilogue.stages and data.dtype not in FLOATS:
-            reason = f"an epilogue is computed in floats up to 32 bits, not {data.dtype.value}"
+            reason = f"an epilogue is computed in float32, which cannot hold {data.dtype.value}"
             yield Refusal(self.name, reason)
             return
         table, places = (TensorFormat(k.dtype, Layout.LINEAR) for k in (data, indices))

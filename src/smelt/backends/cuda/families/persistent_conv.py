@@ -198,9 +198,12 @@ def _unsupported_reason(shape: GemmShape, step: int, target: CudaTarget) -> str 
     if target.capability < _FIRST_WITH_CP_ASYNC:
         return f"{target.architecture} has no asynchronous copies (cp.async)"
     if shape.matrices > 1 or all(shape.columns % columns for _, columns in _TILES):
-        return "grouped convolution, or the filter count is no multiple of the tile"
+        return "grouped convolution, or the filter count is not a multiple of the tile"
     if step < _MIN_STEP or shape.depth > _MAX_STEPS * step:
-        return f"a sum of {shape.depth} has more than {_MAX_STEPS} steps, or short ones"
+        return (
+            f"the reduction depth {shape.depth} needs more than {_MAX_STEPS} steps, or steps that "
+            "are too short"
+        )
     return None
 
 

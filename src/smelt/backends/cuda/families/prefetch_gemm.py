@@ -212,7 +212,11 @@ def _unsupported_reason(node: Node, target: CudaTarget) -> str | None:
         return reason
     if not target.uses_pdl:
         return f"{target.architecture} has no programmatic dependent launch (PDL)"
-    return f"a sum of {shape.depth} has steps of {step}" if step < _MIN_STEP else None
+    return (
+        f"the reduction depth {shape.depth} allows only steps of {step}"
+        if step < _MIN_STEP
+        else None
+    )
 
 
 def _why_no_matrix(node: Node) -> str | None:

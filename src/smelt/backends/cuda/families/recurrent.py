@@ -75,7 +75,7 @@ class RecurrentFamily(Family[CudaTarget]):
             return
         kind = required_input(node, 0).tensor
         if op.activations or op.clip or kind.dtype not in FLOATS:
-            reason = "only the default activations, without clipping, of floats up to 32 bits"
+            reason = "only the default activations without clipping, in float32 or narrower,"
             yield Refusal(self.name, f"{reason} are supported")
             return
         if required_input(node, _WEIGHTS).constant is None:

@@ -238,7 +238,7 @@ def _unsupported_reason(node: Node) -> str | None:
     if kind.dtype not in FLOATS:
         return f"{kind.dtype.value} is not supported"
     if kind.rank == 0 or len(node.outputs) > 1:
-        return "only ops with one result and an input of rank 1 or more are supported"
+        return "only ops with one result and an input of rank at least 1 are supported"
     listed = node.inputs[1] if op.name in _REDUCTIONS and count > 1 else None
     if listed is not None and listed.constant is None:
         return f"the axes {listed.name} are not constant"
@@ -359,7 +359,7 @@ class _RowWriter:
         if fold == "prod":
             s.line(f"{name} = tl.reduce(part, 1, tl.standard._prod_combine)")
             return
-        # A maximum on tensors forgets what is no number: it is found beside it.
+        # A maximum on tensors forgets what is not a number: it is found beside it.
         s.line(f"{name} = tl.{fold}(part, axis=1)")
         if fold != "sum":
             s.line("strange = tl.max((part != part).to(tl.int32), axis=1)")
@@ -427,7 +427,7 @@ class _RowWriter:
         self.s.store(last, f"base{last}", value, "row_ok")
 
     def find(self, op: str) -> None:
-        """Where the extreme element of each row is; what is no number is more than extreme."""
+        """Where the extreme element of each row is; what is not a number is more than extreme."""
         self.fold("most", "min" if op == "arg_min" else "max", "x")
         # Hardmax subtracts the largest element: all are then no numbers, and the first one wins.
         strange = "(most != most)[:, None]" if op == "hardmax" else "(x != x)"

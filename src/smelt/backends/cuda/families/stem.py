@@ -214,7 +214,7 @@ def pixels_of(
     """
     needed_bytes, image = operands.workspace, input_view(operands, 0)
     if needed_bytes is None:
-        raise InternalError(f"{node} has no room for its pixels")
+        raise InternalError(f"{node} has no workspace for its pixels")
     width, _ = row_of(node, root)
     count, *places, _ = shape = padded_shape(node, root)
     strides = _strides(shape)

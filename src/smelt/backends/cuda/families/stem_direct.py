@@ -7,7 +7,7 @@ times two neighbours. Which elements these are is for the sum to say: in any ord
 sum. So each thread reads eight neighbours, and the filters are packed in the order that this makes.
 
 A window's row ends within a vector. What is behind it is set to zero where it lies, in registers:
-zero times what is infinite is no number.
+zero times what is infinite is not a number.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def why_not_direct(node: Node, root: Conv, shape: GemmShape, target: CudaTarget)
     if not isinstance(padded_shape(node, root)[-2], int):
         return "the image width is symbolic"
     if all(shape.columns % columns for columns in COLUMNS):
-        return "the filter count is no multiple of the tile"
+        return "the filter count is not a multiple of the tile"
     if (length := window_length(node, root)) > _MAX_DEEP:
         return f"windows of {length} elements do not fit into registers"
     return None

@@ -122,7 +122,7 @@ class LibraryFamily(Family[CudaTarget], Generic[MatchT]):
                     workspace_bytes=room and room + WORKSPACE_ALIGNED_BYTES,
                 )
         if not found:
-            yield Refusal(self.name, "the library proposes no algorithm for this problem")
+            yield Refusal(self.name, "the library has no algorithm for this problem")
 
     def _call_options(self, precision: str, **proposal: Json) -> Parameters:
         """What a tactic says."""
@@ -281,4 +281,4 @@ def _check_alignment(view: View, layout: Layout) -> None:
     wanted = zip(view.shape, view.strides, contiguous_strides(kind, order), strict=True)
     whole = all(extent == 1 or stride == right for extent, stride, right in wanted)
     if not whole or not isinstance(view.offset, int) or view.offset % ALIGNED_BYTES:
-        raise InternalError(f"an operand of a library call lies at {view}")
+        raise InternalError(f"an operand of a library call is not contiguous: {view}")

@@ -210,9 +210,9 @@ def _unsupported_reason(node: Node, root: Conv, target: CudaTarget) -> str | Non
     if reason := why_wide(target.operand_dtype(image.dtype)):
         return reason
     if prod(root.kernel_shape) == 1 or any(step > 1 for step in root.strides):
-        return "1x1 and strided windows share no pixels"
+        return "1x1 windows and strided windows do not share pixels"
     if root.group > 1 or fixed_extent(required_input(node, 1).tensor.shape[1]) % VECTOR:
-        return "grouped convolution, or the channels are no multiple of the vector width"
+        return "grouped convolution, or the channels are not a multiple of the vector width"
     if any(_differs_per_pixel(value, node) for value in node.inputs[root_of(node)[1] :]):
         return "its epilogue reads a tensor that differs per pixel"
     extents = (*image.shape[2:], *node.output.tensor.shape[2:])

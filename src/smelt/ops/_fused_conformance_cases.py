@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.ir import Case
-from smelt.ops._case_data import HALF_TOLERANCE, floats
-from smelt.ops._quantized_cases import quantized_cases
+from smelt.ops._conformance_data import HALF_TOLERANCE, floats
+from smelt.ops._quantized_conformance_cases import quantized_cases
 from smelt.ops.add import Add
 from smelt.ops.asinh import Asinh
 from smelt.ops.atan import Atan

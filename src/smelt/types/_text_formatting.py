@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MOST_BITS: Final = 128
+_MAX_BITS: Final = 128
 """Of a number that is written digit by digit."""
 _HANG: Final = 6
 """Spaces that the later lines of one line stand behind its first: more than any line of ours begins
@@ -22,14 +22,14 @@ def format_number(number: float, digits: int) -> str:
     return f"{number:.2g}" if 0 < abs(number) < 10 ** (1 - digits) else f"{number:,.{digits}f}"
 
 
-def format_whole(number: int) -> str:
+def format_integer(number: int) -> str:
     """A whole number; of one that nobody reads, how long it is."""
-    if number.bit_length() <= _MOST_BITS:
+    if number.bit_length() <= _MAX_BITS:
         return f"{number:,}"
     return f"{'-' if number < 0 else ''}10**{int(number.bit_length() * math.log10(2))}"
 
 
-def format_share(share: float | None, digits: int = 0) -> str:
+def format_percent(share: float | None, digits: int = 0) -> str:
     """A share in percent; a dash for none."""
     return "-" if share is None else f"{format_number(share * 100, digits)}%"
 

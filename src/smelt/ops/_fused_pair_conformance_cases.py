@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.ir import Case
-from smelt.ops._case_data import floats
+from smelt.ops._conformance_data import floats
 from smelt.ops.add import Add
 from smelt.ops.clip import Clip
 from smelt.ops.conv import Conv

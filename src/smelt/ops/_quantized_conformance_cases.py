@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.ir import Case
-from smelt.ops._case_data import floats, integers
+from smelt.ops._conformance_data import floats, integers
 from smelt.ops.add import Add
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.cast import Cast

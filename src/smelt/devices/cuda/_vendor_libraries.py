@@ -43,8 +43,8 @@ class LibraryError(DeviceError):
 
     def __init__(self, title: str, what: str, status: int, name: str) -> None:
         super().__init__(
-            f"{what}: {title} reports {name} ({status}); an engine that is built without "
-            "libraries=True does without it"
+            f"{what}: {title} reports {name} ({status}); build the engine without libraries=True "
+            "to do without it"
         )
         self.status = status
 
@@ -126,21 +126,21 @@ def find_version(
             return api
     if not found:
         advice = (
-            f"{title} is part of it, and smelt's extra {EXTRA!r} brings it: run pip install "
-            f"'{DISTRIBUTION}[{EXTRA}]'; or name its folder in SMELT_CUDA_LIBRARIES"
+            f"{title} is part of it, and it is in smelt's extra {EXTRA!r}: run pip install "
+            f"'{DISTRIBUTION}[{EXTRA}]'; or set SMELT_CUDA_LIBRARIES to its folder"
         )
         raise MissingExtraError(package, EXTRA, advice=advice)
     if wanted is None or wanted in found:
         known = dotted_version(wanted or max(found))
         raise DeviceError(
             f"{title} {known} is too old: {dotted_version(oldest)} or newer is needed; install a "
-            f"newer {package}, or name its folder in SMELT_CUDA_LIBRARIES"
+            f"newer {package}, or set SMELT_CUDA_LIBRARIES to its folder"
         )
     dotted = dotted_version(wanted)
     raise EngineMismatchError(
-        f"this engine calls {title} {dotted}, and here is {dotted_version(found[0])}; install "
-        f"{package}=={dotted}.*, or name its folder in SMELT_CUDA_LIBRARIES, or build the engine "
-        "again here (without libraries=True it needs none)"
+        f"this engine requires {title} {dotted}, and version {dotted_version(found[0])} is "
+        f"installed; install {package}=={dotted}.*, or set SMELT_CUDA_LIBRARIES to its folder, or "
+        "build the engine again here (without libraries=True the engine needs no library)"
     )
 
 
@@ -152,7 +152,7 @@ def dotted_version(version: int) -> str:
 def check_workspace(required_bytes: Any) -> None:
     """Raise ValueError if no call takes that much memory."""
     if type(required_bytes) is not int or not 0 <= required_bytes < _MAX_WORKSPACE_BYTES:
-        raise ValueError(f"a workspace of {required_bytes} bytes")
+        raise ValueError(f"a workspace of {required_bytes} bytes is not possible")
 
 
 def check_version(version: Any) -> None:

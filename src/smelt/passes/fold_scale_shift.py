@@ -27,7 +27,7 @@ _ROUNDING: Final = {DType.FLOAT16: 1e-3, DType.BFLOAT16: 4e-3}
 
 
 @dataclass(frozen=True)
-class FoldScales(Pass):
+class FoldScaleShift(Pass):
     """Fold per-channel Mul, Div, Add and Sub into the weights and bias of what is before them.
 
     A factor that takes the weights out of the range in which their storage has all its digits is
@@ -64,7 +64,7 @@ def _fold_all(graph: Graph, root: Node, names: FreshNames, storage: DType) -> li
         if reason is not None:
             notes.extend([Note.refusal(before, reason)] if reason else [])
             return notes
-        notes.append(Note(before, root.layers, f"{user.op.name} went into the weights"))
+        notes.append(Note(before, root.layers, f"{user.op.name} was folded into the weights"))
 
 
 def _constant_side(root: Node, user: Node) -> Value | None:
@@ -121,7 +121,7 @@ def _loss(root: Node, user: Node, storage: DType) -> str | None:
     lost = _rounding(scaled, storage)
     if lost <= max(_ROUNDING[storage], _rounding(own, storage)):
         return None
-    return f"the weights would lose {lost:.1g} of the largest in {storage.value}"
+    return f"the weights would lose {lost:.1g} of their largest magnitude in {storage.value}"
 
 
 def _filter_axis(root: Node) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.ir import Case
-from smelt.ops._case_data import HALF_TOLERANCE, floats
+from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
