@@ -15,11 +15,11 @@ from smelt.engine import ERROR_BYTES, Launch, Space
 from smelt.errors import IndexRangeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from smelt.engine import EngineHeader, LayerInfo, Plan, Step
+    from smelt.engine import Buffer, EngineHeader, LayerInfo, Plan, Step
 
 
 class Memory(Protocol):
@@ -46,12 +46,20 @@ class ErrorWords:
     is_awaited = True
     """A stream that follows a run waits for its errors, too."""
 
-    def __init__(self, memory: Memory, layers: Sequence[LayerInfo]) -> None:
-        """Take memory of `ERROR_BYTES` for each layer, which becomes zeros."""
+    def __init__(
+        self, memory: Memory, layers: Sequence[LayerInfo], reporters: range | None = None
+    ) -> None:
+        """Zero memory of `ERROR_BYTES` for each layer.
+
+        ``reporters`` are the numbers of the first to the last layer that can report an error; None
+        is all layers. Only their words are compared after a run: a network has hundreds of layers,
+        and its embeddings are the first few.
+        """
         memory.bytes[:] = 0
         self._memory, self.address = memory, memory.address
         self._words = memory.bytes.view(np.int64).reshape(-1, 2)
-        self._bytes = memory.bytes.data
+        watched = range(len(layers)) if reporters is None else reporters
+        self._bytes = memory.bytes.data[watched.start * ERROR_BYTES : watched.stop * ERROR_BYTES]
         self._none = bytes(self._bytes)
         self._layers = layers
         self._last: IndexRangeError | None = None
@@ -115,12 +123,22 @@ class ErrorWords:
 
 def error_words(header: EngineHeader, allocate: Callable[[int], Memory]) -> ErrorWords | None:
     """The error words of a context of the engine; None if no launch writes any."""
-    if not any(reports_index_errors(plan.steps, plan) for plan in header.plans):
+    words = [b for p in header.plans for b in _written_error_words(p.steps, p)]
+    if not words:
         return None
-    return ErrorWords(allocate(len(header.layers) * ERROR_BYTES), header.layers)
+    numbers = [buffer.start // ERROR_BYTES for buffer in words]
+    reporters = range(min(numbers), max(numbers) + 1)
+    return ErrorWords(allocate(len(header.layers) * ERROR_BYTES), header.layers, reporters)
 
 
 def reports_index_errors(steps: Sequence[Step], plan: Plan) -> bool:
     """Whether launches among the steps write error words."""
-    views = [view for step in steps if isinstance(step, Launch) for view in step.operands]
-    return any(plan.buffers[view.buffer].space is Space.ERRORS for view in views)
+    return next(_written_error_words(steps, plan), None) is not None
+
+
+def _written_error_words(steps: Sequence[Step], plan: Plan) -> Iterator[Buffer]:
+    """Buffers of the error words that launches among the steps write."""
+    for step in steps:
+        if isinstance(step, Launch):
+            buffers = [plan.buffers[view.buffer] for view in step.operands]
+            yield from (buffer for buffer in buffers if buffer.space is Space.ERRORS)
