@@ -62,7 +62,7 @@ def pointwise_launch(
         parameters(
             axes=tuple(a.json(scalars) for a in tiling.axes),
             tile=tiling.tile,
-            sanitize_name=tiling.sanitize_name,
+            masked=tiling.is_masked,
             stages=stages,
             num_warps=_WARPS,
             num_stages=1,
@@ -80,7 +80,7 @@ class _PointwiseTiling:
     """Extents along the last one or two axes."""
 
     @property
-    def sanitize_name(self) -> tuple[bool, ...]:
+    def is_masked(self) -> tuple[bool, ...]:
         """For each axis of the tile, whether the last tile may reach beyond it."""
         extents = [axis.extent for axis in self.axes[len(self.axes) - len(self.tile) :]]
         return tuple(step_of(e) % size != 0 for e, size in zip(extents, self.tile, strict=True))
