@@ -11,6 +11,7 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic, TargetT
 from smelt.backends._fused_programs import layouts_of
 from smelt.backends._iteration_space import broadcast_strides
 from smelt.backends._node_operands import constant_input
+from smelt.backends._resize_tables import crop_window, resample_columns, resize_arguments
 from smelt.errors import InternalError
 from smelt.ops import DepthToSpace, Expand, Pad, Resize, Slice, SpaceToDepth, Tile, Transpose
 from smelt.types import TensorFormat, override
@@ -315,44 +316,48 @@ def _resize_refusal(node: Node) -> str | None:
 
 
 def _resize_factors(node: Node) -> tuple[int, ...] | None:
-    """By how much each axis repeats its elements, if that is all that the resize does."""
-    source = node.inputs[0]
-    if source is None or not source.tensor.is_static or not node.output.tensor.is_static:
+    """How often each axis repeats its elements, if the resize does nothing else.
+
+    The op's reference decides, with the node's own scales and region: extents alone do not tell
+    4 elements resized by 2.2 to 8 from 4 resized by 2.
+    """
+    op, source = node.op, node.inputs[0]
+    if not isinstance(op, Resize) or source is None:
         return None
-    if any(constant_input(node, i) is None and not _is_absent(node, i) for i in (1, 2, 3)):
+    if not source.tensor.is_static or not node.output.tensor.is_static:
         return None
     before, after = source.tensor.shape, node.output.tensor.shape
+    axes = op.resized_axes(len(before))
+    arguments = resize_arguments(node, op, [before[axis] for axis in axes])
+    if isinstance(arguments, str):
+        return None
+    scales, region = arguments
     if 0 in before:
         return None
     factors = tuple(int(str(b)) // int(str(a)) for a, b in zip(before, after, strict=True))
     if any(a * f != b or f < 1 for a, b, f in zip(before, after, factors, strict=True)):
         return None
-    for axis, (extent, factor) in enumerate(zip(before, factors, strict=True)):
-        if factor > 1 and not _repeats(node, axis, int(str(extent)), factor):
+    for number, axis in enumerate(axes):
+        window = crop_window(op, region, number, len(axes))
+        extent = int(str(before[axis]))
+        if not _repeats(op, extent, factors[axis], float(scales[number]), window):
             return None
     return factors
 
 
-def _repeats(node: Node, axis: int, extent: int, factor: int) -> bool:
-    """Whether the op, on a ramp along the axis, gives each element ``factor`` times."""
-    source = node.inputs[0]
-    # Others mix elements; to see that of a large one would take their weights for every place.
-    if (
-        source is None
-        or getattr(node.op, "mode", "") != "nearest"
-        or extent * factor > _MAX_RAMP_ELEMENTS
-    ):
+def _repeats(
+    op: Resize, extent: int, factor: int, scale: float, window: tuple[float, float]
+) -> bool:
+    """Whether the op, on a ramp along an axis, gives each element ``factor`` times."""
+    if scale == 1 and factor == 1 and window == (0.0, 1.0):
+        return True
+    # The other modes mix elements. A long ramp would take the reference's weights of every element.
+    if op.mode != "nearest" or extent * factor > _MAX_RAMP_ELEMENTS:
         return False
-    shape = [1 if a != axis else extent for a in range(source.tensor.rank)]
-    ramp = np.arange(extent, dtype=np.float32).reshape(shape)
-    scales = np.ones(len(shape), np.float32)
-    scales[axis] = factor
-    chosen = getattr(node.op, "axes", None)
-    if chosen is not None and axis not in [a % len(shape) for a in chosen]:
-        return False
-    part = scales if chosen is None else scales[[a % len(shape) for a in chosen]]
-    (made,) = node.op.reference(ramp, None, part, None)
-    return bool(np.array_equal(made.reshape(-1), np.repeat(ramp.reshape(-1), factor)))
+    ramp = np.arange(extent, dtype=np.float32).reshape(1, -1)
+    # What is extrapolated differs from every element of the ramp.
+    resized = resample_columns(op, ramp, scale, window, -1.0)
+    return bool(np.array_equal(resized.reshape(-1), np.repeat(ramp.reshape(-1), factor)))
 
 
 def _resize(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:

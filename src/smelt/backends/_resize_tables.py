@@ -62,13 +62,13 @@ def resize_tables(node: Node, op: Resize) -> list[ResizeTable] | str:
     if source is None:
         return "the input is missing"
     axes = op.resized_axes(source.tensor.rank)
-    given = _arguments(node, op, [source.tensor.shape[a] for a in axes])
+    given = resize_arguments(node, op, [source.tensor.shape[a] for a in axes])
     if isinstance(given, str):
         return given
     scales, region = given
     tables: list[ResizeTable] = []
     for number, axis in enumerate(axes):
-        window = None if region is None else region[[number, number + len(axes)]]
+        window = crop_window(op, region, number, len(axes))
         before, after = source.tensor.shape[axis], node.output.tensor.shape[axis]
         made = _axis_weights(op, before, after, float(scales[number]), window)
         if isinstance(made, str):
@@ -82,8 +82,10 @@ def resize_tables(node: Node, op: Resize) -> list[ResizeTable] | str:
     return sorted(tables, key=lambda t: len(t.indices) / (t.indices.max() + 1))
 
 
-def _arguments(node: Node, op: Resize, extents: Sequence[Dim]) -> tuple[Array, Array | None] | str:
-    """The scale of each resized axis, and the region to which it is cut."""
+def resize_arguments(
+    node: Node, op: Resize, extents: Sequence[Dim]
+) -> tuple[Array, Array | None] | str:
+    """Return the scale of each resized axis and the crop region, or why they are not known."""
     region, scales, sizes = (constant_input(node, i) for i in (1, 2, 3))
     for index, array in ((1, region), (2, scales), (3, sizes)):
         if array is None and index < len(node.inputs) and node.inputs[index] is not None:
@@ -101,30 +103,38 @@ def _arguments(node: Node, op: Resize, extents: Sequence[Dim]) -> tuple[Array, A
     return scales, region if region is None or region.size else None
 
 
+def crop_window(op: Resize, region: Array | None, number: int, count: int) -> tuple[float, float]:
+    """Return where the crop region starts and ends on resized axis ``number`` of ``count``.
+
+    Both are fractions of the extent; without a crop they are 0 and 1.
+    """
+    if region is None or op.coordinate_transformation_mode != "tf_crop_and_resize":
+        return 0.0, 1.0
+    return float(region[number]), float(region[number + count])
+
+
 def _axis_weights(
-    op: Resize, before: Dim, after: Dim, scale: float, region: Array | None
+    op: Resize, before: Dim, after: Dim, scale: float, window: tuple[float, float]
 ) -> Array | str | None:
     """One row for each place: the weight of every element; None where the axis stays as it is."""
-    cut = op.coordinate_transformation_mode == "tf_crop_and_resize"
-    window = (0.0, 1.0) if region is None or not cut else (float(region[0]), float(region[1]))
     if scale == 1 and before == after and window == (0.0, 1.0):
         return None
     if not isinstance(before, int) or not isinstance(after, int):
         return "a resized extent is symbolic"
     if not 0 < before * max(before, after) <= _MAX_TABLE_ELEMENTS:
         return f"{before} elements resized to {after}: the resize table would be too large"
-    outside = _column(op, np.zeros((before, before)), scale, window, 1.0)
+    outside = resample_columns(op, np.zeros((before, before)), scale, window, 1.0)
     if outside.shape[1] != after:
         return "the scale does not give the output extent exactly"
     if outside.any():  # no weights make 0 of an infinite element
         return "extrapolation outside the crop region is not supported"
-    return _column(op, np.eye(before), scale, window, 0.0).T
+    return resample_columns(op, np.eye(before), scale, window, 0.0).T
 
 
-def _column(
+def resample_columns(
     op: Resize, data: Array, scale: float, window: tuple[float, float], beyond: float
 ) -> Array:
-    """What the op's own reference makes of the columns of a matrix."""
+    """Resize the rows of a matrix [n, extent] by the op's reference, with ``beyond`` outside."""
     alone = replace(op, axes=(1,), extrapolation_value=beyond, keep_aspect_ratio_policy="stretch")
     (made,) = alone.reference(data, np.array(window), np.array([scale]), None)
     return made

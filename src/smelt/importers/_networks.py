@@ -14,6 +14,7 @@ from smelt.types import (
     Limit,
     copy_bytes,
     enough_memory_for,
+    one_file_of_formulas,
     open_file,
     require_list,
     require_path,
@@ -66,6 +67,7 @@ def network_from_caffe(
 
 
 @enough_memory_for("the import")
+@one_file_of_formulas()
 def network_from_onnx(
     model: str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto,
     outputs: Sequence[str] | None = None,

@@ -17,7 +17,7 @@ import numpy as np
 
 from smelt.errors import GraphError, InternalError, ShapeError
 from smelt.ir._op import Operand, evaluate
-from smelt.types import DType, Guard, Limit, TensorType, assume_at_least, collect_guards
+from smelt.types import DType, Guard, Limit, TensorType, assume_at_least, collect_guards, may_follow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -378,7 +378,7 @@ def infer_node(node: Node) -> Inferred:
             types, dims = node.op.infer_results(operands)
             for index, kind in enumerate(types):
                 _assume_extents(kind, index)
-            dims = _fitting_dims(types, dims)
+            dims = _fitting_dims(types, dims) if dims is None or may_follow(dims) else None
     except ShapeError as error:
         shapes = ", ".join("-" if o is None else str(o.type) for o in operands)
         raise ShapeError(f"{error.message} (inputs: {shapes})", node=where) from error

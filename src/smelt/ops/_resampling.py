@@ -197,5 +197,14 @@ def _special_cases(make: Callable[..., Resize], data: Array, up: Array) -> Itera
     yield Case("a product in float32", make(), (sample(2, 10), None, below), constants=two)
     yield Case("float16", make(mode="linear"), (half, None, up), 3e-3, constants=two)
     yield Case("int8", make(), (sample(1, 2, 3, 3, dtype="int8"), None, up), constants=two)
+    # Extents of integer factors, and yet not a repetition: the scale or the region says more.
+    for nearest in ("round_prefer_floor", "floor"):
+        op = make(nearest_mode=nearest, coordinate_transformation_mode="asymmetric")
+        fraction = np.array([1, 1, 1.2, 2.2], np.float32)
+        yield Case(f"nearly twice, {nearest}", op, (data, None, fraction), constants=two)
+        part = make(nearest_mode=nearest, coordinate_transformation_mode="tf_crop_and_resize")
+        half_region = np.array([0, 0, 0, 0.5, 1, 1, 1, 1], np.float32)
+        cropped = (data, half_region, up)
+        yield Case(f"crop to twice, {nearest}", part, cropped, constants=frozenset({1, 2}))
     line = (sample(1, 2, 7), None, np.array([1, 1, 3], np.float32))
     yield Case("one axis of space", make(mode="linear"), line, constants=two)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _NO_NAMES: Final[frozenset[str]] = frozenset()
+_MAX_VECTOR_ATOMS: Final = 1 << 11
+"""Atoms of the elements of one vector that inference computes with: 30 ms of processor time."""
 _MAX_BITS: Final = 1 << 13
 """Of a number in a dimension; Python reads and writes none of more than 4,300 digits."""
 
@@ -214,6 +216,8 @@ class _Formulas:
 
     known: dict[str, Dim] = field(default_factory=dict[str, "Dim"])
     characters: int = 0
+    followed: int = 0
+    """Atoms of the elements that inference has computed."""
 
     def count(self, text: str) -> str:
         """Count one more; what is wrong if all are longer than a limit, else nothing."""
@@ -238,6 +242,22 @@ def one_file_of_formulas() -> Generator[None]:
     finally:
         if token is not None:
             _formulas.reset(token)
+
+
+def may_follow(dims: Iterable[Dim]) -> bool:
+    """Return whether inference may compute with the elements of a vector, which are dimensions.
+
+    Each op on a vector computes every element's formula in Python. A vector of long formulas is not
+    followed, and within `one_file_of_formulas` neither are any that lie beyond a limit on all of
+    them: a model of 441 bytes would take half a minute to read.
+    """
+    size = sum(dim.size for dim in dims if not isinstance(dim, int))
+    formulas = _formulas.get()
+    if formulas is not None:
+        formulas.followed += size
+    return size <= _MAX_VECTOR_ATOMS and (
+        formulas is None or formulas.followed <= Limit.MAX_FOLLOWED_ATOMS.most
+    )
 
 
 def dim_from_text(text: str | int) -> Dim:

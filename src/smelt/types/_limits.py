@@ -62,6 +62,11 @@ class Limit(Enum):
     MAX_DIM_CHARACTERS = (1 << 16, "characters", "the formula of an extent")
     MAX_DIM_DEPTH = (90, "quotients", "the formula of an extent, nested in each other")
     MAX_FORMULA_CHARACTERS = (1 << 19, "characters", "all different formulas of an engine together")
+    MAX_FOLLOWED_ATOMS = (
+        1 << 18,
+        "symbols and quotients",
+        "elements of tensors that follow from shapes, in a network that is read",
+    )
     MAX_RECIPE_PARTS = (1 << 17, "parts", "what an engine's weights and scales follow from")
     MAX_FOLDED_WORK = (1 << 33, "operations", "what is computed from constants at build time")
     MAX_TRIAL_BYTES = (1 << 27, "bytes", "the tensors of a node that tuning runs on processors")

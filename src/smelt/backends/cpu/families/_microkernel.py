@@ -377,7 +377,7 @@ class _Writer:
                 count = last if k == words - 1 else None
                 self.products(state, (a, b), (0, k), offsets, sums, k % partial_sums, count)
             return sums
-        whole = words if last is None else e.sub(words, 1)
+        whole = words if last is None else e.maximum(e.sub(words, 1), 0)
         keys, looped = list(sums), e.mul(e.div(whole, step), step)
         with e.loop(0, looped, step, [sums[k] for k in keys]) as loop:
             inner = dict(zip(keys, loop.values, strict=True))
