@@ -242,9 +242,7 @@ def test_an_unknown_format_names_its_task_operation_and_tensor(
     smelt: Smelt, tmp_path: Path
 ) -> None:
     answer = smelt("dla", "run", _halves(tmp_path, 65535))
-    assert "task 0: emulated operation 0: its source tensor, at address 3: format 65535" in (
-        answer.err
-    )
+    assert "task 0: emulated operation 0: source tensor at address 3: format 65535" in (answer.err)
 
 
 def test_a_folder_with_a_broken_trace_still_gives_a_list(smelt: Smelt, tmp_path: Path) -> None:

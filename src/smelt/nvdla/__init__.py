@@ -1,4 +1,4 @@
-"""NVDLA: loadables, runtime, portability layer, engine scheduler and a bit-exact machine."""
+"""NVDLA: loadables, runtime, portability layer, engine scheduler and a bit-exact model."""
 
 from smelt.nvdla._protocols import DmaMemory, MemorySpace, RegisterBus
 from smelt.nvdla._status import NvDlaError, NvdlaError, NvError

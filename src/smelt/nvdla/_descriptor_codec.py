@@ -1,13 +1,13 @@
-"""Structures in memory, each declared once: the same table reads, writes and prints them.
+"""Codec for C structures in memory: one declaration reads, writes and prints a structure.
 
-A structure is a frozen dataclass whose fields say where they lie::
+A structure is a frozen dataclass whose fields declare their offsets and types::
 
     class Consumer(Descriptor):
         index: int = at(0, "i16")
         event: int = at(2, "u8")
 
-Offsets are those of the newest layout. A field that older firmware lacks is marked, and what comes
-after it then moves up: so one table serves both layouts.
+Offsets are those of the newest layout. A field that older firmware lacks is marked with ``new``;
+in the older layout the fields after it move to lower offsets. One declaration serves both layouts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-_CODES: Final = {
+_STRUCT_CODES: Final = {
     "u8": "B",
     "i8": "b",
     "u16": "H",
@@ -41,38 +41,42 @@ Kind: TypeAlias = "str | type[Descriptor]"
 
 
 class DescriptorLayout(IntEnum):
-    """Which of the two incompatible generations a structure belongs to."""
+    """The two incompatible layouts of descriptors in memory."""
 
     WITHOUT_OFFSETS = 0
-    """Firmware interface 0.11 and before: a cube has 28 bytes and no offset of its own."""
+    """Firmware interface 0.11 and earlier: a cube has 28 bytes and no ``offset`` field."""
     WITH_OFFSETS = 1
-    """Firmware interface 0.12 and after: a cube has 32 bytes."""
+    """Firmware interface 0.12 and later: a cube has 32 bytes, with an ``offset`` field."""
 
     @classmethod
     def of_version(cls, major: int, minor: int) -> DescriptorLayout:
-        """The layout of a firmware interface version."""
+        """Return the layout of a firmware interface version."""
         return cls.WITHOUT_OFFSETS if (major, minor) < (0, 12) else cls.WITH_OFFSETS
 
 
 @dataclass(frozen=True, slots=True)
 class _FieldSpec:
+    """Position and type of a structure's field."""
+
     offset: int
+    """Offset in bytes in the newest layout."""
     kind: Kind
     count: int
     is_new: bool
+    """Whether structures without offsets lack the field."""
 
 
 def at(offset: int, kind: Kind, count: int = 1, *, new: bool = False, default: Any = 0) -> Any:
-    """Declare a field: its offset in bytes, its type, how often it repeats.
+    """Declare a field of a structure.
 
     Args:
-        offset: Where it starts in the newest layout.
-        kind: ``u8`` to ``i64``, ``f32``, or a nested structure.
-        count: More than one makes the value a tuple.
-        new: Structures without offsets lack it.
-        default: The value of one element.
+        offset: Offset in bytes in the newest layout.
+        kind: Element type: ``u8`` to ``i64``, ``f32``, or a nested structure.
+        count: Number of elements; the field's value is a tuple if there is more than one.
+        new: Whether structures of the layout without offsets lack the field.
+        default: Default value of one element of a scalar type.
     """
-    metadata = {"place": _FieldSpec(offset, kind, count, new)}
+    metadata = {"field_spec": _FieldSpec(offset, kind, count, new)}
     if isinstance(kind, str):
         value = default if count == 1 else (default,) * count
         return field(default=value, metadata=metadata)
@@ -82,14 +86,14 @@ def at(offset: int, kind: Kind, count: int = 1, *, new: bool = False, default: A
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A structure that hardware, firmware or the emulator reads from memory, little endian."""
+    """Base class of the little-endian structures that hardware, firmware or emulator read."""
 
     padded_bytes: ClassVar[int] = 0
-    """The size where it is more than the end of the last field."""
+    """Size of the structure in bytes where padding follows the last field; otherwise 0."""
 
     @classmethod
     def size_bytes(cls, layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS) -> int:
-        """The size in memory."""
+        """Return the size in memory, in bytes."""
         return _codec(cls, layout).size
 
     @classmethod
@@ -99,7 +103,11 @@ class Descriptor:
         offset: int = 0,
         layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS,
     ) -> Self:
-        """Read one. Raises NvdlaError(INVALID_SIZE): it does not lie inside ``data``."""
+        """Read a structure at a byte offset of ``data``.
+
+        Raises:
+            NvdlaError: INVALID_SIZE if the structure does not lie inside ``data``.
+        """
         codec = _codec(cls, layout)
         view = memoryview(data)
         if offset < 0 or offset + codec.size > view.nbytes:
@@ -111,17 +119,22 @@ class Descriptor:
         return cast("Self", _build(cls, layout, iter(codec.unpack_from(view, offset))))
 
     def to_bytes(self, layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS) -> bytes:
-        """Write it. Raises NvdlaError(BAD_VALUE): a value does not fit its field."""
+        """Return the structure's bytes.
+
+        Raises:
+            NvdlaError: BAD_VALUE if a value does not fit its field; COUNT_MISMATCH if a tuple has
+                the wrong number of elements.
+        """
         codec = _codec(type(self), layout)
         try:
             return codec.pack(*_flatten(self, layout))
         except struct.error as error:
             raise NvdlaError(
-                NvError.BAD_VALUE, f"{type(self).__name__}: a value does not fit: {error}"
+                NvError.BAD_VALUE, f"{type(self).__name__}: a value does not fit its field: {error}"
             ) from error
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name, for reports; reserved ones are left out."""
+        """Return the fields by name, for reports, without reserved fields."""
         return {
             name: _plain(getattr(self, name))
             for name, _ in _field_specs(type(self))
@@ -130,7 +143,7 @@ class Descriptor:
 
 
 def _field_specs(cls: type[Descriptor]) -> tuple[tuple[str, _FieldSpec], ...]:
-    key: Any = cls  # to mypy a class of frozen values has no hash
+    key: Any = cls  # mypy does not regard a frozen dataclass type as hashable
     return _find_field_specs(key)
 
 
@@ -141,28 +154,29 @@ def _codec(cls: type[Descriptor], layout: DescriptorLayout) -> struct.Struct:
 
 @functools.cache
 def _find_field_specs(cls: Any) -> tuple[tuple[str, _FieldSpec], ...]:
-    return tuple((item.name, item.metadata["place"]) for item in fields(cls))
+    return tuple((item.name, item.metadata["field_spec"]) for item in fields(cls))
 
 
-def _is_in(field_spec: _FieldSpec, layout: DescriptorLayout) -> bool:
+def _is_present(field_spec: _FieldSpec, layout: DescriptorLayout) -> bool:
     return not field_spec.is_new or layout is DescriptorLayout.WITH_OFFSETS
 
 
 def _size_of(kind: Kind, layout: DescriptorLayout) -> int:
     if isinstance(kind, str):
-        return struct.calcsize("<" + _CODES[kind])
+        return struct.calcsize("<" + _STRUCT_CODES[kind])
     return kind.size_bytes(layout)
 
 
 @functools.cache
 def _make_codec(cls: Any, layout: DescriptorLayout) -> struct.Struct:
+    """Return the ``struct`` codec of a structure, with padding between its fields."""
     newest = DescriptorLayout.WITH_OFFSETS
     parts = ["<"]
     end = missing = 0
     for name, field_spec in _field_specs(cls):
         size = _size_of(field_spec.kind, layout) * field_spec.count
         start = field_spec.offset - missing
-        if not _is_in(field_spec, layout):
+        if not _is_present(field_spec, layout):
             missing += size
             continue
         if start < end:
@@ -178,17 +192,18 @@ def _make_codec(cls: Any, layout: DescriptorLayout) -> struct.Struct:
 def _format(field_spec: _FieldSpec, layout: DescriptorLayout) -> str:
     if isinstance(field_spec.kind, str):
         return (
-            f"{field_spec.count}{_CODES[field_spec.kind]}"
+            f"{field_spec.count}{_STRUCT_CODES[field_spec.kind]}"
             if field_spec.count > 1
-            else _CODES[field_spec.kind]
+            else _STRUCT_CODES[field_spec.kind]
         )
     return _codec(field_spec.kind, layout).format.removeprefix("<") * field_spec.count
 
 
 def _build(cls: type[Descriptor], layout: DescriptorLayout, values: Iterator[Any]) -> Descriptor:
-    made: dict[str, Any] = {}
+    """Build a structure, and the structures nested in it, from its scalar values in order."""
+    field_values: dict[str, Any] = {}
     for name, field_spec in _field_specs(cls):
-        if not _is_in(field_spec, layout):
+        if not _is_present(field_spec, layout):
             continue
         items = [
             next(values)
@@ -196,14 +211,20 @@ def _build(cls: type[Descriptor], layout: DescriptorLayout, values: Iterator[Any
             else _build(field_spec.kind, layout, values)
             for _ in range(field_spec.count)
         ]
-        made[name] = items[0] if field_spec.count == 1 else tuple(items)
-    return cls(**made)
+        field_values[name] = items[0] if field_spec.count == 1 else tuple(items)
+    return cls(**field_values)
 
 
 def _flatten(value: Descriptor, layout: DescriptorLayout) -> Iterator[Any]:
+    """Yield the scalar values of a structure and of those nested in it, in order.
+
+    Raises:
+        NvdlaError: BAD_VALUE if a field that the layout lacks is not 0; COUNT_MISMATCH if a tuple
+            has the wrong number of elements.
+    """
     for name, field_spec in _field_specs(type(value)):
         part = getattr(value, name)
-        if not _is_in(field_spec, layout):
+        if not _is_present(field_spec, layout):
             if part:
                 raise NvdlaError(
                     NvError.BAD_VALUE,

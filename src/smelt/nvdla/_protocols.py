@@ -1,4 +1,7 @@
-"""What firmware talks to: registers and memory, of a model, a trace or real silicon."""
+"""Interfaces between firmware and hardware: register bus, DMA memory and memory spaces.
+
+The machine model, the trace recorder and real silicon implement them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,16 @@ if TYPE_CHECKING:
 
 
 class MemorySpace(IntEnum):
-    """The memory interface that an address belongs to, by the numbers of the RAM_TYPE fields."""
+    """Memory interface that a physical address belongs to.
+
+    This is an enumeration that both protocols of this module use, not a protocol. Its values are
+    those of the RAM_TYPE fields of the registers.
+    """
 
     SRAM = 0
-    """The secondary interface (CVIF), usually on-chip memory."""
+    """Secondary interface (CVIF), usually on-chip memory."""
     DRAM = 1
-    """The primary interface (MCIF), system memory."""
+    """Primary interface (MCIF), system memory."""
 
 
 class RegisterBus(Protocol):
@@ -30,17 +37,26 @@ class RegisterBus(Protocol):
         ...
 
     def wait_for_interrupt(self, timeout_s: float, /) -> bool:
-        """Wait until the interrupt line is up; False when ``timeout_s`` seconds have passed."""
+        """Wait until the interrupt line is asserted; return False after ``timeout_s`` seconds."""
         ...
 
 
 class DmaMemory(Protocol):
-    """Memory as the accelerator sees it: physical addresses in two spaces."""
+    """Memory at physical addresses, in two memory spaces, as the accelerator accesses it."""
 
     def read(self, space: MemorySpace, address: int, size_bytes: int, /) -> bytes:
-        """Return bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside."""
+        """Return a copy of a byte range.
+
+        Raises:
+            NvdlaError: INVALID_ADDRESS if part of the range lies outside memory.
+        """
         ...
 
     def write(self, space: MemorySpace, address: int, data: Buffer, /) -> None:
-        """Set bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside; then none is set."""
+        """Write a byte range.
+
+        Raises:
+            NvdlaError: INVALID_ADDRESS if part of the range lies outside memory; nothing is
+                written then.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Documented error codes, and the error that carries one."""
+"""Error codes of the portability layer, and the exception that carries one."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class NvError(IntEnum):
 
 
 NvDlaError: TypeAlias = NvError
-"""The name that the official C++ has for the codes; the exception is `NvdlaError`."""
+"""Name of the error codes in the official C++ sources; the exception is `NvdlaError`."""
 
 
 class NvdlaError(SmeltError):
-    """A documented failure of the NVDLA stack; ``status`` is its `NvError`."""
+    """Failure of the NVDLA stack; ``status`` is its documented `NvError` code."""
 
     def __init__(self, status: NvError, message: str) -> None:
         super().__init__(message)
         self.status = status
 
-    def within(self, place: str) -> NvdlaError:
-        """The same failure, told from further out."""
-        return NvdlaError(NvError(self.status or NvError.SUCCESS), f"{place}: {self}")
+    def within(self, location: str) -> NvdlaError:
+        """Return the same failure with a location in front of its message."""
+        return NvdlaError(NvError(self.status or NvError.SUCCESS), f"{location}: {self}")

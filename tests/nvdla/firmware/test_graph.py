@@ -68,7 +68,7 @@ def test_a_cycle_is_refused_and_told_step_by_step() -> None:
     task = pooling_after_normalisation()
     task.connect(1, 0, COMPLETED)
     message = refuse(task)
-    assert "wait for each other in a cycle" in message
+    assert "form a cycle" in message
     assert "operation 0 (CDP) enabled after operation 1 (PDP) completed" in message
 
 
@@ -97,7 +97,7 @@ def test_a_self_edge_is_refused_by_name() -> None:
     task = pooling_after_normalisation()
     consumers = [*task.operations[0].consumers]
     consumers[OperationType.CDP] = Consumer(index=0, event=COMPLETED)
-    assert "operation 0 (CDP) consumers[CDP] is itself" in refuse(
+    assert "consumers[CDP] of operation 0 (CDP) refers to the operation itself" in refuse(
         task, graph=change(task, 0, consumers=tuple(consumers))
     )
 
@@ -106,14 +106,14 @@ def test_a_self_edge_is_refused_by_name() -> None:
 def test_a_count_that_differs_from_the_edges_is_refused(count: int) -> None:
     task = pooling_after_normalisation()
     message = refuse(task, graph=change(task, 1, dependency_count=count))
-    assert f"operation 1 (PDP) waits for {count} dependencies, but 1 edges lead to it" in message
+    assert f"operation 1 (PDP) has a dependency count of {count}, but 1 edges lead" in message
 
 
 def test_an_edge_outside_the_task_is_refused() -> None:
     task = pooling_after_normalisation()
     consumers = [*task.operations[0].consumers]
     consumers[OperationType.PDP] = Consumer(index=7, event=COMPLETED)
-    assert "operation 0 (CDP) consumers[PDP] is 7, outside" in refuse(
+    assert "consumers[PDP] of operation 0 (CDP) is 7, which is not an operation" in refuse(
         task, graph=change(task, 0, consumers=tuple(consumers))
     )
 
@@ -122,7 +122,7 @@ def test_an_edge_to_another_type_is_refused() -> None:
     task = pooling_after_normalisation()
     consumers = [*task.operations[0].consumers]
     consumers[OperationType.SDP] = Consumer(index=1, event=COMPLETED)
-    assert "consumers[SDP] is operation 1 (PDP), not SDP" in refuse(
+    assert "refers to operation 1 (PDP); expected SDP" in refuse(
         task, graph=change(task, 0, consumers=tuple(consumers))
     )
 
@@ -130,13 +130,13 @@ def test_an_edge_to_another_type_is_refused() -> None:
 def test_an_event_that_does_not_exist_is_refused() -> None:
     task = pooling_after_normalisation()
     task.connect(0, 1, 9)
-    assert "waits for event 9, of which there is none" in refuse(task)
+    assert "has the unknown event 9" in refuse(task)
 
 
 def test_a_buffer_event_of_another_engine_than_convolution_is_refused() -> None:
     task = pooling_after_normalisation()
     task.connect(0, 1, OperationEvent.CDMA_DATA_DONE)
-    assert "CDMA_DATA_DONE, which CONV alone has" in refuse(task)
+    assert "CDMA_DATA_DONE, which only CONV raises" in refuse(task)
 
 
 def test_a_fused_parent_of_the_wrong_type_is_refused() -> None:
@@ -147,7 +147,7 @@ def test_a_fused_parent_of_the_wrong_type_is_refused() -> None:
     graph = change(task, 1, fused_parent=parent)
     graph[0] = replace(graph[0], dependency_count=1)
     message = refuse(task, graph=graph)
-    assert "operation 1 (PDP) fused_parent is operation 0 (CONV), not SDP" in message
+    assert "fused_parent of operation 1 (PDP) refers to operation 0 (CONV); expected SDP" in message
 
 
 def test_a_fused_parent_of_an_engine_that_nothing_feeds_is_refused() -> None:
@@ -163,17 +163,22 @@ def test_an_operation_in_no_chain_is_refused() -> None:
     consumers = (Consumer(index=-1, event=0),) * 6
     graph = change(task, 0, consumers=consumers)
     graph[1] = replace(graph[1], dependency_count=0)
-    assert "operation 1 (PDP) is in no chain" in refuse(task, graph=graph)
+    assert "operation 1 (PDP) cannot be reached" in refuse(task, graph=graph)
 
 
 def test_a_chain_that_comes_back_is_refused() -> None:
     task = two_poolings()
     task.connect(1, 0, COMPLETED)
-    assert "the chain of PDP comes back to operation 0 (PDP)" in refuse(task)
+    assert "the chain of PDP returns to operation 0 (PDP)" in refuse(task)
 
 
 @pytest.mark.parametrize(
-    ("head", "expected"), [(2, "outside the operations"), (-2, "outside"), (0, "is operation 0")]
+    ("head", "expected"),
+    [
+        (2, "which is not an operation"),
+        (-2, "which is not an operation"),
+        (0, "refers to operation 0"),
+    ],
 )
 def test_a_wrong_head_is_refused(head: int, expected: str) -> None:
     task = pooling_after_normalisation()
@@ -186,7 +191,7 @@ def test_a_wrong_head_is_refused(head: int, expected: str) -> None:
 
 def test_a_type_that_does_not_exist_is_refused() -> None:
     task = two_poolings()
-    assert "operation 1 has type 6" in refuse(task, graph=change(task, 1, op_type=6))
+    assert "operation 1 has the unknown type 6" in refuse(task, graph=change(task, 1, op_type=6))
 
 
 def test_of_many_problems_the_first_are_told() -> None:
@@ -194,8 +199,8 @@ def test_of_many_problems_the_first_are_told() -> None:
     for _ in range(10):
         task.add(OperationType.PDP)
     message = refuse(task)  # nine are in no chain
-    assert message.count("is in no chain") == 6
-    assert "; and more." in message
+    assert message.count("cannot be reached") == 6
+    assert "; and further problems." in message
 
 
 @pytest.mark.parametrize("name", ["operation_desc_index", "surface_desc_index"])
@@ -204,7 +209,7 @@ def test_a_list_outside_the_address_list_is_refused(name: str) -> None:
     memory = FakeMemory()
     network = replace(task.network(), **{name: 99})  # type: ignore[arg-type]  # a test's freedom
     scheduler = EngineScheduler(FakeHardware(NV_FULL, lambda _: 0), memory, NV_FULL)
-    with pytest.raises(NvdlaError, match="is address 99 of a list of 8") as caught:
+    with pytest.raises(NvdlaError, match="is 99; the address list has 8") as caught:
         scheduler.execute_task(task.write(memory, network=network))
     assert caught.value.status is NvError.INVALID_ADDRESS
 
@@ -219,7 +224,7 @@ def test_more_addresses_than_the_task_has_are_a_mismatch() -> None:
     task = pooling_after_normalisation()
     network = replace(task.network(), num_addresses=9)
     message = refuse(task, network=network, status=NvError.COUNT_MISMATCH)
-    assert "needs 9 addresses; the task has 8" in message
+    assert "needs 9 addresses, but the task has 8" in message
 
 
 def test_a_size_that_nobody_could_run_is_refused() -> None:
@@ -235,7 +240,7 @@ def test_more_regions_than_the_network_takes_are_refused() -> None:
     addresses = task.write(memory, network=replace(task.network(), dynamic_roi=1))
     task.write_rois(memory, [Roi(), Roi()])
     scheduler = EngineScheduler(FakeHardware(NV_FULL, lambda _: 0), memory, NV_FULL)
-    with pytest.raises(NvdlaError, match="2 regions were found; the network takes at most 1"):
+    with pytest.raises(NvdlaError, match="2 regions of interest; the network supports at most 1"):
         scheduler.execute_task(addresses)
 
 

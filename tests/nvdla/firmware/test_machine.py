@@ -127,7 +127,9 @@ def test_an_operation_that_the_machine_refuses_ends_the_task_with_its_reason() -
     addresses = task.write(memory)
     load(machine, memory)
     scheduler = EngineScheduler(machine, machine.memory, NV_FULL)
-    with pytest.raises(NvdlaError, match=r"hardware refused .* operation 0 \(PDP\) runs") as caught:
+    with pytest.raises(
+        NvdlaError, match=r"hardware rejected .* operation 0 \(PDP\) is running"
+    ) as caught:
         scheduler.execute_task(addresses, timeout_s=5)
     assert caught.value.status is NvError.INVALID_ADDRESS
 

@@ -54,16 +54,16 @@ def refuse(task: TaskBuilder, configuration: Configuration = NV_FULL) -> NvdlaEr
     [
         ({"out_cvt": Converter(scale=2)}, "scale 2 and offset 0"),
         ({"out_cvt": Converter(scale=1, offset=3)}, "offset 3"),
-        ({"conv_mode": 2}, "the mode is 2"),
+        ({"conv_mode": 2}, "the convolution mode is 2"),
         ({"weight_format": 2}, "format is 2"),
         ({"data_format": 37}, "data format is 37"),
         ({"pixel_mapping": 1}, "pixel mapping"),
         ({"in_precision": 3}, "precision is 3"),
         ({"mean_format": 2}, "mean's format"),
-        ({"kernel_width_csc": 0}, "-1 does not fit CSC.D_WEIGHT_SIZE_EXT_0.WEIGHT_WIDTH_EXT"),
-        ({"conv_stride_x": 9}, "8 does not fit CSC.D_CONV_STRIDE_EXT.CONV_X_STRIDE_EXT"),
-        ({"data_bank": 9, "weight_bank": 9}, "more than the buffer's 16"),
-        ({"batch": 0}, "-1 does not fit CACC.D_BATCH_NUMBER"),
+        ({"kernel_width_csc": 0}, "-1 does not fit into CSC.D_WEIGHT_SIZE_EXT_0.WEIGHT_WIDTH_EXT"),
+        ({"conv_stride_x": 9}, "8 does not fit into CSC.D_CONV_STRIDE_EXT.CONV_X_STRIDE_EXT"),
+        ({"data_bank": 9, "weight_bank": 9}, "buffer has only 16"),
+        ({"batch": 0}, "-1 does not fit into CACC.D_BATCH_NUMBER"),
     ],
 )
 def test_a_convolution_that_hardware_cannot_do_is_refused(
@@ -77,14 +77,17 @@ def test_a_convolution_that_hardware_cannot_do_is_refused(
     ("values", "message"),
     [
         ({"weight_data": replace(cube(4), size=128)}, "starts at"),
-        ({"weight_data": replace(cube(), size=100)}, "0x64 does not fit CSC.D_WEIGHT_BYTES"),
-        ({"weight_data": replace(cube(), address=-1, size=128)}, "the weights is address -1"),
+        ({"weight_data": replace(cube(), size=100)}, "0x64 does not fit into CSC.D_WEIGHT_BYTES"),
+        (
+            {"weight_data": replace(cube(), address=-1, size=128)},
+            "the address index of the weights is -1",
+        ),
         ({"src_data": replace(cube(), address=-1)}, "the source has no address"),
         ({"src_data": replace(cube(), line_stride=40)}, "line stride of 40"),
-        ({"src_data": replace(cube(), type=MemoryType.SRAM)}, "claims to lie in SRAM"),
-        ({"src_data": replace(cube(), type=7)}, "memory of type 7"),
+        ({"src_data": replace(cube(), type=MemoryType.SRAM)}, "declared to be in SRAM"),
+        ({"src_data": replace(cube(), type=7)}, "unknown memory type 7"),
         ({"src_data": replace(cube(), width=0)}, "must be 1 to 8192"),
-        ({"src_data": cube(memory_type=FLY)}, "the source must lie in DRAM or SRAM"),
+        ({"src_data": cube(memory_type=FLY)}, "must be in DRAM or SRAM"),
         ({"dst_data": replace(cube(memory_type=FLY), line_stride=64)}, "must be the atom's 32"),
         ({"offset_u": -(1 << 40)}, "second plane"),
     ],
@@ -111,7 +114,7 @@ def test_what_a_configuration_lacks_is_not_supported() -> None:
     cases: list[tuple[OperationType, Operation, Surface, Configuration, str]] = [
         (conv, replace(CONV, conv_mode=1), surface, NV_SMALL, "no Winograd"),
         (conv, replace(CONV, weight_format=1), surface, NV_SMALL, "compressed"),
-        (conv, replace(CONV, batch=2), surface, NV_SMALL, "one picture"),
+        (conv, replace(CONV, batch=2), surface, NV_SMALL, "no multi-batch mode"),
         (conv, replace(CONV, in_precision=fp16), surface, NV_LARGE, "FP16"),
         (sdp, replace(SDP, dst_precision=fp16), sdp_surface, NV_LARGE, "FP16"),
         (sdp, eltwise, sdp_surface, no_eltwise, "no Y stage"),
@@ -133,13 +136,13 @@ def test_what_a_configuration_lacks_is_not_supported() -> None:
     [
         ({"stride_x": 0}, "strides are 0 and 1"),
         ({"stride_y": 9}, "strides are 1 and 9"),
-        ({"split_num": 65}, "at most 64"),
-        ({"split_num": 0}, "split into 0"),
-        ({"pool_mode": 3}, "the mode is 3"),
+        ({"split_num": 65}, "1 to 64"),
+        ({"split_num": 0}, "splits is 0"),
+        ({"pool_mode": 3}, "mode is 3"),
         ({"pool_width": 8}, "kernel width less one is 8"),
-        ({"pad_left": 8}, "8 does not fit"),
-        ({"precision": Precision.FP16, "padding_value": (1,) * 7}, "padding must be 0"),
-        ({"padding_value": (1 << 20,) * 7}, "does not fit PDP.D_POOLING_PADDING_VALUE_1_CFG"),
+        ({"pad_left": 8}, "8 does not fit into"),
+        ({"precision": Precision.FP16, "padding_value": (1,) * 7}, "must be 0 in half precision"),
+        ({"padding_value": (1 << 20,) * 7}, "does not fit into PDP.D_POOLING_PADDING_VALUE_1_CFG"),
     ],
 )
 def test_a_pooling_beyond_the_limits_is_refused(values: dict[str, Any], message: str) -> None:
@@ -149,23 +152,23 @@ def test_a_pooling_beyond_the_limits_is_refused(values: dict[str, Any], message:
 
 def test_a_pooling_that_streams_out_or_is_split_while_fed_on_the_fly_is_refused() -> None:
     surface = PdpSurface(src_data=cube(), dst_data=cube(memory_type=FLY))
-    assert "nothing takes pooled data" in str(refuse(single(OperationType.PDP, PDP, surface)))
+    assert "no engine reads pooled data" in str(refuse(single(OperationType.PDP, PDP, surface)))
     fed = PdpSurface(src_data=cube(memory_type=FLY), dst_data=cube())
     split = single(OperationType.PDP, replace(PDP, split_num=2), fed)
-    assert "at most 1 are possible when data come on the fly" in str(refuse(split))
+    assert "must be 1 to 1 for data on the fly" in str(refuse(split))
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"line_size": 33}, "no multiple of 32"),
-        ({"line_size": 0}, "no multiple of 32"),
+        ({"line_size": 33}, "positive multiple of 32"),
+        ({"line_size": 0}, "positive multiple of 32"),
         ({"line_repeat": 8193}, "line_repeat of 8193"),
         ({"surface_repeat": 0}, "surface_repeat of 0"),
         ({"source_line": 32}, "less than the line's 64"),
         ({"destination_surface": 64}, "less than its 3 lines of 64"),
-        ({"source_address": 99}, "transfer 0's source is address 99 of a list of 8"),
-        ({"source_line": 97, "source_surface": 320}, "0x61 does not fit BDMA.CFG_SRC_LINE"),
+        ({"source_address": 99}, "transfer 0's source is 99; the address list has 8"),
+        ({"source_line": 97, "source_surface": 320}, "0x61 does not fit into BDMA.CFG_SRC_LINE"),
     ],
 )
 def test_a_bridge_transfer_beyond_the_limits_is_refused(
@@ -178,7 +181,7 @@ def test_a_bridge_transfer_beyond_the_limits_is_refused(
 def test_more_bridge_transfers_than_there_is_room_for_are_refused() -> None:
     surface = replace(bdma_surface(), num_transfers=21)
     task = single(OperationType.BDMA, BdmaOperation(num_transfers=21), surface)
-    assert "21 transfers are more than 20" in str(refuse(task))
+    assert "21 transfers; at most 20" in str(refuse(task))
 
 
 def test_a_normalisation_must_keep_its_cube_its_type_and_its_window() -> None:
@@ -187,9 +190,13 @@ def test_a_normalisation_must_keep_its_cube_its_type_and_its_window() -> None:
     fed = CdpSurface(src_data=cube(memory_type=FLY), dst_data=cube())
     for operation, surface, message in (
         (CDP, wide, "they must be equal"),
-        (CDP, fed, "not come on the fly"),
-        (replace(CDP, out_precision=1), usual, "reads precision 0 and writes 1"),
-        (replace(CDP, local_size=4), usual, "sums 4 channels"),
+        (CDP, fed, "not on the fly"),
+        (
+            replace(CDP, out_precision=1),
+            usual,
+            "input precision is 0 and the output precision is 1",
+        ),
+        (replace(CDP, local_size=4), usual, "summed channels is 4"),
     ):
         assert message in str(refuse(single(OperationType.CDP, operation, surface)))
 
@@ -199,13 +206,13 @@ def test_a_normalisation_must_keep_its_cube_its_type_and_its_window() -> None:
     [
         ({"batch_num": 0}, "batch number is 0"),
         ({"src_precision": 5}, "precision is 5"),
-        ({"x1_op": SdpStage(enable=1, type=4)}, "X1's type is 4"),
-        ({"x2_op": SdpStage(enable=1, mode=3)}, "X2's mode is 3"),
-        ({"x1_op": SdpStage(enable=1, alu_type=3)}, "X1's algorithm is 3"),
-        ({"y_op": SdpStage(enable=1, act=4)}, "Y's activation is 4"),
-        ({"x1_op": SdpStage(enable=1, type=2, mode=1, precision=4)}, "X1's precision is 4"),
-        ({"x1_op": SdpStage(enable=1, alu_operand=1 << 16)}, "65536 does not fit"),
-        ({"lut_index": 4}, "lookup table 4 is outside the network's 4"),
+        ({"x1_op": SdpStage(enable=1, type=4)}, "X1 stage's type is 4"),
+        ({"x2_op": SdpStage(enable=1, mode=3)}, "X2 stage's mode is 3"),
+        ({"x1_op": SdpStage(enable=1, alu_type=3)}, "X1 stage's algorithm is 3"),
+        ({"y_op": SdpStage(enable=1, act=4)}, "Y stage's activation is 4"),
+        ({"x1_op": SdpStage(enable=1, type=2, mode=1, precision=4)}, "X1 stage's precision is 4"),
+        ({"x1_op": SdpStage(enable=1, alu_operand=1 << 16)}, "65536 does not fit into"),
+        ({"lut_index": 4}, "lookup table 4 does not exist"),
     ],
 )
 def test_a_single_point_operation_beyond_the_limits_is_refused(
@@ -220,9 +227,9 @@ def test_a_merge_needs_planes_and_a_contraction_strides() -> None:
     merge = single(OperationType.RUBIK, RubikOperation(mode=2), surface)
     assert "plane stride of 0" in str(refuse(merge))
     contract = single(OperationType.RUBIK, RubikOperation(), surface)
-    assert "strides 0 x 0" in str(refuse(contract))
+    assert "strides are 0 x 0" in str(refuse(contract))
     unknown = single(OperationType.RUBIK, RubikOperation(mode=3), surface)
-    assert "the mode is 3" in str(refuse(unknown))
+    assert "mode is 3" in str(refuse(unknown))
 
 
 def test_a_fixed_address_for_a_dynamic_region_is_refused() -> None:
@@ -239,11 +246,11 @@ def test_a_fixed_address_for_a_dynamic_region_is_refused() -> None:
 @pytest.mark.parametrize(
     ("made", "taken", "message"),
     [
-        ({}, {"src_precision": 1, "dst_precision": 1}, "its source's precision is 1"),
-        ({}, {"batch_num": 2}, "its batch number is 2; operation 0"),
-        ({}, {"conv_mode": 1}, "its convolution mode is 1"),
-        ({"dst_data": replace(cube(memory_type=FLY), width=2)}, {}, "it takes (1, 1, 8)"),
-        ({"dst_data": cube()}, {}, "which operation 0, its fused parent, writes to memory"),
+        ({}, {"src_precision": 1, "dst_precision": 1}, "the source's precision is 1"),
+        ({}, {"batch_num": 2}, "the batch number is 2, but operation 0"),
+        ({}, {"conv_mode": 1}, "the convolution mode is 1"),
+        ({"dst_data": replace(cube(memory_type=FLY), width=2)}, {}, "the source is (1, 1, 8)"),
+        ({"dst_data": cube()}, {}, "operation 0, the fused parent, writes to memory"),
     ],
 )
 def test_two_ends_of_a_stream_that_differ_are_refused(
@@ -261,5 +268,5 @@ def test_two_ends_of_a_stream_that_differ_are_refused(
 def test_an_operation_that_does_not_take_what_streams_to_it_is_refused() -> None:
     task = single(OperationType.CONV, CONV, conv_surface())
     task.contents[1] = SDP, SdpSurface(src_data=cube(), dst_data=cube())
-    with pytest.raises(NvdlaError, match="it reads memory, but operation 0"):
+    with pytest.raises(NvdlaError, match="the source is in memory, but operation 0"):
         execute(task)

@@ -180,9 +180,9 @@ def test_hardware_that_never_answers_ends_the_task_at_its_timeout_with_its_state
         run(task, hardware, timeout_s=0.05)
     assert caught.value.status is NvError.TIMEOUT
     message = str(caught.value)
-    assert "0 of 3 operations are done" in message
-    assert "operation 2 (PDP) waits for 1 of its dependencies" in message
-    assert "CACC running/idle" in message
+    assert "0 of 3 operations have completed" in message
+    assert "operation 2 (PDP) waits for 1 dependencies" in message
+    assert "CACC groups running/idle" in message
 
 
 def test_an_interrupt_that_means_nothing_does_not_stop_the_clock() -> None:
@@ -206,7 +206,7 @@ def test_what_an_earlier_task_left_running_is_reported_not_overwritten() -> None
     hardware.is_stuck = True
     with pytest.raises(NvdlaError, match="did not end"):
         scheduler.execute_task(task.write(memory), timeout_s=0.01)
-    with pytest.raises(NvdlaError, match="still holds what an earlier task left") as caught:
+    with pytest.raises(NvdlaError, match="still in use by an earlier task") as caught:
         scheduler.execute_task(task.write(memory), timeout_s=0.01)
     assert caught.value.status is NvError.INVALID_STATE
     hardware.is_stuck = False
@@ -282,7 +282,7 @@ def test_a_graph_that_changes_while_it_runs_is_noticed() -> None:
     assert caught.value.status is NvError.INVALID_STATE
     changed = replace(task.graph()[last], dependency_count=1)
     with pytest.raises(
-        NvdlaError, match=r"nothing runs.*operation 3 \(PDP\) waits for 1"
+        NvdlaError, match=r"no operation is running.*operation 3 \(PDP\) waits for 1"
     ) as caught:
         scheduler.execute_task(task.write(memory))
     assert caught.value.status is NvError.INVALID_STATE
@@ -291,8 +291,8 @@ def test_a_graph_that_changes_while_it_runs_is_noticed() -> None:
 @pytest.mark.parametrize(
     ("op_type", "status", "message"),
     [
-        (OperationType.CONV, "CDMA.S_CBUF_FLUSH_STATUS", "clearing the convolution buffer"),
-        (OperationType.BDMA, "BDMA.STATUS", "queue stays full"),
+        (OperationType.CONV, "CDMA.S_CBUF_FLUSH_STATUS", "flushing the convolution buffer"),
+        (OperationType.BDMA, "BDMA.STATUS", "stays full"),
     ],
 )
 def test_hardware_that_never_gets_ready_is_a_timeout(

@@ -126,7 +126,7 @@ def test_compression_is_refused_where_there_is_none() -> None:
     bench.program_convolution(size=(3, 3, 8), kernels=8, kernel=(1, 1), output=(3, 3))
     bench.set("CDMA", D_WEIGHT_FORMAT=1)
     bench.program_sdp(size=(3, 3, 8), flying=True)
-    with pytest.raises(NvdlaError, match="reads no compressed weights"):
+    with pytest.raises(NvdlaError, match="does not support compressed weights"):
         bench.convolve()
 
 
@@ -346,7 +346,7 @@ def test_kernels_with_more_channels_than_the_input_are_refused() -> None:
     bench.program_convolution(size=(3, 3, 8), kernels=6, kernel=(1, 1), output=(3, 3))
     bench.set("CSC", D_WEIGHT_SIZE_EXT_1=15 | 5 << 16)
     bench.program_sdp(size=(3, 3, 6), flying=True)
-    with pytest.raises(NvdlaError, match="have 16 channels but CDMA brings 8"):
+    with pytest.raises(NvdlaError, match="have 16 channels, but CDMA reads 8"):
         bench.convolve()
 
 
@@ -354,7 +354,7 @@ def test_an_absurd_number_of_products_is_refused() -> None:
     bench = Bench()
     bench.program_convolution(size=(3, 3, 8192), kernels=8192, kernel=(32, 32), output=(8, 8))
     bench.program_sdp(size=(8, 8, 8192), flying=True)
-    with pytest.raises(NvdlaError, match="multiplications, and MAX_MACS is"):
+    with pytest.raises(NvdlaError, match="multiplications; the limit MAX_MACS is"):
         bench.convolve()
 
 
@@ -362,7 +362,7 @@ def test_an_output_larger_than_memory_is_refused_before_it_is_computed() -> None
     bench = Bench()
     bench.program_convolution(size=(3, 3, 8), kernels=64, kernel=(1, 1), output=(8192, 8192))
     bench.program_sdp(size=(8192, 8192, 64), flying=True)
-    with pytest.raises(NvdlaError, match="more than memory has"):
+    with pytest.raises(NvdlaError, match="larger than the memory"):
         bench.convolve()
 
 
@@ -373,7 +373,7 @@ def test_pixels_and_winograd_exclude_each_other() -> None:
     )
     bench.set("CDMA", D_DATAIN_FORMAT=1)
     bench.program_sdp(size=(4, 4, 8), flying=True)
-    with pytest.raises(NvdlaError, match="they must agree"):
+    with pytest.raises(NvdlaError, match="they must be equal"):
         bench.convolve()
     bench.machine.reset()
     bench.program_convolution(

@@ -170,7 +170,7 @@ def test_an_operand_that_nothing_brings_is_refused() -> None:
     bench = Bench(NV_SMALL)
     _ready_sdp(bench)
     bench.set("SDP", D_DP_BS_CFG=0b10000, D_DP_BS_ALU_CFG=1)
-    assert "would wait for ever" in str(_fault(bench, "SDP", "SDP_RDMA"))
+    assert "would wait forever" in str(_fault(bench, "SDP", "SDP_RDMA"))
 
 
 def test_blocks_that_a_configuration_lacks_do_not_answer() -> None:
@@ -238,7 +238,7 @@ def test_known_configurations_are_those_of_the_documentation() -> None:
     }
     assert NV_FULL.buffer_bytes == NV_LARGE.buffer_bytes == 512 * 1024
     assert NV_SMALL.buffer_bytes == 128 * 1024
-    with pytest.raises(NvdlaError, match="known are nv_full"):
+    with pytest.raises(NvdlaError, match="configurations are nv_full"):
         find_configuration("nv_tiny")
 
 

@@ -103,8 +103,8 @@ def _graph(**fields: Any) -> bytes:
             "first PDP operation is number 1, counted from 0, but the task has 1 operation$",
         ),
         ({"dep_graph": CommonOperation(op_type=6).to_bytes()}, "type 6"),
-        ({"dep_graph": _graph(consumers=(Consumer(1),) * 6)}, "followed by operation number 1"),
-        ({"dep_graph": _graph(fused_parent=Consumer(9))}, "followed by operation number 9"),
+        ({"dep_graph": _graph(consumers=(Consumer(1),) * 6)}, "refers to operation 1,"),
+        ({"dep_graph": _graph(fused_parent=Consumer(9))}, "refers to operation 9,"),
     ],
 )
 def test_a_network_that_contradicts_itself_is_named(blobs: dict[str, bytes], text: str) -> None:
@@ -115,13 +115,13 @@ def test_a_network_that_contradicts_itself_is_named(blobs: dict[str, bytes], tex
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"addresses": ()}, "no such entry"),
+        ({"addresses": ()}, "which does not exist"),
         ({"addresses": (Address(0, 9),)}, "memory 9"),
         ({"addresses": (Address(0, 0, 41),)}, "which has 40 bytes"),
         ({"addresses": (Address(0, 0, 0, 41),)}, "which has 40 bytes"),
         ({"addresses": (Address(0, 0, (1 << 64) - 1, 2),)}, "which has 40 bytes"),
         ({"addresses": (Address(0, 0), Address(0, 1))}, "same id"),
-        ({"blobs": ()}, "no such blob"),
+        ({"blobs": ()}, "which does not exist"),
         ({"blobs": (Blob("a"), Blob("a"))}, "same name"),
         ({"tasks": (Task(0, 1),)}, "0 addresses"),
     ],
@@ -189,7 +189,7 @@ def test_firmware_of_an_unknown_version_is_said_to_be_shown_as_another(
 def test_a_task_of_an_unknown_interface_is_shown_as_such() -> None:
     view = interpret(replace(pooling_loadable(), tasks=(Task(0, 77),)))
     assert isinstance(view.tasks[0], OpaqueTaskView)
-    assert "no one here knows this interface" in format_text(view)
+    assert "unknown interface" in format_text(view)
 
 
 @pytest.mark.parametrize("layout", [*DescriptorLayout])

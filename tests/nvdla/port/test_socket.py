@@ -131,7 +131,7 @@ def test_a_server_of_impossible_atoms_is_refused(tmp_path: Path) -> None:
         server.start()
         with (
             SocketPort(tmp_path / "s", timeout_s=30) as port,
-            pytest.raises(NvdlaError, match="an atom has 1 bytes"),
+            pytest.raises(NvdlaError, match="an atom of 1 bytes"),
         ):
             port.open(port.initialize(), 0)
 

@@ -92,7 +92,7 @@ def test_fields_are_read_and_written_by_name() -> None:
 
 def test_a_value_too_large_for_its_field_is_refused() -> None:
     register = load_register_map("v2").register("SDP.D_DP_BS_CFG")
-    with pytest.raises(NvdlaError, match="holds 2 bits; 4 does not fit") as caught:
+    with pytest.raises(NvdlaError, match=r"4 does not fit into .* of 2 bits") as caught:
         register.encode(BS_ALU_ALGO=4)
     assert caught.value.status is NvError.BAD_VALUE
 
@@ -101,7 +101,7 @@ def test_unknown_names_say_what_there_is() -> None:
     registers = load_register_map("v2")
     with pytest.raises(NvdlaError, match="has no register"):
         registers.register("SDP.NOWHERE")
-    with pytest.raises(NvdlaError, match="it has CVT_SCALE"):
+    with pytest.raises(NvdlaError, match="its fields are CVT_SCALE"):
         registers.register("SDP.D_CVT_SCALE").field("SCALE")
-    with pytest.raises(NvdlaError, match="known are nv_full, v2"):
+    with pytest.raises(NvdlaError, match="register maps are nv_full, v2"):
         load_register_map("v3")

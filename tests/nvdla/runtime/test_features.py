@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_only_numbers_go_into_a_tensor(dtype: str, data_type: DataType) -> None:
     tensor = _tensor((4, 2, 3), data_type, 32)
     array = np.zeros((4, 2, 3), dtype)
-    with pytest.raises(NvdlaError, match="bool, integers or floats; the array is") as caught:
+    with pytest.raises(NvdlaError, match="bool, integers or floats; the array has") as caught:
         write_tensor(tensor, array, np.zeros(192, np.uint8))
     assert caught.value.status is NvError.BAD_PARAMETER
 

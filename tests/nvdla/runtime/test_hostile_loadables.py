@@ -144,7 +144,7 @@ def with_task(**fields: Any) -> Loadable:
 
 
 HOSTILE: tuple[tuple[str, Loadable, NvError, str], ...] = (
-    ("a cycle", cycle(), NvError.BAD_PARAMETER, "wait for each other in a cycle"),
+    ("a cycle", cycle(), NvError.BAD_PARAMETER, "form a cycle"),
     ("memory of 2^63 bytes", with_fields(6, size=1 << 63), NvError.INVALID_SIZE, "allocation"),
     ("memory beyond the device", with_fields(6, size=1 << 31),
      NvError.INSUFFICIENT_MEMORY, "SRAM"),
@@ -228,7 +228,7 @@ def test_a_task_that_cannot_finish_ends_at_its_timeout_and_the_device_goes_on(
     buses[0].gives_up = gives_up
     with create_runtime(LocalPort(driver)) as runtime:
         begin = time.monotonic()
-        with pytest.raises(NvdlaError, match=r"0 of 1 operations.*Hardware says") as caught:
+        with pytest.raises(NvdlaError, match=r"0 of 1 operations.*State of the hardware") as caught:
             run(runtime, pooling())
         assert caught.value.status is NvError.TIMEOUT
         assert time.monotonic() - begin >= ROOMY_TIMEOUT_S

@@ -82,7 +82,7 @@ def test_a_recorded_trace_passes_and_a_changed_one_fails(
 
 
 def test_a_trace_of_another_suffix_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NvdlaError, match=r"ends in \.cfg or \.txn"):
+    with pytest.raises(NvdlaError, match=r"must end in \.cfg or \.txn"):
         _record(NV_SMALL).write_trace(tmp_path / "relu.json")
 
 
@@ -93,7 +93,7 @@ def test_on_chip_memory_outside_the_window_of_a_txn_is_refused(tmp_path: Path) -
     with pytest.raises(NvdlaError, match=r"write a \.cfg trace"):
         recorder.write_trace(tmp_path / "sram.txn")
     recorder.write_trace(tmp_path / "sram.cfg")
-    assert run_trace(tmp_path / "sram.cfg").reason == "it checks nothing"
+    assert run_trace(tmp_path / "sram.cfg").reason == "the trace has no checks"
 
 
 def test_the_command_plays_folders_and_fails_if_one_fails(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_right_checksum_passes(tmp_path: Path) -> None:
 def test_an_interrupt_that_does_not_come_fails(tmp_path: Path) -> None:
     result = _play("intr_notify(SDP_0, sync_id_0);\n", tmp_path)
     assert result.state == "failed"
-    assert "SDP_DONE_STATUS0 did not come" in result.reason
+    assert "SDP_DONE_STATUS0 was not raised" in result.reason
 
 
 def test_a_fault_of_the_hardware_is_part_of_the_reason(tmp_path: Path) -> None:
@@ -100,21 +100,21 @@ def test_a_missing_data_file_skips_the_trace_and_is_named(tmp_path: Path) -> Non
     ("line", "why"),
     [
         ("reg_write(NVDLA_SDP.NOWHERE_0, 0x1);", "has no register"),
-        ("reg_write(NVDLA_SDP.D_CVT_SCALE_0, 0x1ffffffff);", "no 32-bit number"),
+        ("reg_write(NVDLA_SDP.D_CVT_SCALE_0, 0x1ffffffff);", "not an unsigned 32-bit number"),
         (
             "reg_write(NVDLA_SDP.D_CVT_SCALE_0);",
             "VALUE is missing: reg_write takes REGISTER, VALUE",
         ),
-        ("reg_write(NVDLA_SDP.D_CVT_SCALE_0, zz);", "zz is no 32-bit number"),
+        ("reg_write(NVDLA_SDP.D_CVT_SCALE_0, zz);", "zz is not an unsigned 32-bit number"),
         ("mem_init(pri_mem, 0x0);", "SIZE is missing"),
         ("check_crc();", "SYNC is missing"),
-        ("jump(1);", "there is no command jump"),
+        ("jump(1);", "jump is not a command"),
         ("not a call", "is not a call"),
-        ("mem_init(third_mem, 0x0, 0x10, ALL_ZERO);", "third_mem is none of pri_mem"),
-        ("mem_init(pri_mem, 0x0, 0x10, ALL_RANDOM);", "ALL_RANDOM is none of ALL_ZERO"),
+        ("mem_init(third_mem, 0x0, 0x10, ALL_ZERO);", "third_mem is not one of pri_mem"),
+        ("mem_init(pri_mem, 0x0, 0x10, ALL_RANDOM);", "ALL_RANDOM is not one of ALL_ZERO"),
         ("intr_notify(XYZ_0, sync_id_0);", "has no field"),
-        ('mem_load(pri_mem, 0x0, "../../etc/passwd");', "leads out"),
-        ('mem_load(pri_mem, 0x0, "/etc/passwd");', "leads out"),
+        ('mem_load(pri_mem, 0x0, "../../etc/passwd");', "outside the trace's folder"),
+        ('mem_load(pri_mem, 0x0, "/etc/passwd");', "outside the trace's folder"),
     ],
 )
 def test_a_broken_line_fails_with_its_reason(line: str, why: str, tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_a_broken_line_fails_with_its_reason(line: str, why: str, tmp_path: Path
         ("write_reg 0xffff1401", "VALUE is missing: write_reg takes ADDRESS, VALUE"),
         ("read_reg 0xffff1401 0x1", "VALUE is missing"),
         ("dump_mem", "ADDRESS is missing"),
-        ("read_reg 0xffff1401 0x1 != 0x1", "no comparison"),
-        ("hop", "there is no command hop"),
+        ("read_reg 0xffff1401 0x1 != 0x1", "!= is not a comparison"),
+        ("hop", "hop is not a command"),
     ],
 )
 def test_a_broken_line_of_a_txn_fails_with_its_reason(line: str, why: str, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_data_row_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.dat").write_text("{offset:0x0, size:4, payload:0x01 0x02}\n")
     result = _play('mem_load(pri_mem, 0x80000000, "d.dat");\n', tmp_path)
     assert result.state == "failed"
-    assert "promises 4 bytes and holds 2" in result.reason
+    assert "declares 4 bytes and has 2" in result.reason
 
 
 def test_a_trace_without_a_known_configuration_is_skipped(tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ def test_members_of_an_archive_that_lead_out_of_it_are_ignored(tmp_path: Path) -
 
 def test_files_that_are_no_traces_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tar.xz").write_bytes(b"no archive")
-    with pytest.raises(ModelFormatError, match="no readable archive"):
+    with pytest.raises(ModelFormatError, match="not a readable archive"):
         find_traces(tmp_path / "a.tar.xz")
     (tmp_path / "a.bin").write_bytes(b"")
-    with pytest.raises(ModelFormatError, match=r"neither \.cfg nor \.txn"):
+    with pytest.raises(ModelFormatError, match=r"ends in \.cfg or \.txn"):
         find_traces(tmp_path / "a.bin")
     with pytest.raises(FileNotFoundError):
         find_traces(tmp_path / "absent.cfg")

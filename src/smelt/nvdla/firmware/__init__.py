@@ -1,7 +1,7 @@
-"""The firmware: schedules a task's operations and programs the engines' registers.
+"""The firmware: schedules the operations of a task and programs the engines' registers.
 
-It talks to a register bus and to memory, whoever implements them: the machine, a trace, a mapped
-device.
+It accesses hardware only through `RegisterBus` and `DmaMemory`, which the machine model, the trace
+recorder and mapped devices implement.
 """
 
 from smelt.nvdla.firmware._graph import MAX_OPERATIONS

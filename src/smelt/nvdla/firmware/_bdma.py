@@ -1,4 +1,4 @@
-"""Bridge DMA: two-dimensional copies between memories."""
+"""Programming of the bridge DMA (BDMA): two-dimensional copies between memories."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from smelt.nvdla.registers import RegisterFile
 
 _UNIT_BYTES: Final = 32
+"""Granularity of addresses and line sizes in bytes."""
 _MAX_REPEATS: Final = 8192
+"""Maximum number of lines in a surface, and of surfaces in a transfer."""
 _POLLS: Final = 10_000
-"""Reads of the status before a full queue counts as stuck."""
+"""Number of status reads after which a full queue counts as stuck."""
 
 
 class BdmaEngine(Engine):
-    """The bridge DMA; its groups are queues of copies, without registers of their own."""
+    """The bridge DMA; its groups are queues of copies that share one set of registers."""
 
     op_type: ClassVar[OperationType] = OperationType.BDMA
     blocks: ClassVar[tuple[str, ...]] = ()
@@ -51,7 +53,8 @@ class BdmaEngine(Engine):
             context.refuse(f"{context.configuration.name} has no bridge DMA", NvError.NOT_SUPPORTED)
         context.require(
             surface.num_transfers <= MAX_BDMA_TRANSFERS,
-            f"{surface.num_transfers} transfers are more than {MAX_BDMA_TRANSFERS}",
+            f"the operation has {surface.num_transfers} transfers; at most {MAX_BDMA_TRANSFERS} "
+            "are allowed",
         )
         for number, transfer in enumerate(surface.transfers[: surface.num_transfers]):
             _check_transfer(context, transfer, f"transfer {number}")
@@ -76,10 +79,11 @@ class BdmaEngine(Engine):
     @override
     def describe(self, registers: RegisterFile) -> str:
         busy = [registers.read_field("BDMA.STATUS", f"GRP{n}_BUSY") for n in (0, 1)]
-        return f"BDMA {'/'.join('busy' if item else 'idle' for item in busy)}"
+        return f"BDMA groups {'/'.join('busy' if item else 'idle' for item in busy)}"
 
 
 def _check_transfer(context: OperationContext, transfer: BdmaTransfer, what: str) -> None:
+    """Check the sizes and strides of a transfer."""
     for name in ("line_repeat", "surface_repeat"):
         repeats = getattr(transfer, name)
         context.require(
@@ -88,8 +92,8 @@ def _check_transfer(context: OperationContext, transfer: BdmaTransfer, what: str
         )
     context.require(
         transfer.line_size > 0 and transfer.line_size % _UNIT_BYTES == 0,
-        f"{what} copies lines of {transfer.line_size} bytes, which is not a multiple of "
-        f"{_UNIT_BYTES}",
+        f"{what} copies lines of {transfer.line_size} bytes; the size must be a positive multiple "
+        f"of {_UNIT_BYTES}",
     )
     for side in ("source", "destination"):
         line, surface = getattr(transfer, f"{side}_line"), getattr(transfer, f"{side}_surface")
@@ -108,6 +112,7 @@ def _check_transfer(context: OperationContext, transfer: BdmaTransfer, what: str
 def _program_transfer(
     context: OperationContext, surface: BdmaSurface, transfer: BdmaTransfer, what: str
 ) -> None:
+    """Put a transfer into the queue of the group that the next launch starts."""
     _wait_for_slot(context)
     source = context.resolve(
         surface.source_type, transfer.source_address, 0, f"{what}'s source", alignment=_UNIT_BYTES
@@ -140,4 +145,4 @@ def _wait_for_slot(context: OperationContext) -> None:
     for _ in range(_POLLS):
         if context.registers.read_field("BDMA.STATUS", "FREE_SLOT"):
             return
-    context.refuse("the bridge DMA's queue does not drain", NvError.TIMEOUT)
+    context.refuse("the queue of the bridge DMA stays full", NvError.TIMEOUT)

@@ -1,4 +1,4 @@
-"""Normalisation across channels."""
+"""Programming of the CDP engine: normalisation across channels."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from smelt.nvdla.registers import RegisterFile
 
 _LOCAL_SIZES: Final = (3, 5, 7, 9)
+"""Numbers of channels that the engine can sum."""
 
 
 class CdpEngine(Engine):
-    """The engine for local response normalisation."""
+    """The channel data processor (CDP), for local response normalisation."""
 
     op_type: ClassVar[OperationType] = OperationType.CDP
     blocks: ClassVar[tuple[str, ...]] = ("CDP",)
@@ -67,6 +68,7 @@ class CdpEngine(Engine):
 
 
 def _check(context: OperationContext, operation: CdpOperation, surface: CdpSurface) -> None:
+    """Refuse an operation that the engine cannot run."""
     if not context.configuration.has_cdp:
         context.refuse(f"{context.configuration.name} has no CDP", NvError.NOT_SUPPORTED)
     source, target = surface.src_data, surface.dst_data
@@ -84,17 +86,19 @@ def _check(context: OperationContext, operation: CdpOperation, surface: CdpSurfa
     )
     context.require(
         operation.in_precision == operation.out_precision,
-        f"it reads precision {operation.in_precision} and writes {operation.out_precision}; "
-        "they must be equal",
+        f"the input precision is {operation.in_precision} and the output precision is "
+        f"{operation.out_precision}; they must be equal",
     )
-    context.choose_precision(operation.in_precision, "the precision")
+    context.check_precision(operation.in_precision, "the precision")
     context.require(
         operation.local_size in _LOCAL_SIZES,
-        f"it sums {operation.local_size} channels; it must sum one of {_LOCAL_SIZES}",
+        f"the number of summed channels is {operation.local_size}; it must be one of "
+        f"{', '.join(map(str, _LOCAL_SIZES))}",
     )
 
 
 def _program_rdma(context: OperationContext, operation: CdpOperation, surface: CdpSurface) -> None:
+    """Program the block that reads the source."""
     source = surface.src_data
     address = context.resolve_input(source, "the source")
     context.write("CDP_RDMA.D_DATA_CUBE_WIDTH", WIDTH=source.width - 1)
@@ -111,6 +115,7 @@ def _program_rdma(context: OperationContext, operation: CdpOperation, surface: C
 def _program_output(
     context: OperationContext, operation: CdpOperation, surface: CdpSurface
 ) -> None:
+    """Program the destination."""
     target = surface.dst_data
     address = context.resolve_cube(target, "the destination")
     context.write_address("CDP.D_DST_BASE_ADDR_LOW", "CDP.D_DST_BASE_ADDR_HIGH", address)
@@ -122,6 +127,7 @@ def _program_output(
 
 
 def _program_function(context: OperationContext, operation: CdpOperation) -> None:
+    """Program the window, the converters and the bypasses."""
     context.write("CDP.D_LRN_CFG", NORMALZ_LEN=(operation.local_size - 1) // 2 - 1)
     context.write_signed("CDP.D_DATIN_OFFSET", operation.in_cvt.offset)
     context.write_signed("CDP.D_DATIN_SCALE", operation.in_cvt.scale)

@@ -1,4 +1,7 @@
-"""What an engine's programming works with: registers, addresses, and a way to refuse."""
+"""Context in which an engine programs an operation: registers, addresses and checks.
+
+Checks that fail raise an `NvdlaError` that names the operation.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,15 @@ if TYPE_CHECKING:
     from smelt.nvdla.registers import RegisterFile
 
 CUBE_LIMIT: Final = 1 << 13
-"""Extents that the registers can hold: width, height and channels are stored less one."""
+"""Maximum width, height and channels of a cube: 13-bit fields hold them less one."""
 _WORD: Final = 0xFFFFFFFF
+"""All bits of a register's word."""
 _SPACES: Final = {MemoryType.DRAM: MemorySpace.DRAM, MemoryType.SRAM: MemorySpace.SRAM}
 
 
 @dataclass(frozen=True, slots=True)
 class OperationContext:
-    """One operation on its way into the registers."""
+    """One operation that is being programmed, with the registers and task it belongs to."""
 
     registers: RegisterFile
     task: TaskDescriptors
@@ -34,72 +38,75 @@ class OperationContext:
     group: int
     is_rdma_needed: bool
     is_lut_loaded: bool = False
-    """The other group uses the same lookup table: it is there, and may be locked."""
+    """Whether the other group uses the same lookup table, which is then loaded already.
+
+    The engine locks the table while it runs, so it must not be written again.
+    """
 
     @property
     def name(self) -> str:
-        """How messages call the operation."""
+        """Name of the operation in messages."""
         region = f", region {self.roi}" if self.task.num_rois > 1 else ""
         return f"operation {self.index} ({self.op_type.name}{region})"
 
     def refuse(self, problem: str, status: NvError = NvError.BAD_PARAMETER) -> NoReturn:
-        """Raise an error that names the operation."""
+        """Raise an NvdlaError that names the operation."""
         raise NvdlaError(status, f"{self.name}: {problem}")
 
-    def require(self, holds: bool, problem: str) -> None:  # noqa: FBT001  (a statement, as in assert)
-        """Refuse the operation unless something holds."""
-        if not holds:
+    def require(self, condition: bool, problem: str) -> None:  # noqa: FBT001  (like assert)
+        """Refuse the operation unless a condition is true."""
+        if not condition:
             self.refuse(problem)
 
     def write(self, name: str, **fields: int) -> None:
-        """Set a register by its fields; refuse a value that a field cannot hold."""
+        """Set a register to the given fields and all others 0; refuse values that do not fit."""
         register = self.registers.map.register(name)
         word = 0
         for field_name, value in fields.items():
             field = register.field(field_name)
             if value < 0 or value >> field.width:
                 self.refuse(
-                    f"{value} does not fit {name}.{field_name}, which has {field.width} bits",
+                    f"{value} does not fit into {name}.{field_name}, which has {field.width} bits",
                     NvError.BAD_VALUE,
                 )
             word |= value << field.shift
         self.registers.bus.write(register.address, word)
 
     def write_word(self, name: str, value: int) -> None:
-        """Set a whole register; refuse bits that it does not hold, as of unaligned addresses."""
+        """Set a register's word; refuse bits that the register lacks, as in unaligned addresses."""
         register = self.registers.map.register(name)
         if value & ~register.write_mask:
             self.refuse(
-                f"{value:#x} does not fit {name}, which holds the bits {register.write_mask:#x}",
+                f"{value:#x} does not fit into {name}, which has the bits {register.write_mask:#x}",
                 NvError.BAD_VALUE,
             )
         self.registers.bus.write(register.address, value)
 
     def write_signed(self, name: str, value: int) -> None:
-        """Set a register's only field to a number that may be negative."""
+        """Set the only field of a register to a signed or unsigned number; refuse one too large."""
         register = self.registers.map.register(name)
         (field,) = register.fields.values()
         if not -(1 << field.width - 1) <= value < 1 << field.width:
             self.refuse(
-                f"{value} does not fit {name}, which has {field.width} bits", NvError.BAD_VALUE
+                f"{value} does not fit into {name}, which has {field.width} bits", NvError.BAD_VALUE
             )
         word = value & ((1 << field.width) - 1)
         self.registers.bus.write(register.address, word << field.shift)
 
     def write_address(self, low: str, high: str, address: int) -> None:
-        """Set a pair of registers to an address."""
+        """Set a pair of registers to a 64-bit address."""
         self.write_word(low, address & _WORD)
         self.write_word(high, address >> 32)
 
-    def choose(self, value: int, count: int, what: str) -> int:
-        """An enumerated value. Refuses one beyond the enumeration's count."""
+    def check_enum(self, value: int, count: int, what: str) -> int:
+        """Return the value of an enumeration of ``count`` members; refuse other values."""
         if not 0 <= value < count:
             self.refuse(f"{what} is {value}, which is not defined; it must be 0 to {count - 1}")
         return value
 
-    def choose_precision(self, value: int, what: str) -> int:
-        """A precision. Refuses one that does not exist, or that the hardware lacks."""
-        self.choose(value, len(Precision), what)
+    def check_precision(self, value: int, what: str) -> int:
+        """Return a precision; refuse one that does not exist or that the hardware lacks."""
+        self.check_enum(value, len(Precision), what)
         if value not in self.configuration.precisions:
             self.refuse(
                 f"{what} is {Precision(value).name}, which {self.configuration.name} does not "
@@ -109,7 +116,7 @@ class OperationContext:
         return value
 
     def check_cube(self, cube: DataCube, what: str) -> None:
-        """Refuse extents that registers cannot hold, and an unknown kind of memory."""
+        """Refuse a cube with extents that registers cannot hold or of an unknown memory type."""
         extents = (cube.width, cube.height, cube.channel)
         if not all(1 <= extent <= CUBE_LIMIT for extent in extents):
             self.refuse(
@@ -117,10 +124,10 @@ class OperationContext:
                 f"channels); each must be 1 to {CUBE_LIMIT}"
             )
         if cube.type not in list(MemoryType):
-            self.refuse(f"{what} is in memory of type {cube.type}, which does not exist")
+            self.refuse(f"{what} has the unknown memory type {cube.type}")
 
     def check_stored(self, cube: DataCube, what: str) -> None:
-        """Refuse a cube in memory whose strides are not whole atoms."""
+        """Refuse a cube in memory whose strides are not multiples of the atom."""
         atom = self.configuration.atom_bytes
         for name, stride in (("line", cube.line_stride), ("surface", cube.surf_stride)):
             if stride % atom:
@@ -130,13 +137,13 @@ class OperationContext:
                 )
 
     def ram_type(self, memory_type: int, what: str) -> int:
-        """The memory interface, as RAM_TYPE fields number it."""
+        """Return the RAM_TYPE field for a memory type; refuse one that the hardware lacks."""
         if memory_type not in (MemoryType.DRAM, MemoryType.SRAM):
-            self.refuse(f"{what} must lie in DRAM or SRAM, not in type {memory_type}")
+            self.refuse(f"{what} has the memory type {memory_type}; it must be in DRAM or SRAM")
         space = _SPACES[MemoryType(memory_type)]
         if space is MemorySpace.SRAM and not self.configuration.has_sram:
             self.refuse(
-                f"{what} lies in SRAM, which {self.configuration.name} does not have",
+                f"{what} is in SRAM, which {self.configuration.name} does not have",
                 NvError.NOT_SUPPORTED,
             )
         return int(space)
@@ -144,11 +151,17 @@ class OperationContext:
     def resolve(
         self, memory_type: int, index: int, offset: int, what: str, *, alignment: int = 0
     ) -> int:
-        """The address of something in memory. Refuses one that is unaligned, or elsewhere."""
+        """Return the physical address of an entry of the task's address list, plus an offset.
+
+        An entry that does not exist, lies in another memory type or is not aligned is refused. The
+        default alignment is the atom.
+        """
         addresses = self.task.addresses
         if not 0 <= index < len(addresses):
             self.refuse(
-                f"{what} is address {index} of a list of {len(addresses)}", NvError.INVALID_ADDRESS
+                f"the address index of {what} is {index}; the address list has {len(addresses)} "
+                "entries",
+                NvError.INVALID_ADDRESS,
             )
         space, base = addresses[index]
         if space != self.ram_type(memory_type, what):
@@ -165,26 +178,26 @@ class OperationContext:
         return address
 
     def read_lut(self, index: int) -> LutParameters:
-        """A lookup table. Refuses one that the network does not have."""
+        """Return a lookup table; refuse one that the network does not have."""
         if not 0 <= index < self.task.network.num_luts:
             self.refuse(
-                f"lookup table {index} is outside the network's {self.task.network.num_luts}"
+                f"lookup table {index} does not exist: the network has {self.task.network.num_luts}"
             )
         return self.task.read_lut(index)
 
     def resolve_cube(self, cube: DataCube, what: str) -> int:
-        """The address of a cube in memory."""
+        """Return the physical address of a cube."""
         return self.resolve(cube.type, cube.address, cube.offset, what)
 
     def resolve_input(self, cube: DataCube, what: str, bytes_per_pixel: int = 1) -> int:
-        """The address of an input, which a dynamic region of interest may move."""
+        """Return the physical address of an input, or of its dynamic region of interest."""
         network = self.task.network
         is_dynamic = network.dynamic_roi and network.input_layer == self.index
         if cube.address != -1:
             if is_dynamic:
                 self.refuse(
-                    f"{what} has a fixed address, but dynamic regions of interest give the "
-                    "address of their input"
+                    f"{what} has a fixed address, but the network's dynamic regions of interest "
+                    "determine the address of its input"
                 )
             return self.resolve_cube(cube, what)
         if not is_dynamic:

@@ -1,4 +1,4 @@
-"""Convolution: five blocks that work as one, programmed from the last to the first."""
+"""Programming of the convolution core: five blocks, from the last of the pipeline to the first."""
 
 from __future__ import annotations
 
@@ -17,30 +17,32 @@ if TYPE_CHECKING:
 
 
 class ConvMode(IntEnum):
-    """How products are made."""
+    """Algorithm of a convolution."""
 
     DIRECT = 0
     WINOGRAD = 1
 
 
 class WeightFormat(IntEnum):
-    """How weights are stored."""
+    """Storage format of weights."""
 
     PLAIN = 0
     COMPRESSED = 1
 
 
 _FEATURE_FORMAT: Final = 36
+"""Data format of feature data; lower numbers are pixel formats."""
 _PIXEL_BYTES: Final = (
     (1, 2, 2, 2, 2, 2)  # one plane of 8, 10, 12, 16 bits
     + (8,) * 6  # four 16-bit components
     + (4,) * 16  # four components in 32 bits
-    + (1, 1, 2, 2, 2, 2, 2, 2)  # a luminance plane, and one of chrominance
+    + (1, 1, 2, 2, 2, 2, 2, 2)  # a luminance plane and a chrominance plane
 )
-"""Bytes of a pixel, in its first plane, by data format."""
-_HALF: Final = 0xFFFF
+"""Bytes of a pixel in its first plane, by data format."""
+_HALF_WORD: Final = 0xFFFF
+"""Mask of a 16-bit field."""
 _POLLS: Final = 10_000
-"""Reads of the buffer's status before its clearing counts as stuck."""
+"""Number of status reads after which flushing the buffer counts as stuck."""
 
 
 class ConvEngine(Engine):
@@ -90,13 +92,14 @@ class ConvEngine(Engine):
 
 
 def _check(context: OperationContext, operation: ConvOperation, surface: ConvSurface) -> None:
+    """Refuse an operation that the convolution core cannot run."""
     configuration = context.configuration
-    context.choose(operation.conv_mode, len(ConvMode), "the mode")
-    context.choose(operation.weight_format, len(WeightFormat), "the weights' format")
-    context.choose(operation.data_format, _FEATURE_FORMAT + 1, "the data format")
-    context.choose(operation.pixel_mapping, 1, "the pixel mapping")
-    context.choose_precision(operation.in_precision, "the input's precision")
-    context.choose_precision(operation.out_precision, "the processing precision")
+    context.check_enum(operation.conv_mode, len(ConvMode), "the convolution mode")
+    context.check_enum(operation.weight_format, len(WeightFormat), "the weights' format")
+    context.check_enum(operation.data_format, _FEATURE_FORMAT + 1, "the data format")
+    context.check_enum(operation.pixel_mapping, 1, "the pixel mapping")
+    context.check_precision(operation.in_precision, "the input's precision")
+    context.check_precision(operation.out_precision, "the processing precision")
     if operation.conv_mode == ConvMode.WINOGRAD and not configuration.has_winograd:
         context.refuse(f"{configuration.name} has no Winograd mode", NvError.NOT_SUPPORTED)
     if operation.batch > 1 and not configuration.has_batch:
@@ -107,8 +110,8 @@ def _check(context: OperationContext, operation: ConvOperation, surface: ConvSur
         )
     context.require(
         operation.out_cvt.scale == 1 and operation.out_cvt.offset == 0,
-        f"the output's conversion has scale {operation.out_cvt.scale} and offset "
-        f"{operation.out_cvt.offset}; hardware has only a shift: they must be 1 and 0",
+        f"the output converter has scale {operation.out_cvt.scale} and offset "
+        f"{operation.out_cvt.offset}; they must be 1 and 0, because the hardware can only shift",
     )
     context.check_cube(surface.src_data, "the source")
     context.check_cube(surface.dst_data, "the destination")
@@ -117,13 +120,13 @@ def _check(context: OperationContext, operation: ConvOperation, surface: ConvSur
     target = surface.dst_data
     context.require(
         (target.width, target.height) != (1, 1) or target.line_stride == configuration.atom_bytes,
-        f"the destination is 1 x 1 with a line stride of {target.line_stride}; it must be the "
-        f"atom's {configuration.atom_bytes}",
+        f"the destination is 1 x 1 and has a line stride of {target.line_stride} bytes; the stride "
+        f"must be the atom's {configuration.atom_bytes} bytes",
     )
     context.require(
         operation.data_bank + operation.weight_bank <= configuration.buffer_banks,
-        f"{operation.data_bank} banks of data and {operation.weight_bank} of weights are more "
-        f"than the buffer's {configuration.buffer_banks}",
+        f"the operation uses {operation.data_bank} banks for data and {operation.weight_bank} for "
+        f"weights; the convolution buffer has only {configuration.buffer_banks}",
     )
 
 
@@ -137,6 +140,7 @@ def _wait_for_buffer(context: OperationContext) -> None:
 def _program_cacc(
     context: OperationContext, operation: ConvOperation, surface: ConvSurface
 ) -> None:
+    """Program the accumulator."""
     target = surface.dst_data
     address = 0
     if target.type != MemoryType.ON_THE_FLY:
@@ -151,7 +155,7 @@ def _program_cacc(
     context.write_word("CACC.D_DATAOUT_ADDR", address & 0xFFFFFFFF)
     context.write("CACC.D_BATCH_NUMBER", BATCHES=operation.batch - 1)
     for name, stride in (("LINE", target.line_stride), ("SURF", target.surf_stride)):
-        # Data leave on the fly: what does not fit these registers is used by nothing.
+        # The output goes to SDP on the fly, so nothing uses the bits that do not fit.
         register = f"CACC.D_{name}_STRIDE"
         mask = context.registers.map.register(register).write_mask
         context.write_word(register, stride & mask)
@@ -170,6 +174,7 @@ def _program_cmac(context: OperationContext, operation: ConvOperation) -> None:
 
 
 def _misc_fields(operation: ConvOperation, in_precision: int) -> dict[str, int]:
+    """Return the fields of D_MISC_CFG, which CDMA and CSC share."""
     return {
         "CONV_MODE": operation.conv_mode,
         "IN_PRECISION": in_precision,
@@ -182,7 +187,8 @@ def _misc_fields(operation: ConvOperation, in_precision: int) -> dict[str, int]:
 
 
 def _program_csc_input(context: OperationContext, operation: ConvOperation) -> None:
-    # The sequencer sees data after their conversion.
+    """Program the input of the sequencer."""
+    # CDMA converts the data before the sequencer reads them.
     context.write("CSC.D_MISC_CFG", **_misc_fields(operation, operation.out_precision))
     is_pixel = int(operation.data_format != _FEATURE_FORMAT)
     context.write("CSC.D_DATAIN_FORMAT", DATAIN_FORMAT=is_pixel)
@@ -200,6 +206,7 @@ def _program_csc_input(context: OperationContext, operation: ConvOperation) -> N
 def _program_csc_weights(
     context: OperationContext, operation: ConvOperation, surface: ConvSurface
 ) -> None:
+    """Program the weights of the sequencer."""
     context.write("CSC.D_WEIGHT_FORMAT", WEIGHT_FORMAT=operation.weight_format)
     context.write(
         "CSC.D_WEIGHT_SIZE_EXT_0",
@@ -219,8 +226,9 @@ def _program_csc_weights(
 def _program_csc_output(
     context: OperationContext, operation: ConvOperation, surface: ConvSurface
 ) -> None:
+    """Program the output, window and buffer banks of the sequencer."""
     target = surface.dst_data
-    is_direct = operation.conv_mode == ConvMode.DIRECT  # Winograd's window never moves or pads
+    is_direct = operation.conv_mode == ConvMode.DIRECT  # in Winograd mode CDMA strides and pads
     context.write(
         "CSC.D_DATAOUT_SIZE_0",
         DATAOUT_WIDTH=operation.input_width_cmac - 1,
@@ -252,6 +260,7 @@ def _program_csc_output(
 
 
 def _program_cdma_format(context: OperationContext, operation: ConvOperation) -> None:
+    """Program the data format of the convolution DMA."""
     context.write("CDMA.D_MISC_CFG", **_misc_fields(operation, operation.in_precision))
     is_pixel = operation.data_format != _FEATURE_FORMAT
     context.write(
@@ -275,6 +284,7 @@ def _program_cdma_format(context: OperationContext, operation: ConvOperation) ->
 def _program_cdma_input(
     context: OperationContext, operation: ConvOperation, surface: ConvSurface
 ) -> None:
+    """Program the source of the convolution DMA."""
     source = surface.src_data
     atom = context.configuration.atom_bytes
     is_feature = operation.data_format == _FEATURE_FORMAT
@@ -289,7 +299,8 @@ def _program_cdma_input(
     context.write_address("CDMA.D_DAIN_ADDR_LOW_0", "CDMA.D_DAIN_ADDR_HIGH_0", address)
     second = address + surface.offset_u
     context.require(
-        0 <= second < 1 << 64, f"the second plane starts {surface.offset_u} bytes from the first"
+        0 <= second < 1 << 64,
+        f"the second plane at offset {surface.offset_u} from the first is outside memory",
     )
     context.write_address("CDMA.D_DAIN_ADDR_LOW_1", "CDMA.D_DAIN_ADDR_HIGH_1", second)
     context.write_word("CDMA.D_LINE_STRIDE", source.line_stride)
@@ -305,6 +316,7 @@ def _program_cdma_input(
 def _program_cdma_weights(
     context: OperationContext, operation: ConvOperation, surface: ConvSurface
 ) -> None:
+    """Program the weights of the convolution DMA."""
     weights = surface.weight_data
     context.write("CDMA.D_WEIGHT_FORMAT", WEIGHT_FORMAT=operation.weight_format)
     context.write("CDMA.D_WEIGHT_SIZE_0", BYTE_PER_KERNEL=operation.bytes_per_kernel - 1)
@@ -312,7 +324,7 @@ def _program_cdma_weights(
     context.write(
         "CDMA.D_WEIGHT_RAM_TYPE", WEIGHT_RAM_TYPE=context.ram_type(weights.type, "the weights")
     )
-    address = 0  # of weights that are still in the buffer
+    address = 0  # not used if the weights are in the buffer already
     if weights.address != -1 or not operation.weight_reuse:
         address = context.resolve_cube(weights, "the weights")
     context.write_address("CDMA.D_WEIGHT_ADDR_LOW", "CDMA.D_WEIGHT_ADDR_HIGH", address)
@@ -326,18 +338,19 @@ def _program_cdma_weights(
 
 
 def _program_cdma_conversion(context: OperationContext, operation: ConvOperation) -> None:
-    has_mean = context.choose(operation.mean_format, 2, "the mean's format")
+    """Program the mean, converter, strides, padding and banks of the convolution DMA."""
+    has_mean = context.check_enum(operation.mean_format, 2, "the mean's format")
     context.write("CDMA.D_MEAN_FORMAT", MEAN_FORMAT=has_mean)
     if has_mean:
         context.write(
             "CDMA.D_MEAN_GLOBAL_0",
-            MEAN_RY=operation.mean_ry & _HALF,
-            MEAN_GU=operation.mean_gu & _HALF,
+            MEAN_RY=operation.mean_ry & _HALF_WORD,
+            MEAN_GU=operation.mean_gu & _HALF_WORD,
         )
         context.write(
             "CDMA.D_MEAN_GLOBAL_1",
-            MEAN_BV=operation.mean_bv & _HALF,
-            MEAN_AX=operation.mean_ax & _HALF,
+            MEAN_BV=operation.mean_bv & _HALF_WORD,
+            MEAN_AX=operation.mean_ax & _HALF_WORD,
         )
     converter = operation.in_cvt
     context.write(

@@ -1,4 +1,4 @@
-"""What the scheduler asks of an engine; each engine's file answers."""
+"""Interface between the scheduler and the engines."""
 
 from __future__ import annotations
 
@@ -11,81 +11,86 @@ if TYPE_CHECKING:
     from smelt.nvdla.registers import RegisterFile
 
 _IDLE = 0
+"""Value of a status field for a group without an operation."""
 
 
 class Engine(ABC):
-    """One of the six processors, as registers."""
+    """Base class for programming one of the six engines through its registers."""
 
     op_type: ClassVar[OperationType]
     blocks: ClassVar[tuple[str, ...]]
     """The register blocks with a producer pointer, in the order in which they are enabled."""
     rdma_block: ClassVar[str | None] = None
-    """The block that reads for it, whose groups turn independently."""
+    """Block that reads memory for the engine (RDMA); its groups alternate independently."""
     has_shadow_groups: ClassVar[bool] = True
     """Whether one group can be programmed while the other waits to be enabled."""
 
     @abstractmethod
     def needs_rdma(self, operation: Any, surface: Any) -> bool:
-        """Whether an operation uses the block that reads for the engine."""
+        """Return whether an operation uses the engine's RDMA block."""
 
     def lut_index(self, operation: Any) -> int:
-        """The lookup table that an operation uses, or -1."""
+        """Return the index of the lookup table that an operation uses, or -1."""
         return -1
 
     @abstractmethod
     def program(self, context: OperationContext, operation: Any, surface: Any) -> None:
-        """Write an operation into the registers of the group that the producer points at."""
+        """Write an operation to the registers of the group that the producer pointer selects.
+
+        Raises:
+            NvdlaError: If the hardware cannot run the operation.
+        """
 
     @abstractmethod
     def count(self, registers: RegisterFile, group: int, runtime_us: int) -> Descriptor:
-        """Read what the engine counted while it ran."""
+        """Return the statistics of an operation that has completed in a group."""
 
     @abstractmethod
     def enable_counters(self, registers: RegisterFile) -> None:
-        """Ask the engine to count."""
+        """Enable the performance counters of the operation that is being programmed."""
 
     def is_empty(self, surface: Any) -> bool:
-        """Whether an operation has nothing to do: then hardware never reports its end."""
+        """Return whether an operation has no work; hardware never reports its completion."""
         return False
 
     def find_group(self, registers: RegisterFile) -> int:
-        """The group that hardware takes next, when both are free."""
+        """Return the group that hardware runs next if both are free."""
         return registers.read_field(f"{self.blocks[0]}.S_POINTER", "CONSUMER")
 
     def find_rdma_group(self, registers: RegisterFile) -> int:
-        """The reading block's group that hardware takes next."""
+        """Return the RDMA block's group that hardware runs next; 0 without an RDMA block."""
         if self.rdma_block is None:
             return 0
         return registers.read_field(f"{self.rdma_block}.S_POINTER", "CONSUMER")
 
     def is_group_idle(self, registers: RegisterFile, group: int) -> bool:
-        """Whether hardware has let go of a group."""
+        """Return whether a group is idle in all blocks of the engine."""
         return all(
             registers.read_field(f"{block}.S_STATUS", f"STATUS_{group}") == _IDLE
             for block in self.blocks
         )
 
     def set_producer(self, registers: RegisterFile, group: int, rdma_group: int) -> None:
-        """Choose the group that register writes go to."""
+        """Select the group that register writes go to."""
         for block in self.blocks:
             registers.write_fields(f"{block}.S_POINTER", PRODUCER=group)
         if self.rdma_block is not None:
             registers.write_fields(f"{self.rdma_block}.S_POINTER", PRODUCER=rdma_group)
 
     def enable(self, registers: RegisterFile, group: int, *, with_rdma: bool) -> None:
-        """Start the programmed operation."""
+        """Enable the operation in the group that the producer pointer selects."""
         if with_rdma and self.rdma_block is not None:
             registers.write_fields(f"{self.rdma_block}.D_OP_ENABLE", OP_EN=1)
         for block in self.blocks:
             registers.write_fields(f"{block}.D_OP_ENABLE", OP_EN=1)
 
     def describe(self, registers: RegisterFile) -> str:
-        """What the hardware says of itself, for diagnoses."""
+        """Return the hardware state of the engine for error messages."""
         names = ("idle", "running", "pending")
         parts: list[str] = []
         for block in (*self.blocks, *((self.rdma_block,) if self.rdma_block else ())):
             states = [registers.read_field(f"{block}.S_STATUS", f"STATUS_{n}") for n in (0, 1)]
             words = "/".join(names[state] if state < len(names) else "?" for state in states)
             consumer = registers.read_field(f"{block}.S_POINTER", "CONSUMER")
-            parts.append(f"{block} {words}, takes group {consumer}")
+            parts.append(f"{block} groups {words}, consumer {consumer}")
         return "; ".join(parts)

@@ -1,9 +1,9 @@
-"""The dependency graph of a task, checked whole before the first register is written.
+"""The dependency graph of a task and the checks before the first register is written.
 
-The scheduler moves every operation through four moments: it is programmed, enabled, it runs, and
-it is completed. What must come before what follows from the graph's edges, from the order in which
-an engine takes its operations, and from its two register groups. When these constraints have no
-cycle, no order in which hardware finishes its work can stop the task.
+Every operation passes through four phases: programmed, enabled, running and completed. The order
+of the phases of different operations is constrained by the graph's edges, by the order in which an
+engine takes its operations, and by its two register groups. If these constraints have no cycle, the
+task cannot deadlock, in whatever order the hardware completes its work.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from smelt.nvdla.loadable import Consumer
 
 MAX_OPERATIONS: Final = 1 << 15
-"""Operations times regions of interest that a task may have; descriptors can name no more."""
+"""Maximum of operations times regions of interest in a task: descriptor indices are 16-bit."""
 _MAX_NAMED: Final = 6
+"""Maximum number of problems that a message lists."""
 _PROGRAMMED, _ENABLED, _RUNNING, _COMPLETED = range(4)
 _PHASES: Final = ("programmed", "enabled", "running", "completed")
 _PHASE_OF_EVENT: Final = {
     OperationEvent.COMPLETED: _COMPLETED,
     OperationEvent.PROGRAMMED: _PROGRAMMED,
     OperationEvent.ENABLED: _ENABLED,
-    # Raised somewhere between running and completed: the later bound is the safe one.
+    # Hardware raises these events between running and completed; the later phase is safe.
     OperationEvent.CDMA_WEIGHTS_DONE: _COMPLETED,
     OperationEvent.CDMA_DATA_DONE: _COMPLETED,
 }
@@ -38,20 +39,20 @@ _CDMA_EVENTS: Final = (OperationEvent.CDMA_WEIGHTS_DONE, OperationEvent.CDMA_DAT
 
 
 class GraphOperations:
-    """The nodes of a graph, each read from its bytes when it is first asked for."""
+    """Nodes of a dependency graph; each is decoded from its bytes at its first use."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._read: dict[int, CommonOperation] = {}
+        self._decoded: dict[int, CommonOperation] = {}
 
     def __len__(self) -> int:
         return len(self._data) // CommonOperation.size_bytes()
 
     def __getitem__(self, node: int) -> CommonOperation:
-        operation = self._read.get(node)
+        operation = self._decoded.get(node)
         if operation is None:
             operation = CommonOperation.from_bytes(self._data, node * CommonOperation.size_bytes())
-            self._read[node] = operation
+            self._decoded[node] = operation
         return operation
 
     def __iter__(self) -> Iterator[CommonOperation]:
@@ -63,19 +64,20 @@ class TaskGraph:
     """A task's operations and their edges, for every region of interest."""
 
     heads: tuple[int, ...]
+    """Index of the first operation of each type, or -1."""
     num_operations: int
     num_rois: int
     operations: GraphOperations
-    """Of the first region, then of the second, and so on."""
+    """All operations of the first region, then all of the second, and so on."""
 
     def name(self, index: int) -> str:
-        """How messages call an operation."""
+        """Return the name of an operation in messages."""
         if 0 <= index < self.num_operations:
             return f"operation {index} ({_type_name(self.operations[index].op_type)})"
         return f"operation {index}"
 
     def edges(self, node: int) -> Iterator[tuple[str, Consumer, int]]:
-        """The slots of a node that name another: slot, content, the type that it must have."""
+        """Yield slot name, edge and required type for each operation that a node refers to."""
         operation = self.operations[node]
         for op_type, consumer in enumerate(operation.consumers):
             if consumer.index != -1:
@@ -85,10 +87,10 @@ class TaskGraph:
 
 
 def check_graph(graph: TaskGraph) -> None:
-    """Refuse a graph on which the scheduler could stop, or that contradicts itself.
+    """Refuse a graph that is inconsistent or on which the scheduler could deadlock.
 
     Raises:
-        NvdlaError: BAD_PARAMETER; the message names the operations and what is wrong with them.
+        NvdlaError: BAD_PARAMETER; the message names the operations and their problems.
     """
     for check in (_check_heads, _check_nodes, _check_counts):
         _refuse(graph, list(islice(check(graph), _MAX_NAMED + 1)))
@@ -98,10 +100,11 @@ def check_graph(graph: TaskGraph) -> None:
 
 
 def _refuse(graph: TaskGraph, problems: list[str]) -> None:
+    """Raise an NvdlaError that lists the first problems, if there are any."""
     if not problems:
         return
     shown = "; ".join(problems[:_MAX_NAMED])
-    more = "; and more" if len(problems) > _MAX_NAMED else ""
+    more = "; and further problems" if len(problems) > _MAX_NAMED else ""
     raise NvdlaError(
         NvError.BAD_PARAMETER,
         f"the task's dependency graph of {graph.num_operations} operations cannot run: "
@@ -116,43 +119,45 @@ def _type_name(op_type: int) -> str:
 def _check_heads(graph: TaskGraph) -> Iterator[str]:
     for op_type, head in enumerate(graph.heads):
         if not -1 <= head < graph.num_operations:
-            yield f"op_head[{_type_name(op_type)}] is {head}, outside the operations"
+            yield f"op_head[{_type_name(op_type)}] is {head}, which is not an operation"
         elif head != -1 and graph.operations[head].op_type != op_type:
-            yield f"op_head[{_type_name(op_type)}] is {graph.name(head)}"
+            yield f"op_head[{_type_name(op_type)}] refers to {graph.name(head)} of another type"
 
 
 def _check_nodes(graph: TaskGraph) -> Iterator[str]:
-    """Check node by node, so that a list of rubbish is refused at its start."""
+    """Yield the problems node by node, so that a random list is refused at its first nodes."""
     for node, operation in enumerate(graph.operations):
         index = node % graph.num_operations
         if operation.op_type >= len(OperationType):
             yield f"operation {index} has the unknown type {operation.op_type}"
         elif operation.op_type != graph.operations[index].op_type:
-            yield f"{graph.name(index)} is {_type_name(operation.op_type)} in another region"
+            yield f"{graph.name(index)} has type {_type_name(operation.op_type)} in another region"
         else:
             yield from _check_edges(graph, node)
 
 
 def _check_edges(graph: TaskGraph, node: int) -> Iterator[str]:
+    """Yield the problems of a node's edges."""
     operation, index = graph.operations[node], node % graph.num_operations
-    for slot, edge, wanted in graph.edges(node):
-        where = f"{graph.name(index)} {slot}"
+    for slot, edge, op_type in graph.edges(node):
+        where = f"{slot} of {graph.name(index)}"
         if not 0 <= edge.index < graph.num_operations:
-            yield f"{where} is {edge.index}, outside the operations"
+            yield f"{where} is {edge.index}, which is not an operation"
         elif edge.index == index:
-            yield f"{where} is itself"
-        elif graph.operations[edge.index].op_type != wanted:
-            yield f"{where} is {graph.name(edge.index)}, not {_type_name(wanted)}"
+            yield f"{where} refers to the operation itself"
+        elif graph.operations[edge.index].op_type != op_type:
+            yield f"{where} refers to {graph.name(edge.index)}; expected {_type_name(op_type)}"
         elif edge.event > max(OperationEvent):
-            yield f"{where} waits for the unknown event {edge.event}"
+            yield f"{where} has the unknown event {edge.event}"
         elif edge.event in _CDMA_EVENTS and operation.op_type != OperationType.CONV:
-            yield f"{where} waits for {OperationEvent(edge.event).name}, which only CONV has"
-    may_be_fed = operation.op_type in (OperationType.SDP, OperationType.PDP)
-    if operation.fused_parent.index != -1 and not may_be_fed:
-        yield f"{graph.name(index)} has a fused parent; only SDP and PDP may"
+            yield f"{where} has event {OperationEvent(edge.event).name}, which only CONV raises"
+    may_have_parent = operation.op_type in (OperationType.SDP, OperationType.PDP)
+    if operation.fused_parent.index != -1 and not may_have_parent:
+        yield f"{graph.name(index)} has a fused parent; only SDP and PDP may have one"
 
 
 def _check_counts(graph: TaskGraph) -> Iterator[str]:
+    """Yield the operations whose dependency count differs from their number of edges."""
     counts = [0] * len(graph.operations)
     for node in range(len(graph.operations)):
         base = node - node % graph.num_operations
@@ -162,13 +167,16 @@ def _check_counts(graph: TaskGraph) -> Iterator[str]:
     for node, (operation, count) in enumerate(zip(graph.operations, counts, strict=True)):
         if operation.dependency_count != count:
             yield (
-                f"{graph.name(node % graph.num_operations)} waits for "
-                f"{operation.dependency_count} dependencies, but {count} edges lead to it"
+                f"{graph.name(node % graph.num_operations)} has a dependency count of "
+                f"{operation.dependency_count}, but {count} edges lead to it"
             )
 
 
 def _walk_chains(graph: TaskGraph) -> tuple[list[list[int]], list[str]]:
-    """The order in which each engine takes its operations; and what is wrong with it."""
+    """Return the order in which each engine takes its operations, and the problems found.
+
+    The consumers of an operation's own type form the chain; the last region's nodes hold it.
+    """
     chains: list[list[int]] = []
     problems: list[str] = []
     reached = [False] * graph.num_operations
@@ -184,7 +192,7 @@ def _walk_chains(graph: TaskGraph) -> tuple[list[list[int]], list[str]]:
             problems.append(f"the chain of {_type_name(op_type)} returns to {graph.name(index)}")
         chains.append(chain)
     problems += [
-        f"{graph.name(index)} is in no chain that starts at an op_head"
+        f"{graph.name(index)} cannot be reached from an op_head"
         for index, is_reached in enumerate(reached)
         if not is_reached
     ]
@@ -192,17 +200,20 @@ def _walk_chains(graph: TaskGraph) -> tuple[list[list[int]], list[str]]:
 
 
 def _check_order(graph: TaskGraph, chains: list[list[int]]) -> None:
-    """Sort all moments; what a cycle leaves over is the diagnosis."""
-    before: list[list[int]] = [[] for _ in range(4 * len(graph.operations))]
-    for first, then in _constraints(graph, chains):
-        before[then].append(first)
-    left = _find_unsorted(before)
-    if left:
-        _refuse(graph, [_describe_cycle(graph, before, left)])
+    """Refuse a graph whose phases cannot be sorted; the message describes a cycle.
+
+    A phase is numbered ``4 * node + phase``.
+    """
+    predecessors: list[list[int]] = [[] for _ in range(4 * len(graph.operations))]
+    for first, second in _constraints(graph, chains):
+        predecessors[second].append(first)
+    unsorted = _find_unsorted(predecessors)
+    if unsorted:
+        _refuse(graph, [_describe_cycle(graph, predecessors, unsorted)])
 
 
 def _constraints(graph: TaskGraph, chains: list[list[int]]) -> Iterator[tuple[int, int]]:
-    """Pairs of moments: the first comes before the second."""
+    """Yield pairs of phases, of which the first must come before the second."""
     for node in range(len(graph.operations)):
         for phase in (_PROGRAMMED, _ENABLED, _RUNNING):
             yield 4 * node + phase, 4 * node + phase + 1
@@ -212,7 +223,7 @@ def _constraints(graph: TaskGraph, chains: list[list[int]]) -> Iterator[tuple[in
             if edge.event != OperationEvent.NONE:
                 phase = _PHASE_OF_EVENT[OperationEvent(edge.event)]
                 yield 4 * node + phase, 4 * target + _ENABLED
-            if slot == "fused_parent":  # the one streams into the other: neither ends alone
+            if slot == "fused_parent":  # data stream between them: neither completes alone
                 yield 4 * node + _RUNNING, 4 * target + _COMPLETED
                 yield 4 * target + _RUNNING, 4 * node + _COMPLETED
     for op_type, chain in enumerate(chains):
@@ -222,7 +233,8 @@ def _constraints(graph: TaskGraph, chains: list[list[int]]) -> Iterator[tuple[in
 def _chain_constraints(
     graph: TaskGraph, chain: list[int], *, is_bdma: bool
 ) -> Iterator[tuple[int, int]]:
-    # An engine takes one operation for every region before the next operation.
+    """Yield the constraints of one engine: its order and its register groups."""
+    # An engine runs an operation for every region before the next operation.
     nodes = [roi * graph.num_operations + index for index in chain for roi in range(graph.num_rois)]
     groups = 1 if is_bdma else 2  # BDMA's groups share their registers
     for position, node in enumerate(nodes):
@@ -232,35 +244,37 @@ def _chain_constraints(
             yield 4 * nodes[position - groups] + _COMPLETED, 4 * node + _PROGRAMMED
 
 
-def _find_unsorted(before: list[list[int]]) -> set[int]:
-    after: list[list[int]] = [[] for _ in before]
-    waiting = [len(firsts) for firsts in before]
-    for then, firsts in enumerate(before):
+def _find_unsorted(predecessors: list[list[int]]) -> set[int]:
+    """Return the phases that topological sorting leaves over: cycles and their successors."""
+    successors: list[list[int]] = [[] for _ in predecessors]
+    remaining = [len(firsts) for firsts in predecessors]
+    for second, firsts in enumerate(predecessors):
         for first in firsts:
-            after[first].append(then)
-    ready = deque(phase for phase, count in enumerate(waiting) if count == 0)
-    left = set(range(len(before)))
+            successors[first].append(second)
+    ready = deque(phase for phase, count in enumerate(remaining) if count == 0)
+    unsorted = set(range(len(predecessors)))
     while ready:
         phase = ready.popleft()
-        left.discard(phase)
-        for then in after[phase]:
-            waiting[then] -= 1
-            if waiting[then] == 0:
-                ready.append(then)
-    return left
+        unsorted.discard(phase)
+        for second in successors[phase]:
+            remaining[second] -= 1
+            if remaining[second] == 0:
+                ready.append(second)
+    return unsorted
 
 
-def _describe_cycle(graph: TaskGraph, before: list[list[int]], left: set[int]) -> str:
+def _describe_cycle(graph: TaskGraph, predecessors: list[list[int]], unsorted: set[int]) -> str:
+    """Return a message that lists a cycle, each phase followed by its predecessor."""
     path: list[int] = []
     seen: dict[int, int] = {}
-    phase = min(left)
+    phase = min(unsorted)
     while phase not in seen:
         seen[phase] = len(path)
         path.append(phase)
-        phase = next(first for first in before[phase] if first in left)
+        phase = next(first for first in predecessors[phase] if first in unsorted)
     cycle = [*path[seen[phase] :], phase]
-    words = [
+    steps = [
         f"{graph.name(item // 4 % graph.num_operations)} {_PHASES[item % 4]}"
         for item in cycle[: 2 * _MAX_NAMED]
     ]
-    return "these operations form a cycle: " + " after ".join(words)
+    return "these operations form a cycle: " + " after ".join(steps)

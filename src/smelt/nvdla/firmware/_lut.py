@@ -1,4 +1,4 @@
-"""Writing a lookup table, which SDP and CDP hold in the same registers."""
+"""Programming of lookup tables; SDP and CDP have the same registers for them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,33 @@ if TYPE_CHECKING:
 
 _EXPONENTIAL_TABLE, _LINEAR_TABLE = 0, 1
 _WRITE: Final = 1
-_BYTE, _HALF, _WORD = 0xFF, 0xFFFF, 0xFFFFFFFF
+"""Value of LUT_ACCESS_TYPE for writing entries."""
+_BYTE, _HALF_WORD, _WORD = 0xFF, 0xFFFF, 0xFFFFFFFF
 _HIGH_BITS: Final = 0x3F
+"""Mask of the high word of CDP's 38-bit bounds."""
 _SHIFT_BITS: Final = 0x1F
+"""Mask of a slope's shift."""
 
 
 class LutMethod(IntEnum):
-    """How the first table is indexed."""
+    """Indexing of the first table."""
 
     EXPONENTIAL = 0
     LINEAR = 1
 
 
 def write_lut(context: OperationContext, block: str, lut: LutParameters, precision: int) -> None:
-    """Write both tables, their ranges and what lies beyond them."""
+    """Write both tables, their ranges and the slopes beyond the ranges.
+
+    Args:
+        context: The operation that uses the tables.
+        block: ``SDP`` or ``CDP``.
+        lut: The tables.
+        precision: Precision of the values that are looked up.
+    """
     _write_table(context, block, _EXPONENTIAL_TABLE, lut.linear_exp_table)
     _write_table(context, block, _LINEAR_TABLE, lut.linear_only_table)
-    method = context.choose(lut.method, len(LutMethod), "the lookup table's method")
+    method = context.check_enum(lut.method, len(LutMethod), "the lookup table's method")
     context.write(
         f"{block}.S_LUT_CFG",
         LUT_LE_FUNCTION=method,
@@ -59,8 +69,8 @@ def _write_table(
     context.write(f"{block}.S_LUT_ACCESS_CFG", LUT_TABLE_ID=table, LUT_ACCESS_TYPE=_WRITE)
     registers = context.registers
     address = registers.map.register(f"{block}.S_LUT_ACCESS_DATA").address
-    for entry in entries:  # the entry's number counts itself on
-        registers.bus.write(address, entry & _HALF)
+    for entry in entries:  # the entry index auto-increments
+        registers.bus.write(address, entry & _HALF_WORD)
 
 
 def _write_bound(context: OperationContext, block: str, name: str, value: int) -> None:
@@ -74,13 +84,14 @@ def _write_bound(context: OperationContext, block: str, name: str, value: int) -
 def _write_slopes(
     context: OperationContext, block: str, lut: LutParameters, *, is_float: bool
 ) -> None:
+    """Write scale and shift of the slopes below and above both tables."""
     for table, name in (("LE", "linear_exp"), ("LO", "linear_only")):
         under, over = (getattr(lut, f"{name}_{side}_scale") for side in ("underflow", "overflow"))
         context.write(
             f"{block}.S_LUT_{table}_SLOPE_SCALE",
             **{
-                f"LUT_{table}_SLOPE_UFLOW_SCALE": under & _HALF,
-                f"LUT_{table}_SLOPE_OFLOW_SCALE": over & _HALF,
+                f"LUT_{table}_SLOPE_UFLOW_SCALE": under & _HALF_WORD,
+                f"LUT_{table}_SLOPE_OFLOW_SCALE": over & _HALF_WORD,
             },
         )
         under, over = (getattr(lut, f"{name}_{side}_shift") for side in ("underflow", "overflow"))

@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Programming of the PDP engine: pooling."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from smelt.nvdla.registers import RegisterFile
 
 _MAX_SPLITS: Final = 64
+"""Maximum number of vertical strips that a cube in memory is split into."""
 _POOL_MODES: Final = 3
-"""Average, maximum, minimum."""
+"""Number of pooling modes: average, maximum and minimum."""
 _MAX_STRIDE: Final = 8
+"""Maximum stride of the window in each direction."""
 _ON_THE_FLY, _FROM_MEMORY = 0, 1
 _RECIPROCALS: Final = (0x10000, 0x8000, 0x5555, 0x4000, 0x3333, 0x2AAA, 0x2492, 0x2000)
-"""1/1 to 1/8 with 16 fraction bits."""
+"""Reciprocals 1/1 to 1/8 with 16 fraction bits."""
 _HALF_RECIPROCALS: Final = (0x7C00, 0x7800, 0x7555, 0x7400, 0x7266, 0x7155, 0x7092, 0x7000)
-"""1/1 to 1/8 as the engine's 17-bit floats."""
+"""Reciprocals 1/1 to 1/8 in the engine's 17-bit floating-point format."""
 
 
 class PdpEngine(Engine):
-    """The pooling engine."""
+    """The planar data processor (PDP), for pooling."""
 
     op_type: ClassVar[OperationType] = OperationType.PDP
     blocks: ClassVar[tuple[str, ...]] = ("PDP",)
@@ -62,6 +64,7 @@ class PdpEngine(Engine):
 
 
 def _check(context: OperationContext, operation: PdpOperation, surface: PdpSurface) -> None:
+    """Refuse an operation that the engine cannot run."""
     if not context.configuration.has_pdp:
         context.refuse(f"{context.configuration.name} has no PDP", NvError.NOT_SUPPORTED)
     context.require(
@@ -73,28 +76,29 @@ def _check(context: OperationContext, operation: PdpOperation, surface: PdpSurfa
     context.check_stored(surface.dst_data, "the destination")
     if context.is_rdma_needed:
         context.check_stored(surface.src_data, "the source")
-    context.choose_precision(operation.precision, "the precision")
-    context.choose(operation.pool_mode, _POOL_MODES, "the mode")
-    context.choose(operation.pool_width, len(_RECIPROCALS), "the kernel width less one")
-    context.choose(operation.pool_height, len(_RECIPROCALS), "the kernel height less one")
+    context.check_precision(operation.precision, "the precision")
+    context.check_enum(operation.pool_mode, _POOL_MODES, "the pooling mode")
+    context.check_enum(operation.pool_width, len(_RECIPROCALS), "the kernel width less one")
+    context.check_enum(operation.pool_height, len(_RECIPROCALS), "the kernel height less one")
     context.require(
         1 <= operation.stride_x <= _MAX_STRIDE and 1 <= operation.stride_y <= _MAX_STRIDE,
-        f"its strides are {operation.stride_x} and {operation.stride_y}; each must be 1 to "
+        f"the strides are {operation.stride_x} and {operation.stride_y}; each must be 1 to "
         f"{_MAX_STRIDE}",
     )
-    most = _MAX_SPLITS if context.is_rdma_needed else 1
+    max_splits = _MAX_SPLITS if context.is_rdma_needed else 1
     context.require(
-        1 <= operation.split_num <= most,
-        f"it is split into {operation.split_num}; at most {most} splits are possible"
+        1 <= operation.split_num <= max_splits,
+        f"the number of splits is {operation.split_num}; it must be 1 to {max_splits}"
         + ("" if context.is_rdma_needed else " for data on the fly"),
     )
     context.require(
         operation.precision != Precision.FP16 or not any(operation.padding_value),
-        "in half precision padding must be 0",
+        "the padding value is not 0; it must be 0 in half precision",
     )
 
 
 def _program_rdma(context: OperationContext, operation: PdpOperation, surface: PdpSurface) -> None:
+    """Program the block that reads the source."""
     source = surface.src_data
     address = context.resolve_input(source, "the source")
     context.write("PDP_RDMA.D_DATA_CUBE_IN_WIDTH", CUBE_IN_WIDTH=source.width - 1)
@@ -126,6 +130,7 @@ def _program_partial_input(context: OperationContext, operation: PdpOperation, b
 
 
 def _program_cubes(context: OperationContext, operation: PdpOperation, surface: PdpSurface) -> None:
+    """Program the extents of source and destination, and where the destination is."""
     source, target = surface.src_data, surface.dst_data
     context.write("PDP.D_DATA_CUBE_IN_WIDTH", CUBE_IN_WIDTH=source.width - 1)
     context.write("PDP.D_DATA_CUBE_IN_HEIGHT", CUBE_IN_HEIGHT=source.height - 1)
@@ -146,6 +151,7 @@ def _program_cubes(context: OperationContext, operation: PdpOperation, surface: 
 
 
 def _program_function(context: OperationContext, operation: PdpOperation) -> None:
+    """Program the method, window, reciprocals and padding."""
     context.write(
         "PDP.D_OPERATION_MODE_CFG",
         POOLING_METHOD=operation.pool_mode,

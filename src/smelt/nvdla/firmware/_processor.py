@@ -1,4 +1,4 @@
-"""What the scheduler remembers: nodes of the graph, register groups, processors."""
+"""State of the scheduler: nodes of the graph, register groups and processors."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ if TYPE_CHECKING:
     from smelt.nvdla.loadable import CommonOperation, Operation, Surface
 
 NUM_GROUPS: Final = 2
+"""Number of register groups of an engine."""
 MAX_CACHED: Final = NUM_GROUPS * (len(OperationType) + 2) * 2
-"""Nodes of a type that the cache holds: what all groups together can refer to, and to spare."""
+"""Maximum number of cached nodes of a type: more than all groups together can refer to."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An operation for one region of interest, while something refers to it."""
+    """An operation for one region of interest, cached while it is referred to."""
 
     descriptor: CommonOperation
     op_type: OperationType
     index: int
     roi: int
     remaining: int
-    """Dependencies that have not happened yet."""
+    """Number of dependencies that have not occurred yet."""
     references: int = 0
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Name of the operation in messages."""
         return f"operation {self.index} ({self.op_type.name})"
 
 
 class NodeCache:
-    """Nodes of the dependency graph, held while referred to, then written back to memory."""
+    """Reference-counted nodes of the dependency graph, written back to memory when released."""
 
     def __init__(self, task: TaskDescriptors) -> None:
         self._task = task
@@ -46,15 +47,15 @@ class NodeCache:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes that something refers to."""
+        """All nodes that are referred to."""
         return tuple(self._nodes.values())
 
     def acquire(self, index: int, op_type: OperationType, roi: int) -> Node:
-        """Refer to a node, reading it from memory if nothing else does.
+        """Return a node with one more reference, reading it from memory if it is not cached.
 
         Raises:
-            NvdlaError: RESOURCE_ERROR: the cache is full; INVALID_STATE: memory now has another
-                type there.
+            NvdlaError: RESOURCE_ERROR if the cache is full; INVALID_STATE if the node in memory
+                has another type.
         """
         node = self._nodes.get((index, roi))
         if node is None:
@@ -63,7 +64,7 @@ class NodeCache:
         return node
 
     def release(self, node: Node) -> None:
-        """Refer to a node no more; the last one puts it back to memory."""
+        """Remove a reference to a node; write the node back to memory if it was the last one."""
         node.references -= 1
         if node.references:
             return
@@ -75,18 +76,19 @@ class NodeCache:
         )
 
     def _load(self, index: int, op_type: OperationType, roi: int) -> Node:
+        """Read a node from memory into the cache."""
         if self._counts[op_type] == MAX_CACHED:
             raise NvdlaError(
                 NvError.RESOURCE_ERROR,
-                f"{MAX_CACHED} operations of type {op_type.name} are referred to at once; the "
-                "scheduler's cache has room for no more",
+                f"the scheduler's cache is full: it holds {MAX_CACHED} operations of type "
+                f"{op_type.name}",
             )
         descriptor = self._task.read_common(roi * self._task.network.num_operations + index)
         if descriptor.op_type != op_type:
             raise NvdlaError(
                 NvError.INVALID_STATE,
-                f"operation {index} is of type {descriptor.op_type}, not {op_type.name}; its "
-                "dependency graph changed while the task ran",
+                f"operation {index} has type {descriptor.op_type}, expected {op_type.name}; the "
+                "dependency graph changed while the task was running",
             )
         node = Node(descriptor, op_type, index, roi, descriptor.dependency_count)
         self._nodes[index, roi] = node
@@ -96,7 +98,7 @@ class NodeCache:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """One of an engine's two sets of registers, and the operation in it."""
+    """One of an engine's two register groups, and the operation that it holds."""
 
     number: int
     node: Node | None = None
@@ -105,18 +107,20 @@ class Group:
     rdma_number: int = 0
     is_rdma_needed: bool = False
     is_pending: bool = False
-    """Prepared, but its registers are not written yet."""
+    """Whether the operation is prepared but its registers are not written yet."""
     is_programming: bool = False
+    """Whether the registers of the operation are being written."""
     is_active: bool = False
+    """Whether the operation is enabled and has not completed."""
     events: set[int] = field(default_factory=set[int])
     lut_index: int = -1
-    """The lookup table that it has written, or relies on."""
+    """Index of the lookup table that the operation uses, or -1."""
     consumers: list[Node | None] = field(default_factory=list["Node | None"])
     fused_parent: Node | None = None
     started_s: float = 0.0
 
     def clear(self) -> None:
-        """Forget the operation."""
+        """Remove the operation from the group."""
         self.node = self.operation = self.surface = self.fused_parent = None
         self.rdma_number = 0
         self.is_rdma_needed = self.is_pending = self.is_programming = self.is_active = False
@@ -127,26 +131,26 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Processor:
-    """An engine with its two groups and its place in the chain of operations."""
+    """An engine with its two groups and its position in its chain of operations."""
 
     engine: Engine
     groups: tuple[Group, Group] = field(default_factory=lambda: (Group(0), Group(1)))
     last_group: int = 1
     roi: int = 0
     tail: Node | None = None
-    """The operation that was prepared last; it names the next."""
+    """The operation that was prepared last; its consumer of the same type is the next."""
 
     @property
     def name(self) -> str:
-        """The engine's name."""
+        """Name of the engine."""
         return self.engine.op_type.name
 
     def other(self, group: Group) -> Group:
-        """The other group."""
+        """Return the other group."""
         return self.groups[1 - group.number]
 
     def find_group(self, node: Node) -> Group | None:
-        """The group that holds a node."""
+        """Return the group that holds a node, or None."""
         for group in self.groups:
             if group.node is node:
                 return group

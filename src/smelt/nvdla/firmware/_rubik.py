@@ -1,4 +1,4 @@
-"""Reshape: contract, split and merge."""
+"""Programming of the RUBIK engine: contract, split and merge."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from smelt.nvdla.registers import RegisterFile
 
 _ATOM_BYTES: Final = 32
-"""Of the only family that has the engine."""
+"""Size of an atom; all hardware configurations with this engine have atoms of 32 bytes."""
 
 
 class RubikMode(IntEnum):
-    """What a reshape does, by the descriptor's and the register's number."""
+    """Modes of a reshape; descriptor and register use the same numbers."""
 
     CONTRACT = 0
     SPLIT = 1
@@ -47,8 +47,8 @@ class RubikEngine(Engine):
             )
         context.check_cube(surface.src_data, "the source")
         context.check_cube(surface.dst_data, "the destination")
-        mode = context.choose(operation.mode, len(RubikMode), "the mode")
-        precision = context.choose_precision(operation.precision, "the precision")
+        mode = context.check_enum(operation.mode, len(RubikMode), "the reshape mode")
+        precision = context.check_precision(operation.precision, "the precision")
         context.write("RBK.D_MISC_CFG", RUBIK_MODE=mode, IN_PRECISION=precision)
         _program_input(context, operation, surface)
         _program_output(context, operation, surface)
@@ -69,6 +69,7 @@ class RubikEngine(Engine):
 def _program_input(
     context: OperationContext, operation: RubikOperation, surface: RubikSurface
 ) -> None:
+    """Program the source."""
     source = surface.src_data
     ram_type = context.ram_type(source.type, "the source")
     address = context.resolve_input(source, "the source")
@@ -81,7 +82,8 @@ def _program_input(
     if operation.mode == RubikMode.MERGE:
         context.require(
             source.plane_stride != 0 and source.plane_stride % _ATOM_BYTES == 0,
-            f"a plane stride of {source.plane_stride} is not a multiple of {_ATOM_BYTES} bytes",
+            f"the source has a plane stride of {source.plane_stride} bytes; it must be a positive "
+            f"multiple of {_ATOM_BYTES}",
         )
         context.write_word("RBK.D_DAIN_PLANAR_STRIDE", source.plane_stride)
     else:
@@ -92,6 +94,7 @@ def _program_input(
 def _program_output(
     context: OperationContext, operation: RubikOperation, surface: RubikSurface
 ) -> None:
+    """Program the destination."""
     target = surface.dst_data
     ram_type = context.ram_type(target.type, "the destination")
     address = context.resolve_cube(target, "the destination")
@@ -106,10 +109,10 @@ def _program_output(
     if operation.mode == RubikMode.CONTRACT:
         context.require(
             operation.stride_x >= 1 and operation.stride_y >= 1,
-            f"strides {operation.stride_x} x {operation.stride_y} must be at least 1",
+            f"the strides are {operation.stride_x} x {operation.stride_y}; they must be at least 1",
         )
-        element = 1 if operation.precision == Precision.INT8 else 2
-        surfaces = -(-target.channel * element // _ATOM_BYTES)
+        element_bytes = 1 if operation.precision == Precision.INT8 else 2
+        surfaces = -(-target.channel * element_bytes // _ATOM_BYTES)
         context.write_word("RBK.D_CONTRACT_STRIDE_0", surfaces * surface.src_data.surf_stride)
         context.write_word("RBK.D_CONTRACT_STRIDE_1", operation.stride_y * target.line_stride)
         context.write(

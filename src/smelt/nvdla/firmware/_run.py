@@ -1,4 +1,4 @@
-"""One task on its way through the engines."""
+"""Execution of one task: preparing, programming, enabling and completing its operations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENGINES: Final = (
     CdpEngine(),
     RubikEngine(),
 )
-"""By operation type."""
+"""The engines, indexed by `OperationType`."""
 _DONE: Final = OperationEvent.COMPLETED
 _INTERRUPTS: Final = {
     "SDP_DONE": (OperationType.SDP, _DONE),
@@ -52,13 +52,13 @@ _INTERRUPTS: Final = {
     "CDMA_WT_DONE": (OperationType.CONV, OperationEvent.CDMA_WEIGHTS_DONE),
     "CACC_DONE": (OperationType.CONV, _DONE),
 }
-"""Bits of the interrupt status, without the group's number."""
+"""Engine and event of the fields of GLB.S_INTR_STATUS, without the group's number."""
 _DRAIN_S: Final = 1.0
-"""How long a refused task may still wait for what it had started."""
+"""Maximum time to wait for the operations of a failed task that are still running."""
 
 
 class TaskRun:
-    """The state of one task."""
+    """State of a task that is being executed."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class TaskRun:
         *,
         started_s: float,
         deadline_s: float,
-        collects: bool,
+        collects_counters: bool,
     ) -> None:
         self._registers = registers
         self._task = task
         self._configuration = configuration
         self._started_s = started_s
         self._deadline_s = deadline_s
-        self._collects = collects
+        self._collects_counters = collects_counters
         self._processors = tuple(Processor(engine) for engine in ENGINES)
         self._cache = NodeCache(task)
         self._num_interrupts = 0
@@ -93,7 +93,11 @@ class TaskRun:
         return self._task.network.num_operations * self._task.num_rois
 
     def execute(self) -> TaskStatistics:
-        """Run it to its end. Raises NvdlaError: it is wrong, or does not end."""
+        """Run the task; return when it has ended.
+
+        Raises:
+            NvdlaError: If an operation is invalid, or the task stops or exceeds its deadline.
+        """
         self._registers.write("GLB.S_INTR_MASK", 0)
         self._registers.write("GLB.S_INTR_STATUS", self._registers.read("GLB.S_INTR_STATUS"))
         try:
@@ -104,7 +108,7 @@ class TaskRun:
                 self._handle_events()
         except NvdlaError as error:
             if error.status is not NvError.TIMEOUT:
-                with contextlib.suppress(NvdlaError):  # the first error is the one to tell
+                with contextlib.suppress(NvdlaError):  # report the first error
                     self._drain()
             raise
         duration_s = time.monotonic() - self._started_s
@@ -124,23 +128,28 @@ class TaskRun:
         ]
 
     def _wait(self) -> None:
-        """Wait for the next interrupt, and note the events that it brings."""
+        """Wait for the next interrupt and note its events.
+
+        Raises:
+            NvdlaError: INVALID_STATE if no operation is running; TIMEOUT at the deadline; the code
+                of the machine model if it rejects an operation.
+        """
         if not self._active_groups():
             raise NvdlaError(
                 NvError.INVALID_STATE,
-                f"the task stopped: nothing runs, but {self._describe_progress()}",
+                f"the task cannot continue: no operation is running; {self._describe_progress()}",
             )
         remaining_s = self._deadline_s - time.monotonic()
         try:
-            has_come = remaining_s > 0 and self._registers.bus.wait_for_interrupt(remaining_s)
-        except NvdlaError as error:  # a model says why its hardware hangs
-            has_come = False
+            is_raised = remaining_s > 0 and self._registers.bus.wait_for_interrupt(remaining_s)
+        except NvdlaError as error:  # the machine model reports why its engine hangs
+            is_raised = False
             if error.status is not NvError.TIMEOUT:
                 raise NvdlaError(
                     NvError(error.status or NvError.INVALID_STATE),
                     f"the hardware rejected an operation: {error}; {self._describe_progress()}",
                 ) from error
-        if not has_come:
+        if not is_raised:
             raise NvdlaError(
                 NvError.TIMEOUT,
                 f"the task did not end in {self._deadline_s - self._started_s:g} s: "
@@ -149,15 +158,16 @@ class TaskRun:
         self._collect_interrupts()
 
     def _collect_interrupts(self) -> None:
+        """Read and clear the interrupt status, and note the events of active groups."""
         status = self._registers.bus.read(self._status_address)
         self._registers.bus.write(self._status_address, status)
         self._num_interrupts += 1
         for mask, group, event in self._status_bits:
-            if status & mask and group.is_active:  # else it is a leftover of an earlier task
+            if status & mask and group.is_active:  # otherwise an earlier task left the interrupt
                 group.events.add(event)
 
     def _drain(self) -> None:
-        """Let hardware finish what was started, so that the next task finds it idle."""
+        """Wait until the running operations have completed, so that the next task can start."""
         deadline_s = min(self._deadline_s, time.monotonic() + _DRAIN_S)
         while active := self._active_groups():
             for _, group in active:
@@ -170,20 +180,22 @@ class TaskRun:
             self._collect_interrupts()
 
     def _describe_progress(self) -> str:
+        """Return the completed, running and waiting operations for error messages."""
         waiting = [
-            f"{node.name} waits for {node.remaining} of its dependencies"
+            f"{node.name} waits for {node.remaining} dependencies"
             for node in self._cache.nodes
             if node.remaining
         ]
         active = [
-            f"{group.node.name} runs in group {group.number}"
+            f"{group.node.name} is running in group {group.number}"
             for _, group in self._active_groups()
             if group.node is not None
         ]
-        done = f"{len(self._done)} of {self._num_nodes} operations are done"
-        return "; ".join([done, *active, *waiting])
+        progress = f"{len(self._done)} of {self._num_nodes} operations have completed"
+        return "; ".join([progress, *active, *waiting])
 
     def _describe_hardware(self) -> str:
+        """Return the state of the engines in use for error messages."""
         status = self._registers.read("GLB.S_INTR_STATUS")
         parts = [
             processor.engine.describe(self._registers)
@@ -195,6 +207,7 @@ class TaskRun:
     # --- events
 
     def _handle_events(self) -> None:
+        """Handle the noted events, of each engine in the order in which its groups started."""
         for processor in self._processors:
             first = 1 - processor.last_group
             for number in (first, 1 - first):
@@ -211,7 +224,7 @@ class TaskRun:
                     self._complete(processor, group)
 
     def _raise_event(self, group: Group, event: OperationEvent) -> None:
-        """Count an event down wherever it is a dependency."""
+        """Resolve the edges of a group's operation that wait for an event."""
         node = group.node
         if node is None:
             return
@@ -222,13 +235,14 @@ class TaskRun:
     def _resolve_edge(
         self, source: Node, edge: Consumer, target: Node | None, event: OperationEvent
     ) -> None:
+        """Decrement the dependency count of an edge's target; enable the target at 0."""
         if target is None or edge.event != event:
             return
         if target.remaining == 0:
             raise NvdlaError(
                 NvError.INVALID_STATE,
-                f"{source.name} was {event.name.lower()}, which {target.name} does not wait for: "
-                "it has more producers than its dependency count",
+                f"{source.name} raised {event.name.lower()}, but {target.name} has no dependency "
+                "left: its dependency count is too small",
             )
         target.remaining -= 1
         if target.remaining == 0:
@@ -237,6 +251,7 @@ class TaskRun:
     # --- the four steps of an operation
 
     def _start_processors(self) -> None:
+        """Submit the first operation of each engine, and prepare the second."""
         for op_type in OperationType:
             head = self._task.network.op_head[op_type]
             if head == -1:
@@ -247,11 +262,13 @@ class TaskRun:
             self._dequeue(self._processors[op_type])
 
     def _submit(self, processor: Processor, node: Node) -> None:
+        """Prepare an operation, and program it if its group's registers may be written."""
         group = self._prepare(processor, node)
         if self._is_ready(processor, group):
             self._program(processor, group)
 
     def _prepare(self, processor: Processor, node: Node) -> Group:
+        """Assign an operation to a free group and read its descriptors."""
         group, rdma_number = self._choose_group(processor)
         at = node.roi * self._task.network.num_operations + node.index
         node.references += 1
@@ -265,7 +282,11 @@ class TaskRun:
         return group
 
     def _choose_group(self, processor: Processor) -> tuple[Group, int]:
-        """The free group that hardware takes next; and its reading block's."""
+        """Return the free group that hardware runs next, and the number of the RDMA group.
+
+        Raises:
+            NvdlaError: INVALID_STATE if the hardware is not idle.
+        """
         engine = processor.engine
         used = [group for group in processor.groups if group.node is not None]
         number = 1 - used[0].number if used else engine.find_group(self._registers)
@@ -279,26 +300,31 @@ class TaskRun:
         if not engine.is_group_idle(self._registers, number):
             raise NvdlaError(
                 NvError.INVALID_STATE,
-                f"group {number} of {processor.name} still has the state of an earlier task: "
+                f"group {number} of {processor.name} is still in use by an earlier task: "
                 f"{engine.describe(self._registers)}. Reset the device",
             )
         return processor.groups[number], rdma_number
 
     def _is_ready(self, processor: Processor, group: Group) -> bool:
-        """Whether a group's registers may be written now."""
+        """Return whether a group's registers may be written now."""
         other = processor.other(group)
         if not processor.engine.has_shadow_groups:
             return other.node is None or other.is_active
         lut_index = processor.engine.lut_index(group.operation)
         if lut_index == -1 or other.lut_index == lut_index:
             return True
-        # The one table is locked while the engine runs, and may not change under the other group.
+        # Both groups share one table. It is locked while the engine runs, and must not be
+        # replaced while the other group needs its contents.
         return other.lut_index == -1 and not other.is_active
 
     def _program(self, processor: Processor, group: Group) -> None:
+        """Write an operation to its group's registers; enable it if nothing is left to wait for."""
         node = group.node
         if node is None:
-            raise NvdlaError(NvError.INVALID_STATE, f"{processor.name}: the group is empty")
+            raise NvdlaError(
+                NvError.INVALID_STATE,
+                f"group {group.number} of {processor.name} has no operation to program",
+            )
         group.is_programming = True
         processor.engine.set_producer(self._registers, group.number, group.rdma_number)
         group.lut_index = processor.engine.lut_index(group.operation)
@@ -323,18 +349,20 @@ class TaskRun:
             self._enable(node)
 
     def _check_fusion(self, context: OperationContext, node: Node, group: Group) -> None:
+        """Refuse an operation that does not match the data of its fused parent."""
         parent = node.descriptor.fused_parent.index
         operation, surface = group.operation, group.surface
         if parent == -1 or not isinstance(surface, (SdpSurface, PdpSurface)) or operation is None:
             return
         at = node.roi * self._task.network.num_operations + parent
         op_type = OperationType(node.op_type - 1)
-        made = self._task.read_surface(op_type, at)
-        if isinstance(made, (ConvSurface, SdpSurface)):
-            source = self._task.read_operation(op_type, at), made.dst_data
+        parent_surface = self._task.read_surface(op_type, at)
+        if isinstance(parent_surface, (ConvSurface, SdpSurface)):
+            source = self._task.read_operation(op_type, at), parent_surface.dst_data
             check_stream(context, parent, source, (operation, surface.src_data))
 
     def _fetch_targets(self, group: Group, node: Node) -> None:
+        """Refer to the nodes that wait for events of a group's operation."""
         descriptor = node.descriptor
         group.consumers = [
             None if edge.index == -1 else self._cache.acquire(edge.index, op_type, node.roi)
@@ -346,7 +374,7 @@ class TaskRun:
             )
 
     def _enable(self, node: Node) -> None:
-        """Start a node whose dependencies have all happened, if its registers are written."""
+        """Enable an operation without remaining dependencies, if its registers are written."""
         processor = self._processors[node.op_type]
         group = processor.find_group(node)
         if group is None or group.is_pending or group.is_programming or group.is_active:
@@ -358,12 +386,13 @@ class TaskRun:
         if engine.is_empty(group.surface):
             group.events.add(OperationEvent.COMPLETED)
         else:
-            if self._collects:
+            if self._collects_counters:
                 engine.enable_counters(self._registers)
             engine.enable(self._registers, group.number, with_rdma=group.is_rdma_needed)
         self._raise_event(group, OperationEvent.ENABLED)
 
     def _complete(self, processor: Processor, group: Group) -> None:
+        """Free the group of a completed operation and continue with the engine's next ones."""
         node = group.node
         if node is None:
             return
@@ -385,7 +414,7 @@ class TaskRun:
         self._cache.release(node)
 
     def _dequeue(self, processor: Processor) -> None:
-        """Prepare the next operation of an engine, or the same one for the next region."""
+        """Submit an engine's next operation: the same one for the next region, or the next one."""
         tail = processor.tail
         if tail is None:
             return
@@ -402,9 +431,10 @@ class TaskRun:
         self._cache.release(node)
 
     def _record(self, processor: Processor, group: Group, node: Node) -> None:
+        """Add a completed operation to the statistics."""
         finished_s = time.monotonic()
         counters = None
-        if self._collects:
+        if self._collects_counters:
             runtime_us = int((finished_s - group.started_s) * 1e6)
             processor.engine.set_producer(self._registers, group.number, group.rdma_number)
             counters = processor.engine.count(self._registers, group.number, runtime_us)

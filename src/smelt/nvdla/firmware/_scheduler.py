@@ -1,9 +1,9 @@
-"""The engine scheduler: runs a task's dependency graph on six engines of two groups each.
+"""Engine scheduler: runs the dependency graph of a task on six engines of two groups each.
 
-An operation is prepared (a group is chosen, its descriptors are read), programmed (its registers
-are written), enabled once its dependencies have happened, and completed when hardware says so.
-Each of these raises an event, which may be a dependency of others: of its consumers, and of the
-operation that streams into it.
+An operation is prepared (a group is chosen and its descriptors are read), programmed (its registers
+are written), enabled when all its dependencies have occurred, and completed when the hardware
+reports its end. Programming, enabling and completion raise events. Other operations may depend on
+them: the operation's consumers, and the fused parent that streams data into the operation.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware import Configuration
 
 DEFAULT_TIMEOUT_S: Final = 60.0
+"""Default maximum duration of a task."""
 
 
 class EngineScheduler:
-    """Runs tasks on one accelerator, one at a time."""
+    """Runs tasks on one accelerator, one task at a time."""
 
     def __init__(self, bus: RegisterBus, memory: DmaMemory, configuration: Configuration) -> None:
         self._registers = RegisterFile(bus, load_register_map(configuration.register_map))
@@ -46,22 +47,29 @@ class EngineScheduler:
         layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS,
         collect_counters: bool = False,
     ) -> TaskStatistics:
-        """Run a task to its end.
+        """Run a task; return when it has ended.
 
         Args:
-            addresses: The task's address list; the first leads to its network.
-            timeout_s: After so long it ends in an error.
-            layout: The generation of its descriptors.
-            collect_counters: Ask the engines to count, and read what they counted.
+            addresses: The task's address list: memory space and physical address of each entry.
+                The first entry is the network descriptor.
+            timeout_s: Maximum duration of the task in seconds; a longer task fails.
+            layout: Layout of the task's descriptors.
+            collect_counters: Whether to enable the engines' performance counters and return them.
+                They are also collected if the network has a list of statistics.
+
+        Returns:
+            Times and counters of the operations, in the order of their completion.
 
         Raises:
-            NvdlaError: BUSY: another task runs. BAD_PARAMETER, NOT_SUPPORTED and others: the
-                task is wrong, or asks for what the hardware lacks; the message names the
-                operation. TIMEOUT: it did not end; the message says what hardware does.
+            NvdlaError: BUSY if another task is running; BAD_PARAMETER, NOT_SUPPORTED and others if
+                the task is invalid or the hardware does not support it (the message names the
+                operation); TIMEOUT if the task does not end in time (the message describes the
+                state of the hardware).
         """
         if not self._busy.acquire(blocking=False):
             raise NvdlaError(
-                NvError.BUSY, "another task is running; the engine scheduler takes one at a time"
+                NvError.BUSY,
+                "another task is running; the engine scheduler runs one task at a time",
             )
         try:
             return self._execute(addresses, timeout_s, layout, collect_counters=collect_counters)
@@ -76,6 +84,7 @@ class EngineScheduler:
         *,
         collect_counters: bool,
     ) -> TaskStatistics:
+        """Read a task, check its graph and run it."""
         started_s = time.monotonic()
         task = read_task(self._memory, addresses, layout)
         if task.network.num_operations == 0 or task.num_rois == 0:
@@ -87,6 +96,6 @@ class EngineScheduler:
             self._configuration,
             started_s=started_s,
             deadline_s=started_s + timeout_s,
-            collects=collect_counters or task.has_statistics,
+            collects_counters=collect_counters or task.has_statistics,
         )
         return run.execute()

@@ -1,4 +1,4 @@
-"""Single-point operations: bias, scale, elementwise, activation, conversion."""
+"""Programming of the SDP engine: bias, scale, elementwise operations, activation, conversion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class StageType(IntEnum):
-    """What of a stage works."""
+    """Active units of a stage: none, multiplier, ALU or both."""
 
     NONE = 0
     MULTIPLY = 1
@@ -27,18 +27,18 @@ class StageType(IntEnum):
 
 
 class StageMode(IntEnum):
-    """Where a stage's operands come from."""
+    """Source of a stage's operands."""
 
     PER_LAYER = 0
-    """Registers."""
+    """A register holds one operand for the layer."""
     PER_KERNEL = 1
-    """Memory, one for each channel."""
+    """Memory holds one operand for each channel."""
     PER_POINT = 2
-    """Memory, one for each element."""
+    """Memory holds one operand for each element."""
 
 
 class Activation(IntEnum):
-    """What a stage ends with."""
+    """Activation at the end of a stage."""
 
     NONE = 0
     RELU = 1
@@ -47,8 +47,11 @@ class Activation(IntEnum):
 
 
 _WINOGRAD: Final = 1
-_ALGORITHMS, _ELTWISE_ALGORITHMS = 3, 4
+"""Convolution mode of a Winograd convolution."""
+_ALU_ALGORITHMS, _Y_ALU_ALGORITHMS = 3, 4
+"""Numbers of ALU algorithms of the stages X1 and X2, and of Y, which can also compare."""
 _MULTIPLIERS, _ADDENDS, _PAIRS = 0, 1, 2
+"""Values of the DATA_USE fields."""
 _DATA_USE: Final = {
     StageType.NONE: _MULTIPLIERS,
     StageType.MULTIPLY: _MULTIPLIERS,
@@ -62,7 +65,7 @@ def _reads_memory(stage: SdpStage) -> bool:
 
 
 class SdpEngine(Engine):
-    """The single-point processor."""
+    """The single data point processor (SDP)."""
 
     op_type: ClassVar[OperationType] = OperationType.SDP
     blocks: ClassVar[tuple[str, ...]] = ("SDP",)
@@ -122,21 +125,25 @@ class SdpEngine(Engine):
 
 
 def _check(context: OperationContext, operation: SdpOperation, surface: SdpSurface) -> None:
+    """Refuse an operation that the engine cannot run."""
     context.check_cube(surface.src_data, "the source")
     context.check_cube(surface.dst_data, "the destination")
     if surface.src_data.type != MemoryType.ON_THE_FLY:
         context.check_stored(surface.src_data, "the source")
     if surface.dst_data.type != MemoryType.ON_THE_FLY:
         context.check_stored(surface.dst_data, "the destination")
-    context.choose_precision(operation.src_precision, "the source's precision")
-    context.choose_precision(operation.dst_precision, "the destination's precision")
+    context.check_precision(operation.src_precision, "the source's precision")
+    context.check_precision(operation.dst_precision, "the destination's precision")
     context.require(operation.batch_num >= 1, "the batch number is 0; it must be at least 1")
     stages = (operation.x1_op, operation.x2_op, operation.y_op)
     for what, stage, algorithms in zip(
-        ("X1", "X2", "Y"), stages, (_ALGORITHMS, _ALGORITHMS, _ELTWISE_ALGORITHMS), strict=True
+        ("X1", "X2", "Y"),
+        stages,
+        (_ALU_ALGORITHMS, _ALU_ALGORITHMS, _Y_ALU_ALGORITHMS),
+        strict=True,
     ):
         if stage.enable:
-            _check_stage(context, stage, f"{what}'s", algorithms)
+            _check_stage(context, stage, f"the {what} stage's", algorithms)
     has_table = operation.y_op.enable and operation.y_op.act == Activation.LUT
     if operation.y_op.enable and not context.configuration.has_sdp_eltwise:
         context.refuse(f"{context.configuration.name} has no Y stage", NvError.NOT_SUPPORTED)
@@ -144,22 +151,26 @@ def _check(context: OperationContext, operation: SdpOperation, surface: SdpSurfa
         context.refuse(f"{context.configuration.name} has no lookup table", NvError.NOT_SUPPORTED)
 
 
-def _check_stage(context: OperationContext, stage: SdpStage, whose: str, algorithms: int) -> None:
-    context.choose(stage.type, len(StageType), f"{whose} type")
-    context.choose(stage.mode, len(StageMode), f"{whose} mode")
-    context.choose(stage.act, len(Activation), f"{whose} activation")
-    context.choose(stage.alu_type, algorithms, f"{whose} algorithm")
-    context.choose_precision(stage.precision, f"{whose} precision") if _reads_memory(stage) else 0
+def _check_stage(context: OperationContext, stage: SdpStage, prefix: str, algorithms: int) -> None:
+    context.check_enum(stage.type, len(StageType), f"{prefix} type")
+    context.check_enum(stage.mode, len(StageMode), f"{prefix} mode")
+    context.check_enum(stage.act, len(Activation), f"{prefix} activation")
+    context.check_enum(stage.alu_type, algorithms, f"{prefix} algorithm")
+    context.check_precision(stage.precision, f"{prefix} precision") if _reads_memory(stage) else 0
 
 
 def _process_precision(operation: SdpOperation) -> int:
-    """What the pipeline computes in: int16 that leaves as int8 arrives as int8 already."""
+    """Return the precision of the pipeline.
+
+    It is the source's precision, except for int16 to int8: then it is int8.
+    """
     if operation.src_precision == Precision.INT16 and operation.dst_precision == Precision.INT8:
         return int(Precision.INT8)
     return operation.src_precision
 
 
 def _program_rdma(context: OperationContext, operation: SdpOperation, surface: SdpSurface) -> None:
+    """Program the block that reads the source and the operands of the stages."""
     source = surface.src_data
     is_flying = source.type == MemoryType.ON_THE_FLY
     context.write(
@@ -191,10 +202,11 @@ def _program_rdma(context: OperationContext, operation: SdpOperation, surface: S
 def _program_operand(
     context: OperationContext, reader: str, stage_name: str, stage: SdpStage, cube: DataCube
 ) -> None:
+    """Program one of the three operand readers, or disable it."""
     if not _reads_memory(stage):
         context.write(f"SDP_RDMA.D_{reader}_CFG", **{f"{reader}_DISABLE": 1})
         return
-    what = f"{stage_name}'s operand"
+    what = f"the operand of {stage_name}"
     address = context.resolve_cube(cube, what)
     fields = {
         "DATA_USE": _DATA_USE[StageType(stage.type)],
@@ -213,6 +225,7 @@ def _program_operand(
 
 
 def _program_cubes(context: OperationContext, operation: SdpOperation, surface: SdpSurface) -> None:
+    """Program the extents of the cubes, and the destination if it is in memory."""
     source, target = surface.src_data, surface.dst_data
     context.write("SDP.D_DATA_CUBE_WIDTH", WIDTH=source.width - 1)
     context.write("SDP.D_DATA_CUBE_HEIGHT", HEIGHT=source.height - 1)
@@ -230,6 +243,7 @@ def _program_cubes(context: OperationContext, operation: SdpOperation, surface: 
 
 
 def _program_x_stage(context: OperationContext, name: str, stage: SdpStage) -> None:
+    """Program the stage X1 (``BS``) or X2 (``BN``)."""
     context.write(
         f"SDP.D_DP_{name}_CFG",
         **{
@@ -252,7 +266,7 @@ def _program_x_stage(context: OperationContext, name: str, stage: SdpStage) -> N
     if stage.mode == StageMode.PER_LAYER:
         context.write_signed(f"SDP.D_DP_{name}_ALU_SRC_VALUE", stage.alu_operand)
         context.write_signed(f"SDP.D_DP_{name}_MUL_SRC_VALUE", stage.mul_operand)
-    # The multiplier's shift works even where the multiplier is bypassed.
+    # The multiplier's shift applies even if the multiplier is bypassed.
     context.write(
         f"SDP.D_DP_{name}_MUL_CFG",
         **{f"{name}_MUL_SRC": source, f"{name}_MUL_SHIFT_VALUE": stage.truncate},
@@ -260,6 +274,7 @@ def _program_x_stage(context: OperationContext, name: str, stage: SdpStage) -> N
 
 
 def _program_y_stage(context: OperationContext, stage: SdpStage) -> None:
+    """Program the stage Y."""
     context.write(
         "SDP.D_DP_EW_CFG",
         EW_BYPASS=int(not stage.enable),
@@ -279,6 +294,7 @@ def _program_y_stage(context: OperationContext, stage: SdpStage) -> None:
 
 
 def _program_y_operand(context: OperationContext, unit: str, stage: SdpStage) -> None:
+    """Program the operand of the stage Y's ``ALU`` or ``MUL`` unit."""
     converter = stage.alu_cvt if unit == "ALU" else stage.mul_cvt
     is_register = stage.mode == StageMode.PER_LAYER
     context.write(
@@ -300,6 +316,7 @@ def _program_y_operand(context: OperationContext, unit: str, stage: SdpStage) ->
 def _program_formats(
     context: OperationContext, operation: SdpOperation, surface: SdpSurface
 ) -> None:
+    """Program the modes, precisions and output converter."""
     context.write(
         "SDP.D_FEATURE_MODE_CFG",
         FLYING_MODE=int(surface.src_data.type == MemoryType.ON_THE_FLY),

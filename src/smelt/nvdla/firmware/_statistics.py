@@ -1,4 +1,4 @@
-"""What a task tells when it is done."""
+"""Statistics of a task: times and counters of its operations."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OperationStatistics:
-    """One operation, in the order of completion."""
+    """Statistics of one operation; times are in seconds."""
 
     index: int
     roi: int
     op_type: OperationType
     group: int
     started_s: float
-    """From the start of the task to the operation's being enabled."""
+    """Time from the start of the task until the operation was enabled."""
     finished_s: float
-    """From the start of the task to the handling of its completion."""
+    """Time from the start of the task until the operation's completion was handled."""
     counters: Descriptor | None = None
-    """What the engine counted, if it was asked to."""
+    """Performance counters of the engine, or None if they were not enabled."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """One task."""
+    """Statistics of one task; its operations are in the order of completion."""
 
     operations: tuple[OperationStatistics, ...]
     num_interrupts: int

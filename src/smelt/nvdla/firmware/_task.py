@@ -1,4 +1,4 @@
-"""A task as memory holds it: its address list, and the descriptors that the list leads to."""
+"""Access to a task's descriptors in memory, through its address list."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from smelt.nvdla.loadable import DescriptorLayout, Operation, Surface
 
 _COMMON_BYTES = CommonOperation.size_bytes()
+"""Size of a node of the dependency graph."""
 _D = TypeVar("_D", bound=Descriptor)
 
 
 class TaskAddress(NamedTuple):
-    """An entry of the address list: where it lies, as the accelerator sees it."""
+    """Entry of a task's address list: memory space and physical address."""
 
     space: MemorySpace
     address: int
@@ -42,7 +43,7 @@ class TaskAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskDescriptors:
-    """The lists of a task, by the address list's entries that the network names."""
+    """The descriptor lists of a task; the network descriptor holds their address indices."""
 
     memory: DmaMemory
     addresses: Sequence[TaskAddress]
@@ -52,20 +53,25 @@ class TaskDescriptors:
 
     @property
     def has_statistics(self) -> bool:
-        """Whether the network has room for what engines count."""
+        """Whether the network has a list for the engines' statistics."""
         return self.network.stat_list_index != -1
 
     def address(self, index: int, what: str) -> TaskAddress:
-        """The entry at an index. Raises NvdlaError(INVALID_ADDRESS): there is none."""
+        """Return the entry at an index of the address list.
+
+        Raises:
+            NvdlaError: INVALID_ADDRESS if the index is outside the list.
+        """
         if not 0 <= index < len(self.addresses):
             raise NvdlaError(
                 NvError.INVALID_ADDRESS,
-                f"{what} is address {index} of a list of {len(self.addresses)}",
+                f"the address index of {what} is {index}; the address list has "
+                f"{len(self.addresses)} entries",
             )
         return self.addresses[index]
 
     def extents(self) -> list[tuple[TaskAddress, int]]:
-        """Where the task's descriptors lie, each list with its bytes."""
+        """Return address and size in bytes of each descriptor list of the task."""
         network, count = self.network, self.network.num_operations * self.num_rois
         sizes = {
             network.dependency_graph_index: count * _COMMON_BYTES,
@@ -82,7 +88,7 @@ class TaskDescriptors:
         return [(self.addresses[0], NetworkDescriptor.size_bytes(self.layout)), *lists]
 
     def read_graph(self) -> TaskGraph:
-        """Every operation's place in the dependency graph, for every region."""
+        """Read the dependency graph, for all regions of interest."""
         space, address = self.address(
             self.network.dependency_graph_index, "the network's dependency graph"
         )
@@ -96,39 +102,41 @@ class TaskDescriptors:
         )
 
     def write_common(self, node: int, operation: CommonOperation) -> None:
-        """Put an operation's place in the graph back to memory."""
+        """Write a node of the dependency graph back to memory."""
         space, address = self.address(
             self.network.dependency_graph_index, "the network's dependency graph"
         )
         self.memory.write(space, address + node * _COMMON_BYTES, operation.to_bytes())
 
     def read_common(self, node: int) -> CommonOperation:
-        """An operation's place in the graph."""
+        """Read a node of the dependency graph."""
         return self._read(CommonOperation, self.network.dependency_graph_index, _COMMON_BYTES, node)
 
     def read_operation(self, op_type: OperationType, node: int) -> Operation:
-        """What an operation does."""
+        """Read the operation descriptor of a node."""
         cls = OPERATION_CLASSES[op_type]
         return self._read(cls, self.network.operation_desc_index, OPERATION_STRIDE_BYTES, node)
 
     def read_surface(self, op_type: OperationType, node: int) -> Surface:
-        """The tensors of an operation."""
+        """Read the surface descriptor of a node."""
         cls = SURFACE_CLASSES[op_type]
         return self._read(cls, self.network.surface_desc_index, SURFACE_STRIDE_BYTES, node)
 
     def read_lut(self, index: int) -> LutParameters:
-        """A lookup table."""
+        """Read a lookup table."""
         size = LutParameters.size_bytes()
         return self._read(LutParameters, self.network.lut_data_index, size, index)
 
     def read_roi(self, index: int) -> Roi:
-        """A region of interest."""
-        space, address = self.address(self.network.roi_array_index, "the list of regions")
+        """Read a region of interest."""
+        space, address = self.address(
+            self.network.roi_array_index, "the list of regions of interest"
+        )
         offset = RoiArray.size_bytes() + index * Roi.size_bytes()
         return Roi.from_bytes(self.memory.read(space, address + offset, Roi.size_bytes()))
 
     def write_statistics(self, node: int, statistics: Descriptor) -> None:
-        """Put what an engine counted where the network wants it."""
+        """Write an engine's statistics to the network's list of statistics."""
         space, address = self.address(self.network.stat_list_index, "the list of statistics")
         self.memory.write(
             space, address + node * STATISTICS_STRIDE_BYTES, statistics.to_bytes(self.layout)
@@ -144,44 +152,52 @@ class TaskDescriptors:
 def read_task(
     memory: DmaMemory, addresses: Sequence[tuple[MemorySpace, int]], layout: DescriptorLayout
 ) -> TaskDescriptors:
-    """Read a task's network, which is what its first address leads to.
+    """Read a task's network descriptor, at the first entry of its address list.
 
     Raises:
-        NvdlaError: INVALID_ADDRESS or BAD_PARAMETER: the network contradicts the address list.
+        NvdlaError: INVALID_ADDRESS if the address list is empty or leads outside memory;
+            COUNT_MISMATCH if the list is too short for the network; BAD_PARAMETER if there are too
+            many regions of interest; RESOURCE_ERROR if there are more than `MAX_OPERATIONS`
+            operations.
     """
-    listed = [TaskAddress(MemorySpace(space), address) for space, address in addresses]
-    if not listed:
+    address_list = [TaskAddress(MemorySpace(space), address) for space, address in addresses]
+    if not address_list:
         raise NvdlaError(
             NvError.INVALID_ADDRESS,
-            "the task has no addresses; the first must be that of its network descriptor",
+            "the task has no addresses; the first address must be that of its network descriptor",
         )
-    data = memory.read(listed[0].space, listed[0].address, NetworkDescriptor.size_bytes(layout))
+    data = memory.read(
+        address_list[0].space, address_list[0].address, NetworkDescriptor.size_bytes(layout)
+    )
     network = NetworkDescriptor.from_bytes(data, 0, layout)
-    if network.num_addresses > len(listed):
+    if network.num_addresses > len(address_list):
         raise NvdlaError(
             NvError.COUNT_MISMATCH,
-            f"the network needs {network.num_addresses} addresses, and the task has {len(listed)}",
+            f"the network needs {network.num_addresses} addresses, but the task has "
+            f"{len(address_list)}",
         )
-    task = TaskDescriptors(memory, listed, layout, network, network.num_rois)
+    task = TaskDescriptors(memory, address_list, layout, network, network.num_rois)
     if network.dynamic_roi:
-        task = TaskDescriptors(memory, listed, layout, network, _count_rois(task))
+        task = TaskDescriptors(memory, address_list, layout, network, _count_rois(task))
     count = network.num_operations * task.num_rois
     if count > MAX_OPERATIONS:
         raise NvdlaError(
             NvError.RESOURCE_ERROR,
-            f"{network.num_operations} operations for {task.num_rois} regions of interest are "
-            f"{count} in all; the scheduler takes at most {MAX_OPERATIONS}",
+            f"the task has {count} operations ({network.num_operations} for each of "
+            f"{task.num_rois} regions of interest); the scheduler supports at most "
+            f"{MAX_OPERATIONS}",
         )
     return task
 
 
 def _count_rois(task: TaskDescriptors) -> int:
-    space, address = task.address(task.network.roi_array_index, "the list of regions")
+    """Return the number of dynamic regions of interest, which the list in memory holds."""
+    space, address = task.address(task.network.roi_array_index, "the list of regions of interest")
     array = RoiArray.from_bytes(task.memory.read(space, address, RoiArray.size_bytes()))
     if array.array_length > task.network.num_rois:
         raise NvdlaError(
             NvError.BAD_PARAMETER,
-            f"the task has {array.array_length} regions of interest; the network takes at most "
+            f"the task has {array.array_length} regions of interest; the network supports at most "
             f"{task.network.num_rois}",
         )
     return array.array_length

@@ -1,8 +1,8 @@
-"""A device that the kernel maps into this process: Linux's UIO, and memory reserved beside it.
+"""Access to a device that Linux's UIO maps into this process, and to memory reserved for it.
 
-``/dev/uioN`` gives a register window and, when read, a count of interrupts; it wants a 1 written to
-it before it reports the next. The interrupt line stays up until the firmware clears the status,
-so one that comes in between is not lost.
+``/dev/uioN`` provides a register window and, when read, the number of interrupts. A 1 must be
+written to it before it reports the next interrupt. The interrupt line stays asserted until the
+firmware clears the status, so an interrupt that arrives in between is not lost.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from smelt.nvdla._protocols import MemorySpace
 
 _WORD_BYTES: Final = 4
+"""Size of a register, and of an interrupt count."""
 _ENABLE: Final = (1).to_bytes(_WORD_BYTES, "little")
+"""Value that enables the next interrupt when it is written to the device."""
 
 
 class _Mapping:
-    """A window of a device file."""
+    """A mapped window of a device file."""
 
     def __init__(self, path: str | Path, size_bytes: int, offset: int) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_SYNC", 0)
@@ -38,8 +40,8 @@ class _Mapping:
         except OSError as error:
             raise NvdlaError(
                 NvError.DEVICE_NOT_FOUND,
-                f"cannot open the device {path}: {error.strerror}; load its driver, or get "
-                "permission to open it",
+                f"cannot open the device {path}: {error.strerror}; check that its driver is loaded "
+                "and that you have permission to open it",
             ) from error
         try:
             self._map = mmap.mmap(self.file, size_bytes, offset=offset)
@@ -61,7 +63,7 @@ class _Mapping:
 
 
 class UioBus(Closeable):
-    """A `RegisterBus` on a mapped device."""
+    """`RegisterBus` of a mapped device."""
 
     def __init__(
         self,
@@ -71,20 +73,21 @@ class UioBus(Closeable):
         map_number: int = 0,
         interrupt_file: int | None = None,
     ) -> None:
-        """Map a device.
+        """Map a device's registers.
 
         Args:
-            path: The device, such as ``/dev/uio0``.
-            size_bytes: Of its register window.
-            map_number: Which of its windows holds the registers.
-            interrupt_file: What to read interrupts from, if not from the device itself.
+            path: Path of the device, such as ``/dev/uio0``.
+            size_bytes: Size of the register window in bytes.
+            map_number: Number of the device's window that holds the registers.
+            interrupt_file: File descriptor to read interrupts from; by default the device.
 
         Raises:
-            NvdlaError: DEVICE_NOT_FOUND or RESOURCE_ERROR: it cannot be opened, or mapped.
+            NvdlaError: DEVICE_NOT_FOUND if the device cannot be opened; RESOURCE_ERROR if it
+                cannot be mapped.
         """
         self._path = path
         self._mapping = _Mapping(path, size_bytes, map_number * mmap.PAGESIZE)
-        # One access of a word, not four of a byte: registers take no other.
+        # Registers support only 32-bit accesses.
         self._words = self._mapping.view[: size_bytes - size_bytes % _WORD_BYTES].cast("I")
         self._interrupts = self._mapping.file if interrupt_file is None else interrupt_file
 
@@ -103,7 +106,7 @@ class UioBus(Closeable):
         self._words[self._index(address)] = value
 
     def wait_for_interrupt(self, timeout_s: float, /) -> bool:
-        """Wait until the interrupt line is up; False when ``timeout_s`` seconds have passed."""
+        """Wait until the interrupt line is asserted; return False after ``timeout_s`` seconds."""
         deadline_s = time.monotonic() + timeout_s
         try:
             os.write(self._interrupts, _ENABLE)
@@ -115,7 +118,8 @@ class UioBus(Closeable):
             count = os.read(self._interrupts, _WORD_BYTES)
         except OSError as error:
             raise NvdlaError(
-                NvError.DISCONNECTED, f"the device {self._path} is gone: {error.strerror}"
+                NvError.DISCONNECTED,
+                f"the device {self._path} is no longer available: {error.strerror}",
             ) from error
         if len(count) != _WORD_BYTES:
             raise NvdlaError(
@@ -127,30 +131,35 @@ class UioBus(Closeable):
         if address % _WORD_BYTES or not 0 <= address < len(self._words) * _WORD_BYTES:
             raise NvdlaError(
                 NvError.INVALID_ADDRESS,
-                f"there is no register at {address:#x}; the window of {self._path} has "
-                f"{len(self._words)} of {_WORD_BYTES} bytes",
+                f"there is no register at {address:#x}: the window of {self._path} has "
+                f"{len(self._words)} registers of {_WORD_BYTES} bytes",
             )
         return address // _WORD_BYTES
 
 
 class MappedRegion(NamedTuple):
-    """Memory that the accelerator and this process both reach."""
+    """Memory that both the accelerator and this process can access."""
 
     space: MemorySpace
     address: int
-    """Physical: as the accelerator sees it."""
+    """Physical address, as the accelerator uses it."""
     size_bytes: int
     path: str | Path
-    """The file that gives it, such as a reserved buffer's device."""
+    """File that maps the memory, such as the device of a reserved buffer."""
     offset: int = 0
-    """Where it starts in the file; a multiple of the page size."""
+    """Offset of the memory in the file; a multiple of the page size."""
 
 
 class UioMemory(Closeable):
-    """A `DmaMemory` on mapped regions."""
+    """`DmaMemory` of mapped regions."""
 
     def __init__(self, regions: Sequence[MappedRegion]) -> None:
-        """Map regions. Raises NvdlaError: a file cannot be opened, or mapped."""
+        """Map regions.
+
+        Raises:
+            NvdlaError: DEVICE_NOT_FOUND if a file cannot be opened; RESOURCE_ERROR if it cannot be
+                mapped.
+        """
         self._regions: list[tuple[MappedRegion, _Mapping]] = []
         try:
             for region in regions:
@@ -168,15 +177,16 @@ class UioMemory(Closeable):
         self._regions.clear()
 
     def read(self, space: MemorySpace, address: int, size_bytes: int, /) -> bytes:
-        """Return bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside."""
+        """Return a copy of a byte range; raise NvdlaError(INVALID_ADDRESS) outside the regions."""
         return bytes(self._window(space, address, size_bytes))
 
     def write(self, space: MemorySpace, address: int, data: Buffer, /) -> None:
-        """Set bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside; then none is set."""
+        """Write a byte range; raise NvdlaError(INVALID_ADDRESS) outside the regions."""
         source = memoryview(data).cast("B")
         self._window(space, address, source.nbytes)[:] = source
 
     def _window(self, space: MemorySpace, address: int, size_bytes: int) -> memoryview:
+        """Return a view of a byte range, which must lie in one region."""
         for region, mapping in self._regions:
             start = address - region.address
             fits = start >= 0 and 0 <= size_bytes <= region.size_bytes - start
@@ -184,5 +194,6 @@ class UioMemory(Closeable):
                 return mapping.view[start : start + size_bytes]
         raise NvdlaError(
             NvError.INVALID_ADDRESS,
-            f"{space.name} bytes {address:#x} to {address + size_bytes:#x} lie in no mapped region",
+            f"{space.name} bytes {address:#x} to {address + size_bytes:#x} are not in a mapped "
+            "region",
         )

@@ -1,4 +1,4 @@
-"""The machine: configurations, memory and the engines, at register level and bit-exact."""
+"""Machine model: configurations, memory and engines, bit-exact at register level."""
 
 from smelt.nvdla.hardware._configuration import (
     CONFIGURATIONS,

@@ -1,7 +1,7 @@
-"""The integer arithmetic that all engines share: rounding shifts and saturation.
+"""Integer arithmetic of all engines: rounding shifts and saturation.
 
-A right shift rounds to nearest, halves away from zero, and a result is clamped to the output's
-width. Values are int64: every intermediate of the hardware has fewer than 64 bits.
+A right shift rounds to nearest, with ties away from zero, and a result is clamped to the width of
+the output. Values are int64: every intermediate value of the hardware has fewer than 64 bits.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def saturate(values: Array, bits: int) -> Array:
-    """Clamp to a signed width."""
+    """Clamp values to a signed integer of ``bits`` bits."""
     limit = 1 << (bits - 1)
     return np.clip(values, -limit, limit - 1)
 
 
 def shift_right_rounded(values: Array, shift: int) -> Array:
-    """Divide by 2**shift, rounding halves away from zero."""
+    """Divide by 2**shift, rounding to nearest with ties away from zero."""
     if shift == 0:
         return values
     if shift > 62:
@@ -32,12 +32,12 @@ def shift_right_rounded(values: Array, shift: int) -> Array:
 
 
 def shift_right_saturated(values: Array, shift: int, bits: int) -> Array:
-    """Shift right with rounding, then clamp."""
+    """Shift right with rounding, then clamp to ``bits`` bits."""
     return saturate(shift_right_rounded(values, shift), bits)
 
 
 def shift_left_saturated(values: Array, shift: int, bits: int) -> Array:
-    """Shift left and clamp, for any shift."""
+    """Shift left by any amount and clamp to ``bits`` bits."""
     limit = 1 << (bits - 1)
     shift = min(shift, bits)
     high = (limit - 1) >> shift
@@ -47,13 +47,13 @@ def shift_left_saturated(values: Array, shift: int, bits: int) -> Array:
 
 
 def shift_signed_saturated(values: Array, shift: int, bits: int) -> Array:
-    """Shift right with rounding, or left for a negative shift, then clamp."""
+    """Shift right with rounding, or left if the shift is negative, then clamp to ``bits`` bits."""
     if shift < 0:
         return shift_left_saturated(values, -shift, bits)
     return shift_right_saturated(values, shift, bits)
 
 
 def sign_extend(word: int, bits: int) -> int:
-    """Return the signed value of a word's low bits."""
+    """Return the low ``bits`` bits of a word as a signed number."""
     word &= (1 << bits) - 1
     return word - (1 << bits) if word >> (bits - 1) else word

@@ -1,4 +1,4 @@
-"""BDMA: copies of lines and surfaces between memories, queued and launched in two groups."""
+"""BDMA engine: copies of lines and surfaces between memories, queued and launched in two groups."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ if TYPE_CHECKING:
     from smelt.nvdla.registers import Register
 
 SLOTS = 20
+"""Number of copies that the queue holds."""
 _UNIT_BYTES = 32
+"""Granularity of copies in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One copy, as its registers were when it was queued."""
+    """One copy, with the values of its registers at the time it was queued."""
 
     source: Surface
     target: Surface
 
 
 class BdmaBlock(Block):
-    """BDMA's registers: configuration is captured by CFG_OP and run by CFG_LAUNCH0 or 1."""
+    """BDMA's registers: CFG_OP queues the configured copy, CFG_LAUNCH0 or 1 starts the queue."""
 
     queued: list[Transfer]
     launched: list[tuple[int, list[Transfer]]]
 
     def start(self) -> None:
-        """Begin with empty queues."""
+        """Start with empty queues."""
         self.queued = []
         self.launched = []
 
     @property
     def is_ready(self) -> bool:
-        """Whether a group was launched."""
+        """Whether a group has been launched."""
         return not self.is_hung and bool(self.launched)
 
     def complete(self) -> None:
-        """End the launched group and raise its interrupt."""
+        """Complete the launched group and raise its interrupt."""
         group, _ = self.launched.pop(0)
         self.glb.raise_done("BDMA", group)
         self.consumer = self.launched[0][0] if self.launched else 0
@@ -57,7 +59,7 @@ class BdmaBlock(Block):
         return max(0, SLOTS - used) | is_idle << 8 | busy[0] << 9 | busy[1] << 10
 
     def write(self, register: Register, value: int) -> bool:
-        """Set a register; True if a group was launched."""
+        """Set a register; return True if this launched a group."""
         if register.name == "CFG_OP":
             if value & 1 and len(self.queued) < SLOTS:
                 self.queued.append(self._capture())
@@ -71,9 +73,11 @@ class BdmaBlock(Block):
         return super().write(register, value)
 
     def _capture(self) -> Transfer:
+        """Return the copy that the registers describe."""
         registers = self.view()
 
         def surface(side: str, space: MemorySpace) -> Surface:
+            """Return the source (``SRC``) or destination (``DST``)."""
             return Surface(
                 space,
                 registers.address(f"CFG_{side}_ADDR_LOW", f"CFG_{side}_ADDR_HIGH"),
@@ -93,10 +97,11 @@ class BdmaBlock(Block):
 
 
 def run_bdma(operation: Operation, transfers: list[Transfer]) -> None:
-    """Copy, in the order of the queue.
+    """Run the copies of a group in the order of the queue.
 
     Raises:
-        NvdlaError: memory is left (INVALID_ADDRESS) or a copy is absurdly large (INVALID_SIZE).
+        NvdlaError: INVALID_ADDRESS if a copy leaves memory; INVALID_SIZE if it is larger than
+            memory.
     """
     for transfer in transfers:
         lines = operation.dma.read_atoms(transfer.source)

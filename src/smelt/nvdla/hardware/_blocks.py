@@ -1,4 +1,4 @@
-"""Blocks on the register bus: single registers, two ping-pong groups, pointers, status, LUTs."""
+"""Register blocks: single registers, two ping-pong groups, pointers, status and lookup tables."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ _INTERRUPTS = {
     "CDMA": ("CDMA_DAT", "CDMA_WT"),
     "CACC": ("CACC",),
 }
+"""Interrupt sources that a block raises when an operation completes."""
 _IDLE, _RUNNING, _PENDING = 0, 1, 2
+"""Values of a group's status field."""
 
 
 class GlobalBlock:
-    """GLB: interrupt status, mask and set.
+    """Block GLB: interrupt status, mask and set.
 
-    Interrupts that one operation brings arrive one after another, as hardware's do: the next comes
-    when the line is down and somebody waits for it, or has read that nothing is pending.
+    The interrupts of one operation arrive one after another, as in hardware. The next one arrives
+    when the line is not asserted and software waits for an interrupt or has read a status of 0.
     """
 
     def __init__(self, register_map: RegisterMap) -> None:
@@ -37,21 +39,21 @@ class GlobalBlock:
         self._version = register_map.register("GLB.S_NVDLA_HW_VERSION").reset
         self.status = 0
         self.mask = 0
-        self._coming: deque[int] = deque()
+        self._pending: deque[int] = deque()
 
     @property
     def is_raised(self) -> bool:
-        """Whether the interrupt line is up: some status bit is set and not masked."""
+        """Whether the interrupt line is asserted: a status bit is set and not masked."""
         return bool(self.status & ~self.mask)
 
     def raise_done(self, source: str, group: int) -> None:
-        """Let the interrupt of an engine's group come."""
-        self._coming.append(self._fields[f"{source}_DONE_STATUS{group}"].mask)
+        """Queue the interrupt of an engine's group."""
+        self._pending.append(self._fields[f"{source}_DONE_STATUS{group}"].mask)
 
     def deliver(self) -> bool:
-        """Let interrupts come until the line is up, and return whether it is."""
-        while self._coming and not self.is_raised:
-            self.status |= self._coming.popleft()
+        """Deliver queued interrupts until the line is asserted; return whether it is asserted."""
+        while self._pending and not self.is_raised:
+            self.status |= self._pending.popleft()
         return self.is_raised
 
     def read(self, register: Register) -> int:
@@ -67,7 +69,7 @@ class GlobalBlock:
         return values.get(register.name, 0)
 
     def write(self, register: Register, value: int) -> bool:
-        """Set a register: status bits are cleared by writing ones, set through S_INTR_SET."""
+        """Set a register; ones clear the bits of S_INTR_STATUS, S_INTR_SET sets them."""
         value &= register.write_mask
         if register.name == "S_INTR_MASK":
             self.mask = value
@@ -79,7 +81,7 @@ class GlobalBlock:
 
 
 class Block:
-    """One block's registers, and its operation groups if it has any."""
+    """Registers of one block, with its ping-pong groups if it has any."""
 
     def __init__(self, name: str, register_map: RegisterMap, glb: GlobalBlock) -> None:
         self.name = name
@@ -99,27 +101,27 @@ class Block:
             self.single["S_CBUF_FLUSH_STATUS"] = 1
 
     def start(self) -> None:
-        """Begin: what a kind of block adds."""
+        """Initialise the additional state of a subclass."""
 
     def clear_tables(self) -> None:
-        """Set all entries of the look-up tables to zero."""
+        """Set all entries of the lookup tables to 0."""
         self.tables = ([0] * LE_ENTRIES, [0] * LO_ENTRIES)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the group whose turn it is has been enabled."""
+        """Whether the consumer group is enabled."""
         return not self.is_hung and bool(self.groups[self.consumer].get("D_OP_ENABLE", 0))
 
     def view(self) -> GroupRegisters:
-        """Return the registers of the group whose turn it is."""
+        """Return the registers of the consumer group."""
         return GroupRegisters(self.name, self._map, self.single, self.groups[self.consumer])
 
     def hang(self) -> None:
-        """Stay busy until the next reset, as hardware that waits for data that never comes."""
+        """Stay busy until the next reset, as hardware that waits for missing data does."""
         self.is_hung = True
 
     def report_stalls(self, cycles: int) -> None:
-        """Set the group's stall counters, if its operation counts DMA."""
+        """Set the consumer group's stall counters, if its DMA counters are enabled."""
         group = self.groups[self.consumer]
         if group.get("D_PERF_ENABLE", 0) & 1:
             for name in group:
@@ -127,14 +129,14 @@ class Block:
                     group[name] = min(cycles, 0xFFFFFFFF)
 
     def complete(self) -> None:
-        """End the operation: free its group, turn to the other, raise the interrupts."""
+        """Complete the operation: free its group, change to the other one, raise the interrupts."""
         self.groups[self.consumer]["D_OP_ENABLE"] = 0
         for source in _INTERRUPTS.get(self.name, ()):
             self.glb.raise_done(source, self.consumer)
         self.consumer ^= 1
 
     def read(self, register: Register) -> int:
-        """Return a register; grouped ones are the producer's."""
+        """Return a register; grouped registers are those of the producer group."""
         if register.is_grouped:
             return self.groups[self.producer][register.name]
         if register.name == "S_POINTER":
@@ -146,9 +148,9 @@ class Block:
         return self.single[register.name]
 
     def write(self, register: Register, value: int) -> bool:
-        """Set a register; True if an operation was enabled by it.
+        """Set a register; return True if this enabled an operation.
 
-        A group that is enabled ignores writes until its operation is over.
+        An enabled group ignores writes until its operation has completed.
         """
         if register.name == "S_POINTER":
             self.producer = value & 1
@@ -169,7 +171,7 @@ class Block:
         return _RUNNING if group == self.consumer else _PENDING
 
     def _access_lut(self, value: int | None) -> int:
-        """Read or write the table entry that the access register points to, and step on."""
+        """Read or write the table entry that the access register selects; increment its index."""
         register = self._map.registers[f"{self.name}.S_LUT_ACCESS_CFG"]
         word = self.single["S_LUT_ACCESS_CFG"]
         access = register.decode(word)
@@ -179,8 +181,8 @@ class Block:
             return 0
         if value is not None:
             table[index] = sign_extend(value, 16)
-        step = register.fields["LUT_ADDR"]
-        self.single["S_LUT_ACCESS_CFG"] = step.insert(word, index + 1)
+        index_field = register.fields["LUT_ADDR"]
+        self.single["S_LUT_ACCESS_CFG"] = index_field.insert(word, index + 1)
         return table[index] & 0xFFFF
 
 
@@ -189,7 +191,7 @@ def _merged(old: int, value: int, register: Register) -> int:
 
 
 class GlobalAdapter(Block):
-    """GLB behind the interface of a block."""
+    """Adapter of the GLB block to the interface of `Block`."""
 
     def read(self, register: Register) -> int:
         return self.glb.read(register)
@@ -199,10 +201,10 @@ class GlobalAdapter(Block):
 
 
 class RomBlock(Block):
-    """CFGROM: what the hardware was made of. The map's reset values are nv_small's."""
+    """Block CFGROM: description of the hardware; the map's reset values are those of nv_small."""
 
     def describe(self, configuration: Configuration) -> None:
-        """Say the sizes of a configuration."""
+        """Set the sizes of a configuration."""
         sizes = {
             "ATOMIC_C": configuration.atomic_c,
             "ATOMIC_K": configuration.atomic_k,
@@ -217,13 +219,13 @@ class RomBlock(Block):
                     self.single[name] = value
 
     def write(self, register: Register, value: int) -> bool:
-        """Ignore it: this is read-only memory."""
+        """Ignore the write: the block is read-only."""
         del register, value
         return False
 
 
 def absent_blocks(configuration: Configuration) -> set[str]:
-    """Return the blocks that a configuration does not have."""
+    """Return the names of the blocks that a configuration lacks."""
     absent: set[str] = set()
     if not configuration.has_bdma:
         absent.add("BDMA")

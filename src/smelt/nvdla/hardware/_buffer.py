@@ -1,10 +1,11 @@
-"""The convolution buffer: whether what an operation brings there fits the banks that it claims.
+"""Check that the data and weights of a convolution fit into the buffer banks it programs.
 
-Data lie in it line by line, each line in a programmed number of entries (one entry is as wide as a
-bank). A pixel's atoms fill whole entries; those left over share an entry with other pixels'. All
-lines of all batch elements must fit, for the sequencer starts when the last has come. Weights pass
-through by groups of kernels, of which one must fit; all of them where the operation keeps or reuses
-them. The mask of compressed weights has the last bank. Hardware that runs out of room hangs.
+The convolution buffer holds data line by line, each line in a programmed number of entries; an
+entry is as wide as a bank. The atoms of a pixel fill whole entries; its remaining atoms share an
+entry with those of other pixels. All lines of all batch elements must fit, because the sequencer
+starts when the last one has arrived. Weights pass through the buffer in groups of kernels. One
+group must fit; if the operation keeps or reuses weights, all groups must. The mask of compressed
+weights occupies the last bank. Hardware that runs out of space hangs.
 """
 
 from __future__ import annotations
@@ -21,49 +22,49 @@ if TYPE_CHECKING:
 
 
 def check_buffer(operation: Operation, shape: ConvolutionShape, precision: Precision) -> None:
-    """Check an operation's banks and entries.
+    """Check the banks and entries of a convolution.
 
     Raises:
-        NvdlaError: CDMA and CSC disagree on them (BAD_VALUE), or data or weights do not fit
-            (INVALID_SIZE).
+        NvdlaError: BAD_VALUE if CDMA and CSC are programmed differently; INVALID_SIZE if data or
+            weights do not fit.
     """
     cdma, configuration = operation.registers["CDMA"], operation.configuration
-    data_banks = _agreed(operation, "D_BANK", "DATA_BANK") + 1
-    weight_banks = _agreed(operation, "D_BANK", "WEIGHT_BANK") + 1
-    entries = _agreed(operation, "D_ENTRY_PER_SLICE", "ENTRIES") + 1
+    data_banks = _common_field(operation, "D_BANK", "DATA_BANK") + 1
+    weight_banks = _common_field(operation, "D_BANK", "WEIGHT_BANK") + 1
+    entries = _common_field(operation, "D_ENTRY_PER_SLICE", "ENTRIES") + 1
     has_mask = cdma.get("D_WEIGHT_FORMAT", "WEIGHT_FORMAT")
     if data_banks + weight_banks + has_mask > configuration.buffer_banks:
         raise NvdlaError(
             NvError.INVALID_SIZE,
             f"D_BANK: {data_banks} banks of data and {weight_banks} of weights"
-            f"{' and one for their mask' if has_mask else ''} are more than the buffer's"
-            f" {configuration.buffer_banks}",
+            f"{' and one of their mask' if has_mask else ''} are more than the buffer's"
+            f" {configuration.buffer_banks} banks",
         )
     needed = _entries_per_line(operation, precision)
     if entries < needed:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"D_ENTRY_PER_SLICE: a line of data takes {needed} entries of the convolution buffer,"
-            f" not {entries}",
+            f"D_ENTRY_PER_SLICE: a line of data needs {needed} entries of the convolution buffer,"
+            f" but {entries} are programmed",
         )
     lines = cdma.get("D_DATAIN_SIZE_0", "DATAIN_HEIGHT") + 1
     lines *= cdma.get("D_BATCH_NUMBER", "BATCHES") + 1
     if lines * entries > data_banks * configuration.buffer_depth:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"{lines} lines of {entries} entries do not fit D_BANK's {data_banks} banks of data,"
-            f" which have {data_banks * configuration.buffer_depth}",
+            f"{lines} lines of {entries} entries do not fit into D_BANK's {data_banks} data banks,"
+            f" which have {data_banks * configuration.buffer_depth} entries",
         )
     _check_weights(operation, shape, precision, weight_banks)
 
 
-def _agreed(operation: Operation, register: str, field: str) -> int:
-    """Return a field that CDMA and CSC must both hold."""
+def _common_field(operation: Operation, register: str, field: str) -> int:
+    """Return a field that must have the same value in CDMA and CSC."""
     first, second = (operation.registers[block].get(register, field) for block in ("CDMA", "CSC"))
     if first != second:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"CDMA's {register}.{field} is {first}, CSC's {second}; they must be equal",
+            f"CDMA.{register}.{field} is {first}, but CSC's is {second}; they must be equal",
         )
     return first
 
@@ -88,6 +89,7 @@ def _entries_per_line(operation: Operation, precision: Precision) -> int:
 
 
 def _entries_of_atoms(atoms: int, width: int, configuration: Configuration) -> int:
+    """Return the entries of a line of ``width`` pixels of some atoms each."""
     per_entry = max(1, configuration.buffer_width_bytes // configuration.atom_bytes)
     whole, rest = divmod(atoms, per_entry)
     pixels = per_entry // rest if rest else 1
@@ -97,19 +99,20 @@ def _entries_of_atoms(atoms: int, width: int, configuration: Configuration) -> i
 def _check_weights(
     operation: Operation, shape: ConvolutionShape, precision: Precision, banks: int
 ) -> None:
+    """Check that the weights that must be in the buffer at once fit into their banks."""
     cdma, configuration = operation.registers["CDMA"], operation.configuration
     bank_bytes = configuration.buffer_depth * configuration.buffer_width_bytes
-    stays = any(cdma.get("D_MISC_CFG", name) for name in ("WEIGHT_REUSE", "SKIP_WEIGHT_RLS"))
-    together = shape.kernels
-    if not stays:
-        together = min(together, configuration.kernel_group(precision))
-    elements = shape.kernel_height * shape.kernel_width * shape.channels * together
-    size, room, what = elements * precision.size_bytes, banks * bank_bytes, "weights"
+    are_kept = any(cdma.get("D_MISC_CFG", name) for name in ("WEIGHT_REUSE", "SKIP_WEIGHT_RLS"))
+    kernels = shape.kernels
+    if not are_kept:
+        kernels = min(kernels, configuration.kernel_group(precision))
+    elements = shape.kernel_height * shape.kernel_width * shape.channels * kernels
+    size, capacity, what = elements * precision.size_bytes, banks * bank_bytes, "weights"
     if cdma.get("D_WEIGHT_FORMAT", "WEIGHT_FORMAT"):
-        size, room, what = ceil_div(elements, 8), bank_bytes, "their mask"
-    if size > room:
+        size, capacity, what = ceil_div(elements, 8), bank_bytes, "their mask bits"
+    if size > capacity:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"{together} kernels of {elements // together} elements do not fit D_BANK's {banks}"
-            f" banks of weights: {size} bytes of {what}, room for {room}",
+            f"{kernels} kernels of {elements // kernels} elements do not fit into D_BANK's {banks}"
+            f" banks of weights: {what} need {size} bytes, but only {capacity} are available",
         )

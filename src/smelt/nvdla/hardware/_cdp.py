@@ -1,6 +1,7 @@
-"""CDP: normalisation across channels. Sum of squares over 3, 5, 7 or 9 channels, LUT, multiply.
+"""CDP engine: normalisation across channels.
 
-Channels beyond the last count as zero in every window and as input.
+It sums squares over 3, 5, 7 or 9 channels, looks the sum up in a table and multiplies by the
+result. Channels beyond the last one count as 0, in every window and as input.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._state import GroupRegisters
 
 _LANES = 8
+"""Elements per cycle, for the estimate of cycles."""
 
 
 def run_cdp(operation: Operation) -> None:
@@ -47,6 +49,7 @@ def run_cdp(operation: Operation) -> None:
 
 
 def _surfaces(operation: Operation, precision: Precision, channels: int) -> tuple[Surface, Surface]:
+    """Return source and destination."""
     registers, rdma = operation.registers["CDP"], operation.registers["CDP_RDMA"]
     width = rdma.get("D_DATA_CUBE_WIDTH", "WIDTH") + 1
     height = rdma.get("D_DATA_CUBE_HEIGHT", "HEIGHT") + 1
@@ -78,7 +81,7 @@ def _surfaces(operation: Operation, precision: Precision, channels: int) -> tupl
 
 
 def _read_lut(registers: GroupRegisters, tables: tuple[list[int], list[int]]) -> Lut:
-    """Return CDP's tables; starts and ends are 38-bit."""
+    """Return CDP's tables, whose starts and ends have 38 bits."""
     ends = {
         name: sign_extend(
             registers.word(f"S_LUT_{name}_HIGH") << 32 | registers.word(f"S_LUT_{name}_LOW"), 38
@@ -89,7 +92,7 @@ def _read_lut(registers: GroupRegisters, tables: tuple[list[int], list[int]]) ->
 
 
 def window_sums(squares: np.ndarray, reach: int) -> np.ndarray:
-    """Return for each channel the sum over ``reach`` channels on either side and itself."""
+    """Return for each channel the sum of itself and ``reach`` channels on either side."""
     channels = squares.shape[2]
     padded = np.pad(squares, ((0, 0), (0, 0), (reach, reach)))
     total = padded[..., reach : reach + channels].copy()
@@ -102,6 +105,7 @@ def window_sums(squares: np.ndarray, reach: int) -> np.ndarray:
 def _normalise(
     operation: Operation, cube: np.ndarray, lut: Lut, precision: Precision, channels: int
 ) -> np.ndarray:
+    """Return the normalised integers of a cube."""
     registers = operation.registers["CDP"]
     is_int8 = precision is Precision.INT8
     offset = sign_extend(registers.word("D_DATIN_OFFSET"), 8 if is_int8 else 16)
@@ -122,6 +126,7 @@ def _normalise(
 
 
 def _convert(operation: Operation, values: Array, precision: Precision) -> np.ndarray:
+    """Run the output converter and count saturation."""
     registers = operation.registers["CDP"]
     is_int8 = precision is Precision.INT8
     offset = sign_extend(registers.word("D_DATOUT_OFFSET"), 25 if is_int8 else 32)
@@ -135,6 +140,7 @@ def _convert(operation: Operation, values: Array, precision: Precision) -> np.nd
 
 
 def _report(operation: Operation) -> None:
+    """Set the counter registers."""
     registers, counters = operation.registers["CDP"], operation.counters
     for name, value in (
         ("D_OUT_SATURATION", counters.saturated),

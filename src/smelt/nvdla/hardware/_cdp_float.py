@@ -1,4 +1,4 @@
-"""CDP on fp16: squares and sums in fp32 in the hardware's order, the rest in FP17."""
+"""CDP in fp16: squares and sums in fp32 in the hardware's order, everything else in FP17."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def normalise_fp16(operation: Operation, cube: np.ndarray, lut: Lut) -> np.ndarray:
-    """Return the normalised cube."""
+    """Return the normalised fp16 cube."""
     registers = operation.registers["CDP"]
     operation.counters.nan_inputs += int(np.isnan(cube).sum())
     operation.counters.inf_inputs += int(np.isinf(cube).sum())
@@ -39,7 +39,10 @@ def normalise_fp16(operation: Operation, cube: np.ndarray, lut: Lut) -> np.ndarr
 
 
 def _ordered_sums(squares: FloatArray, reach: int) -> FloatArray:
-    """Add ((3 + 5) + 4), then (2 + 6), (1 + 7), (0 + 8), each sum rounded to fp32."""
+    """Return the sums of ``reach`` channels on either side, each addition rounded to fp32.
+
+    With channel 4 in the middle, the order is (3 + 5) + 4, then + (2 + 6), + (1 + 7), + (0 + 8).
+    """
     channels = squares.shape[2]
     padded = np.pad(squares, ((0, 0), (0, 0), (4, 4)))
 

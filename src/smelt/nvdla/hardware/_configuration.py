@@ -1,4 +1,4 @@
-"""A hardware configuration is a value that a chip designer can define."""
+"""Hardware configurations: the known ones, and the class for defining others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smelt.nvdla._status import NvdlaError, NvError
 
 
 class Precision(IntEnum):
-    """Element type, by the numbers of the precision fields."""
+    """Element type; the values are those of the precision fields of the registers."""
 
     INT8 = 0
     INT16 = 1
@@ -18,7 +18,7 @@ class Precision(IntEnum):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one element."""
+        """Size of one element in bytes."""
         return 1 if self is Precision.INT8 else 2
 
 
@@ -28,20 +28,23 @@ _INT8_ONLY: Final = frozenset({Precision.INT8})
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What an NVDLA is made of. Frozen: make another with `dataclasses.replace`."""
+    """Parameters of an NVDLA implementation; `dataclasses.replace` makes variants."""
 
     name: str
     register_map: str = "v2"
-    """``nv_full`` or ``v2``: which register map it answers to."""
+    """Name of the register map: ``nv_full`` or ``v2``."""
     atomic_c: int = 64
-    """Channels that a MAC cell multiplies in a cycle."""
+    """Channels that a MAC cell multiplies per cycle."""
     atomic_k: int = 32
-    """MAC cells: kernels in a cycle at int8."""
+    """Number of MAC cells: kernels per cycle at int8."""
     atom_bytes: int = 32
-    """Bytes of a memory atom: the innermost block of a feature surface."""
+    """Size of a memory atom: the contiguous channels of one pixel of a feature surface."""
     buffer_banks: int = 16
+    """Number of banks of the convolution buffer."""
     buffer_depth: int = 512
+    """Entries of a bank."""
     buffer_width_bytes: int = 64
+    """Size of an entry of a bank."""
     precisions: frozenset[Precision] = _INT8_ONLY
     has_bdma: bool = False
     has_rubik: bool = False
@@ -62,32 +65,33 @@ class Configuration:
             value = getattr(self, name)
             if value < 1:
                 raise NvdlaError(
-                    NvError.BAD_VALUE, f"configuration {self.name}: {name} is {value}, not positive"
+                    NvError.BAD_VALUE,
+                    f"configuration {self.name}: {name} is {value}; it must be positive",
                 )
         if self.atom_bytes % 2 or Precision.INT8 not in self.precisions:
             raise NvdlaError(
                 NvError.BAD_VALUE,
-                f"configuration {self.name}: needs an even atom_bytes and the precision int8",
+                f"configuration {self.name} must have an even atom_bytes and the precision int8",
             )
 
     @property
     def buffer_bytes(self) -> int:
-        """Size of the convolution buffer."""
+        """Size of the convolution buffer in bytes."""
         return self.buffer_banks * self.buffer_depth * self.buffer_width_bytes
 
     @property
     def macs(self) -> int:
-        """int8 multiplications in a cycle."""
+        """Number of int8 multiplications per cycle."""
         return self.atomic_c * self.atomic_k
 
     def kernel_group(self, precision: Precision) -> int:
-        """Return how many kernels are stored, and computed, together."""
+        """Return the number of kernels that are stored and computed together."""
         if precision is Precision.INT8:
             return self.atomic_k
         return max(1, self.atomic_k // 2)
 
     def atom_elements(self, precision: Precision) -> int:
-        """Return the channels of one atom."""
+        """Return the number of channels in one atom."""
         return self.atom_bytes // precision.size_bytes
 
 
@@ -177,12 +181,13 @@ def find_configuration(name: str) -> Configuration:
     """Return a known configuration by name.
 
     Raises:
-        NvdlaError: there is none of that name (BAD_PARAMETER); the message lists the names.
+        NvdlaError: BAD_PARAMETER if there is none of that name; the message lists the names.
     """
     try:
         return CONFIGURATIONS[name]
     except KeyError:
         raise NvdlaError(
             NvError.BAD_PARAMETER,
-            f"no NVDLA configuration {name!r}; known are {', '.join(CONFIGURATIONS)}",
+            f"there is no NVDLA configuration {name!r}; the configurations are "
+            f"{', '.join(CONFIGURATIONS)}",
         ) from None

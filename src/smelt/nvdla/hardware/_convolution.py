@@ -1,7 +1,7 @@
-"""The convolution pipeline: CDMA, CSC, CMAC and CACC, as one operation that feeds SDP.
+"""Convolution pipeline: CDMA, CSC, CMAC and CACC as one operation whose output goes to SDP.
 
-Integer products and sums are exact: matrix products run in float64, or float32 where no partial
-sum can pass 2**24. CACC shifts with rounding and clamps to 32 bits.
+Integer products and sums are exact: matrix products use float64, or float32 if no partial sum can
+exceed 2**24. CACC shifts with rounding and clamps to 32 bits.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from smelt.types import Limit
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._operation import Operation
 
-_WIDEST_PAD = 63
-"""Rows or columns of padding after an input: what PAD_BOTTOM and PAD_RIGHT hold."""
+_MAX_PAD_AFTER = 63
+"""Maximum padding below or to the right of an input: PAD_BOTTOM and PAD_RIGHT have 6 bits."""
 
 _EXACT_FLOAT32_TERMS = 1024
-"""Products of int8 that float32 sums exactly: 1024 * 2**14 = 2**24."""
+"""Number of int8 products whose sum is exact in float32: 1024 * 2**14 = 2**24."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
-    """Sizes of one convolution as CSC sees them."""
+    """Sizes of one convolution, as programmed in CSC."""
 
     kernel_height: int
     kernel_width: int
@@ -57,17 +57,17 @@ class ConvolutionShape:
 
     @property
     def macs(self) -> int:
-        """Multiplications of one batch element."""
+        """Number of multiplications of one batch element."""
         window = self.kernel_height * self.kernel_width * self.channels
         return window * self.kernels * self.output_height * self.output_width
 
 
 def read_shape(operation: Operation) -> ConvolutionShape:
-    """Return what CSC's registers say.
+    """Return the shape that CSC's registers describe.
 
     Raises:
-        NvdlaError: the output is absurdly large, or has another number of channels than there are
-            kernels (BAD_VALUE).
+        NvdlaError: BAD_VALUE if the number of output channels is not that of the kernels;
+            INVALID_SIZE if there are too many multiplications.
     """
     csc = operation.registers["CSC"]
     shape = ConvolutionShape(
@@ -88,7 +88,7 @@ def read_shape(operation: Operation) -> ConvolutionShape:
     if outputs != shape.kernels:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"CSC has {shape.kernels} kernels but {outputs} output channels",
+            f"CSC has {shape.kernels} kernels but {outputs} output channels; they must be equal",
         )
     if shape.macs > Limit.MAX_MACS.most:
         raise NvdlaError(
@@ -99,7 +99,11 @@ def read_shape(operation: Operation) -> ConvolutionShape:
 
 
 def run_convolution(operation: Operation) -> np.ndarray:
-    """Return what CACC hands to SDP: [batch, height, width, kernels], int32 or fp32."""
+    """Return the output of CACC for SDP: [batch, height, width, kernels], int32 or fp32.
+
+    Raises:
+        NvdlaError: If the hardware cannot run the operation or data lies outside memory.
+    """
     cdma = operation.registers["CDMA"]
     precision = operation.registers["CSC"].precision("D_MISC_CFG", "PROC_PRECISION")
     operation.require_precision(precision, "the convolution")
@@ -136,6 +140,7 @@ def run_convolution(operation: Operation) -> np.ndarray:
 
 
 def _check_modes(operation: Operation) -> None:
+    """Check that CDMA and CSC have the same modes and that the modes are compatible."""
     cdma, csc = operation.registers["CDMA"], operation.registers["CSC"]
     for register, field in (
         ("D_MISC_CFG", "CONV_MODE"),
@@ -145,7 +150,7 @@ def _check_modes(operation: Operation) -> None:
         if cdma.get(register, field) != csc.get(register, field):
             raise NvdlaError(
                 NvError.BAD_VALUE,
-                f"CDMA's {register}.{field} is {cdma.get(register, field)}, CSC's "
+                f"CDMA.{register}.{field} is {cdma.get(register, field)}, but CSC's is "
                 f"{csc.get(register, field)}; they must be equal",
             )
     if cdma.get("D_MISC_CFG", "CONV_MODE") and cdma.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
@@ -153,7 +158,7 @@ def _check_modes(operation: Operation) -> None:
 
 
 def _read_or_reuse(operation: Operation, precision: Precision) -> list[np.ndarray]:
-    """Return the input, or what the last convolution left in the buffer."""
+    """Return the input, or the data that the previous convolution left in the buffer."""
     kept = operation.buffer.data
     if kept is None or not operation.registers["CDMA"].get("D_MISC_CFG", "DATA_REUSE"):
         kept = read_features(operation, precision)
@@ -165,7 +170,7 @@ def _check_channels(cube: np.ndarray, shape: ConvolutionShape) -> None:
     if cube.shape[2] < shape.channels:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"CSC's kernels have {shape.channels} channels but CDMA reads {cube.shape[2]}",
+            f"CSC's kernels have {shape.channels} channels, but CDMA reads {cube.shape[2]}",
         )
 
 
@@ -178,8 +183,8 @@ def correlate(
 ) -> np.ndarray:
     """Return the sums [height, width, kernels] in float64, exact for integers.
 
-    ``cube`` is [height, width, channels], ``weights`` [kernel height, kernel width, channels,
-    kernels].
+    ``cube`` is [height, width, channels], ``weights`` is [kernel height, kernel width, channels,
+    kernels]. fp16 in exact mode gives float32.
     """
     reach_y = (shape.output_height - 1) * shape.stride_y + 1
     reach_x = (shape.output_width - 1) * shape.stride_x + 1
@@ -200,10 +205,10 @@ def correlate(
         top = y * shape.dilation_y
         for x in range(shape.kernel_width):
             left = x * shape.dilation_x
-            seen = padded[
+            inputs = padded[
                 top : top + reach_y : shape.stride_y, left : left + reach_x : shape.stride_x
             ]
-            add_products(operation, total, seen.reshape(-1, shape.channels), taps[y, x])
+            add_products(operation, total, inputs.reshape(-1, shape.channels), taps[y, x])
     return total.reshape(shape.output_height, shape.output_width, shape.kernels)
 
 
@@ -214,17 +219,20 @@ def _pad(
     fill: float,
     dtype: type[np.generic],
 ) -> np.ndarray:
-    """Return the input with its padding, as large as the output needs.
+    """Return the input with padding, at the size that the output needs.
 
     Raises:
-        NvdlaError: that is more padding than can be programmed (BAD_VALUE).
+        NvdlaError: BAD_VALUE if the output needs more padding than can be programmed.
     """
-    most = (shape.pad_top + cube.shape[0], shape.pad_left + cube.shape[1])
-    if any(extent > inside + _WIDEST_PAD for extent, inside in zip(size, most, strict=True)):
+    before_end = (shape.pad_top + cube.shape[0], shape.pad_left + cube.shape[1])
+    if any(
+        extent > inside + _MAX_PAD_AFTER for extent, inside in zip(size, before_end, strict=True)
+    ):
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"the output needs an input of {size[0]} x {size[1]}; with padding it has {most[0]} x "
-            f"{most[1]}, and at most {_WIDEST_PAD} elements of padding can follow",
+            f"the output needs an input of {size[0]} x {size[1]}; the input and its padding "
+            f"before it have {before_end[0]} x {before_end[1]}, and at most "
+            f"{_MAX_PAD_AFTER} elements of padding can follow",
         )
     padded = np.full((*size, shape.channels), fill, dtype)
     rows = max(0, min(cube.shape[0], size[0] - shape.pad_top))

@@ -1,4 +1,4 @@
-"""Which blocks work together on an operation, and when they can start."""
+"""Chains of blocks that run an operation together, and when they can start."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
     from smelt.nvdla.registers import RegisterMap
 
 CONVOLUTION = ("CDMA", "CSC", "CMAC_A", "CMAC_B", "CACC")
+"""Blocks of the convolution core."""
 CHAINS = ("SDP", "PDP", "CDP", "RBK", "BDMA")
-"""The engines that may end or start a chain; SDP brings the convolution before and PDP after it."""
+"""Engines from which chains are found; an SDP chain may include the convolution and PDP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Blocks that run one operation together, on the fly from the first to the last."""
+    """Blocks that run one operation together; data passes on the fly from the first to the last."""
 
     engines: tuple[str, ...]
     blocks: tuple[str, ...]
 
 
 def find_chain(start: str, blocks: dict[str, Block]) -> Chain | None:
-    """Return the chain that begins at an engine, if all its blocks are ready."""
+    """Return the chain of an engine if all its blocks are ready, otherwise None."""
     if start not in blocks or not blocks[start].is_ready:
         return None
     chain = _CHAIN_OF[start](blocks)
@@ -48,6 +49,7 @@ def find_chain(start: str, blocks: dict[str, Block]) -> Chain | None:
 
 
 def _sdp_chain(blocks: dict[str, Block]) -> Chain | None:
+    """Return SDP's chain, with the convolution or PDP if they are on the fly."""
     registers = blocks["SDP"].view()
     flying = bool(registers.get("D_FEATURE_MODE_CFG", "FLYING_MODE"))
     engines = ["CONV", "SDP"] if flying else ["SDP"]
@@ -63,6 +65,7 @@ def _sdp_chain(blocks: dict[str, Block]) -> Chain | None:
 
 
 def _needs_rdma(registers: GroupRegisters) -> bool:
+    """Return whether a stage of SDP reads an operand from memory."""
     for name in ("BS", "BN"):
         stage = read_x_stage(registers, name)
         from_memory = (not stage.alu_bypassed and not stage.alu_from_register) or (
@@ -100,13 +103,14 @@ def run_chain(chain: Chain, operation: Operation, transfers: list[Transfer]) -> 
     """Run an operation through all engines of its chain, in order.
 
     Raises:
-        NvdlaError: an engine refuses its programming; memory may be partly written, never outside.
+        NvdlaError: If an engine cannot run the operation. Part of the output may be written then.
     """
-    with np.errstate(all="ignore"):  # infinities and NaNs are values of the hardware's too
+    with np.errstate(all="ignore"):  # the hardware computes with infinities and NaNs too
         _run_engines(chain, operation, transfers)
 
 
 def _run_engines(chain: Chain, operation: Operation, transfers: list[Transfer]) -> None:
+    """Check the destinations, then run the engines; the chain takes as long as its slowest one."""
     if "SDP" in chain.engines:
         check_sdp(operation)
     if "PDP" in chain.engines:
@@ -133,7 +137,7 @@ def _run_engines(chain: Chain, operation: Operation, transfers: list[Transfer]) 
 def make_blocks(
     register_map: RegisterMap, configuration: Configuration, glb: GlobalBlock
 ) -> dict[str, Block]:
-    """Return the blocks that a configuration has."""
+    """Return the blocks of a configuration by name."""
     kinds: dict[str, type[Block]] = {
         "GLB": GlobalAdapter,
         "BDMA": BdmaBlock,

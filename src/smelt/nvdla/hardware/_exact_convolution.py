@@ -1,7 +1,7 @@
-"""Convolutions in exact fp16: which lanes meet in a MAC cell, and in which order sums are added.
+"""Bit-exact fp16 convolutions: the lanes of each MAC cell and the order of additions.
 
-For each output: blocks of 64 channels outermost, then the kernel's rows and columns. For Winograd a
-cell takes 4 channels of a 4 x 4 tile.
+Each output is summed over blocks of 64 channels in the outer loop, then over the kernel's rows and
+columns. In Winograd mode a cell multiplies 4 channels of a 4 x 4 tile.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._operation import Operation
 
 _LANES_AT_ONCE = 1 << 18
+"""Number of lanes that are computed together, which bounds the size of temporary arrays."""
 _NAN_EXPONENT = 63
+"""Exponent with which a MAC cell marks a NaN."""
 
 
 def correlate_exact(
     operation: Operation, padded: np.ndarray, weights: np.ndarray, shape: ConvolutionShape
 ) -> np.ndarray:
-    """Return float32 sums [height, width, kernels] of a padded fp16 input."""
+    """Return the float32 sums [height, width, kernels] of a padded fp16 input."""
     data = np.ascontiguousarray(padded.astype(np.float16)).view(np.uint16).astype(np.int64)
     words = np.ascontiguousarray(weights).view(np.uint16).astype(np.int64)
     pixels = shape.output_height * shape.output_width
@@ -47,27 +49,28 @@ def correlate_exact(
             for x in range(shape.kernel_width):
                 left = x * shape.dilation_x
                 columns = slice(left, left + reach_x, shape.stride_x)
-                seen = data[rows, columns, lanes].reshape(pixels, -1)
-                _accumulate(operation, total, seen, words[y, x, lanes].T)
+                inputs = data[rows, columns, lanes].reshape(pixels, -1)
+                _accumulate(operation, total, inputs, words[y, x, lanes].T)
     return to_fp32(total).reshape(shape.output_height, shape.output_width, shape.kernels)
 
 
-def _accumulate(operation: Operation, total: Accumulator, seen: Array, words: Array) -> None:
-    """Add one cell's result to each [pixel, kernel], some pixels at a time."""
+def _accumulate(operation: Operation, total: Accumulator, inputs: Array, words: Array) -> None:
+    """Add one MAC cell's result to each [pixel, kernel], for some pixels at a time."""
     step = max(1, _LANES_AT_ONCE // words.size)
-    for start in range(0, len(seen), step):
+    for start in range(0, len(inputs), step):
         operation.check_time()
         part = slice(start, start + step)
-        data = seen[part, None]
+        data = inputs[part, None]
         products, exponent = multiply_lanes(data, words[None])
         mantissa = products.sum(axis=-1)
         mantissa, exponent = _with_nans(data, words[None], mantissa, exponent)
-        held = Accumulator(total.exponent[part], total.mantissa[part])
-        add(held, mantissa, exponent)
-        total.exponent[part], total.mantissa[part] = held.exponent, held.mantissa
+        partial = Accumulator(total.exponent[part], total.mantissa[part])
+        add(partial, mantissa, exponent)
+        total.exponent[part], total.mantissa[part] = partial.exponent, partial.mantissa
 
 
 def _with_nans(data: Array, words: Array, mantissa: Array, exponent: Array) -> tuple[Array, Array]:
+    """Return mantissa and exponent with the NaNs of cells that read one."""
     if not (((data & 0x7FFF) > 0x7C00).any() or ((words & 0x7FFF) > 0x7C00).any()):
         return mantissa, exponent
     is_nan, nan_mantissa = find_nan(data, words)
@@ -85,16 +88,19 @@ def convolve_winograd_exact(
     for first in range(0, channels, 4):
         operation.check_time()
         lanes = slice(first, first + 4)
-        seen = data[..., lanes].transpose(2, 0, 1, 3).reshape(count, 1, 64)
-        held = words[:, :, lanes].transpose(3, 0, 1, 2).reshape(1, kernels, 64)
-        products, exponent = multiply_lanes(seen, held)
+        inputs = data[..., lanes].transpose(2, 0, 1, 3).reshape(count, 1, 64)
+        weight_lanes = words[:, :, lanes].transpose(3, 0, 1, 2).reshape(1, kernels, 64)
+        products, exponent = multiply_lanes(inputs, weight_lanes)
         grid = products.reshape(count, kernels, 4, 4, 4).sum(axis=-1)
         for index, row in enumerate(_halve(grid.transpose(2, 3, 0, 1))):
             for column, mantissa in enumerate(_halve(row)):
-                add(totals[2 * index + column], *_with_nans(seen, held, mantissa, exponent))
+                add(
+                    totals[2 * index + column],
+                    *_with_nans(inputs, weight_lanes, mantissa, exponent),
+                )
     return np.stack([to_fp32(total) for total in totals]).reshape(2, 2, count, kernels)
 
 
 def _halve(grid: Array) -> tuple[Array, Array]:
-    """Return two sums of four rows, as Winograd adds them."""
+    """Return two sums of four rows, as the output transform of Winograd adds them."""
     return grid[0] + grid[1] + grid[2], grid[1] - grid[2] - grid[3]

@@ -1,9 +1,9 @@
-"""fp16 products and sums bit by bit: the carry-save multipliers and the FP48 accumulator.
+"""Bit-exact fp16 products and sums: carry-save multipliers and the FP48 accumulator.
 
-A MAC cell multiplies 64 lanes: mantissas by radix-4 Booth recoding, each product left as two
-carry-save words, which are shifted to the cell's largest exponent before they are added; so low
-bits are lost as in the hardware. The accumulator has an 8-bit exponent and a 40-bit mantissa in
-two's complement, and rounds after every addition.
+A MAC cell multiplies 64 lanes. Mantissas are multiplied by radix-4 Booth recoding. Each product
+stays in the form of two carry-save words, which are shifted to the cell's largest exponent before
+they are added; this loses the same low bits as the hardware. The accumulator has an 8-bit exponent
+and a 40-bit mantissa in two's complement, and rounds after every addition.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from smelt.nvdla.hardware._memory import Array
 
+# Radix-4 Booth recoding: digit's magnitude and sign by three adjacent bits of the multiplier.
 _MAGNITUDE = np.array([0, 1, 1, 2, 2, 1, 1, 0], np.uint32)
 _IS_NEGATIVE = np.array([0, 0, 0, 0, 1, 1, 1, 0], np.uint32)
 _SIGN_COMPENSATION = np.array(
@@ -33,28 +34,32 @@ _SIGN_COMPENSATION = np.array(
     ],
     np.uint32,
 )
-"""What undoes the sign bits of the partial products, by the shift in steps of 4 bits."""
+"""Constants that cancel the sign bits of the partial products, by shift in steps of 4 bits."""
 _NAN_EXPONENT = 63
+"""Exponent with which a MAC cell marks a NaN."""
 _ACCUMULATOR_NAN = 255
+"""Exponent of a NaN in an accumulator."""
 _MANTISSA_BITS = 40
-_LOW = (1 << _MANTISSA_BITS) - 1
+"""Bits of an accumulator's mantissa, with its sign."""
+_MANTISSA_MASK = (1 << _MANTISSA_BITS) - 1
+"""All bits of an accumulator's mantissa."""
 
 
 @dataclass(slots=True)
 class Accumulator:
-    """FP48 values: exponent (bias 63) and 40-bit mantissa."""
+    """FP48 values: exponent (bias 63) and 40-bit mantissa in two's complement."""
 
     exponent: Array
     mantissa: Array
 
 
 def make_accumulator(shape: tuple[int, ...]) -> Accumulator:
-    """Return zeros."""
+    """Return accumulators of a shape, set to 0."""
     return Accumulator(np.zeros(shape, np.int64), np.zeros(shape, np.int64))
 
 
 def multiply_lanes(data: Array, weights: Array) -> tuple[Array, Array]:
-    """Return aligned products [..., lanes] and the cell's exponent, of fp16 words."""
+    """Return the aligned products [..., lanes] of fp16 words, and the exponent of each cell."""
     data, weights = np.broadcast_arrays(data, weights)
     used = ((data & 0x7FFF) != 0) & ((weights & 0x7FFF) != 0)
     data_exponent, weight_exponent = data >> 10 & 31, weights >> 10 & 31
@@ -73,6 +78,7 @@ def multiply_lanes(data: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _shifted_mantissa(words: Array, exponent: Array) -> np.ndarray:
+    """Return mantissas with the leading one, shifted by the low two bits of the exponent."""
     hidden = (exponent != 0).astype(np.int64) << 10
     shift = np.where(exponent == 0, 1, exponent & 3)
     shifted: np.ndarray = (((words & 0x3FF) | hidden) << shift).astype(np.uint32)
@@ -82,7 +88,7 @@ def _shifted_mantissa(words: Array, exponent: Array) -> np.ndarray:
 def _carry_save_product(
     data: np.ndarray, weights: np.ndarray, is_negative: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two words whose sum, with the compensation, is the product."""
+    """Return the two words whose sum, with the sign compensation, is the product."""
     recode = is_negative * np.uint32(7)
     rest = weights << np.uint32(1)
     partial: list[np.ndarray] = []
@@ -121,14 +127,14 @@ def _reduce(words: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def find_nan(data: Array, weights: Array) -> tuple[Array, Array]:
-    """Return where a cell sees a NaN, and the mantissa that it passes on: the first weight's."""
+    """Return where a cell reads a NaN, and the mantissa of its first NaN, weights before data."""
     data, weights = np.broadcast_arrays(data, weights)
     both = np.concatenate([weights, data], axis=-1)
     is_nan = (both & 0x7FFF) > 0x7C00
     first = np.take_along_axis(both, is_nan.argmax(axis=-1)[..., None], axis=-1)[..., 0]
     mantissa = -((first >> 15 & 1) << 37) + ((first & 0x3FF) << 27)
-    found: Array = np.asarray(is_nan.any(axis=-1))
-    return found, mantissa
+    has_nan: Array = np.asarray(is_nan.any(axis=-1))
+    return has_nan, mantissa
 
 
 def add(accumulator: Accumulator, mantissa: Array, exponent: Array) -> None:
@@ -153,35 +159,35 @@ def add(accumulator: Accumulator, mantissa: Array, exponent: Array) -> None:
 
 
 def _bit_length(values: Array) -> Array:
-    """Return the bits of a two's complement value without its sign; 0 for 0 and -1."""
+    """Return the bit length of two's complement values without the sign; 0 for 0 and -1."""
     magnitude = np.where(values < 0, ~values, values)
     length: Array = np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)
     return length
 
 
 def _align(mantissa: Array, distance: Array) -> tuple[Array, Array]:
-    """Shift right by a positive distance; also return what fell out, at the top of 40 bits."""
+    """Shift right by a positive distance; also return the lost bits, at the top of 40 bits."""
     shift = np.clip(distance, 0, _MANTISSA_BITS)
-    fallen = (mantissa & ((np.int64(1) << shift) - 1)) << (_MANTISSA_BITS - shift)
-    gone = distance > _MANTISSA_BITS
-    return np.where(gone, 0, mantissa >> shift), np.where(gone, 0, fallen)
+    lost = (mantissa & ((np.int64(1) << shift) - 1)) << (_MANTISSA_BITS - shift)
+    is_out = distance > _MANTISSA_BITS
+    return np.where(is_out, 0, mantissa >> shift), np.where(is_out, 0, lost)
 
 
 def _normalise(total: Array, lost: Array, exponent: Array) -> tuple[Array, Array, Array, Array]:
-    """Return mantissa, guard bit, what is below it, and exponent of a 41-bit sum."""
+    """Return mantissa, guard bit, bits below the guard bit, and exponent of a 41-bit sum."""
     limit = np.int64(1) << (_MANTISSA_BITS - 1)
     overflows = (total >= limit) | (total < -limit)
     left = np.where(overflows, 0, 39 - _bit_length(total))
     joined = (total << left) | (lost >> (_MANTISSA_BITS - left))
     mantissa = np.where(overflows, total >> 1, joined)
-    rest = (lost << left) & _LOW
+    rest = (lost << left) & _MANTISSA_MASK
     guard = np.where(overflows, total & 1, rest >> (_MANTISSA_BITS - 1))
-    below: Array = np.where(overflows, lost, rest & (_LOW >> 1))
+    below: Array = np.where(overflows, lost, rest & (_MANTISSA_MASK >> 1))
     return mantissa, guard, below, exponent + np.where(overflows, 1, -left)
 
 
 def _round(mantissa: Array, guard: Array, below: Array, exponent: Array) -> tuple[Array, Array]:
-    """Round up on the guard bit; a negative value only if something follows it."""
+    """Round up if the guard bit is set, but a negative value only if bits follow the guard bit."""
     up = (guard != 0) & ((mantissa >= 0) | (below != 0))
     rounded: Array = mantissa + up
     carries: Array = rounded == np.int64(1) << (_MANTISSA_BITS - 1)
@@ -191,7 +197,7 @@ def _round(mantissa: Array, guard: Array, below: Array, exponent: Array) -> tupl
 
 
 def to_fp32(accumulator: Accumulator) -> np.ndarray:
-    """Return the accumulators as float32, rounded half up in magnitude."""
+    """Return the accumulators as float32, rounded to nearest with ties away from zero."""
     mantissa, exponent = accumulator.mantissa, accumulator.exponent
     magnitude = np.abs(mantissa)
     rounded = (magnitude >> 15) + (magnitude >> 14 & 1)

@@ -1,4 +1,4 @@
-"""CDMA's data side: feature cubes, the converter and the padding value."""
+"""CDMA's feature input: cubes, the converter and the padding value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pad_value(operation: Operation, precision: Precision, unit: Literal["CDMA", "CSC"]) -> float:
-    """Return what a unit's padded elements hold; at int8 only the low byte counts."""
+    """Return the value of a unit's padding; int8 uses only the low byte of the register."""
     word = operation.registers[unit].word("D_ZERO_PADDING_VALUE")
     if precision is Precision.FP16:
         return float(np.array(word & 0xFFFF, np.uint16).view(np.float16))
@@ -26,9 +26,13 @@ def pad_value(operation: Operation, precision: Precision, unit: Literal["CDMA", 
 
 
 def read_features(operation: Operation, precision: Precision) -> list[np.ndarray]:
-    """Return the input [height, width, channels] of each batch element, converted.
+    """Return the converted input [height, width, channels] of each batch element.
 
-    For Winograd the channels are those of all whole atoms.
+    In Winograd mode the channels are rounded up to whole atoms.
+
+    Raises:
+        NvdlaError: NOT_SUPPORTED if the configuration lacks a mode or precision; BAD_VALUE if the
+            conversion does not exist; INVALID_ADDRESS or INVALID_SIZE if the cube is not in memory.
     """
     cdma = operation.registers["CDMA"]
     batches = cdma.get("D_BATCH_NUMBER", "BATCHES") + 1
@@ -73,7 +77,7 @@ def _convert(operation: Operation, cube: np.ndarray, precision: Precision) -> np
     bits = 8 if precision is Precision.INT8 else 16
     if precision is Precision.FP16 and not cdma.get("D_CVT_CFG", "CVT_EN"):
         raise NvdlaError(
-            NvError.BAD_VALUE, "CDMA converts integers to fp16 only with its converter enabled"
+            NvError.BAD_VALUE, "CDMA converts integers to fp16 only if its converter is enabled"
         )
     if not cdma.get("D_CVT_CFG", "CVT_EN"):
         return cube if cube.dtype == DTYPES[precision] else saturate(cube.astype(np.int64), bits)

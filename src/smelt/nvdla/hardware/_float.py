@@ -1,10 +1,10 @@
-"""Floating point as the hardware has it, in float64 arrays that hold every format exactly.
+"""Floating-point arithmetic of the hardware, on float64 arrays that represent its formats exactly.
 
-Formats: FP16 (5 exponent, 10 mantissa bits), FP17 (6, 10) and FP32. An operation rounds to nearest
-even; what is too large becomes the largest finite value, what is too small zero (FP16 alone has
-denormal numbers), and a sum of zero has the sign of its first operand. A NaN goes through, the
-first operand's before the second's; the number in its mantissa stays as it is, in the lowest bits
-of every format.
+The formats are FP16 (5 exponent bits, 10 mantissa bits), FP17 (6, 10) and FP32. Operations round to
+nearest even. Values that are too large become the largest finite value; values that are too small
+become 0 (only FP16 has denormal numbers). A sum of zero has the sign of its first operand. If an
+operand is a NaN, the result is that NaN, the first operand's before the second's; the payload in
+the lowest bits of its mantissa is kept in every format.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """A format: its precision and its smallest and largest normal values."""
+    """Floating-point format: precision, smallest and largest normal value."""
 
     bits: int
-    """Of the mantissa, with the leading one."""
+    """Bits of the mantissa, with the leading one."""
     smallest: float
     largest: float
 
@@ -32,7 +32,7 @@ _FLOAT64_NAN = np.uint64(0x7FF8 << 48)
 _FP16_MANTISSA, _FP16_INFINITY = np.uint64(0x3FF), np.uint64(0x7C00)
 _FP32_MANTISSA = np.uint64(0x7FFFFF)
 _FP32_NAN = np.uint32(0x7F800200).view(np.float32)
-"""The NaN of double-precision sums: fp16's quiet one, its number in the lowest bits."""
+"""NaN of double-precision sums: the payload of fp16's quiet NaN in the lowest bits."""
 
 FP16 = FloatFormat(11, 2.0**-14, 65504.0)
 FP17 = FloatFormat(11, 2.0**-30, (2 - 2.0**-10) * 2.0**31)
@@ -40,7 +40,7 @@ FP32 = FloatFormat(24, 2.0**-126, (2 - 2.0**-23) * 2.0**127)
 
 
 def round_to(values: np.ndarray, target: FloatFormat) -> FloatArray:
-    """Round to a format without denormal numbers."""
+    """Round values to a format, without denormal numbers."""
     mantissa, exponent = np.frexp(values)
     rounded = np.ldexp(np.rint(np.ldexp(mantissa, target.bits)), exponent - target.bits)
     clamped = np.clip(rounded, -target.largest, target.largest)
@@ -70,12 +70,12 @@ def _keep_nan(first: np.ndarray, second: np.ndarray, result: np.ndarray) -> Floa
 
 
 def maximum(first: np.ndarray, second: np.ndarray) -> FloatArray:
-    """Return the larger, +0 being larger than -0."""
+    """Return the larger values; +0 is larger than -0."""
     return _keep_nan(first, second, np.where(_is_larger(first, second), first, second))
 
 
 def minimum(first: np.ndarray, second: np.ndarray) -> FloatArray:
-    """Return the smaller, -0 being smaller than +0."""
+    """Return the smaller values; -0 is smaller than +0."""
     return _keep_nan(first, second, np.where(_is_larger(first, second), second, first))
 
 
@@ -86,15 +86,15 @@ def _is_larger(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def differs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return where words are unequal; +0 is not -0."""
+    """Return where values differ; +0 and -0 differ, two NaNs do not."""
     both_nan = np.isnan(first) & np.isnan(second)
     unequal = (first != second) | (np.signbit(first) != np.signbit(second))
-    found: np.ndarray = unequal & ~both_nan
-    return found
+    differences: np.ndarray = unequal & ~both_nan
+    return differences
 
 
 def widen(values: np.ndarray, target: FloatFormat) -> FloatArray:
-    """Return fp16 or fp32 values in a wider format: infinity becomes its largest value."""
+    """Return fp16 or fp32 values in a wider format; infinity becomes its largest value."""
     wide = values.astype(np.float64)
     finite = np.where(np.isinf(wide), np.copysign(target.largest, wide), wide)
     is_nan = np.isnan(wide)
@@ -104,7 +104,7 @@ def widen(values: np.ndarray, target: FloatFormat) -> FloatArray:
 
 
 def _widen_nans(values: np.ndarray) -> FloatArray:
-    """Return NaNs with the sign and number of fp16 or fp32 ones."""
+    """Return float64 NaNs with the signs and payloads of fp16 or fp32 NaNs."""
     if values.dtype == np.float32:
         words = values.view(np.uint32).astype(np.uint64)
         return _make_nan(words >> np.uint64(31), words & _FP32_MANTISSA)
@@ -113,13 +113,13 @@ def _widen_nans(values: np.ndarray) -> FloatArray:
 
 
 def _make_nan(sign: np.ndarray, mantissa: np.ndarray) -> FloatArray:
-    """Return float64 NaNs with a mantissa of up to 23 bits in their lowest."""
+    """Return float64 NaNs with payloads of up to 23 bits in their lowest bits."""
     words: np.ndarray = sign << np.uint64(63) | _FLOAT64_NAN | mantissa
     return words.view(np.float64)
 
 
 def extend_infinities(values: np.ndarray) -> np.ndarray:
-    """Return fp16 values with infinities as the multipliers read them: the next power of two."""
+    """Replace the infinities of fp16 values by 65536, as which the multipliers read them."""
     infinite = np.isinf(values)
     if not infinite.any():
         return values
@@ -129,15 +129,15 @@ def extend_infinities(values: np.ndarray) -> np.ndarray:
 def sums_to_fp32(sums: np.ndarray) -> np.ndarray:
     """Return double-precision sums of fp16 products in fp32.
 
-    Which NaN comes out of them depends on the order of additions, so all become the same one.
+    All NaNs become the same one, because their payloads depend on the order of additions.
     """
     return np.where(np.isnan(sums), _FP32_NAN, sums.astype(np.float32))
 
 
 def round_to_fp16(values: np.ndarray) -> np.ndarray:
-    """Round to fp16 with its denormal numbers."""
+    """Round float64 values to fp16, with denormal numbers."""
     clipped = np.clip(values, -FP16.largest, FP16.largest)
-    # Two roundings, first to fp32, would be wrong for the values in between.
+    # Rounding to fp32 first and to fp16 afterwards would be wrong for some values.
     unit = np.exp2(np.maximum(np.frexp(clipped)[1] - FP16.bits, -24))
     rounded = np.copysign(np.rint(clipped / unit) * unit, clipped)
     halves: np.ndarray = np.clip(rounded, -FP16.largest, FP16.largest).astype(np.float16)
@@ -150,17 +150,21 @@ def round_to_fp16(values: np.ndarray) -> np.ndarray:
 
 
 def fp17_from_bits(word: int) -> np.ndarray:
-    """Return the value of an FP17 word: 1 sign, 6 exponent (bias 31), 10 mantissa bits."""
+    """Return the value of an FP17 word: 1 sign bit, 6 exponent bits (bias 31), 10 mantissa bits."""
     return _from_bits(word, 6, 10)
 
 
 def fp32_from_bits(word: int) -> np.ndarray:
-    """Return the value of an fp32 word as the hardware's adders read it."""
+    """Return the value of an fp32 word, as the hardware's adders read it."""
     return _from_bits(word & 0xFFFFFFFF, 8, 23)
 
 
 def _from_bits(word: int, exponent_bits: int, mantissa_bits: int) -> np.ndarray:
-    """Read a word: only all zeros lack the leading one, and infinity is the next power of two."""
+    """Return the value of a word.
+
+    Every word but 0 has a leading one, so there are no denormal numbers. The largest exponent with
+    a mantissa of 0, infinity elsewhere, is the next power of two.
+    """
     top = (1 << exponent_bits) - 1
     mantissa = word & ((1 << mantissa_bits) - 1)
     exponent = word >> mantissa_bits & top

@@ -1,13 +1,14 @@
-"""CDMA's image mode: pixels of 36 formats to channels, mean and converter, and their windows.
+"""CDMA's image mode: reading pixels of 36 formats, mean and converter, and windows over lines.
 
-A line of pixels, all channels of one pixel after another, is one vector; a window of the
-convolution is a stretch of it. So a kernel of W x H pixels of C channels is one of 1 x H pixels of
-W * C channels, and the stride is C times as long.
+A line of pixels, all channels of one pixel after those of the previous one, is one vector; a window
+of the convolution is a contiguous part of it. A kernel of W x H pixels with C channels is therefore
+equivalent to a kernel of 1 x H pixels with W * C channels and a stride that is C times as long.
 
-Padding at the sides is CDMA's, and above and below it CSC's; both hold their register's value as it
-stands. The programming guide sends CDMA's through the converter; the published hardware source puts
-it in after the converter, and the machine does as the hardware. Likewise fp16 pixels pass the
-converter unchanged, though one line of the documentation has their mean subtracted.
+CDMA pads the left and right sides, CSC the top and bottom; both use their register's value
+unconverted. According to the programming guide CDMA's padding passes through the converter, but in
+the published hardware source it is inserted after the converter, and the machine model follows the
+hardware. Likewise fp16 pixels pass the converter unchanged, although one line of the documentation
+subtracts their mean.
 """
 
 from __future__ import annotations
@@ -34,22 +35,22 @@ Kind = Literal["int8", "int16", "fp16", "packed"]
 
 @dataclass(frozen=True, slots=True)
 class PixelFormat:
-    """How a pixel becomes channels."""
+    """Conversion of a pixel to channels."""
 
     kind: Kind
     order: tuple[int, ...]
-    """For each channel, which element of the pixel it is; for packed ones, its lowest bit."""
+    """Element of the pixel for each channel; for packed pixels, the channel's lowest bit."""
     is_semi_planar: bool = False
-    """Whether the first element lies in one plane and the other two in a second."""
+    """Whether the first element is in one plane and the other two are in a second plane."""
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element in memory; packed pixels are one word of 4."""
+        """Size of an element in memory; a packed pixel is one element of 4 bytes."""
         return {"int8": 1, "int16": 2, "fp16": 2, "packed": 4}[self.kind]
 
     @property
     def plane_bytes(self) -> tuple[int, ...]:
-        """Bytes that a pixel has in each plane."""
+        """Bytes of a pixel in each plane."""
         if self.is_semi_planar:
             return self.element_bytes, 2 * self.element_bytes
         return (4 if self.kind == "packed" else self.element_bytes * len(self.order),)
@@ -94,15 +95,19 @@ PIXEL_FORMATS: tuple[PixelFormat, ...] = (
     *_yuv("int16"),  # Y12
     *_yuv("int16"),  # Y16
 )
-"""By the number of the PIXEL_FORMAT field."""
+"""Pixel formats, indexed by the PIXEL_FORMAT field."""
 
 
 def read_image(
     operation: Operation, precision: Precision, shape: ConvolutionShape
 ) -> tuple[np.ndarray, ConvolutionShape]:
-    """Return the windows [height, output width, kernel width * channels] of an image.
+    """Return the windows [height, output width, kernel width * channels] and the remaining shape.
 
-    And the shape of the convolution that is left: one column wide, without steps across.
+    The remaining convolution over the windows is one column wide and has a horizontal stride of 1.
+
+    Raises:
+        NvdlaError: NOT_SUPPORTED if the pixel format does not exist; BAD_VALUE if registers
+            contradict each other; INVALID_ADDRESS or INVALID_SIZE if the image is not in memory.
     """
     cdma, csc = operation.registers["CDMA"], operation.registers["CSC"]
     raw = _read_pixels(operation)
@@ -112,7 +117,7 @@ def read_image(
     if pixels.shape[2] != channels:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"the pixel format has {pixels.shape[2]} channels but CSC expects {channels}",
+            f"the pixel format has {pixels.shape[2]} channels, but CSC expects {channels}",
         )
     left = cdma.get("D_ZERO_PADDING", "PAD_LEFT")
     right = cdma.get("D_ZERO_PADDING", "PAD_RIGHT")
@@ -124,8 +129,8 @@ def read_image(
     if shape.kernel_width != 1 or reach > lines.shape[1]:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"image windows read element {reach} of lines of {lines.shape[1]}; kernels must be "
-            "one column wide",
+            f"image windows need {reach} elements of each line, which has {lines.shape[1]}; "
+            f"the kernel is {shape.kernel_width} columns wide and must be one column wide",
         )
     windows = np.lib.stride_tricks.as_strided(
         lines,
@@ -136,7 +141,7 @@ def read_image(
 
 
 def _check_precisions(operation: Operation, raw: np.ndarray, precision: Precision) -> None:
-    """Check that pixels are what CDMA was told, and that it can convert them."""
+    """Check that the pixels have CDMA's input precision and that CDMA can convert them."""
     cdma = operation.registers["CDMA"]
     stored = cdma.precision("D_MISC_CFG", "IN_PRECISION")
     if (raw.dtype == np.float16) != (stored is Precision.FP16):
@@ -151,13 +156,13 @@ def _check_precisions(operation: Operation, raw: np.ndarray, precision: Precisio
 
 
 def _read_plane(
-    operation: Operation, plane: int, space: MemorySpace, pixel_bytes: int, count: tuple[int, int]
+    operation: Operation, plane: int, space: MemorySpace, pixel_bytes: int, size: tuple[int, int]
 ) -> np.ndarray:
     """Return the bytes [height, width, pixel bytes] of one plane."""
     cdma = operation.registers["CDMA"]
-    height, width = count
+    height, width = size
     offset = cdma.get("D_PIXEL_OFFSET", "PIXEL_X_OFFSET") * pixel_bytes
-    if plane:  # the second plane's address is that of the atom which holds the first pixel
+    if plane:  # the second plane's address is that of the atom that contains the first pixel
         offset %= operation.configuration.atom_bytes
     surface = Surface(
         space,
@@ -175,12 +180,13 @@ def _read_plane(
 
 
 def _read_pixels(operation: Operation) -> np.ndarray:
-    """Return the raw channels: int64 [height, width, channels], or fp16."""
+    """Return the unconverted channels [height, width, channels], int64 or fp16."""
     cdma = operation.registers["CDMA"]
     number = cdma.get("D_DATAIN_FORMAT", "PIXEL_FORMAT")
     if number >= len(PIXEL_FORMATS) or cdma.get("D_DATAIN_FORMAT", "PIXEL_MAPPING"):
         raise NvdlaError(
-            NvError.NOT_SUPPORTED, f"CDMA does not support pixel format {number} or its mapping"
+            NvError.NOT_SUPPORTED,
+            f"CDMA does not support pixel format {number} or the pixel mapping",
         )
     pixel = PIXEL_FORMATS[number]
     size = (
@@ -189,8 +195,8 @@ def _read_pixels(operation: Operation) -> np.ndarray:
     )
     space = cdma.space("D_DAIN_RAM_TYPE", "DATAIN_RAM_TYPE")
     planes = [
-        _read_plane(operation, index, space, count, size)
-        for index, count in enumerate(pixel.plane_bytes)
+        _read_plane(operation, index, space, pixel_bytes, size)
+        for index, pixel_bytes in enumerate(pixel.plane_bytes)
     ]
     content = np.concatenate(planes, axis=2)
     if pixel.kind == "packed":
@@ -212,12 +218,12 @@ def _dtype(kind: Kind, *, signed: bool) -> type[np.generic]:
 
 
 def _unpack(words: np.ndarray, shift: int, bits: int) -> np.ndarray:
-    """Return one channel of packed pixels, moved to the top of 16 bits."""
+    """Return one channel of packed pixels in the upper bits of 16 bits."""
     return ((words >> shift) & ((1 << bits) - 1)) << (16 - bits)
 
 
 def _convert(operation: Operation, pixels: np.ndarray, precision: Precision) -> np.ndarray:
-    """Subtract the mean and scale; fp16 passes as it is, so does all with the converter off."""
+    """Subtract the mean and scale; fp16 pixels, and all if the converter is off, stay unchanged."""
     cdma = operation.registers["CDMA"]
     if pixels.dtype == np.float16:
         if cdma.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):

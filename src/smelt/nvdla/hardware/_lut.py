@@ -1,7 +1,7 @@
-"""The look-up tables of SDP and CDP on integers: an exponential or linear table and a linear one.
+"""Lookup tables of SDP and CDP for integers: an exponential or linear table and a linear one.
 
-The LE table has 65 entries, over powers of two or equal steps; the LO table 257, over equal steps.
-A value below or above a table's range continues along a programmed slope.
+The LE table has 65 entries, spaced exponentially or linearly; the LO table has 257 entries, spaced
+linearly. Values below or above a table's range are extrapolated with a programmed slope.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._state import GroupRegisters
 
 LE_ENTRIES, LO_ENTRIES = 65, 257
+"""Numbers of entries of the two tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Where a table starts and ends, and the slopes outside it."""
+    """Range of a table, and the slopes outside it."""
 
     start: int
     end: int
@@ -39,7 +40,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Lut:
-    """Both tables and how they are chosen; raw words for a floating-point engine to reread."""
+    """Both tables, their ranges and priorities; fp16 operations reinterpret the raw words."""
 
     le_table: Array
     lo_table: Array
@@ -56,16 +57,17 @@ class Lut:
 
 @dataclass(frozen=True, slots=True)
 class LutStyle:
-    """How SDP's and CDP's tables differ."""
+    """Differences between the tables of SDP and CDP."""
 
     fraction_bits: int
     output_bits: int
     slope_bits: int
-    """The width that a slope's contribution clamps to before the edge's value is added."""
+    """Width to which the product with a slope is clamped before it is added to the edge's entry."""
     adds_rounded_difference: bool
-    """Interpolation rounds (high - low) * fraction alone, not the whole weighted sum."""
+    """Whether interpolation rounds (high - low) * fraction, not the whole weighted sum."""
     counts_winners: bool
-    """A hit counts for the table that alone hit, a miss where both missed on the same side."""
+    """Whether a hit counts only if the other table misses, and a miss only if both tables miss on
+    the same side."""
 
 
 SDP_STYLE = LutStyle(35, 32, 32, adds_rounded_difference=False, counts_winners=False)
@@ -74,7 +76,7 @@ CDP_STYLE = LutStyle(16, 16, 56, adds_rounded_difference=True, counts_winners=Tr
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Where values fall in one table."""
+    """Positions of values in one table."""
 
     index: Array
     fraction: np.ndarray
@@ -83,7 +85,7 @@ class Hit:
 
     @property
     def missed(self) -> np.ndarray:
-        """Whether a value lies outside the table."""
+        """Whether each value is outside the table's range."""
         missed: np.ndarray = self.underflow | self.overflow
         return missed
 
@@ -91,7 +93,7 @@ class Hit:
 def read_lut(
     registers: GroupRegisters, tables: tuple[list[int], list[int]], ends: dict[str, int]
 ) -> Lut:
-    """Return the tables that a block's registers describe; ``ends`` has each start and end."""
+    """Return the tables that a block's registers describe; ``ends`` has their starts and ends."""
 
     def table_range(name: str) -> Range:
         scale, shift = f"S_LUT_{name}_SLOPE_SCALE", f"S_LUT_{name}_SLOPE_SHIFT"
@@ -120,7 +122,7 @@ def read_lut(
 
 
 def look_up(values: Array, lut: Lut, counters: Counters, style: LutStyle) -> Array:
-    """Return the tables' function of integers."""
+    """Return the values of the tables' function for integers, and count hits and misses."""
     bits = style.fraction_bits
     le = (
         _find_exponential(values, lut, bits)
@@ -140,7 +142,7 @@ def look_up(values: Array, lut: Lut, counters: Counters, style: LutStyle) -> Arr
 
 
 def choose_lo(le: Hit, lo: Hit, lut: Lut) -> np.ndarray:
-    """Return where the LO table's answer counts."""
+    """Return where the result of the LO table is used."""
     hybrid = np.where(le.missed == lo.missed, lut.prefer_lo_hybrid, le.missed)
     both_over = np.where(le.overflow & lo.overflow, lut.prefer_lo_overflow, hybrid)
     return np.where(le.underflow & lo.underflow, lut.prefer_lo_underflow, both_over)
@@ -149,7 +151,7 @@ def choose_lo(le: Hit, lo: Hit, lut: Lut) -> np.ndarray:
 def count_hits(
     le: Hit, lo: Hit, use_lo: np.ndarray, counters: Counters, *, counts_winners: bool
 ) -> None:
-    """Add what the tables hit and missed to the counters."""
+    """Add the hits and misses of both tables to the counters."""
     if counts_winners:
         underflow = int((le.underflow & lo.underflow).sum())
         overflow = int((le.overflow & lo.overflow).sum())
@@ -170,6 +172,7 @@ def count_hits(
 
 
 def _find_exponential(values: Array, lut: Lut, fraction_bits: int) -> Hit:
+    """Return the positions of values in an exponential table."""
     distance = values - lut.le.start
     positive = distance > 0
     safe = np.where(positive, distance, 1)
@@ -186,6 +189,7 @@ def _find_exponential(values: Array, lut: Lut, fraction_bits: int) -> Hit:
 
 
 def _find_linear(values: Array, start: int, select: int, entries: int, fraction_bits: int) -> Hit:
+    """Return the positions of values in a linear table with steps of 2**select."""
     distance = np.maximum(values - start, 0)
     if select <= 0:
         index = np.minimum(distance, entries) << min(-select, 40)
@@ -212,6 +216,7 @@ def _bounded(index: Array, fraction: Array, underflow: np.ndarray, entries: int)
 def _evaluate(
     values: Array, hit: Hit, table: Array, edge: Range, bias: int, style: LutStyle
 ) -> Array:
+    """Interpolate inside a table and extrapolate outside it."""
     bits = style.fraction_bits
     low = table[hit.index]
     high = table[np.minimum(hit.index + 1, table.size - 1)]

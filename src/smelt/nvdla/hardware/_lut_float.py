@@ -1,4 +1,4 @@
-"""The look-up tables on fp16: indices from fp32 differences, interpolation in FP17."""
+"""Lookup tables of SDP and CDP for fp16: indices from fp32 differences, interpolation in FP17."""
 
 from __future__ import annotations
 
@@ -39,26 +39,31 @@ _SDP_FRACTION, _CDP_FRACTION = 2.0**35, 2.0**16
 
 @dataclass(frozen=True, slots=True)
 class _LutVariant:
-    """In what SDP's and CDP's tables differ."""
+    """Differences between the tables of SDP and CDP."""
 
     between: Callable[[FloatArray, FloatArray, np.ndarray], FloatArray]
-    """Interpolates between two entries."""
+    """Function that interpolates between two entries."""
     counts_winners: bool
+    """As `LutStyle.counts_winners`."""
     adds_step_last: bool
-    """Whether beyond the table its edge is the first operand, whose sign a sum of zero has."""
+    """Whether the edge's entry is the first operand, which determines the sign of a zero sum."""
 
 
 def look_up_fp16(values: FloatArray, lut: Lut, counters: Counters) -> FloatArray:
-    """Return SDP's function of fp32 values; entries and slopes are fp16 words."""
+    """Return the values of SDP's function for fp32 values; entries and slopes are fp16 words."""
     return _look_up(values, lut, counters, _SDP)
 
 
 def look_up_cdp_fp16(values: FloatArray, lut: Lut, counters: Counters) -> FloatArray:
-    """Return CDP's function of fp32 sums: fractions of 16 bits, one product an interpolation."""
+    """Return the values of CDP's function for fp32 sums.
+
+    Fractions have 16 bits, and an interpolation has one product.
+    """
     return _look_up(values, lut, counters, _CDP)
 
 
 def _look_up(values: FloatArray, lut: Lut, counters: Counters, style: _LutVariant) -> FloatArray:
+    """Evaluate both tables and choose between them."""
     le = (
         _find_exponential(values, lut)
         if lut.is_exponential
@@ -119,7 +124,7 @@ def _between_difference(low: FloatArray, high: FloatArray, fraction: np.ndarray)
 
 
 def _step_outside(values: FloatArray, hit: Hit, edge: Range, bias: float) -> FloatArray:
-    """Return what is added to a table's edge beyond it."""
+    """Return the product with the slope that is added to the edge's entry outside a table."""
     start = add(fp32_from_bits(edge.start), np.array(bias), FP32)
     under = subtract(values, start, FP32)
     over = subtract(values, fp32_from_bits(edge.end), FP32)

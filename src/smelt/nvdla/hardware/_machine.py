@@ -1,16 +1,16 @@
-"""The machine: registers on a bus, memory, and engines that run when their operation is enabled.
+"""The machine model: registers on a bus, memory, and engines that run enabled operations.
 
-Engines take no time, but not before somebody looks: operations run when a single register is read
-(status, pointers, interrupts), memory is touched or an interrupt awaited, so that the registers of
-an enabled group read back as written. What hardware does in time is estimated, not simulated: the
-cycles of an operation are the largest of its arithmetic (one step of the MAC array, or of an
-engine's lanes, a cycle), its DRAM bytes over the DRAM bandwidth and its SRAM bytes over the SRAM
-bandwidth. Engines chained on the fly share one estimate. Where an operation's D_PERF_ENABLE counts
-DMA, its stall registers hold the estimated cycles in which arithmetic waits for memory.
+Operations run lazily: when software reads a single register (status, pointers, interrupts),
+accesses memory or waits for an interrupt. Until then the registers of an enabled group read back as
+written. Operations take no simulated time; their cycles are estimated. The estimate is the maximum
+of the arithmetic (one step of the MAC array, or of an engine's lanes, per cycle), the DRAM bytes
+divided by the DRAM bandwidth, and the SRAM bytes divided by the SRAM bandwidth. Engines that are
+chained on the fly share one estimate. If the DMA counters of an operation are enabled in
+D_PERF_ENABLE, its stall registers hold the estimated cycles in which arithmetic waits for memory.
 
-An operation that hardware would choke on raises nothing from a register write: its engine stays
-busy, as hardware does when it hangs, the refusal is kept in `Machine.faults`, and the next
-`Machine.wait_for_interrupt` that would wait raises it.
+A register write never raises an error for an operation that the hardware cannot run. As in hardware
+that hangs, the operation's engine stays busy. The error is kept in `Machine.faults`, and the next
+`Machine.wait_for_interrupt` that would have to wait raises it.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._limits import TaskLimits
 
 _SOFTWARE = "a descriptor"
-"""What leads software to memory, for messages."""
+"""Name of the firmware's memory accesses in messages."""
 
 KEPT_RECORDS = 4096
-"""How many finished operations `Machine.records` remembers."""
+"""Maximum number of completed operations that `Machine.records` keeps."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """One finished operation: what it counted, and its estimated cycles."""
+    """Counters and estimated cycles of one completed operation."""
 
     engines: tuple[str, ...]
     group: int
@@ -65,18 +65,18 @@ class OperationRecord:
 
     @property
     def bound_by(self) -> str:
-        """``arithmetic`` or ``memory``: what the estimate is limited by."""
+        """Limit of the estimate: ``arithmetic`` or ``memory``."""
         return "arithmetic" if self.cycles == self.mac_cycles else "memory"
 
     @property
     def stall_cycles(self) -> int:
-        """Cycles in which the arithmetic waits for memory."""
+        """Estimated cycles in which the arithmetic waits for memory."""
         return self.cycles - self.mac_cycles
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An operation that an engine refused, and hangs on."""
+    """An operation that the hardware cannot run, so that its engine hangs."""
 
     engines: tuple[str, ...]
     group: int
@@ -84,16 +84,17 @@ class Fault:
 
 
 class MachineMemory:
-    """The machine's memory, as software's DMA sees it (`DmaMemory`).
+    """The machine's memory as a `DmaMemory`, for software.
 
-    It does not keep its machine: in a cycle, memory of that size would be freed late.
+    It holds only a weak reference to its machine: with a reference cycle, the memory would not be
+    freed until garbage collection.
     """
 
     def __init__(self, memories: dict[MemorySpace, Memory], machine: Machine) -> None:
         self._memories = memories
         self._machine = weakref.ref(machine)
         self.limits: TaskLimits | None = None
-        """What software may reach while a task runs; its descriptors too."""
+        """Limits on software's accesses while a task runs, including those to its descriptors."""
 
     def _advance(self) -> None:
         machine = self._machine()
@@ -111,25 +112,25 @@ class MachineMemory:
         return window
 
     def read(self, space: MemorySpace, address: int, size_bytes: int, /) -> bytes:
-        """Return bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside."""
+        """Return a copy of a byte range; raise NvdlaError(INVALID_ADDRESS) outside memory."""
         return self._window(space, address, size_bytes).tobytes()
 
     def write(self, space: MemorySpace, address: int, data: Buffer, /) -> None:
-        """Set bytes. Raises NvdlaError(INVALID_ADDRESS): some lie outside; then none is set."""
+        """Write a byte range; raise NvdlaError(INVALID_ADDRESS) outside memory."""
         source = np.frombuffer(memoryview(data).cast("B"), np.uint8)
         self._window(space, address, source.size)[:] = source
 
     def fill(self, space: MemorySpace, address: int, size_bytes: int, value: int) -> None:
-        """Set bytes to one value."""
+        """Fill a byte range with one value."""
         self._window(space, address, size_bytes)[:] = value
 
     def view(self, space: MemorySpace) -> np.ndarray:
-        """Return all bytes of a space, writable, without a copy."""
+        """Return a writable view of all bytes of a memory space."""
         self._advance()
         return self._memories[space].data
 
     def base(self, space: MemorySpace) -> int:
-        """Return the address of a space's first byte."""
+        """Return the address of the first byte of a memory space."""
         return self._memories[space].base
 
 
@@ -142,7 +143,7 @@ def _out_of_memory(chain: Chain) -> NvdlaError:
 
 
 class Machine:
-    """An NVDLA: `RegisterBus` itself, and its `memory` is the `DmaMemory` that belongs to it."""
+    """Model of an NVDLA: a `RegisterBus` whose `memory` is the `DmaMemory`."""
 
     def __init__(
         self,
@@ -177,7 +178,7 @@ class Machine:
         self.reset()
 
     def reset(self) -> None:
-        """Set all registers to their reset values and stop every engine; memory stays."""
+        """Set all registers to their reset values and stop all engines; memory is unchanged."""
         with self._condition:
             self._glb = GlobalBlock(self.register_map)
             self._blocks = make_blocks(self.register_map, self.configuration, self._glb)
@@ -188,18 +189,18 @@ class Machine:
 
     @contextlib.contextmanager
     def limited(self, limits: TaskLimits) -> Generator[None]:
-        """Hold engines and software to a task's limits while inside.
+        """Return a context in which engines and software are held to a task's limits.
 
-        It begins with an empty convolution buffer and empty tables: what the last task left there
-        is not this one's.
+        The convolution buffer and the lookup tables are cleared first, so that a task cannot read
+        data of the previous one.
 
         Raises:
-            NvdlaError: another task is inside (BUSY).
+            NvdlaError: BUSY if another task is inside such a context.
         """
         with self._condition:
             if self._limits is not None:
                 raise NvdlaError(
-                    NvError.BUSY, "another task is running; a machine takes one at a time"
+                    NvError.BUSY, "another task is running; a machine runs one task at a time"
                 )
             self._buffer = ConvolutionBuffer()
             for block in self._blocks.values():
@@ -211,7 +212,7 @@ class Machine:
             self._set_limits(None)
 
     def protect(self, spans: Sequence[AddressSpan]) -> None:
-        """Let the engines of the task that is inside write some of its memory no longer."""
+        """Make part of the running task's memory read-only for engines."""
         if self._limits is not None:
             self._set_limits(replace(self._limits, read_only=tuple(spans)))
 
@@ -221,11 +222,11 @@ class Machine:
 
     @property
     def total_cycles(self) -> int:
-        """Estimated cycles of all remembered operations, one after another."""
+        """Sum of the estimated cycles of all operations in `records`."""
         return sum(record.cycles for record in self.records)
 
     def read(self, address: int, /) -> int:
-        """Return the 32-bit register at a byte address; an address without one reads 0."""
+        """Return the 32-bit register at a byte address; 0 if there is no register."""
         register = self.register_map.by_address.get(address)
         if register is None or register.block not in self._blocks:
             return 0
@@ -235,7 +236,7 @@ class Machine:
             return self._blocks[register.block].read(register)
 
     def write(self, address: int, value: int, /) -> None:
-        """Set the 32-bit register at a byte address; an address without one ignores it."""
+        """Set the 32-bit register at a byte address; ignore addresses without a register."""
         register = self.register_map.by_address.get(address)
         if register is None or register.block not in self._blocks:
             return
@@ -247,26 +248,29 @@ class Machine:
                 self._condition.notify_all()
 
     def wait_for_interrupt(self, timeout_s: float, /) -> bool:
-        """Wait until the interrupt line is up; False when ``timeout_s`` seconds have passed.
+        """Wait until the interrupt line is asserted; return False after ``timeout_s`` seconds.
 
         Raises:
-            NvdlaError: an engine refused its operation and hangs on it: no interrupt will come
-                from it. The status and message are the refusal's.
+            NvdlaError: The error of the first fault, if the line is not asserted and an engine
+                hangs: its interrupt will never arrive.
         """
         with self._condition:
             return self._condition.wait_for(self._is_interrupted, timeout_s)
 
     def _is_interrupted(self) -> bool:
+        """Run operations, deliver interrupts and return whether the line is asserted."""
         self.advance()
         is_raised = self._glb.deliver()
         if not is_raised and self.faults:
             error = self.faults[0].error
             status = NvError(error.status or NvError.INVALID_STATE)
-            raise NvdlaError(status, str(error))  # the kept one would keep this frame
+            raise NvdlaError(
+                status, str(error)
+            )  # raising the kept error would make it keep this frame
         return is_raised
 
     def advance(self) -> None:
-        """Run operations until none has all that it needs."""
+        """Run operations until no chain is ready."""
         with self._condition:
             while self._is_pending:
                 self._is_pending = False
@@ -276,6 +280,7 @@ class Machine:
                         self._is_pending |= self._run(chain)
 
     def _run(self, chain: Chain) -> bool:
+        """Run a chain; return True if it completed and False if its engines hang."""
         operation = Operation(
             configuration=self.configuration,
             registers={name: self._blocks[name].view() for name in chain.blocks},
@@ -297,7 +302,7 @@ class Machine:
             self._condition.notify_all()
             return False
         except BaseException:
-            self.reset()  # a fault of the model's own: the next operation must not meet it again
+            self.reset()  # a bug of the model must not affect the next operation
             raise
         record = self._record(chain, group, operation)
         self.records.append(record)
@@ -307,10 +312,12 @@ class Machine:
         return True
 
     def _launched(self, chain: Chain) -> list[Transfer]:
+        """Return the copies of a BDMA chain's group; none for other chains."""
         block = self._blocks[chain.blocks[0]]
         return block.launched[0][1] if isinstance(block, BdmaBlock) else []
 
     def _record(self, chain: Chain, group: int, operation: Operation) -> OperationRecord:
+        """Return the record of a completed operation, with its estimated cycles."""
         moved = operation.dma.bytes_moved
         configuration = self.configuration
         cycles = operation.mac_cycles

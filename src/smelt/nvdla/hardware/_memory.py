@@ -1,9 +1,9 @@
-"""Memory of the machine, and feature surfaces in it as arrays.
+"""Memory of the machine model, and feature surfaces in memory as arrays.
 
-A surface is stored as atoms: ``address + (c // A) * surface_stride + y * line_stride
-+ x * atom + (c % A) * element``. Arrays of whole surfaces have the axes [height, width, channels],
-channels rounded up to whole atoms: the lanes beyond the last channel are real bytes that the
-engines read, compute and write.
+A surface is stored in atoms of A channels; element (c, y, x) is at ``address + (c // A) *
+surface_stride + y * line_stride + x * atom + (c % A) * element``. Arrays of whole surfaces have the
+axes [height, width, channels], with channels rounded up to whole atoms: as in hardware, engines
+read, compute and write the lanes beyond the last channel too.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ DTYPES: dict[Precision, type[np.generic]] = {
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The bytes of one memory space, from ``base`` on."""
+    """Bytes of one memory space, from the address ``base`` on."""
 
     space: MemorySpace
     base: int
     data: Bytes
 
     def window(self, address: int, size_bytes: int, what: str) -> Bytes:
-        """Return a writable view of some bytes; ``what`` asks for them.
+        """Return a writable view of a byte range; ``what`` names the access in messages.
 
         Raises:
-            NvdlaError: some lie outside (INVALID_ADDRESS).
+            NvdlaError: INVALID_ADDRESS if part of the range lies outside memory.
         """
         offset = address - self.base
         if size_bytes < 0 or offset < 0 or offset + size_bytes > self.data.size:
@@ -58,7 +58,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """Where a cube of atoms lies in memory."""
+    """Location and extents of a cube of atoms in memory; strides are in bytes."""
 
     space: MemorySpace
     address: int
@@ -69,16 +69,16 @@ class Surface:
     surfaces: int
     atom_bytes: int
     register: str
-    """Where its address was programmed, for messages."""
+    """Register that holds the address, for messages."""
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all atoms."""
+        """Size of all atoms in bytes."""
         return self.width * self.height * self.surfaces * self.atom_bytes
 
     @property
     def extent_bytes(self) -> int:
-        """Bytes from the first atom to the end of the last."""
+        """Bytes from the start of the first atom to the end of the last one."""
         return (
             (self.surfaces - 1) * self.surface_stride
             + (self.height - 1) * self.line_stride
@@ -87,7 +87,7 @@ class Surface:
 
 
 class Dma:
-    """Reads and writes of one operation: held to its task's limits, counted for its estimate."""
+    """Memory accesses of one operation: checked against the task's limits and counted."""
 
     def __init__(
         self, memories: dict[MemorySpace, Memory], limits: TaskLimits | None = None
@@ -97,7 +97,7 @@ class Dma:
         self.bytes_moved = dict.fromkeys(MemorySpace, 0)
 
     def check_time(self) -> None:
-        """Let a long operation end at its task's timeout. Raises NvdlaError(TIMEOUT)."""
+        """Check the task's deadline; raise NvdlaError(TIMEOUT) if it has passed."""
         if self._limits is not None:
             self._limits.check_time()
 
@@ -106,7 +106,7 @@ class Dma:
             return self._memories[space]
         except KeyError:
             raise NvdlaError(
-                NvError.INVALID_ADDRESS, f"{register}: this machine has no {space.name} interface"
+                NvError.INVALID_ADDRESS, f"{register}: this machine has no {space.name}"
             ) from None
 
     def _window(
@@ -120,28 +120,28 @@ class Dma:
         return window
 
     def read_bytes(self, space: MemorySpace, address: int, size_bytes: int, register: str) -> Bytes:
-        """Return a copy of some bytes; ``register`` says where the address was programmed."""
+        """Return a copy of a byte range; ``register`` names the address in messages."""
         window = self._window(space, address, size_bytes, register, writes=False)
         self.bytes_moved[space] += size_bytes
         return window.copy()
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all memory."""
+        """Size of all memory in bytes."""
         return sum(memory.data.size for memory in self._memories.values())
 
     def check_target(self, surface: Surface) -> None:
-        """Check a surface that is to be written, before an engine computes what goes there.
+        """Check a destination before an engine computes its contents.
 
         Raises:
-            NvdlaError: some of it lies outside memory, or is not the task's to write
-                (INVALID_ADDRESS), or the surface has more atoms than memory (INVALID_SIZE).
+            NvdlaError: INVALID_ADDRESS if part of the surface lies outside memory or the task must
+                not write it; INVALID_SIZE if it is larger than memory or than a cube may be.
         """
         self._extent(surface, writes=True)
         _check_size(surface)
 
     def _extent(self, surface: Surface, *, writes: bool) -> Bytes:
-        """Return the bytes from a surface's first atom to its last."""
+        """Return a view of the bytes from a surface's first atom to the end of its last one."""
         memory = self._memory(surface.space, surface.register)
         if surface.size_bytes > memory.data.size:
             raise _oversize(surface, memory.data.size)
@@ -168,10 +168,11 @@ class Dma:
         self._atoms(surface, writes=True)[...] = atoms
 
     def read_cube(self, surface: Surface, dtype: type[np.generic]) -> np.ndarray:
-        """Return [height, width, channels of all atoms] of a surface.
+        """Return a copy [height, width, channels of all atoms] of a surface.
 
         Raises:
-            NvdlaError: it is too large (INVALID_SIZE), or lies outside memory (INVALID_ADDRESS).
+            NvdlaError: INVALID_SIZE if the surface is too large; INVALID_ADDRESS if part of it
+                lies outside memory.
         """
         view = self._atoms(surface, writes=False)
         _check_size(surface)
@@ -192,7 +193,7 @@ def _check_size(surface: Surface) -> None:
         raise NvdlaError(
             NvError.INVALID_SIZE,
             f"{surface.register}: a cube has {Limit.MAX_CUBE_BYTES.excess(surface.size_bytes)};"
-            " split it, or check its sizes",
+            " split the cube, or check its sizes",
         )
 
 
@@ -205,5 +206,5 @@ def _oversize(surface: Surface, memory_bytes: int) -> NvdlaError:
 
 
 def require_space(ram_type: int) -> MemorySpace:
-    """Return the memory space of a RAM_TYPE field."""
+    """Return the memory space that a RAM_TYPE field selects."""
     return MemorySpace.DRAM if ram_type else MemorySpace.SRAM

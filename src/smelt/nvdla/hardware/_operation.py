@@ -1,4 +1,4 @@
-"""What an engine needs to run one operation, and what is counted while it runs."""
+"""State of one operation while an engine runs it, and helpers that bound its memory and time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 _MACS_AT_ONCE = 1 << 31
-"""Multiplications between two looks at the clock: a tenth of a second or so."""
+"""Multiplications between two checks of the deadline: about a tenth of a second."""
 
 _ELEMENTS_AT_ONCE = 1 << 20
-"""Elements between two looks at the clock: a second at most, and some of ten megabytes each."""
+"""Elements between two checks of the deadline: at most a second; also bounds array sizes."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What one operation saturated and looked up."""
+    """Numbers of saturations, NaNs, infinities and table lookups of one operation."""
 
     saturated: int = 0
     nan_inputs: int = 0
@@ -41,7 +41,7 @@ class Counters:
 
 @dataclass(slots=True)
 class ConvolutionBuffer:
-    """What the last convolution left in the buffer, for one that reuses it."""
+    """Data and weights of the previous convolution, for a convolution that reuses them."""
 
     data: list[np.ndarray] | None = None
     weights: np.ndarray | None = None
@@ -49,28 +49,28 @@ class ConvolutionBuffer:
 
 @dataclass(slots=True)
 class Operation:
-    """One operation of one engine, while it runs."""
+    """One operation of one chain of engines while it runs."""
 
     configuration: Configuration
     registers: dict[str, GroupRegisters]
     dma: Dma
     exact_fp16: bool
     luts: dict[str, tuple[list[int], list[int]]]
-    """For SDP and CDP: the LE and LO tables."""
+    """LE and LO tables of SDP and CDP, by block."""
     buffer: ConvolutionBuffer = field(default_factory=ConvolutionBuffer)
     counters: Counters = field(default_factory=Counters)
     mac_cycles: int = 0
     """Cycles that the arithmetic alone takes."""
 
     def check_time(self) -> None:
-        """Let a long operation end at its task's timeout. Raises NvdlaError(TIMEOUT)."""
+        """Check the task's deadline; raise NvdlaError(TIMEOUT) if it has passed."""
         self.dma.check_time()
 
     def require_precision(self, precision: Precision, what: str) -> None:
-        """Check that the configuration has a precision.
+        """Check that the configuration supports a precision; ``what`` names its user in messages.
 
         Raises:
-            NvdlaError: it does not (NOT_SUPPORTED).
+            NvdlaError: NOT_SUPPORTED if it does not.
         """
         if precision not in self.configuration.precisions:
             names = ", ".join(item.name.lower() for item in sorted(self.configuration.precisions))
@@ -82,24 +82,24 @@ class Operation:
 
 
 def add_products(
-    operation: Operation, total: np.ndarray, seen: np.ndarray, weights: np.ndarray
+    operation: Operation, total: np.ndarray, inputs: np.ndarray, weights: np.ndarray
 ) -> None:
-    """Add a matrix product to ``total``, a part at a time, so that it ends at the timeout."""
+    """Add a matrix product to ``total`` in parts, checking the deadline before each part."""
     step = max(1, _MACS_AT_ONCE // max(1, weights.size))
-    for start in range(0, len(seen), step):
+    for start in range(0, len(inputs), step):
         operation.check_time()
-        total[start : start + step] += seen[start : start + step] @ weights
+        total[start : start + step] += inputs[start : start + step] @ weights
 
 
 def split_plane(
     operation: Operation, lines: int, columns: int, elements: int
 ) -> Iterator[tuple[slice, slice]]:
-    """Cut a plane into tiles that bound memory, and look at the clock before each.
+    """Yield tiles of a plane that bound memory, checking the deadline before each tile.
 
-    ``elements`` are computed on for each place of the plane.
+    ``elements`` is the number of elements that are computed for each position of the plane.
 
     Raises:
-        NvdlaError: the task's time is up (TIMEOUT).
+        NvdlaError: TIMEOUT if the task's deadline has passed.
     """
     across = min(columns, max(1, _ELEMENTS_AT_ONCE // elements))
     down = max(1, _ELEMENTS_AT_ONCE // (elements * across))

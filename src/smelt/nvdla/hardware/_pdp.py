@@ -1,8 +1,8 @@
-"""PDP: pooling. Maximum, minimum and average over windows of up to 8 x 8.
+"""PDP engine: pooling with maximum, minimum or average over windows of up to 8 x 8.
 
-The average of integers is a sum, two multiplications by 16.16 reciprocals, each rounded; padded
-columns and rows add a programmed value. Splitting a cube by width changes how the hardware buffers
-lines, not what it computes.
+The average of integers is a sum with two multiplications by 16.16 fixed-point reciprocals, each
+rounded; padded columns and rows add a programmed value. Splitting a cube by width changes how the
+hardware buffers lines, but not the results.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._state import GroupRegisters
 
 AVERAGE, MAXIMUM, MINIMUM = 0, 1, 2
+"""Values of the POOLING_METHOD field."""
 _PAD_SIGN_BITS = {
     Precision.INT8: (8, 9, 10, 10, 11, 11, 11),
     Precision.INT16: (16, 17, 18, 18, 19, 19, 19),
@@ -33,7 +34,7 @@ _PAD_SIGN_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """One axis of a window: its size, step and place, and both extents."""
+    """One axis of a pooling: kernel, stride, padding and extents of input and output."""
 
     kernel: int
     stride: int
@@ -43,19 +44,19 @@ class Pooling:
 
     @property
     def pad_after(self) -> int:
-        """Padding that the output size implies."""
+        """Padding after the input, which follows from the output size."""
         needed = (self.size_out - 1) * self.stride + self.kernel - self.pad_before
         return max(0, needed - self.size_in)
 
     def padded_counts(self) -> Array:
-        """Return for each output how many elements of its window are padding."""
+        """Return the number of padding elements in the window of each output."""
         start = np.arange(self.size_out, dtype=np.int64) * self.stride - self.pad_before
         inside = np.minimum(start + self.kernel, self.size_in) - np.maximum(start, 0)
         padded: Array = self.kernel - np.maximum(inside, 0)
         return padded
 
     def cut(self, outputs: slice) -> tuple[slice, Pooling]:
-        """Return the inputs that some outputs need, and the windows over these alone."""
+        """Return the inputs that a range of outputs needs, and the pooling of these inputs."""
         first = outputs.start * self.stride - self.pad_before
         end = (outputs.stop - 1) * self.stride - self.pad_before + self.kernel
         inputs = slice(max(first, 0), min(end, self.size_in))
@@ -65,7 +66,15 @@ class Pooling:
 
 
 def run_pdp(operation: Operation, flying: Array | None) -> None:
-    """Run one pooling, on a cube from memory or one that SDP hands over."""
+    """Run one pooling.
+
+    Args:
+        operation: The operation.
+        flying: The cube that SDP passes on the fly, or None to read the cube from memory.
+
+    Raises:
+        NvdlaError: If the hardware cannot run the operation or a cube lies outside memory.
+    """
     target, columns, rows = plan_pdp(operation)
     registers = operation.registers["PDP"]
     precision = registers.precision("D_DATA_FORMAT", "INPUT_DATA")
@@ -85,10 +94,10 @@ def run_pdp(operation: Operation, flying: Array | None) -> None:
 
 
 def plan_pdp(operation: Operation) -> tuple[Surface, Pooling, Pooling]:
-    """Return where the output goes and the windows across and down.
+    """Return the destination and the poolings of columns and rows.
 
     Raises:
-        NvdlaError: the hardware cannot pool so, or the output leaves memory.
+        NvdlaError: If the hardware cannot run the operation or the output lies outside memory.
     """
     registers = operation.registers["PDP"]
     precision = registers.precision("D_DATA_FORMAT", "INPUT_DATA")
@@ -111,6 +120,7 @@ def plan_pdp(operation: Operation) -> tuple[Surface, Pooling, Pooling]:
 
 
 def _windows(registers: GroupRegisters) -> tuple[Pooling, Pooling]:
+    """Return the poolings of columns and rows; refuse windows that the hardware cannot run."""
     columns = Pooling(
         registers.get("D_POOLING_KERNEL_CFG", "KERNEL_WIDTH") + 1,
         registers.get("D_POOLING_KERNEL_CFG", "KERNEL_STRIDE_WIDTH") + 1,
@@ -137,6 +147,7 @@ def _windows(registers: GroupRegisters) -> tuple[Pooling, Pooling]:
 
 
 def _read_input(operation: Operation, precision: Precision, channels: int) -> Array:
+    """Return the source from memory."""
     registers = operation.registers["PDP_RDMA"]
     main = operation.registers["PDP"]
     surface = Surface(
@@ -156,19 +167,21 @@ def _read_input(operation: Operation, precision: Precision, channels: int) -> Ar
 def _pool_in_tiles(
     operation: Operation, precision: Precision, cube: Array, columns: Pooling, rows: Pooling
 ) -> np.ndarray:
+    """Pool a cube in parts of lines and lanes, which bounds memory and time."""
     lanes = cube.shape[2]
     output = np.empty((rows.size_out, columns.size_out, lanes), cube.dtype)
     registers = operation.registers["PDP"]
     for lines, part in split_plane(operation, rows.size_out, lanes, columns.size_in * rows.stride):
         inputs, window = rows.cut(lines)
-        seen = cube[inputs, :, part]
-        output[lines, :, part] = _pool(registers, precision, seen, columns, window)
+        window_inputs = cube[inputs, :, part]
+        output[lines, :, part] = _pool(registers, precision, window_inputs, columns, window)
     return output
 
 
 def _pool(
     registers: GroupRegisters, precision: Precision, cube: Array, columns: Pooling, rows: Pooling
 ) -> np.ndarray:
+    """Pool one part of a cube by the programmed method."""
     method = registers.get("D_OPERATION_MODE_CFG", "POOLING_METHOD")
     if method > MINIMUM:
         raise NvdlaError(NvError.BAD_VALUE, f"the PDP pooling method {method} is not defined")
@@ -211,6 +224,7 @@ def _pool_average(
     values: list[int],
     reciprocals: tuple[int, int],
 ) -> Array:
+    """Return the average of integers, with the padding values for 1 to 7 padded elements."""
     table = np.array([0, *values], np.int64)
     total = cube.astype(np.int64)
     for axis, window, weight in ((1, columns, 1), (0, rows, columns.kernel)):

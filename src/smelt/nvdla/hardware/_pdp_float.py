@@ -1,7 +1,7 @@
-"""PDP on fp16: sums in FP17 (1 sign, 6 exponent, 10 mantissa bits), rounded at every addition.
+"""PDP in fp16: sums in FP17 (1 sign, 6 exponent, 10 mantissa bits), rounded at every addition.
 
-Across, what has been gathered is the first operand; down, the new line is. It shows in the sign of
-a sum of zero, and in which of two NaNs passes.
+For columns the sum so far is the first operand of an addition; for rows the new line is. The order
+determines the sign of a sum of zero, and which of two NaNs is the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def pool_extreme_fp16(
     cube: np.ndarray, columns: Pooling, rows: Pooling, *, is_maximum: bool
 ) -> np.ndarray:
-    """Return the maximum or minimum of every window; padding takes no part."""
+    """Return the maximum or minimum of every window, without its padding."""
     fill = -np.inf if is_maximum else np.inf
     combine = maximum if is_maximum else minimum
     for axis, window in ((1, columns), (0, rows)):
@@ -49,8 +49,8 @@ def pool_average_fp16(
 ) -> np.ndarray:
     """Return the average of every window.
 
-    Padding values and reciprocals are FP17 words. Sums run in the order of the elements; the
-    padding of a window is added once, after the element at the edge that it adjoins.
+    Padding values and reciprocals are FP17 words. Elements are added in order; the padding of a
+    window is added once, after the window's last element inside the input.
     """
     pads = np.array([0.0, *(float(fp17_from_bits(word)) for word in pad_words)])
     total = widen(cube, FP17)
@@ -67,7 +67,7 @@ def pool_average_fp16(
 def _sum_in_order(
     taps: list[np.ndarray], window: Pooling, amounts: np.ndarray, axis: int
 ) -> FloatArray:
-    """Add taps in order, and the padding after the tap that stands for it."""
+    """Add the taps of each window in order, and its padding after its last tap inside."""
     start = np.arange(window.size_out) * window.stride - window.pad_before
     shape = (-1, 1) if axis == 1 else (-1, 1, 1)
     padding = amounts.reshape(shape)
@@ -84,13 +84,13 @@ def _sum_in_order(
 
 
 def _padding_taps(window: Pooling, start: np.ndarray) -> np.ndarray:
-    """Return the tap after which the padding is added: the last one inside; -1: there is none."""
+    """Return the last tap inside the input, after which padding is added; -1 without padding."""
     last = np.minimum(window.kernel - 1, window.size_in - 1 - start)
     return np.where(window.padded_counts() > 0, last, -1)
 
 
 def take_taps(cube: np.ndarray, axis: int, window: Pooling, fill: float) -> list[np.ndarray]:
-    """Return for each tap of a window the elements it sees, along one axis."""
+    """Return the elements that each tap of a window reads, along one axis."""
     widths = [(0, 0)] * cube.ndim
     widths[axis] = (window.pad_before, window.pad_after)
     padded = np.pad(cube, widths, constant_values=fill)

@@ -1,4 +1,4 @@
-"""RUBIK: contract (channels to pixels), split (cube to planes) and merge (planes to cube)."""
+"""RUBIK engine: contract (channels to pixels), split (cube to planes), merge (planes to cube)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._operation import Operation
 
 CONTRACT, SPLIT, MERGE = 0, 1, 2
+"""Values of the RUBIK_MODE field."""
 
 
 def run_rubik(operation: Operation) -> None:
-    """Run one reshaping from memory to memory.
+    """Run one reshape from memory to memory.
 
     Raises:
-        NvdlaError: the mode does not exist (BAD_VALUE) or memory is left (INVALID_ADDRESS).
+        NvdlaError: BAD_VALUE if the mode does not exist; INVALID_ADDRESS or INVALID_SIZE if a cube
+            does not lie in memory.
     """
     registers = operation.registers["RBK"]
     mode = registers.get("D_MISC_CFG", "RUBIK_MODE")
@@ -40,7 +42,7 @@ def run_rubik(operation: Operation) -> None:
 def _surface(
     operation: Operation, *, is_input: bool, shape: tuple[int, int, int], block: int, step: str
 ) -> Surface:
-    """Return the input or output as [surfaces or planes, height, width] of blocks."""
+    """Return the input or output as a surface of ``shape`` [surfaces or planes, height, width]."""
     registers = operation.registers["RBK"]
     side, size = ("DAIN", "DATAIN") if is_input else ("DAOUT", "DATAOUT")
     count, height, width = shape
@@ -104,13 +106,13 @@ def _contract(operation: Operation, precision: Precision) -> None:
 
 
 def _line_bytes(operation: Operation, width: int, element_bytes: int) -> int:
-    """Return the bytes of a plane's line: whole atoms."""
+    """Return the bytes of a plane's line, rounded up to whole atoms."""
     atom = operation.configuration.atom_bytes
     return ceil_div(width * element_bytes, atom) * atom
 
 
 def _split(operation: Operation, precision: Precision) -> None:
-    """Write each channel as a plane; lines end with zeros up to a whole atom."""
+    """Write each channel as a plane; zeros pad its lines to whole atoms."""
     registers = operation.registers["RBK"]
     height, width = _input_size(operation)
     channels = registers.get("D_DATAOUT_SIZE_1", "DATAOUT_CHANNEL") + 1
@@ -136,7 +138,7 @@ def _split(operation: Operation, precision: Precision) -> None:
 
 
 def _merge(operation: Operation, precision: Precision) -> None:
-    """Read each channel from a plane; lanes beyond the last channel become zero."""
+    """Read each channel from a plane; lanes beyond the last channel become 0."""
     registers = operation.registers["RBK"]
     height, width = _input_size(operation)
     channels = registers.get("D_DATAIN_SIZE_1", "DATAIN_CHANNEL") + 1

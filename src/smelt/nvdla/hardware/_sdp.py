@@ -1,7 +1,7 @@
-"""SDP: the element-wise engine. X1 (bias), X2 (normalisation), Y (two operands, LUT), conversion.
+"""SDP engine: the elementwise stages X1, X2 and Y, and the output converter.
 
-X stages: ALU, then multiply, rounding shift, ReLU; the shift applies even where the multiplication
-is bypassed. Y: multiply first, then ALU, then the LUT. Last, the output converter.
+An X stage runs ALU, multiplication, rounding shift and ReLU; the shift applies even if the
+multiplication is bypassed. Stage Y runs multiplication, ALU and lookup table.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RDMA = (("BS", "BRDMA"), ("BN", "NRDMA"), ("EW", "ERDMA"))
 
 @dataclass(frozen=True, slots=True)
 class SdpShape:
-    """The cube and precisions of one operation."""
+    """Extents and precisions of one operation."""
 
     width: int
     height: int
@@ -56,12 +56,12 @@ class SdpShape:
     processing: Precision
     output: Precision
     lanes: int
-    """Channels of all whole atoms at the processing precision."""
+    """Channels, rounded up to whole atoms of the processing precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """What one operation does with each element."""
+    """The stages of one operation."""
 
     x: tuple[XStage, XStage]
     y: YStage
@@ -69,9 +69,18 @@ class _Stages:
 
 
 def run_sdp(operation: Operation, flying: np.ndarray | None) -> np.ndarray | None:
-    """Run one operation; returns the cube if it goes to PDP on the fly.
+    """Run one operation.
 
-    ``flying`` is [batch, height, width, channels] from the convolution, or None: read memory.
+    Args:
+        operation: The operation.
+        flying: The cubes [batch, height, width, channels] that the convolution passes on the fly,
+            or None to read the cube from memory.
+
+    Returns:
+        The cube if it goes to PDP on the fly, otherwise None.
+
+    Raises:
+        NvdlaError: If the hardware cannot run the operation or a cube lies outside memory.
     """
     registers = operation.registers["SDP"]
     shape = _shape(operation)
@@ -82,9 +91,9 @@ def run_sdp(operation: Operation, flying: np.ndarray | None) -> np.ndarray | Non
     is_unequal = False
     elements = shape.batches * shape.lanes
     for lines, columns in split_plane(operation, shape.height, shape.width, elements):
-        near = [operand.cut(lines, columns) for operand in operands]
-        seen = cubes[:, lines, columns]
-        output[:, lines, columns], unequal = _run_stages(operation, shape, seen, near, stages)
+        parts = [operand.cut(lines, columns) for operand in operands]
+        inputs = cubes[:, lines, columns]
+        output[:, lines, columns], unequal = _run_stages(operation, shape, inputs, parts, stages)
         is_unequal |= bool(unequal)
     operation.mac_cycles = ceil_div(output.size, _throughput(operation))
     _report(operation)
@@ -92,13 +101,14 @@ def run_sdp(operation: Operation, flying: np.ndarray | None) -> np.ndarray | Non
         registers.report("D_STATUS", int(is_unequal))
         return None
     if registers.get("D_FEATURE_MODE_CFG", "OUTPUT_DST"):
-        handed_over: np.ndarray = output[0]
-        return handed_over
+        passed_on: np.ndarray = output[0]
+        return passed_on
     _write_output(operation, shape, output)
     return None
 
 
 def _read_stages(operation: Operation) -> _Stages:
+    """Return the stages that the registers describe."""
     registers = operation.registers["SDP"]
     y_stage = read_y_stage(registers)
     _check_stages(operation, y_stage)
@@ -113,7 +123,7 @@ def _run_stages(
     operands: list[Operands],
     stages: _Stages,
 ) -> tuple[np.ndarray, bool | None]:
-    """Return the output and, for the comparing mode, whether any element differs."""
+    """Return the output and, if stage Y compares, whether any element differs."""
     if shape.processing is Precision.FP16:
         return run_stages_fp16(operation, cubes, operands, stages.x, stages.y, stages.lut)
     values = cubes.astype(np.int64)
@@ -125,7 +135,7 @@ def _run_stages(
 
 
 def _report(operation: Operation) -> None:
-    """Set the counters that the operation asks for."""
+    """Set the counter registers that are enabled."""
     registers, counters = operation.registers["SDP"], operation.counters
     groups = {
         "PERF_LUT_EN": (
@@ -149,20 +159,23 @@ def _report(operation: Operation) -> None:
 
 
 def _throughput(operation: Operation) -> int:
+    """Return the elements per cycle, for the estimate of cycles."""
     return max(1, operation.configuration.atomic_k // 2)
 
 
 def _check_stages(operation: Operation, stage: YStage) -> None:
+    """Check that the configuration has stage Y and its lookup table if they are used."""
     configuration = operation.configuration
     if stage.is_active and not configuration.has_sdp_eltwise:
         raise NvdlaError(
             NvError.NOT_SUPPORTED, f"{configuration.name} has no SDP element-wise stage"
         )
     if stage.uses_lut and not configuration.has_sdp_lut:
-        raise NvdlaError(NvError.NOT_SUPPORTED, f"{configuration.name} has no SDP look-up table")
+        raise NvdlaError(NvError.NOT_SUPPORTED, f"{configuration.name} has no SDP lookup table")
 
 
 def _shape(operation: Operation) -> SdpShape:
+    """Return extents and precisions; refuse precisions that the hardware lacks."""
     registers = operation.registers["SDP"]
     processing = registers.precision("D_DATA_FORMAT", "PROC_PRECISION")
     output = registers.precision("D_DATA_FORMAT", "OUT_PRECISION")
@@ -184,6 +197,7 @@ def _shape(operation: Operation) -> SdpShape:
 
 
 def _accept(flying: np.ndarray, shape: SdpShape) -> np.ndarray:
+    """Check the cubes of the convolution and pad their channels to whole atoms."""
     batches, height, width, channels = flying.shape
     if (batches, height, width, channels) != (
         shape.batches,
@@ -200,6 +214,7 @@ def _accept(flying: np.ndarray, shape: SdpShape) -> np.ndarray:
 
 
 def _read_input(operation: Operation, shape: SdpShape) -> np.ndarray:
+    """Return the source from memory, [1, height, width, lanes]."""
     registers = operation.registers["SDP_RDMA"]
     precision = registers.precision("D_FEATURE_MODE_CFG", "IN_PRECISION")
     operation.require_precision(precision, "SDP's input")
@@ -232,7 +247,7 @@ def _read_input(operation: Operation, shape: SdpShape) -> np.ndarray:
 
 
 def _read_operands(operation: Operation, shape: SdpShape, stage: str, rdma: str) -> Operands:
-    """Return the memory operands of a stage, each [height or 1, width or 1, lanes]."""
+    """Return the operands of a stage in memory, each [height or 1, width or 1, lanes]."""
     registers = operation.registers.get("SDP_RDMA")
     config = f"D_{rdma}_CFG"
     if registers is None or registers.get(config, f"{rdma}_DISABLE"):
@@ -240,7 +255,7 @@ def _read_operands(operation: Operation, shape: SdpShape, stage: str, rdma: str)
     use = registers.get(config, f"{rdma}_DATA_USE")
     size = 1 + registers.get(config, f"{rdma}_DATA_SIZE")
     is_surface = bool(registers.get(config, f"{rdma}_DATA_MODE"))
-    parts = 2 if use == 2 else 1  # alu and mul interleaved
+    parts = 2 if use == 2 else 1  # ALU and multiplier operands are interleaved
     elements = operation.configuration.atom_elements(shape.processing)
     block = elements * size * parts
     surfaces = shape.lanes // elements
@@ -264,7 +279,7 @@ def _read_operands(operation: Operation, shape: SdpShape, stage: str, rdma: str)
 
 
 def apply_x_stage(values: Array, stage: XStage, operands: Operands) -> Array:
-    """Run X1 or X2 on integers."""
+    """Run stage X1 or X2 on integers."""
     if not stage.is_active:
         return values
     if not stage.alu_bypassed:
@@ -276,20 +291,20 @@ def apply_x_stage(values: Array, stage: XStage, operands: Operands) -> Array:
             values = np.minimum(values, shifted)
         else:
             values = values + shifted
-    untouched = values
+    unscaled = values
     if not stage.mul_bypassed:
         operand = stage.mul_register if stage.mul_from_register else operands.require_mul("X")
         values = values * np.asarray(operand, np.int64)
     shifted = shift_right_saturated(values, stage.mul_shift, 32)
     if stage.prelu and not stage.mul_bypassed:
-        shifted = np.where(untouched >= 0, saturate(untouched, 32), shifted)
+        shifted = np.where(unscaled >= 0, saturate(unscaled, 32), shifted)
     return np.maximum(shifted, 0) if stage.relu else shifted
 
 
 def apply_y_stage(
     values: Array, stage: YStage, operands: Operands, lut: Lut | None, counters: Counters
 ) -> Array:
-    """Run Y on integers: multiply, ALU, LUT."""
+    """Run stage Y on integers: multiplication, ALU and lookup table."""
     if not stage.is_active:
         return values
     if not stage.mul_bypassed:
@@ -314,6 +329,7 @@ def apply_y_stage(
 
 
 def _combine(values: Array, operand: Array, alu: int) -> Array:
+    """Run an ALU algorithm on integers."""
     if alu == MAXIMUM:
         return np.maximum(values, operand)
     if alu == MINIMUM:
@@ -326,7 +342,7 @@ def _combine(values: Array, operand: Array, alu: int) -> Array:
 
 
 def convert_operand(operand: np.ndarray, converter: YConverter) -> Array:
-    """Scale an operand that Y reads from memory."""
+    """Run the converter of an operand that stage Y reads from memory."""
     values = operand.astype(np.int64)
     if converter.bypassed:
         return values
@@ -344,7 +360,7 @@ def convert_output(operation: Operation, values: Array, precision: Precision) ->
     product = (values - offset) * scale
     wide = shift_right_rounded(product, shift)
     narrow = saturate(wide, 17)
-    # The hardware calls a lane saturated when clamping moved it by more than its rounding could.
+    # The hardware counts a lane as saturated if clamping changed it by more than rounding can.
     floor = product >> min(shift, 62)
     operation.counters.saturated += int((np.abs(floor - narrow) > 1).sum())
     if precision is Precision.FP16:
@@ -354,7 +370,7 @@ def convert_output(operation: Operation, values: Array, precision: Precision) ->
 
 
 def _targets(operation: Operation, shape: SdpShape) -> list[Surface]:
-    """Return where each batch element goes."""
+    """Return the destination of each batch element."""
     registers = operation.registers["SDP"]
     atom = operation.configuration.atom_bytes
     elements = operation.configuration.atom_elements(shape.output)
@@ -380,10 +396,11 @@ def _targets(operation: Operation, shape: SdpShape) -> list[Surface]:
 
 
 def check_sdp(operation: Operation) -> None:
-    """Check the output before an engine in front of SDP computes it.
+    """Check the output before the engines compute it.
 
     Raises:
-        NvdlaError: it leaves memory, or is larger than memory.
+        NvdlaError: INVALID_ADDRESS if the output lies outside memory; INVALID_SIZE if it is larger
+            than memory.
     """
     shape = _shape(operation)
     if not operation.registers["SDP"].get("D_FEATURE_MODE_CFG", "OUTPUT_DST"):
@@ -393,11 +410,12 @@ def check_sdp(operation: Operation) -> None:
         raise NvdlaError(
             NvError.INVALID_SIZE,
             f"SDP passes {shape.width * shape.height * shape.lanes} elements to PDP, more than "
-            "the memory has bytes; check its sizes",
+            "memory has bytes; check SDP's sizes",
         )
 
 
 def _write_output(operation: Operation, shape: SdpShape, output: np.ndarray) -> None:
+    """Write the output of all batch elements to memory."""
     targets = _targets(operation, shape)
     elements = operation.configuration.atom_elements(shape.output)
     lanes = targets[0].surfaces * elements

@@ -1,4 +1,4 @@
-"""SDP on fp16: every stage in fp32, one rounding an operation."""
+"""SDP in fp16: all stages compute in fp32, with one rounding per operation."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def run_stages_fp16(
     y_stage: YStage,
     lut: Lut | None,
 ) -> tuple[np.ndarray, bool | None]:
-    """Return the output and, for the comparing mode, whether any element differs."""
+    """Return the output and, if stage Y compares, whether any element differs."""
     registers = operation.registers["SDP"]
     flush = bool(registers.get("D_FEATURE_MODE_CFG", "NAN_TO_ZERO"))
     operation.counters.nan_inputs += int(np.isnan(cubes).sum())
     operation.counters.inf_inputs += int(np.isinf(cubes).sum())
-    values = _flushed(widen(cubes, FP32), is_on=flush)
+    values = _flush_nans(widen(cubes, FP32), is_enabled=flush)
     for stage, operand in zip(stages, operands, strict=False):
         values = _apply_x(values, stage, operand, flush=flush)
     values = _apply_y(values, y_stage, operands[2], flush=flush)
@@ -55,8 +55,8 @@ def run_stages_fp16(
     return _convert(operation, values), unequal
 
 
-def _flushed(values: np.ndarray, *, is_on: bool) -> FloatArray:
-    return np.where(np.isnan(values), 0.0, values) if is_on else values
+def _flush_nans(values: np.ndarray, *, is_enabled: bool) -> FloatArray:
+    return np.where(np.isnan(values), 0.0, values) if is_enabled else values
 
 
 def _combine(values: FloatArray, operand: np.ndarray, alu: int) -> FloatArray:
@@ -75,6 +75,7 @@ def _scale(values: FloatArray, operand: np.ndarray, *, prelu: bool) -> FloatArra
 
 
 def _apply_x(values: FloatArray, stage: XStage, operands: Operands, *, flush: bool) -> FloatArray:
+    """Run stage X1 or X2."""
     if not stage.is_active:
         return values
     if not stage.alu_bypassed:
@@ -83,47 +84,49 @@ def _apply_x(values: FloatArray, stage: XStage, operands: Operands, *, flush: bo
             if stage.alu_from_register
             else widen(operands.require_alu("X"), FP32)
         )
-        values = _combine(values, _flushed(operand, is_on=flush), stage.alu)
+        values = _combine(values, _flush_nans(operand, is_enabled=flush), stage.alu)
     if not stage.mul_bypassed:
         operand = (
             fp16_from_bits(stage.mul_register, FP32)
             if stage.mul_from_register
             else widen(operands.require_mul("X"), FP32)
         )
-        values = _scale(values, _flushed(operand, is_on=flush), prelu=stage.prelu)
+        values = _scale(values, _flush_nans(operand, is_enabled=flush), prelu=stage.prelu)
     if stage.relu:
         values = np.where(np.isnan(values) | ~np.signbit(values), values, 0.0)
     return values
 
 
 def _apply_y(values: FloatArray, stage: YStage, operands: Operands, *, flush: bool) -> FloatArray:
+    """Run stage Y without its lookup table."""
     if not stage.is_active:
         return values
     if not stage.mul_bypassed:
         operand = (
             fp32_from_bits(stage.mul_register)
             if stage.mul_from_register
-            else _flushed(widen(operands.require_mul("Y"), FP32), is_on=flush)
+            else _flush_nans(widen(operands.require_mul("Y"), FP32), is_enabled=flush)
         )
         values = _scale(values, operand, prelu=stage.prelu)
     if not stage.alu_bypassed:
         operand = (
             fp32_from_bits(stage.alu_register)
             if stage.alu_from_register
-            else _flushed(widen(operands.require_alu("Y"), FP32), is_on=flush)
+            else _flush_nans(widen(operands.require_alu("Y"), FP32), is_enabled=flush)
         )
         values = _combine(values, operand, stage.alu)
     return values
 
 
 def _convert(operation: Operation, values: FloatArray) -> np.ndarray:
+    """Round to the output precision, and count NaNs and saturation."""
     output = round_to_fp16(values)
     operation.counters.nan_outputs += int(np.isnan(output).sum())
     operation.counters.saturated += int((np.abs(output) == np.float16(65504)).sum())
     precision = operation.registers["SDP"].precision("D_DATA_FORMAT", "OUT_PRECISION")
     if precision is Precision.FP16:
         return output
-    # Halves round away from zero, as in every integer conversion; a NaN becomes the lowest.
+    # Ties round away from zero, as in every integer conversion; NaN becomes the lowest value.
     wide = np.where(np.isnan(output), -32768.0, output.astype(np.float64))
     rounded = np.copysign(np.floor(np.abs(wide) + 0.5), wide)
     return saturate(rounded.astype(np.int64), 16).astype(np.int16)

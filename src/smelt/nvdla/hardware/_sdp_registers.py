@@ -1,4 +1,4 @@
-"""What SDP's registers say, as values."""
+"""SDP's registers decoded into stages, converters and lookup tables."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._state import GroupRegisters
 
 MAXIMUM, MINIMUM, SUM, EQUAL = 0, 1, 2, 3
+"""Values of the ALU_ALGO fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What a stage reads from memory."""
+    """Operands that a stage reads from memory."""
 
     alu: np.ndarray | None
     mul: np.ndarray | None
 
     def cut(self, lines: slice, columns: slice) -> Operands:
-        """Return what belongs to a part of the cube."""
+        """Return the operands of a part of the cube."""
         return Operands(*(_cut(operand, lines, columns) for operand in (self.alu, self.mul)))
 
     def require_alu(self, stage: str) -> np.ndarray:
-        """Return the ALU operand."""
+        """Return the ALU operand; raise NvdlaError(BAD_VALUE) if it is not read."""
         return _required(self.alu, stage, "ALU")
 
     def require_mul(self, stage: str) -> np.ndarray:
-        """Return the multiplier's operand."""
+        """Return the multiplier's operand; raise NvdlaError(BAD_VALUE) if it is not read."""
         return _required(self.mul, stage, "multiplier")
 
 
 def _cut(operand: np.ndarray | None, lines: slice, columns: slice) -> np.ndarray | None:
-    """Return a part of [height or 1, width or 1, lanes]; a size of 1 is for all."""
+    """Return a part of [height or 1, width or 1, lanes]; 1 x 1 applies to all positions."""
     if operand is None or operand.shape[:2] == (1, 1):
         return operand
     return operand[lines, columns]
@@ -49,14 +50,14 @@ def _required(operand: np.ndarray | None, stage: str, unit: str) -> np.ndarray:
         raise NvdlaError(
             NvError.BAD_VALUE,
             f"SDP's {stage} stage takes its {unit} operand from memory, but no read DMA is "
-            "enabled for it; the hardware would wait forever",
+            "enabled for the operand; the hardware would wait forever",
         )
     return operand
 
 
 @dataclass(frozen=True, slots=True)
 class XStage:
-    """X1 or X2."""
+    """Parameters of stage X1 or X2."""
 
     is_active: bool
     alu_bypassed: bool
@@ -74,7 +75,7 @@ class XStage:
 
 @dataclass(frozen=True, slots=True)
 class YConverter:
-    """Scales one of Y's memory operands."""
+    """Parameters of the converter of an operand of stage Y."""
 
     bypassed: bool
     offset: int
@@ -84,7 +85,7 @@ class YConverter:
 
 @dataclass(frozen=True, slots=True)
 class YStage:
-    """The element-wise stage."""
+    """Parameters of stage Y."""
 
     is_active: bool
     mul_bypassed: bool
@@ -102,12 +103,12 @@ class YStage:
 
     @property
     def compares(self) -> bool:
-        """Whether it only reports whether all elements are equal, and writes nothing."""
+        """Whether the operation only reports whether all elements are equal, and writes nothing."""
         return self.is_active and not self.alu_bypassed and self.alu == EQUAL
 
 
 def read_x_stage(registers: GroupRegisters, name: str) -> XStage:
-    """Return X1 (``BS``) or X2 (``BN``)."""
+    """Return the parameters of stage X1 (``BS``) or X2 (``BN``)."""
     config = f"D_DP_{name}_CFG"
     return XStage(
         is_active=not registers.get(config, f"{name}_BYPASS"),
@@ -135,7 +136,7 @@ def _read_converter(registers: GroupRegisters, unit: str) -> YConverter:
 
 
 def read_y_stage(registers: GroupRegisters) -> YStage:
-    """Return the element-wise stage."""
+    """Return the parameters of stage Y."""
     config = "D_DP_EW_CFG"
     active = not registers.get(config, "EW_BYPASS")
     return YStage(
@@ -156,7 +157,7 @@ def read_y_stage(registers: GroupRegisters) -> YStage:
 
 
 def read_sdp_lut(registers: GroupRegisters, tables: tuple[list[int], list[int]]) -> Lut:
-    """Return SDP's tables; starts and ends are 32-bit."""
+    """Return SDP's tables, whose starts and ends have 32 bits."""
     ends = {
         name: sign_extend(registers.word(f"S_LUT_{name}"), 32)
         for name in ("LE_START", "LE_END", "LO_START", "LO_END")

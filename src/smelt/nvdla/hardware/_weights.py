@@ -1,4 +1,4 @@
-"""CDMA's weight side: kernels from their stored order to [height, width, channels, kernels]."""
+"""CDMA's weight input: kernels from their stored order to [height, width, channels, kernels]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def read_weights(operation: Operation, precision: Precision, shape: ConvolutionShape) -> np.ndarray:
-    """Return the kernels of any convolution."""
+    """Return the kernels of a convolution in the order that its mode needs.
+
+    Raises:
+        NvdlaError: INVALID_SIZE if the kernels are too large; NOT_SUPPORTED if they are compressed
+            and the configuration lacks compression; INVALID_ADDRESS if they lie outside memory.
+    """
     elements = shape.kernel_height * shape.kernel_width * shape.channels * shape.kernels
     if (size := elements * precision.size_bytes) > Limit.MAX_KERNEL_BYTES.most:
         raise NvdlaError(
@@ -44,7 +49,7 @@ def read_weights(operation: Operation, precision: Precision, shape: ConvolutionS
 
 
 def read_weight_elements(operation: Operation, precision: Precision, count: int) -> np.ndarray:
-    """Return the stored elements in order, expanded if they are compressed."""
+    """Return the stored elements in order; compressed elements are expanded."""
     cdma = operation.registers["CDMA"]
     space = cdma.space("D_WEIGHT_RAM_TYPE", "WEIGHT_RAM_TYPE")
     address = cdma.address("D_WEIGHT_ADDR_LOW", "D_WEIGHT_ADDR_HIGH")
@@ -76,12 +81,13 @@ def read_weight_elements(operation: Operation, precision: Precision, count: int)
 
 
 def _flush(operation: Operation, elements: np.ndarray) -> np.ndarray:
+    """Count NaNs, and replace them by 0 if that is programmed."""
     if elements.dtype != np.float16:
         return elements
-    is_nan = (elements.view(np.uint16) & 0x7FFF) > 0x7C00  # fp16's own isnan is slow
-    found = int(is_nan.sum())
-    operation.counters.nan_inputs += found
-    if found and operation.registers["CDMA"].get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
+    is_nan = (elements.view(np.uint16) & 0x7FFF) > 0x7C00  # numpy's isnan is slow for fp16
+    count = int(is_nan.sum())
+    operation.counters.nan_inputs += count
+    if count and operation.registers["CDMA"].get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
         return np.where(is_nan, np.float16(0), elements)
     return elements
 
@@ -89,7 +95,10 @@ def _flush(operation: Operation, elements: np.ndarray) -> np.ndarray:
 def unpack_extended(
     flat: np.ndarray, shape: ConvolutionShape, group: int, lines: int
 ) -> np.ndarray:
-    """Reorder image kernels whose lines are stored in pairs or fours: lines, kernel, line, C."""
+    """Reorder image kernels whose lines are stored in groups of two or four.
+
+    The stored order is group of lines, kernel, line, channel.
+    """
     rows, channels = shape.kernel_height, shape.channels
     weights = np.empty((rows, 1, channels, shape.kernels), flat.dtype)
     at = 0
@@ -104,7 +113,10 @@ def unpack_extended(
 
 
 def unpack_direct(flat: np.ndarray, shape: ConvolutionShape, group: int, block: int) -> np.ndarray:
-    """Reorder groups of kernels, each in blocks of channels: row, column, kernel, channel."""
+    """Reorder groups of kernels that are stored in blocks of channels.
+
+    The stored order within a block is row, column, kernel, channel.
+    """
     rows, columns, channels = shape.kernel_height, shape.kernel_width, shape.channels
     weights = np.empty((rows, columns, channels, shape.kernels), flat.dtype)
     per_kernel = rows * columns * channels
@@ -118,6 +130,7 @@ def unpack_direct(flat: np.ndarray, shape: ConvolutionShape, group: int, block: 
 
 
 def _unpack_groups(flat: np.ndarray, weights: np.ndarray, group: int, block: int) -> None:
+    """Reorder kernels whose number is a multiple of the group."""
     rows, columns, channels, kernels = weights.shape
     groups = kernels // group
     stored = flat.reshape(groups, -1)

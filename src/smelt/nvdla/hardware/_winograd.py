@@ -1,7 +1,7 @@
-"""Winograd convolution: 2 x 2 outputs from 4 x 4 inputs, 3 x 3 kernels stored as 4 x 4.
+"""Winograd convolution: 2 x 2 outputs from 4 x 4 inputs, with 3 x 3 kernels stored as 4 x 4.
 
-A stride is unrolled into channels first. The input transform rounds to the operand's width, so
-results are those of the hardware, not of the direct convolution.
+Strides are unrolled into channels first. The input transform rounds to the width of the operands,
+so the results equal those of the hardware, not those of a direct convolution.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._operation import Operation
 
 TILE = 4
+"""Height and width of a tile of inputs, and of stored kernels."""
 _CHANNELS = 4
 """Channels of one stored block of weights."""
 
 
 def check_winograd(operation: Operation, shape: ConvolutionShape) -> None:
-    """Check what Winograd asks of a convolution.
+    """Check that a convolution can run in Winograd mode.
 
     Raises:
-        NvdlaError: the configuration lacks it (NOT_SUPPORTED), or sizes do not fit (BAD_VALUE).
+        NvdlaError: NOT_SUPPORTED if the configuration lacks the mode; BAD_VALUE if sizes do not
+            fit.
     """
     if not operation.configuration.has_winograd:
         raise NvdlaError(
@@ -51,16 +53,21 @@ def check_winograd(operation: Operation, shape: ConvolutionShape) -> None:
     if not fits:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"Winograd needs kernels stored as {TILE} x {TILE}, channels and output sizes in fours;"
-            f" CSC has {shape.kernel_height} x {shape.kernel_width} x {shape.channels} and"
-            f" {shape.output_height} x {shape.output_width}",
+            f"Winograd mode needs kernels stored as {TILE} x {TILE}, and channels and output sizes"
+            f" that are multiples of 4; CSC has kernels of {shape.kernel_height} x"
+            f" {shape.kernel_width} x {shape.channels} and an output of {shape.output_height} x"
+            f" {shape.output_width}",
         )
 
 
 def extend_channels(
     operation: Operation, cube: np.ndarray, shape: ConvolutionShape, fill: float
 ) -> np.ndarray:
-    """Return the padded input with strides unrolled into channels."""
+    """Return the padded input with strides unrolled into channels.
+
+    Raises:
+        NvdlaError: BAD_VALUE if the input does not consist of whole tiles or is too small.
+    """
     cdma = operation.registers["CDMA"]
     pads = [
         cdma.get("D_ZERO_PADDING", f"PAD_{side}") for side in ("TOP", "BOTTOM", "LEFT", "RIGHT")
@@ -73,8 +80,8 @@ def extend_channels(
     if not is_whole or channels * step_x * step_y != shape.channels:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"a padded input of {height} x {width} x {channels} with steps {step_y} and {step_x}"
-            f" does not unroll to whole tiles of {shape.channels} channels",
+            f"a padded input of {height} x {width} x {channels} with strides {step_y} and {step_x}"
+            f" cannot be unrolled to whole tiles of {shape.channels} channels",
         )
     split = padded.reshape(height // step_y, step_y, width // step_x, step_x, channels)
     extended = split.transpose(0, 2, 1, 3, 4).reshape(height // step_y, width // step_x, -1)
@@ -105,7 +112,10 @@ def unpack_winograd(flat: np.ndarray, shape: ConvolutionShape, group: int) -> np
 def convolve_winograd(
     operation: Operation, cube: np.ndarray, weights: np.ndarray, shape: ConvolutionShape
 ) -> np.ndarray:
-    """Return sums [height, width, kernels] in float64, exact for integers."""
+    """Return the sums [height, width, kernels] in float64, exact for integers.
+
+    fp16 in exact mode gives float32.
+    """
     tiles_y, tiles_x = shape.output_height // 2, shape.output_width // 2
     tiles = np.stack(
         [
@@ -119,19 +129,19 @@ def convolve_winograd(
         both = convolve_winograd_exact(operation, pixels, weights, shape.kernels)
     else:
         products = np.zeros((TILE, TILE, pixels.shape[2], shape.kernels), np.float64)
-        for place in np.ndindex(TILE, TILE):
-            seen, held = pixels[place].astype(np.float64), weights[place].astype(np.float64)
-            add_products(operation, products[place], seen, extend_infinities(held))
+        for index in np.ndindex(TILE, TILE):
+            inputs, taps = pixels[index].astype(np.float64), weights[index].astype(np.float64)
+            add_products(operation, products[index], inputs, extend_infinities(taps))
         both = _reduce(products)
         if transformed.dtype == np.float16:
-            # One multiplier cell takes a whole tile, so a NaN reaches all of its outputs.
+            # One MAC cell multiplies a whole tile, so a NaN reaches all outputs of the tile.
             both[:, :, np.isnan(products).any(axis=(0, 1))] = np.nan
     ordered = both.reshape(2, 2, tiles_y, tiles_x, shape.kernels).transpose(2, 0, 3, 1, 4)
     return ordered.reshape(shape.output_height, shape.output_width, shape.kernels)
 
 
 def _reduce(products: np.ndarray) -> np.ndarray:
-    """Return the 2 x 2 outputs of 4 x 4 products."""
+    """Apply the output transform: return the 2 x 2 outputs of 4 x 4 products."""
     rows = np.stack(
         [products[0] + products[1] + products[2], products[1] - products[2] - products[3]]
     )
@@ -141,7 +151,7 @@ def _reduce(products: np.ndarray) -> np.ndarray:
 
 
 def _transform(operation: Operation, tiles: np.ndarray) -> np.ndarray:
-    """Transform the input, rounding as the hardware does."""
+    """Apply the input transform, with the hardware's rounding."""
     csc = operation.registers["CSC"]
     precision = csc.precision("D_MISC_CFG", "PROC_PRECISION")
     if precision is Precision.FP16:

@@ -1,4 +1,4 @@
-"""The standard compiled network: its file, its descriptors, and what they mean."""
+"""Loadables, the standard format of compiled networks: file, descriptors and interpretation."""
 
 from smelt.nvdla._descriptor_codec import Descriptor, DescriptorLayout
 from smelt.nvdla.loadable._descriptors import (

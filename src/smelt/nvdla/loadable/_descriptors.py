@@ -1,4 +1,4 @@
-"""What the engine scheduler reads: the network, its operations, their surfaces and tables.
+"""Descriptors of the engine scheduler: network, operations, surfaces, tables and statistics.
 
 Source: nvdla/sw, firmware interface 0.10 to 0.12 (dla_interface.h).
 """
@@ -12,15 +12,17 @@ from typing import ClassVar, Final
 from smelt.nvdla._descriptor_codec import Descriptor, at
 
 OPERATION_STRIDE_BYTES: Final = 116
-"""From one operation to the next in ``op_list``, whatever its type."""
+"""Distance between operations of any type in ``op_list``."""
 SURFACE_STRIDE_BYTES: Final = 644
-"""From one operation's surfaces to the next in ``surf_list``."""
+"""Distance between the surfaces of operations of any type in ``surf_list``."""
 STATISTICS_STRIDE_BYTES: Final = 44
+"""Distance between the statistics of operations of any type in ``stat_list``."""
 MAX_BDMA_TRANSFERS: Final = 20
+"""Maximum number of transfers in a bridge DMA operation."""
 
 
 class OperationType(IntEnum):
-    """The hardware processor that runs an operation."""
+    """Hardware engine that runs an operation."""
 
     BDMA = 0
     CONV = 1
@@ -31,16 +33,16 @@ class OperationType(IntEnum):
 
 
 class MemoryType(IntEnum):
-    """Where a cube lies."""
+    """Memory that holds a cube."""
 
     DRAM = 0
     SRAM = 1
     ON_THE_FLY = 2
-    """Another engine hands it over; it has no address."""
+    """An engine passes the cube directly to another one; the cube has no address."""
 
 
 class Precision(IntEnum):
-    """The type of an operation's elements."""
+    """Type of an operation's elements."""
 
     INT8 = 0
     INT16 = 1
@@ -48,7 +50,7 @@ class Precision(IntEnum):
 
 
 class OperationEvent(IntEnum):
-    """What of an operation sets a dependent one free."""
+    """Event of an operation that resolves a dependency of another operation."""
 
     NONE = 0
     COMPLETED = 1
@@ -60,7 +62,10 @@ class OperationEvent(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NetworkDescriptor(Descriptor):
-    """The head of a task; every index is into the task's address list, -1 means absent."""
+    """Network descriptor, at the first address of a task.
+
+    Fields whose names end in ``_index`` are indices into the task's address list; -1 means absent.
+    """
 
     operation_desc_index: int = at(0, "i16", default=-1)
     surface_desc_index: int = at(2, "i16", default=-1)
@@ -71,7 +76,7 @@ class NetworkDescriptor(Descriptor):
     stat_list_index: int = at(12, "i16", default=-1)
     reserved1: int = at(14, "i16")
     op_head: tuple[int, ...] = at(16, "i16", 6, default=-1)
-    """The first operation of each type."""
+    """Index of the first operation of each type, or -1."""
     num_rois: int = at(28, "u16")
     num_operations: int = at(30, "u16")
     num_luts: int = at(32, "u16")
@@ -83,7 +88,7 @@ class NetworkDescriptor(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class Consumer(Descriptor):
-    """An edge of the dependency graph: which operation waits for which event."""
+    """Edge of the dependency graph: the index of the waiting operation, and the event."""
 
     index: int = at(0, "i16", default=-1)
     event: int = at(2, "u8", default=1)
@@ -92,7 +97,7 @@ class Consumer(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class CommonOperation(Descriptor):
-    """An operation's place in the dependency graph."""
+    """Node of the dependency graph: an operation's type, dependency count and edges."""
 
     index: int = at(0, "i16")
     roi_index: int = at(2, "i8")
@@ -105,7 +110,7 @@ class CommonOperation(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class RoiArray(Descriptor):
-    """The head of the list of regions of interest."""
+    """Header of the list of regions of interest."""
 
     array_length: int = at(0, "u32")
     array_reserved: int = at(4, "u32")
@@ -113,7 +118,7 @@ class RoiArray(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class Roi(Descriptor):
-    """A region of interest."""
+    """Region of interest."""
 
     left: int = at(0, "u32")
     top: int = at(4, "u32")
@@ -123,7 +128,7 @@ class Roi(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class Converter(Descriptor):
-    """y = saturate(round((x - offset) * scale >> truncate))."""
+    """Converter: y = saturate(round((x - offset) * scale >> truncate))."""
 
     scale: int = at(0, "i16")
     truncate: int = at(2, "u8")
@@ -133,11 +138,14 @@ class Converter(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class DataCube(Descriptor):
-    """A tensor of an operation: where it lies, its extent and its strides in bytes."""
+    """Tensor of an operation: location, extents, and strides in bytes."""
 
     type: int = at(0, "u16")
+    """Memory type, a `MemoryType`."""
     address: int = at(2, "i16", default=-1)
+    """Index into the task's address list, or -1."""
     offset: int = at(4, "u32", new=True)
+    """Offset in bytes from the address."""
     size: int = at(8, "u32")
     width: int = at(12, "u16")
     height: int = at(14, "u16")
@@ -150,7 +158,7 @@ class DataCube(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class BdmaTransfer(Descriptor):
-    """One two-dimensional copy."""
+    """One copy of lines and surfaces; sizes and strides are in bytes."""
 
     source_address: int = at(0, "i16", default=-1)
     destination_address: int = at(2, "i16", default=-1)
@@ -165,17 +173,19 @@ class BdmaTransfer(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class BdmaSurface(Descriptor):
-    """The copies of a bridge DMA operation."""
+    """Transfers of a bridge DMA operation."""
 
     source_type: int = at(0, "u8")
+    """Memory type of the sources, a `MemoryType`."""
     destination_type: int = at(1, "u8")
+    """Memory type of the destinations, a `MemoryType`."""
     num_transfers: int = at(2, "u16")
     transfers: tuple[BdmaTransfer, ...] = at(4, BdmaTransfer, MAX_BDMA_TRANSFERS)
 
 
 @dataclass(frozen=True, slots=True)
 class BdmaOperation(Descriptor):
-    """A bridge DMA operation."""
+    """Bridge DMA operation."""
 
     num_transfers: int = at(0, "u16")
     reserved0: int = at(2, "u16")
@@ -183,7 +193,7 @@ class BdmaOperation(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class ConvSurface(Descriptor):
-    """The tensors of a convolution."""
+    """Tensors of a convolution."""
 
     weight_data: DataCube = at(0, DataCube)
     wmb_data: DataCube = at(32, DataCube)
@@ -196,7 +206,7 @@ class ConvSurface(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class ConvOperation(Descriptor):
-    """A convolution: mode, buffer banks, kernel, padding, conversions."""
+    """Convolution: mode, buffer banks, kernel, padding and converters."""
 
     conv_mode: int = at(0, "u8")
     data_reuse: int = at(1, "u8")
@@ -250,12 +260,12 @@ class ConvOperation(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class LutParameters(Descriptor):
-    """The two tables of a lookup, their ranges and what lies beyond them."""
+    """Two lookup tables, their ranges, and the slopes below and above the ranges."""
 
     linear_exp_table: tuple[int, ...] = at(0, "i16", 65)
     linear_only_table: tuple[int, ...] = at(130, "i16", 257)
     linear_exp_offset: int = at(644, "i8")
-    """The exponent's offset, or the number of fraction bits of a linear table."""
+    """Offset of the exponent, or number of fraction bits of a linear table."""
     reserved0: int = at(645, "u8")
     linear_only_offset: int = at(646, "i8")
     reserved1: int = at(647, "u8")
@@ -264,7 +274,7 @@ class LutParameters(Descriptor):
     linear_only_start: int = at(664, "u64")
     linear_only_end: int = at(672, "u64")
     linear_exp_underflow_scale: int = at(680, "i16")
-    """Of an integer slope; the bits of an fp16 slope."""
+    """Scale of an integer slope, or bits of an fp16 slope."""
     linear_exp_underflow_shift: int = at(682, "i8")
     reserved2: int = at(683, "u8")
     linear_exp_overflow_scale: int = at(684, "i16")
@@ -284,7 +294,7 @@ class LutParameters(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class SdpSurface(Descriptor):
-    """The tensors of a single-point operation."""
+    """Tensors of an SDP operation."""
 
     src_data: DataCube = at(0, DataCube)
     x1_data: DataCube = at(32, DataCube)
@@ -295,7 +305,7 @@ class SdpSurface(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class SdpStage(Descriptor):
-    """One of the three stages X1, X2 and Y."""
+    """One of the stages X1, X2 and Y of an SDP operation."""
 
     enable: int = at(0, "u8")
     alu_type: int = at(1, "u8")
@@ -313,7 +323,7 @@ class SdpStage(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class SdpOperation(Descriptor):
-    """A single-point operation: bias, scale, elementwise, activation, conversion."""
+    """SDP operation: bias, scale, elementwise operations, activation and conversion."""
 
     src_precision: int = at(0, "u8")
     dst_precision: int = at(1, "u8")
@@ -330,7 +340,7 @@ class SdpOperation(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class PdpSurface(Descriptor):
-    """The tensors of a pooling."""
+    """Tensors of a pooling operation."""
 
     src_data: DataCube = at(0, DataCube)
     dst_data: DataCube = at(32, DataCube)
@@ -338,7 +348,7 @@ class PdpSurface(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class PdpOperation(Descriptor):
-    """A pooling."""
+    """Pooling operation."""
 
     partial_in_width_first: int = at(0, "u16")
     partial_in_width_mid: int = at(2, "u16")
@@ -363,7 +373,7 @@ class PdpOperation(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class CdpSurface(Descriptor):
-    """The tensors of a normalisation across channels."""
+    """Tensors of a normalisation across channels."""
 
     src_data: DataCube = at(0, DataCube)
     dst_data: DataCube = at(32, DataCube)
@@ -371,7 +381,7 @@ class CdpSurface(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class CdpOperation(Descriptor):
-    """A local response normalisation across channels."""
+    """Local response normalisation across channels."""
 
     in_precision: int = at(0, "u8")
     out_precision: int = at(1, "u8")
@@ -386,7 +396,7 @@ class CdpOperation(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class RubikSurface(Descriptor):
-    """The tensors of a reshape."""
+    """Tensors of a reshape."""
 
     src_data: DataCube = at(0, DataCube)
     dst_data: DataCube = at(32, DataCube)
@@ -394,7 +404,7 @@ class RubikSurface(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class RubikOperation(Descriptor):
-    """A reshape: contract, split or merge."""
+    """Reshape: contract, split or merge."""
 
     mode: int = at(0, "u8")
     precision: int = at(1, "u8")
@@ -427,7 +437,7 @@ SURFACE_CLASSES: Final[dict[OperationType, type[Surface]]] = {
 
 @dataclass(frozen=True, slots=True)
 class BdmaStatistics(Descriptor):
-    """What the bridge DMA counted."""
+    """Counters of a bridge DMA operation; the runtime is in microseconds."""
 
     read_stall: int = at(0, "u32")
     write_stall: int = at(4, "u32")
@@ -436,7 +446,7 @@ class BdmaStatistics(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class ConvStatistics(Descriptor):
-    """What the convolution counted."""
+    """Counters of a convolution; the runtime is in microseconds."""
 
     data_read_stall: int = at(0, "u32")
     weight_read_stall: int = at(4, "u32")
@@ -452,7 +462,7 @@ class ConvStatistics(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class SdpStatistics(Descriptor):
-    """What the single-point processor counted."""
+    """Counters of an SDP operation; the runtime is in microseconds."""
 
     nan_input_num: int = at(0, "u32")
     inf_input_num: int = at(4, "u32")
@@ -469,7 +479,7 @@ class SdpStatistics(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class PdpStatistics(Descriptor):
-    """What the pooling counted."""
+    """Counters of a pooling operation; the runtime is in microseconds."""
 
     inf_input_num: int = at(0, "u32")
     nan_input_num: int = at(4, "u32")
@@ -480,7 +490,7 @@ class PdpStatistics(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class CdpStatistics(Descriptor):
-    """What the normalisation counted."""
+    """Counters of a normalisation; the runtime is in microseconds."""
 
     nan_input_num: int = at(0, "u32")
     inf_input_num: int = at(4, "u32")
@@ -497,7 +507,7 @@ class CdpStatistics(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class RubikStatistics(Descriptor):
-    """What the reshape counted."""
+    """Counters of a reshape; the runtime is in microseconds."""
 
     read_stall: int = at(0, "u32")
     write_stall: int = at(4, "u32")
@@ -506,7 +516,7 @@ class RubikStatistics(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus(Descriptor):
-    """What the scheduler says of a finished task."""
+    """Status that the scheduler reports for a completed task."""
 
     padded_bytes: ClassVar[int] = 16
 

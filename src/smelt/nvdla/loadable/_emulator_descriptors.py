@@ -1,6 +1,6 @@
-"""What the emulator of the user-mode driver reads: layers that the accelerator lacks.
+"""Descriptors of the user-mode driver's emulator, for layers that the accelerator lacks.
 
-Two generations carry the same version number, 0.0.1; the size of an operation tells them apart.
+Two layouts have the same version number, 0.0.1; the size of an operation distinguishes them.
 Source: nvdla/sw, emu_interface.h.
 """
 
@@ -17,19 +17,20 @@ EMU_OPERATION_BYTES: Final = {
     DescriptorLayout.WITHOUT_OFFSETS: 16,
     DescriptorLayout.WITH_OFFSETS: 24,
 }
+"""Size of an operation in each layout."""
 EMU_BUFFERS_BYTES: Final = 512
-"""The source's and the destination's buffer of one operation."""
+"""Size of the source and destination buffers of one operation."""
 
 
 class EmuOperationType(IntEnum):
-    """A layer that runs on the CPU."""
+    """Type of an emulated layer."""
 
     POWER = 0
     SOFTMAX = 1
 
 
 class EmuFormat(IntEnum):
-    """How the elements of an emulated layer lie in memory."""
+    """Type and layout of an emulated layer's elements."""
 
     INT8 = 0
     """Atoms of 32 channels."""
@@ -37,14 +38,14 @@ class EmuFormat(IntEnum):
     """Atoms of 8 channels."""
     INT16 = 2
     FF16 = 3
-    """Half precision, atoms of 16 channels."""
+    """Half precision in atoms of 16 channels."""
     UINT8 = 4
     UINT16 = 5
 
 
 @dataclass(frozen=True, slots=True)
 class EmuNetworkDescriptor(Descriptor):
-    """The head of an emulated task."""
+    """Network descriptor of an emulated task."""
 
     padded_bytes: ClassVar[int] = 256
 
@@ -55,7 +56,7 @@ class EmuNetworkDescriptor(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class EmuPowerOperation(Descriptor):
-    """y = (shift + scale * x) ** power."""
+    """Power layer: y = (shift + scale * x) ** power."""
 
     padded_bytes: ClassVar[int] = 24
 
@@ -69,7 +70,7 @@ class EmuPowerOperation(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class EmuSoftmaxOperation(Descriptor):
-    """Softmax over channels."""
+    """Softmax layer, over channels."""
 
     padded_bytes: ClassVar[int] = 24
 
@@ -81,6 +82,8 @@ class EmuSoftmaxOperation(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class _OldPowerOperation(Descriptor):
+    """Power layer in the layout without offsets."""
+
     padded_bytes: ClassVar[int] = 16
 
     op_type: int = at(0, "u8", default=EmuOperationType.POWER)
@@ -91,6 +94,8 @@ class _OldPowerOperation(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class _OldSoftmaxOperation(Descriptor):
+    """Softmax layer in the layout without offsets."""
+
     padded_bytes: ClassVar[int] = 16
 
     op_type: int = at(0, "u8", default=EmuOperationType.SOFTMAX)
@@ -102,7 +107,7 @@ EmuOperation = EmuPowerOperation | EmuSoftmaxOperation
 
 @dataclass(frozen=True, slots=True)
 class EmuBuffer(Descriptor):
-    """A tensor of an emulated layer."""
+    """Tensor of an emulated layer; strides are in bytes."""
 
     address_index: int = at(0, "i16", default=-1)
     address_index_offset: int = at(2, "u32", new=True)
@@ -119,29 +124,37 @@ class EmuBuffer(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class EmuBuffers(Descriptor):
-    """Both tensors of an emulated layer."""
+    """Source and destination of an emulated layer."""
 
     src_data: EmuBuffer = at(0, EmuBuffer)
     dst_data: EmuBuffer = at(256, EmuBuffer)
 
 
 _OLD_FORMATS: Final = (EmuFormat.INT8, EmuFormat.INT16, EmuFormat.FF16)
-"""Numbers before atoms of 8 were added."""
+"""Formats by number in the layout without offsets, before atoms of 8 channels were added."""
 
 
 def find_emu_format(number: int, layout: DescriptorLayout) -> EmuFormat:
-    """The format that a number means. Raises NvdlaError(NOT_SUPPORTED): none."""
+    """Return the format with a number in a layout.
+
+    Raises:
+        NvdlaError: NOT_SUPPORTED if the number is unknown.
+    """
     formats = tuple(EmuFormat) if layout is DescriptorLayout.WITH_OFFSETS else _OLD_FORMATS
     if number >= len(formats):
         raise NvdlaError(
             NvError.NOT_SUPPORTED,
-            f"format {number} is unknown; it must be 0 to {len(formats) - 1}",
+            f"format {number} is unknown; the format must be 0 to {len(formats) - 1}",
         )
     return formats[number]
 
 
 def find_emu_layout(operation_list_bytes: int, num_operations: int) -> DescriptorLayout:
-    """Tell the generation of an emulated task from the size of its list of operations."""
+    """Return the layout of an emulated task, by the size of its operation list.
+
+    Raises:
+        NvdlaError: INVALID_SIZE if the list is too small for the operations in any layout.
+    """
     for layout, size in EMU_OPERATION_BYTES.items():
         if num_operations * size == operation_list_bytes:
             return layout
@@ -163,7 +176,8 @@ def read_emu_operation(data: bytes, index: int, layout: DescriptorLayout) -> Emu
     """Read one operation of an emulated task.
 
     Raises:
-        NvdlaError: INVALID_SIZE, it lies outside ``data``; NOT_SUPPORTED, its type is unknown.
+        NvdlaError: INVALID_SIZE if the operation lies outside ``data``; NOT_SUPPORTED if its type
+            is unknown.
     """
     offset = index * EMU_OPERATION_BYTES[layout]
     if not 0 <= offset < len(data):
@@ -184,12 +198,12 @@ def read_emu_operation(data: bytes, index: int, layout: DescriptorLayout) -> Emu
         case kind:
             raise NvdlaError(
                 NvError.NOT_SUPPORTED,
-                f"emulated operation {index} has type {kind}; it must be 0 (power) or 1 (softmax)",
+                f"emulated operation {index} has type {kind}; expected 0 (power) or 1 (softmax)",
             )
 
 
 def write_emu_operation(operation: EmuOperation, layout: DescriptorLayout) -> bytes:
-    """Write one operation of an emulated task; an old one has no scale factors."""
+    """Return the bytes of an emulated operation; the layout without offsets drops its scales."""
     if layout is DescriptorLayout.WITH_OFFSETS:
         return operation.to_bytes()
     if isinstance(operation, EmuSoftmaxOperation):

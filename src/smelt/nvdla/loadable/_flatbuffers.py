@@ -1,7 +1,7 @@
-"""Tables of a FlatBuffers file, read without trust and written, by the slots of `_model`.
+"""Reader and writer of FlatBuffers tables, by the slots that `_model` declares.
 
-Every offset, size and count is checked before use, no two parts may overlap, and a string is read
-once: so a file never makes us read more than it holds.
+Files are not trusted: every offset, size and count is checked before use, no two parts may overlap,
+and each string is decoded once. The reader therefore never reads more bytes than the file has.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ _SCALARS: Final = {
     "i32": ("Int32", 4),
     "u64": ("Uint64", 8),
 }
+"""Name in the flatbuffers package and size in bytes of each scalar type."""
 _VERSION_BYTES: Final = 3
+"""Size of a version: three numbers of one byte."""
 _MAX_BYTES: Final = 1 << 31
-"""A FlatBuffers file's offsets are 32 bits, some of them signed."""
+"""Size that files must stay below: offsets have 32 bits and some are signed."""
 
 
 def import_flatbuffers() -> Any:
-    """The package that knows the format. Raises MissingExtraError: it is not installed."""
+    """Return the flatbuffers package; raise MissingExtraError if it is not installed."""
     try:
         return importlib.import_module("flatbuffers")
     except ImportError as error:
@@ -41,39 +43,45 @@ def import_flatbuffers() -> Any:
 
 
 def _slots_of(cls: type[Any]) -> tuple[tuple[str, Slot], ...]:
-    key: Any = cls  # to mypy a class may have no hash
+    key: Any = cls  # mypy does not regard a class as hashable
     return _find_slots(key)
 
 
 @functools.cache
 def _find_slots(cls: Any) -> tuple[tuple[str, Slot], ...]:
-    found = ((item.name, item.metadata.get("slot")) for item in fields(cls))
-    return tuple((name, slot) for name, slot in found if slot is not None)
+    slots = ((item.name, item.metadata.get("slot")) for item in fields(cls))
+    return tuple((name, slot) for name, slot in slots if slot is not None)
 
 
 class TableReader:
-    """Reads one file. Everything it refuses is a ModelFormatError that says what and where."""
+    """Reader of one file; an invalid file raises a ModelFormatError that names the invalid part."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) >= _MAX_BYTES:
-            raise ModelFormatError(f"a loadable has less than 2 GiB; this one has {len(data)}")
+            raise ModelFormatError(
+                f"the loadable has {len(data)} bytes; it must have less than 2 GiB"
+            )
         package = import_flatbuffers()
         self._table: Callable[[bytes, int], Any] = package.table.Table
         self._flags = package.number_types
         self._data = data
-        self._taken: list[tuple[int, int, str]] = []
-        self._room = len(data)
+        self._parts: list[tuple[int, int, str]] = []
+        self._unused_bytes = len(data)
         self._strings: dict[int, str] = {}
 
     def read_root(self, cls: type[Any]) -> dict[str, Any]:
-        """Read the root's fields."""
+        """Return the fields of the root table by name.
+
+        Raises:
+            ModelFormatError: If the file is malformed.
+        """
         if len(self._data) < 8:
-            raise ModelFormatError(f"a loadable of {len(self._data)} bytes is truncated")
+            raise ModelFormatError(f"the loadable is truncated: it has {len(self._data)} bytes")
         root = self._scalar("u32", 0)
         if root + 4 > len(self._data):
             raise ModelFormatError(
-                f"not an NVDLA loadable (no FlatBuffers header): its root offset is {root}, and "
-                f"it has {len(self._data)} bytes"
+                f"not an NVDLA loadable (no FlatBuffers header): the root offset is {root}, but "
+                f"the file has {len(self._data)} bytes"
             )
         fields_read = self._read_table(cls, root, "loadable")
         self._check_overlaps()
@@ -81,35 +89,36 @@ class TableReader:
 
     def _read_table(self, cls: type[Any], position: int, where: str) -> dict[str, Any]:
         table, size = self._open_table(position, where)
-        made: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, slot in _slots_of(cls):
             offset = table.Offset(4 + 2 * slot.number)
             if offset:
-                made[name] = self._read_slot(position, offset, size, slot, f"{where}.{name}")
-        return made
+                values[name] = self._read_slot(position, offset, size, slot, f"{where}.{name}")
+        return values
 
     def _open_table(self, position: int, where: str) -> tuple[Any, int]:
-        """Check a table and its vtable; give it and the bytes of its fields."""
-        self._need(position, 4, where)
+        """Check a table and its vtable; return the table and its size in bytes."""
+        self._require(position, 4, where)
         table = self._table(self._data, position)
         vtable = position - table.Get(self._flags.Int32Flags, position)
-        self._need(vtable, 4, f"{where}'s field list")
+        self._require(vtable, 4, f"{where}'s field list")
         length = table.Get(self._flags.Uint16Flags, vtable)
         size = table.Get(self._flags.Uint16Flags, vtable + 2)
         if length < 4 or length % 2:
             raise ModelFormatError(f"the vtable of {where} has the invalid size {length}")
-        self._need(vtable, length, f"{where}'s field list")
+        self._require(vtable, length, f"{where}'s field list")
         if size < 4:
             raise ModelFormatError(f"{where} has the invalid size {size}")
-        self._take(position, size, where)
+        self._claim(position, size, where)
         return table, size
 
     def _read_slot(self, table: int, offset: int, size: int, slot: Slot, where: str) -> Any:
+        """Return the value of a field at an offset of its table."""
         at, width = table + offset, self._width(slot)
         if offset < 4:
             raise ModelFormatError(f"{where} is at byte {offset} of its table, before the fields")
-        if offset >= size:  # compilers of 2018 put the version right behind the table
-            self._take(at, width, where)
+        if offset >= size:  # compilers of 2018 put the version after the end of the table
+            self._claim(at, width, where)
         elif offset + width > size:
             raise ModelFormatError(f"{where} lies outside its table, at {offset} of {size} bytes")
         kind = slot.kind
@@ -153,13 +162,13 @@ class TableReader:
     def _open_vector(self, at: int, width: int, where: str) -> tuple[int, int]:
         position = self._follow(at, where)
         count = self._scalar("u32", position)
-        self._need(position + 4, count * width, f"{where}, which says it has {count} elements,")
-        self._take(position, 4 + count * width, where)
+        self._require(position + 4, count * width, f"{where}, which declares {count} elements,")
+        self._claim(position, 4 + count * width, where)
         return position + 4, count
 
     def _follow(self, at: int, where: str) -> int:
         position = at + self._scalar("u32", at)
-        self._need(position, 4, where)
+        self._require(position, 4, where)
         return position
 
     def _scalar(self, kind: str, at: int) -> int:
@@ -171,44 +180,47 @@ class TableReader:
             return _VERSION_BYTES
         return _SCALARS[str(slot.kind)][1] if str(slot.kind) in _SCALARS else 4
 
-    def _need(self, position: int, size: int, where: str) -> None:
+    def _require(self, position: int, size: int, where: str) -> None:
         if position < 0 or position + size > len(self._data):
             raise ModelFormatError(
                 f"{where} lies outside the file: {size} bytes at {position} of {len(self._data)}"
             )
 
-    def _take(self, position: int, size: int, where: str) -> None:
-        self._need(position, size, where)
-        self._room -= size
-        if self._room < 0:
+    def _claim(self, position: int, size: int, where: str) -> None:
+        """Record that a part of the file is used; refuse more parts than the file has bytes."""
+        self._require(position, size, where)
+        self._unused_bytes -= size
+        if self._unused_bytes < 0:
             raise ModelFormatError(f"{where} overlaps another part of the file")
-        self._taken.append((position, position + size, where))
+        self._parts.append((position, position + size, where))
 
     def _check_overlaps(self) -> None:
+        """Refuse a file with two parts that overlap."""
         end, owner = 0, ""
-        for start, stop, where in sorted(self._taken):
+        for start, stop, where in sorted(self._parts):
             if start < end:
                 raise ModelFormatError(f"{where} overlaps {owner}, at byte {start}")
             end, owner = stop, where
 
 
 def _dtype(kind: str) -> np.dtype[Any]:
-    """Return the type of a vector's elements, such as ``u16``."""
+    """Return the numpy dtype of a scalar type, such as ``u16``."""
     return np.dtype(f"<{kind[0]}{_SCALARS[kind][1]}")
 
 
 class TableWriter:
-    """Writes one file."""
+    """Writer of one file."""
 
     def __init__(self) -> None:
         self._builder: Any = import_flatbuffers().Builder(1024)
 
     def write_root(self, cls: type[Any], value: Any, identifier: bytes | None) -> bytes:
-        """Write the root table, and give the file."""
+        """Write the root table and return the bytes of the file."""
         self._builder.Finish(self._write_table(cls, value), identifier)
         return bytes(self._builder.Output())
 
     def _write_table(self, cls: type[Any], value: Any) -> int:
+        """Write a table and everything that it refers to; return its offset."""
         builder = self._builder
         layout = _slots_of(cls)
         parts = {
@@ -235,7 +247,7 @@ class TableWriter:
         self._builder.PrependStructSlot(number, self._builder.Offset(), 0)
 
     def _write_part(self, slot: Slot, value: Any) -> int | None:
-        """Write what lies outside the table; nothing for what is empty."""
+        """Write a value outside its table; return its offset, or None for an empty value."""
         if not value:
             return None
         builder = self._builder

@@ -1,7 +1,7 @@
-"""What a loadable means: its tasks' operations, who waits for whom, and which bytes they read.
+"""Interpretation of a loadable: the operations of its tasks, their dependencies and tensors.
 
-Nothing here runs or allocates memory; any compliant loadable can be interpreted, whether or not
-some machine has the engines that it needs.
+Interpretation runs nothing and allocates no device memory. It accepts every valid loadable, even if
+no hardware configuration has the engines that the loadable needs.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ if TYPE_CHECKING:
     Entry = TypeVar("Entry", Address, Memory, Task)
 
 _MAX_ROIS: Final = 1 << 16
+"""Maximum number of regions of interest that are read."""
 _KNOWN_FIRMWARE: Final = ((0, 10), (0, 11), (0, 12))
+"""Firmware interface versions, major and minor, whose descriptor layout is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationView:
-    """An operation of the accelerator."""
+    """Operation of the accelerator, with its descriptors."""
 
     index: int
     type: OperationType
@@ -63,7 +65,7 @@ class OperationView:
 
 @dataclass(frozen=True, slots=True)
 class EmuOperationView:
-    """An operation of the emulator."""
+    """Operation of the emulator, with its descriptors."""
 
     index: int
     operation: EmuOperation
@@ -72,18 +74,18 @@ class EmuOperationView:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """``target`` waits until ``source`` raises ``event``."""
+    """Dependency: operation ``target`` waits until operation ``source`` raises ``event``."""
 
     source: int
     target: int
     event: int
     is_fused: bool
-    """The target is the engine that feeds the source on the fly."""
+    """Whether the target is the fused parent, which streams data to the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class DlaTaskView:
-    """A task of the accelerator."""
+    """Task of the accelerator."""
 
     task: Task
     version: Version
@@ -95,14 +97,14 @@ class DlaTaskView:
 
     @property
     def warning(self) -> str | None:
-        """What to doubt: the descriptors of an unknown firmware may be laid out differently."""
+        """Warning that the layout of an unknown firmware's descriptors may differ, or None."""
         if (self.version.major, self.version.minor) in _KNOWN_FIRMWARE:
             return None
         shown = "0.12" if self.layout is DescriptorLayout.WITH_OFFSETS else "0.11"
         return f"unknown version {self.version}, shown as {shown}"
 
     def edges(self) -> Iterator[Edge]:
-        """The dependency graph."""
+        """Yield the edges of the dependency graph."""
         for view in self.operations:
             for consumer in view.common.consumers:
                 if consumer.index >= 0:
@@ -114,7 +116,7 @@ class DlaTaskView:
 
 @dataclass(frozen=True, slots=True)
 class EmuTaskView:
-    """A task of the emulator."""
+    """Task of the emulator."""
 
     task: Task
     layout: DescriptorLayout
@@ -124,7 +126,7 @@ class EmuTaskView:
 
 @dataclass(frozen=True, slots=True)
 class OpaqueTaskView:
-    """A task for an interface that we do not know."""
+    """Task for an unknown interface, which is not interpreted."""
 
     task: Task
 
@@ -134,29 +136,29 @@ TaskView = DlaTaskView | EmuTaskView | OpaqueTaskView
 
 @dataclass(frozen=True, slots=True)
 class Interpretation:
-    """A loadable and what its tasks do."""
+    """A loadable and the interpretation of its tasks."""
 
     loadable: Loadable
     tasks: tuple[TaskView, ...]
 
 
 def interpret(loadable: Loadable) -> Interpretation:
-    """Say what a loadable does.
+    """Interpret the tasks of a loadable.
 
     Raises:
-        ModelFormatError: It refers to entries, blobs or bytes that it does not have.
+        ModelFormatError: If the loadable refers to entries, blobs or bytes that do not exist.
     """
     contents = Contents(loadable)
     return Interpretation(loadable, tuple(_view(contents, task) for task in loadable.tasks))
 
 
 def find_interface_version(loadable: Loadable, task: Task) -> Version:
-    """The version of the interface that a task's descriptors were made for."""
+    """Return the interface version of a task's descriptors."""
     return Contents(loadable).version_of(task)
 
 
 class Contents:
-    """The bytes that a loadable puts at its addresses."""
+    """Contents of the addresses of a loadable."""
 
     def __init__(self, loadable: Loadable) -> None:
         self.addresses = _by_id("address", loadable.addresses)
@@ -166,7 +168,11 @@ class Contents:
             raise ModelFormatError("two blobs of the loadable have the same name")
 
     def locate(self, task: Task, index: int, what: str) -> tuple[Memory, int, int]:
-        """Give the memory, offset and size of an entry of a task's address list."""
+        """Return memory, offset and size of an entry of a task's address list.
+
+        Raises:
+            ModelFormatError: If the entry does not exist or lies outside its memory.
+        """
         if not 0 <= index < len(task.address_list):
             raise ModelFormatError(
                 f"task {task.id}: {what} is at address {index}, "
@@ -183,20 +189,24 @@ class Contents:
             raise ModelFormatError(
                 f"address {entry.id} is in memory {entry.mem_id}, which is not in the memory list"
             )
-        room = memory.size - entry.offset
-        if room < 0 or entry.size > room:
+        available = memory.size - entry.offset
+        if available < 0 or entry.size > available:
             raise ModelFormatError(
                 f"address {entry.id} is {entry.size} bytes at {entry.offset} of memory "
                 f"{memory.id}, which has {memory.size} bytes"
             )
-        return memory, entry.offset, entry.size or room
+        return memory, entry.offset, entry.size or available
 
     def read(self, task: Task, index: int, size: int, what: str) -> bytes:
-        """Give the first bytes at an address; what no blob sets is zero."""
-        memory, start, room = self.locate(task, index, what)
-        if size > room:
+        """Return the first bytes at an address; bytes that no blob sets are 0.
+
+        Raises:
+            ModelFormatError: If the address has fewer bytes or refers to a missing blob.
+        """
+        memory, start, available = self.locate(task, index, what)
+        if size > available:
             raise ModelFormatError(
-                f"task {task.id}: {what} needs {size} bytes, but address {index} has {room}"
+                f"task {task.id}: {what} needs {size} bytes, but address {index} has {available}"
             )
         data = bytearray(size)
         for offset, name in zip(memory.offsets, memory.contents, strict=False):
@@ -213,7 +223,7 @@ class Contents:
         return bytes(data)
 
     def version_of(self, task: Task) -> Version:
-        """Give the version that the blobs of a task's first address carry, or its other blobs."""
+        """Return the interface version of a task: the first that a blob at its addresses has."""
         unset = Version(0, 0, 0)
         for index in range(len(task.address_list)):
             memory, _, _ = self.locate(task, index, "an entry")
@@ -225,10 +235,10 @@ class Contents:
 
 
 def _by_id(what: str, entries: Sequence[Entry]) -> dict[int, Entry]:
-    found = {entry.id: entry for entry in entries}
-    if len(found) != len(entries):
+    by_id = {entry.id: entry for entry in entries}
+    if len(by_id) != len(entries):
         raise ModelFormatError(f"two entries of the {what} list have the same id")
-    return found
+    return by_id
 
 
 def _view(contents: Contents, task: Task) -> TaskView:
@@ -243,6 +253,7 @@ def _view(contents: Contents, task: Task) -> TaskView:
 
 
 def _view_dla(contents: Contents, task: Task) -> DlaTaskView:
+    """Interpret a task of the accelerator."""
     version = contents.version_of(task)
     layout = DescriptorLayout.of_version(version.major, version.minor)
     head = contents.read(task, 0, NetworkDescriptor.size_bytes(), "the network")
@@ -253,17 +264,18 @@ def _view_dla(contents: Contents, task: Task) -> DlaTaskView:
         graph = contents.read(
             task, network.dependency_graph_index, 36 * count, "the dependency graph"
         )
-        listed = contents.read(
+        operation_bytes = contents.read(
             task,
             network.operation_desc_index,
             OPERATION_STRIDE_BYTES * count,
-            "the list of operations",
+            "the operation list",
         )
         surfaces = contents.read(
-            task, network.surface_desc_index, SURFACE_STRIDE_BYTES * count, "the list of surfaces"
+            task, network.surface_desc_index, SURFACE_STRIDE_BYTES * count, "the surface list"
         )
         operations = tuple(
-            _view_operation(index, layout, graph, listed, surfaces) for index in range(count)
+            _view_operation(index, layout, graph, operation_bytes, surfaces)
+            for index in range(count)
         )
     view = DlaTaskView(
         task,
@@ -279,33 +291,37 @@ def _view_dla(contents: Contents, task: Task) -> DlaTaskView:
 
 
 def _view_operation(
-    index: int, layout: DescriptorLayout, graph: bytes, listed: bytes, surfaces: bytes
+    index: int, layout: DescriptorLayout, graph: bytes, operation_bytes: bytes, surfaces: bytes
 ) -> OperationView:
+    """Decode the descriptors of one operation."""
     common = CommonOperation.from_bytes(graph, index * CommonOperation.size_bytes())
     try:
         kind = OperationType(common.op_type)
     except ValueError as error:
         raise ModelFormatError(
-            f"operation {index} has type {common.op_type}; it must be 0 to 5"
+            f"operation {index} has type {common.op_type}; the type must be 0 to 5"
         ) from error
-    operation = OPERATION_CLASSES[kind].from_bytes(listed, index * OPERATION_STRIDE_BYTES, layout)
+    operation = OPERATION_CLASSES[kind].from_bytes(
+        operation_bytes, index * OPERATION_STRIDE_BYTES, layout
+    )
     surface = SURFACE_CLASSES[kind].from_bytes(surfaces, index * SURFACE_STRIDE_BYTES, layout)
     return OperationView(index, kind, common, operation, surface)
 
 
 def _check_graph(view: DlaTaskView) -> None:
+    """Refuse a task whose edges or first operations do not exist."""
     count = len(view.operations)
     for edge in view.edges():
         if edge.target >= count:
             raise ModelFormatError(
-                f"task {view.task.id}: operation {edge.source} is followed by operation "
-                f"number {edge.target}, counted from 0, but the task has {count}"
+                f"task {view.task.id}: operation {edge.source} refers to operation "
+                f"{edge.target}, but the task has {count}, numbered from 0"
             )
     for kind, head in zip(OperationType, view.network.op_head, strict=True):
         if head >= count:
             raise ModelFormatError(
-                f"task {view.task.id}: its first {kind.name} operation is number {head}, "
-                f"counted from 0, but the task has {count or 'no'} operation{'s'[: count != 1]}"
+                f"task {view.task.id}: the first {kind.name} operation is number {head}, counted "
+                f"from 0, but the task has {count or 'no'} operation{'s'[: count != 1]}"
             )
 
 
@@ -320,6 +336,7 @@ def _read_luts(
 
 
 def _read_rois(contents: Contents, task: Task, network: NetworkDescriptor) -> tuple[Roi, ...]:
+    """Return the fixed regions of interest; dynamic ones are not part of the loadable."""
     if not network.num_rois or network.roi_array_index < 0 or network.dynamic_roi:
         return ()
     head, size = RoiArray.size_bytes(), Roi.size_bytes()
@@ -332,21 +349,22 @@ def _read_rois(contents: Contents, task: Task, network: NetworkDescriptor) -> tu
 
 
 def _view_emulator(contents: Contents, task: Task) -> EmuTaskView:
+    """Interpret a task of the emulator."""
     head = contents.read(task, 0, 6, "the network").ljust(EmuNetworkDescriptor.size_bytes(), b"\0")
     network = EmuNetworkDescriptor.from_bytes(head)
     count = network.num_operations
     if not count:
         return EmuTaskView(task, DescriptorLayout.WITH_OFFSETS, network, ())
-    _, _, room = contents.locate(task, network.operation_desc_index, "the list of operations")
-    layout = find_emu_layout(room, count)
-    listed = contents.read(
+    _, _, list_bytes = contents.locate(task, network.operation_desc_index, "the operation list")
+    layout = find_emu_layout(list_bytes, count)
+    operation_bytes = contents.read(
         task,
         network.operation_desc_index,
         EMU_OPERATION_BYTES[layout] * count,
-        "the list of operations",
+        "the operation list",
     )
     buffers = contents.read(
-        task, network.operation_buffer_desc_index, EMU_BUFFERS_BYTES * count, "the list of buffers"
+        task, network.operation_buffer_desc_index, EMU_BUFFERS_BYTES * count, "the buffer list"
     )
     return EmuTaskView(
         task,
@@ -355,7 +373,7 @@ def _view_emulator(contents: Contents, task: Task) -> EmuTaskView:
         tuple(
             EmuOperationView(
                 index,
-                read_emu_operation(listed, index, layout),
+                read_emu_operation(operation_bytes, index, layout),
                 EmuBuffers.from_bytes(buffers, EMU_BUFFERS_BYTES * index, layout),
             )
             for index in range(count)

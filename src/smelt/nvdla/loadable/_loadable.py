@@ -1,4 +1,4 @@
-"""The file that a compiler gives to the user-mode driver."""
+"""Loadable: the file that a compiler produces for the user-mode driver."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _IDENTIFIER: Final = b"NVDA"
 
 @dataclass(frozen=True, slots=True)
 class Loadable:
-    """A compiled network in the standard format, version 0.7.0.
+    """Compiled network in the standard format, version 0.7.0.
 
-    Every list is in the file's order; entries refer to each other by their ``id``.
+    Every list has the order of the file; entries refer to each other by their ``id``.
     """
 
     version: Version = slot(0, "version", LOADABLE_VERSION)
@@ -46,39 +46,39 @@ class Loadable:
     relocations: tuple[Relocation, ...] = slot(7, Relocation)
     submits: tuple[Submit, ...] = slot(8, Submit)
     has_identifier: bool = field(default=True)
-    """Whether the file says ``NVDA`` after its first word; those of 2018 do not."""
+    """Whether the file has the identifier ``NVDA`` after its first word; files of 2018 lack it."""
 
     @classmethod
     def from_bytes(cls, data: Buffer) -> Loadable:
         """Read a loadable.
 
         Raises:
-            ModelFormatError: It is malformed, truncated or hostile; says what and where.
-            UnsupportedError: It is of another major version than 0.
-            MissingExtraError: The flatbuffers package is not installed.
+            ModelFormatError: If the file is malformed; the message names the invalid part.
+            UnsupportedError: If the major version is not 0.
+            MissingExtraError: If the flatbuffers package is not installed.
         """
         content = bytes(data)
-        made = TableReader(content).read_root(cls)
-        if "version" not in made:
+        values = TableReader(content).read_root(cls)
+        if "version" not in values:
             raise ModelFormatError("not an NVDLA loadable: loadable.version is missing")
-        if made["version"].major != LOADABLE_VERSION.major:
+        if values["version"].major != LOADABLE_VERSION.major:
             raise UnsupportedError(
-                f"the loadable has version {made['version']}; version {LOADABLE_VERSION} is "
+                f"the loadable has version {values['version']}; version {LOADABLE_VERSION} is "
                 "supported"
             )
-        loadable = cls(**made, has_identifier=content[4:8] == _IDENTIFIER)
+        loadable = cls(**values, has_identifier=content[4:8] == _IDENTIFIER)
         for blob in loadable.blobs:
             if blob.size not in (0, len(blob.data)):
                 raise ModelFormatError(
-                    f"blob {blob.name!r} declares {blob.size} bytes and has {len(blob.data)}"
+                    f"blob {blob.name!r} declares {blob.size} bytes but has {len(blob.data)}"
                 )
         return loadable
 
     def to_bytes(self) -> bytes:
-        """Write the file; reading it again gives an equal value.
+        """Return the bytes of the file; reading them gives an equal loadable.
 
         Raises:
-            NvdlaError: BAD_VALUE, a number does not fit its field.
+            NvdlaError: BAD_VALUE if a value does not fit its field.
         """
         identifier = _IDENTIFIER if self.has_identifier else None
         try:

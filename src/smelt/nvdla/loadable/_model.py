@@ -1,4 +1,4 @@
-"""A loadable as typed, immutable values; where each lies in its table is declared beside it."""
+"""Entries of a loadable as immutable values, which declare their slots in FlatBuffers tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 
 class Version(NamedTuple):
-    """Of a loadable, or of the interface that a blob was made for."""
+    """Version of a loadable, or of a blob's interface."""
 
     major: int
     minor: int
@@ -19,10 +19,11 @@ class Version(NamedTuple):
 
 
 LOADABLE_VERSION: Final = Version(0, 7, 0)
+"""Version of the loadable format that is read and written."""
 
 
 class Interface(IntEnum):
-    """Who reads a blob or runs a task."""
+    """Interface that reads a blob or runs a task."""
 
     NONE = 0
     DLA1 = 1
@@ -30,7 +31,7 @@ class Interface(IntEnum):
 
 
 class SubInterface(IntEnum):
-    """What a blob of the DLA1 or EMU1 interface is; EMU1 has ADDR0, OPS and SURFS."""
+    """Role of a blob in the DLA1 or EMU1 interface; EMU1 uses ADDR0, OPS and SURFS."""
 
     NONE = 0
     ADDR0 = 1
@@ -41,14 +42,14 @@ class SubInterface(IntEnum):
 
 
 class MemoryDomain(IntEnum):
-    """Which memory a region lies in."""
+    """Memory that holds a region."""
 
     SYSTEM = 0
     SRAM = 1
 
 
 class MemoryFlags(IntFlag):
-    """What is done with a region at load."""
+    """Treatment of a region when the network is loaded."""
 
     NONE = 0
     ALLOC = 1
@@ -59,24 +60,24 @@ class MemoryFlags(IntFlag):
 
 
 class EventOp(IntEnum):
-    """What an event does."""
+    """Action of an event."""
 
     WAIT = 0
     SIGNAL = 1
 
 
 class DataFormat(IntEnum):
-    """The order of a tensor's axes in memory."""
+    """Order of a tensor's axes in memory."""
 
     UNKNOWN = 0
     NCHW = 1
     NHWC = 2
     NCXHWX = 3
-    """Channels in atoms; compilers write it, the format's own list lacks it."""
+    """Channels in atoms; compilers use this format, but the format's schema does not list it."""
 
 
 class DataType(IntEnum):
-    """The type of a tensor's elements."""
+    """Type of a tensor's elements."""
 
     UNKNOWN = 0
     FLOAT = 1
@@ -88,7 +89,7 @@ class DataType(IntEnum):
 
 
 class DataCategory(IntEnum):
-    """What a tensor is."""
+    """Role of a tensor."""
 
     IMAGE = 0
     WEIGHT = 1
@@ -98,7 +99,7 @@ class DataCategory(IntEnum):
 
 
 class RelocationType(IntEnum):
-    """Which stride a relocation rewrites."""
+    """Stride that a relocation rewrites."""
 
     LINE = 1
     SURFACE = 2
@@ -106,16 +107,16 @@ class RelocationType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a field lies in its FlatBuffers table."""
+    """Slot number and type of a field of a FlatBuffers table."""
 
     number: int
     kind: str | type[Any]
     """``u8`` to ``u64``, ``i16``, ``i32``, ``string``, ``version``, one of ``[u8]``, ``[u16]``,
-    ``[u64]``, ``[string]``, or a class: a vector of such tables."""
+    ``[u64]``, ``[string]``, or a class, which means a vector of its tables."""
 
 
 def slot(number: int, kind: str | type[Any], default: Any = None) -> Any:
-    """Declare a field by its slot in the table and its type."""
+    """Declare a field by its slot number and type; by default it is empty or 0."""
     metadata = {"slot": Slot(number, kind)}
     if default is not None:
         return field(default=default, metadata=metadata)
@@ -127,12 +128,12 @@ def slot(number: int, kind: str | type[Any], default: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Work for one interface: its address list is what all its descriptors index."""
+    """Task for one interface; all its descriptors refer to its address list by index."""
 
     id: int = slot(0, "u16")
     interface: int = slot(1, "u32")
     instance: int = slot(2, "i16")
-    """Which instance should run it; -1 for any."""
+    """Instance that must run the task; -1 for any instance."""
     address_list: tuple[int, ...] = slot(3, "[u16]")
     pre_actions: tuple[int, ...] = slot(4, "[u16]")
     post_actions: tuple[int, ...] = slot(5, "[u16]")
@@ -140,7 +141,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A region to allocate, fill or bind."""
+    """Memory region to allocate, fill or bind."""
 
     id: int = slot(0, "u16")
     domain: int = slot(1, "u8")
@@ -148,21 +149,22 @@ class Memory:
     size: int = slot(3, "u64")
     alignment: int = slot(4, "u32")
     contents: tuple[str, ...] = slot(5, "[string]")
-    """Names of the blobs that fill it."""
+    """Names of the blobs that fill the region."""
     offsets: tuple[int, ...] = slot(6, "[u64]")
+    """Offset of each blob in bytes."""
     bind_id: int = slot(7, "u16")
     tensor_desc_id: int = slot(8, "u16")
 
     @property
     def is_bindable(self) -> bool:
-        """Whether the application gives this memory."""
+        """Whether the application provides this memory."""
         bindable = MemoryFlags.INPUT | MemoryFlags.OUTPUT | MemoryFlags.DEBUG
         return bool(self.flags & bindable)
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A place in a region; a size of 0 means to its end."""
+    """Part of a memory region; a size of 0 means up to the end of the region."""
 
     id: int = slot(0, "u16")
     mem_id: int = slot(1, "u16")
@@ -172,7 +174,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A synchronisation between tasks."""
+    """Synchronisation between tasks."""
 
     id: int = slot(0, "u16")
     type: int = slot(1, "u8")
@@ -190,13 +192,13 @@ class Blob:
     interface: int = slot(2, "u32")
     sub_interface: int = slot(3, "u32")
     version: Version = slot(4, "version")
-    """Of the interface, which decides how descriptors are laid out."""
+    """Interface version, which determines the layout of descriptors."""
     data: bytes = slot(5, "[u8]")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDescriptor:
-    """A tensor that the application may bind."""
+    """Tensor that the application may bind."""
 
     name: str = slot(0, "string")
     id: int = slot(1, "u16")
@@ -223,17 +225,20 @@ class TensorDescriptor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """The strides in bytes; in practice of an element, a line and a surface."""
+        """The eight strides in bytes; compilers set those of an element, a line and a surface."""
         return tuple(getattr(self, f"stride_{index}") for index in range(8))
 
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A stride in a descriptor that follows the strides of a bound tensor."""
+    """Stride in a descriptor that must equal a stride of a bound tensor."""
 
     address_id: int = slot(0, "u16")
+    """Id of the address of the bound tensor."""
     write_id: int = slot(1, "u16")
+    """Id of the memory that holds the descriptor."""
     offset: int = slot(2, "u64")
+    """Byte offset of the stride in that memory."""
     interface: int = slot(3, "u32")
     sub_interface: int = slot(4, "u32")
     reloc_type: int = slot(5, "u8")
@@ -241,7 +246,7 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A set of tasks; sets are submitted one after the other, by id."""
+    """Set of tasks; sets are submitted one after the other in the order of their ids."""
 
     id: int = slot(0, "u16")
     task_id: tuple[int, ...] = slot(1, "[u16]")

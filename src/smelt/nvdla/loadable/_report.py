@@ -1,4 +1,4 @@
-"""An interpretation as text, as plain data for JSON, and as Graphviz."""
+"""Output of an interpretation as text, as plain data for JSON, and as a Graphviz graph."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 
 
 def format_text(view: Interpretation) -> str:
-    """The whole as text for people."""
+    """Return the interpretation as readable text."""
     return "\n".join(map(sanitize_name, _lines(view)))
 
 
 def _lines(view: Interpretation) -> Iterator[str]:
+    """Yield the lines of the text."""
     loadable = view.loadable
-    mark = "with" if loadable.has_identifier else "without"
-    yield f"loadable {loadable.version}, {mark} identifier"
+    presence = "with" if loadable.has_identifier else "without"
+    yield f"loadable {loadable.version}, {presence} identifier"
     order = ", then ".join(
         "task " + " and ".join(map(str, submit.task_id)) for submit in loadable.submits
     )
@@ -73,6 +74,7 @@ def _lines(view: Interpretation) -> Iterator[str]:
 
 
 def _task_lines(view: TaskView) -> Iterator[str]:
+    """Yield the lines of a task."""
     task = view.task
     head = f"task {task.id}: {name_of(Interface, task.interface)}"
     if isinstance(view, DlaTaskView):
@@ -91,6 +93,7 @@ def _task_lines(view: TaskView) -> Iterator[str]:
 
 
 def _operation_lines(view: OperationView) -> Iterator[str]:
+    """Yield the lines of an operation of the accelerator."""
     common = view.common
     waits = f"waits for {common.dependency_count}" if common.dependency_count else "waits for none"
     followers = [
@@ -114,7 +117,7 @@ def _operation_lines(view: OperationView) -> Iterator[str]:
 
 
 def cubes_of(view: OperationView) -> Iterator[tuple[str, DataCube]]:
-    """The tensors that an operation uses, by name."""
+    """Yield name and descriptor of the tensors that an operation uses."""
     for name in type(view.surface).__dataclass_fields__:
         cube = getattr(view.surface, name)
         if isinstance(cube, DataCube) and (cube.size or cube.width):
@@ -122,18 +125,20 @@ def cubes_of(view: OperationView) -> Iterator[tuple[str, DataCube]]:
 
 
 def _format_cube(cube: DataCube) -> str:
-    place = (
+    """Return extents, location, size and strides of a cube as text."""
+    location = (
         "on the fly"
         if cube.type == MemoryType.ON_THE_FLY
         else f"address {cube.address}" + (f"+{cube.offset}" if cube.offset else "")
     )
     return (
-        f"{cube.channel}x{cube.height}x{cube.width} (CxHxW), {place}, {cube.size} bytes, "
+        f"{cube.channel}x{cube.height}x{cube.width} (CxHxW), {location}, {cube.size} bytes, "
         f"strides {cube.line_stride}/{cube.surf_stride}"
     )
 
 
 def _emulated_lines(view: EmuOperationView, layout: DescriptorLayout) -> Iterator[str]:
+    """Yield the lines of an operation of the emulator."""
     fields = view.operation.to_dict()
     kind = name_of(EmuOperationType, fields.pop("op_type"))
     yield f"  {view.index:3} {kind} " + ", ".join(
@@ -178,7 +183,7 @@ def _format_tensor(tensor: TensorDescriptor) -> str:
 
 
 def name_of(kind: type[IntEnum], value: int) -> str:
-    """The name of a number, or the number."""
+    """Return the name of an enumeration's value, or the value if it is unknown."""
     try:
         return kind(value).name
     except ValueError:
@@ -186,7 +191,7 @@ def name_of(kind: type[IntEnum], value: int) -> str:
 
 
 def to_plain(view: Interpretation) -> dict[str, Any]:
-    """The whole as plain data; blobs without their bytes."""
+    """Return the interpretation as plain data for JSON, without the bytes of the blobs."""
     loadable = view.loadable
     return {
         "version": str(loadable.version),
@@ -215,23 +220,24 @@ def to_plain(view: Interpretation) -> dict[str, Any]:
 
 
 def _plain_task(view: TaskView) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    """Return a task as plain data."""
+    plain: dict[str, Any] = {
         **asdict(view.task),
         "interface": name_of(Interface, view.task.interface),
     }
     if isinstance(view, DlaTaskView):
-        made["firmware"] = str(view.version)
-        made["warning"] = view.warning
-        made["network"] = view.network.to_dict()
-        made["operations"] = [_plain_operation(operation) for operation in view.operations]
-        made["edges"] = [
+        plain["firmware"] = str(view.version)
+        plain["warning"] = view.warning
+        plain["network"] = view.network.to_dict()
+        plain["operations"] = [_plain_operation(operation) for operation in view.operations]
+        plain["edges"] = [
             {**asdict(edge), "event": name_of(OperationEvent, edge.event)} for edge in view.edges()
         ]
-        made["luts"] = [lut.to_dict() for lut in view.luts]
-        made["rois"] = [roi.to_dict() for roi in view.rois]
+        plain["luts"] = [lut.to_dict() for lut in view.luts]
+        plain["rois"] = [roi.to_dict() for roi in view.rois]
     elif isinstance(view, EmuTaskView):
-        made["network"] = view.network.to_dict()
-        made["operations"] = [
+        plain["network"] = view.network.to_dict()
+        plain["operations"] = [
             {
                 "index": item.index,
                 "type": name_of(EmuOperationType, item.operation.op_type),
@@ -240,10 +246,11 @@ def _plain_task(view: TaskView) -> dict[str, Any]:
             }
             for item in view.operations
         ]
-    return made
+    return plain
 
 
 def _plain_operation(view: OperationView) -> dict[str, Any]:
+    """Return an operation as plain data, without unused transfers."""
     surface = view.surface.to_dict()
     if isinstance(view.surface, BdmaSurface):
         used = cast("list[Any]", surface["transfers"])
@@ -258,7 +265,7 @@ def _plain_operation(view: OperationView) -> dict[str, Any]:
 
 
 def format_dot(view: Interpretation) -> str:
-    """The dependency graph for Graphviz; a dashed edge leads to a fused parent."""
+    """Return the dependency graph for Graphviz; dashed edges lead to fused parents."""
     lines = ["digraph loadable {", "  node [shape=box];"]
     for task in view.tasks:
         number = task.task.id

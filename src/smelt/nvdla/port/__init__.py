@@ -1,7 +1,7 @@
-"""The portability layer: how the user-mode driver reaches devices, memory and the scheduler.
+"""Portability layer: the user-mode driver's access to devices, memory and the engine scheduler.
 
-Three transports behave alike: a call in this process, another process over a Unix socket, and the
-Linux driver.
+Three transports have the same behaviour: calls in this process, another process over a Unix socket,
+and the Linux driver.
 """
 
 from smelt.nvdla.port._client import SocketPort

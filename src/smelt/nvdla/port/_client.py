@@ -1,7 +1,7 @@
-"""The transport to another process: framed messages over a Unix socket.
+"""Transport to another process: framed messages over a Unix socket.
 
-Memory is a copy on this side. Before a submission goes what changed here, after it comes what
-changed there.
+Each allocation has a copy on this side. Before a submission the client sends the parts that it
+changed; after the submission the server sends the parts that the task changed.
 """
 
 from __future__ import annotations
@@ -45,24 +45,26 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Mirror:
+    """This side's copy of an allocation of the server."""
+
     handle: int
     data: Bytes
-    sent: Bytes
-    """What the other side has."""
+    remote_data: Bytes
+    """Contents of the server's memory, to find what changed on this side."""
 
 
 class SocketPort(HandlePort[int, _Mirror]):
-    """Talks to a `PortServer`."""
+    """Port whose devices are in the process of a `PortServer`."""
 
     def __init__(self, path: str | os.PathLike[str], timeout_s: float | None = None) -> None:
-        """Connect.
+        """Connect to a server.
 
         Args:
-            path: The server's socket.
-            timeout_s: How long to wait for an answer; None for ever.
+            path: Path of the server's socket.
+            timeout_s: Maximum time to wait for a reply, in seconds; None waits for ever.
 
         Raises:
-            NvdlaError: DEVICE_NOT_FOUND, no one listens there.
+            NvdlaError: DEVICE_NOT_FOUND if no server listens at the path.
         """
         name = str(require_path(path, "a socket"))
         super().__init__()
@@ -81,11 +83,11 @@ class SocketPort(HandlePort[int, _Mirror]):
 
     @property
     def hardware(self) -> DeviceHardware | None:
-        """What the device opened last is; None before, and when the server does not say."""
+        """Hardware of the last opened device; None before, or if the server does not report it."""
         return self._hardware
 
     def disconnect(self) -> None:
-        """End the connection; the other side frees everything."""
+        """Close the connection; the server then frees the client's devices and memory."""
         self._connection.close()
 
     def __exit__(
@@ -94,68 +96,76 @@ class SocketPort(HandlePort[int, _Mirror]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End every session, and the connection."""
+        """End every session and close the connection."""
         try:
             super().__exit__(kind, error, trace)
         finally:
             self.disconnect()
 
     def debug_printf(self, message: str, /, *args: object) -> None:
-        """Write to the debug console of the other process too."""
+        """Write to the debug console of this process and of the server."""
         super().debug_printf(message, *args)
         text = message % args if args else message
-        self._ask(Kind.PRINT, text.encode()[:MAX_DATA_BYTES])
+        self._request(Kind.PRINT, text.encode()[:MAX_DATA_BYTES])
 
     def _open_device(self, instance: int) -> int:
-        payload = self._ask(Kind.OPEN, OpenRequest(instance).to_bytes()).payload
+        payload = self._request(Kind.OPEN, OpenRequest(instance).to_bytes()).payload
         reply = OpenReply.from_bytes(payload)
         self._hardware = _read_hardware(reply, payload[OpenReply.size_bytes() :])
         return reply.device
 
     def _close_device(self, device: int) -> None:
-        self._ask(Kind.CLOSE, DeviceRequest(device).to_bytes())
+        self._request(Kind.CLOSE, DeviceRequest(device).to_bytes())
 
     def _allocate(self, device: int, size: int, heap: NvDlaHeap) -> tuple[_Mirror, Bytes]:
         request = AllocateRequest(device, size, heap)
-        answer = self._ask(Kind.ALLOCATE, request.to_bytes())
-        handle = HandleReply.from_bytes(answer.payload).handle
+        reply = self._request(Kind.ALLOCATE, request.to_bytes())
+        handle = HandleReply.from_bytes(reply.payload).handle
         mirror = _Mirror(handle, np.zeros(size, np.uint8), np.zeros(size, np.uint8))
         return mirror, mirror.data
 
     def _free(self, device: int, memory: _Mirror) -> None:
-        self._ask(Kind.FREE, MemoryRequest(device, memory.handle).to_bytes())
+        self._request(Kind.FREE, MemoryRequest(device, memory.handle).to_bytes())
 
     def _run(self, device: int, tasks: Sequence[NvDlaTask], memory: Mapping[int, _Mirror]) -> None:
+        """Send changed memory, then the tasks with the server's memory handles."""
         for mirror in memory.values():
             self._upload(device, mirror)
-        there = [
+        remote_tasks = [
             replace(
                 task,
                 address_list=tuple(
-                    replace(place, handle=memory[place.handle].handle)
-                    for place in task.address_list
+                    replace(address, handle=memory[address.handle].handle)
+                    for address in task.address_list
                 ),
             )
             for task in tasks
         ]
         mirrors = {mirror.handle: mirror for mirror in memory.values()}
-        self._ask(Kind.SUBMIT, DeviceRequest(device).to_bytes(), pack_tasks(there), into=mirrors)
+        self._request(
+            Kind.SUBMIT, DeviceRequest(device).to_bytes(), pack_tasks(remote_tasks), into=mirrors
+        )
 
     def _upload(self, device: int, mirror: _Mirror) -> None:
-        if np.array_equal(mirror.data, mirror.sent):
+        """Send the parts of a mirror that changed on this side."""
+        if np.array_equal(mirror.data, mirror.remote_data):
             return
         for start in range(0, mirror.data.nbytes, MAX_DATA_BYTES):
             part = mirror.data[start : start + MAX_DATA_BYTES]
-            sent = mirror.sent[start : start + MAX_DATA_BYTES]
-            if not np.array_equal(part, sent):
-                place = MemoryRequest(device, mirror.handle, start)
-                self._ask(Kind.WRITE, place.to_bytes(), part.tobytes())
-                sent[:] = part
+            remote_part = mirror.remote_data[start : start + MAX_DATA_BYTES]
+            if not np.array_equal(part, remote_part):
+                target = MemoryRequest(device, mirror.handle, start)
+                self._request(Kind.WRITE, target.to_bytes(), part.tobytes())
+                remote_part[:] = part
 
-    def _ask(
+    def _request(
         self, kind: Kind, *payload: Buffer, into: Mapping[int, _Mirror] | None = None
     ) -> Frame:
-        """Ask, and wait for the answer; memory that comes before it goes into its mirror."""
+        """Send a request and return the reply; store the memory that precedes it in its mirrors.
+
+        Raises:
+            NvdlaError: The code that the server reports; DISCONNECTED if the connection ended.
+        """
         with self._lock:
             try:
                 send_frame(self._connection, kind, *payload)
@@ -176,24 +186,27 @@ class SocketPort(HandlePort[int, _Mirror]):
 
 
 def _read_hardware(reply: OpenReply, name: bytes) -> DeviceHardware | None:
+    """Return the hardware that the server reports, or None if it does not report any."""
     if not reply.atom_bytes:
         return None
     if reply.atom_bytes % 2:
         raise NvdlaError(
             NvError.BAD_VALUE,
-            f"the server process reports an atom of {reply.atom_bytes} bytes; it must be even",
+            f"the server process reports an atom of {reply.atom_bytes} bytes; its size must be "
+            "even",
         )
     return DeviceHardware(name.decode(errors="replace"), reply.atom_bytes)
 
 
 def _store(payload: bytes, mirrors: Mapping[int, _Mirror]) -> None:
-    place = MemoryRequest.from_bytes(payload)
+    """Store changed memory in its mirror; raise ProtocolError if it has none."""
+    source = MemoryRequest.from_bytes(payload)
     part = np.frombuffer(payload, np.uint8, offset=MemoryRequest.size_bytes())
-    mirror = mirrors.get(place.memory)
-    if mirror is None or place.offset + part.nbytes > mirror.data.nbytes:
-        raise ProtocolError("the server process sent memory that was not requested")
-    mirror.data[place.offset : place.offset + part.nbytes] = part
-    mirror.sent[place.offset : place.offset + part.nbytes] = part
+    mirror = mirrors.get(source.memory)
+    if mirror is None or source.offset + part.nbytes > mirror.data.nbytes:
+        raise ProtocolError("the server process sent memory that the submission does not use")
+    mirror.data[source.offset : source.offset + part.nbytes] = part
+    mirror.remote_data[source.offset : source.offset + part.nbytes] = part
 
 
 def _status(number: int) -> NvError:

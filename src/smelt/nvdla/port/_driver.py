@@ -1,6 +1,6 @@
-"""What stands below the portability layer: devices, their memory, and something that runs tasks.
+"""Interface below the portability layer: devices, their memory and the execution of tasks.
 
-The kernel-mode driver of the model implements it; tests implement it with a recorder.
+`MachineDriver` implements it for modelled hardware and `TracedDriver` for recorded traces.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class Region(NamedTuple):
-    """Pinned memory, at one physical address."""
+    """Pinned memory that is contiguous from one physical address."""
 
     address: int
     data: Bytes
     heap: NvDlaHeap
 
     def at(self, offset: int) -> PhysicalAddress:
-        """A place in it."""
+        """Return the physical address of a byte offset in the region."""
         space = MemorySpace.SRAM if self.heap is NvDlaHeap.SRAM else MemorySpace.DRAM
         return PhysicalAddress(space, self.address + offset)
 
 
 class PhysicalAddress(NamedTuple):
-    """A place as the accelerator sees it."""
+    """Address of a byte as the accelerator uses it."""
 
     space: MemorySpace
     address: int
@@ -37,7 +37,7 @@ class PhysicalAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PhysicalTask:
-    """A task whose address list is physical."""
+    """A task whose address list holds physical addresses."""
 
     task_id: int
     addresses: tuple[PhysicalAddress, ...]
@@ -45,26 +45,30 @@ class PhysicalTask:
 
 
 class Driver(Protocol):
-    """Devices of one host. Every failure is an NvdlaError."""
+    """Devices of one host; every failure is an `NvdlaError`."""
 
     @property
     def num_devices(self) -> int:
-        """How many instances there are."""
+        """Number of device instances."""
         ...
 
     @property
     def hardware(self) -> DeviceHardware | None:
-        """What the instances are; None when that is not known."""
+        """Hardware of the device instances; None if it is not known."""
         ...
 
     def allocate(self, instance: int, size: int, heap: NvDlaHeap, /) -> Region:
-        """Pin zeroed memory. Raises NvdlaError(INSUFFICIENT_MEMORY)."""
+        """Allocate pinned, zeroed memory.
+
+        Raises:
+            NvdlaError: INSUFFICIENT_MEMORY.
+        """
         ...
 
     def release(self, instance: int, region: Region, /) -> None:
-        """Give memory back."""
+        """Free memory of `allocate`."""
         ...
 
     def execute(self, instance: int, task: PhysicalTask, /) -> None:
-        """Run one task to its end."""
+        """Run one task; return when the task has ended."""
         ...

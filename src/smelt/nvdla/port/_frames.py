@@ -1,7 +1,7 @@
-"""Messages between a user-mode driver and the process that has the driver and the hardware.
+"""Message frames between a user-mode driver and the process that has the driver and the hardware.
 
-A frame is a head and a payload; a payload is a structure, then bytes. Everything is checked before
-use: a peer that breaks the protocol loses its connection and nothing else.
+A frame is a header and a payload; a payload is a structure followed by bytes. Everything received
+is checked before use: a peer that violates the protocol only loses its connection.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAGIC: Final = 0x414C4453
+"""First word of every frame: ``SDLA`` in little-endian ASCII."""
 MAX_DATA_BYTES: Final = 4 << 20
-"""Of memory in one frame; more goes in several."""
+"""Maximum memory in one frame, in bytes; larger transfers use several frames."""
 
 
 class Kind(IntEnum):
-    """What a frame asks, or answers."""
+    """Kind of a frame: a request, a reply, or memory before a reply."""
 
     OPEN = 1
     CLOSE = 2
@@ -44,12 +45,14 @@ class Kind(IntEnum):
     DATA = 16
     """Memory that a submission changed; DONE or FAILED follows."""
     DONE = 17
+    """Reply to a request that succeeded."""
     FAILED = 18
+    """Reply to a request that failed, with a status and a message."""
 
 
 @dataclass(frozen=True, slots=True)
-class FrameHead(Descriptor):
-    """The first bytes of a frame."""
+class FrameHeader(Descriptor):
+    """Header of a frame."""
 
     magic: int = at(0, "u32", default=MAGIC)
     kind: int = at(4, "u32")
@@ -59,21 +62,21 @@ class FrameHead(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest(Descriptor):
-    """Open a device instance."""
+    """Request to open a device instance."""
 
     instance: int = at(0, "u32")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest(Descriptor):
-    """Close a device, or submit to it."""
+    """Request to close a device or to submit tasks to it; tasks follow."""
 
     device: int = at(0, "u64")
 
 
 @dataclass(frozen=True, slots=True)
 class AllocateRequest(Descriptor):
-    """Allocate memory."""
+    """Request to allocate memory."""
 
     device: int = at(0, "u64")
     size: int = at(8, "u64")
@@ -82,7 +85,7 @@ class AllocateRequest(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class MemoryRequest(Descriptor):
-    """Free memory, or the place of the bytes that follow."""
+    """Request to free memory, or the position in memory of the bytes that follow."""
 
     device: int = at(0, "u64")
     memory: int = at(8, "u64")
@@ -91,23 +94,23 @@ class MemoryRequest(Descriptor):
 
 @dataclass(frozen=True, slots=True)
 class OpenReply(Descriptor):
-    """A device and what it is; the name of its configuration follows."""
+    """Handle and hardware of an opened device; the name of its configuration follows."""
 
     device: int = at(0, "u64")
     atom_bytes: int = at(8, "u32")
-    """0 when the hardware is not known; then no name follows."""
+    """Size of a memory atom; 0 if the hardware is not known, and then no name follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandleReply(Descriptor):
-    """Memory."""
+    """Handle of allocated memory."""
 
     handle: int = at(0, "u64")
 
 
 @dataclass(frozen=True, slots=True)
-class TaskHead(Descriptor):
-    """A task; its addresses follow."""
+class TaskHeader(Descriptor):
+    """Header of a task; its address list follows."""
 
     task_id: int = at(0, "u64")
     num_addresses: int = at(8, "u32")
@@ -124,13 +127,15 @@ class TaskAddress(Descriptor):
 
 
 _MAX_TASK_BYTES: Final = MAX_TASKS_PER_SUBMIT * (
-    TaskHead.size_bytes() + MAX_ADDRESSES_PER_TASK * TaskAddress.size_bytes()
+    TaskHeader.size_bytes() + MAX_ADDRESSES_PER_TASK * TaskAddress.size_bytes()
 )
+"""Size of the largest submission in bytes."""
 MAX_PAYLOAD_BYTES: Final = 64 + max(MAX_DATA_BYTES, _MAX_TASK_BYTES)
+"""Maximum size of a payload in bytes; 64 bytes hold the structure at its start."""
 
 
 class Frame(NamedTuple):
-    """A message."""
+    """A received message."""
 
     kind: Kind
     status: int
@@ -138,60 +143,65 @@ class Frame(NamedTuple):
 
 
 class ProtocolError(Exception):
-    """The peer does not keep to the protocol."""
+    """The peer violates the protocol."""
 
 
 def send_frame(connection: socket.socket, kind: Kind, *payload: Buffer, status: int = 0) -> None:
-    """Send a message. Raises OSError: the peer is gone."""
+    """Send a message.
+
+    Raises:
+        OSError: If the peer has closed the connection or does not receive in time.
+    """
     views = [memoryview(part).cast("B") for part in payload]
     length = sum(view.nbytes for view in views)
-    head = FrameHead(kind=kind, status=status, length=length)
-    connection.sendall(b"".join([head.to_bytes(), *views]))
+    header = FrameHeader(kind=kind, status=status, length=length)
+    connection.sendall(b"".join([header.to_bytes(), *views]))
 
 
 def receive_frame(
-    connection: socket.socket, begin: Callable[[], float | None] = lambda: None
+    connection: socket.socket, on_first_byte: Callable[[], float | None] = lambda: None
 ) -> Frame | None:
-    """Receive a message; None when the peer has ended.
+    """Receive a message; return None if the peer has closed the connection.
 
     Args:
-        connection: to the peer.
-        begin: called when the first byte is there; returns until when, on the monotonic clock, the
-            last byte must be, or None.
+        connection: Connection to the peer.
+        on_first_byte: Function that is called when the first byte has arrived. It returns the
+            deadline of the last byte by `time.monotonic`, or None.
 
     Raises:
-        ProtocolError: It is none of ours.
-        OSError: The peer is gone, or takes too long.
+        ProtocolError: If the frame is malformed, truncated or too large.
+        OSError: If the connection fails or the deadline passes.
     """
     data = connection.recv(1)
     if not data:
         return None
-    until = begin()
-    data += _receive(connection, FrameHead.size_bytes() - len(data), until)
-    if len(data) < FrameHead.size_bytes():
+    deadline_s = on_first_byte()
+    data += _receive(connection, FrameHeader.size_bytes() - len(data), deadline_s)
+    if len(data) < FrameHeader.size_bytes():
         raise ProtocolError("the header of a frame is truncated")
-    head = FrameHead.from_bytes(data)
-    if head.magic != MAGIC:
+    header = FrameHeader.from_bytes(data)
+    if header.magic != MAGIC:
         raise ProtocolError(f"a frame starts with {data[:4].hex()}: the peer uses another protocol")
-    if head.length > MAX_PAYLOAD_BYTES:
+    if header.length > MAX_PAYLOAD_BYTES:
         raise ProtocolError(
-            f"a frame declares {head.length} bytes; at most {MAX_PAYLOAD_BYTES} are allowed"
+            f"a frame declares {header.length} bytes; at most {MAX_PAYLOAD_BYTES} are allowed"
         )
     try:
-        kind = Kind(head.kind)
+        kind = Kind(header.kind)
     except ValueError as error:
-        raise ProtocolError(f"a frame has the unknown kind {head.kind}") from error
-    payload = _receive(connection, head.length, until)
-    if len(payload) < head.length:
+        raise ProtocolError(f"a frame has the unknown kind {header.kind}") from error
+    payload = _receive(connection, header.length, deadline_s)
+    if len(payload) < header.length:
         raise ProtocolError(f"a {kind.name} frame is truncated")
-    return Frame(kind, head.status, payload)
+    return Frame(kind, header.status, payload)
 
 
-def _receive(connection: socket.socket, size: int, until: float | None) -> bytes:
+def _receive(connection: socket.socket, size: int, deadline_s: float | None) -> bytes:
+    """Return ``size`` bytes, or fewer if the peer closes the connection."""
     data = bytearray()
     while len(data) < size:
-        if until is not None:  # for all bytes: one by one, each of them is soon enough
-            connection.settimeout(max(until - time.monotonic(), 1e-3))
+        if deadline_s is not None:  # a timeout per call would never expire if bytes trickle in
+            connection.settimeout(max(deadline_s - time.monotonic(), 1e-3))
         part = connection.recv(min(size - len(data), 1 << 16))
         if not part:
             break
@@ -200,14 +210,14 @@ def _receive(connection: socket.socket, size: int, until: float | None) -> bytes
 
 
 def pack_tasks(tasks: Sequence[NvDlaTask]) -> bytes:
-    """Write tasks whose memory handles are the peer's."""
+    """Return the bytes of tasks whose memory handles are the peer's."""
     return b"".join(
         b"".join(
             [
-                TaskHead(task.task_id, task.num_addresses, task.interface_version).to_bytes(),
+                TaskHeader(task.task_id, task.num_addresses, task.interface_version).to_bytes(),
                 *(
-                    TaskAddress(place.handle, place.offset).to_bytes()
-                    for place in task.address_list
+                    TaskAddress(address.handle, address.offset).to_bytes()
+                    for address in task.address_list
                 ),
             ]
         )
@@ -216,24 +226,28 @@ def pack_tasks(tasks: Sequence[NvDlaTask]) -> bytes:
 
 
 def unpack_tasks(data: bytes, offset: int) -> list[NvDlaTask]:
-    """Read tasks. Raises NvdlaError: they are malformed."""
+    """Read the tasks of a submission, from a byte offset to the end of ``data``.
+
+    Raises:
+        NvdlaError: BAD_PARAMETER if there are too many tasks; INVALID_SIZE if one is truncated.
+    """
     tasks: list[NvDlaTask] = []
     while offset < len(data):
         if len(tasks) == MAX_TASKS_PER_SUBMIT:
             raise NvdlaError(
                 NvError.BAD_PARAMETER, f"a submission has more than {MAX_TASKS_PER_SUBMIT} tasks"
             )
-        head = TaskHead.from_bytes(data, offset)
-        offset += TaskHead.size_bytes()
-        if offset + head.num_addresses * TaskAddress.size_bytes() > len(data):
+        header = TaskHeader.from_bytes(data, offset)
+        offset += TaskHeader.size_bytes()
+        if offset + header.num_addresses * TaskAddress.size_bytes() > len(data):
             raise NvdlaError(
-                NvError.INVALID_SIZE, f"task {head.task_id} of a submission is truncated"
+                NvError.INVALID_SIZE, f"task {header.task_id} of a submission is truncated"
             )
-        places: list[NvDlaMemDesc] = []
-        for _ in range(head.num_addresses):
-            place = TaskAddress.from_bytes(data, offset)
-            places.append(NvDlaMemDesc(place.memory, offset=place.offset))
+        address_list: list[NvDlaMemDesc] = []
+        for _ in range(header.num_addresses):
+            address = TaskAddress.from_bytes(data, offset)
+            address_list.append(NvDlaMemDesc(address.memory, offset=address.offset))
             offset += TaskAddress.size_bytes()
-        major, minor, sub_minor = head.version
-        tasks.append(NvDlaTask(head.task_id, tuple(places), (major, minor, sub_minor)))
+        major, minor, sub_minor = header.version
+        tasks.append(NvDlaTask(header.task_id, tuple(address_list), (major, minor, sub_minor)))
     return tasks

@@ -1,4 +1,4 @@
-"""What all transports share: handles, and the checks that make a wrong call a documented error."""
+"""Base of all transports: handles, and the checks that give invalid calls their documented code."""
 
 from __future__ import annotations
 
@@ -26,43 +26,51 @@ if TYPE_CHECKING:
     from typing import Self
 
 D = TypeVar("D")
-"""What a transport knows a device by."""
+"""Type by which a transport identifies a device."""
 M = TypeVar("M")
-"""What a transport knows memory by."""
+"""Type by which a transport identifies memory."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Allocation(Generic[M]):
+    """Allocated memory: the transport's identifier and the bytes in this process."""
+
     memory: M
     data: Bytes
 
 
 @dataclass(slots=True)
 class _Device(Generic[D, M]):
+    """An open device and its allocations by handle."""
+
     key: D
     lock: threading.Lock = field(default_factory=threading.Lock)
     memory: dict[int, _Allocation[M]] = field(default_factory=dict[int, _Allocation[M]])
 
 
 class HandlePort(ABC, Generic[D, M]):
-    """A port whose sessions, devices and memory are numbers that cannot be mistaken."""
+    """Base class of ports; no two handles of sessions, devices and memory are equal."""
 
     def __init__(self) -> None:
         self._sessions: Final[dict[int, dict[int, _Device[D, M]]]] = {}
         self._numbers: Final = itertools.count(1)
         self._table_lock: Final = threading.RLock()
 
-    # ---- what a transport does
+    # ---- implemented by a transport
 
     @abstractmethod
     def _open_device(self, instance: int) -> D:
-        """Reach a device. Raises NvdlaError(BAD_PARAMETER): there is no such instance."""
+        """Open a device instance.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER if the instance does not exist.
+        """
 
     @abstractmethod
     def _close_device(self, device: D) -> None:
-        """Let go of a device without memory."""
+        """Close a device whose memory has been freed."""
 
     @abstractmethod
     def _allocate(self, device: D, size: int, heap: NvDlaHeap) -> tuple[M, Bytes]:
@@ -74,29 +82,29 @@ class HandlePort(ABC, Generic[D, M]):
 
     @abstractmethod
     def _run(self, device: D, tasks: Sequence[NvDlaTask], memory: Mapping[int, M]) -> None:
-        """Run checked tasks; ``memory`` has all that they name."""
+        """Run tasks that have been checked; ``memory`` has all memory that they use, by handle."""
 
     # ---- the portability API
 
     def initialize(self) -> int:
-        """Start a session, and give its handle."""
+        """Start a session and return its handle."""
         with self._table_lock:
             session_handle = next(self._numbers)
             self._sessions[session_handle] = {}
             return session_handle
 
     def destroy(self, session_handle: int, /) -> None:
-        """End a session: close its devices and free their memory. Ending it twice is no error."""
+        """End a session: close its devices and free their memory; ignore an unknown session."""
         with self._table_lock:
             for device_handle in list(self._sessions.get(session_handle, ())):
                 self.close(session_handle, device_handle)
             self._sessions.pop(session_handle, None)
 
     def open(self, session_handle: int, instance: int, /) -> int:
-        """Open a device instance, and give its handle.
+        """Open a device instance and return its handle.
 
         Raises:
-            NvdlaError: BAD_PARAMETER, no such session or instance.
+            NvdlaError: BAD_PARAMETER if the session or the instance does not exist.
         """
         with self._table_lock:
             devices = self._devices(session_handle)
@@ -108,10 +116,10 @@ class HandlePort(ABC, Generic[D, M]):
             return device_handle
 
     def close(self, session_handle: int, device_handle: int, /) -> None:
-        """Close a device and free what was allocated on it.
+        """Close a device and free the memory that was allocated on it.
 
         Raises:
-            NvdlaError: BAD_PARAMETER, no such device.
+            NvdlaError: BAD_PARAMETER if the device is not open in the session.
         """
         with self._table_lock:
             device = self._device(session_handle, device_handle)
@@ -128,40 +136,40 @@ class HandlePort(ABC, Generic[D, M]):
         """Run tasks one after the other; return when the last has ended.
 
         Raises:
-            NvdlaError: BAD_PARAMETER, a handle or a count is wrong; INVALID_ADDRESS, an offset
-                lies outside its memory; else what the device reports.
+            NvdlaError: BAD_PARAMETER if a handle or a count is invalid; INVALID_ADDRESS if an
+                offset lies outside its memory; otherwise the code that the device reports.
         """
         device = self._device(session_handle, device_handle)
         with device.lock:
             check_tasks(tasks)
-            named = {place.handle for task in tasks for place in task.address_list}
+            handles = {address.handle for task in tasks for address in task.address_list}
             memory: dict[int, M] = {}
-            for handle in named:
+            for handle in handles:
                 if handle not in device.memory:
                     raise NvdlaError(
                         NvError.BAD_PARAMETER,
                         f"a task uses memory {handle}, which is not allocated on this device",
                     )
                 memory[handle] = device.memory[handle].memory
-            sizes = {handle: device.memory[handle].data.nbytes for handle in named}
+            sizes = {handle: device.memory[handle].data.nbytes for handle in handles}
             for task in tasks:
-                for index, place in enumerate(task.address_list):
-                    if not 0 <= place.offset < max(sizes[place.handle], 1):
+                for index, address in enumerate(task.address_list):
+                    if not 0 <= address.offset < max(sizes[address.handle], 1):
                         raise NvdlaError(
                             NvError.INVALID_ADDRESS,
-                            f"task {task.task_id}: address {index} is at byte {place.offset} of "
-                            f"memory of {sizes[place.handle]} bytes",
+                            f"task {task.task_id}: address {index} is at byte {address.offset} of "
+                            f"memory of {sizes[address.handle]} bytes",
                         )
             self._run(device.key, tasks, memory)
 
     def alloc_mem(
         self, session_handle: int, device_handle: int, size: int, heap: NvDlaHeap, /
     ) -> PinnedMemory:
-        """Allocate zeroed memory that both this process and the engines reach.
+        """Allocate zeroed memory that both this process and the engines can access.
 
         Raises:
-            NvdlaError: INVALID_SIZE, not between 1 byte and 4 GiB; BAD_PARAMETER, a handle or
-                the heap is wrong; INSUFFICIENT_MEMORY.
+            NvdlaError: INVALID_SIZE if the size is not 1 byte to 4 GiB less one; BAD_PARAMETER if
+                a handle or the heap is invalid; INSUFFICIENT_MEMORY.
         """
         device = self._device(session_handle, device_handle)
         kind = check_allocation(size, heap)
@@ -177,7 +185,8 @@ class HandlePort(ABC, Generic[D, M]):
         """Free memory of `alloc_mem`.
 
         Raises:
-            NvdlaError: BAD_PARAMETER, it is not what `alloc_mem` gave, or was freed before.
+            NvdlaError: BAD_PARAMETER if handle, array and size are not those of an allocation of
+                `alloc_mem`, or the memory was freed before.
         """
         device = self._device(session_handle, device_handle)
         with device.lock:
@@ -191,17 +200,17 @@ class HandlePort(ABC, Generic[D, M]):
                 raise NvdlaError(
                     NvError.BAD_PARAMETER,
                     f"memory {mem_handle} has {allocation.data.nbytes} bytes at another address: "
-                    "pass the pointer that alloc_mem returned",
+                    "pass the array that alloc_mem returned, and its size",
                 )
             self._free(device.key, allocation.memory)
             del device.memory[mem_handle]
 
     def debug_printf(self, message: str, /, *args: object) -> None:
-        """Write to the debug console: the log of this room."""
+        """Write to the debug console: the log of this module."""
         _LOG.debug(message, *args)
 
     def __enter__(self) -> Self:
-        """The port itself; leaving ends every session."""
+        """Return the port; leaving the context ends every session."""
         return self
 
     def __exit__(
@@ -236,22 +245,31 @@ class HandlePort(ABC, Generic[D, M]):
 
 
 def check_allocation(size: int, heap: int) -> NvDlaHeap:
-    """Refuse what no heap can give."""
+    """Check the size and heap of an allocation and return the heap.
+
+    Raises:
+        NvdlaError: INVALID_SIZE if the size is not 1 byte to 4 GiB less one; BAD_PARAMETER if the
+            heap does not exist.
+    """
     if not 0 < size < SIZE_LIMIT_BYTES:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"an allocation has {size} bytes; it must have 1 byte to 4 GiB less one",
+            f"an allocation has {size} bytes; 1 byte to 4 GiB less one are allowed",
         )
     try:
         return NvDlaHeap(heap)
     except ValueError as error:
         raise NvdlaError(
-            NvError.BAD_PARAMETER, f"the heap is {heap}; it must be 0 (SYSTEM) or 1 (SRAM)"
+            NvError.BAD_PARAMETER, f"the heap is {heap}; the heap must be 0 (SYSTEM) or 1 (SRAM)"
         ) from error
 
 
 def check_tasks(tasks: Sequence[NvDlaTask]) -> None:
-    """Refuse what no submission can hold."""
+    """Check the numbers of tasks and addresses of a submission.
+
+    Raises:
+        NvdlaError: BAD_PARAMETER if a number is 0 or too large.
+    """
     if not 0 < len(tasks) <= MAX_TASKS_PER_SUBMIT:
         raise NvdlaError(
             NvError.BAD_PARAMETER,

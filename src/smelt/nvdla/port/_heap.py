@@ -1,4 +1,4 @@
-"""Which parts of a memory are in use."""
+"""Page allocator for an address range."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Final
 from smelt.nvdla._status import NvdlaError, NvError
 
 PAGE_BYTES: Final = 4096
+"""Granularity of allocations in bytes."""
 
 
 class PageHeap:
-    """Hands out pages of a range of addresses: first fit, neighbours joined when given back."""
+    """First-fit allocator of pages; adjacent free ranges are merged."""
 
     def __init__(self, base: int, size_bytes: int, name: str = "memory") -> None:
-        """Start with everything free.
+        """Start with all pages free.
 
         Args:
-            base: The first address; whole pages from there on are used.
-            size_bytes: How much there is.
-            name: What messages call it.
+            base: First address of the range; only whole pages of the range are used.
+            size_bytes: Size of the range in bytes.
+            name: Name of the memory in messages.
         """
         start = -(-base // PAGE_BYTES) * PAGE_BYTES
         end = max(start, (base + size_bytes) // PAGE_BYTES * PAGE_BYTES)
@@ -29,11 +30,15 @@ class PageHeap:
 
     @property
     def free_bytes(self) -> int:
-        """How much is free, in pieces."""
+        """Number of free bytes, which need not be contiguous."""
         return sum(end - start for start, end in self._free)
 
     def allocate(self, size_bytes: int) -> int:
-        """Give the address of free pages. Raises NvdlaError(INSUFFICIENT_MEMORY)."""
+        """Allocate contiguous pages for a number of bytes and return their address.
+
+        Raises:
+            NvdlaError: INSUFFICIENT_MEMORY if no free range is large enough.
+        """
         needed = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
         for index, (start, end) in enumerate(self._free):
             if end - start >= needed:
@@ -50,7 +55,11 @@ class PageHeap:
         )
 
     def release(self, address: int) -> None:
-        """Take pages back. Raises NvdlaError(BAD_PARAMETER): they are not in use."""
+        """Free the pages of an allocation.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER if there is no allocation at the address.
+        """
         end = self._used.pop(address, None)
         if end is None:
             raise NvdlaError(

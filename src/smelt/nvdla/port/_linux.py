@@ -1,4 +1,4 @@
-"""The transport to the Linux driver: buffers and submissions by ioctl on a render node."""
+"""Transport to the Linux driver: buffers and submissions by ioctl on a render node."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from smelt.nvdla.port._types import Bytes, NvDlaHeap, NvDlaTask
 
 _FIRST_RENDER_NODE: Final = 128
+"""Minor number of the first DRM render node."""
 _STATUS_BY_ERRNO: Final = {
     errno.ENOMEM: NvError.INSUFFICIENT_MEMORY,
     errno.ETIMEDOUT: NvError.TIMEOUT,
@@ -47,14 +48,14 @@ _STATUS_BY_ERRNO: Final = {
 
 
 class DeviceFile(Protocol):
-    """An open device node."""
+    """An open device node of the driver, or a substitute for tests."""
 
     def ioctl(self, request: int, argument: bytearray, /) -> None:
-        """Ask the driver; the answer is written over the argument. Raises OSError."""
+        """Send a request; the driver overwrites the argument with its reply. Raises OSError."""
         ...
 
     def mmap(self, offset: int, size_bytes: int, /) -> Buffer:
-        """Map a buffer's memory, readable and writable. Raises OSError."""
+        """Map a buffer's memory for reading and writing. Raises OSError."""
         ...
 
     def close_descriptor(self, descriptor: int, /) -> None:
@@ -67,13 +68,13 @@ class DeviceFile(Protocol):
 
 
 class RenderNode:
-    """A device node of the kernel."""
+    """A DRM render node of the kernel."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def ioctl(self, request: int, argument: bytearray, /) -> None:
-        """Ask the driver; the answer is written over the argument."""
+        """Send a request; the driver overwrites the argument with its reply."""
         import fcntl
 
         fcntl.ioctl(self._descriptor, request, argument, True)  # noqa: FBT003  (fcntl's signature)
@@ -92,12 +93,14 @@ class RenderNode:
 
 
 def open_render_node(instance: int) -> DeviceFile:
-    """Open the node of a device instance. Raises OSError."""
+    """Open the render node of a device instance. Raises OSError."""
     return RenderNode(f"/dev/dri/renderD{_FIRST_RENDER_NODE + instance}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Gem:
+    """A buffer of the driver: its GEM handle and the file descriptor that shares it."""
+
     handle: int
     descriptor: int
 
@@ -106,13 +109,14 @@ T = TypeVar("T", bound="Descriptor")
 
 
 class LinuxPort(HandlePort[DeviceFile, _Gem]):
-    """Asks the Linux driver, or whatever ``open_device`` gives in its place."""
+    """Port to the Linux driver; tests pass an ``open_device`` that returns a substitute."""
 
     def __init__(self, open_device: Callable[[int], DeviceFile] = open_render_node) -> None:
         super().__init__()
         self._open = open_device
 
     def _open_device(self, instance: int) -> DeviceFile:
+        """Open the device node of an instance."""
         try:
             return self._open(instance)
         except FileNotFoundError as error:
@@ -128,33 +132,35 @@ class LinuxPort(HandlePort[DeviceFile, _Gem]):
         device.close()
 
     def _allocate(self, device: DeviceFile, size: int, heap: NvDlaHeap) -> tuple[_Gem, Bytes]:
-        made = _ask(device, IOCTL_GEM_CREATE, GemCreate(flags=heap, size=size), "allocate memory")
+        """Create, share and map a buffer; undo all steps if one fails."""
+        gem = _ioctl(device, IOCTL_GEM_CREATE, GemCreate(flags=heap, size=size), "allocate memory")
         with contextlib.ExitStack() as undo:
-            undo.callback(_ask, device, IOCTL_GEM_DESTROY, GemDestroy(made.handle), "free memory")
-            request = PrimeHandle(handle=made.handle, flags=CLOSE_ON_EXEC)
-            shared = _ask(device, IOCTL_PRIME_HANDLE_TO_FD, request, "share memory")
+            undo.callback(_ioctl, device, IOCTL_GEM_DESTROY, GemDestroy(gem.handle), "free memory")
+            request = PrimeHandle(handle=gem.handle, flags=CLOSE_ON_EXEC)
+            shared = _ioctl(device, IOCTL_PRIME_HANDLE_TO_FD, request, "share memory")
             undo.callback(device.close_descriptor, shared.fd)
-            place = _ask(device, IOCTL_GEM_MMAP, GemMap(handle=made.handle), "map memory")
-            mapped = memoryview(_map(device, place.offset, size))
+            mapping = _ioctl(device, IOCTL_GEM_MMAP, GemMap(handle=gem.handle), "map memory")
+            mapped = memoryview(_map(device, mapping.offset, size))
             undo.pop_all()
-        return _Gem(made.handle, shared.fd), np.frombuffer(mapped, np.uint8, size)
+        return _Gem(gem.handle, shared.fd), np.frombuffer(mapped, np.uint8, size)
 
     def _free(self, device: DeviceFile, memory: _Gem) -> None:
         device.close_descriptor(memory.descriptor)
-        _ask(device, IOCTL_GEM_DESTROY, GemDestroy(memory.handle), "free memory")
+        _ioctl(device, IOCTL_GEM_DESTROY, GemDestroy(memory.handle), "free memory")
 
     def _run(
         self, device: DeviceFile, tasks: Sequence[NvDlaTask], memory: Mapping[int, _Gem]
     ) -> None:
-        for task in tasks:  # the kernel of 2019 reads the first task alone
-            places = b"".join(
-                MemoryHandle(memory[place.handle].descriptor, offset=place.offset).to_bytes()
-                for place in task.address_list
+        """Submit the tasks one by one."""
+        for task in tasks:  # the kernel driver of 2019 runs only the first task of a submission
+            address_list = b"".join(
+                MemoryHandle(memory[address.handle].descriptor, offset=address.offset).to_bytes()
+                for address in task.address_list
             )
-            list_bytes = np.frombuffer(places, np.uint8).copy()
-            head = SubmitTask(task.num_addresses, address_list=list_bytes.ctypes.data)
-            task_bytes = np.frombuffer(head.to_bytes(), np.uint8).copy()
-            _ask(
+            list_bytes = np.frombuffer(address_list, np.uint8).copy()
+            submit_task = SubmitTask(task.num_addresses, address_list=list_bytes.ctypes.data)
+            task_bytes = np.frombuffer(submit_task.to_bytes(), np.uint8).copy()
+            _ioctl(
                 device,
                 IOCTL_SUBMIT,
                 SubmitArguments(
@@ -166,12 +172,13 @@ class LinuxPort(HandlePort[DeviceFile, _Gem]):
             )
 
 
-def _ask(device: DeviceFile, request: int, argument: T, what: str) -> T:
+def _ioctl(device: DeviceFile, request: int, argument: T, action: str) -> T:
+    """Send a request and return the driver's reply; ``action`` names the action in errors."""
     data = bytearray(argument.to_bytes())
     try:
         device.ioctl(request, data)
     except OSError as error:
-        raise _explain(error, what) from error
+        raise _explain(error, action) from error
     return type(argument).from_bytes(data)
 
 
@@ -182,6 +189,6 @@ def _map(device: DeviceFile, offset: int, size_bytes: int) -> Buffer:
         raise _explain(error, "map memory") from error
 
 
-def _explain(error: OSError, what: str) -> NvdlaError:
+def _explain(error: OSError, action: str) -> NvdlaError:
     status = _STATUS_BY_ERRNO.get(error.errno or 0, NvError.IOCTL_FAILED)
-    return NvdlaError(status, f"the driver cannot {what}: {error}")
+    return NvdlaError(status, f"the driver cannot {action}: {error}")

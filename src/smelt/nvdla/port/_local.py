@@ -1,4 +1,4 @@
-"""The transport of a single process: a plain call."""
+"""Transport within one process: direct calls of a driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LocalPort(HandlePort[int, Region]):
-    """Calls a driver in this process; memory is the driver's own."""
+    """Port to a driver in this process; memory is not copied."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class LocalPort(HandlePort[int, Region]):
 
     @property
     def hardware(self) -> DeviceHardware | None:
-        """What the driver's devices are; None when it does not say."""
+        """Hardware of the driver's devices; None if the driver does not report it."""
         return self._driver.hardware
 
     def _open_device(self, instance: int) -> int:
@@ -47,7 +47,7 @@ class LocalPort(HandlePort[int, Region]):
 
     def _run(self, device: int, tasks: Sequence[NvDlaTask], memory: Mapping[int, Region]) -> None:
         for task in tasks:
-            addresses = tuple(memory[place.handle].at(place.offset) for place in task.address_list)
+            addresses = tuple(memory[item.handle].at(item.offset) for item in task.address_list)
             self._driver.execute(
                 device, PhysicalTask(task.task_id, addresses, task.interface_version)
             )

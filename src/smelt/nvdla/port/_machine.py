@@ -1,4 +1,4 @@
-"""The driver of modelled hardware: machines, their memory, and an engine scheduler for each."""
+"""Driver of modelled hardware: machines, their memory, and an engine scheduler for each."""
 
 from __future__ import annotations
 
@@ -29,28 +29,35 @@ if TYPE_CHECKING:
     from smelt.nvdla._protocols import DmaMemory, RegisterBus
 
 DEFAULT_DRAM_BYTES: Final = 1 << 30
+"""Default size of a machine's DRAM."""
 DEFAULT_SRAM_BYTES: Final = 4 << 20
+"""Default size of a machine's SRAM."""
 DEFAULT_TIMEOUT_S: Final = 60.0
+"""Default maximum duration of a task."""
 _DRAM_BASE: Final = 0x8000_0000
+"""Physical address of the first byte of DRAM."""
 _SRAM_BASE: Final = 0x5000_0000
+"""Physical address of the first byte of SRAM, as in the test bench of ``.txn`` traces."""
 
 
 @dataclass(slots=True)
 class _Instance:
+    """A machine with its scheduler and its allocations."""
+
     machine: Machine
     scheduler: EngineScheduler
     heaps: dict[NvDlaHeap, PageHeap]
     lock: threading.Lock = field(default_factory=threading.Lock)
-    touched: dict[NvDlaHeap, int] = field(default_factory=dict[NvDlaHeap, int])
-    """Up to where memory was ever given out; what lies beyond is zero still."""
+    allocated_end: dict[NvDlaHeap, int] = field(default_factory=dict[NvDlaHeap, int])
+    """End address of the memory that was ever allocated; memory beyond it is still zero."""
     spans: dict[PhysicalAddress, AddressSpan] = field(
         default_factory=dict[PhysicalAddress, AddressSpan]
     )
-    """What is allocated, in whole pages, by its first byte."""
+    """Allocations in whole pages, by the address of their first byte."""
 
 
 class MachineDriver:
-    """`Driver` of one or more machines of a configuration."""
+    """`Driver` of one or more machines of the same configuration."""
 
     def __init__(
         self,
@@ -63,22 +70,27 @@ class MachineDriver:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         connect: Callable[[Machine], tuple[RegisterBus, DmaMemory]] | None = None,
     ) -> None:
-        """Make the machines; their memory costs nothing until it is used.
+        """Create the machines; the system commits their memory only when it is used.
 
         Args:
-            configuration: What hardware, or its name.
-            num_devices: How many of it.
-            dram_bytes: DRAM of each.
-            sram_bytes: SRAM of each, where the configuration has that interface.
-            exact_fp16: Compute fp16 convolutions as the carry-save adders do.
-            timeout_s: After so long a task ends in an error.
-            connect: Put something between the scheduler and a machine, such as a recorder.
+            configuration: The hardware configuration, or its name.
+            num_devices: Number of machines.
+            dram_bytes: Size of each machine's DRAM.
+            sram_bytes: Size of each machine's SRAM, if the configuration has an SRAM interface.
+            exact_fp16: Whether to compute fp16 convolutions bit for bit as the hardware.
+            timeout_s: Maximum duration of a task in seconds; a longer task fails.
+            connect: Function that returns the bus and memory through which the scheduler reaches
+                a machine, such as those of a recorder.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER if the configuration is unknown or there is no device.
         """
         if isinstance(configuration, str):
             configuration = find_configuration(configuration)
         if num_devices < 1:
             raise NvdlaError(
-                NvError.BAD_PARAMETER, f"{num_devices} devices are given; at least one is needed"
+                NvError.BAD_PARAMETER,
+                f"the number of devices is {num_devices}; it must be at least 1",
             )
         self.configuration: Final = configuration
         self._timeout_s: Final = timeout_s
@@ -89,96 +101,103 @@ class MachineDriver:
 
     @property
     def num_devices(self) -> int:
-        """How many instances there are."""
+        """Number of device instances."""
         return len(self._instances)
 
     @property
     def hardware(self) -> DeviceHardware:
-        """What the instances are."""
+        """Hardware of the device instances."""
         return DeviceHardware(self.configuration.name, self.configuration.atom_bytes)
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """The machines, to look at what they counted."""
+        """The machines, for reading their records and faults."""
         return tuple(instance.machine for instance in self._instances)
 
     def allocate(self, instance: int, size: int, heap: NvDlaHeap, /) -> Region:
-        """Pin zeroed memory. Raises NvdlaError(INSUFFICIENT_MEMORY)."""
-        owner = self._instances[instance]
-        with owner.lock:
-            pages = owner.heaps.get(heap)
+        """Allocate pinned, zeroed memory.
+
+        Raises:
+            NvdlaError: INSUFFICIENT_MEMORY.
+        """
+        device = self._instances[instance]
+        with device.lock:
+            pages = device.heaps.get(heap)
             if pages is None:
                 raise NvdlaError(
                     NvError.INSUFFICIENT_MEMORY,
-                    f"{self.configuration.name} has no {heap.name}",
+                    f"{self.configuration.name} has no {heap.name} memory",
                 )
             address = pages.allocate(size)
             space = MemorySpace.SRAM if heap is NvDlaHeap.SRAM else MemorySpace.DRAM
-            memory = owner.machine.memory
+            memory = device.machine.memory
             offset = address - memory.base(space)
             end = address + -(-size // PAGE_BYTES) * PAGE_BYTES
             pages_in_use = memory.view(space)[offset : end - memory.base(space)]
-            if address < owner.touched.get(heap, 0):
+            if address < device.allocated_end.get(heap, 0):
                 pages_in_use[:] = 0
-            owner.touched[heap] = max(owner.touched.get(heap, 0), end)
+            device.allocated_end[heap] = max(device.allocated_end.get(heap, 0), end)
             region = Region(address, pages_in_use[:size], heap)
-            owner.spans[region.at(0)] = AddressSpan(space, address, end)
+            device.spans[region.at(0)] = AddressSpan(space, address, end)
             return region
 
     def release(self, instance: int, region: Region, /) -> None:
-        """Give memory back."""
-        owner = self._instances[instance]
-        with owner.lock:
-            owner.heaps[region.heap].release(region.address)
-            del owner.spans[region.at(0)]
+        """Free memory of `allocate`."""
+        device = self._instances[instance]
+        with device.lock:
+            device.heaps[region.heap].release(region.address)
+            del device.spans[region.at(0)]
 
     def execute(self, instance: int, task: PhysicalTask, /) -> None:
-        """Run one task to its end; one that fails leaves the machine as after a reset.
+        """Run one task; reset the machine if the task fails.
 
-        It reaches the pages of the memory that its address list leads into, and nothing else; its
-        engines read its descriptors, but do not write them.
+        The task can access only the pages of the allocations that its address list refers to. Its
+        engines can read its descriptors but not write them.
+
+        Raises:
+            NvdlaError: The code of the failure; BUSY if another task is running.
         """
-        owner = self._instances[instance]
+        device = self._instances[instance]
         major, minor, _ = task.interface_version
         layout = DescriptorLayout.of_version(major, minor)
         limits = TaskLimits(
-            _mapped_memory(owner, task), deadline_s=time.monotonic() + self._timeout_s
+            _mapped_memory(device, task), deadline_s=time.monotonic() + self._timeout_s
         )
         try:
-            with owner.machine.limited(limits):
-                described = read_task(owner.machine.memory, task.addresses, layout)
-                owner.machine.protect(
+            with device.machine.limited(limits):
+                descriptors = read_task(device.machine.memory, task.addresses, layout)
+                device.machine.protect(
                     [
                         AddressSpan(space, address, address + size)
-                        for (space, address), size in described.extents()
+                        for (space, address), size in descriptors.extents()
                     ]
                 )
-                owner.scheduler.execute_task(
+                device.scheduler.execute_task(
                     task.addresses, timeout_s=self._timeout_s, layout=layout
                 )
         except BaseException as error:
             if not (isinstance(error, NvdlaError) and error.status is NvError.BUSY):
-                owner.machine.reset()
+                device.machine.reset()
             raise
 
 
-def _mapped_memory(owner: _Instance, task: PhysicalTask) -> tuple[AddressSpan, ...]:
-    """Return the allocations that a task's addresses lie in.
+def _mapped_memory(device: _Instance, task: PhysicalTask) -> tuple[AddressSpan, ...]:
+    """Return the allocations that contain a task's addresses.
 
     Raises:
-        NvdlaError: one lies in none (INVALID_ADDRESS).
+        NvdlaError: INVALID_ADDRESS if an address is not in allocated memory.
     """
-    with owner.lock:
-        allocated = sorted(owner.spans.items())
-    starts = [place for place, _ in allocated]
+    with device.lock:
+        allocated = sorted(device.spans.items())
+    starts = [start for start, _ in allocated]
     mapped: set[AddressSpan] = set()
-    for index, place in enumerate(task.addresses):
-        at = bisect.bisect_right(starts, place) - 1
-        if at < 0 or not allocated[at][1].holds(place):
+    for index, address in enumerate(task.addresses):
+        at = bisect.bisect_right(starts, address) - 1
+        if at < 0 or not allocated[at][1].holds(address):
             raise NvdlaError(
                 NvError.INVALID_ADDRESS,
-                f"address {index} of the task, {place.space.name} {place.address:#x}, is not in "
-                "allocated memory",
+                f"address {index} of the task, {address.space.name} {address.address:#x}, is not "
+                "in allocated memory",
             )
         mapped.add(allocated[at][1])
     return tuple(sorted(mapped))
@@ -192,6 +211,7 @@ def _make_instance(
     *,
     exact_fp16: bool,
 ) -> _Instance:
+    """Create a machine with its scheduler and its heaps."""
     machine = Machine(
         configuration,
         dram_bytes,

@@ -1,4 +1,4 @@
-"""The other end of a `SocketPort`: driver and hardware, one session for each connection."""
+"""Server for `SocketPort` clients: it has driver and hardware, and a session per connection."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from smelt.nvdla.port._types import Bytes, PinnedMemory
 
 _LOG = logging.getLogger(__name__)
-_IDLE_CLIENT_SECONDS: Final = 0.2
-"""Before the next client is accepted where the system has no room for one."""
+_ACCEPT_RETRY_SECONDS: Final = 0.2
+"""Pause after the system could not accept a client for lack of descriptors or memory."""
 _FREE_SLOT_TIMEOUT_SECONDS: Final = 5.0
-"""How long a client that is dropped may take to go."""
+"""Maximum time to wait until the session of a dropped client has ended."""
 _BLOCK_BYTES: Final = 1 << 20
-"""Of memory that is compared, and sent, as one."""
-_FAULTS: Final = (
+"""Size of the blocks in which memory is compared and sent."""
+_MODEL_ERRORS: Final = (
     ArithmeticError,
     InternalError,
     LookupError,
@@ -59,18 +59,22 @@ _FAULTS: Final = (
     TypeError,
     ValueError,
 )
-"""What a fault of the modelled hardware raises: the client hears of it, and the log has it."""
+"""Exceptions that a bug of the machine model raises; they are logged and sent to the client."""
 
 
 class PortServer(Closeable):
-    """Listens on a Unix socket that only this user may open."""
+    """Server on a Unix socket that only this user may open."""
 
     def __init__(self, path: str | os.PathLike[str], driver: Driver) -> None:
-        """Listen.
+        """Listen on a socket.
+
+        Args:
+            path: Path of the socket to create; a socket without a server is replaced.
+            driver: Driver of the devices.
 
         Raises:
-            NvdlaError: BUSY, another server listens there; PATH_ALREADY_EXISTS, a file of another
-                kind is there; RESOURCE_ERROR, the path cannot be used.
+            NvdlaError: BUSY if another server listens at the path; PATH_ALREADY_EXISTS if the path
+                is not a socket; RESOURCE_ERROR if the path cannot be used.
         """
         self._path: Final = require_path(path, "a socket")
         self._driver: Final = driver
@@ -78,16 +82,16 @@ class PortServer(Closeable):
         self._slots: Final = threading.BoundedSemaphore(Limit.MAX_CLIENTS.most)
         self._clients: Final[set[_ClientSession]] = set()
         self._clients_lock: Final = threading.Lock()
-        self._quota: Final = _MemoryQuota()
+        self._quota: Final = _ServerMemoryQuota()
         self._listener: Final = _listen(self._path)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Serve from a thread of its own."""
+        """Start a thread that runs `serve_forever`."""
         self._thread = start_thread(self.serve_forever, name="smelt-dla")
 
     def serve_forever(self) -> None:
-        """Serve until `close`."""
+        """Accept and serve clients until `close` is called."""
         while not self._is_closing.is_set():
             try:
                 connection, _ = self._listener.accept()
@@ -97,8 +101,8 @@ class PortServer(Closeable):
                 if error.errno in (errno.ECONNABORTED, errno.EINTR):
                     continue
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
-                    _LOG.warning("no client can be accepted now: %s", error)
-                    self._is_closing.wait(_IDLE_CLIENT_SECONDS)
+                    _LOG.warning("no client can be accepted at present: %s", error)
+                    self._is_closing.wait(_ACCEPT_RETRY_SECONDS)
                     continue
                 raise
             if not self._slots.acquire(blocking=False) and not self._drop_idle_client():
@@ -121,19 +125,22 @@ class PortServer(Closeable):
                 self._release(client)
 
     def _drop_idle_client(self) -> bool:
-        """Drop the client that has waited longest for nothing; whether its place is free."""
+        """Drop the client that is idle for longest; return whether its slot became free.
+
+        Clients that have not sent any request yet are dropped before all others.
+        """
         with self._clients_lock:
-            waiting = [client for client in self._clients if client.may_be_dropped()]
-            if not waiting:
+            idle = [client for client in self._clients if client.may_be_dropped()]
+            if not idle:
                 return False
-            client = min(waiting, key=lambda client: (client.has_asked, client.waits_since))
+            client = min(idle, key=lambda client: (client.has_sent_request, client.idle_since))
             _LOG.warning("an idle client was disconnected to accept another")
             client.drop()
         return self._slots.acquire(timeout=_FREE_SLOT_TIMEOUT_SECONDS)
 
     @override
     def close(self) -> None:
-        """Stop listening, end every connection, and remove the socket."""
+        """Stop listening, end every connection and remove the socket."""
         if self._is_closing.is_set():
             return
         self._is_closing.set()
@@ -144,7 +151,7 @@ class PortServer(Closeable):
                 client.drop()
         if self._thread is not None:
             self._thread.join()
-        with contextlib.suppress(OSError):  # the folder may be gone, or another's
+        with contextlib.suppress(OSError):  # the folder may be gone or no longer writable
             self._path.unlink()
 
     def _serve(self, client: _ClientSession) -> None:
@@ -160,6 +167,7 @@ class PortServer(Closeable):
 
 
 def _listen(path: Path) -> socket.socket:
+    """Return a listening socket at a path; raise NvdlaError if the path cannot be used."""
     if os.path.lexists(path):
         _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -170,25 +178,26 @@ def _listen(path: Path) -> socket.socket:
     except OSError as error:
         listener.close()
         raise NvdlaError(
-            NvError.RESOURCE_ERROR, f"no server can listen at {str(path)!r}: {error}"
+            NvError.RESOURCE_ERROR, f"cannot listen at {str(path)!r}: {error}"
         ) from error
     return listener
 
 
 def _remove_stale(path: Path) -> None:
+    """Remove a socket at which no server listens; raise NvdlaError if the path is in use."""
     if not path.is_socket():
         raise NvdlaError(
             NvError.PATH_ALREADY_EXISTS, f"{str(path)!r} is not a socket; choose another path"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(0)  # a server that accepts nobody is one, too
+        probe.settimeout(0)  # a server that does not accept at present still owns its socket
         try:
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:
             path.unlink()
             return
         except BlockingIOError:
-            _LOG.debug("the server at %s has clients waiting", path)
+            _LOG.debug("the server at %s has pending connections", path)
         except OSError as error:
             raise NvdlaError(
                 NvError.RESOURCE_ERROR,
@@ -204,61 +213,69 @@ def _shut(connection: socket.socket) -> None:
         _LOG.debug("a connection was already closed: %s", error)
 
 
-class _MemoryQuota:
-    """The memory that all clients together may have."""
+class _ServerMemoryQuota:
+    """Limit on the memory of all clients of a server together."""
 
     def __init__(self) -> None:
         self._allocated_bytes = 0
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> None:
-        """Count memory that is to be allocated. Raises NvdlaError(INSUFFICIENT_MEMORY)."""
+        """Reserve memory before it is allocated.
+
+        Raises:
+            NvdlaError: INSUFFICIENT_MEMORY if the limit would be exceeded.
+        """
         with self._lock:
             total = self._allocated_bytes + size_bytes
             if total > Limit.MAX_SERVED_BYTES.most:
                 detail = Limit.MAX_SERVED_BYTES.excess(total)
-                raise NvdlaError(NvError.INSUFFICIENT_MEMORY, f"the clients request {detail}")
+                raise NvdlaError(
+                    NvError.INSUFFICIENT_MEMORY, f"all clients together request {detail}"
+                )
             self._allocated_bytes = total
 
-    def give_back(self, size_bytes: int) -> None:
-        """Count memory that is free again."""
+    def release(self, size_bytes: int) -> None:
+        """Release memory that has been freed."""
         with self._lock:
             self._allocated_bytes -= size_bytes
 
 
 class _ClientSession:
-    """One client."""
+    """Session of one client."""
 
-    def __init__(self, connection: socket.socket, port: LocalPort, room: _MemoryQuota) -> None:
+    def __init__(
+        self, connection: socket.socket, port: LocalPort, quota: _ServerMemoryQuota
+    ) -> None:
         self._connection = connection
         self._port = port
-        self._quota = room
+        self._quota = quota
         self._session = port.initialize()
         self._memory: dict[tuple[int, int], PinnedMemory] = {}
-        self.waits_since = time.monotonic()
-        """Since when it waits for a request; infinite while it has one."""
-        self.has_asked = False
+        self.idle_since = time.monotonic()
+        """Time by `time.monotonic` since which no request is pending; infinite during a request."""
+        self.has_sent_request = False
 
     def may_be_dropped(self) -> bool:
-        """Whether it has asked nothing yet, or not for long."""
-        idle = time.monotonic() - self.waits_since
-        return idle >= (Limit.MAX_IDLE_SECONDS.most if self.has_asked else 0)
+        """Return whether the client has sent no request yet, or none for MAX_IDLE_SECONDS."""
+        idle = time.monotonic() - self.idle_since
+        return idle >= (Limit.MAX_IDLE_SECONDS.most if self.has_sent_request else 0)
 
     def drop(self) -> None:
         """End the connection from another thread.
 
-        Only the thread that serves it closes it: a descriptor closed under that thread may be
-        another file's by the time it is used.
+        Only the thread that serves the connection closes it: if another thread closed it, its
+        descriptor could belong to another file when the serving thread uses it.
         """
         _shut(self._connection)
 
     def refuse(self) -> None:
-        """End before the first request."""
+        """End the session before its first request."""
         with self._connection, self._port:
             self.drop()
 
     def run(self) -> None:
-        """Answer until the client ends, is dropped, or breaks the protocol."""
+        """Serve requests until the client disconnects, is dropped, or violates the protocol."""
         try:
             with self._connection, self._port:
                 self._connection.settimeout(Limit.MAX_SILENT_SECONDS.most)
@@ -267,34 +284,36 @@ class _ClientSession:
             self._forget(list(self._memory))
 
     def _begin(self) -> float:
-        self.has_asked, self.waits_since = True, math.inf
+        """Note that a request begins and return the deadline of its last byte."""
+        self.has_sent_request, self.idle_since = True, math.inf
         return time.monotonic() + Limit.MAX_FRAME_SECONDS.most
 
     def _wait(self) -> None:
-        """Wait for the next request as long as nobody else wants the place."""
+        """Note that the session is idle and remove the timeout: it may then be dropped instead."""
         self._connection.settimeout(None)
-        self.waits_since = time.monotonic()
+        self.idle_since = time.monotonic()
 
     def _run(self) -> None:
+        """Serve requests; log why the connection ends."""
         try:
             while (frame := receive_frame(self._connection, self._begin)) is not None:
                 self._connection.settimeout(Limit.MAX_FRAME_SECONDS.most)
                 try:
-                    answer = self._answer(frame)
+                    reply = self._reply(frame)
                 except NvdlaError as error:
                     text = str(error).encode()[:MAX_DATA_BYTES]
                     send_frame(self._connection, Kind.FAILED, text, status=error.status or 0)
-                except _FAULTS as error:
-                    _LOG.exception("a request of kind %s fails", frame.kind.name)
+                except _MODEL_ERRORS as error:
+                    _LOG.exception("a %s request failed with an internal error", frame.kind.name)
                     self._fail(error)
                 else:
-                    send_frame(self._connection, Kind.DONE, answer)
+                    send_frame(self._connection, Kind.DONE, reply)
                 self._wait()
         except (OSError, ProtocolError) as error:
             _LOG.warning("a client was disconnected: %s", error)
 
     def _fail(self, error: Exception) -> None:
-        """Answer that a request met a fault of the driver's own."""
+        """Reply that a request failed with an internal error."""
         status = NvError.INVALID_STATE
         if isinstance(error, MemoryError):
             status = NvError.INSUFFICIENT_MEMORY
@@ -302,7 +321,8 @@ class _ClientSession:
         payload = text.encode(errors="replace")[:MAX_DATA_BYTES]
         send_frame(self._connection, Kind.FAILED, payload, status=status)
 
-    def _answer(self, frame: Frame) -> bytes:
+    def _reply(self, frame: Frame) -> bytes:
+        """Carry out a request and return the payload of its reply."""
         match frame.kind:
             case Kind.OPEN:
                 return self._open(OpenRequest.from_bytes(frame.payload).instance)
@@ -320,7 +340,9 @@ class _ClientSession:
                 self._port.debug_printf("%s", frame.payload.decode(errors="replace"))
                 return b""
             case kind:
-                raise ProtocolError(f"a client sent {kind.name}, which only a server may send")
+                raise ProtocolError(
+                    f"a client sent a {kind.name} frame, which only a server may send"
+                )
 
     def _open(self, instance: int) -> bytes:
         device = self._port.open(self._session, instance)
@@ -333,17 +355,18 @@ class _ClientSession:
         return b""
 
     def _forget(self, keys: Iterable[tuple[int, int]]) -> None:
-        """Count memory that the port has freed."""
+        """Remove allocations that the port has freed, and release their quota."""
         for key in keys:
-            self._quota.give_back(self._memory.pop(key).data.nbytes)
+            self._quota.release(self._memory.pop(key).data.nbytes)
 
     def _allocate(self, request: AllocateRequest) -> bytes:
+        """Allocate memory for the client, within the quota."""
         heap = check_allocation(request.size, request.heap)
         self._quota.take(request.size)
         try:
             memory = self._port.alloc_mem(self._session, request.device, request.size, heap)
         except BaseException:
-            self._quota.give_back(request.size)
+            self._quota.release(request.size)
             raise
         self._memory[request.device, memory.mem_handle] = memory
         return HandleReply(memory.mem_handle).to_bytes()
@@ -365,6 +388,7 @@ class _ClientSession:
         return b""
 
     def _write(self, payload: bytes) -> bytes:
+        """Write a client's bytes to its memory."""
         request = MemoryRequest.from_bytes(payload)
         data = np.frombuffer(payload, np.uint8, offset=MemoryRequest.size_bytes())
         memory = self._find(request.device, request.memory)
@@ -378,22 +402,26 @@ class _ClientSession:
         return b""
 
     def _submit(self, payload: bytes) -> bytes:
+        """Run a submission and send the memory that it changed, even if it fails."""
         device = DeviceRequest.from_bytes(payload).device
         tasks = unpack_tasks(payload, DeviceRequest.size_bytes())
-        named = {place.handle for task in tasks for place in task.address_list}
-        before = {handle: _digests(self._find(device, handle).data) for handle in named}
+        handles = {address.handle for task in tasks for address in task.address_list}
+        before = {handle: _digests(self._find(device, handle).data) for handle in handles}
         try:
             self._port.submit(self._session, device, tasks)
         finally:
-            for handle, was in before.items():
-                self._send_changes(device, handle, was, self._find(device, handle).data)
+            for handle, digests in before.items():
+                self._send_changes(device, handle, digests, self._find(device, handle).data)
         return b""
 
-    def _send_changes(self, device: int, handle: int, was: Sequence[bytes], memory: Bytes) -> None:
-        for number, (block, digest) in enumerate(zip(_blocks(memory), was, strict=True)):
+    def _send_changes(
+        self, device: int, handle: int, digests: Sequence[bytes], memory: Bytes
+    ) -> None:
+        """Send the blocks of an allocation whose digests have changed."""
+        for number, (block, digest) in enumerate(zip(_blocks(memory), digests, strict=True)):
             if hashlib.sha256(block.data).digest() != digest:
-                place = MemoryRequest(device, handle, number * _BLOCK_BYTES)
-                send_frame(self._connection, Kind.DATA, place.to_bytes(), block.data)
+                position = MemoryRequest(device, handle, number * _BLOCK_BYTES)
+                send_frame(self._connection, Kind.DATA, position.to_bytes(), block.data)
 
 
 def _blocks(memory: Bytes) -> Iterator[Bytes]:
@@ -402,5 +430,8 @@ def _blocks(memory: Bytes) -> Iterator[Bytes]:
 
 
 def _digests(memory: Bytes) -> list[bytes]:
-    """What tells later which blocks have changed; a copy would double what a client takes."""
+    """Return digests of a memory's blocks, which show later what has changed.
+
+    A copy of the memory instead would double the memory that a client uses.
+    """
     return [hashlib.sha256(block.data).digest() for block in _blocks(memory)]

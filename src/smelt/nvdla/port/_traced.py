@@ -1,4 +1,4 @@
-"""A modelled device whose register accesses are recorded, to be played again without software."""
+"""Driver of modelled hardware that records register accesses as a trace."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class TracedDriver:
-    """`Driver` of one machine, recorded.
+    """`Driver` of one machine that records its tasks as a trace.
 
-    Before a task the trace sets what software changed in memory since the last one; after it the
-    trace compares what the task changed.
+    Before a task the trace sets the memory that software changed since the previous task; after the
+    task the trace compares the memory that the task changed.
     """
 
     def __init__(
         self, configuration: Configuration | str = "nv_full", *, exact_fp16: bool = False
     ) -> None:
-        """Make the machine and its recorder."""
+        """Create the machine and its recorder."""
         self._recorders: Final[list[TraceRecorder]] = []
         self._driver: Final = MachineDriver(
             configuration, exact_fp16=exact_fp16, connect=self._connect
         )
-        self._known: Final[dict[int, tuple[Region, Bytes | None]]] = {}
-        """Live memory by address, and what the trace last said it holds."""
+        self._recorded: Final[dict[int, tuple[Region, Bytes | None]]] = {}
+        """Allocated regions by address, with their last recorded contents."""
 
     def _connect(self, machine: Machine) -> tuple[RegisterBus, DmaMemory]:
         recorder = TraceRecorder(machine, machine.memory, machine.configuration)
@@ -43,47 +43,57 @@ class TracedDriver:
 
     @property
     def num_devices(self) -> int:
-        """How many instances there are: one."""
+        """Number of device instances: 1."""
         return self._driver.num_devices
 
     @property
     def hardware(self) -> DeviceHardware:
-        """What the instance is."""
+        """Hardware of the device instance."""
         return self._driver.hardware
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """The machine, to look at what it counted."""
+        """The machine, for reading its records and faults."""
         return self._driver.machines
 
     def allocate(self, instance: int, size: int, heap: NvDlaHeap, /) -> Region:
-        """Pin zeroed memory. Raises NvdlaError(INSUFFICIENT_MEMORY)."""
+        """Allocate pinned, zeroed memory.
+
+        Raises:
+            NvdlaError: INSUFFICIENT_MEMORY.
+        """
         region = self._driver.allocate(instance, size, heap)
-        self._known[region.address] = (region, None)
+        self._recorded[region.address] = (region, None)
         return region
 
     def release(self, instance: int, region: Region, /) -> None:
-        """Give memory back."""
+        """Free memory of `allocate`."""
         self._driver.release(instance, region)
-        del self._known[region.address]
+        del self._recorded[region.address]
 
     def execute(self, instance: int, task: PhysicalTask, /) -> None:
-        """Run one task to its end, and record it."""
+        """Run one task and record it.
+
+        Raises:
+            NvdlaError: The code of the failure.
+        """
         recorder = self._recorders[instance]
-        for region, content in list(self._known.values()):
+        for region, content in list(self._recorded.values()):
             if content is None or not np.array_equal(content, region.data):
                 recorder.record_memory(*region.at(0), region.data.nbytes)
-                self._known[region.address] = (region, region.data.copy())
+                self._recorded[region.address] = (region, region.data.copy())
         self._driver.execute(instance, task)
-        for region, content in list(self._known.values()):
+        for region, content in list(self._recorded.values()):
             if content is not None and not np.array_equal(content, region.data):
                 recorder.record_check(*region.at(0), region.data.nbytes)
-                self._known[region.address] = (region, region.data.copy())
+                self._recorded[region.address] = (region, region.data.copy())
 
     def write_trace(self, path: str | Path) -> None:
         """Write the trace, as ``.cfg`` or ``.txn`` by its suffix, and its data files beside it.
 
         Raises:
-            NvdlaError: BAD_PARAMETER, another suffix.
+            NvdlaError: BAD_PARAMETER if the path has another suffix; NOT_SUPPORTED if the trace
+                language cannot express an access.
+            SmeltError: If a file cannot be written.
         """
         self._recorders[0].write_trace(path)

@@ -1,6 +1,6 @@
-"""The vocabulary of the portability layer.
+"""Types and limits of the portability layer.
 
-Source: seed "NVDLA runtime environment" and nvdla/sw, nvdla_inf.h.
+Source: "NVDLA runtime environment" and nvdla/sw, nvdla_inf.h.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_ADDRESSES_PER_TASK: Final = 6144
+"""Maximum length of a task's address list."""
 MAX_TASKS_PER_SUBMIT: Final = 24
+"""Maximum number of tasks in a submission."""
 SIZE_LIMIT_BYTES: Final = 1 << 32
+"""Size that allocations must stay below: sizes have 32 bits."""
 
 Bytes: TypeAlias = "NDArray[np.uint8]"
 
 
 class DeviceHardware(NamedTuple):
-    """What a user of a device must know of its hardware."""
+    """Properties of a device's hardware that its users need."""
 
     configuration: str
     atom_bytes: int
-    """Of a memory atom: feature tensors are packed by it."""
+    """Size of a memory atom, which determines the layout of feature tensors."""
 
 
 class NvDlaHeap(IntEnum):
-    """Which memory to allocate from."""
+    """Memory from which an allocation is made."""
 
     SYSTEM = 0
     """DRAM, behind the primary memory interface."""
@@ -41,42 +44,45 @@ class NvDlaHeap(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NvDlaMemDesc:
-    """A place in allocated memory."""
+    """nvdla_mem_desc: a position in allocated memory."""
 
     handle: int
     size: int = 0
-    """The bytes from there on; 0 for all that there are."""
+    """Number of bytes from the offset on; 0 for all bytes to the end of the memory."""
     offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NvDlaTask:
-    """Work for a device: the addresses that its descriptors index, the first its network's."""
+    """Task for a device: the addresses that its descriptors refer to by index.
+
+    The first address is that of the network descriptor.
+    """
 
     task_id: int
     address_list: tuple[NvDlaMemDesc, ...]
     interface_version: tuple[int, int, int] = (0, 12, 0)
-    """Of the descriptors: 0.11 and before, or 0.12 and after, are laid out differently."""
+    """Firmware interface version of the descriptors; 0.12 changed their layout."""
 
     @property
     def num_addresses(self) -> int:
-        """How many addresses there are."""
+        """Length of the address list."""
         return len(self.address_list)
 
 
 class PinnedMemory(NamedTuple):
-    """What an allocation gives."""
+    """Handle and contents of allocated memory."""
 
     mem_handle: int
     data: Bytes
-    """The memory itself, as this process sees it."""
+    """The memory as an array in this process."""
 
 
 class Port(Protocol):
-    """What the user-mode driver asks of a platform. Every failure is an NvdlaError."""
+    """Portability layer, by its documented functions; every failure is an `NvdlaError`."""
 
     def initialize(self) -> int:
-        """Start a session, and give its handle."""
+        """Start a session and return its handle."""
         ...
 
     def destroy(self, session_handle: int, /) -> None:
@@ -84,11 +90,11 @@ class Port(Protocol):
         ...
 
     def open(self, session_handle: int, instance: int, /) -> int:
-        """Open a device instance, and give its handle."""
+        """Open a device instance and return its handle."""
         ...
 
     def close(self, session_handle: int, device_handle: int, /) -> None:
-        """Close a device and free what was allocated on it."""
+        """Close a device and free the memory that was allocated on it."""
         ...
 
     def submit(
@@ -100,7 +106,7 @@ class Port(Protocol):
     def alloc_mem(
         self, session_handle: int, device_handle: int, size: int, heap: NvDlaHeap, /
     ) -> PinnedMemory:
-        """Allocate zeroed memory that both this process and the engines reach."""
+        """Allocate zeroed memory that both this process and the engines can access."""
         ...
 
     def free_mem(

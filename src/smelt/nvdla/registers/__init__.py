@@ -1,4 +1,4 @@
-"""Registers as data: names, addresses, fields, reset values and typed access by name."""
+"""Register maps: names, addresses, fields and reset values, and register access by name."""
 
 from smelt.nvdla.registers._map import (
     REGISTER_MAPS,

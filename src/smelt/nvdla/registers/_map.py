@@ -1,4 +1,9 @@
-"""The register maps: one line of text a register, read into frozen values."""
+"""Register maps, read from text files with one line per register, and access by name.
+
+A line ``@BLOCK base`` starts a block; every other line holds a register's name, offset, reset value
+and write mask, then its fields as ``name:shift:width``. Numbers except shift and width are
+hexadecimal.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +21,14 @@ if TYPE_CHECKING:
     from smelt.nvdla._protocols import RegisterBus
 
 WORD_MASK = 0xFFFFFFFF
+"""All bits of a 32-bit register."""
 REGISTER_MAPS = ("nv_full", "v2")
-"""nv_full's own map, and the one that every later configuration shares."""
+"""Names of the register maps: nv_full has its own, all later configurations share ``v2``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Some bits of a register."""
+    """Bit field of a register."""
 
     name: str
     shift: int
@@ -30,7 +36,7 @@ class Field:
 
     @property
     def mask(self) -> int:
-        """The field's bits, in place."""
+        """The field's bits as a mask of the register's word."""
         return ((1 << self.width) - 1) << self.shift
 
     def extract(self, word: int) -> int:
@@ -38,10 +44,10 @@ class Field:
         return (word & self.mask) >> self.shift
 
     def insert(self, word: int, value: int) -> int:
-        """Return the word with this field set.
+        """Return the word with this field set to a value.
 
         Raises:
-            NvdlaError: the value needs more bits than the field has (BAD_VALUE).
+            NvdlaError: BAD_VALUE if the value needs more bits than the field has.
         """
         if value < 0 or value >> self.width:
             raise NvdlaError(
@@ -53,7 +59,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A 32-bit register: where it is, what it holds after reset, what may be written."""
+    """A 32-bit register: address, reset value, writable bits and fields."""
 
     block: str
     name: str
@@ -64,56 +70,61 @@ class Register:
 
     @property
     def is_grouped(self) -> bool:
-        """Whether it exists twice, once for each ping-pong group."""
+        """Whether the register exists twice, once for each ping-pong group."""
         return self.name.startswith("D_")
 
     @property
     def full_name(self) -> str:
-        """Block and name, as ``SDP.D_CVT_SCALE``."""
+        """Block and name of the register, such as ``SDP.D_CVT_SCALE``."""
         return f"{self.block}.{self.name}"
 
     def field(self, name: str) -> Field:
         """Return a field by name.
 
         Raises:
-            NvdlaError: the register has no such field (BAD_PARAMETER); lists those that it has.
+            NvdlaError: BAD_PARAMETER if the register has no such field; the message lists its
+                fields.
         """
         try:
             return self.fields[name]
         except KeyError:
-            known = ", ".join(self.fields) or "none"
+            names = ", ".join(self.fields) or "none"
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
-                f"register {self.full_name} has no field {name!r}; it has {known}",
+                f"register {self.full_name} has no field {name!r}; its fields are {names}",
             ) from None
 
     def encode(self, **values: int) -> int:
-        """Return a word with these fields set and all others zero."""
+        """Return a word with the given fields set and all others 0.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER if a field does not exist; BAD_VALUE if a value does not fit.
+        """
         word = 0
         for name, value in values.items():
             word = self.field(name).insert(word, value)
         return word
 
     def decode(self, word: int) -> dict[str, int]:
-        """Return every field's value in a word."""
+        """Return the value of every field of a word, by field name."""
         return {name: item.extract(word) for name, item in self.fields.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterMap:
-    """All registers of a configuration, by name and by byte address."""
+    """All registers of a hardware configuration, by name and by byte address."""
 
     name: str
     blocks: Mapping[str, int]
-    """Each block's base address."""
+    """Base address of each block, in bytes."""
     registers: Mapping[str, Register] = field(repr=False)
     by_address: Mapping[int, Register] = field(repr=False)
 
     def register(self, full_name: str) -> Register:
-        """Return a register by block and name, as ``SDP.D_CVT_SCALE``.
+        """Return a register by block and name, such as ``SDP.D_CVT_SCALE``.
 
         Raises:
-            NvdlaError: no such register in this map (BAD_PARAMETER).
+            NvdlaError: BAD_PARAMETER if the map has no such register.
         """
         try:
             return self.registers[full_name]
@@ -127,15 +138,15 @@ class RegisterMap:
 
 @cache
 def load_register_map(name: str) -> RegisterMap:
-    """Return the register map called ``nv_full`` or ``v2``.
+    """Return the register map named ``nv_full`` or ``v2``.
 
     Raises:
-        NvdlaError: there is no map of that name (BAD_PARAMETER).
+        NvdlaError: BAD_PARAMETER if there is no map of that name.
     """
     if name not in REGISTER_MAPS:
         raise NvdlaError(
             NvError.BAD_PARAMETER,
-            f"no register map {name!r}; known are {', '.join(REGISTER_MAPS)}",
+            f"there is no register map {name!r}; the register maps are {', '.join(REGISTER_MAPS)}",
         )
     text = resources.files(__package__ or "").joinpath(f"{name}.txt").read_text("ascii")
     blocks: dict[str, int] = {}
@@ -158,6 +169,7 @@ def load_register_map(name: str) -> RegisterMap:
 
 
 def _register_from_row(block: str, base: int, name: str, row: list[str]) -> Register:
+    """Return the register that a line of a map describes, without the name at its start."""
     offset, reset, write_mask = (int(number, 16) for number in row[:3])
     fields: dict[str, Field] = {}
     for item in row[3:]:
@@ -168,18 +180,18 @@ def _register_from_row(block: str, base: int, name: str, row: list[str]) -> Regi
 
 
 class RegisterFile:
-    """Registers by name, over any bus that reads and writes words by address."""
+    """Access to registers by name, over any `RegisterBus`."""
 
     def __init__(self, bus: RegisterBus, register_map: RegisterMap) -> None:
         self.bus = bus
         self.map = register_map
 
     def read(self, name: str) -> int:
-        """Return the word of a register."""
+        """Return a register's word."""
         return self.bus.read(self.map.register(name).address)
 
     def write(self, name: str, word: int) -> None:
-        """Set the word of a register."""
+        """Set a register to the low 32 bits of a word."""
         self.bus.write(self.map.register(name).address, word & WORD_MASK)
 
     def read_field(self, name: str, field_name: str) -> int:
@@ -188,12 +200,12 @@ class RegisterFile:
         return register.field(field_name).extract(self.bus.read(register.address))
 
     def write_fields(self, name: str, **values: int) -> None:
-        """Set a register to a word with these fields set and all others zero."""
+        """Set a register to a word with the given fields set and all others 0."""
         register = self.map.register(name)
         self.bus.write(register.address, register.encode(**values))
 
     def update_fields(self, name: str, **values: int) -> None:
-        """Set these fields of a register and leave its others as they are."""
+        """Set the given fields of a register and keep its other fields."""
         register = self.map.register(name)
         word = self.bus.read(register.address)
         for field_name, value in values.items():

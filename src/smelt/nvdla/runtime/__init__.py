@@ -1,4 +1,4 @@
-"""The user-mode driver: networks on devices, tensors bound to memory, inference."""
+"""User-mode driver: loading networks onto devices, binding tensors to memory and inference."""
 
 from smelt.nvdla.runtime._enums import (
     ActivationType,

@@ -1,4 +1,4 @@
-"""Where the bytes of a tensor lie, when channels are stored in atoms."""
+"""Byte offsets of tensors whose channels are stored in atoms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AtomLayout:
-    """A tensor of channels, lines and columns in memory."""
+    """Layout in memory of a tensor of channels, lines and columns; strides are in bytes."""
 
     channel: int
     height: int
@@ -23,16 +23,21 @@ class AtomLayout:
     line_stride: int
     surface_stride: int
     lanes: int
-    """Channels side by side in an atom."""
+    """Number of channels that are contiguous in an atom."""
     element_bytes: int
     start: int = 0
+    """Offset of the first element in bytes."""
 
-    def find_bytes(self, size_bytes: int, what: str) -> NDArray[np.int64]:
-        """Give the place of every byte, [channel, line, column, byte].
+    def byte_offsets(self, size_bytes: int, what: str) -> NDArray[np.int64]:
+        """Return the offset of every byte of the tensor, [channel, line, column, byte].
+
+        Args:
+            size_bytes: Size of the memory that holds the tensor.
+            what: Name of the tensor in error messages.
 
         Raises:
-            NvdlaError: INVALID_SIZE, the elements are more than the memory; INVALID_ADDRESS, one
-                lies outside.
+            NvdlaError: INVALID_SIZE if the elements need more bytes than the memory has;
+                INVALID_ADDRESS if an element lies outside the memory.
         """
         extents = (self.channel, self.height, self.width)
         needed = self.channel * self.height * self.width * self.element_bytes
@@ -40,7 +45,7 @@ class AtomLayout:
             raise NvdlaError(
                 NvError.INVALID_SIZE,
                 f"{what} of {self.channel}x{self.height}x{self.width} elements of "
-                f"{self.element_bytes} bytes is in memory of only {size_bytes} bytes",
+                f"{self.element_bytes} bytes does not fit into memory of {size_bytes} bytes",
             )
         channel = np.arange(self.channel, dtype=np.int64)
         surface, lane = channel // self.lanes, channel % self.lanes

@@ -1,4 +1,4 @@
-"""A device instance that the runtime has opened, and its memory."""
+"""A device instance that the runtime has opened."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenDevice:
-    """A device of a session."""
+    """An open device of a session, with the operations that the runtime needs."""
 
     port: Port
     session_handle: int
     device_handle: int
 
     def allocate(self, size: int, heap: NvDlaHeap) -> PinnedMemory:
-        """Allocate memory."""
+        """Allocate zeroed memory of ``size`` bytes."""
         return self.port.alloc_mem(self.session_handle, self.device_handle, size, heap)
 
     def free(self, pinned: PinnedMemory) -> None:
@@ -32,5 +32,5 @@ class OpenDevice:
         )
 
     def submit(self, task: NvDlaTask) -> None:
-        """Run a task to its end."""
+        """Run a task; return when the task has ended."""
         self.port.submit(self.session_handle, self.device_handle, [task])

@@ -1,7 +1,7 @@
-"""Layers that the accelerator lacks, on the CPU: power and softmax.
+"""Emulator of the layers that the accelerator lacks: power and softmax on the CPU.
 
-The arithmetic is the official emulator's, for each pixel: single precision, sums over channels one
-by one, halves rounded to nearest with ties away from zero, integers truncated after saturation.
+The arithmetic is that of the official emulator: single precision, sums over channels in order,
+conversion to half precision with ties away from zero, integers truncated after saturation.
 Exponentials and powers are computed in double precision and rounded once.
 """
 
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 _NETWORK_BYTES: Final = 6
-"""What the network's head holds; the rest of it is padding."""
+"""Size in bytes of the fields of the network descriptor; the rest of it is padding."""
 _ATOM_BYTES: Final = {EmuFormat.FF16: 32, EmuFormat.INT8: 32, EmuFormat.INT8_8: 8}
+"""Size of an atom in bytes, for the formats that the emulator supports."""
 
 
 def run_emulated_task(addresses: Sequence[Bytes]) -> None:
@@ -50,33 +51,34 @@ def run_emulated_task(addresses: Sequence[Bytes]) -> None:
         addresses: The memory at each entry of the task's address list.
 
     Raises:
-        NvdlaError: INVALID_ADDRESS or INVALID_SIZE, a descriptor leads outside its memory;
-            NOT_SUPPORTED, an operation or format is unknown.
+        NvdlaError: INVALID_ADDRESS or INVALID_SIZE if a descriptor refers to bytes outside the
+            memory; NOT_SUPPORTED if an operation or format is not supported.
     """
-    head = bytes(_at(addresses, 0, "the network")[:_NETWORK_BYTES])
+    head = bytes(_memory_at(addresses, 0, "the network")[:_NETWORK_BYTES])
     network = EmuNetworkDescriptor.from_bytes(head.ljust(EmuNetworkDescriptor.size_bytes(), b"\0"))
     count = network.num_operations
     if not count:
         return
-    operations = _at(addresses, network.operation_desc_index, "the list of operations")
-    buffers = _at(addresses, network.operation_buffer_desc_index, "the list of buffers")
+    operations = _memory_at(addresses, network.operation_desc_index, "the operation list")
+    buffers = _memory_at(addresses, network.operation_buffer_desc_index, "the buffer list")
     layout = find_emu_layout(operations.nbytes, count)
-    listed = bytes(operations[: count * EMU_OPERATION_BYTES[layout]])
-    described = bytes(buffers[: count * EMU_BUFFERS_BYTES])
+    operation_bytes = bytes(operations[: count * EMU_OPERATION_BYTES[layout]])
+    buffer_bytes = bytes(buffers[: count * EMU_BUFFERS_BYTES])
     for index in range(count):
-        operation = read_emu_operation(listed, index, layout)
-        tensors = EmuBuffers.from_bytes(described, index * EMU_BUFFERS_BYTES, layout)
+        operation = read_emu_operation(operation_bytes, index, layout)
+        tensors = EmuBuffers.from_bytes(buffer_bytes, index * EMU_BUFFERS_BYTES, layout)
         try:
             _run(operation, tensors, layout, addresses)
         except NvdlaError as error:
             raise error.within(f"emulated operation {index}") from error
 
 
-def _at(addresses: Sequence[Bytes], index: int, what: str) -> Bytes:
+def _memory_at(addresses: Sequence[Bytes], index: int, what: str) -> Bytes:
     if not 0 <= index < len(addresses):
         raise NvdlaError(
             NvError.INVALID_ADDRESS,
-            f"{what} of an emulated task is at address {index} of {len(addresses)}",
+            f"{what} of an emulated task is at index {index} of an address list of "
+            f"{len(addresses)} entries",
         )
     return addresses[index]
 
@@ -87,6 +89,12 @@ def _run(
     layout: DescriptorLayout,
     addresses: Sequence[Bytes],
 ) -> None:
+    """Run one operation.
+
+    Raises:
+        NvdlaError: INVALID_ADDRESS or INVALID_SIZE if a tensor lies outside its memory or the two
+            tensors have different extents; NOT_SUPPORTED if the formats are not supported.
+    """
     source, target = buffers.src_data, buffers.dst_data
     kind = _find_format(source, layout)
     if target.format != source.format:
@@ -98,11 +106,12 @@ def _run(
     if kind not in _ATOM_BYTES:
         raise NvdlaError(NvError.NOT_SUPPORTED, f"the emulator does not support {kind.name}")
     values = _load(source, kind, addresses, "source")
-    where = _places(target, kind, addresses, "target")
-    if where.shape[:3] != values.shape:
+    offsets = _byte_offsets(target, kind, addresses, "target")
+    if offsets.shape[:3] != values.shape:
         raise NvdlaError(
             NvError.INVALID_SIZE,
-            f"an emulated operation reads {values.shape} (CxHxW) and writes {where.shape[:3]}",
+            f"an emulated operation reads {values.shape} (CxHxW) and writes {offsets.shape[:3]}; "
+            "the extents must be equal",
         )
     with np.errstate(all="ignore"):
         if isinstance(operation, EmuPowerOperation):
@@ -110,40 +119,41 @@ def _run(
         else:
             result = _softmax(values, operation.input_scale_factor, kind)
         stored = _to_memory(result, operation, kind)
-    addresses[target.address_index][where] = stored.view(np.uint8).reshape(where.shape)
+    addresses[target.address_index][offsets] = stored.view(np.uint8).reshape(offsets.shape)
 
 
 def _find_format(source: EmuBuffer, layout: DescriptorLayout) -> EmuFormat:
     try:
         return find_emu_format(source.format, layout)
     except NvdlaError as error:
-        raise error.within(f"its source tensor, at address {source.address_index}") from error
+        raise error.within(f"source tensor at address {source.address_index}") from error
 
 
-def _places(
+def _byte_offsets(
     buffer: EmuBuffer, kind: EmuFormat, addresses: Sequence[Bytes], what: str
 ) -> NDArray[np.int64]:
-    """Give the place of every byte of a tensor, [channel, line, column, byte]."""
-    memory = _at(addresses, buffer.address_index, f"the {what}")
-    element = 2 if kind is EmuFormat.FF16 else 1
+    """Return the offset of every byte of a tensor, [channel, line, column, byte]."""
+    memory = _memory_at(addresses, buffer.address_index, f"the {what}")
+    element_bytes = 2 if kind is EmuFormat.FF16 else 1
     layout = AtomLayout(
         buffer.channel,
         buffer.height,
         buffer.width,
         buffer.line_stride,
         buffer.surf_stride,
-        _ATOM_BYTES[kind] // element,
-        element,
+        _ATOM_BYTES[kind] // element_bytes,
+        element_bytes,
         buffer.address_index_offset,
     )
-    return layout.find_bytes(memory.nbytes, f"the {what} of an emulated operation")
+    return layout.byte_offsets(memory.nbytes, f"the {what} of an emulated operation")
 
 
 def _load(
     buffer: EmuBuffer, kind: EmuFormat, addresses: Sequence[Bytes], what: str
 ) -> NDArray[np.int8] | Halves:
-    where = _places(buffer, kind, addresses, what)
-    data = addresses[buffer.address_index][where]
+    """Return a copy of a tensor's elements, [channel, line, column]."""
+    offsets = _byte_offsets(buffer, kind, addresses, what)
+    data = addresses[buffer.address_index][offsets]
     if kind is EmuFormat.FF16:
         return data.view(np.float16)[..., 0]
     return data.view(np.int8)[..., 0]
@@ -160,6 +170,7 @@ def _power(
 
 
 def _softmax(values: NDArray[np.int8] | Halves, input_scale: float, kind: EmuFormat) -> Floats:
+    """Return the softmax over channels; scaled integer inputs are rounded to half precision."""
     x = values.astype(np.float32)
     if kind is not EmuFormat.FF16:
         x = round_to_half(x * np.float32(input_scale)).astype(np.float32)
@@ -174,6 +185,7 @@ def _softmax(values: NDArray[np.int8] | Halves, input_scale: float, kind: EmuFor
 def _to_memory(
     result: Floats, operation: EmuOperation, kind: EmuFormat
 ) -> NDArray[np.int8] | Halves:
+    """Convert results to the elements of the destination's format."""
     if kind is EmuFormat.FF16:
         return np.ascontiguousarray(round_to_half(result))
     if not isinstance(operation, EmuPowerOperation):
@@ -184,7 +196,7 @@ def _to_memory(
 
 
 def round_to_half(values: Floats) -> Halves:
-    """Round to half precision, to nearest with ties away from zero."""
+    """Round to half precision: to nearest, ties away from zero."""
     with np.errstate(all="ignore"):
         nearest = values.astype(np.float16)
         away = np.nextafter(nearest, np.copysign(np.float16(np.inf), values.astype(np.float16)))

@@ -1,4 +1,4 @@
-"""Numbers of the runtime's interface. Source: nvdla/sw, NvDlaType.h and IRuntime.h."""
+"""Enumerations of the runtime's interface. Source: nvdla/sw, NvDlaType.h and IRuntime.h."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class PixelFormat(IntEnum):
-    """How the pixels of an image lie in memory."""
+    """Pixel formats of images in memory."""
 
     R8 = 0
     R10 = 1
@@ -50,13 +50,13 @@ class PixelFormat(IntEnum):
 
 
 class PixelMapping(IntEnum):
-    """How the lines of an image lie in memory."""
+    """Arrangements of an image's lines in memory."""
 
     PITCH_LINEAR = 0
 
 
 class LayerType(IntEnum):
-    """The kinds of layers of a network."""
+    """Layer types of a network."""
 
     CONVOLUTION = 0
     FULLY_CONNECTED = 1
@@ -73,7 +73,7 @@ class LayerType(IntEnum):
 
 
 class ActivationType(IntEnum):
-    """What an activation layer computes."""
+    """Functions of an activation layer."""
 
     RELU = 0
     SIGMOID = 1
@@ -81,7 +81,7 @@ class ActivationType(IntEnum):
 
 
 class PoolingType(IntEnum):
-    """What a pooling layer computes."""
+    """Functions of a pooling layer."""
 
     MIN = 0
     MAX = 1
@@ -89,7 +89,7 @@ class PoolingType(IntEnum):
 
 
 class ElementwiseOperation(IntEnum):
-    """What an elementwise layer computes."""
+    """Functions of an elementwise layer."""
 
     SUM = 0
     PROD = 1
@@ -98,7 +98,7 @@ class ElementwiseOperation(IntEnum):
 
 
 class BiasMode(IntEnum):
-    """How far a bias value reaches."""
+    """Granularity of bias values."""
 
     NONE = 0
     UNIFORM = 1
@@ -107,7 +107,7 @@ class BiasMode(IntEnum):
 
 
 class ScaleMode(IntEnum):
-    """How far a scale value reaches."""
+    """Granularity of scale values."""
 
     UNKNOWN = 0
     UNIFORM = 1
@@ -116,7 +116,7 @@ class ScaleMode(IntEnum):
 
 
 class BatchNormMode(IntEnum):
-    """How far a batch normalisation's values reach."""
+    """Granularity of batch normalisation parameters."""
 
     UNIFORM = 0
     CHANNEL = 1

@@ -1,4 +1,4 @@
-"""Arrays in and out of the memory that a tensor is bound to."""
+"""Conversion between numpy arrays and the memory that a tensor is bound to."""
 
 from __future__ import annotations
 
@@ -24,20 +24,24 @@ _DTYPES: Final[dict[int, np.dtype[np.generic]]] = {
     int(DataType.UINT8): np.dtype(np.uint8),
     int(DataType.UINT16): np.dtype(np.uint16),
 }
-_PIXEL_LANES: Final = {
+_CHANNELS_PER_PIXEL: Final = {
     **dict.fromkeys(range(PixelFormat.R8, PixelFormat.A16B16G16R16), 1),
     **dict.fromkeys(range(PixelFormat.A16B16G16R16, PixelFormat.A2B10G10R10), 4),
 }
 
 
 def dtype_of_tensor(tensor: NvDlaTensor) -> np.dtype[np.generic]:
-    """The type of a tensor's elements. Raises NvdlaError(NOT_SUPPORTED): arrays have none such."""
+    """Return the numpy dtype of a tensor's elements.
+
+    Raises:
+        NvdlaError: NOT_SUPPORTED if no numpy dtype corresponds to the tensor's data type.
+    """
     dtype = _DTYPES.get(tensor.data_type)
     if dtype is None:
         raise NvdlaError(
             NvError.NOT_SUPPORTED,
-            f"tensor {tensor.name!r} has data type {tensor.data_type}; half, int16 and int8 are "
-            "supported",
+            f"tensor {tensor.name!r} has data type {tensor.data_type}; half, int8, int16, uint8 "
+            "and uint16 are supported",
         )
     return dtype
 
@@ -45,18 +49,19 @@ def dtype_of_tensor(tensor: NvDlaTensor) -> np.dtype[np.generic]:
 def array_from_tensor(
     tensor: NvDlaTensor, memory: Bytes, *, atom_bytes: int = 32
 ) -> NDArray[np.generic]:
-    """Copy a tensor out of its memory, [channel, line, column].
+    """Return a copy of a tensor's elements, [channel, line, column].
 
     Args:
-        tensor: Its extents, type and strides.
-        memory: What it is bound to.
-        atom_bytes: Of the hardware: 32, 16 or 8.
+        tensor: Extents, type and strides of the tensor.
+        memory: The memory that the tensor is bound to.
+        atom_bytes: Size of the hardware's memory atom in bytes: 32, 16 or 8.
 
     Raises:
-        NvdlaError: INVALID_SIZE or INVALID_ADDRESS, it reaches outside its memory.
+        NvdlaError: INVALID_SIZE or INVALID_ADDRESS if the tensor lies partly outside the memory;
+            NOT_SUPPORTED if its data type is not supported.
     """
-    where = _layout(tensor, atom_bytes).find_bytes(memory.nbytes, f"tensor {tensor.name!r}")
-    return memory[where].view(dtype_of_tensor(tensor))[..., 0]
+    offsets = _layout(tensor, atom_bytes).byte_offsets(memory.nbytes, f"tensor {tensor.name!r}")
+    return memory[offsets].view(dtype_of_tensor(tensor))[..., 0]
 
 
 def write_tensor(
@@ -64,33 +69,41 @@ def write_tensor(
 ) -> None:
     """Copy an array, [channel, line, column], into a tensor's memory.
 
+    Args:
+        tensor: Extents, type and strides of the tensor.
+        array: The elements; a float array is accepted for a half tensor only.
+        memory: The memory that the tensor is bound to.
+        atom_bytes: Size of the hardware's memory atom in bytes: 32, 16 or 8.
+
     Raises:
-        NvdlaError: BAD_PARAMETER, it has another shape, or elements that are neither bool, integer
-            nor float; BAD_VALUE, the tensor's type cannot hold a value; else as
-            `array_from_tensor`.
+        NvdlaError: BAD_PARAMETER if the array's shape differs from the tensor's, or its elements
+            are neither bool, integer nor float; BAD_VALUE if the tensor's type cannot hold a
+            value; other codes as in `array_from_tensor`.
     """
     expected = (tensor.dims.c, tensor.dims.h, tensor.dims.w)
     if array.shape != expected:
         raise NvdlaError(
             NvError.BAD_PARAMETER,
-            f"tensor {tensor.name!r} is {expected} (CxHxW); the array is {array.shape}",
+            f"tensor {tensor.name!r} has shape {expected} (CxHxW), but the array has {array.shape}",
         )
     if array.dtype.kind not in "biuf":
         raise NvdlaError(
             NvError.BAD_PARAMETER,
-            f"tensor {tensor.name!r} takes bool, integers or floats; the array is {array.dtype}",
+            f"tensor {tensor.name!r} takes bool, integers or floats; the array has dtype "
+            f"{array.dtype}",
         )
-    where = _layout(tensor, atom_bytes).find_bytes(memory.nbytes, f"tensor {tensor.name!r}")
-    values = _converted(tensor, array)
-    memory[where] = values.view(np.uint8).reshape(where.shape)
+    offsets = _layout(tensor, atom_bytes).byte_offsets(memory.nbytes, f"tensor {tensor.name!r}")
+    values = _convert(tensor, array)
+    memory[offsets] = values.view(np.uint8).reshape(offsets.shape)
 
 
-def _converted(tensor: NvDlaTensor, array: NDArray[np.generic]) -> NDArray[np.generic]:
+def _convert(tensor: NvDlaTensor, array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Convert an array to the tensor's type; raise NvdlaError if a value does not fit."""
     dtype = dtype_of_tensor(tensor)
     if np.issubdtype(dtype, np.integer) and array.size:
         limits = np.iinfo(dtype.name)
-        is_whole = array.dtype.kind in "biu"
-        if not is_whole or array.min() < limits.min or array.max() > limits.max:
+        is_integer = array.dtype.kind in "biu"
+        if not is_integer or array.min() < limits.min or array.max() > limits.max:
             raise NvdlaError(
                 NvError.BAD_VALUE,
                 f"tensor {tensor.name!r} holds {dtype.name}; an array of {array.dtype} from "
@@ -100,10 +113,11 @@ def _converted(tensor: NvDlaTensor, array: NDArray[np.generic]) -> NDArray[np.ge
 
 
 def _layout(tensor: NvDlaTensor, atom_bytes: int) -> AtomLayout:
-    element = dtype_of_tensor(tensor).itemsize
-    lanes = atom_bytes // element
+    """Return a tensor's layout: an image's pixel takes the place of an atom."""
+    element_bytes = dtype_of_tensor(tensor).itemsize
+    lanes = atom_bytes // element_bytes
     if tensor.data_category == DataCategory.IMAGE:
-        lanes = _PIXEL_LANES.get(tensor.pixel_format, lanes)
+        lanes = _CHANNELS_PER_PIXEL.get(tensor.pixel_format, lanes)
     return AtomLayout(
         tensor.dims.c,
         tensor.dims.h,
@@ -111,5 +125,5 @@ def _layout(tensor: NvDlaTensor, atom_bytes: int) -> AtomLayout:
         tensor.stride[1],
         tensor.stride[2],
         lanes,
-        element,
+        element_bytes,
     )

@@ -1,7 +1,7 @@
-"""DIMG files: what the official runtime reads and writes, and the regression compares.
+"""DIMG files: the images that the official runtime reads and writes and its regression compares.
 
-The number of a format moved in 2019, when atoms of 8 channels were added; the regression's files
-have the numbers of 2018.
+Some format numbers changed in 2019, when atoms of 8 channels were added; the regression's files
+use the numbers of 2018.
 """
 
 from __future__ import annotations
@@ -27,20 +27,24 @@ if TYPE_CHECKING:
     from smelt.nvdla.runtime._tensor import NvDlaTensor
 
 _MAGIC: Final = b"DIMG"
-_HEAD: Final = struct.Struct("<4sI7I")
+_HEADER: Final = struct.Struct("<4sI7I")
+"""Magic, version, format number, width, height, channel, line stride, surface stride, size."""
 
 
 class _Layout(NamedTuple):
+    """Layout of an image format, and its numbers in DIMG files."""
+
     element_bytes: int
     lanes: int
-    """Channels that lie side by side; 1 for a plane for each channel."""
+    """Number of contiguous channels; 1 if each channel is a plane."""
     number_2018: int | None
+    """Format number in files of the 2018 release, or None if it lacks the format."""
     number_2019: int
     is_float: bool = False
 
 
 class ImageFormat(Enum):
-    """How the elements of an image lie in memory."""
+    """Layout of an image's elements in memory."""
 
     R8 = _Layout(1, 1, 0, 0)
     A16B16G16R16_F = _Layout(2, 4, 8, 8, is_float=True)
@@ -56,7 +60,7 @@ class ImageFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DlaImage:
-    """An image: how it lies in memory, and its elements by channel, line and column."""
+    """An image: its layout in memory, and its elements by channel, line and column."""
 
     format: ImageFormat
     width: int
@@ -65,28 +69,33 @@ class DlaImage:
     line_stride: int
     surface_stride: int
     size: int
-    """Bytes of the memory that it was taken from."""
+    """Size in bytes of the memory that held the image."""
     elements: bytes
     is_2018: bool = True
-    """Whether the file has the format numbers of 2018."""
+    """Whether the file uses the format numbers of 2018."""
 
     @classmethod
     def from_bytes(cls, data: Buffer, *, is_2018: bool = True) -> DlaImage:
-        """Read a file.
+        """Read a DIMG file.
+
+        Args:
+            data: Contents of the file.
+            is_2018: Whether the file uses the format numbers of 2018.
 
         Raises:
-            ModelFormatError: It is malformed.
+            ModelFormatError: If the file is malformed.
         """
         content = bytes(data)
-        if len(content) < _HEAD.size:
-            raise ModelFormatError(f"an image of {len(content)} bytes is truncated")
-        magic, version, number, *fields = _HEAD.unpack_from(content)
+        if len(content) < _HEADER.size:
+            raise ModelFormatError(f"the image file is truncated: it has {len(content)} bytes")
+        magic, version, number, *fields = _HEADER.unpack_from(content)
         if magic != _MAGIC or version != 0:
             raise ModelFormatError(
-                f"the image header is unknown: it starts with {magic!r}, version {version}"
+                f"the image header starts with {magic!r}, version {version}; expected {_MAGIC!r}, "
+                "version 0"
             )
         kind = _format_of(number, is_2018=is_2018)
-        elements = content[_HEAD.size :]
+        elements = content[_HEADER.size :]
         width, height, channel, line_stride, surface_stride, size = fields
         expected = width * height * channel * kind.value.element_bytes
         if len(elements) != expected:
@@ -99,43 +108,53 @@ class DlaImage:
         )
 
     def to_bytes(self) -> bytes:
-        """Write the file. Raises NvdlaError(NOT_SUPPORTED): the format had no number in 2018."""
+        """Return the DIMG file.
+
+        Raises:
+            NvdlaError: NOT_SUPPORTED if the format had no number in 2018 but the file uses these.
+        """
         number = self.format.value.number_2018 if self.is_2018 else self.format.value.number_2019
         if number is None:
             raise NvdlaError(
-                NvError.NOT_SUPPORTED, f"the 2018 release has no number for {self.format.name}"
+                NvError.NOT_SUPPORTED,
+                f"the 2018 release has no number for the format {self.format.name}",
             )
         fields = (self.width, self.height, self.channel)
         strides = (self.line_stride, self.surface_stride, self.size)
-        return _HEAD.pack(_MAGIC, 0, number, *fields, *strides) + self.elements
+        return _HEADER.pack(_MAGIC, 0, number, *fields, *strides) + self.elements
 
     def to_array(self) -> NDArray[np.generic]:
-        """The elements, [channel, line, column]."""
+        """Return the elements, [channel, line, column]."""
         layout = self.format.value
         kind = f"{'f' if layout.is_float else 'i'}{layout.element_bytes}"
         array = np.frombuffer(self.elements, np.dtype(kind))
         return array.reshape(self.channel, self.height, self.width)
 
     def write_to(self, memory: Bytes) -> None:
-        """Put the elements where the format says. Raises NvdlaError: they do not fit."""
-        where = _places(self, memory.nbytes)
-        memory[where] = np.frombuffer(self.elements, np.uint8).reshape(where.shape)
+        """Write the elements to memory in the image's layout.
+
+        Raises:
+            NvdlaError: INVALID_SIZE or INVALID_ADDRESS if the image does not fit.
+        """
+        offsets = _byte_offsets(self, memory.nbytes)
+        memory[offsets] = np.frombuffer(self.elements, np.uint8).reshape(offsets.shape)
 
 
 def image_from_tensor(tensor: NvDlaTensor, memory: Bytes, *, is_stable: bool = True) -> DlaImage:
-    """Take a tensor out of memory as the official runtime's server does.
+    """Return a tensor's contents as an image, as the official runtime's server does.
 
-    Every int8 tensor is read with atoms of 32 channels, also where the hardware's are of 8: the
-    regression's files are such overlapping reads.
+    Every int8 tensor is read with atoms of 32 channels, even if the hardware's atoms have 8: the
+    regression's files contain such overlapping reads.
 
     Args:
-        tensor: Its extents and strides.
-        memory: The memory that it is bound to.
-        is_stable: Replace what the official hash replaces: 32768 by 0, not-a-number by 31744.
+        tensor: Extents, type and strides of the tensor.
+        memory: The memory that the tensor is bound to.
+        is_stable: Whether to replace the values that the official hash replaces: 32768 by 0 and
+            NaN by 31744, in float images.
 
     Raises:
-        NvdlaError: INVALID_SIZE or INVALID_ADDRESS, the tensor reaches outside its memory;
-            NOT_SUPPORTED, images have no such type.
+        NvdlaError: INVALID_SIZE or INVALID_ADDRESS if the tensor lies partly outside the memory;
+            NOT_SUPPORTED if no image format has the tensor's type.
     """
     image = DlaImage(
         _format_of_tensor(tensor),
@@ -147,7 +166,7 @@ def image_from_tensor(tensor: NvDlaTensor, memory: Bytes, *, is_stable: bool = T
         tensor.buffer_size,
         b"",
     )
-    data = memory[_places(image, min(memory.nbytes, tensor.buffer_size))]
+    data = memory[_byte_offsets(image, min(memory.nbytes, tensor.buffer_size))]
     if is_stable and image.format.value.is_float:
         halves = data.view(np.float16)
         halves[halves == 32768.0] = 0.0
@@ -160,17 +179,19 @@ def _format_of(number: int, *, is_2018: bool) -> ImageFormat:
         layout = kind.value
         if number == (layout.number_2018 if is_2018 else layout.number_2019):
             return kind
-    raise ModelFormatError(f"an image has the unknown format {number}")
+    raise ModelFormatError(f"the image has the unknown format number {number}")
 
 
 def _format_of_tensor(tensor: NvDlaTensor) -> ImageFormat:
+    """Return the image format for a tensor; raise NvdlaError(NOT_SUPPORTED) if there is none."""
     if tensor.data_category == DataCategory.IMAGE and tensor.pixel_format in _PIXEL_FORMATS:
         return _PIXEL_FORMATS[tensor.pixel_format]
     if tensor.data_type in _FEATURE_FORMATS:
         return _FEATURE_FORMATS[tensor.data_type]
     raise NvdlaError(
         NvError.NOT_SUPPORTED,
-        f"tensor {tensor.name!r} has data type {tensor.data_type}; images are half, int16 or int8",
+        f"tensor {tensor.name!r} has data type {tensor.data_type}; images support half, int16 and "
+        "int8",
     )
 
 
@@ -186,8 +207,8 @@ _FEATURE_FORMATS: Final = {
 }
 
 
-def _places(image: DlaImage, size_bytes: int) -> NDArray[np.int64]:
-    """Give the place of every byte, [channel, line, column, byte]."""
+def _byte_offsets(image: DlaImage, size_bytes: int) -> NDArray[np.int64]:
+    """Return the offset of every byte of an image, [channel, line, column, byte]."""
     layout = image.format.value
     atoms = AtomLayout(
         image.channel,
@@ -198,4 +219,4 @@ def _places(image: DlaImage, size_bytes: int) -> NDArray[np.int64]:
         layout.lanes,
         layout.element_bytes,
     )
-    return atoms.find_bytes(size_bytes, "an image")
+    return atoms.byte_offsets(size_bytes, "an image")

@@ -1,4 +1,4 @@
-"""A loadable on a device: its memory there, what the application bound, and its tasks."""
+"""A network loaded onto a device: its memories, bound tensors and tasks."""
 
 from __future__ import annotations
 
@@ -38,14 +38,16 @@ if TYPE_CHECKING:
     Entry = TypeVar("Entry", Address, Memory, Task, TensorDescriptor)
 
 _STRIDE_BYTES: Final = 4
+"""Size of a stride in a descriptor."""
 _DEPENDENCY_GRAPH: Final = "dep_graph"
-"""What the name of a blob has that is uploaded anew before every submission."""
+"""Part of the names of the blobs that are uploaded again before every submission."""
 _DRIVER_MAJOR: Final = 0
+"""Major version of the firmware interface that this driver supports."""
 
 
 @dataclass(slots=True)
 class LoadedMemory:
-    """A memory of the loadable, and where it is once it has a place."""
+    """A memory of the loadable, with its pinned memory once allocated or bound."""
 
     entry: Memory
     pinned: PinnedMemory | None = None
@@ -53,7 +55,7 @@ class LoadedMemory:
 
 @dataclass(slots=True)
 class LoadedNetwork:
-    """What `load` makes; `release` gives its memory back."""
+    """A network on a device: `load` allocates its memory, `release` frees it."""
 
     loadable: Loadable
     device: OpenDevice
@@ -67,7 +69,12 @@ class LoadedNetwork:
 
     @classmethod
     def load(cls, loadable: Loadable, device: OpenDevice) -> LoadedNetwork:
-        """Check a loadable, allocate its memory and fill it; on failure nothing stays behind."""
+        """Check a loadable, allocate its memories and fill them.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER or INVALID_STATE if the loadable is invalid;
+                INSUFFICIENT_MEMORY. No memory stays allocated then.
+        """
         if not (loadable.submits and loadable.tasks and loadable.memories):
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
@@ -97,13 +104,14 @@ class LoadedNetwork:
         return network
 
     def release(self) -> None:
-        """Free what `load` allocated; what the application bound is the application's."""
+        """Free the memory that `load` allocated; memory that the application bound stays."""
         for memory in self.memories.values():
             if memory.pinned is not None and not memory.entry.is_bindable:
                 self.device.free(memory.pinned)
             memory.pinned = None
 
     def _allocate(self, memory: LoadedMemory) -> None:
+        """Allocate and fill a memory, unless the application binds it."""
         entry = memory.entry
         if not entry.flags & MemoryFlags.ALLOC or entry.is_bindable:
             return
@@ -114,14 +122,19 @@ class LoadedNetwork:
             _fill(memory.pinned, offset, blob)
 
     def _contents(self, entry: Memory) -> Iterator[tuple[int, Blob]]:
-        """Give the blobs that fill a memory; check that they can."""
+        """Yield offset and blob for the blobs that fill a memory.
+
+        Raises:
+            NvdlaError: INVALID_STATE if a blob is missing, too large, or overlaps another.
+        """
         if not entry.flags & MemoryFlags.SET:
             return
-        where = f"memory {entry.id}"
+        memory_name = f"memory {entry.id}"
         if len(entry.contents) != len(entry.offsets):
             raise NvdlaError(
                 NvError.INVALID_STATE,
-                f"{where} has {len(entry.contents)} contents and {len(entry.offsets)} offsets",
+                f"{memory_name} has {len(entry.contents)} contents but "
+                f"{len(entry.offsets)} offsets",
             )
         end, owner = 0, ""
         for offset, name in sorted(zip(entry.offsets, entry.contents, strict=True)):
@@ -129,17 +142,17 @@ class LoadedNetwork:
             if blob is None:
                 raise NvdlaError(
                     NvError.INVALID_STATE,
-                    f"{where} refers to the blob {name!r}, which does not exist",
+                    f"{memory_name} refers to the blob {name!r}, which does not exist",
                 )
             if offset + len(blob.data) > entry.size:
                 raise NvdlaError(
                     NvError.INVALID_STATE,
                     f"blob {name!r} of {len(blob.data)} bytes at {offset} is too large for "
-                    f"{where}, which has {entry.size}",
+                    f"{memory_name}, which has {entry.size}",
                 )
             if offset < end:
                 raise NvdlaError(
-                    NvError.INVALID_STATE, f"{where}: blobs {owner!r} and {name!r} overlap"
+                    NvError.INVALID_STATE, f"{memory_name}: blobs {owner!r} and {name!r} overlap"
                 )
             end, owner = offset + len(blob.data), name
             yield offset, blob
@@ -147,7 +160,11 @@ class LoadedNetwork:
     # ---- tensors
 
     def tensor_id(self, memory: LoadedMemory) -> int:
-        """The tensor of a bindable memory. Raises NvdlaError(BAD_PARAMETER): there is none."""
+        """Return the id of a bindable memory's tensor.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER if the tensor does not exist.
+        """
         number = memory.entry.tensor_desc_id
         if number not in self.tensors:
             raise NvdlaError(
@@ -158,7 +175,11 @@ class LoadedNetwork:
         return number
 
     def set_tensor(self, memory: LoadedMemory, tensor: NvDlaTensor) -> None:
-        """Change a tensor's strides, here and in the descriptors that use them."""
+        """Change a tensor's strides, in the network and in the descriptors that hold them.
+
+        Raises:
+            NvdlaError: As `check_change`, or if a relocation is invalid.
+        """
         number = self.tensor_id(memory)
         old = self.tensors[number]
         check_change(old, tensor)
@@ -181,16 +202,21 @@ class LoadedNetwork:
     def _relocate(
         self, memory: LoadedMemory, strides: Sequence[int]
     ) -> Iterator[tuple[PinnedMemory, int, int]]:
-        """Give the places that hold a stride of a bound tensor, and the stride."""
+        """Yield memory, byte offset and new value for each copy of a stride of a bound tensor.
+
+        Raises:
+            NvdlaError: NOT_SUPPORTED if a relocation writes to the dependency graph; INVALID_STATE
+                or INVALID_ADDRESS if a relocation is invalid.
+        """
         number = memory.entry.id
-        places = {address.id for address in self.addresses.values() if address.mem_id == number}
+        address_ids = {item.id for item in self.addresses.values() if item.mem_id == number}
         for relocation in self.loadable.relocations:
-            if relocation.address_id not in places:
+            if relocation.address_id not in address_ids:
                 continue
             if relocation.interface not in (Interface.DLA1, Interface.EMU1):
                 continue
-            written = self.memories.get(relocation.write_id)
-            if relocation.sub_interface == SubInterface.DEPS and written is not None:
+            target = self.memories.get(relocation.write_id)
+            if relocation.sub_interface == SubInterface.DEPS and target is not None:
                 raise NvdlaError(
                     NvError.NOT_SUPPORTED,
                     f"a relocation would write into the dependency graph, memory "
@@ -198,21 +224,25 @@ class LoadedNetwork:
                 )
             if relocation.sub_interface not in (SubInterface.OPS, SubInterface.SURFS):
                 continue
-            if written is not None and written.pinned is not None:
-                yield written.pinned, *_relocated(relocation, written.pinned, strides)
+            if target is not None and target.pinned is not None:
+                yield target.pinned, *_resolve_relocation(relocation, target.pinned, strides)
 
     def bind(self, memory: LoadedMemory, pinned: PinnedMemory) -> None:
-        """Give a bindable memory its bytes. Raises NvdlaError(INVALID_SIZE): too few."""
+        """Bind a memory of the network to pinned memory.
+
+        Raises:
+            NvdlaError: INVALID_SIZE if the pinned memory is too small.
+        """
         if pinned.data.nbytes < memory.entry.size:
             raise NvdlaError(
                 NvError.INVALID_SIZE,
-                f"memory of {pinned.data.nbytes} bytes is bound, and the network needs "
+                f"the bound memory has {pinned.data.nbytes} bytes, but the network needs "
                 f"{memory.entry.size}",
             )
         memory.pinned = pinned
 
     def unbind(self, pinned: PinnedMemory) -> None:
-        """Forget memory that is about to be freed."""
+        """Unbind pinned memory wherever it is bound, before it is freed."""
         for memory in self.memories.values():
             if memory.entry.is_bindable and memory.pinned is pinned:
                 memory.pinned = None
@@ -220,7 +250,11 @@ class LoadedNetwork:
     # ---- submission
 
     def submit(self, *, has_emulator: bool) -> None:
-        """Run every set of tasks, by id, one task after the other."""
+        """Run the sets of tasks in the order of their ids, one task after the other.
+
+        Raises:
+            NvdlaError: As `Runtime.submit`.
+        """
         self._restore_dependency_graphs()
         for entry in sorted(self.loadable.submits, key=lambda entry: entry.id):
             for number in entry.task_id:
@@ -233,6 +267,7 @@ class LoadedNetwork:
                 self._run(task, has_emulator=has_emulator)
 
     def _run(self, task: Task, *, has_emulator: bool) -> None:
+        """Run a task on the device or on the emulator."""
         if task.interface == Interface.DLA1:
             self.device.submit(self._dla_task(task))
         elif task.interface == Interface.EMU1:
@@ -243,11 +278,11 @@ class LoadedNetwork:
             if task.instance > 0:
                 raise NvdlaError(
                     NvError.BAD_PARAMETER,
-                    f"task {task.id} requires emulator {task.instance}; there is only emulator 0",
+                    f"task {task.id} requires emulator {task.instance}; only emulator 0 exists",
                 )
-            places = [pinned.data[offset:end] for pinned, offset, end in self._places(task)]
+            windows = [pinned.data[offset:end] for pinned, offset, end in self._windows(task)]
             try:
-                run_emulated_task(places)
+                run_emulated_task(windows)
             except NvdlaError as error:
                 raise error.within(f"task {task.id}") from error
         else:
@@ -258,20 +293,27 @@ class LoadedNetwork:
             )
 
     def _dla_task(self, task: Task) -> NvDlaTask:
+        """Return a task of the accelerator with the memory handles of its address list."""
         version = find_interface_version(self.loadable, task)
         if version.major != _DRIVER_MAJOR:
             raise NvdlaError(
                 NvError.NOT_SUPPORTED,
                 f"task {task.id} is for firmware {version}; firmware 0.10 to 0.12 is supported",
             )
-        places = tuple(
+        address_list = tuple(
             NvDlaMemDesc(pinned.mem_handle, end - offset, offset)
-            for pinned, offset, end in self._places(task)
+            for pinned, offset, end in self._windows(task)
         )
-        return NvDlaTask(task.id, places, version)
+        return NvDlaTask(task.id, address_list, version)
 
-    def _places(self, task: Task) -> Iterator[tuple[PinnedMemory, int, int]]:
-        """Give the memory, first and last byte of each entry of a task's address list."""
+    def _windows(self, task: Task) -> Iterator[tuple[PinnedMemory, int, int]]:
+        """Yield memory, start and end (exclusive) of each entry of a task's address list.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER if the list is too long or an entry does not exist;
+                INVALID_STATE if a memory is not bound; INVALID_ADDRESS if an entry lies outside
+                its memory.
+        """
         if len(task.address_list) > MAX_ADDRESSES_PER_TASK:
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
@@ -279,31 +321,32 @@ class LoadedNetwork:
                 f"at most {MAX_ADDRESSES_PER_TASK} are allowed",
             )
         for index, number in enumerate(task.address_list):
-            where = f"task {task.id}, address {index}"
+            location = f"task {task.id}, address {index}"
             address = self.addresses.get(number)
             if address is None:
                 raise NvdlaError(
-                    NvError.BAD_PARAMETER, f"{where}: entry {number} is not in the address list"
+                    NvError.BAD_PARAMETER, f"{location}: entry {number} is not in the address list"
                 )
             memory = self.memories.get(address.mem_id)
             if memory is None:
                 raise NvdlaError(
                     NvError.BAD_PARAMETER,
-                    f"{where}: memory {address.mem_id} is not in the memory list",
+                    f"{location}: memory {address.mem_id} is not in the memory list",
                 )
             if memory.pinned is None:
-                raise NvdlaError(NvError.INVALID_STATE, f"{where}: {_explain_unbound(memory)}")
-            room = memory.pinned.data.nbytes
-            if address.offset + address.size > room or address.offset >= room:
+                raise NvdlaError(NvError.INVALID_STATE, f"{location}: {_explain_unbound(memory)}")
+            memory_bytes = memory.pinned.data.nbytes
+            if address.offset + address.size > memory_bytes or address.offset >= memory_bytes:
                 raise NvdlaError(
                     NvError.INVALID_ADDRESS,
-                    f"{where}: {address.size} bytes at {address.offset} lie outside memory "
-                    f"{address.mem_id} of {room} bytes",
+                    f"{location}: {address.size} bytes at {address.offset} lie outside memory "
+                    f"{address.mem_id} of {memory_bytes} bytes",
                 )
-            end = address.offset + address.size if address.size else room
+            end = address.offset + address.size if address.size else memory_bytes
             yield memory.pinned, address.offset, end
 
     def _restore_dependency_graphs(self) -> None:
+        """Upload the dependency graphs again: the scheduler counts down in them as it runs."""
         for memory in self.memories.values():
             if memory.pinned is None or memory.entry.is_bindable:
                 continue
@@ -316,9 +359,10 @@ def _fill(pinned: PinnedMemory, offset: int, blob: Blob) -> None:
     pinned.data[offset : offset + len(blob.data)] = np.frombuffer(blob.data, np.uint8)
 
 
-def _relocated(
+def _resolve_relocation(
     relocation: Relocation, pinned: PinnedMemory, strides: Sequence[int]
 ) -> tuple[int, int]:
+    """Return the byte offset and the new value of the stride that a relocation names."""
     if relocation.reloc_type not in tuple(RelocationType):
         raise NvdlaError(
             NvError.INVALID_STATE,
@@ -342,22 +386,26 @@ def _explain_unbound(memory: LoadedMemory) -> str:
 
 
 def _by_id(what: str, entries: Sequence[Entry]) -> dict[int, Entry]:
-    found = {entry.id: entry for entry in entries}
-    if len(found) != len(entries):
+    by_id = {entry.id: entry for entry in entries}
+    if len(by_id) != len(entries):
         raise NvdlaError(NvError.BAD_PARAMETER, f"two entries of the {what} list have the same id")
-    return found
+    return by_id
 
 
 def _bindable(memories: Iterable[LoadedMemory], flag: MemoryFlags) -> tuple[LoadedMemory, ...]:
-    """Give the memories of one direction by their bind ids, which have no gaps or duplicates."""
-    found = sorted(
+    """Return the memories that have a flag, ordered by bind id.
+
+    Raises:
+        NvdlaError: BAD_PARAMETER if the bind ids have gaps or duplicates.
+    """
+    bindable = sorted(
         (memory for memory in memories if memory.entry.flags & flag),
         key=lambda memory: memory.entry.bind_id,
     )
-    ids = [memory.entry.bind_id for memory in found]
+    ids = [memory.entry.bind_id for memory in bindable]
     if ids != list(range(len(ids))):
         raise NvdlaError(
             NvError.BAD_PARAMETER,
             f"the {flag.name} bind ids are {ids}: each of 0 to {len(ids) - 1} must occur once",
         )
-    return tuple(found)
+    return tuple(bindable)

@@ -1,6 +1,6 @@
-"""The user-mode driver: loads networks onto devices, binds memory, and runs them.
+"""The user-mode driver `IRuntime`: loads networks onto devices, binds memory and runs networks.
 
-Source: seed "NVDLA runtime environment", `IRuntime`; nvdla/sw, IRuntime.h and Runtime.cpp.
+Source: "NVDLA runtime environment", `IRuntime`; nvdla/sw, IRuntime.h and Runtime.cpp.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ if TYPE_CHECKING:
     from smelt.nvdla.runtime._network import LoadedMemory
 
 _DEFAULT_MAX_DEVICES: Final = 1
+"""Default maximum number of device instances."""
 
 
 class Runtime(Closeable):
-    """`IRuntime`: every documented call by its name in snake_case.
+    """`IRuntime`, with every documented function by its name in snake_case.
 
-    What fails raises `NvdlaError`, whose ``status`` is the documented code. One network at a time
-    is loaded on each device instance; calls without ``instance`` mean the instance of the last
-    `load`.
+    A function that fails raises `NvdlaError`, whose ``status`` is the documented code. Each device
+    instance holds one network at a time; functions without ``instance`` use the instance of the
+    last `load`.
     """
 
     def __init__(self, port: Port, max_devices: int = _DEFAULT_MAX_DEVICES) -> None:
-        """Start a session of a port; it is ended by `close`.
+        """Start a session of a port; `close` ends it.
 
         Args:
-            port: How to reach the devices.
-            max_devices: How many instances the hardware configuration may have.
+            port: The portability layer through which the devices are reached.
+            max_devices: Maximum number of instances that the hardware configuration may have.
         """
         self._port: Final = port
         self._session: Final = port.initialize()
@@ -55,11 +56,11 @@ class Runtime(Closeable):
     # ---- devices
 
     def get_max_devices(self) -> int:
-        """How many devices the hardware configuration supports."""
+        """Return the number of devices that the hardware configuration supports."""
         return self._max_devices
 
     def get_num_devices(self) -> int:
-        """How many of them are there: those that can be opened."""
+        """Return the number of devices that can be opened."""
         count = 0
         for instance in range(self._max_devices):
             try:
@@ -78,16 +79,17 @@ class Runtime(Closeable):
     # ---- networks
 
     def load(self, buf: Buffer | Loadable, instance: int = -1) -> None:
-        """Load a network onto a device; one that is loaded there is unloaded first.
+        """Load a network onto a device; a network that is loaded there is unloaded first.
 
         Args:
             buf: The loadable, or its bytes.
-            instance: The device; a negative one is the first.
+            instance: The device instance; a negative number selects instance 0.
 
         Raises:
-            NvdlaError: BAD_PARAMETER, no such device, or the loadable is malformed, has no task
-                or memory, or bind ids with gaps; INVALID_STATE, a blob is missing or does not fit;
-                NOT_SUPPORTED, it is of an unknown version; INSUFFICIENT_MEMORY.
+            NvdlaError: BAD_PARAMETER if the device does not exist, or the loadable is malformed,
+                has no submission, task or memory, or has bind ids with gaps; INVALID_STATE if a
+                blob is missing or does not fit; NOT_SUPPORTED if the loadable's version is not
+                supported; INSUFFICIENT_MEMORY.
         """
         loadable = buf if isinstance(buf, Loadable) else _read(buf)
         target = max(instance, 0)
@@ -104,10 +106,10 @@ class Runtime(Closeable):
         self._instance = target
 
     def unload(self, instance: int | None = None) -> None:
-        """Free what the network on a device uses; memory of the application stays.
+        """Unload a network and free its memory; memory that the application allocated stays.
 
         Raises:
-            NvdlaError: INVALID_STATE, no network is loaded there.
+            NvdlaError: INVALID_STATE if no network is loaded on the device instance.
         """
         target = self._instance if instance is None else max(instance, 0)
         self._network(target).release()
@@ -125,20 +127,38 @@ class Runtime(Closeable):
     # ---- tensors
 
     def get_num_input_tensors(self, *, instance: int | None = None) -> int:
-        """How many inputs the network has. Raises NvdlaError(INVALID_STATE): none is loaded."""
+        """Return the number of inputs of the network on a device instance.
+
+        Raises:
+            NvdlaError: INVALID_STATE if no network is loaded.
+        """
         return len(self._network(instance).inputs)
 
     def get_num_output_tensors(self, *, instance: int | None = None) -> int:
-        """How many outputs the network has. Raises NvdlaError(INVALID_STATE): none is loaded."""
+        """Return the number of outputs of the network on a device instance.
+
+        Raises:
+            NvdlaError: INVALID_STATE if no network is loaded.
+        """
         return len(self._network(instance).outputs)
 
     def get_input_tensor_desc(self, id: int, *, instance: int | None = None) -> NvDlaTensor:  # noqa: A002  (the documented name)
-        """Describe an input. Raises NvdlaError(BAD_PARAMETER): there is none with this id."""
+        """Return the description of an input of the network on a device instance.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER if the input does not exist; INVALID_STATE if no network is
+                loaded.
+        """
         network = self._network(instance)
         return network.tensors[network.tensor_id(_pick("input", network.inputs, id))]
 
     def get_output_tensor_desc(self, id: int, *, instance: int | None = None) -> NvDlaTensor:  # noqa: A002  (the documented name)
-        """Describe an output. Raises NvdlaError(BAD_PARAMETER): there is none with this id."""
+        """Return the description of an output of the network on a device instance.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER if the output does not exist; INVALID_STATE if no network is
+                loaded.
+        """
         network = self._network(instance)
         return network.tensors[network.tensor_id(_pick("output", network.outputs, id))]
 
@@ -149,12 +169,12 @@ class Runtime(Closeable):
         *,
         instance: int | None = None,
     ) -> None:
-        """Change an input's strides; they stay until changed again.
+        """Change an input's strides; they apply until they are changed again.
 
         Raises:
-            NvdlaError: BAD_PARAMETER, no such input or not a description; NOT_SUPPORTED, the name,
-                pixel format or mapping or the extents differ; NOT_IMPLEMENTED, the format, type or
-                category differs.
+            NvdlaError: BAD_PARAMETER if the input does not exist, ``tensor`` is not a description
+                or a stride is invalid; NOT_SUPPORTED if the name, pixel format, pixel mapping or
+                extents differ; NOT_IMPLEMENTED if the format, type or category differs.
         """
         network = self._network(instance)
         network.set_tensor(_pick("input", network.inputs, id), _require_tensor(tensor))
@@ -166,12 +186,12 @@ class Runtime(Closeable):
         *,
         instance: int | None = None,
     ) -> None:
-        """Change an output's strides; fails as `set_input_tensor_desc` does."""
+        """Change an output's strides; raises the errors of `set_input_tensor_desc`."""
         network = self._network(instance)
         network.set_tensor(_pick("output", network.outputs, id), _require_tensor(tensor))
 
     def get_network_data_type(self, *, instance: int | None = None) -> DataType:
-        """The type of the network's first input, or of its first output where it has none."""
+        """Return the type of the network's first input, or of its first output without inputs."""
         network = self._network(instance)
         for memory in (*network.inputs, *network.outputs):
             number = network.tensors[network.tensor_id(memory)].data_type
@@ -181,10 +201,14 @@ class Runtime(Closeable):
     # ---- memory
 
     def allocate_system_memory(self, size: int, *, instance: int | None = None) -> PinnedMemory:
-        """Allocate memory that the device reaches: its handle, and itself as an array.
+        """Allocate zeroed memory that the device can access; return its handle and its bytes.
+
+        Args:
+            size: Size in bytes.
+            instance: The device instance.
 
         Raises:
-            NvdlaError: INVALID_SIZE, less than 1 byte or more than 32 bits can say;
+            NvdlaError: INVALID_SIZE if the size is less than 1 byte or does not fit into 32 bits;
                 INSUFFICIENT_MEMORY.
         """
         target = self._instance if instance is None else max(instance, 0)
@@ -193,10 +217,11 @@ class Runtime(Closeable):
         return pinned
 
     def free_system_memory(self, h_mem: int, size: int | None = None) -> None:
-        """Free memory of `allocate_system_memory`; where it was bound, nothing is bound any more.
+        """Free memory of `allocate_system_memory`; tensors that are bound to it become unbound.
 
         Raises:
-            NvdlaError: BAD_PARAMETER, it is no such memory, or has another size.
+            NvdlaError: BAD_PARAMETER if the handle is not that of such memory, or the size
+                differs.
         """
         instance, pinned = self._find_memory(h_mem)
         if size not in (None, pinned.data.nbytes):
@@ -209,26 +234,26 @@ class Runtime(Closeable):
         del self._system_memory[h_mem]
 
     def _find_memory(self, h_mem: int) -> tuple[int, PinnedMemory]:
-        found = self._system_memory.get(h_mem)
-        if found is None:
+        allocation = self._system_memory.get(h_mem)
+        if allocation is None:
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
                 f"memory {h_mem} was not returned by allocate_system_memory, or was freed",
             )
-        return found
+        return allocation
 
     def bind_input_tensor(self, id: int, h_mem: int, *, instance: int | None = None) -> None:  # noqa: A002  (the documented name)
         """Bind an input to memory of `allocate_system_memory`.
 
         Raises:
-            NvdlaError: BAD_PARAMETER, no such input or memory; INVALID_SIZE, it is too small;
-                INVALID_STATE, no network is loaded.
+            NvdlaError: BAD_PARAMETER if the input or the memory does not exist; INVALID_SIZE if
+                the memory is too small; INVALID_STATE if no network is loaded.
         """
         network = self._network(instance)
         self._bind(network, _pick("input", network.inputs, id), h_mem)
 
     def bind_output_tensor(self, id: int, h_mem: int, *, instance: int | None = None) -> None:  # noqa: A002  (the documented name)
-        """Bind an output to memory; fails as `bind_input_tensor` does."""
+        """Bind an output to memory; raises the errors of `bind_input_tensor`."""
         network = self._network(instance)
         self._bind(network, _pick("output", network.outputs, id), h_mem)
 
@@ -237,33 +262,36 @@ class Runtime(Closeable):
         if self._devices[instance] is not network.device:
             raise NvdlaError(
                 NvError.BAD_PARAMETER,
-                f"memory {h_mem} is on device {instance}, and the network is on another",
+                f"memory {h_mem} is on device {instance}, but the network is on another device",
             )
         network.bind(memory, pinned)
 
     # ---- running
 
     def submit(self, *, instance: int | None = None) -> None:
-        """Run the network once; return when it has ended.
+        """Run the network once; return when the run has ended.
 
         Raises:
-            NvdlaError: INVALID_STATE, no network is loaded, or a tensor is not bound;
-                BAD_PARAMETER, a task does not exist or is of an unknown interface; else what the
-                device reports.
+            NvdlaError: INVALID_STATE if no network is loaded or a tensor is not bound;
+                BAD_PARAMETER if a task does not exist or its interface is unknown; otherwise the
+                code that the device reports.
         """
         self._network(instance).submit(has_emulator=self._has_emulator)
 
     def init_emu(self) -> None:
-        """Start the emulator of layers that the accelerator lacks; it runs from the beginning."""
+        """Start the emulator of the layers that the accelerator lacks.
+
+        A new runtime has already started it.
+        """
         self._has_emulator = True
 
     def stop_emu(self) -> None:
-        """Stop the emulator: tasks for it fail with NOT_INITIALIZED until `init_emu`."""
+        """Stop the emulator: its tasks fail with NOT_INITIALIZED until `init_emu` is called."""
         self._has_emulator = False
 
     @override
     def close(self) -> None:
-        """Unload every network, free every memory, close every device."""
+        """Unload all networks, free all memory and close all devices."""
         self._networks.clear()
         self._system_memory.clear()
         self._devices.clear()
@@ -278,14 +306,15 @@ def create_runtime(
     max_devices: int | None = None,
     exact_fp16: bool = False,
 ) -> Runtime:
-    """Make a runtime.
+    """Create a runtime.
 
     Args:
-        port: How to reach the devices; None makes machines in this process.
-        configuration: What hardware those machines are.
-        num_devices: How many of them there are.
-        max_devices: How many instances the hardware may have: ``num_devices`` unless given.
-        exact_fp16: Whether those machines compute fp16 convolutions as the hardware's adders do.
+        port: The portability layer through which the devices are reached. None creates machine
+            models in this process; the other arguments then describe them.
+        configuration: Hardware configuration of the machines, or its name.
+        num_devices: Number of machines.
+        max_devices: Maximum number of instances of the hardware; ``num_devices`` by default.
+        exact_fp16: Whether the machines compute fp16 convolutions bit for bit as the hardware.
     """
     if port is None:
         port = LocalPort(MachineDriver(configuration, num_devices, exact_fp16=exact_fp16))
@@ -298,6 +327,7 @@ def destroy_runtime(runtime: Runtime) -> None:
 
 
 def _read(data: Buffer) -> Loadable:
+    """Read a loadable; raise NvdlaError with the documented code if that fails."""
     try:
         return Loadable.from_bytes(data)
     except ModelFormatError as error:

@@ -1,4 +1,4 @@
-"""What the application sees of a tensor that it binds."""
+"""Descriptions of bindable tensors, as the application reads and sets them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from smelt.nvdla.loadable import TensorDescriptor
 
 MAX_NAME_BYTES: Final = 80
+"""Size in bytes of a tensor's name in the C structure."""
 NUM_STRIDES: Final = 8
+"""Number of strides in the C structure."""
 
 
 class Dims4(NamedTuple):
-    """The extents of a tensor."""
+    """Extents of a tensor."""
 
     n: int
     c: int
@@ -25,12 +27,13 @@ class Dims4(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NvDlaTensor:
-    """A tensor of a network. Only its strides may be set.
+    """Description of a network's input or output. Only the strides may be changed.
 
-    The strides are bytes: for NCHW of an element, a line, a surface, the tensor; for NHWC of an
-    element, a channel, a line, the tensor; for NCxHWx of an element, an atom, a line, a surface,
-    the tensor. The official compiler writes element, line and surface for every format, and
-    relocations read the line from index 1 and the surface from index 2.
+    Strides are in bytes. NCHW has the strides of an element, a line, a surface and the tensor;
+    NHWC those of an element, a channel, a line and the tensor; NCxHWx those of an element, an
+    atom, a line, a surface and the tensor. The official compiler writes the strides of element,
+    line and surface for every format, and relocations read the line stride at index 1 and the
+    surface stride at index 2.
     """
 
     name: str
@@ -45,7 +48,7 @@ class NvDlaTensor:
 
     @classmethod
     def from_descriptor(cls, entry: TensorDescriptor) -> NvDlaTensor:
-        """The tensor of an entry of a loadable; a long name is cut as in the C structure."""
+        """Return the description of a loadable's tensor; a long name is cut to `MAX_NAME_BYTES`."""
         name = entry.name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
         return cls(
             name,
@@ -60,7 +63,7 @@ class NvDlaTensor:
         )
 
 
-_REFUSALS: Final = (
+_FIXED_FIELDS: Final = (
     ("name", NvError.NOT_SUPPORTED),
     ("data_format", NvError.NOT_IMPLEMENTED),
     ("data_type", NvError.NOT_IMPLEMENTED),
@@ -69,23 +72,29 @@ _REFUSALS: Final = (
     ("pixel_mapping", NvError.NOT_SUPPORTED),
     ("dims", NvError.NOT_SUPPORTED),
 )
-"""What may not change, in the order in which it is looked at."""
+"""Fields that must not change, and the documented error code, in the order of the checks."""
 
 
 def check_change(old: NvDlaTensor, new: NvDlaTensor) -> None:
-    """Refuse a change of anything but strides, with the documented code."""
-    for name, status in _REFUSALS:
-        was, wanted = getattr(old, name), getattr(new, name)
-        if was != wanted:
+    """Check that a new description differs from the old one in its strides only.
+
+    Raises:
+        NvdlaError: The documented code of the field that differs; BAD_PARAMETER if the strides are
+            invalid.
+    """
+    for name, status in _FIXED_FIELDS:
+        old_value, new_value = getattr(old, name), getattr(new, name)
+        if old_value != new_value:
             raise NvdlaError(
                 status,
-                f"tensor {old.name!r}: {name} cannot change from {was} to {wanted}; "
-                "only strides can",
+                f"tensor {old.name!r}: {name} cannot be changed from {old_value} to {new_value}; "
+                "only strides can be changed",
             )
     if len(new.stride) != NUM_STRIDES:
         raise NvdlaError(
             NvError.BAD_PARAMETER,
-            f"tensor {old.name!r}: {len(new.stride)} strides, expected {NUM_STRIDES}",
+            f"tensor {old.name!r}: the description has {len(new.stride)} strides, expected "
+            f"{NUM_STRIDES}",
         )
     for stride in new.stride:
         if not 0 <= stride < 1 << 32:

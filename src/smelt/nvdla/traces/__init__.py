@@ -1,4 +1,4 @@
-"""Register traces: played on the machine, found in folders and archives, recorded and written."""
+"""Register traces: finding, playing, recording and writing them."""
 
 from smelt.nvdla.traces._player import TraceResult, run_trace
 from smelt.nvdla.traces._recorder import TraceRecorder

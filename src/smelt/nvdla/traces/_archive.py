@@ -1,4 +1,4 @@
-"""Reads a tar archive that may be hostile: all that is unpacked is counted as it is read."""
+"""Reader of untrusted tar archives: everything unpacked counts against the limits as it is read."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from pathlib import Path
 
-_CHUNK = 1 << 16
-_UNREADABLE = (
+_CHUNK_BYTES = 1 << 16
+"""Bytes read from an archive's member at a time."""
+_READ_ERRORS = (
     tarfile.TarError,
     EOFError,
     OSError,
     lzma.LZMAError,
     zlib.error,
-    # What tarfile lets through of numbers that are none and of headers within headers.
+    # tarfile does not convert the errors that malformed numbers and nested headers cause.
     ValueError,
     OverflowError,
     RecursionError,
@@ -34,56 +35,73 @@ _UNREADABLE = (
 
 
 class _Source(Protocol):
+    """Source of uncompressed bytes."""
+
     def read(self, size: int, /) -> bytes: ...
 
 
-class _Counted:
-    """What a decompressor gives: headers, contents and members that are skipped alike."""
+class _CountedStream:
+    """Uncompressed bytes of an archive, held to the limits: headers, contents, skipped members."""
 
     def __init__(self, file: _Source) -> None:
         self._file = file
-        self._given = 0
-        self._declared = 0
+        self._read_bytes = 0
+        self._declared_bytes = 0
         self._header_end = 0
         self.begin_header(0)
 
     def begin_header(self, offset: int) -> None:
-        """Expect the next header at ``offset``: it is short, and tarfile reads it whole."""
+        """Expect the next member's header at ``offset`` and limit its size.
+
+        tarfile reads a whole header into memory, so a header has a smaller limit than contents.
+        """
         self._header_end = offset + Limit.MAX_TRACE_HEADER_BYTES.most + tarfile.RECORDSIZE
 
     def begin_content(self) -> None:
-        """Read on up to the limit of the whole archive."""
+        """End the header: only the limit of the whole archive applies to the contents."""
         self._header_end = Limit.MAX_TRACE_BYTES.most
 
     def declare(self, size: int) -> None:
-        """Add the size that a member has: a sparse one's is more than what is read of it."""
-        self._declared += size
-        if size < 0 or self._declared > Limit.MAX_TRACE_BYTES.most:
-            raise ModelFormatError(f"it unpacks to {Limit.MAX_TRACE_BYTES.excess(self._declared)}")
+        """Count the size that a member declares, which exceeds what is read for a sparse member.
+
+        Raises:
+            ModelFormatError: If the declared sizes exceed the limit of the archive.
+        """
+        self._declared_bytes += size
+        if size < 0 or self._declared_bytes > Limit.MAX_TRACE_BYTES.most:
+            raise ModelFormatError(
+                f"the archive unpacks to {Limit.MAX_TRACE_BYTES.excess(self._declared_bytes)}"
+            )
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes, at most ``size``. Raises ModelFormatError: they are too many."""
+        """Return at most ``size`` more bytes.
+
+        Raises:
+            ModelFormatError: If the archive or a member's header exceeds its limit.
+        """
         data = self._file.read(size)
-        self._given += len(data)
-        if self._given > Limit.MAX_TRACE_BYTES.most:
-            raise ModelFormatError(f"it unpacks to {Limit.MAX_TRACE_BYTES.excess('more')}")
-        if self._given > self._header_end:
+        self._read_bytes += len(data)
+        if self._read_bytes > Limit.MAX_TRACE_BYTES.most:
+            raise ModelFormatError(f"the archive unpacks to {Limit.MAX_TRACE_BYTES.excess('more')}")
+        if self._read_bytes > self._header_end:
             detail = Limit.MAX_TRACE_HEADER_BYTES.excess("more")
             raise ModelFormatError(f"the header of a member has {detail}")
         return data
 
 
 def read_archive(path: Path) -> dict[PurePosixPath, bytes]:
-    """Return the files of a tar archive, compressed or not; names that lead out are left out.
+    """Return the regular files of a tar archive, compressed or not, by their names.
+
+    Files whose names are absolute or contain ``..`` are left out.
 
     Raises:
-        ModelFormatError: it cannot be read, or unpacks to too much.
+        ModelFormatError: If the archive cannot be read or exceeds a limit.
     """
     files: dict[PurePosixPath, bytes] = {}
     try:
         with ExitStack() as stack:
-            counted = _Counted(_unpacked(open_file(path, Limit.MAX_TRACE_BYTES), stack))
-            # A stream: tarfile only reads on, by ``read``, so what it skips is counted too.
+            counted = _CountedStream(_decompress(open_file(path, Limit.MAX_TRACE_BYTES), stack))
+            # As a stream, tarfile never seeks: skipped members pass through ``read`` and count.
             stream = cast("IO[bytes]", counted)
             archive = stack.enter_context(tarfile.open(fileobj=stream, mode="r|"))
             for member in _members(archive, counted):
@@ -94,12 +112,13 @@ def read_archive(path: Path) -> dict[PurePosixPath, bytes]:
                 files[name] = _content(archive, member)
     except ModelFormatError as error:
         raise ModelFormatError(f"{path.name}: {error}") from None
-    except _UNREADABLE as error:
+    except _READ_ERRORS as error:
         raise ModelFormatError(f"{path.name} is not a readable archive: {error}") from None
     return files
 
 
-def _unpacked(file: BufferedReader, stack: ExitStack) -> _Source:
+def _decompress(file: BufferedReader, stack: ExitStack) -> _Source:
+    """Return the file's uncompressed bytes; its first bytes determine the compression."""
     stack.enter_context(file)
     start = file.peek(6)
     if start.startswith(b"\x1f\x8b"):
@@ -111,16 +130,22 @@ def _unpacked(file: BufferedReader, stack: ExitStack) -> _Source:
     return file
 
 
-def _members(archive: Any, counted: _Counted) -> Iterator[tarfile.TarInfo]:
-    """Members one by one; ``archive`` is a TarFile, whose lists its stubs leave out."""
-    for found in range(Limit.MAX_TRACE_MEMBERS.most + 1):
+def _members(archive: Any, counted: _CountedStream) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of an archive.
+
+    ``archive`` is a TarFile; it is typed as Any because the type stubs lack its lists.
+
+    Raises:
+        ModelFormatError: If there are more members than the limit.
+    """
+    for count in range(Limit.MAX_TRACE_MEMBERS.most + 1):
         counted.begin_header(archive.offset)
         member = archive.next()
         if member is None:
             return
-        if found == Limit.MAX_TRACE_MEMBERS.most:
-            raise ModelFormatError(f"it has {Limit.MAX_TRACE_MEMBERS.excess('more')}")
-        # tarfile keeps each member, and copies the headers for all members into each.
+        if count == Limit.MAX_TRACE_MEMBERS.most:
+            raise ModelFormatError(f"the archive has {Limit.MAX_TRACE_MEMBERS.excess('more')}")
+        # tarfile keeps every member, and copies the global headers into each: bound its memory.
         archive.members.clear()
         archive.pax_headers.clear()
         counted.begin_content()
@@ -128,9 +153,12 @@ def _members(archive: Any, counted: _Counted) -> Iterator[tarfile.TarInfo]:
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """The bytes, read in parts: tarfile joins a sparse file's pieces one by one."""
+    """Return a member's bytes.
+
+    They are read in chunks: a single read would concatenate a sparse member's pieces one by one.
+    """
     content = archive.extractfile(member)
     if content is None:
         return b""
     with content:
-        return b"".join(iter(lambda: content.read(_CHUNK), b""))
+        return b"".join(iter(lambda: content.read(_CHUNK_BYTES), b""))

@@ -1,4 +1,4 @@
-"""What a trace does, whichever text it was read from."""
+"""Commands of a register trace, independent of the trace language."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FillMemory:
-    """Set memory to one value."""
+    """Fill a memory range with one byte value."""
 
     line: int
     space: MemorySpace
@@ -22,7 +22,7 @@ class FillMemory:
 
 @dataclass(frozen=True, slots=True)
 class LoadMemory:
-    """Copy a file to memory."""
+    """Copy a data file to memory."""
 
     line: int
     space: MemorySpace
@@ -32,7 +32,7 @@ class LoadMemory:
 
 @dataclass(frozen=True, slots=True)
 class WriteRegister:
-    """Set a register."""
+    """Write a register by its byte address."""
 
     line: int
     address: int
@@ -41,7 +41,7 @@ class WriteRegister:
 
 @dataclass(frozen=True, slots=True)
 class ReadRegister:
-    """Read a register and compare some of its bits."""
+    """Read a register by its byte address and compare the bits of a mask."""
 
     line: int
     address: int
@@ -52,16 +52,16 @@ class ReadRegister:
 
 @dataclass(frozen=True, slots=True)
 class AwaitInterrupt:
-    """Wait for an interrupt: that of one engine's group, which is then cleared, or any."""
+    """Wait for any interrupt, or for the interrupt of one engine's group and clear it."""
 
     line: int
     field: str | None = None
-    """The field of GLB.S_INTR_STATUS, or None for any interrupt."""
+    """Field of GLB.S_INTR_STATUS to wait for, or None for any interrupt."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckCrc:
-    """Compare the CRC-32 of memory."""
+    """Compare the CRC-32 of a memory range with an expected value."""
 
     line: int
     space: MemorySpace
@@ -72,7 +72,7 @@ class CheckCrc:
 
 @dataclass(frozen=True, slots=True)
 class CheckFile:
-    """Compare memory with a file."""
+    """Compare a memory range with a data file."""
 
     line: int
     space: MemorySpace

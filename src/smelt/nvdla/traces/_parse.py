@@ -1,7 +1,7 @@
-"""Readers of both trace languages and of their data files.
+"""Parsers of both trace languages and of their data files.
 
-``.cfg`` names registers (``reg_write(NVDLA_SDP.D_CVT_SCALE_0, 0x1);``); ``.txn`` gives word
-addresses (``write_reg 0xffff1401 0x0``). Every error names the line.
+A ``.cfg`` trace names registers (``reg_write(NVDLA_SDP.D_CVT_SCALE_0, 0x1);``); a ``.txn`` trace
+uses word addresses (``write_reg 0xffff1401 0x0``). Every error in a trace names the line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from smelt.nvdla.registers import RegisterMap
 
 _CALL = re.compile(r"(\w+)\s*\((.*)\)\s*;?$")
-"""Of a stripped line. Two runs of blanks side by side would make a long line take forever."""
+"""Pattern of a call on a stripped line.
+
+The pattern has no two adjacent runs of blanks, which would backtrack for ever on a long line.
+"""
 _SPACES = {
     "pri_mem": MemorySpace.DRAM,
     "1": MemorySpace.DRAM,
@@ -40,7 +43,7 @@ _SPACES = {
 }
 _PATTERNS = {"ALL_ZERO": 0, "ALL_ONE": 0xFF, "ALL_FF": 0xFF}
 _SRAM_WINDOW = range(0x50000000, 0x60000000)
-"""Where the test bench of ``.txn`` traces has its on-chip memory."""
+"""Addresses of the on-chip memory in the test bench of ``.txn`` traces."""
 
 _CFG_USAGES = {
     "reg_write": "REGISTER VALUE",
@@ -59,15 +62,16 @@ _TXN_USAGES = {
     "load_mem": "ADDRESS SIZE FILE",
     "dump_mem": "ADDRESS SIZE FILE",
 }
-"""What each command needs; read_reg may have a comparison before its value."""
+"""Arguments of each command; read_reg accepts a comparison operator before its value."""
 
 _T = TypeVar("_T")
 
-_ROW = re.compile(
+_DATA_ROW = re.compile(
     rb"offset'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,\s*'?size'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,"
     rb"\s*'?(?:payload|value)'?\s*:\s*((?:\s*0x[0-9a-fA-F]+)+)"
 )
 _MAX_DIGITS = 20
+"""Maximum length of a number in a data row: any 64-bit decimal number fits."""
 _HEX_LINE = re.compile(rb"^[ \t]*((?:0x[0-9a-fA-F]+[ \t]*)+)\r?$", re.MULTILINE)
 
 
@@ -75,7 +79,7 @@ def parse_cfg(text: str, register_map: RegisterMap) -> list[Command]:
     """Return the commands of a ``.cfg`` trace.
 
     Raises:
-        ModelFormatError: a line is none that the language has; names it.
+        ModelFormatError: If a line is not a valid command; the message names the line.
     """
     commands: list[Command] = []
     for number, line in _lines(text, "//"):
@@ -83,8 +87,8 @@ def parse_cfg(text: str, register_map: RegisterMap) -> list[Command]:
         if match is None:
             raise _error(number, line, "is not a call like reg_write(NAME, VALUE);")
         arguments = [item.strip() for item in match[2].split(",")] if match[2].strip() else []
-        read = partial(_cfg, number, match[1], arguments, register_map)
-        command = _guarded(number, line, read)
+        parse = partial(_parse_cfg_command, number, match[1], arguments, register_map)
+        command = _call_with_line(number, line, parse)
         if command is not None:
             commands.append(command)
     return commands
@@ -94,16 +98,19 @@ def parse_txn(text: str) -> list[Command]:
     """Return the commands of a ``.txn`` trace.
 
     Raises:
-        ModelFormatError: a line is none that the language has; names it.
+        ModelFormatError: If a line is not a valid command; the message names the line.
     """
     commands: list[Command] = []
     for number, line in _lines(text, "#"):
         name, *arguments = line.split()
-        commands.append(_guarded(number, line, partial(_txn, number, name, arguments)))
+        commands.append(
+            _call_with_line(number, line, partial(_parse_txn_command, number, name, arguments))
+        )
     return commands
 
 
 def _lines(text: str, comment: str) -> Iterator[tuple[int, str]]:
+    """Yield number and content of the lines that are not empty, without comments."""
     lines = text.splitlines()
     if len(lines) > Limit.MAX_TRACE_LINES.most:
         raise ModelFormatError(f"the trace has {Limit.MAX_TRACE_LINES.excess(len(lines))}")
@@ -113,17 +120,18 @@ def _lines(text: str, comment: str) -> Iterator[tuple[int, str]]:
             yield number, content
 
 
-def _error(number: int, line: str, why: str) -> ModelFormatError:
-    return ModelFormatError(f"line {number}: {line[:120]!r} {why}")
+def _error(number: int, line: str, problem: str) -> ModelFormatError:
+    return ModelFormatError(f"line {number}: {line[:120]!r} {problem}")
 
 
-def _guarded(number: int, line: str, read: Callable[[], _T]) -> _T:
+def _call_with_line(number: int, line: str, parse: Callable[[], _T]) -> _T:
+    """Call a parser; add the line to its errors."""
     try:
-        return read()
+        return parse()
     except ValueError as error:
-        raise _error(number, line, f"is wrong: {str(error)[:200]}") from None
+        raise _error(number, line, f"is invalid: {str(error)[:200]}") from None
     except NvdlaError as error:
-        raise _error(number, line, str(error)[:200]) from None
+        raise _error(number, line, f"is invalid: {str(error)[:200]}") from None
 
 
 def _number(text: str, bits: int = 32) -> int:
@@ -132,11 +140,11 @@ def _number(text: str, bits: int = 32) -> int:
     except ValueError:
         value = -1
     if value < 0 or value >> bits:
-        raise ValueError(f"{text} is not a {bits}-bit number")
+        raise ValueError(f"{text} is not an unsigned {bits}-bit number")
     return value
 
 
-def _named(table: Mapping[str, _T], name: str) -> _T:
+def _look_up(table: Mapping[str, _T], name: str) -> _T:
     if name not in table:
         raise ValueError(f"{name} is not one of {', '.join(table)}")
     return table[name]
@@ -144,7 +152,7 @@ def _named(table: Mapping[str, _T], name: str) -> _T:
 
 def _check_count(name: str, arguments: Sequence[str], usages: Mapping[str, str]) -> None:
     if name not in usages:
-        raise ValueError(f"{name} is not a command")
+        raise ValueError(f"{name} is not a command; the commands are {', '.join(usages)}")
     needed = usages[name].split()
     if len(arguments) < len(needed):
         raise ValueError(f"{needed[len(arguments)]} is missing: {name} takes {', '.join(needed)}")
@@ -154,12 +162,20 @@ def _register_address(text: str, register_map: RegisterMap) -> int:
     return register_map.register(text.removeprefix("NVDLA_").removesuffix("_0")).address
 
 
-def _cfg(line: int, name: str, arguments: list[str], register_map: RegisterMap) -> Command | None:
+def _parse_cfg_command(
+    line: int, name: str, arguments: list[str], register_map: RegisterMap
+) -> Command | None:
+    """Return the command of a ``.cfg`` line, or None if it has no effect.
+
+    Raises:
+        ValueError: If the command is unknown or an argument is missing or invalid.
+        NvdlaError: If a register or interrupt does not exist.
+    """
     if name in {"check_nothing", "sync_notify", "sync_wait"}:
-        return None  # commands run in the order of the file, which satisfies every wait
+        return None  # commands run in file order, which satisfies every synchronisation
     _check_count(name, arguments, _CFG_USAGES)
     if name in {"reg_write", "poll_reg_equal", "reg_read"}:
-        return _cfg_register(line, name, arguments, register_map)
+        return _parse_cfg_register(line, name, arguments, register_map)
     if name == "intr_notify":
         source, _, group = arguments[0].rpartition("_")
         field = f"{source.upper()}_DONE_STATUS{_number(group, 1)}"
@@ -167,10 +183,13 @@ def _cfg(line: int, name: str, arguments: list[str], register_map: RegisterMap) 
         return AwaitInterrupt(line, field)
     if name == "mem_init":
         space, address, size = _region(arguments)
-        return FillMemory(line, space, address, size, _named(_PATTERNS, arguments[3]))
+        return FillMemory(line, space, address, size, _look_up(_PATTERNS, arguments[3]))
     if name == "mem_load":
         return LoadMemory(
-            line, _named(_SPACES, arguments[0]), _number(arguments[1], 64), arguments[2].strip('"')
+            line,
+            _look_up(_SPACES, arguments[0]),
+            _number(arguments[1], 64),
+            arguments[2].strip('"'),
         )
     if name == "check_crc":
         space, address, size = _region(arguments[1:])
@@ -179,7 +198,9 @@ def _cfg(line: int, name: str, arguments: list[str], register_map: RegisterMap) 
     return CheckFile(line, space, address, size, arguments[4].strip('"'))
 
 
-def _cfg_register(line: int, name: str, arguments: list[str], register_map: RegisterMap) -> Command:
+def _parse_cfg_register(
+    line: int, name: str, arguments: list[str], register_map: RegisterMap
+) -> Command:
     address = _register_address(arguments[0], register_map)
     if name == "reg_write":
         return WriteRegister(line, address, _number(arguments[1]))
@@ -188,7 +209,7 @@ def _cfg_register(line: int, name: str, arguments: list[str], register_map: Regi
 
 
 def _region(arguments: list[str]) -> tuple[MemorySpace, int, int]:
-    return _named(_SPACES, arguments[0]), _number(arguments[1], 64), _size(arguments[2])
+    return _look_up(_SPACES, arguments[0]), _number(arguments[1], 64), _size(arguments[2])
 
 
 def _size(text: str) -> int:
@@ -198,18 +219,23 @@ def _size(text: str) -> int:
     return value
 
 
-def _txn_register(text: str) -> int:
+def _txn_register_address(text: str) -> int:
     return (_number(text) & 0xFFFF) << 2
 
 
-def _txn(line: int, name: str, arguments: list[str]) -> Command:
+def _parse_txn_command(line: int, name: str, arguments: list[str]) -> Command:
+    """Return the command of a ``.txn`` line.
+
+    Raises:
+        ValueError: If the command is unknown or an argument is missing or invalid.
+    """
     _check_count(name, arguments, _TXN_USAGES)
     if name == "wait":
         return AwaitInterrupt(line)
     if name == "write_reg":
-        return WriteRegister(line, _txn_register(arguments[0]), _number(arguments[1]))
+        return WriteRegister(line, _txn_register_address(arguments[0]), _number(arguments[1]))
     if name == "read_reg":
-        return _txn_read(line, arguments)
+        return _parse_txn_read(line, arguments)
     address = _number(arguments[0], 64)
     space = MemorySpace.SRAM if address in _SRAM_WINDOW else MemorySpace.DRAM
     if name == "load_mem":
@@ -217,12 +243,12 @@ def _txn(line: int, name: str, arguments: list[str]) -> Command:
     return CheckFile(line, space, address, _size(arguments[1]), arguments[2])
 
 
-def _txn_read(line: int, arguments: list[str]) -> ReadRegister:
-    address, mask = _txn_register(arguments[0]), _number(arguments[1])
+def _parse_txn_read(line: int, arguments: list[str]) -> ReadRegister:
+    address, mask = _txn_register_address(arguments[0]), _number(arguments[1])
     if len(arguments) == 3:
         return ReadRegister(line, address, mask, _number(arguments[2]))
     if arguments[2] not in {"==", "<=", ">="}:
-        raise ValueError(f"{arguments[2]} is not a comparison")
+        raise ValueError(f"{arguments[2]} is not a comparison; expected ==, <= or >=")
     return ReadRegister(line, address, mask, _number(arguments[3]), arguments[2])
 
 
@@ -230,14 +256,14 @@ def parse_data(content: bytes, limit_bytes: int) -> list[tuple[int, bytes]]:
     """Return the pieces (offset, bytes) of a data file in any of its three forms.
 
     Raises:
-        ModelFormatError: a row does not hold the bytes that it promises, or lies beyond
+        ModelFormatError: If a row does not have as many bytes as it declares, or ends beyond
             ``limit_bytes``.
     """
-    if b"offset" not in content[:4096]:
+    if b"offset" not in content[:4096]:  # plain lines of bytes, without offsets
         joined = b"".join(match[1] for match in _HEX_LINE.finditer(content))
         return [(0, _hex_bytes(joined))]
     pieces: list[tuple[int, bytes]] = []
-    for match in _ROW.finditer(content):
+    for match in _DATA_ROW.finditer(content):
         offset, size = _row_number(match[1]), _row_number(match[2])
         data = _hex_bytes(match[3])
         if len(data) != size or offset + size > limit_bytes:
@@ -250,10 +276,10 @@ def parse_data(content: bytes, limit_bytes: int) -> list[tuple[int, bytes]]:
 
 
 def _row_number(digits: bytes) -> int:
-    """Read a row's number; a decimal one may begin with zeros."""
+    """Return a row's offset or size; a decimal number may have leading zeros."""
     if len(digits) > _MAX_DIGITS:
         raise ModelFormatError(
-            f"a row's number has {len(digits)} digits, more than any offset or size"
+            f"a row's number has {len(digits)} digits; at most {_MAX_DIGITS} are allowed"
         )
     return int(digits, 16 if digits.startswith(b"0x") else 10)
 
@@ -263,4 +289,4 @@ def _hex_bytes(text: bytes) -> bytes:
     try:
         return bytes.fromhex(digits)
     except ValueError as error:
-        raise ModelFormatError(f"bytes are not pairs of hexadecimal digits: {error}") from None
+        raise ModelFormatError(f"the data is not pairs of hexadecimal digits: {error}") from None

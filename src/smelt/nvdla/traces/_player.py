@@ -1,4 +1,4 @@
-"""Plays traces on the machine and checks what they expect."""
+"""Playing traces on the machine model and checking the results that they expect."""
 
 from __future__ import annotations
 
@@ -31,11 +31,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SLACK_BYTES = 1 << 24
-"""Memory beyond the last byte that a trace names, for results that it never initialises."""
+"""Memory in bytes beyond the last byte that a trace names, for results it never initialises."""
 _PAGE_BYTES = 1 << 16
+"""Alignment of the memory that is allocated for a trace, in bytes."""
 _POLLS = 64
-"""Reads of the interrupt status after which an interrupt is given up; it comes at the second."""
-_CONFIGURATION_MARK = "configuration:"
+"""Number of register reads before an expected value or interrupt counts as missing.
+
+The machine model delivers an interrupt by the second read.
+"""
+_CONFIGURATION_MARKER = "configuration:"
+"""Text in one of a trace's first lines that precedes the configuration's name."""
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "==": operator.eq,
     "<=": operator.le,
@@ -43,14 +48,14 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 }
 
 _CHECKS = (ReadRegister, AwaitInterrupt, CheckCrc, CheckFile)
-"""Commands that can find a difference; a trace without any shows nothing."""
+"""Commands that check a result; a trace without any of them is skipped."""
 
 State = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceResult:
-    """What became of a trace."""
+    """Outcome of playing a trace."""
 
     name: str
     configuration: str
@@ -58,7 +63,7 @@ class TraceResult:
     reason: str = ""
 
     def to_dict(self) -> dict[str, str]:
-        """Return it as JSON has it."""
+        """Return the result as plain data for JSON."""
         return {
             "name": self.name,
             "configuration": self.configuration,
@@ -68,30 +73,34 @@ class TraceResult:
 
 
 class _MissingFileError(Exception):
-    """A data file that is not there."""
+    """A data file of the trace does not exist."""
 
 
 class _MismatchError(Exception):
-    """What a trace expects did not happen."""
+    """A result differs from what the trace expects."""
 
 
 def run_trace(
     path: str | Path | TraceFile, *, configuration: Configuration | None = None
 ) -> TraceResult:
-    """Play one trace and check all that it expects.
+    """Play one trace and check every result that it expects.
 
     Args:
-        path: A ``.cfg`` or ``.txn`` file, or one that `find_traces` found.
-        configuration: The hardware; without it, the trace's mark, its folder or its language says.
+        path: A ``.cfg`` or ``.txn`` file, or a trace that `find_traces` returned.
+        configuration: The hardware configuration. By default a comment in the trace's first four
+            lines names it, otherwise one of its folders; a ``.txn`` trace without either is for
+            nv_full.
 
     Returns:
-        Passed; failed, with the first thing that differs or why it cannot be read; or skipped,
-        naming the data file that is missing, or because nothing in it checks anything.
+        The result. The state is ``failed`` if a result differs or the trace is invalid, and
+        ``skipped`` if a data file is missing, the configuration is unknown, or the trace has no
+        checks; ``reason`` gives the details.
 
     Raises:
-        FileNotFoundError: there is no such trace.
+        FileNotFoundError: If there is no such trace.
+        ModelFormatError: If the path leads to several traces, or to none.
     """
-    trace = path if isinstance(path, TraceFile) else _single(path)
+    trace = path if isinstance(path, TraceFile) else _find_single(path)
     try:
         text = trace.text()
     except ModelFormatError as error:
@@ -99,12 +108,13 @@ def run_trace(
         return TraceResult(trace.name, name, "failed", str(error))
     chosen = configuration or _configuration_of(trace, text)
     if chosen is None:
-        known = ", ".join(CONFIGURATIONS)
+        names = ", ".join(CONFIGURATIONS)
         return TraceResult(
             trace.name,
             "",
             "skipped",
-            f"its folder is not named after a configuration; the configurations are {known}",
+            "the trace's configuration is unknown: neither a comment nor a folder names one of "
+            f"{names}",
         )
     try:
         commands = _parse(trace, text, chosen)
@@ -114,23 +124,24 @@ def run_trace(
     except (_MismatchError, ModelFormatError, NvdlaError) as error:
         return TraceResult(trace.name, chosen.name, "failed", str(error))
     if not any(isinstance(command, _CHECKS) for command in commands):
-        return TraceResult(trace.name, chosen.name, "skipped", "it has no checks")
+        return TraceResult(trace.name, chosen.name, "skipped", "the trace has no checks")
     return TraceResult(trace.name, chosen.name, "passed")
 
 
-def _single(path: str | Path) -> TraceFile:
-    found = find_traces(path)
-    if len(found) != 1:
+def _find_single(path: str | Path) -> TraceFile:
+    traces = find_traces(path)
+    if len(traces) != 1:
         raise ModelFormatError(
-            f"{path} has {len(found)} traces; give one of them, or use find_traces"
+            f"{path} has {len(traces)} traces; pass one of them, or use find_traces"
         )
-    return found[0]
+    return traces[0]
 
 
 def _configuration_of(trace: TraceFile, text: str) -> Configuration | None:
+    """Return the configuration that a trace is for, or None if it is not known."""
     for line in text.splitlines()[:4]:
-        if _CONFIGURATION_MARK in line:
-            return CONFIGURATIONS.get(line.split(_CONFIGURATION_MARK, 1)[1].strip())
+        if _CONFIGURATION_MARKER in line:
+            return CONFIGURATIONS.get(line.split(_CONFIGURATION_MARKER, 1)[1].strip())
     for part in reversed(trace.path.parts[:-1]):
         if part in CONFIGURATIONS:
             return CONFIGURATIONS[part]
@@ -144,6 +155,8 @@ def _parse(trace: TraceFile, text: str, configuration: Configuration) -> Sequenc
 
 
 class _Player:
+    """A trace with its data files and a machine with the memory that the trace needs."""
+
     def __init__(
         self, trace: TraceFile, configuration: Configuration, commands: Sequence[Command]
     ) -> None:
@@ -156,7 +169,7 @@ class _Player:
             if isinstance(command, LoadMemory | CheckFile)
         }
         self.machine = self._make_machine()
-        self._seen = 0  # interrupts that came before a command asked for them
+        self._arrived = 0  # interrupts that no command has waited for yet
 
     def _read(self, name: str) -> list[tuple[int, bytes]]:
         content = self._trace.data(name)
@@ -165,8 +178,13 @@ class _Player:
         return parse_data(content, Limit.MAX_SPAN_BYTES.most)
 
     def _make_machine(self) -> Machine:
+        """Return a machine whose memory covers every address that the trace names.
+
+        Raises:
+            ModelFormatError: If the trace exceeds a limit, or memory cannot be allocated.
+        """
         spans: dict[MemorySpace, list[int]] = {}
-        moved = 0
+        moved_bytes = 0
         for command in self._commands:
             if isinstance(command, FillMemory | CheckCrc | CheckFile):
                 end = command.address + command.size_bytes
@@ -176,9 +194,9 @@ class _Player:
             else:
                 continue
             spans.setdefault(command.space, []).extend((command.address, end))
-            moved += end - command.address
-        if moved > Limit.MAX_MOVED_BYTES.most:
-            detail = Limit.MAX_MOVED_BYTES.excess(moved)
+            moved_bytes += end - command.address
+        if moved_bytes > Limit.MAX_MOVED_BYTES.most:
+            detail = Limit.MAX_MOVED_BYTES.excess(moved_bytes)
             raise ModelFormatError(f"the trace's commands fill and compare {detail}")
         sizes = {space: _span(ends) for space, ends in spans.items()}
         dram = sizes.get(MemorySpace.DRAM, (0, _PAGE_BYTES))
@@ -193,7 +211,11 @@ class _Player:
             ) from None
 
     def play(self) -> None:
-        """Run all commands."""
+        """Run all commands.
+
+        Raises:
+            _MismatchError: If a check fails or a command cannot be run.
+        """
         for command in self._commands:
             try:
                 self._run(command)
@@ -204,6 +226,7 @@ class _Player:
                 raise _MismatchError(f"line {command.line}: {error}") from None
 
     def _run(self, command: Command) -> None:
+        """Run one command; raise _MismatchError if it is a check that fails."""
         memory = self.machine.memory
         if isinstance(command, WriteRegister):
             self.machine.write(command.address, command.value)
@@ -227,20 +250,22 @@ class _Player:
             self._check_file(command)
 
     def _check_register(self, command: ReadRegister) -> None:
-        holds = _COMPARISONS[command.comparison]
+        """Read a register until it has the expected value; raise _MismatchError otherwise."""
+        compare = _COMPARISONS[command.comparison]
         value = 0
-        for _ in range(_POLLS):  # a player repeats a read until it is as expected
+        for _ in range(_POLLS):  # the trace languages define a read as polling
             value = self.machine.read(command.address) & command.mask
-            if holds(value, command.expected):
+            if compare(value, command.expected):
                 return
         register = self.machine.register_map.by_address.get(command.address)
         name = register.full_name if register else f"{command.address:#x}"
         raise _MismatchError(
-            f"register {name} & {command.mask:#x} is {value:#x},"
-            f" not {command.comparison} {command.expected:#x}"
+            f"register {name} with mask {command.mask:#x} is {value:#x},"
+            f" expected {command.comparison} {command.expected:#x}"
         )
 
     def _await(self, command: AwaitInterrupt) -> None:
+        """Wait for an interrupt; raise _MismatchError if it does not arrive."""
         status = self.machine.register_map.register("GLB.S_INTR_STATUS")
         if command.field is None:
             if not self.machine.wait_for_interrupt(0):
@@ -248,32 +273,34 @@ class _Player:
             return
         mask = status.fields[command.field].mask
         for _ in range(_POLLS):
-            if self._seen & mask:
-                self._seen &= ~mask
+            if self._arrived & mask:
+                self._arrived &= ~mask
                 return
-            arrived = self.machine.read(status.address)
-            self.machine.write(status.address, arrived)
-            self._seen |= arrived
+            bits = self.machine.read(status.address)
+            self.machine.write(status.address, bits)
+            self._arrived |= bits
         raise _MismatchError(f"the interrupt {command.field} was not raised")
 
     def _check_file(self, command: CheckFile) -> None:
-        held = self.machine.memory.read(command.space, command.address, command.size_bytes)
+        """Compare memory with a data file; raise _MismatchError at the first difference."""
+        actual = self.machine.memory.read(command.space, command.address, command.size_bytes)
         for offset, data in self._data[command.file]:
             expected = data[: max(0, command.size_bytes - offset)]
-            found = held[offset : offset + len(expected)]
-            if found != expected:
+            part = actual[offset : offset + len(expected)]
+            if part != expected:
                 at = next(
                     i
-                    for i, pair in enumerate(zip(found, expected, strict=True))
+                    for i, pair in enumerate(zip(part, expected, strict=True))
                     if pair[0] != pair[1]
                 )
                 raise _MismatchError(
-                    f"memory at {command.address + offset + at:#x} is {found[at]:#04x}, not "
+                    f"memory at {command.address + offset + at:#x} is {part[at]:#04x}, not "
                     f"{expected[at]:#04x} as in {command.file}"
                 )
 
 
 def _span(ends: list[int]) -> tuple[int, int]:
+    """Return base and size of the memory for accesses with these first and last addresses."""
     base = min(ends) // _PAGE_BYTES * _PAGE_BYTES
     size = max(ends) - base + _SLACK_BYTES
     if size > Limit.MAX_SPAN_BYTES.most:

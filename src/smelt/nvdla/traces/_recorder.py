@@ -1,4 +1,4 @@
-"""Records what firmware does on a bus, and writes it as a trace that replays to the same memory."""
+"""Recording firmware's bus accesses and writing them as a trace with the same effect on memory."""
 
 from __future__ import annotations
 
@@ -22,24 +22,32 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware import Configuration
 
 _ROW_BYTES = 32
+"""Bytes in a row of a data file."""
 _SRAM_WINDOW = range(0x50000000, 0x60000000)
+"""Addresses of the on-chip memory in the test bench of ``.txn`` traces."""
 _SPACE_NAMES = {MemorySpace.DRAM: "pri_mem", MemorySpace.SRAM: "sec_mem"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
+    """A register write."""
+
     address: int
     value: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Interrupt:
+    """Interrupts that a read of the status register returned."""
+
     bits: int
-    waited: bool
+    was_awaited: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
+    """Contents of a memory range, to set or to compare."""
+
     space: MemorySpace
     address: int
     content: bytes
@@ -47,75 +55,75 @@ class _Memory:
 
 
 class _RecordedMemory:
-    """A memory whose writes are recorded."""
+    """A DMA memory whose writes are recorded."""
 
     def __init__(self, recorder: TraceRecorder, memory: DmaMemory) -> None:
         self._recorder = recorder
         self._memory = memory
 
     def read(self, space: MemorySpace, address: int, size_bytes: int, /) -> bytes:
-        """Return bytes."""
+        """Return a copy of a byte range."""
         return self._memory.read(space, address, size_bytes)
 
     def write(self, space: MemorySpace, address: int, data: Buffer, /) -> None:
-        """Set bytes, and record them."""
+        """Write a byte range and record it."""
         content = bytes(memoryview(data).cast("B"))
         self._memory.write(space, address, content)
         self._recorder.add_memory(space, address, content)
 
 
 class TraceRecorder:
-    """A register bus that records what passes through it; `memory` records what software writes.
+    """A register bus that records its accesses; its `memory` records software's writes.
 
-    Memory that was written before, or by another way, is recorded with `record_memory`; results to
-    compare when the trace is played again with `record_check`.
+    `record_memory` records memory that was written earlier or in another way; `record_check`
+    records results that playing the trace compares.
     """
 
     def __init__(self, bus: RegisterBus, memory: DmaMemory, configuration: Configuration) -> None:
         self.configuration = configuration
         self.memory: DmaMemory = _RecordedMemory(self, memory)
         self._bus = bus
-        self._held = memory
+        self._bare_memory = memory
         self._map = load_register_map(configuration.register_map)
         self._status = self._map.register("GLB.S_INTR_STATUS")
         self._events: list[_Write | _Interrupt | _Memory] = []
-        self._seen = 0
-        self._waited = False
+        self._recorded_interrupts = 0
+        self._was_awaited = False
 
     def read(self, address: int, /) -> int:
-        """Return a register; interrupts that a status read shows are recorded as awaited."""
+        """Return a register; record the interrupts that a read of the status register returns."""
         value = self._bus.read(address)
-        if address == self._status.address and value & ~self._seen:
-            self._events.append(_Interrupt(value & ~self._seen, self._waited))
-            self._seen |= value
-            self._waited = False
+        if address == self._status.address and value & ~self._recorded_interrupts:
+            self._events.append(_Interrupt(value & ~self._recorded_interrupts, self._was_awaited))
+            self._recorded_interrupts |= value
+            self._was_awaited = False
         return value
 
     def write(self, address: int, value: int, /) -> None:
-        """Set a register, and record it."""
+        """Write a register and record the write."""
         if address == self._status.address:
-            self._seen &= ~value
+            self._recorded_interrupts &= ~value
         self._events.append(_Write(address, value & 0xFFFFFFFF))
         self._bus.write(address, value)
 
     def wait_for_interrupt(self, timeout_s: float, /) -> bool:
-        """Wait until the interrupt line is up."""
+        """Wait until the interrupt line is asserted; return False after ``timeout_s`` seconds."""
         is_raised = self._bus.wait_for_interrupt(timeout_s)
-        self._waited |= is_raised
+        self._was_awaited |= is_raised
         return is_raised
 
     def add_memory(self, space: MemorySpace, address: int, content: bytes) -> None:
-        """Record that memory was set."""
+        """Record that memory was written."""
         if content:
             self._events.append(_Memory(space, address, content, is_check=False))
 
     def record_memory(self, space: MemorySpace, address: int, size_bytes: int) -> None:
-        """Record memory as it is now: the trace sets it here."""
-        self.add_memory(space, address, self._held.read(space, address, size_bytes))
+        """Record the present contents of memory: at this point the trace will set them."""
+        self.add_memory(space, address, self._bare_memory.read(space, address, size_bytes))
 
     def record_check(self, space: MemorySpace, address: int, size_bytes: int) -> None:
-        """Record memory as it is now: the trace compares it here."""
-        content = self._held.read(space, address, size_bytes)
+        """Record the present contents of memory: at this point the trace will compare them."""
+        content = self._bare_memory.read(space, address, size_bytes)
         if content:
             self._events.append(_Memory(space, address, content, is_check=True))
 
@@ -123,20 +131,21 @@ class TraceRecorder:
         """Write the trace, as ``.cfg`` or ``.txn`` by its suffix, and its data files beside it.
 
         Raises:
-            NvdlaError: another suffix (BAD_PARAMETER), or memory that the language has no name
-                for (NOT_SUPPORTED).
-            SmeltError: a file cannot be written.
+            NvdlaError: BAD_PARAMETER if the path has another suffix; NOT_SUPPORTED if the language
+                cannot express a register or an address.
+            SmeltError: If a file cannot be written.
         """
         path = require_path(path, "a trace")
         writers = {".cfg": self._cfg_lines, ".txn": self._txn_lines}
         if path.suffix not in writers:
             raise NvdlaError(
-                NvError.BAD_PARAMETER, f"{path.name}: a trace's name ends in .cfg or .txn"
+                NvError.BAD_PARAMETER, f"{path.name}: the name of a trace must end in .cfg or .txn"
             )
         lines = list(writers[path.suffix](path))
         _write(path, "\n".join(lines) + "\n")
 
     def _cfg_lines(self, path: Path) -> Iterator[str]:
+        """Yield the lines of a ``.cfg`` trace, and write its data files."""
         yield f"// configuration: {self.configuration.name}"
         for number, event in enumerate(self._events):
             if isinstance(event, _Write):
@@ -149,25 +158,27 @@ class TraceRecorder:
                 yield from self._cfg_memory(path, number, event)
 
     def _cfg_memory(self, path: Path, number: int, event: _Memory) -> Iterator[str]:
+        """Yield the lines that set or compare memory; ``number`` makes their names unique."""
         space, size = _SPACE_NAMES[event.space], len(event.content)
-        place = f"{space}, {event.address:#x}"
+        location = f"{space}, {event.address:#x}"
         if event.is_check:
             crc = zlib.crc32(event.content)
-            yield f"check_crc(sync_id_{number}, {place}, {size:#x}, {crc:#x});"
+            yield f"check_crc(sync_id_{number}, {location}, {size:#x}, {crc:#x});"
             return
         file = f"{path.stem}_{number}.dat"
         _write(path.with_name(file), _rows(event.content))
-        yield f"mem_init({place}, {size:#x}, ALL_ZERO);"
-        yield f'mem_load({place}, "{file}");'
+        yield f"mem_init({location}, {size:#x}, ALL_ZERO);"
+        yield f'mem_load({location}, "{file}");'
 
     def _txn_lines(self, path: Path) -> Iterator[str]:
+        """Yield the lines of a ``.txn`` trace, and write its data files."""
         yield f"# configuration: {self.configuration.name}"
         for number, event in enumerate(self._events):
             if isinstance(event, _Write):
                 name = self._register_name(event.address)
                 yield f"write_reg {_word(event.address)} {event.value:#010x} #NVDLA_{name}_0"
             elif isinstance(event, _Interrupt):
-                if event.waited:
+                if event.was_awaited:
                     yield "wait"
                 bits = f"{event.bits:#010x}"
                 yield f"read_reg {_word(self._status.address)} {bits} {bits}"
@@ -175,6 +186,7 @@ class TraceRecorder:
                 yield self._txn_memory(path, number, event)
 
     def _txn_memory(self, path: Path, number: int, event: _Memory) -> str:
+        """Return the line that loads or compares memory, and write its data file."""
         if (event.address in _SRAM_WINDOW) != (event.space is MemorySpace.SRAM):
             raise NvdlaError(
                 NvError.NOT_SUPPORTED,

@@ -1,4 +1,4 @@
-"""Where traces lie: a folder, one file, or a tar archive that is read in place."""
+"""Finding traces in a folder, a file or a tar archive, which is read without unpacking it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ _ARCHIVES = (".tar", ".tar.xz", ".tar.gz", ".tar.bz2", ".tgz")
 
 
 class _Files(Protocol):
+    """Files that a trace may refer to."""
+
     def read(self, name: PurePosixPath) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
+    """Files below a folder."""
+
     root: Path
 
     def read(self, name: PurePosixPath) -> bytes | None:
@@ -34,6 +38,8 @@ class _Folder:
 
 @dataclass(frozen=True, slots=True)
 class _Archive:
+    """Files of an archive, in memory."""
+
     members: dict[PurePosixPath, bytes] = field(repr=False)
 
     def read(self, name: PurePosixPath) -> bytes | None:
@@ -42,39 +48,39 @@ class _Archive:
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """A trace, and where its data files are: beside it."""
+    """A trace and the folder or archive that holds it; its data files are in the same folder."""
 
     path: PurePosixPath
-    """Within the folder or archive."""
+    """Path of the trace within the folder or archive."""
     files: _Files = field(repr=False)
 
     @property
     def name(self) -> str:
-        """The name of the test: the trace's folder, or its stem if that stands alone."""
+        """Name of the test: the folder of a trace named ``input``, otherwise the file's stem."""
         stem = self.path.stem
         return self.path.parent.name if stem == "input" and self.path.parent.name else stem
 
     def text(self) -> str:
-        """Return the trace itself.
+        """Return the text of the trace.
 
         Raises:
-            ModelFormatError: it cannot be read, or is not text.
+            ModelFormatError: If the trace cannot be read or is not UTF-8 text.
         """
         content = self.files.read(self.path)
         if content is None:
             raise ModelFormatError(
-                f"{self.path} is not a regular file: it is a broken link or a pipe"
+                f"{self.path} is not a regular file, but for example a broken link or a pipe"
             )
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ModelFormatError(f"{self.path} is not text: {error}") from None
+            raise ModelFormatError(f"{self.path} is not UTF-8 text: {error}") from None
 
     def data(self, name: str) -> bytes | None:
-        """Return a data file beside the trace, or None if it is missing.
+        """Return the bytes of a data file in the trace's folder, or None if the file is missing.
 
         Raises:
-            ModelFormatError: the name leads out of the trace's folder.
+            ModelFormatError: If the name is empty, absolute or contains ``..``.
         """
         relative = PurePosixPath(name)
         if relative.is_absolute() or ".." in relative.parts or not relative.parts:
@@ -83,21 +89,21 @@ class TraceFile:
 
 
 def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
-    """Return the traces in a folder or archive, or the one that a file is, sorted by path.
+    """Return the traces in a folder or archive, or the single trace of a file, sorted by path.
 
-    A name that leads to no file is listed too, so that playing it says so.
+    Broken links with a trace's suffix are listed too: playing them reports the error.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        ModelFormatError: the file is neither a trace nor a readable archive.
+        FileNotFoundError: If nothing exists at the path.
+        ModelFormatError: If the file is neither a trace nor a readable archive.
     """
     path = require_path(path, "a trace", ModelFormatError)
     if os.path.isdir(path):
-        found = sorted(
+        paths = sorted(
             item for item in path.rglob("*") if item.suffix in _SUFFIXES and not os.path.isdir(item)
         )
         folder = _Folder(path)
-        return tuple(TraceFile(PurePosixPath(item.relative_to(path)), folder) for item in found)
+        return tuple(TraceFile(PurePosixPath(item.relative_to(path)), folder) for item in paths)
     if not os.path.exists(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if path.name.endswith(_ARCHIVES):
@@ -106,8 +112,9 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
         return tuple(TraceFile(name, archive) for name in names)
     if path.suffix not in _SUFFIXES:
         raise ModelFormatError(
-            f"{path.name} is not a trace: its name ends in neither .cfg nor .txn"
+            f"{path.name} is not a trace: the name of a trace ends in .cfg or .txn"
         )
+    # The path below the root keeps two folders: their names may name test and configuration.
     absolute = path.absolute()
     root = absolute.parents[min(2, len(absolute.parents) - 1)]
     return (TraceFile(PurePosixPath(absolute.relative_to(root)), _Folder(root)),)
