@@ -138,8 +138,11 @@ def _decode(path: str, channels: int) -> Image:
         raise SmeltError(f"{path} is not a picture that pillow can read") from error
     except OSError as error:
         raise SmeltError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise SmeltError(f"{path} is a damaged picture: {error}") from error
+    except (SmeltError, MemoryError):
+        raise
+    except Exception as error:  # pillow's decoders raise TypeError, struct.error and others
+        reason = str(error) or type(error).__name__
+        raise SmeltError(f"{path} is a damaged picture: {reason}") from error
 
 
 @contextlib.contextmanager
@@ -285,7 +288,7 @@ def _channel_values(numbers: tuple[float, ...], channels: int, option: str) -> N
 def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     height, width, channels = shape
     if path.endswith(".npy"):
-        mean = load_array(path, partial(_check_mean, path))
+        mean = load_array(path, partial(_check_mean, path, channels))
     else:
         mean = _read_binaryproto(path)
     shape_told = list(mean.shape)
@@ -304,10 +307,15 @@ def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     return mean[top : top + height, left : left + width].astype(np.float32)
 
 
-def _check_mean(path: str, header: ArrayHeader) -> None:
+def _check_mean(path: str, channels: int, header: ArrayHeader) -> None:
     if header.dtype.kind not in "fiu" or not header.shape:
         detail = f"{header.dtype}{[*header.shape]}"
         raise SmeltError(f"the mean {path} is {detail}; real numbers are needed")
+    if len(header.shape) == 1 and header.shape[0] not in (1, channels):
+        raise SmeltError(
+            f"the mean {path} has {header.shape[0]} numbers; the input has "
+            f"{counted(channels, 'channel')}: give one number, or one for each"
+        )
     if (count := math.prod(header.shape)) > 3 * Limit.MAX_IMAGE_PIXELS.most:
         raise SmeltError(f"the mean {path} has {Limit.MAX_IMAGE_PIXELS.excess(count // 3)}")
 

@@ -30,7 +30,7 @@ class Limit(Enum):
     MAX_TIMINGS_BYTES = (1 << 26, "bytes", "a timing cache")
     MAX_ARRAYS_BYTES = (1 << 33, "bytes", "a .npy file, and what an .npz archive unpacks to")
     MAX_DIRECTORY_BYTES = (1 << 23, "bytes", "the directory of an .npz archive")
-    MAX_IMAGE_BYTES = (1 << 28, "bytes", "the file of a picture")
+    MAX_IMAGE_BYTES = (1 << 26, "bytes", "the file of a picture")
     MAX_IMAGE_PIXELS = (1 << 27, "pixels", "a picture")
     MAX_IMAGE_EXTENT = (1 << 16, "pixels", "the width or the height of a picture")
     MAX_LABELS_BYTES = (1 << 24, "bytes", "a file of labels")
