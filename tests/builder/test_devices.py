@@ -67,7 +67,7 @@ def test_a_number_is_a_place_here_and_a_word_what_to_compile_for(
         ("cpu:1", "a processor is 'cpu'"),
         ("dla", "`smelt dla run`"),
         ("tpu", "cuda:sm_80,sm_90, null"),
-        (7, "there are: cpu"),
+        (7, "devices are: cpu"),
     ],
 )
 def test_a_wrong_name_is_refused_with_the_right_spelling(text: Any, spelling: str) -> None:
@@ -85,13 +85,17 @@ def test_a_device_that_does_not_exist_is_refused_by_name(text: str) -> None:
 
 @pytest.mark.parametrize("device", [3, None, b"cpu", [], ["cpu", 3]])
 def test_what_is_no_name_is_refused_with_those_there_are(device: Any) -> None:
-    with pytest.raises(UnsupportedError, match=r"is no name and no list of names; there are: cpu"):
+    with pytest.raises(
+        UnsupportedError, match=r"must be a name or a list of names; devices are: cpu"
+    ):
         open_toolchain(device)
 
 
 def test_the_first_device_of_a_list_that_can_be_built_for_is_taken() -> None:
     assert open_toolchain(["dla:nv_small", "cpu"]).fingerprint.device == "cpu"
-    with pytest.raises(UnsupportedError, match=r"no device(.|\n)*dla:nv_small: (.|\n)*tpu: "):
+    with pytest.raises(
+        UnsupportedError, match=r"none of the devices(.|\n)*dla:nv_small: (.|\n)*tpu: "
+    ):
         open_toolchain(["dla:nv_small", "tpu"])
 
 

@@ -95,7 +95,7 @@ def test_a_shortcut_that_does_not_fit_is_refused_with_op_axes_and_extents() -> N
 
 
 def test_a_range_is_refused_where_its_best_shape_is_illegal() -> None:
-    with pytest.raises(ShapeError, match="differ off the concatenated axis"):
+    with pytest.raises(ShapeError, match="differ on an axis other than"):
         build(_unet(), x=((1, 3, 2, 2), (1, 3, 15, 16), (1, 3, 34, 34)))
 
 
@@ -282,7 +282,7 @@ def test_a_value_that_shapes_settle_to_what_an_op_refuses_is_no_fault_of_a_pass(
     table = graph.add_constant(rand(3), "table")
     graph.outputs = [graph.add(ops.Gather(0), table, extent, name="entry").output]
     agree(graph, smelt.build(graph, shapes={"x": (2,)}, tune="none"), x=rand(2))
-    with pytest.raises(ShapeError, match=r"'entry': index 7 is outside an axis of 3"):
+    with pytest.raises(ShapeError, match=r"'entry': index 7 is out of range for an axis of 3"):
         smelt.build(graph, shapes={"x": (7,)}, tune="none")
 
 
@@ -370,7 +370,9 @@ def test_a_squeeze_of_whatever_is_one_follows_the_shapes_of_a_plan() -> None:
     for shape, wanted in (((1, 3, 1), (3,)), ((4, 3, 1), (4, 3))):
         engine = smelt.build(graph, shapes={"x": shape}, tune="none")
         assert engine.run({"x": rand(*shape)})["y"].shape == wanted
-    with pytest.raises(BuildError, match=r"y has axes as the shapes will: it is float32\[3\] and"):
+    with pytest.raises(
+        BuildError, match=r"the rank of y depends on the input shapes: it is float32\[3\] and"
+    ):
         smelt.build(graph, shapes={"x": [(1, 3, 1), (4, 3, 1)]}, tune="none")
     engine = build(graph, x=((1, 3, 1), (2, 3, 1), (4, 3, 1)))
     for k in (1, 2, 4):
@@ -456,7 +458,7 @@ def test_what_a_run_decides_lies_at_the_front_of_its_array_in_the_shape_that_the
     found, positive = np.full((2, 27), -9), np.empty((4, 3), np.float32)
     arrays = [marks, found.reshape(-1) if is_flat else found, positive]
     with engine.create_context() as context, Stream() as stream:
-        with pytest.raises(ContextError, match="no run of this context is complete"):
+        with pytest.raises(ContextError, match="this context has not completed a run"):
             context.output_shape("found")
         if is_queued:
             context.enqueue(1, arrays, stream)
@@ -470,7 +472,7 @@ def test_what_a_run_decides_lies_at_the_front_of_its_array_in_the_shape_that_the
         assert (found.reshape(-1)[6:] == -9).all()
         with pytest.raises(BindingError, match="unknown: nothing"):
             context.output_shape("nothing")
-        with pytest.raises(BindingError, match=r"found: .*\[2, 3\] where \[2, 27\] is needed"):
+        with pytest.raises(BindingError, match=r"found: .*\[2, 3\]; it must be \[2, 27\]"):
             context.execute(1, [marks, np.empty((2, 3), np.int64), positive])
         context.run({"x": marks[:2] * 0})
         assert context.output_shape("found") == (2, 0)
@@ -484,7 +486,9 @@ def test_a_flat_array_does_not_say_how_many_rows_there_are() -> None:
             np.empty((2, 6), np.int64),
             np.empty((2, 3), np.float32),
         ]
-        with pytest.raises(BindingError, match=r"n has no value.* nor a flat array has a shape"):
+        with pytest.raises(
+            BindingError, match=r"n has no value.* a flat array does not determine it"
+        ):
             context.execute(1, arrays)
         arrays[0] = marks.reshape(1, 2, 3)
         with pytest.raises(BindingError, match=r"x: .*\[1, 2, 3\] is not \[n, 3\]: it has 3 axes"):

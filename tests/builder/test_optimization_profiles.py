@@ -71,7 +71,7 @@ def test_inputs_that_share_a_symbol_must_agree() -> None:
     graph = network(x=("a", 2), y=("a", 3))
     assert optimization_profiles_of(graph, {"x": (4, 2), "y": (4, 3)}, 1) == [{"a": exactly(4)}]
     assert optimization_profiles_of(graph, {"x": (4, 2)}, 1) == [{"a": exactly(4)}]
-    with pytest.raises(ShapeError, match="a is given as"):
+    with pytest.raises(ShapeError, match="a has two different ranges"):
         optimization_profiles_of(graph, {"x": (4, 2), "y": (5, 3)}, 1)
 
 
@@ -81,7 +81,7 @@ def test_inputs_that_share_a_symbol_must_agree() -> None:
         ({"z": (1, 3, 8, 8)}, BuildError, "the inputs are: x"),
         ({"x": (1, 3, 8)}, ShapeError, "3 extents"),
         ({"x": (1, 4, 8, 8)}, ShapeError, "gives 4 for axis 1, where the network has 3"),
-        ({"x": (1, 3, -8, 8)}, ShapeError, "an extent of -8"),
+        ({"x": (1, 3, -8, 8)}, ShapeError, "the extent -8 is negative"),
         ({"x": (1, 3, 1 << 63, 8)}, ShapeError, "extent of 9,.* MAX_EXTENT is 1,099,511,627,776"),
         ({"x": [(1, 3, (1 << 40) + 1, 8)]}, ShapeError, "x: .* MAX_EXTENT"),
         ({"x": ((1, 3, 8, 8),) * 2 + ((1, 3, np.uint64(1 << 63), 8),)}, ShapeError, "MAX_EXTENT"),
@@ -106,7 +106,7 @@ def test_inputs_with_differing_numbers_of_plans_are_refused() -> None:
 
 
 def test_a_batch_below_one_is_refused() -> None:
-    with pytest.raises(BuildError, match="whole number from 1 on"):
+    with pytest.raises(BuildError, match="integer from 1 on"):
         optimization_profiles_of(BATCHED, None, 0)
 
 
@@ -115,7 +115,7 @@ def test_an_extent_that_is_no_single_symbol_cannot_be_bound() -> None:
     kind = tensor("a", 2)
     doubled = kind.shape[0] * 2
     graph.add_input("x", type(kind)(kind.dtype, (doubled, 2)))
-    with pytest.raises(ShapeError, match="cannot be bound"):
+    with pytest.raises(ShapeError, match="is a formula and cannot be set"):
         optimization_profiles_of(graph, {"x": (4, 2)}, 1)
 
 
@@ -124,18 +124,18 @@ def test_what_is_no_network_is_refused_with_what_to_give() -> None:
     with pytest.raises(BuildError, match=r"smelt\.network_from_onnx"):
         build(path)
     pair: Any = (network(x=(1,)), "blobs")
-    with pytest.raises(BuildError, match="pass the first of the two"):
+    with pytest.raises(BuildError, match="pass the network"):
         build(pair)
 
 
 def test_sizes_that_are_no_numbers_or_beyond_every_machine_are_refused() -> None:
     text: Any = "4"
     graph = small_network().graph
-    with pytest.raises(BuildError, match="max_batch_size is '4'; it must be a whole number"):
+    with pytest.raises(BuildError, match="max_batch_size is '4'; it must be an integer"):
         build(graph, max_batch_size=text)
     with pytest.raises(
         SmeltError,
-        match="no machine can hold: 4,800,000,000,000,000 bytes, and MAX_TENSOR_BYTES",
+        match="does not fit into memory: 4,800,000,000,000,000 bytes; the limit MAX_TENSOR_BYTES",
     ):
         build(graph, max_batch_size=10**12, tune="none")
 
@@ -145,10 +145,10 @@ def test_shapes_may_be_of_numpys_integers_and_what_are_none_are_refused() -> Non
         given: Any = extents
         assert optimization_profiles_of(network(x=("n", 3)), {"x": given}, 1) == [{"n": exactly(2)}]
     for given in (None, 3, "2x3", ("n", 3), (2.0, 3)):
-        with pytest.raises(BuildError, match="give a shape, as"):
+        with pytest.raises(BuildError, match="expected a shape such as"):
             optimization_profiles_of(network(x=("n", 3)), {"x": given}, 1)
     effort: Any = None
-    with pytest.raises(BuildError, match='tune is None; give "none", "fast"'):
+    with pytest.raises(BuildError, match='tune is None; it must be "none", "fast"'):
         build(small_network().graph, tune=effort)
     batch: Any = np.int64(2)
     assert build(small_network().graph, max_batch_size=batch, tune="none").max_batch_size == 2
@@ -166,7 +166,7 @@ def test_an_empty_batch_may_be_all_that_an_engine_takes() -> None:
 
 def test_shapes_that_disagree_are_told_as_they_are_written() -> None:
     graph = network(x=("a", 2), y=("a", 3))
-    detail = r"a is given as 1\.\.4\.\.8 and as 2\.\.9$"
+    detail = r"a has two different ranges, 1\.\.4\.\.8 and 2\.\.9$"
     with pytest.raises(ShapeError, match=detail):
         optimization_profiles_of(
             graph, {"x": ((1, 2), (4, 2), (8, 2)), "y": ((2, 3), (9, 3), (9, 3))}, 1
@@ -176,5 +176,7 @@ def test_shapes_that_disagree_are_told_as_they_are_written() -> None:
 def test_an_input_that_no_machine_can_hold_is_named() -> None:
     graph = network(small=("a",), large=tuple(f"n{axis}" for axis in range(26)))
     shapes: dict[str, Any] = {"small": (1,), "large": ((1,) * 26, (1,) * 26, (5,) * 26)}
-    with pytest.raises(ShapeError, match=r"large.*no machine can hold.*build for smaller shapes"):
+    with pytest.raises(
+        ShapeError, match=r"large.*does not fit into memory.*build for smaller shapes"
+    ):
         optimization_profiles_of(graph, shapes, 1)

@@ -118,7 +118,7 @@ def test_on_the_machine_where_it_runs_candidates_are_timed(tmp_path: Path) -> No
     tuned = smelt.retune(_built(network).serialize(), tune=0.2, timing_cache=timings)
     assert TimingCache(timings).entries
     tools = open_toolchain("cpu")
-    made_for = replace(tools.fingerprint, tuned_on=tools.place)
+    made_for = replace(tools.fingerprint, tuned_on=tools.timing_key)
     assert tuned.header.fingerprint == made_for
     assert not tuned.header.network
     with tuned, tuned.create_context() as context:
@@ -188,7 +188,7 @@ def test_what_weights_are_derived_from_is_kept_as_it_was() -> None:
 def test_an_engine_that_keeps_no_network_says_how_to_build_one() -> None:
     engine = _built(retunable=False)
     assert not _file(engine).sources.size
-    with pytest.raises(BuildError, match=r"does not keep its network.*retunable=True"):
+    with pytest.raises(BuildError, match=r"does not contain its network.*retunable=True"):
         smelt.retune(engine)
 
 
@@ -235,7 +235,7 @@ def test_a_damaged_network_is_refused(kind: str) -> None:
     text = _DAMAGE[kind](document)
     header = replace(file.header, network=str(text or json.dumps(document)))
     data = serialize_engine(header, file.weights, file.code, file.runtime_code, None, file.sources)
-    with pytest.raises(EngineFormatError, match=r"the network that it keeps is not sound"):
+    with pytest.raises(EngineFormatError, match=r"its embedded network is not valid"):
         smelt.retune(data)
 
 
@@ -246,7 +246,7 @@ def test_sources_outside_of_the_file_are_refused() -> None:
             file.header, file.weights, file.code, file.runtime_code, None, sources
         )
         for read in (smelt.retune, smelt.load):
-            with pytest.raises(EngineFormatError, match="outside the sources"):
+            with pytest.raises(EngineFormatError, match="lies outside its section"):
                 read(data)
 
 
@@ -254,11 +254,11 @@ _FLOATS = Weight("w", DType.FLOAT32, (16, 8), 0)
 
 
 @pytest.mark.parametrize(
-    ("sources", "told"),
+    ("sources", "detail"),
     [
-        ((replace(_FLOATS, shape=(0, 1 << 62, 1 << 62)),), "is not sound.*too big"),
+        ((replace(_FLOATS, shape=(0, 1 << 62, 1 << 62)),), "is not valid.*too big"),
         ((replace(_FLOATS, shape=(1,) * 99),), "MAX_RANK"),
-        ((_FLOATS, replace(_FLOATS, offset=8, shape=(126,))), "is not sound.*lie one in another"),
+        ((_FLOATS, replace(_FLOATS, offset=8, shape=(126,))), "is not valid.*overlap"),
     ],
 )
 def test_arrays_that_cannot_be_a_networks_are_refused(
@@ -330,7 +330,7 @@ def test_the_gpus_clock_decides_what_an_estimate_did_elsewhere(
     net.mark_output(y)
     with caplog.at_level("WARNING"):
         engine = smelt.build(net, "cuda:sm_90", retunable=True)
-    assert "nothing is timed: cuda:sm_90 is not this machine" in caplog.text
+    assert "no tactic is timed: cuda:sm_90 is not this machine" in caplog.text
     assert [layer.tactic for layer in engine.layers] == ["candidates(kind=slow)"]
     given = np.ones((3, 4), np.float32)
     with (
@@ -367,11 +367,11 @@ def test_an_engine_built_without_a_gpu_is_tuned_on_one(gpu: CudaDevice, tmp_path
 @pytest.mark.parametrize(
     ("device", "precision", "tune", "words"),
     [
-        ("cpu:x86-64-v2", "bfloat16", "none", ["precision='bfloat16' changes nothing"]),
-        ("cpu", "tf32", "none", ["precision='tf32' changes nothing"]),
-        ("cpu:x86-64-v3", "half2", "none", ["precision='half2' is float16 here"]),
-        ("cpu:x86-64-v2", "half2", "none", ["precision='half2' changes nothing"]),
-        ("cpu:aarch64", "float16", "fast", ["nothing is timed: aarch64"]),
+        ("cpu:x86-64-v2", "bfloat16", "none", ["precision='bfloat16' has no effect"]),
+        ("cpu", "tf32", "none", ["precision='tf32' has no effect"]),
+        ("cpu:x86-64-v3", "half2", "none", ["precision='half2' means float16 here"]),
+        ("cpu:x86-64-v2", "half2", "none", ["precision='half2' has no effect"]),
+        ("cpu:aarch64", "float16", "fast", ["no tactic is timed: aarch64"]),
         ("cpu", "float32", 0.01, []),
     ],
 )
@@ -393,7 +393,7 @@ def test_what_is_not_timed_says_how_it_would_be(caplog: pytest.LogCaptureFixture
     assert "smelt.retune (`smelt retune`) times them" in caplog.text
     caplog.clear()
     smelt.retune(engine, "cpu:aarch64")
-    assert "On the machine that has it, retune for no device" in caplog.text
+    assert "On the machine with that device, retune without `--device`" in caplog.text
 
 
 def test_gpus_that_lack_a_precision_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,31 +38,31 @@ def _compare(**options: Any) -> object:
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "detail"),
     [
-        (lambda: _build(precision=["float32"]), "precision .* what can is: float32"),
-        (lambda: _build(tune=-1), "tune is -1; give"),
-        (lambda: _build(tune=float("nan")), "tune is nan; give"),
-        (lambda: _build(shapes=3), "shapes come as a dict, by name, not as 3"),
-        (lambda: _build(timing_cache=3), "the path of a timing cache is text"),
+        (lambda: _build(precision=["float32"]), "precision .* choose one of: float32"),
+        (lambda: _build(tune=-1), "tune is -1; it must be"),
+        (lambda: _build(tune=float("nan")), "tune is nan; it must be"),
+        (lambda: _build(shapes=3), "shapes is 3; it must be a dict by name"),
+        (lambda: _build(timing_cache=3), "the path of a timing cache must be a str"),
         (lambda: _SMELT.network_from_onnx(3), "path, bytes or a ModelProto, not int"),
         (
             lambda: _SMELT.network_from_onnx("m.onnx", outputs=[3]),
-            "the name of an output is 3; it must be text",
+            "the name of an output is 3; it must be a string",
         ),
         (lambda: _SMELT.network_from_caffe(None), "a path or bytes, not NoneType"),
-        (lambda: _SMELT.Event().record("stream"), "Event of cpu cannot go with str"),
-        (lambda: _SMELT.Stream().wait(None), "Stream of cpu cannot go with NoneType"),
+        (lambda: _SMELT.Event().record("stream"), "Event of cpu cannot be combined with str"),
+        (lambda: _SMELT.Stream().wait(None), "Stream of cpu cannot be combined with NoneType"),
         (lambda: _compare(inputs={"data": None}), "its array object"),
         (lambda: _compare(inputs={"data": np.zeros(3)}), "its array float64.3"),
-        (lambda: report_of(None), "a report is made of an engine"),  # type: ignore[arg-type]
-        (lambda: _network().add_input("x", None, (1,)), "None is no element type"),
+        (lambda: report_of(None), "a report is made from an engine"),  # type: ignore[arg-type]
+        (lambda: _network().add_input("x", None, (1,)), "None is not an element type"),
         (
             lambda: _network().add_input("x", "float32", 3),
-            "extents of a shape come as a list, not as 3",
+            "extents of a shape is 3; it must be a list",
         ),
-        (lambda: _network().add("relu"), "add applies an op, .* not 'relu'"),
-        (lambda: _network().add_concatenation(None), "come as a list, not as None"),
+        (lambda: _network().add("relu"), "add expects an op .* not 'relu'"),
+        (lambda: _network().add_concatenation(None), "is None; it must be a list"),
     ],
 )
 def test_a_wrong_argument_is_told_in_words(call: Callable[[], object], detail: str) -> None:
@@ -71,17 +71,17 @@ def test_a_wrong_argument_is_told_in_words(call: Callable[[], object], detail: s
 
 
 _TO_AN_ENGINE: list[tuple[Callable[[Any], object], str]] = [
-    (lambda e: e.refit(None), "come as a dict, by name, not as None"),
+    (lambda e: e.refit(None), "is None; it must be a dict by name"),
     (lambda e: e.refit({3: 0}), "a name among the weights of a refit is 3"),
     (lambda e: e.save("."), "it is a folder; name a file in it"),
     (lambda e: e.save(None), "a path or an open binary file, not to NoneType"),
-    (lambda e: e.create_context().execute(1, None), "come as a list, not as None"),
-    (lambda e: setattr(e.create_context(), "profiler", 3), "report_layer_time.*, not int"),
+    (lambda e: e.create_context().execute(1, None), "is None; it must be a list"),
+    (lambda e: setattr(e.create_context(), "profiler", 3), "report_layer_time.*; int has none"),
     (lambda e: report_to_text(report_of(e), ["all"]), "no section 'all'; there are layers, "),
 ]
 
 
-@pytest.mark.parametrize(("call", "told"), _TO_AN_ENGINE)
+@pytest.mark.parametrize(("call", "detail"), _TO_AN_ENGINE)
 def test_what_an_engine_is_given_wrongly_is_told_in_words(
     call: Callable[[Any], object], detail: str
 ) -> None:
@@ -92,10 +92,10 @@ def test_what_an_engine_is_given_wrongly_is_told_in_words(
 def test_a_file_that_is_no_timing_cache_is_not_lost(tmp_path: Path) -> None:
     path, line = tmp_path / "notes.txt", tmp_path / "pipe"
     path.write_text("notes")
-    with pytest.raises(BuildError, match="would be overwritten; name another file"):
+    with pytest.raises(BuildError, match="would be overwritten; give another file"):
         _build(timing_cache=path)
     assert path.read_text() == "notes"
-    with pytest.raises(BuildError, match="a folder; name a file in it"):
+    with pytest.raises(BuildError, match="a folder; give a file in it"):
         _build(timing_cache=tmp_path)
     os.mkfifo(line)
     _build(timing_cache=line)  # as the null device

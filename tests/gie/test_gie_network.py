@@ -279,7 +279,7 @@ def test_only_inputs_take_new_dims_and_what_depends_on_them_follows() -> None:
     assert y is not None
     x.shape = (4, 20, 5)
     assert y.shape == (8, 20, 5)
-    with pytest.raises(GraphError, match="only that of an input"):
+    with pytest.raises(GraphError, match="only the shape of an input"):
         y.shape = (8, 10, 10)
 
 

@@ -123,7 +123,7 @@ def test_a_concatenation_whose_inputs_can_be_written_in_place_is_reported() -> N
     b.optimised(join)
     report = run_passes(clone(b.graph), DEFAULT_PIPELINE)
     notes = [note for note in report.notes if "join" in note.before]
-    assert [note.detail for note in notes] == ["its inputs can be written straight into it"]
+    assert [note.detail for note in notes] == ["its inputs are written directly into it"]
 
 
 @pytest.mark.requirement("G-27")
@@ -332,7 +332,7 @@ def test_options_of_a_pass_are_its_fields() -> None:
     text = print_graph(b.graph)
     report = run_passes(b.graph, [MergeSiblings(max_channels=32)])
     assert print_graph(b.graph) == text
-    assert all("fill the machine" in note.detail for note in report.notes)
+    assert all("occupy the whole device" in note.detail for note in report.notes)
     assert report.records[0].options["max_channels"] == 32
 
 

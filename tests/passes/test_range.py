@@ -241,7 +241,7 @@ def test_a_new_bias_that_sums_of_bytes_have_no_room_for_is_refused() -> None:
     given = {v.name: v.constant.array for v in network.graph.values() if v.constant is not None}
     (bias,) = (name for name, array in given.items() if array.dtype == np.int32)
     given[bias] = np.array([(1 << 31) - 1], np.int32)
-    with pytest.raises(BindingError, match=r"an element is beyond 1073741823"):
+    with pytest.raises(BindingError, match=r"an element exceeds 1073741823"):
         engine.refit(given)
 
 

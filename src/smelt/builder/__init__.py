@@ -1,6 +1,6 @@
-"""Network and options to engine: the one room that sees everything below it.
+"""The builder: turns a network and options into an engine, and loads and retunes engines.
 
-Names are loaded when they are asked for: whoever loads an engine that he trusts needs no compiler.
+Names are imported lazily, so that loading a trusted engine does not import a compiler.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "retune",
 ]
 
-_HOMES: Final = {
+_FILE_EXPORTS: Final = {
     "_build": ("build",),
     "_load": ("load",),
     "_options": ("EFFORTS", "BuildOptions", "Progress", "TuningEffort"),
@@ -42,14 +42,14 @@ _HOMES: Final = {
     "_optimization_profiles": ("SymbolRange", "ShapeSpec", "optimization_profiles_of"),
     "_toolchain": ("device_to_run",),
 }
-"""The file of each name."""
+"""The names that each file of the package defines."""
 
 
 def __getattr__(name: str) -> object:
-    """Load what is asked for."""
-    home = next((file for file, names in _HOMES.items() if name in names), None)
-    if home is None:
+    """Import a name of the package on first use."""
+    file_name = next((file for file, names in _FILE_EXPORTS.items() if name in names), None)
+    if file_name is None:
         raise AttributeError(f"module 'smelt.builder' has no attribute {name!r}")
-    found: object = getattr(import_module(f"smelt.builder.{home}"), name)
-    globals()[name] = found
-    return found
+    exported: object = getattr(import_module(f"smelt.builder.{file_name}"), name)
+    globals()[name] = exported
+    return exported

@@ -1,4 +1,4 @@
-"""Network and options to engine: the one place that sees everything below it."""
+"""``build``: passes, tactic selection, code generation and assembly of an engine."""
 
 from __future__ import annotations
 
@@ -77,49 +77,51 @@ def build(
     """Build an engine from a network.
 
     Args:
-        network: what to run; it is not changed. Its weights are read now, by reference.
-        device: ``"cpu"``, ``"cpu:x86-64-v3"`` (a target to compile for), ``"cuda"`` and
-            ``"cuda:1"`` (a GPU of this machine), ``"cuda:sm_90"`` and ``"cuda:sm_80,sm_90"`` (GPU
-            architectures, for which no GPU is needed) or ``"null"`` (computes nothing); a list of
-            them is an order of preference: the first that can be built for here.
-        precision: ``"float32"``, or ``"bfloat16"`` or ``"float16"``: how what the model has in
-            float32 is stored between layers, and multiplied where the device multiplies that
-            (GPUs; bfloat16 with AVX512_BF16). Sums and all other arithmetic are float32; bindings
-            keep the model's dtype. For processors that cannot convert it, it stays float32.
-            ``"tf32"`` stores float32, and lets GPUs round it to ten bits where it is multiplied.
-            ``"half2"`` stores float16, and keeps images in pairs between a GPU's layers.
-        max_batch_size: largest implicit batch. Smaller ones run too.
-        max_workspace_bytes: bound of the scratch memory, in bytes, that one step may use beside
-            its tensors; and of the memory for tensors whose extents only a run tells and nothing
-            else bounds, as the trips of a Loop: a run that needs more is refused.
-        shapes: for each input, a shape; a list of shapes (one plan each); or a tuple (smallest,
+        network: the network, which is not changed. Weights are read during the build, by reference.
+        device: ``"cpu"``, ``"cpu:x86-64-v3"`` (a compilation target), ``"cuda"`` or ``"cuda:1"`` (a
+            GPU of this machine), ``"cuda:sm_90"`` or ``"cuda:sm_80,sm_90"`` (GPU architectures; no
+            GPU is needed) or ``"null"`` (computes nothing). A list of devices is in order of
+            preference: the first one that can be built for here is used.
+        precision: storage type of float32 tensors between layers, and the type in which GPUs (and
+            CPUs with AVX512_BF16 for bfloat16) multiply: ``"float32"``, ``"bfloat16"`` or
+            ``"float16"``. Sums and all other arithmetic are float32, and bindings keep the model's
+            types. On processors that cannot convert the type, storage stays float32. ``"tf32"``
+            stores float32 and lets GPUs round the operands of products to ten bits. ``"half2"``
+            stores float16 and keeps images in pairs between a GPU's layers.
+        max_batch_size: largest implicit batch; smaller batches run, too.
+        max_workspace_bytes: limit in bytes of the scratch memory that one step may use in addition
+            to its tensors. The same limit applies to tensors whose extents are known only at run
+            time and have no other bound, such as the trips of a Loop; a run that needs more fails.
+        shapes: for each input a shape; a list of shapes (one plan each); or a tuple (smallest,
             best, largest) of shapes.
-        timing_cache: file of measured times, read and extended.
-        progress: called with (stage, done, total). Stages are optimise, tune (candidates alone),
-            measure (the best of them in the whole network), pack and link.
-        tune: ``"none"``, ``"fast"``, ``"full"``, seconds to spend on timing candidates, or a
-            `TuningEffort`. Candidates are timed alone, then the best in the whole network, with as
-            many threads as a context has by default. What is built for another machine cannot be
-            timed, and says so.
-        retunable: whether the engine keeps the network, so that `retune` can build it again where
-            it runs. Its file grows by the network's own weights.
-        libraries: whether cuBLASLt's products and cuDNN's convolutions compete with our kernels,
-            on a GPU of this machine and by the clock. An engine in which they win says so, and
-            needs that version of the library wherever it runs.
-        portable: whether the engine must carry all the code that it runs: no library, and no
-            reference in Python. What has no other tactic is then unsupported.
-        rounding_error: how far answers may err because GPUs store float16 or bfloat16, relative to
-            the answers' largest magnitude. The network is tried on random inputs; where it errs by
-            more, the layers that this takes stay in float32, and a warning says how many. 1 keeps
-            none. None is 3e-3 in float16 and 2e-2 in bfloat16, and leaves alone what computes more
-            than 2 GFLOP or makes more than 16 million numbers in all its layers.
+        timing_cache: path of a file of measured times, which is read and extended.
+        progress: function called with (stage, done, total). The stages are optimise, tune
+            (candidates alone), measure (the best candidates in the whole network), pack and link.
+        tune: ``"none"``, ``"fast"``, ``"full"``, a time limit in seconds, or a `TuningEffort`.
+            Candidates are timed alone first, then the best in the whole network, with the default
+            number of threads of a context. Candidates for another machine cannot be timed; a
+            warning then says so.
+        retunable: whether the engine contains its network, so that `retune` can build it again on
+            the machine where it runs. Its file grows by the size of the network's weights.
+        libraries: whether cuBLASLt's products and cuDNN's convolutions compete with generated
+            kernels on a GPU of this machine, by measured time. An engine that uses a library
+            requires that version of it wherever it runs.
+        portable: whether the engine must contain all code that it runs: no library and no reference
+            implementation in Python. A node without another tactic is then unsupported.
+        rounding_error: allowed error of the outputs due to float16 or bfloat16 storage on GPUs,
+            relative to their largest magnitude. The network is evaluated on random inputs. If the
+            error is larger, as many layers as necessary stay in float32, and a warning says how
+            many. 1 allows any error. None means 3e-3 in float16 and 2e-2 in bfloat16, and skips
+            networks that compute more than 2 GFLOP or more than 16 million elements in all layers
+            together.
 
     Raises:
-        GraphError: the network is not valid. UnboundSymbolError: a symbolic extent has no value.
-        UnsupportedError: nothing can run a node; lists every reason.
-        BuildError: the options contradict each other or the workspace limit.
-        DeviceError: there is no such GPU here.
-        MissingExtraError: its compiler, or a library that is asked for, is not installed.
+        GraphError: the network is not valid.
+        UnboundSymbolError: a symbolic extent has no value.
+        UnsupportedError: no tactic can run a node; the message lists the reasons.
+        BuildError: the options contradict each other, or the workspace limit is too low.
+        DeviceError: this machine does not have the GPU.
+        MissingExtraError: the compiler, or a requested library, is not installed.
     """
     options = BuildOptions(
         precision,
@@ -145,9 +147,9 @@ def build_graph(
     *,
     is_retuning: bool = False,
 ) -> Engine:
-    """Build an engine from a graph; `build` says what may be asked, and what is raised.
+    """Build an engine from a graph; see `build` for options and errors.
 
-    What is infinite or no number is an answer: numpy warns of none that the build computes.
+    Infinities and NaNs are valid results of constant folding, so numpy's warnings are disabled.
     """
     if progress is not None:
         require_callable(progress, "progress", BuildError)
@@ -157,12 +159,16 @@ def build_graph(
         libraries=options.libraries,
         advice=_TO_RETUNE if is_retuning else _TO_BUILD,
     )
-    silent: Progress = lambda _stage, _done, _total: None  # noqa: E731  (it has a type)
-    return _Build(graph, options, tools, progress or silent, is_retuning=is_retuning).run()
+    ignore_progress: Progress = lambda _stage, _done, _total: None  # noqa: E731  (a def cannot be annotated so)
+    return _Build(graph, options, tools, progress or ignore_progress, is_retuning=is_retuning).run()
 
 
 def _graph_of(network: object) -> Graph:
-    """The graph of what is to be built, or what to give instead."""
+    """Return the graph of the network to build.
+
+    Raises:
+        BuildError: the argument is not a network; the message says how to obtain one.
+    """
     if isinstance(network, Graph):
         return network
     if isinstance(network, NetworkDefinition):
@@ -176,18 +182,21 @@ def _graph_of(network: object) -> Graph:
 
 @dataclass(slots=True)
 class _Build:
+    """One build: its inputs, and the state that its stages share."""
+
     graph: Graph
     options: BuildOptions
     tools: Toolchain
     progress: Progress
     is_retuning: bool = False
-    """Whether the network comes from an engine that keeps it; what to advise depends on it."""
+    """Whether the network was read from an engine; the advice in messages depends on it."""
     weights: WeightStore = field(default_factory=WeightStore)
     timings: TimingCache = field(init=False)
     deadline: float = field(init=False)
-    """When tuning must be done, in the time of ``time.perf_counter``."""
+    """Time of ``time.perf_counter`` in seconds at which tuning must end."""
 
     def __post_init__(self) -> None:
+        """Open the timing cache, and set the deadline of tuning."""
         path = self.options.timing_cache
         folder = cache_directory()
         if path is not None:
@@ -200,7 +209,7 @@ class _Build:
 
     @property
     def effort(self) -> TuningEffort | None:
-        """How thoroughly candidates are timed; None when they are not."""
+        """The tuning effort, or None if candidates are not timed."""
         tune = self.options.tune
         if isinstance(tune, TuningEffort):
             return tune
@@ -209,6 +218,7 @@ class _Build:
         return dataclasses.replace(EFFORTS["full"], seconds=tune)
 
     def run(self) -> Engine:
+        """Run all stages and return the engine."""
         _check_outputs(self.graph)
         verify(self.graph)
         shapes, batch = self.options.shapes, self.options.max_batch_size
@@ -250,9 +260,10 @@ class _Build:
         )
 
     def _selector(self, plan: PlanState) -> TacticSelector:
+        """Return the tactic selector of a plan."""
         effort = self.effort
         if effort is not None and (guard := plan.broken_guard(plan.sizes)) is not None:
-            # A size that only a run decides is tuned for its bound, which may not be legal.
+            # A size known only at run time is tuned at its upper bound, which may violate a guard.
             _LOG.warning(
                 "no tactic is timed: at the largest sizes that a run can determine, %s",
                 guard.violation(plan.sizes | plan.fixed),
@@ -262,40 +273,40 @@ class _Build:
         return TacticSelector(plan, *parts, self.progress)
 
     def _fingerprint(self, kernels: Sequence[KernelSpec]) -> Fingerprint:
-        """What the engine is made for, and what else it needs."""
-        made_for = self.tools.fingerprint
-        needs = self.tools.requirements(kernels)
+        """Return the fingerprint of the target, with the requirements of the kernels."""
+        target_fingerprint = self.tools.fingerprint
+        requirements = self.tools.requirements(kernels)
         is_timed = self.effort is not None and self.tools.can_measure
         return dataclasses.replace(
-            made_for,
-            features=(*made_for.features, *needs),
-            tuned_on=self.tools.place if is_timed else "",
+            target_fingerprint,
+            features=(*target_fingerprint.features, *requirements),
+            tuned_on=self.tools.timing_key if is_timed else "",
         )
 
-    def _warn(self, boxes: Sequence[SymbolRanges]) -> None:
-        """Say which options change nothing here."""
-        asked, tools = self.options, self.tools
-        if asked.max_batch_size > 1 and not any(BATCH in box for box in boxes):
-            _warn_of_batch(asked.max_batch_size, self.graph)
-        if targets_without_precision := tools.targets_without_precision(asked.precision):
-            _warn_of_precision(asked.precision, tools, targets_without_precision)
+    def _warn(self, profiles: Sequence[SymbolRanges]) -> None:
+        """Warn about options that have no effect in this build."""
+        options, tools = self.options, self.tools
+        if options.max_batch_size > 1 and not any(BATCH in profile for profile in profiles):
+            _warn_of_batch(options.max_batch_size, self.graph)
+        if targets_without_precision := tools.targets_without_precision(options.precision):
+            _warn_of_precision(options.precision, tools, targets_without_precision)
         if self.effort is not None and not tools.can_measure:
             _warn_of_estimates(tools.name, self._advice())
-        if asked.rounding_error is not None and not (
-            tools.supports_mixed_precision and asked.precision in MIXED
+        if options.rounding_error is not None and not (
+            tools.supports_mixed_precision and options.precision in MIXED
         ):
             _LOG.warning(
                 "rounding_error= (`--rounding-error`) has no effect: it applies to GPUs and to %s",
                 " and ".join(MIXED),
             )
-        if asked.libraries and (self.effort is None or not tools.libraries):
+        if options.libraries and (self.effort is None or not tools.libraries):
             _LOG.warning(
                 "libraries=True (`--libraries`) has no effect: library kernels are checked and "
                 "timed on a GPU of this machine, so they need device='cuda' (`--device cuda`)"
             )
 
     def _advice(self) -> str:
-        """How tactics come to be timed after all."""
+        """Return advice on how tactics can be timed nevertheless."""
         if self.is_retuning:
             return "On the machine with that device, retune without `--device`"
         if self.options.retunable:
@@ -311,22 +322,32 @@ class _Build:
         )
 
     def _pack(self, plans: list[PlanState]) -> None:
+        """Assemble all plans, which packs their weights."""
         self.progress("pack", 0, len(plans))
-        first = 0
+        first_layer = 0
         for number, plan in enumerate(plans):
-            plan.assembled = self._assemble(plan, first)
-            first += len(plan.assembled.layers)
+            plan.assembled = self._assemble(plan, first_layer)
+            first_layer += len(plan.assembled.layers)
             self.progress("pack", number + 1, len(plans))
 
-    def _optimise(self, box: SymbolRanges, number: int, count: int) -> PlanState:
-        if any(b.low != b.high for b in box.values()):
-            # What fits as symbols fits where it is tuned and at both ends, or is refused by name.
+    def _optimise(self, profile: SymbolRanges, number: int, count: int) -> PlanState:
+        """Run the passes on a copy of the graph for one optimization profile."""
+        if any(symbol_range.low != symbol_range.high for symbol_range in profile.values()):
+            # Inference must succeed at the bounds and at the tuned values, too: this reports the
+            # input or layer that fails there.
             for end in ("low", "best", "high"):
-                specialise(clone(self.graph), {n: getattr(b, end) for n, b in box.items()})
+                specialise(
+                    clone(self.graph),
+                    {n: getattr(symbol_range, end) for n, symbol_range in profile.items()},
+                )
         graph = clone(self.graph)
-        fixed = {name: b.low for name, b in box.items() if b.low == b.high}
+        fixed = {
+            name: symbol_range.low
+            for name, symbol_range in profile.items()
+            if symbol_range.low == symbol_range.high
+        }
         specialise(graph, fixed)
-        counts = bound_runtime_symbols(graph, box, self.options.max_workspace_bytes)
+        runtime_symbols = bound_runtime_symbols(graph, profile, self.options.max_workspace_bytes)
         storage = self.tools.storage(PRECISIONS[self.options.precision])
         report = run_passes(
             graph, self.tools.passes(storage), lambda _: self.progress("optimise", number, count)
@@ -334,18 +355,19 @@ class _Build:
         for note in report.notes:
             _LOG.info("%s", sanitize_name(str(note)))
         self.progress("optimise", number + 1, count)
-        open_box = {n: b for n, b in box.items() if n not in fixed}
+        open_ranges = {n: symbol_range for n, symbol_range in profile.items() if n not in fixed}
         return PlanState(
-            open_box,
+            open_ranges,
             fixed,
-            used_runtime_symbols(graph, box, counts),
+            used_runtime_symbols(graph, profile, runtime_symbols),
             graph,
             report.to_json(),
             report.guards,
         )
 
     def _assemble(self, plan: PlanState, first_layer: int) -> BuiltPlan:
-        assert plan.choice is not None  # noqa: S101  (chosen in the stage before)
+        """Assemble one plan; the layers of an engine are numbered across its plans."""
+        assert plan.choice is not None  # noqa: S101  (set by the tactic selector)
         return build_plan(
             plan.graph,
             plan.choice.tactics,
@@ -358,6 +380,7 @@ class _Build:
 
 
 def _warn_of_batch(size: int, graph: Graph) -> None:
+    """Warn that ``max_batch_size`` has no effect on a network with an explicit batch."""
     is_open = any(symbols_of(*value.tensor.shape[:1]) for value in graph.inputs)
     _LOG.warning(
         "max_batch_size=%d has no effect: the batch of %s is part of its inputs' shapes, %s",
@@ -370,15 +393,16 @@ def _warn_of_batch(size: int, graph: Graph) -> None:
 def _warn_of_precision(
     precision: str, tools: Toolchain, targets_without_precision: Sequence[str]
 ) -> None:
-    wanted = PRECISIONS[precision]
-    if precision == HALF2 and tools.storage(wanted) is wanted:
+    """Warn that a precision has no effect on some or all targets."""
+    storage = PRECISIONS[precision]
+    if precision == HALF2 and tools.storage(storage) is storage:
         _LOG.warning(
             "precision='half2' means float16 here: only GPUs have half2 instructions, and the "
             "device is %s",
             tools.name,
         )
         return
-    others = (
+    scope = (
         ""
         if len(targets_without_precision) == len(tools.parts())
         else f": one plan is for {tools.name}"
@@ -387,11 +411,12 @@ def _warn_of_precision(
         "precision=%r has no effect: %s cannot compute in it, and float32 is kept%s",
         precision,
         " and ".join(targets_without_precision),
-        others,
+        scope,
     )
 
 
 def _warn_of_estimates(target: str, advice: str) -> None:
+    """Warn that no tactic can be timed."""
     _LOG.warning(
         "no tactic is timed: %s is not this machine, so tactics are chosen by cost estimates. "
         "%s; tune='none' (`--tune none`) silences this warning",
@@ -401,26 +426,31 @@ def _warn_of_estimates(target: str, advice: str) -> None:
 
 
 def _check_outputs(graph: Graph) -> None:
+    """Check that there are outputs, and that the names of all bindings differ."""
     if not graph.outputs:
         raise BuildError(f"network {graph.name!r} has no output; mark one with mark_output")
-    seen = {value.name for value in graph.inputs}
+    binding_names = {value.name for value in graph.inputs}
     for value in graph.outputs:
-        if value.name in seen:
+        if value.name in binding_names:
             raise BuildError(
                 f"{value.name!r} of network {graph.name!r} would be two bindings, because it is "
                 "both an input and an output, or is an output twice; make one of them the output "
                 "of an Identity with its own name"
             )
-        seen.add(value.name)
+        binding_names.add(value.name)
 
 
 def specialise(graph: Graph, values: Mapping[str, int]) -> None:
-    """Replace symbols by their values throughout a graph."""
+    """Replace symbols by values throughout a graph and infer it again.
+
+    Raises:
+        GraphError: a guard or a shape check fails at these values.
+    """
     if not values:
         return
     for value in graph.inputs:
-        kind = value.tensor
-        value.type = type(kind)(kind.dtype, tuple(substitute_dim(d, values) for d in kind.shape))
+        type_ = value.tensor
+        value.type = type(type_)(type_.dtype, tuple(substitute_dim(d, values) for d in type_.shape))
     bound = [guard.at(values) for guard in graph.guards]
     for guard in bound:
         if not guard.symbols and not guard.holds({}):
@@ -430,7 +460,10 @@ def specialise(graph: Graph, values: Mapping[str, int]) -> None:
 
 
 def _bindings(original: Graph, plans: list[PlanState]) -> tuple[Binding, ...]:
-    """Inputs and outputs; what every plan fixes alike is an int, the rest stays symbolic."""
+    """Return the bindings of the inputs and outputs.
+
+    An extent is an integer if it has the same value in all plans, and symbolic otherwise.
+    """
     fixed = dict(plans[0].fixed)
     for plan in plans[1:]:
         fixed = {n: v for n, v in fixed.items() if plan.fixed.get(n) == v}
@@ -439,19 +472,26 @@ def _bindings(original: Graph, plans: list[PlanState]) -> tuple[Binding, ...]:
         (False, v, [p.graph.outputs[i] for p in plans]) for i, v in enumerate(original.outputs)
     ]
     bindings: list[Binding] = []
-    for is_input, value, typed in pairs:
-        dtype, rank = typed[0].tensor.dtype, typed[0].tensor.rank
-        if any(own.tensor.rank != rank for own in typed):
-            ranks = " and ".join(str(own.tensor) for own in typed)
+    for is_input, value, plan_values in pairs:
+        dtype, rank = plan_values[0].tensor.dtype, plan_values[0].tensor.rank
+        if any(plan_dims.tensor.rank != rank for plan_dims in plan_values):
+            ranks = " and ".join(str(plan_dims.tensor) for plan_dims in plan_values)
             raise BuildError(
                 f"the rank of {value.name} depends on the input shapes: it is {ranks}; build one "
                 "engine for each, or give the op that removes axes (Squeeze) its axes"
             )
-        # A Squeeze of whatever is 1 removes more once shapes are known.
-        theirs = value.tensor.shape if value.tensor.rank == rank else typed[0].tensor.shape
-        axes = zip(theirs, *(own.tensor.shape for own in typed), strict=True)
-        # Plans know their own shapes best: what depends on data may be settled there.
-        shape = (own[0] if len({*own}) == 1 else substitute_dim(dim, fixed) for dim, *own in axes)
+        # A Squeeze without axes may remove more axes once the symbols have values.
+        shape_of_network = (
+            value.tensor.shape if value.tensor.rank == rank else plan_values[0].tensor.shape
+        )
+        axes = zip(
+            shape_of_network, *(plan_dims.tensor.shape for plan_dims in plan_values), strict=True
+        )
+        # The shape in the plans is more specific: passes may have resolved symbols.
+        shape = (
+            plan_dims[0] if len({*plan_dims}) == 1 else substitute_dim(dim, fixed)
+            for dim, *plan_dims in axes
+        )
         bindings.append(Binding(value.name, is_input, dtype, tuple(shape)))
     return tuple(bindings)
 
@@ -463,7 +503,7 @@ def _kernels(plans: list[PlanState]) -> list[KernelSpec]:
 
 def _report(plan: PlanState, source: Graph) -> dict[str, Any]:
     assert plan.assembled is not None  # noqa: S101
-    assert plan.choice is not None  # noqa: S101  (both made in earlier stages)
+    assert plan.choice is not None  # noqa: S101  (both are set by earlier stages)
     described = describe_plan(
         source, plan.graph, plan.report, plan.choice, plan.refusals, plan.assembled
     )

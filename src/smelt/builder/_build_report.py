@@ -1,4 +1,4 @@
-"""What the inspector is told of a plan: the graph before and after, formats, candidates, memory."""
+"""The build report of a plan, for the inspector: graphs, formats, candidates and memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def describe_plan(
     refusals: Mapping[str, Sequence[str]],
     assembled: BuiltPlan,
 ) -> dict[str, Any]:
-    """The build report of one plan, as values that JSON has.
+    """Return the build report of one plan as JSON-serialisable values.
 
     Args:
-        source: the network as it was given.
-        graph: the optimised one.
-        passes: what the passes report.
-        choice: tactics and times.
-        refusals: for each node by name, the families that cannot run it, and why.
+        source: the network before optimisation.
+        graph: the optimised network.
+        passes: the report of the passes.
+        choice: the chosen tactics and their times.
+        refusals: for each node name, the families that cannot run the node, and why.
         assembled: the plan.
     """
     return {
@@ -58,8 +58,8 @@ def _op_text(op: Op) -> str:
 
 
 def _flop(node: Node) -> str | None:
-    """The node's multiplications and additions as a dimension; None where values decide."""
-    # A constant's type is enough, and its elements may have to be computed.
+    """Return the flop of a node as text (a dimension), or None if it depends on values."""
+    # Only the types are passed on: the elements of a constant may not have been computed yet.
     operands = [None if v is None else Operand(v.type, None, v.dims) for v in node.inputs]
     try:
         return str(node.op.count_flop(operands))
@@ -68,7 +68,7 @@ def _flop(node: Node) -> str | None:
 
 
 def _formats(node: Node, choice: Choice) -> list[tuple[list[str | None], list[str]]]:
-    """Formats of a node's candidates, in their order; nothing where all have the same."""
+    """Return the formats of each candidate of a node; nothing if all have the same formats."""
     tactics = [tactic for tactic, _ in choice.timed.get(node, ())]
     if len({(t.inputs, t.outputs) for t in tactics if not t.is_reference}) < 2:
         return []
@@ -80,6 +80,7 @@ def _input_formats(tactic: Tactic) -> list[str | None]:
 
 
 def _describe_node(node: Node, tactic: Tactic) -> dict[str, Any]:
+    """Return the entry of a node in the build report."""
     names = [None if v is None or v.constant is not None else v.name for v in node.inputs]
     return {
         "name": node.name,

@@ -1,4 +1,4 @@
-"""Building for processors, and for the device that computes nothing: LLVM."""
+"""The toolchain for CPUs and for the null device, based on LLVM."""
 
 from __future__ import annotations
 
@@ -42,16 +42,19 @@ if TYPE_CHECKING:
     from smelt.tuner import Timer
     from smelt.types import DeviceName
 
-_PROCESSORS: Final = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64", "aarch64")
+_TARGET_NAMES: Final = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64", "aarch64")
+"""The named targets against which the fingerprint of an engine is compared, in this order."""
 _ISOLATED_TUNING_TIME_SHARE: Final = 0.45
-"""The share of the tuning's time after which candidates are no longer timed alone."""
+"""Share of the tuning time in which candidates are timed alone; the rest is for trials in the whole
+network.
+"""
 
 
 class CpuToolchain(Toolchain):
-    """LLVM, and the clock of this machine where it runs the target's code."""
+    """Compiles with LLVM, and times candidates if this machine can run the target's code."""
 
     def __init__(self, kind: str, target: CpuTarget) -> None:
-        """Make code for ``target``; ``kind`` is "cpu" or "null"."""
+        """Create a toolchain for ``target``; ``kind`` is ``"cpu"`` or ``"null"``."""
         self.kind = kind
         self._target = target
         self.backend = CpuBackend(CodeCache.open(generator_version()))
@@ -83,7 +86,7 @@ class CpuToolchain(Toolchain):
 
     @property
     @override
-    def place(self) -> str:
+    def timing_key(self) -> str:
         host = detect_host()
         processor = host.processor or processor_text(host.architecture, host.features)
         return f"{processor}, {counted(self.workers, 'thread')}"
@@ -109,9 +112,9 @@ class CpuToolchain(Toolchain):
 
     @override
     def tune_in_network(
-        self, draft: TunedGraph, others: FusedPairAlternatives | None, spent_s: float
+        self, draft: TunedGraph, alternatives: FusedPairAlternatives | None, spent_s: float
     ) -> TunedGraph:
-        del others  # nothing is chained here
+        del alternatives  # fused pairs are not tuned on CPUs
         tuning = draft.tuning
         if tuning.effort is None or not self.can_measure:
             return draft
@@ -163,22 +166,22 @@ class CpuToolchain(Toolchain):
 def open_toolchain(
     device: DeviceName, precision: str, *, libraries: bool, advice: str
 ) -> CpuToolchain:
-    """The toolchain for a target; without one, for this machine.
+    """Return the toolchain for a named target, or for this machine if none is named.
 
-    Precisions are all of storage, and no library has anything to offer.
+    Precision only affects storage on CPUs, and there are no libraries to choose from.
 
     Raises:
-        UnsupportedError: there is no such target; it names the environment's variable where that
-            says which.
+        UnsupportedError: the target is unknown. The message names the environment variable if the
+            target came from there.
     """
     del precision, libraries, advice
     return CpuToolchain(
-        device.kind, target_named(device.target) if device.target else _usual_target()
+        device.kind, target_named(device.target) if device.target else _default_target()
     )
 
 
-def _usual_target() -> CpuTarget:
-    """The target where a device's name has none: the environment's, else this machine."""
+def _default_target() -> CpuTarget:
+    """Return the target from the environment, or this machine's."""
     name = target_name()
     try:
         return target_named(name or "native")
@@ -189,18 +192,21 @@ def _usual_target() -> CpuTarget:
 
 
 def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CpuToolchain:
-    """The toolchain that made an engine, or one for this machine as far as its features go."""
+    """Return the toolchain that built an engine.
+
+    If its target has no name, return one for this machine restricted to the engine's features.
+    """
     del device
-    target = _processor_of(fingerprint) or host_target_with(fingerprint.features)
+    target = _target_of(fingerprint) or host_target_with(fingerprint.features)
     return CpuToolchain(fingerprint.device, target)
 
 
-def _processor_of(fingerprint: Fingerprint) -> CpuTarget | None:
-    """What an engine was made for: this machine, or a target that has a name; None for neither."""
-    for name in _PROCESSORS:
-        with suppress(UnsupportedError):  # this machine may be none that has kernels
+def _target_of(fingerprint: Fingerprint) -> CpuTarget | None:
+    """Return the named target for which an engine was built, or None."""
+    for name in _TARGET_NAMES:
+        with suppress(UnsupportedError):  # this machine may have no kernel generator
             target = target_named(name)
-            known = (target.architecture, target.features)
-            if known == (fingerprint.architecture, fingerprint.features):
+            target_key = (target.architecture, target.features)
+            if target_key == (fingerprint.architecture, fingerprint.features):
                 return target
     return None

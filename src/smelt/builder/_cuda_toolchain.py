@@ -1,4 +1,4 @@
-"""Building for NVIDIA GPUs, with one or without: Triton."""
+"""The toolchain for NVIDIA GPUs, based on Triton; it works with and without a GPU."""
 
 from __future__ import annotations
 
@@ -54,34 +54,43 @@ if TYPE_CHECKING:
     from smelt.types import DeviceName
 
 _LOG = logging.getLogger(__name__)
-_SIZE: Final = f"{SIZE_FEATURE}="
+_SIZE_FEATURE_PREFIX: Final = f"{SIZE_FEATURE}="
 _COPY_SECONDS: Final = 2.0e-6
-"""What a copy between formats takes that moves next to nothing, launch included."""
+"""Estimated time in seconds of a small copy between formats, including its launch."""
 _COPY_BYTES_PER_SECOND: Final = 2.5e12
-_CANDIDATES: Final = 3
-"""Candidates that are tried for each one that would be on a processor: there are more of them, and
-they are compiled on all processors while the GPU times."""
-_CANDIDATES_LONG: Final = 2
-"""The same of launches that take long, of which estimates have the best among fewer."""
+"""Estimated rate of large copies between formats, in bytes read and written per second."""
+_CANDIDATES_RATIO: Final = 3
+"""Candidates to time per candidate of a `TuningEffort`, which counts those of a CPU build. GPUs
+have more candidates, and all processors compile them while the GPU measures.
+"""
+_LONG_CANDIDATES_RATIO: Final = 2
+"""The same ratio for long launches, for which the best candidate ranks higher in the estimates
+(docs/lab/tuning-on-gpus.md).
+"""
 _ISOLATED_TUNING_TIME_SHARE: Final = 0.7
-"""The share of the tuning's time after which candidates are no longer timed alone."""
+"""Share of the tuning time in which candidates are timed alone; the rest is for trials in the whole
+network.
+"""
 _SHORT_PLAN_SECONDS: Final = 3e-4
-"""Plans that take less alone are gone through several times."""
+"""Duration in seconds below which a plan runs several times per sample."""
 _CHANGE_SUBSETS: Final = 5
-"""Of what a pass over whole plans changes."""
+"""Number of subsets of a pass's changes that are compared in whole plans."""
 _SECONDS_PER_PLAN: Final = 0.03
-"""What it takes to assemble a plan, to record its graphs, and to see that its results stay."""
+"""Estimated time in seconds to assemble a plan, record its graphs and check its results."""
 _MAX_PAIR_TIME_RATIO: Final = 1.05
-"""How much longer than its parts a chain may take by itself, and still be tried in the network."""
+"""Largest ratio of a fused pair's isolated time to that of its parts at which it is still tried in
+the network.
+"""
 _MIN_MEASURED_GAIN: Final = 0.002
-"""Share of a network's time that chains, or another order of tiles, must save."""
+"""Share of a network's time that fused pairs, or another tile order, must save."""
 _RECOMPILE_TIME_SHARE: Final = 0.2
-"""How much of the time that they took alone it may take to compile candidates for their places in
-the network: most are the same there."""
+"""Time limit for compiling candidates for the trials in the network, as a share of the time for
+compiling and timing them alone. Most kernels are the same in both.
+"""
 
 
 def _gpu_effort(effort: InNetworkEffort) -> InNetworkEffort:
-    """What of an effort is made on GPUs, where there are more candidates and plans are briefer."""
+    """Return an effort adapted to GPUs, which have more candidates and shorter plans."""
     extra_candidates = 2 * effort.extra_candidates
     return dataclasses.replace(
         effort,
@@ -93,7 +102,7 @@ def _gpu_effort(effort: InNetworkEffort) -> InNetworkEffort:
 
 
 class CudaToolchain(Toolchain):
-    """Triton; the GPU's clock where there is a GPU."""
+    """Compiles with Triton, and times candidates if the target is a GPU of this machine."""
 
     workers = 0
     supports_mixed_precision = True
@@ -104,9 +113,9 @@ class CudaToolchain(Toolchain):
         index: int | None = None,
         libraries: Sequence[LoadedLibrary] = (),
     ) -> None:
-        """Make code for ``target``, which is the GPU ``index``, if that is given.
+        """Create a toolchain for ``target``, which is GPU number ``index`` unless that is None.
 
-        What ``libraries`` propose is among the candidates.
+        The kernels of ``libraries`` are added to the candidates.
 
         Raises:
             MissingExtraError: Triton is not installed.
@@ -149,10 +158,10 @@ class CudaToolchain(Toolchain):
 
     @property
     @override
-    def place(self) -> str:
+    def timing_key(self) -> str:
         if self.index is None:
             raise InternalError(
-                f"{self.name} cannot be timed here, so it has no timing environment"
+                f"{self.name} cannot be timed on this machine, so it has no timing key"
             )
         return cuda_device(self.index).timing_key
 
@@ -164,8 +173,8 @@ class CudaToolchain(Toolchain):
     def supports_precision(self, precision: str, part: CudaTarget) -> bool:
         if precision == TF32:
             return part.has_tf32
-        wanted = PRECISIONS[precision]
-        return part.storage(wanted) is wanted
+        storage = PRECISIONS[precision]
+        return part.storage(storage) is storage
 
     @override
     def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
@@ -183,66 +192,86 @@ class CudaToolchain(Toolchain):
         return BenchmarkTimer(
             CudaBench(self._kernels, self.target, device, sizes=tuning.sizes),
             tuning.timings,
-            max_timed=effort.candidates * _CANDIDATES,
-            max_timed_long=effort.candidates * _CANDIDATES_LONG,
+            max_timed=effort.candidates * _CANDIDATES_RATIO,
+            max_timed_long=effort.candidates * _LONG_CANDIDATES_RATIO,
             repeats=effort.repeats,
             seconds=(tuning.deadline - time.perf_counter()) * _ISOLATED_TUNING_TIME_SHARE,
         )
 
     @override
     def tune_in_network(
-        self, draft: TunedGraph, others: FusedPairAlternatives | None, spent_s: float
+        self, draft: TunedGraph, alternatives: FusedPairAlternatives | None, spent_s: float
     ) -> TunedGraph:
+        """Tune a draft in whole plans, or choose by estimates if nothing can be timed."""
         tuning = draft.tuning
         if tuning.effort is None or self.index is None:
-            return self._by_estimates(draft, others)
+            return self._with_estimated_pairs(draft, alternatives)
         if not tuning.fits(Limit.MAX_GPU_TRIAL_BYTES):
             return draft
         trial = self._trial(draft, cuda_device(self.index), spent_s)
         trial.run()
-        best = self._with_chains(trial, draft, others)
-        self._try_reversed_tile_order(trial, best)
-        return best
+        tuned = self._with_fused_pairs(trial, draft, alternatives)
+        self._try_reversed_tile_order(trial, tuned)
+        return tuned
 
     @staticmethod
-    def _with_chains(
-        trial: InNetworkTuner, draft: TunedGraph, others: FusedPairAlternatives | None
+    def _with_fused_pairs(
+        trial: InNetworkTuner, draft: TunedGraph, alternatives: FusedPairAlternatives | None
     ) -> TunedGraph:
-        """A draft, or one with the chains that make the whole plan faster."""
-        kinds = [] if others is None else others.chains.faster(_MAX_PAIR_TIME_RATIO)
-        if others is None or not kinds or time.perf_counter() > draft.tuning.deadline:
+        """Return the draft, or a version with the fused pairs that make the whole plan faster.
+
+        Each kind of pair is first tried alone, then those that gained are tried together.
+        """
+        kinds = [] if alternatives is None else alternatives.chains.faster(_MAX_PAIR_TIME_RATIO)
+        if alternatives is None or not kinds or time.perf_counter() > draft.tuning.deadline:
             return draft
-        apart, alone = _compare(trial, draft, [others.draft([kind]) for kind in kinds])
-        better = [kind for kind, (own, _) in zip(kinds, alone, strict=True) if own < apart]
-        if not better:
+        draft_seconds, alternatives_by_kind = _compare(
+            trial, draft, [alternatives.draft([kind]) for kind in kinds]
+        )
+        faster_kinds = [
+            kind
+            for kind, (seconds, _) in zip(kinds, alternatives_by_kind, strict=True)
+            if seconds < draft_seconds
+        ]
+        if not faster_kinds:
             return draft
-        apart, [(together, chained)] = _compare(trial, draft, [others.draft(better)])
-        return chained if together < apart * (1 - _MIN_MEASURED_GAIN) else draft
+        draft_seconds, [(fused_seconds, fused_draft)] = _compare(
+            trial, draft, [alternatives.draft(faster_kinds)]
+        )
+        return fused_draft if fused_seconds < draft_seconds * (1 - _MIN_MEASURED_GAIN) else draft
 
     def _try_reversed_tile_order(self, trial: InNetworkTuner, draft: TunedGraph) -> None:
-        """Let every other large launch of a draft go backwards, if that makes the plan faster."""
+        """Reverse the tile order of every other large launch if that makes the plan faster."""
         tuning, choice = draft.tuning, draft.choice
-        turned = alternate_tile_order(tuning.graph.nodes, choice.tactics, tuning.sizes, self.target)
-        if turned == choice.tactics or time.perf_counter() > tuning.deadline:
+        alternating = alternate_tile_order(
+            tuning.graph.nodes, choice.tactics, tuning.sizes, self.target
+        )
+        if alternating == choice.tactics or time.perf_counter() > tuning.deadline:
             return
-        forwards, by_turns = trial.plan_seconds([choice.tactics, turned])
-        if by_turns < forwards * (1 - _MIN_MEASURED_GAIN):
-            choice.tactics = turned
+        forward_seconds, alternating_seconds = trial.plan_seconds([choice.tactics, alternating])
+        if alternating_seconds < forward_seconds * (1 - _MIN_MEASURED_GAIN):
+            choice.tactics = alternating
 
-    def _by_estimates(self, draft: TunedGraph, others: FusedPairAlternatives | None) -> TunedGraph:
-        """A draft with chains where the estimates are of such GPUs, and the compiler takes them."""
-        if others is None or not self.target.has_fitted_cost_model:
+    def _with_estimated_pairs(
+        self, draft: TunedGraph, alternatives: FusedPairAlternatives | None
+    ) -> TunedGraph:
+        """Return a draft with the fused pairs that are estimated to be faster.
+
+        The draft stays as it is if the cost model is not fitted to the target, or if the compiler
+        rejects a pair.
+        """
+        if alternatives is None or not self.target.has_fitted_cost_model:
             return draft
-        chained = others.by_estimates(draft)
-        return chained if self._compiles_chains(chained) else draft
+        fused_draft = alternatives.by_estimates(draft)
+        return fused_draft if self._compiles_fused_pairs(fused_draft) else draft
 
-    def _compiles_chains(self, draft: TunedGraph) -> bool:
-        """Whether the compiler takes a draft's chains; all else is compiled beside them."""
+    def _compiles_fused_pairs(self, draft: TunedGraph) -> bool:
+        """Return whether the fused pairs of a draft compile; other kernels compile in parallel."""
         tuning, backend = draft.tuning, self._kernels
-        chains = [node for node in tuning.graph.nodes if isinstance(node.op, FusedPair)]
-        if not chains:
+        pairs = [node for node in tuning.graph.nodes if isinstance(node.op, FusedPair)]
+        if not pairs:
             return True
-        families = {draft.choice.tactics[node].family for node in chains}
+        families = {draft.choice.tactics[node].family for node in pairs}
         plan = build_plan(
             tuning.graph, draft.choice.tactics, backend, WeightStore(), symbols=tuning.symbols
         ).plan
@@ -253,12 +282,12 @@ class CudaToolchain(Toolchain):
                 if kernel.family in families:
                     backend.records(kernel, self.target)
         except BuildError as error:
-            _LOG.warning("programmatic dependent launch is not used: %s", error)
+            _LOG.warning("no pairs of layers are fused: %s", error)
             return False
         return True
 
     def _trial(self, draft: TunedGraph, device: CudaDevice, spent_s: float) -> InNetworkTuner:
-        """What compares a draft's candidates in whole plans."""
+        """Return the tuner that compares candidates of a draft in whole plans."""
         tuning = draft.tuning
         effort = tuning.effort or EFFORTS["fast"]
 
@@ -286,7 +315,7 @@ class CudaToolchain(Toolchain):
             self.backend,
             tuning.timings,
             effort=_gpu_effort(effort.network),
-            where=", ".join((f"{self.target.name} on {self.place}", *self.libraries)),
+            where=", ".join((f"{self.target.name} on {self.timing_key}", *self.libraries)),
             sizes=tuning.sizes,
             fits_workspace=tuning.fits_workspace,
             deadline=tuning.deadline,
@@ -297,11 +326,15 @@ class CudaToolchain(Toolchain):
 
     @override
     def hint(self, refusals: Iterable[str]) -> str:
-        lack = why_no_gluon()
-        # Without a clock none of these tactics would win.
-        if lack is None or not self.can_measure or not any(lack in reason for reason in refusals):
+        missing = why_no_gluon()
+        # These tactics are only chosen if they are timed.
+        if (
+            missing is None
+            or not self.can_measure
+            or not any(missing in refusal for refusal in refusals)
+        ):
             return ""
-        return f"faster convolution kernels are not available: {lack}: pip install 'triton<3.8'"
+        return f"faster convolution kernels are not available: {missing}: pip install 'triton<3.8'"
 
     @override
     def link(
@@ -309,7 +342,7 @@ class CudaToolchain(Toolchain):
     ) -> tuple[CodeImage, CodeImage]:
         unique = list({kernel.symbol: kernel for kernel in kernels}.values())
         self._kernels.begin(unique, self.target)
-        for done, kernel in enumerate(unique):  # where nothing is known yet, that takes minutes
+        for done, kernel in enumerate(unique):  # takes minutes if no code is cached
             progress(done, len(unique))
             self._kernels.records(kernel, self.target)
         progress(len(unique), len(unique))
@@ -317,22 +350,27 @@ class CudaToolchain(Toolchain):
 
 
 def _compare(
-    trial: InNetworkTuner, draft: TunedGraph, others: Sequence[TunedGraph]
+    trial: InNetworkTuner, draft: TunedGraph, alternatives: Sequence[TunedGraph]
 ) -> tuple[float, list[tuple[float, TunedGraph]]]:
-    """Seconds of a whole plan of a draft, and of others that differ in their chains alone.
+    """Return the time of a whole plan, and times of versions that differ in fused pairs.
 
-    Of the two ways to launch its chains each of the others comes with the better one.
+    Each version is tried with and without an early start of its pairs (PDL), and is returned with
+    the faster of the two. Times are in seconds.
     """
-    trial.graphs += [other.tuning.graph for other in others]
-    ways = [_with_pair_pdl(other, early=early) for other in others for early in (False, True)]
-    apart, *seconds = trial.plan_seconds([one.choice.tactics for one in (draft, *ways)])
-    timed = list(zip(seconds, ways, strict=True))
+    trial.graphs += [other.tuning.graph for other in alternatives]
+    variants = [
+        _with_pair_pdl(other, early=early) for other in alternatives for early in (False, True)
+    ]
+    draft_seconds, *seconds = trial.plan_seconds(
+        [variant.choice.tactics for variant in (draft, *variants)]
+    )
+    timed = list(zip(seconds, variants, strict=True))
     pairs = zip(timed[::2], timed[1::2], strict=True)
-    return apart, [min(both, key=lambda pair: pair[0]) for both in pairs]
+    return draft_seconds, [min(both, key=lambda pair: pair[0]) for both in pairs]
 
 
 def _with_pair_pdl(draft: TunedGraph, *, early: bool) -> TunedGraph:
-    """A draft whose chains start early, or not."""
+    """Return a draft whose fused pairs start early (PDL), or do not."""
     tactics = with_pair_pdl(draft.tuning.graph, draft.choice, early=early)
     return dataclasses.replace(draft, choice=dataclasses.replace(draft.choice, tactics=tactics))
 
@@ -340,14 +378,14 @@ def _with_pair_pdl(draft: TunedGraph, *, early: bool) -> TunedGraph:
 def open_toolchain(
     device: DeviceName, precision: str, *, libraries: bool, advice: str
 ) -> CudaToolchain:
-    """The toolchain for architectures by name, or for a GPU of this machine.
+    """Return the toolchain for named architectures, or for a GPU of this machine.
 
-    Without a number that is the GPU which the calling thread has selected. With ``libraries``,
-    those that are installed compete there.
+    Without an index, the GPU that the calling thread has selected is used. With ``libraries``, the
+    installed libraries compete with the generated kernels.
 
     Raises:
-        UnsupportedError: there is no such architecture.
-        DeviceError: there is no such GPU, or no driver; says what else can be done.
+        UnsupportedError: the architecture is unknown.
+        DeviceError: there is no such GPU or no driver; the message ends with ``advice``.
         MissingExtraError: a package is not installed.
     """
     if device.target:
@@ -363,72 +401,81 @@ def open_toolchain(
         target_named(gpu.properties.architecture),
         multiprocessors=gpu.properties.multiprocessors,
     )
-    installed = _installed(gpu) if libraries else ()
+    installed = _installed_libraries(gpu) if libraries else ()
     return CudaToolchain(_with_precisions(target, {precision}), gpu.index, installed)
 
 
-def _installed(gpu: CudaDevice) -> list[LoadedLibrary]:
-    """The libraries that are here and can be used.
+def _installed_libraries(gpu: CudaDevice) -> list[LoadedLibrary]:
+    """Return the libraries that are installed and usable.
 
-    Raises MissingExtraError or DeviceError: there is none.
+    Raises:
+        MissingExtraError: no library is installed.
+        DeviceError: no library can be used with the GPU or its driver.
     """
-    found: list[LoadedLibrary] = []
-    missing: list[MissingExtraError | DeviceError] = []
+    usable: list[LoadedLibrary] = []
+    errors: list[MissingExtraError | DeviceError] = []
     for library in LIBRARIES.values():
         try:
-            found.append(library.open(gpu, None))
+            usable.append(library.open(gpu, None))
         except (MissingExtraError, DeviceError) as error:
-            missing.append(error)
-    if not found:
-        raise missing[0]
-    for reason in missing:
-        _LOG.warning("libraries=True: a library is not used: %s", reason)
-    return found
+            errors.append(error)
+    if not usable:
+        raise errors[0]
+    for reason in errors:
+        _LOG.warning("libraries=True (`--libraries`): a library is not used: %s", reason)
+    return usable
 
 
 def _library_requirement(library: str, version: object) -> str:
-    """How a fingerprint says which version of a library an engine calls."""
+    """Return the fingerprint feature that requires a version of a library."""
     return f"{library}={version}"
 
 
 def _features(target: CudaTarget) -> tuple[str, ...]:
-    """What decides which tactics a target has, beside its architecture."""
-    size = f"{_SIZE}{target.multiprocessors}"
-    asked = [(HALF2, target.uses_half2), (TF32, target.allows_tf32)]
-    return (*(name for name, is_asked in asked if is_asked), size)
+    """Return the properties of a target, other than its architecture, that decide its tactics."""
+    size = f"{_SIZE_FEATURE_PREFIX}{target.multiprocessors}"
+    options = [(HALF2, target.uses_half2), (TF32, target.allows_tf32)]
+    return (*(name for name, is_enabled in options if is_enabled), size)
 
 
-def _with_precisions(target: CudaTarget, asked: Collection[str]) -> CudaTarget:
-    """The target with the tactics that some precisions ask for."""
-    return dataclasses.replace(target, allows_tf32=TF32 in asked, uses_half2=HALF2 in asked)
+def _with_precisions(target: CudaTarget, precisions: Collection[str]) -> CudaTarget:
+    """Return the target with the tactics that the precisions enable."""
+    return dataclasses.replace(
+        target, allows_tf32=TF32 in precisions, uses_half2=HALF2 in precisions
+    )
 
 
 def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CudaToolchain:
-    """The toolchain that made an engine.
+    """Return the toolchain that built an engine.
 
-    Libraries that the engine calls are asked on ``device``, or on the thread's own GPU.
+    Libraries that the engine calls are opened on ``device``, or on the GPU that the calling thread
+    has selected.
 
     Raises:
-        EngineFormatError: the fingerprint is none that a build writes.
-        EngineMismatchError: the engine calls another version of a library than there is here.
-        MissingExtraError: it calls a library that is not here.
-        DeviceError: it calls a library, and there is no GPU, or its driver is too old.
+        EngineFormatError: the fingerprint is invalid.
+        EngineMismatchError: the engine requires another version of a library than is installed.
+        MissingExtraError: the engine requires a library that is not installed.
+        DeviceError: the engine requires a library, and there is no GPU or its driver is too old.
     """
     target = target_named(fingerprint.architecture)
-    sizes = [f.removeprefix(_SIZE) for f in fingerprint.features if f.startswith(_SIZE)]
+    sizes = [
+        f.removeprefix(_SIZE_FEATURE_PREFIX)
+        for f in fingerprint.features
+        if f.startswith(_SIZE_FEATURE_PREFIX)
+    ]
     if len(sizes) != 1 or not re.fullmatch(r"[1-9][0-9]{0,4}", sizes[0]):
         raise EngineFormatError(
             "the engine does not record the size of the GPU that it was tuned for"
         )
     target = dataclasses.replace(target, multiprocessors=int(sizes[0]))
-    called = _called(fingerprint.features)
+    called = _required_libraries(fingerprint.features)
     libraries = [LIBRARIES[name].open(gpu_named(device), called[name]) for name in called]
     return CudaToolchain(_with_precisions(target, fingerprint.features), libraries=libraries)
 
 
-def _called(features: Sequence[str]) -> dict[str, int]:
-    """The libraries that an engine says it calls, with their versions."""
-    called: dict[str, int] = {}
+def _required_libraries(features: Sequence[str]) -> dict[str, int]:
+    """Return the libraries that the features of an engine require, with their versions."""
+    versions: dict[str, int] = {}
     for feature in features:
         name, _, version = feature.partition("=")
         if name not in LIBRARIES:
@@ -438,9 +485,7 @@ def _called(features: Sequence[str]) -> dict[str, int]:
             raise EngineFormatError(
                 f"the engine requires {title} {version[:40]!r}, which is not a version number"
             )
-        if name in called:
-            raise EngineFormatError(
-                f"the engine requires {title} twice; a build does not write that"
-            )
-        called[name] = int(version)
-    return called
+        if name in versions:
+            raise EngineFormatError(f"the engine requires {title} twice; the file is damaged")
+        versions[name] = int(version)
+    return versions

@@ -1,6 +1,6 @@
-"""The network that an engine keeps, and what was asked of its build: enough to build it again.
+"""The embedded network of a retunable engine: a graph and its build options.
 
-It is data and nothing else: whoever made the engine, it is read as a model from anywhere is.
+It is data only, and is read like an untrusted model, even if the engine is signed.
 """
 
 from __future__ import annotations
@@ -37,32 +37,33 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Graph
 
 _ALIGNMENT_BYTES: Final = 64
-_MOST: Final = (1 << 63) - 1
-"""The largest number that an option of a file may be."""
+"""Alignment of each array in the engine file."""
+_MAX_OPTION_VALUE: Final = (1 << 63) - 1
+"""Largest integer that an option in a file may be."""
 _NOT_EMBEDDED_OPTIONS: Final = frozenset({"timing_cache", "tune", "retunable"})
-"""Options that say how to build, not what: a retuning has its own."""
+"""Options that concern the process of building; retuning has its own."""
 _EMBEDDED_OPTIONS: Final[dict[str, tuple[type[object], ...]]] = {
     field.name: (type(field.default), *((float,) if field.default is None else ()))
     for field in dataclasses.fields(BuildOptions)
     if field.name not in {*_NOT_EMBEDDED_OPTIONS, "shapes"}
 }
-"""The other options, with the types that they may have: their default's, or a number for None."""
+"""All other options with their allowed types: that of the default, and float where it is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedNetwork:
-    """A network as an engine holds it."""
+    """A network in the form in which an engine stores it."""
 
     text: str = ""
-    """The JSON in the engine's header; nothing where no network is kept."""
+    """JSON text in the engine's header; empty if the engine contains no network."""
     sources: tuple[Weight, ...] = ()
-    """The network's arrays ..."""
+    """Descriptions of the network's arrays."""
     data: NDArray[np.uint8] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint8))
-    """... and their bytes."""
+    """The arrays' contents."""
 
 
 def embed_network(graph: Graph, options: BuildOptions) -> EmbeddedNetwork:
-    """A network and what is asked of its build, as an engine holds them."""
+    """Return a network and its build options in the form in which an engine stores them."""
     sources = _Sources()
     constants: list[Any] = []
     positions: dict[Constant, int] = {}
@@ -76,9 +77,9 @@ def embed_network(graph: Graph, options: BuildOptions) -> EmbeddedNetwork:
     with one_file_of_formulas():
         written = graph_to_data(graph, position)
     _check_recipes(constants, BuildError)
-    asked = {name: getattr(options, name) for name in _EMBEDDED_OPTIONS}
+    option_values = {name: getattr(options, name) for name in _EMBEDDED_OPTIONS}
     document = {
-        "options": {**asked, "shapes": shapes_to_data(options.shapes)},
+        "options": {**option_values, "shapes": shapes_to_data(options.shapes)},
         "constants": constants,
         "graph": written,
     }
@@ -87,7 +88,7 @@ def embed_network(graph: Graph, options: BuildOptions) -> EmbeddedNetwork:
 
 
 class _Sources:
-    """The arrays that a network's constants follow from, one behind the other."""
+    """The arrays from which a network's constants are derived, stored consecutively."""
 
     def __init__(self) -> None:
         self.entries: list[Weight] = []
@@ -96,12 +97,12 @@ class _Sources:
         self._size = 0
 
     def name(self, constant: Constant) -> str:
-        """What recipes call a source: its position, for names may be the same."""
+        """Return the name of an array in recipes: its position, because names may repeat."""
         if constant not in self._positions:
             self._positions[constant] = len(self.entries)
             array = constant.array
-            kind = DType.from_numpy(array.dtype)
-            self.entries.append(Weight(constant.name, kind, array.shape, self._size))
+            dtype = DType.from_numpy(array.dtype)
+            self.entries.append(Weight(constant.name, dtype, array.shape, self._size))
             self._arrays.append(array)
             self._size += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         return str(self._positions[constant])
@@ -118,14 +119,14 @@ class _Sources:
 
 
 def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
-    """The network that an engine keeps, and what was asked of its build.
+    """Return the network that an engine contains, and its build options.
 
-    The engine's header must be verified.
+    The engine's header must have been verified.
 
     Raises:
-        BuildError: it keeps none.
-        EngineFormatError: it is malformed.
-        EngineMismatchError: it has an op of somebody else, which is another here.
+        BuildError: the engine contains no network.
+        EngineFormatError: the embedded network is malformed.
+        EngineMismatchError: the network uses a custom op that is registered differently here.
     """
     header = file.header
     if not header.network:
@@ -149,6 +150,7 @@ def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
 
 
 def _check_recipes(constants: Sequence[Any], refuse: Callable[[str], SmeltError]) -> None:
+    """Check that the recipes do not have too many parts."""
     parts = sum(len(parts) for _, parts in constants)
     if parts > Limit.MAX_RECIPE_PARTS.most:
         raise refuse(f"the network's constants have {Limit.MAX_RECIPE_PARTS.excess(parts)}")
@@ -157,7 +159,7 @@ def _check_recipes(constants: Sequence[Any], refuse: Callable[[str], SmeltError]
 def _read_sources(weights: Sequence[Weight], data: NDArray[np.uint8]) -> list[Constant]:
     sources = [_source(weight, data) for weight in weights]
     if sum(source.array.nbytes for source in sources) > data.size:
-        raise EngineFormatError("its arrays overlap")
+        raise EngineFormatError("the arrays overlap")
     return sources
 
 
@@ -177,12 +179,19 @@ def _constant_from_data(data: Any, sources: Sequence[Constant]) -> Constant:
 
 
 def _options_from_data(data: Any) -> BuildOptions:
+    """Return the build options that `embed_network` wrote.
+
+    Raises:
+        EngineFormatError: an option is missing, unknown or of another type.
+    """
     values = dict(data)
     shapes = shapes_from_data(values.pop("shapes"))
     if values.keys() != _EMBEDDED_OPTIONS.keys():
-        raise EngineFormatError("its options are not those of a build")
+        raise EngineFormatError("the names of the build options are not as expected")
     for name, value in values.items():
         is_number = type(value) is int
-        if type(value) not in _EMBEDDED_OPTIONS[name] or (is_number and not 0 <= value <= _MOST):
-            raise EngineFormatError(f"its option {name} is malformed")
+        if type(value) not in _EMBEDDED_OPTIONS[name] or (
+            is_number and not 0 <= value <= _MAX_OPTION_VALUE
+        ):
+            raise EngineFormatError(f"the build option {name} is malformed")
     return BuildOptions(**values, shapes=shapes)

@@ -1,7 +1,7 @@
-"""Graphs as JSON data: what an engine holds of a network, written exactly and read with suspicion.
+"""Graphs as JSON data in engines; data that is read is not trusted.
 
-Constants are kept by whoever writes a graph, who knows which of them are the same; a graph refers
-to them by position.
+Constants are stored by the writer of a graph, which knows which of them are identical. A graph
+refers to them by position.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ MALFORMED_DATA_ERRORS: Final = (
     SmeltError, InternalError, LookupError, TypeError, ValueError, AttributeError,
     ArithmeticError, RecursionError, MemoryError,
 )  # fmt: skip
-"""What our own code may raise over a graph that no builder wrote: the graph is at fault."""
+"""Errors that may be raised while reading a graph that this package did not write. They mean that
+the data is malformed.
+"""
 
 
 def malformed_error(what: str, error: BaseException) -> EngineFormatError:
-    """The error for one of `MALFORMED_DATA_ERRORS`; ``what`` names what was read."""
+    """Return the error to raise for one of `MALFORMED_DATA_ERRORS`.
+
+    ``what`` names the data that was read.
+    """
     name = "" if isinstance(error, SmeltError) else f"{type(error).__name__}, "
     return EngineFormatError(
         f"{what} is not valid ({name}{str(error)[:500]}); download the engine again, or build it "
@@ -36,21 +41,22 @@ def malformed_error(what: str, error: BaseException) -> EngineFormatError:
 
 
 def graph_to_data(graph: Graph, position: Callable[[Constant], int]) -> dict[str, Any]:
-    """The graph as values that JSON has.
+    """Return a graph as JSON-serialisable values.
 
     Args:
-        graph: what is written.
-        position: where a constant is kept, beside the graph.
+        graph: the graph to write.
+        position: returns the position at which a constant is stored.
     """
-    places: dict[Value, list[Any]] = {v: ["input", k] for k, v in enumerate(graph.inputs)}
+    references: dict[Value, list[Any]] = {v: ["input", k] for k, v in enumerate(graph.inputs)}
 
     def reference(value: Value | None) -> Any:
         if value is None:
             return None
         if value.constant is None:
-            return places[value]
-        # Two values of one constant are two tensors in a plan: the value counts as well.
-        return places.setdefault(value, ["constant", position(value.constant), len(places)])
+            return references[value]
+        # Two values of one constant are two tensors in a plan, so the reference numbers the value,
+        # too.
+        return references.setdefault(value, ["constant", position(value.constant), len(references)])
 
     nodes: list[Any] = []
     for number, node in enumerate(graph.nodes):
@@ -63,7 +69,7 @@ def graph_to_data(graph: Graph, position: Callable[[Constant], int]) -> dict[str
                 "outputs": [v.name for v in node.outputs],
             }
         )
-        places |= {v: ["node", number, k] for k, v in enumerate(node.outputs)}
+        references |= {v: ["node", number, k] for k, v in enumerate(node.outputs)}
     return {
         "name": graph.name,
         "bounds": {name: dim_to_text(bound) for name, bound in graph.symbol_bounds.items()},
@@ -75,13 +81,17 @@ def graph_to_data(graph: Graph, position: Callable[[Constant], int]) -> dict[str
 
 
 def guard_to_data(guard: Guard) -> list[str]:
-    """The guard as values that JSON has."""
+    """Return a guard as JSON-serialisable values."""
     left, right = dim_to_text(guard.left), dim_to_text(guard.right)
     return [left, guard.relation.value, right, guard.what, guard.node]
 
 
 def guard_from_data(data: Any) -> Guard:
-    """The guard that `guard_to_data` wrote. Raises one of `MALFORMED_DATA_ERRORS`."""
+    """Return the guard that `guard_to_data` wrote.
+
+    Raises:
+        MALFORMED_DATA_ERRORS: the data is malformed.
+    """
     left, relation, right, what, node = data
     sides = (dim_from_text(left), dim_from_text(right))
     return Guard(sides[0], Relation(relation), sides[1], str(what), str(node))
@@ -92,16 +102,17 @@ def _type_to_data(value: Value) -> tuple[str, list[str]]:
 
 
 def graph_from_data(data: Any, constants: Sequence[Constant]) -> Graph:
-    """The graph that `graph_to_data` wrote, well formed; inference says what types it has.
+    """Return the verified graph that `graph_to_data` wrote; its types are inferred.
 
-    Raises one of `MALFORMED_DATA_ERRORS`: the data is no such graph.
+    Raises:
+        MALFORMED_DATA_ERRORS: the data is malformed.
     """
     graph = Graph(str(data["name"]))
     graph.symbol_bounds = {str(k): dim_from_text(v) for k, v in data["bounds"].items()}
     graph.guards = tuple(map(guard_from_data, data["assumed"]))
     for name, dtype, shape in data["inputs"]:
-        kind = TensorType(DType(dtype), tuple(dim_from_text(d) for d in shape))
-        graph.add_input(str(name), kind)
+        type_ = TensorType(DType(dtype), tuple(dim_from_text(d) for d in shape))
+        graph.add_input(str(name), type_)
     values: dict[int, Value] = {}
     for entry in data["nodes"]:
         graph.add(
@@ -119,15 +130,20 @@ def graph_from_data(data: Any, constants: Sequence[Constant]) -> Graph:
 def _resolve(
     reference: Any, graph: Graph, constants: Sequence[Constant], values: dict[int, Value]
 ) -> Value | None:
+    """Return the value that a reference denotes.
+
+    Raises:
+        EngineFormatError: the reference is invalid.
+    """
     match reference:
         case None:
             return None
         case ["input", int(k)] if 0 <= k < len(graph.inputs):
             return graph.inputs[k]
-        case ["constant", int(k), int(which)] if 0 <= k < len(constants):
-            if which not in values:
-                values[which] = graph.add_constant(constants[k])
-            return values[which]
+        case ["constant", int(k), int(value_number)] if 0 <= k < len(constants):
+            if value_number not in values:
+                values[value_number] = graph.add_constant(constants[k])
+            return values[value_number]
         case ["node", int(n), int(k)] if 0 <= n < len(graph.nodes) and k >= 0:
             return graph.nodes[n].outputs[k]
         case _:

@@ -1,4 +1,4 @@
-"""Loading engines where the compiler is at hand: what is not trusted is generated anew."""
+"""``load``: reads engines, and regenerates the code of engines that are not trusted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _COMPILERS = {"cuda": "triton"}
-"""The package that makes code for a kind of device, where it is not llvmlite."""
+"""Package of the compiler for each kind of device; llvmlite for all others."""
 
 
 @enough_memory_for("loading an engine")
@@ -38,20 +38,21 @@ def load(
 
     Args:
         source: the engine.
-        device: the device that it must be for; None for whatever it was built for.
-        trust: ``"signed"`` runs the code of an engine only when a key that this user trusts has
-            signed it; the code of any other engine is generated anew from its plan, which is
-            data. ``"always"`` runs whatever code it holds, and is saved without a signature unless
-            `save` is told ``sign=True``.
-        mapped: map the weights of a path instead of copying them: processes then share them, and
-            loading takes less time. Who writes to the file changes answers, and who truncates it
-            ends the process; so it is refused where any other user but root may.
+        device: device that the engine must have been built for; None accepts any.
+        trust: ``"signed"`` runs the machine code of an engine only if a key that this user trusts
+            has signed it. The code of any other engine is generated again from its plan, which is
+            data. ``"always"`` runs the code of any engine; `save` then writes no signature unless
+            it is called with ``sign=True``.
+        mapped: whether to map the weights of a path into memory instead of copying them. Processes
+            then share them, and loading takes less time. Writing to the file changes results, and
+            truncating it ends the process, so files that users other than root may write are
+            refused.
 
     Raises:
-        EngineFormatError: the file is damaged or no engine.
-        TrustError: it is to be mapped, and others may write to it.
-        EngineMismatchError: it was built for another machine, smelt or device.
-        UnsupportedError: no device is called so.
+        EngineFormatError: the file is damaged or is not an engine.
+        TrustError: ``mapped`` is set and other users may write to the file.
+        EngineMismatchError: the engine was built for another machine, version or device.
+        UnsupportedError: the name of the device is not valid.
     """
     require_choice(trust, "trust", SmeltError, ("signed", "always"))
     file = read_engine(source, mapped=require_bool(mapped, "mapped", SmeltError))
@@ -71,52 +72,60 @@ def load(
         if find_spec(_COMPILERS.get(built_for, "llvmlite")) is None:
             raise
         _LOG.debug("%s", error)
-        _LOG.warning("%s", _told(file))
+        _LOG.warning("%s", _untrusted_engine_message(file))
         return _regenerate(file, device)
     return Engine(file, device=device)
 
 
-def _told(file: EngineFile) -> str:
-    """What the user should know of an engine of a stranger, or of nobody."""
+def _untrusted_engine_message(file: EngineFile) -> str:
+    """Return a warning that an engine's code is not used, and how to change that."""
     if file.signature is None:
-        whose, remedy = "is not signed", "build it again on a machine that has a signing key"
+        reason, remedy = "is not signed", "build it again on a machine that has a signing key"
     else:
-        whose = (
+        reason = (
             f"is signed by the key {key_id(file.signature.public_key)}, which is not trusted here"
         )
         remedy = "trust the key (`smelt trust add`)"
     return (
-        f"{file.source} {whose}, so its machine code is not used and its kernels are compiled "
+        f"{file.source} {reason}, so its machine code is not used and its kernels are compiled "
         f"here. To use its machine code, {remedy}"
     )
 
 
 def _regenerate(file: EngineFile, device: str | None) -> Engine:
-    """The engine with code of our own making: only data of the file is believed."""
+    """Return the engine with regenerated code; only data of the file is used."""
     from smelt.builder._plan_recipe import regenerated_header
     from smelt.builder._toolchain import toolchain_of
 
     fingerprint = file.header.fingerprint
     if fingerprint.device == "null" and device is None:
-        # Nobody's word makes an engine one that leaves its outputs as they are.
+        # An unsigned file must not decide that an engine computes nothing: the caller must.
         raise EngineMismatchError(
             f"{file.source} was built for 'null', which computes nothing, and no key that you "
             "trust signed it; load it with device='null' to run it anyway"
         )
     check_machine(fingerprint)
     tools = toolchain_of(fingerprint, device)
-    made = regenerated_header(file, tools.backend, tools.target)
-    steps = (step for plan in made.plans for step in plan.steps)
+    regenerated = regenerated_header(file, tools.backend, tools.target)
+    steps = (step for plan in regenerated.plans for step in plan.steps)
     kernels = [s.kernel for s in steps if isinstance(s, Launch)]
-    image, runtime = _linked(tools, kernels, file.source)
-    fresh = dataclasses.replace(made, symbols=image.symbols, runtime_symbols=runtime.symbols)
-    return Engine.create(fresh, file.weights, image.code, runtime.code, file.sources, device=device)
+    image, runtime = _link(tools, kernels, file.source)
+    header = dataclasses.replace(
+        regenerated, symbols=image.symbols, runtime_symbols=runtime.symbols
+    )
+    return Engine.create(
+        header, file.weights, image.code, runtime.code, file.sources, device=device
+    )
 
 
-def _linked(
+def _link(
     tools: Toolchain, kernels: Sequence[KernelSpec], source: str
 ) -> tuple[CodeImage, CodeImage]:
-    """The code of kernels. Raises EngineFormatError: no generator is made for what they compute."""
+    """Return the code of kernels.
+
+    Raises:
+        EngineFormatError: no generator supports the parameters of a kernel.
+    """
     from smelt.builder._graph_json import MALFORMED_DATA_ERRORS, malformed_error
 
     try:

@@ -1,4 +1,4 @@
-"""The last stage: plans, code and weights become an engine."""
+"""The last build stage: assembles plans, code and weights into an engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _QUANTIZED: Final = (QuantizeLinear, DequantizeLinear)
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """Everything that an engine is made of."""
+    """All parts of an engine."""
 
     name: str
     fingerprint: Fingerprint
@@ -33,18 +33,22 @@ class EngineParts:
     layers: tuple[LayerInfo, ...]
     weights: WeightStore
     model: Graph
-    """The network as it was given: its constants are what a refit may replace."""
+    """The network before optimisation; its constants are what a refit may replace."""
     image: CodeImage
     runtime: CodeImage
     report: str
     program: str
     embedded_network: EmbeddedNetwork
     device: str | None = None
-    """Where it shall run, if that is one of several of its kind."""
+    """Device to run on, if the machine may have several of the kind."""
 
 
 def make_engine(parts: EngineParts) -> Engine:
-    """The engine, ready to run. Raises BuildError: it is beyond a limit of engines."""
+    """Return the engine, ready to run.
+
+    Raises:
+        BuildError: the engine exceeds a limit of the engine format.
+    """
     sources = _Sources(parts.model)
     with one_file_of_formulas():
         weights = tuple(_weight(c, offset, sources) for c, offset in parts.weights.entries)
@@ -78,19 +82,20 @@ def make_engine(parts: EngineParts) -> Engine:
         )
     except EngineFormatError as error:
         raise BuildError(
-            f"no engine can be made from {sanitize_name(parts.name)}: {error}"
+            f"{sanitize_name(parts.name)} cannot be built as an engine: {error}"
         ) from error
 
 
 class _Sources:
-    """The arrays of a model, by which recipes name what they start from."""
+    """The arrays of a model to which recipes refer by name."""
 
     def __init__(self, model: Graph) -> None:
         self._all = {s for c in model.constants() for s in c.sources()}
         self.used: dict[Constant, GivenArray] = {}
-        """Those that a recipe names."""
+        """The arrays that at least one recipe uses."""
 
     def name(self, source: Constant) -> str | None:
+        """Return the name by which recipes refer to an array; None if it cannot be refitted."""
         if source not in self._all or source.is_fixed:
             return None
         dtype, shape = DType.from_numpy(source.array.dtype), source.array.shape
@@ -99,19 +104,19 @@ class _Sources:
 
 
 def _scales(model: Graph) -> list[Constant]:
-    """The constants of which inference demands that they are sizes of steps.
+    """Return the constants that inference requires to be valid quantization scales.
 
-    An importer may have computed what they quantise.
+    They include scales whose quantisation an importer has already computed.
     """
     values = [node.inputs[1] for node in model.nodes if isinstance(node.op, _QUANTIZED)]
-    found = [None if value is None else value.constant for value in values]
+    constants = [None if value is None else value.constant for value in values]
     recipes = [part.recipe for part in sources_first(*model.constants())]
-    found += [r.inputs[1] for r in recipes if r is not None and isinstance(r.op, _QUANTIZED)]
-    return list(dict.fromkeys(constant for constant in found if constant is not None))
+    constants += [r.inputs[1] for r in recipes if r is not None and isinstance(r.op, _QUANTIZED)]
+    return list(dict.fromkeys(constant for constant in constants if constant is not None))
 
 
 def _weight(constant: Constant, offset: int, sources: _Sources) -> Weight:
     recipe = recipe_to_json(constant, sources.name)
-    kind = constant.type
-    shape = tuple(evaluate_dim(extent, {}) for extent in kind.shape)
-    return Weight(constant.name, kind.dtype, shape, offset, recipe)
+    type_ = constant.type
+    shape = tuple(evaluate_dim(extent, {}) for extent in type_.shape)
+    return Weight(constant.name, type_.dtype, shape, offset, recipe)

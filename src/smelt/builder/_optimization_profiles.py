@@ -1,4 +1,4 @@
-"""What the user says of shapes: one box of symbol values for each plan."""
+"""Shape specifications and optimization profiles: one profile of symbol ranges per plan."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 BATCH = "batch"
-"""The symbol of an implicit batch."""
+"""Name of the symbolic dimension that stands for an implicit batch."""
 
 Extents = Sequence[int]
 ShapeSpec = Extents | Sequence[Extents]
-"""A shape; a list of shapes, one plan each; or a tuple (smallest, best, largest) of shapes."""
+"""A shape; a list of shapes (one plan each); or a tuple (smallest, best, largest) of shapes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolRange:
-    """The values that a symbol may take, and the one to tune for."""
+    """The smallest and largest value of a symbol, and the value to tune for."""
 
     low: int
     best: int
     high: int
 
     def __str__(self) -> str:
-        """As a message shows them: 8, 1..8 or 1..4..8."""
+        """Return the distinct values as in messages: 8, 1..8 or 1..4..8."""
         ends = (self.low, self.best, self.high)
         return "..".join(str(value) for value in dict.fromkeys(ends))
 
@@ -59,12 +59,17 @@ SymbolRanges = dict[str, SymbolRange]
 def optimization_profiles_of(
     graph: Graph, shapes: Mapping[str, ShapeSpec] | None, max_batch_size: int
 ) -> list[SymbolRanges]:
-    """The box of each plan.
+    """Return the optimization profile of each plan.
+
+    Args:
+        graph: the network.
+        shapes: shapes for some or all inputs, as for `build`.
+        max_batch_size: largest implicit batch.
 
     Raises:
-        BuildError: shapes for unknown inputs, or of differing counts.
-        ShapeError: a shape that contradicts the network's.
-        UnboundSymbolError: a symbol of the network that nothing binds.
+        BuildError: shapes are given for an unknown input, or in different numbers.
+        ShapeError: a shape contradicts the network.
+        UnboundSymbolError: a symbol of the network has no value.
     """
     max_batch_size = require_int(max_batch_size, "max_batch_size", BuildError, least=1)
     inputs = {value.name: value for value in graph.inputs}
@@ -80,13 +85,18 @@ def optimization_profiles_of(
             "same number of shapes"
         )
     return [
-        _box(inputs, {n: r[min(i, len(r) - 1)] for n, r in ranges.items()}, graph, max_batch_size)
+        _profile(
+            inputs, {n: r[min(i, len(r) - 1)] for n, r in ranges.items()}, graph, max_batch_size
+        )
         for i in range(max(counts, default=1))
     ]
 
 
 def _check_extents(name: str, spec: object) -> None:
-    """Refuse an extent that no engine has, before it is not a number of 64 bits either."""
+    """Check that no extent of a specification exceeds the limit.
+
+    This comes first, because larger extents may not fit into 64 bits either.
+    """
     shapes = [spec, *_items(spec)]
     for item in chain.from_iterable(map(_items, shapes)):
         if isinstance(item, int | np.integer) and item > Limit.MAX_EXTENT.most:
@@ -99,26 +109,29 @@ def _items(spec: object) -> Sequence[object]:
 
 
 def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]]:
+    """Return (smallest, best, largest) shapes of an input for each plan."""
     _check_extents(name, spec)
     with suppress(BuildError):
         fixed = require_ints(spec, name, BuildError)
         return [(fixed, fixed, fixed)]
 
-    def refused(_: str) -> BuildError:
+    def spec_error(_: str) -> BuildError:
         return BuildError(
-            f"the shapes of {name!r} are {shown(spec)}; give a shape, as (1, 3, 224, 224), a list "
-            "of shapes, one plan each, or a tuple (smallest, best, largest) of shapes"
+            f"the shapes of {name!r} are {shown(spec)}; expected a shape such as (1, 3, 224, 224), "
+            "a list of shapes (one plan each), or a tuple (smallest, best, largest) of shapes"
         )
 
-    shapes = [require_ints(shape, name, refused) for shape in require_list(spec, name, refused)]
+    shapes = [
+        require_ints(shape, name, spec_error) for shape in require_list(spec, name, spec_error)
+    ]
     if any(len(s) != len(shapes[0]) for s in shapes):
         raise BuildError(f"the shapes of {name!r} differ in rank: {shapes}")
     if isinstance(spec, list):
         return [(s, s, s) for s in shapes]
     if len(shapes) != 3:
         raise BuildError(
-            f"the shapes of {name!r} are {spec}: "
-            "a tuple means (smallest, best, largest), a list one plan each"
+            f"the shapes of {name!r} are {spec}: a tuple must be (smallest, best, largest); a "
+            "list has one shape per plan"
         )
     low, best, high = shapes
     if not all(a <= b <= c for a, b, c in zip(low, best, high, strict=True)):
@@ -126,21 +139,22 @@ def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]
     return [(low, best, high)]
 
 
-def _box(
+def _profile(
     inputs: Mapping[str, Value],
-    given: Mapping[str, tuple[Extents, Extents, Extents]],
+    shapes_by_input: Mapping[str, tuple[Extents, Extents, Extents]],
     graph: Graph,
     max_batch_size: int,
 ) -> SymbolRanges:
-    box: SymbolRanges = {}
-    for name, (low, best, high) in given.items():
+    """Return the profile that shapes for some or all inputs define."""
+    profile: SymbolRanges = {}
+    for name, (low, best, high) in shapes_by_input.items():
         shape = inputs[name].tensor.shape
         if len(low) == len(shape) - 1 and shape[:1] == (SymbolicDim.symbol(BATCH),):
             shape = shape[1:]
         if len(low) != len(shape):
             raise ShapeError(
                 f"shapes= gives {len(low)} extents, where the network has {len(shape)}; "
-                f"one that fits is shapes={_fitting(name, shape)}",
+                f"one that fits is shapes={_matching_shapes(name, shape)}",
                 node=name,
             )
         for axis, (extent, *values) in enumerate(zip(shape, low, best, high, strict=True)):
@@ -149,33 +163,33 @@ def _box(
                 raise ShapeError(
                     f"shapes= gives {bounds} for axis {axis}, where the network has {extent}: "
                     f"its shape is [{', '.join(map(str, shape))}]; "
-                    f"one that fits is shapes={_fitting(name, shape)}",
+                    f"one that fits is shapes={_matching_shapes(name, shape)}",
                     node=name,
                 )
-            _bind(box, name, extent, bounds)
-    unbound = {s for v in inputs.values() for s in symbols_of(*v.tensor.shape)} - set(box)
+            _bind(profile, name, extent, bounds)
+    unbound = {s for v in inputs.values() for s in symbols_of(*v.tensor.shape)} - set(profile)
     if BATCH in unbound:
         unbound.discard(BATCH)
-        box[BATCH] = SymbolRange(1, max_batch_size, max_batch_size)
+        profile[BATCH] = SymbolRange(1, max_batch_size, max_batch_size)
     if unbound - set(graph.symbol_bounds):
         names = ", ".join(sorted(unbound))
-        shapes = _example(inputs)
+        shapes = _example_shapes(inputs)
         raise UnboundSymbolError(
-            f"the network leaves {names} open; give shapes, as shapes={shapes} (max_batch_size "
-            "sets only an extent that is named batch)"
+            f"the network leaves {names} open; give shapes, for example shapes={shapes} "
+            "(max_batch_size sets only an extent that is named batch)"
         )
-    _check_sizes(inputs, box)
-    return box
+    _check_sizes(inputs, profile)
+    return profile
 
 
-def _check_sizes(inputs: Mapping[str, Value], box: SymbolRanges) -> None:
-    """Refuse what no machine can hold, before a plan has a place for it."""
-    highs = {symbol: bounds.high for symbol, bounds in box.items()}
+def _check_sizes(inputs: Mapping[str, Value], profile: SymbolRanges) -> None:
+    """Check that the largest inputs do not exceed the size limit of tensors."""
+    highs = {symbol: bounds.high for symbol, bounds in profile.items()}
     for name, value in inputs.items():
-        kind = value.tensor
-        if symbols_of(*kind.shape) <= highs.keys():
-            shape = [evaluate_dim(extent, highs) for extent in kind.shape]
-            size = math.prod(shape) * kind.dtype.size_bytes
+        type_ = value.tensor
+        if symbols_of(*type_.shape) <= highs.keys():
+            shape = [evaluate_dim(extent, highs) for extent in type_.shape]
+            size = math.prod(shape) * type_.dtype.size_bytes
             if size > Limit.MAX_TENSOR_BYTES.most:
                 raise ShapeError(
                     f"the largest shape is {shape}, which does not fit into memory: "
@@ -184,25 +198,30 @@ def _check_sizes(inputs: Mapping[str, Value], box: SymbolRanges) -> None:
                 )
 
 
-def _fitting(name: str, shape: Sequence[Dim]) -> dict[str, tuple[int, ...]]:
-    """Shapes that an input takes: every open extent is one."""
+def _matching_shapes(name: str, shape: Sequence[Dim]) -> dict[str, tuple[int, ...]]:
+    """Return shapes that an input accepts, with symbolic extents set to 1."""
     return {name: tuple(extent if isinstance(extent, int) else 1 for extent in shape)}
 
 
-def _example(inputs: Mapping[str, Value]) -> dict[str, tuple[int, ...]]:
-    """Shapes for the inputs that need one: a batch of one, and pictures or rows of some size."""
+def _example_shapes(inputs: Mapping[str, Value]) -> dict[str, tuple[int, ...]]:
+    """Return example shapes for all inputs with symbols: a batch of 1, images of 224 x 224."""
     sizes: dict[str, int] = {}
-    open_ = {n: v.tensor.shape for n, v in inputs.items() if symbols_of(*v.tensor.shape)}
-    for shape in open_.values():
+    symbolic = {n: v.tensor.shape for n, v in inputs.items() if symbols_of(*v.tensor.shape)}
+    for shape in symbolic.values():
         for axis, extent in enumerate(shape):
             for symbol in symbols_of(extent):
                 sizes.setdefault(symbol, 1 if axis == 0 else 224 if len(shape) == 4 else 16)
-    return {n: tuple(evaluate_dim(d, sizes) for d in shape) for n, shape in open_.items()}
+    return {n: tuple(evaluate_dim(d, sizes) for d in shape) for n, shape in symbolic.items()}
 
 
-def _bind(box: SymbolRanges, name: str, extent: Dim, bounds: SymbolRange) -> None:
+def _bind(profile: SymbolRanges, name: str, extent: Dim, bounds: SymbolRange) -> None:
+    """Record the range of the symbol that an extent is.
+
+    Raises:
+        ShapeError: the extent is not a single symbol, or the symbol has another range already.
+    """
     if bounds.low < 0:
-        raise ShapeError(f"the extent {bounds.low} is negative", node=name)
+        raise ShapeError(f"the extent {bounds.low} is negative; it must be at least 0", node=name)
     if isinstance(extent, int):
         return
     monomial = extent.terms[0][0] if len(extent.terms) == 1 else ()
@@ -211,15 +230,17 @@ def _bind(box: SymbolRanges, name: str, extent: Dim, bounds: SymbolRange) -> Non
             f"the extent {extent} is a formula and cannot be set; set its symbols", node=name
         )
     symbol = monomial[0].name
-    if box.setdefault(symbol, bounds) != bounds:
-        raise ShapeError(f"{symbol} is given twice, as {box[symbol]} and as {bounds}", node=name)
+    if profile.setdefault(symbol, bounds) != bounds:
+        raise ShapeError(
+            f"{symbol} has two different ranges, {profile[symbol]} and {bounds}", node=name
+        )
 
 
-# ---- as JSON, which tells no tuple from a list
+# ---- as JSON, which does not distinguish tuples from lists
 
 
 def shapes_to_data(shapes: Mapping[str, ShapeSpec] | None) -> Any:
-    """What the user said of shapes, as values that JSON has."""
+    """Return shape specifications as JSON-serialisable values."""
     return {name: _spec_to_data(spec) for name, spec in (shapes or {}).items()}
 
 
@@ -231,14 +252,19 @@ def _spec_to_data(spec: ShapeSpec) -> list[Any]:
 
 
 def shapes_from_data(data: Any) -> dict[str, ShapeSpec] | None:
-    """What `shapes_to_data` wrote. Raises EngineFormatError."""
+    """Return the specifications that `shapes_to_data` wrote.
+
+    Raises:
+        EngineFormatError: the data is malformed.
+    """
     if not isinstance(data, dict):
-        raise EngineFormatError("the record of the shapes is malformed")
+        raise EngineFormatError("the shapes in the build options are malformed")
     named = cast("dict[str, Any]", data)
     return {name: _spec_from_data(spec) for name, spec in named.items()} or None
 
 
 def _spec_from_data(data: Any) -> ShapeSpec:
+    """Return the specification that `_spec_to_data` wrote."""
     match data:
         case ["one", extents]:
             return _extents(extents)
@@ -247,7 +273,7 @@ def _spec_from_data(data: Any) -> ShapeSpec:
         case ["range", [*shapes]]:
             return tuple(_extents(shape) for shape in shapes)
         case _:
-            raise EngineFormatError("the record of a shape is malformed")
+            raise EngineFormatError("a shape in the build options is malformed")
 
 
 def _extents(data: Any) -> Extents:
@@ -255,4 +281,4 @@ def _extents(data: Any) -> Extents:
         case [*extents] if all(type(e) is int and 0 <= e <= Limit.MAX_EXTENT.most for e in extents):
             return tuple(extents)
         case _:
-            raise EngineFormatError("a shape is a list of extents")
+            raise EngineFormatError("a shape in the build options is not a list of extents")

@@ -1,9 +1,9 @@
-"""What an engine's plans were made of: optimised graphs and chosen tactics, as data.
+"""Plan recipes: optimised graphs and chosen tactics as data, from which plans are regenerated.
 
-From it, and from nothing else of an engine that nobody vouches for, its plans, layers, bindings and
-tables are made anew. An engine is believed only if that gives the very ones that it holds; then
-every stride that is baked into a kernel is one that our own code has derived, and so is every
-table from which a kernel takes a place in memory.
+For an untrusted engine, the plans, layers, bindings and tables are regenerated from this data
+alone. The engine is accepted only if the result equals what it contains. Every stride that is
+compiled into a kernel, and every table from which a kernel reads an address, is then derived by
+this package's own code.
 """
 
 from __future__ import annotations
@@ -53,22 +53,24 @@ if TYPE_CHECKING:
     from smelt.engine import Binding, EngineFile, EngineHeader, Halo, LayerInfo, Plan, Weight
     from smelt.ir import Graph, Node
 
-_KNOWN_ELEMENTS: Final = 4096
-"""Constants up to this size keep their elements: shapes and axes decide what is generated."""
+_MAX_STORED_ELEMENTS: Final = 4096
+"""Largest number of elements of a constant whose values are stored in the recipe. It covers shapes
+and axes, on which code generation depends.
+"""
 
 Symbols = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRecipe:
-    """What a plan is assembled from."""
+    """The data from which a plan is assembled."""
 
     graph: Graph
     tactics: Mapping[Node, Tactic]
-    """By ``node``."""
+    """The chosen tactic of each node."""
     symbols: Symbols
     guards: tuple[Guard, ...]
-    """Of the network before it was optimised."""
+    """Guards of the network before and after optimisation."""
 
 
 def plan_recipes_json(
@@ -76,7 +78,7 @@ def plan_recipes_json(
     weights: WeightStore,
     outputs: Sequence[str],
 ) -> str:
-    """The program of an engine as JSON text: for each plan its graph, tactics and symbols.
+    """Return the recipes of an engine as JSON text, with graph, tactics and symbols of each plan.
 
     ``outputs`` are the names of the network's outputs, which passes may rename.
     """
@@ -88,6 +90,8 @@ def plan_recipes_json(
 
 
 class _Writer:
+    """Writes plans, and collects their constants."""
+
     def __init__(self, weights: WeightStore) -> None:
         self.weights = weights
         self.constants: list[Any] = []
@@ -109,22 +113,25 @@ class _Writer:
 
 
 def _constant_to_data(constant: Constant) -> Any:
+    """Return a constant as JSON-serialisable values, with its elements if it is small."""
     if (size := constant.array.nbytes) > Limit.MAX_CONSTANT_BYTES.most:
         detail = Limit.MAX_CONSTANT_BYTES.excess(size)
         raise BuildError(f"the constant {constant.name!r} has {detail}")
     array = np.ascontiguousarray(constant.array)
     content = None
-    if _is_known(array.size):
+    if _is_stored(array.size):
         content = base64.b64encode(array.tobytes()).decode()
     dtype = DType.from_numpy(array.dtype).value
     return [constant.name, dtype, list(constant.array.shape), content]
 
 
-def _is_known(size: int) -> bool:
-    return size <= _KNOWN_ELEMENTS
+def _is_stored(size: int) -> bool:
+    """Return whether a constant with ``size`` elements is stored with its values."""
+    return size <= _MAX_STORED_ELEMENTS
 
 
 def tactic_to_data(tactic: Tactic) -> Any:
+    """Return a tactic as JSON-serialisable values."""
     return [
         tactic.family,
         tactic.parameters,
@@ -149,34 +156,36 @@ def _format_to_data(fmt: TensorFormat | None) -> list[str] | None:
 
 @np.errstate(all="ignore")
 def regenerated_header(file: EngineFile, backend: Backend[Any], target: Target) -> EngineHeader:
-    """The header of an engine with all that its own program gives made anew.
+    """Return an engine's header with everything regenerated that its recipes determine.
 
-    What is left of the file's is text for people, weights' recipes and the kept network, which are
-    read with suspicion wherever they are read.
+    What is taken from the file is informative text, the recipes of weights and the embedded
+    network. Their readers do not trust them either.
 
-    Raises EngineFormatError: the program is malformed, or gives another engine.
+    Raises:
+        EngineFormatError: the recipes are malformed, or describe another engine.
     """
     try:
         with one_file_of_formulas():
-            made = RegeneratedEngine(parse_json(file.header.program), file, backend, target)
-        return made.header(file.header, file.weights)
+            engine = RegeneratedEngine(parse_json(file.header.program), file, backend, target)
+        return engine.header(file.header, file.weights)
     except MALFORMED_DATA_ERRORS as error:
         raise malformed_error(f"{file.source}: its program", error) from error
 
 
 class RegeneratedEngine:
-    """What follows from a program."""
+    """The plans and layers that the recipes of an engine determine."""
 
     def __init__(
         self, document: Any, file: EngineFile, backend: Backend[Any], target: Target
     ) -> None:
+        """Read the constants, and assemble all plans."""
         self.weights = WeightStore()
         self.constants = [constant_from_data(data) for data in document["constants"]]
         _check_weights_size(self.constants, file.weights.size)
         for constant in self.constants:
             self.weights.declare_distinct(constant)
         self.outputs = [str(name) for name in document["outputs"]]
-        # Before anything is assembled, which takes milliseconds a plan.
+        # Checked before any plan is assembled, which takes milliseconds.
         if len(document["plans"]) != len(file.header.plans):
             raise _mismatch_error("plans")
         self.graphs: list[Graph] = []
@@ -186,140 +195,169 @@ class RegeneratedEngine:
             self._assemble(data, backend, target)
 
     def _assemble(self, data: Any, backend: Backend[Any], target: Target) -> None:
+        """Assemble one plan."""
         graph = graph_from_data(data, self.constants)
         if len(graph.outputs) != len(self.outputs):
             raise _mismatch_error("outputs")
-        # Which tactics a backend lists depends on a node's users, too.
+        # After the graph is complete: the tactics of a node also depend on its readers.
         tactics = {
             node: _checked(_tactic_from_data(entry["tactic"]), node, backend, target)
             for node, entry in zip(graph.nodes, data["nodes"], strict=True)
         }
         symbols = tuple((str(n), int(low), int(high)) for n, low, high in data["symbols"])
-        first = len(self.layers)
-        made = build_plan(
+        first_layer = len(self.layers)
+        built = build_plan(
             graph,
             tactics,
             backend,
             self.weights,
             symbols=symbols,
             guards=map(guard_from_data, data["guards"]),
-            first_layer=first,
+            first_layer=first_layer,
         )
         self.graphs.append(graph)
-        self.plans.append(made.plan)
-        self.layers += made.layers
+        self.plans.append(built.plan)
+        self.layers += built.layers
 
-    def header(self, given: EngineHeader, weights: NDArray[np.uint8]) -> EngineHeader:
-        """The engine's header, if it is this engine's. Raises EngineFormatError."""
+    def header(self, file_header: EngineHeader, weights: NDArray[np.uint8]) -> EngineHeader:
+        """Return the regenerated header after comparing it with the file's.
+
+        Raises:
+            EngineFormatError: a regenerated field differs from the file.
+        """
         batches = [high for p in self.plans for name, _, high in p.symbols if name == BATCH]
-        made = replace(
-            given,
+        regenerated = replace(
+            file_header,
             name=self.graphs[0].name,
             max_batch_size=max(batches, default=None),
             plans=tuple(self.plans),
             layers=tuple(self.layers),
         )
         for field in ("name", "max_batch_size", "plans", "layers"):
-            if getattr(made, field) != getattr(given, field):
+            if getattr(regenerated, field) != getattr(file_header, field):
                 raise _mismatch_error(field.replace("_", " "))
         for graph, plan in zip(self.graphs, self.plans, strict=True):
-            self._check_inputs(given.bindings, graph, plan)
-        self._check_outputs(given.bindings)
-        return replace(made, weights=tuple(self._weights(given.weights, weights)))
+            self._check_inputs(file_header.bindings, graph, plan)
+        self._check_outputs(file_header.bindings)
+        return replace(regenerated, weights=tuple(self._weights(file_header.weights, weights)))
 
     def _check_inputs(self, bindings: Sequence[Binding], graph: Graph, plan: Plan) -> None:
-        """Bindings may have a symbol where one of several plans has its value."""
+        """Check the input bindings against one plan.
+
+        A binding may have a symbol where one of several plans has a fixed value.
+        """
         fixed = {name: low for name, low, high in plan.symbols if low == high}
-        given = [
+        actual = [
             (b.name, b.is_input, b.dtype, tuple(substitute_dim(d, fixed) for d in b.shape))
             for b in bindings[: len(graph.inputs)]
         ]
-        if given != [(v.name, True, v.tensor.dtype, v.tensor.shape) for v in graph.inputs]:
+        if actual != [(v.name, True, v.tensor.dtype, v.tensor.shape) for v in graph.inputs]:
             raise _mismatch_error("bindings")
 
     def _check_outputs(self, bindings: Sequence[Binding]) -> None:
-        """Where plans differ in an extent, the binding names what it depends on, for people."""
+        """Check the output bindings.
+
+        Where plans differ in an extent, the binding may have any symbolic extent, which is only
+        informative.
+        """
         results = list(zip(*(graph.outputs for graph in self.graphs), strict=True))
-        given = bindings[len(self.graphs[0].inputs) :]
-        for binding, name, values in zip(given, self.outputs, results, strict=True):
+        output_bindings = bindings[len(self.graphs[0].inputs) :]
+        for binding, name, values in zip(output_bindings, self.outputs, results, strict=True):
             dtypes = {value.tensor.dtype for value in values}
             if (binding.name, binding.is_input, {binding.dtype}) != (name, False, dtypes):
                 raise _mismatch_error("bindings")
-            for dim, *own in zip(binding.shape, *(v.tensor.shape for v in values), strict=True):
-                if {*own} != {dim} and (len({*own}) == 1 or isinstance(dim, int)):
+            for dim, *plan_dims in zip(
+                binding.shape, *(v.tensor.shape for v in values), strict=True
+            ):
+                if {*plan_dims} != {dim} and (len({*plan_dims}) == 1 or isinstance(dim, int)):
                     raise _mismatch_error("bindings")
 
-    def _weights(self, given: Sequence[Weight], data: NDArray[np.uint8]) -> Iterator[Weight]:
-        """The packed weights; those that follow from the program have the elements that it gives.
+    def _weights(self, file_weights: Sequence[Weight], data: NDArray[np.uint8]) -> Iterator[Weight]:
+        """Yield the packed weights after checking those that the recipes determine.
 
-        That is whatever families make themselves, such as the tables of a Resize, and integers that
-        an op reads as they are: shapes, axes, indices. The others are numbers to compute on.
+        Determined are tables that kernel families compute themselves, such as those of a Resize,
+        and integers that an op may read as shapes, axes or indices. All other weights are operands,
+        whose values do not affect memory safety.
         """
-        of_model = set(self.constants)
-        for weight, (constant, offset) in zip(given, self.weights.entries, strict=True):
+        model_constants = set(self.constants)
+        for weight, (constant, offset) in zip(file_weights, self.weights.entries, strict=True):
             shape = tuple(evaluate_dim(extent, {}) for extent in constant.type.shape)
-            found = (weight.offset, weight.dtype, weight.shape)
-            if found != (offset, constant.type.dtype, shape):
+            actual = (weight.offset, weight.dtype, weight.shape)
+            if actual != (offset, constant.type.dtype, shape):
                 raise _mismatch_error("weights")
-            is_ours = not any(source in of_model for source in constant.sources())
-            if is_ours or (constant.recipe is None and _decides(constant)):
-                wanted = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8)
-                if not np.array_equal(data[offset : offset + wanted.size], wanted):
+            is_table = not any(source in model_constants for source in constant.sources())
+            if is_table or (constant.recipe is None and _may_be_indices(constant)):
+                expected = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8)
+                if not np.array_equal(data[offset : offset + expected.size], expected):
                     raise _mismatch_error("tables")
             # A refit must not replace a table.
-            yield replace(weight, recipe=None) if is_ours else weight
+            yield replace(weight, recipe=None) if is_table else weight
 
 
 def _mismatch_error(what: str) -> EngineFormatError:
-    return EngineFormatError(f"its {what} differ from those of the engine; the file was changed")
+    """Return the error for a part of the engine that differs from the regenerated one."""
+    return EngineFormatError(
+        f"the header differs from the regenerated engine in its {what}; the file was changed"
+    )
 
 
-def _decides(constant: Constant) -> bool:
-    """Whether an op may read the elements as a shape, as axes or as indices."""
-    kind = constant.type.dtype
-    return kind in {DType.INT32, DType.INT64} and _is_known(constant.array.size)
+def _may_be_indices(constant: Constant) -> bool:
+    """Return whether an op may read the elements as shapes, axes or indices."""
+    dtype = constant.type.dtype
+    return dtype in {DType.INT32, DType.INT64} and _is_stored(constant.array.size)
 
 
 def _check_weights_size(constants: Sequence[Constant], weights_bytes: int) -> None:
-    """Check that what is declared can be what is packed, of which eight bytes may be made one."""
-    declared = sum(c.array.nbytes for c in constants if not _is_known(c.array.size))
+    """Check that the declared constants can result from the packed weights.
+
+    One packed byte may stand for up to eight declared bytes.
+    """
+    declared = sum(c.array.nbytes for c in constants if not _is_stored(c.array.size))
     if declared > 8 * weights_bytes:
         raise EngineFormatError(
-            f"its constants declare {declared} bytes, and the weights have {weights_bytes}"
+            f"the constants declare {declared} bytes, but the weights have only {weights_bytes}"
         )
 
 
 def constant_from_data(data: Any) -> Constant:
+    """Return the constant that `_constant_to_data` wrote.
+
+    Raises:
+        EngineFormatError: the data is malformed, or the constant is too large.
+    """
     name, dtype, shape, content = data
-    kind = DType(dtype).numpy
+    dtype_ = DType(dtype).numpy
     extents = tuple(int(d) for d in shape)
     count = int(np.prod(extents, dtype=object))
     if any(d < 0 for d in extents):
-        raise EngineFormatError(f"the constant {name!r} has the extents {extents}")
-    if (size := count * kind.itemsize) > Limit.MAX_CONSTANT_BYTES.most:
+        raise EngineFormatError(f"the constant {name!r} has a negative extent: {extents}")
+    if (size := count * dtype_.itemsize) > Limit.MAX_CONSTANT_BYTES.most:
         detail = Limit.MAX_CONSTANT_BYTES.excess(size)
         raise EngineFormatError(f"the constant {name!r} has {detail}")
-    if _is_known(count) != (content is not None):
-        raise EngineFormatError(f"the constant {name!r} overlaps another one")
+    if _is_stored(count) != (content is not None):
+        raise EngineFormatError(
+            f"the constant {name!r} must have its elements if it is small, and only then"
+        )
     if content is None:
-        # The elements are in the packed weights; here one zero stands for all of them.
-        return Constant(str(name), np.broadcast_to(np.zeros((), kind), extents))
+        # The elements are in the packed weights; a broadcast zero takes their place here.
+        return Constant(str(name), np.broadcast_to(np.zeros((), dtype_), extents))
     try:
-        raw = base64.b64decode(content, validate=True)
+        content_bytes = base64.b64decode(content, validate=True)
     except binascii.Error as error:
         raise EngineFormatError(f"the constant {name!r} is not valid base64") from error
-    return Constant(str(name), np.frombuffer(raw, kind).reshape(extents))
+    return Constant(str(name), np.frombuffer(content_bytes, dtype_).reshape(extents))
 
 
 def _tactic_from_data(data: Any) -> Tactic:
+    """Return the tactic that `tactic_to_data` wrote; it is not checked yet."""
     family, parameters, inputs, outputs, halos, value, *rest = data
     workspace, aliasing, uses_pdl, reversed_tile_order, is_reference = rest
-    results = [_format_from_data(f) for f in outputs]
+    output_formats = [_format_from_data(f) for f in outputs]
     return Tactic(
         str(family),
-        as_json(parameters),  # type: ignore[arg-type]  # compared with the family's own below
+        as_json(parameters),  # type: ignore[arg-type]  # _checked compares them with the family's own
         tuple(_format_from_data(f) for f in inputs),
-        tuple(f for f in results if f is not None),
+        tuple(f for f in output_formats if f is not None),
         _halos(halos),
         int(value),
         dim_from_text(workspace),
@@ -339,23 +377,30 @@ def _halos(data: Any) -> tuple[Halo, ...]:
 
 
 def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) -> Tactic:
-    """The tactic, if it is one that the backend itself lists for the node."""
+    """Return a tactic, with its family's parameters, if the backend lists it for the node.
+
+    Raises:
+        EngineFormatError: the backend does not list the tactic.
+    """
     formats = {f.dtype for f in (*tactic.inputs, *tactic.outputs) if f is not None}
-    # Whose formats are all wide may still multiply in narrow types: those come last.
+    # Storage types of the tactic's formats first. The others follow, because a tactic with float32
+    # formats may still multiply in a narrow type.
     storages = sorted(set(PRECISIONS.values()), key=lambda s: (s not in formats, s.value))
-    ways = [backend.canonical_tactic(node, t) for t in (tactic, *backend.launch_variants(tactic))]
+    variants = [
+        backend.canonical_tactic(node, t) for t in (tactic, *backend.launch_variants(tactic))
+    ]
     reasons: dict[str, None] = {}
     for storage in storages:
         listed, refusals = backend.candidates(node, target, storage)
-        known = {backend.canonical_tactic(node, t): t.parameters for t in listed}
-        for way in ways:
-            if way in known:
-                # A file may say 4.0 or true where a generator counts.
-                return replace(tactic, parameters=known[way])
+        parameters_by_tactic = {backend.canonical_tactic(node, t): t.parameters for t in listed}
+        for variant in variants:
+            if variant in parameters_by_tactic:
+                # Equal parameters may still have another type in the file, such as 4.0 or true.
+                return replace(tactic, parameters=parameters_by_tactic[variant])
         reasons |= {r.reason: None for r in refusals if r.family == tactic.family}
     message = f"{tactic} is not a tactic for {node}"
     if reasons:
-        # Beside alterations, what code is made with decides about that.
+        # Unless the file was changed, the versions of the compiler and libraries are the cause.
         message += (
             f": the family {tactic.family} does not support it on this machine "
             f"({'; '.join(reasons)}). Build the engine again here, or trust the key that signed it"

@@ -1,4 +1,4 @@
-"""Retuning: an engine that keeps its network is built again where it shall run."""
+"""``retune``: builds an engine again from the network that it contains."""
 
 from __future__ import annotations
 
@@ -30,36 +30,38 @@ def retune(
     progress: Progress | None = None,
     retunable: bool = False,
 ) -> Engine:
-    """Build an engine again from the network that it keeps, for the machine where it shall run.
+    """Build an engine again, for the machine where it will run, from its embedded network.
 
-    Shapes, precision and every other option of the first build stay as they were, and weights are
-    what they were last refitted to. No code of the engine runs and its signature decides nothing:
-    its network is read as a model is, and what is built of it is your own engine.
+    Shapes, precision and all other options of the first build are kept, and the weights are those
+    of the last refit. No code of the engine runs, and its signature is not required: the network is
+    read like a model, and the result is an engine of this user.
 
     Args:
         source: an engine that was built with ``retunable=True``: a path, bytes, an open binary
             file, or the engine itself. It is not changed.
-        device: as for `build`. None is this machine: its processor for an engine for processors,
-            and for one for GPUs the GPU that the calling thread has selected, or the first.
+        device: as for `build`. None selects this machine: its processor, or for GPU engines the GPU
+            that the calling thread has selected, or the first one.
         tune: as for `build`.
         timing_cache: as for `build`.
         progress: as for `build`.
-        retunable: whether the new engine keeps the network, too.
+        retunable: whether the new engine contains the network, too.
 
     Raises:
-        BuildError: the engine does not keep its network.
-        EngineFormatError: the file is damaged, or no engine.
-        SmeltError: whatever `build` raises.
+        BuildError: the engine does not contain its network.
+        EngineFormatError: the file is damaged or is not an engine.
+        SmeltError: any error of `build`.
     """
     file = source.file if isinstance(source, Engine) else _read_verified(source)
-    graph, asked = read_embedded_network(file)
-    options = dataclasses.replace(asked, timing_cache=timing_cache, tune=tune, retunable=retunable)
-    where = file.header.fingerprint.device if device is None else device
-    return build_graph(graph, where, options, progress, is_retuning=True)
+    graph, original_options = read_embedded_network(file)
+    options = dataclasses.replace(
+        original_options, timing_cache=timing_cache, tune=tune, retunable=retunable
+    )
+    target_device = file.header.fingerprint.device if device is None else device
+    return build_graph(graph, target_device, options, progress, is_retuning=True)
 
 
 def _read_verified(source: str | os.PathLike[str] | BytesLike | BinaryIO) -> EngineFile:
-    """Read an engine's file as `Engine` would, whoever signed it."""
+    """Read and verify an engine's file; any valid signature is accepted."""
     file = read_engine(source)
     if file.signature is not None:
         check_signature(file.signature, file.source)

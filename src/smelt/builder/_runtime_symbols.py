@@ -1,10 +1,10 @@
-"""How large the symbols may be that a run itself determines: what a plan has memory for.
+"""Upper bounds of runtime symbols, for which a plan reserves memory.
 
-Most have an upper bound over the box, and the plan has memory for that. How often a Loop goes round
-has none that memory could be taken for: a condition ends it, or a number of trips that only the run
-knows. Such counts get what ``max_workspace_bytes`` has room for. Addresses are kept for as many;
-a processor's pages come when they are touched, so that memory follows the value, while a GPU has to
-give what is reserved.
+Most runtime symbols have an upper bound within an optimization profile, and the plan has memory for
+it. The number of iterations of a Loop has no useful bound, because a condition or a number that
+only the run knows ends the loop. ``max_workspace_bytes`` limits these counts. Addresses are
+reserved for that many iterations. On CPUs pages are mapped when they are touched, so memory use
+follows the actual count; on GPUs the reserved memory is committed.
 """
 
 from __future__ import annotations
@@ -25,35 +25,38 @@ if TYPE_CHECKING:
     from smelt.ir import Graph
 
 TUNED_LOOP_TRIPS: Final = 4096
-"""What a count without a bound is tuned for, at most: nothing tells what it will be."""
+"""Largest iteration count for which an unbounded loop is tuned, because the actual count is
+unknown.
+"""
 
 
-def bound_runtime_symbols(graph: Graph, box: SymbolRanges, most_bytes: int) -> SymbolRanges:
-    """The values in a box of each symbol that a run itself determines.
+def bound_runtime_symbols(graph: Graph, profile: SymbolRanges, max_bytes: int) -> SymbolRanges:
+    """Return the range of each runtime symbol within an optimization profile.
 
-    ``most_bytes`` bounds what all tensors together need for counts that have no bound.
+    ``max_bytes`` limits the total size of tensors that depend on unbounded loop counts.
     """
-    ranges = {name: (b.low, b.high) for name, b in box.items()}
-    least = _bytes(graph, ranges, 0)
+    ranges = {name: (b.low, b.high) for name, b in profile.items()}
+    fixed_bytes = _dependent_bytes(graph, ranges, 0)
     trips = bisect_right(
         range(1, Limit.MAX_LOOP_TRIPS.most + 1),
-        most_bytes,
-        key=lambda trips: _bytes(graph, ranges, trips) - least,
+        max_bytes,
+        key=lambda trips: _dependent_bytes(graph, ranges, trips) - fixed_bytes,
     )
-    largest = _largest(graph, ranges, trips)
-    best = _largest(graph, ranges, min(trips, TUNED_LOOP_TRIPS))
+    largest = _maxima(graph, ranges, trips)
+    best = _maxima(graph, ranges, min(trips, TUNED_LOOP_TRIPS))
     return {name: SymbolRange(0, best[name], high) for name, high in largest.items()}
 
 
 def used_runtime_symbols(
-    graph: Graph, box: SymbolRanges, runtime_symbols: SymbolRanges
+    graph: Graph, profile: SymbolRanges, runtime_symbols: SymbolRanges
 ) -> SymbolRanges:
-    """Those of the counts on which an optimised graph depends.
+    """Return the runtime symbols on which an optimised graph depends.
 
-    Raises UnboundSymbolError: it depends on another symbol than these and the box's.
+    Raises:
+        UnboundSymbolError: the graph depends on a symbol that is in neither set of ranges.
     """
     used = _symbols_in(graph)
-    if unknown := sorted(used - box.keys() - runtime_symbols.keys()):
+    if unknown := sorted(used - profile.keys() - runtime_symbols.keys()):
         raise UnboundSymbolError(
             f"{', '.join(unknown)} is known only at run time and has no upper bound; give one in "
             "symbol_bounds of the network's graph"
@@ -62,37 +65,38 @@ def used_runtime_symbols(
 
 
 def _symbols_in(graph: Graph) -> frozenset[str]:
-    """The symbols of a graph's own values; what only a region or a removed node has is none."""
-    kinds = [value.type for value in graph.values() if isinstance(value.type, TensorType)]
+    """Return the symbols of a graph's values, without those of regions and removed nodes."""
+    types = [value.type for value in graph.values() if isinstance(value.type, TensorType)]
     dims = (dim for value in graph.values() for dim in value.dims or ())
-    return symbols_of(*(extent for kind in kinds for extent in kind.shape), *dims)
+    return symbols_of(*(extent for type_ in types for extent in type_.shape), *dims)
 
 
-def _bytes(graph: Graph, ranges: Mapping[str, tuple[int, int]], trips: int) -> int:
-    """What the tensors need of whose extents a run determines some, where Loops go round so often.
+def _dependent_bytes(graph: Graph, ranges: Mapping[str, tuple[int, int]], trips: int) -> int:
+    """Return the total size of all tensors that depend on runtime symbols, in bytes.
 
-    No more is ever needed at once, in the arena and for the outputs.
+    Every unbounded loop is assumed to run ``trips`` times. The sum is an upper bound of the memory
+    in the arena and in the outputs.
     """
-    runtime_symbols = {name: (0, high) for name, high in _largest(graph, ranges, trips).items()}
-    kinds = [value.type for value in graph.values() if isinstance(value.type, TensorType)]
-    sizes = [element_count(kind.shape) * kind.dtype.size_bytes for kind in kinds]
-    open_ = [size for size in sizes if not symbols_of(size).isdisjoint(runtime_symbols)]
-    return sum(bounds_of(size, {**ranges, **runtime_symbols})[1] for size in open_)
+    runtime_symbols = {name: (0, high) for name, high in _maxima(graph, ranges, trips).items()}
+    types = [value.type for value in graph.values() if isinstance(value.type, TensorType)]
+    sizes = [element_count(type_.shape) * type_.dtype.size_bytes for type_ in types]
+    dependent_sizes = [size for size in sizes if not symbols_of(size).isdisjoint(runtime_symbols)]
+    return sum(bounds_of(size, {**ranges, **runtime_symbols})[1] for size in dependent_sizes)
 
 
-def _largest(graph: Graph, ranges: Mapping[str, tuple[int, int]], trips: int) -> dict[str, int]:
-    """The largest value of each symbol that a run itself determines."""
+def _maxima(graph: Graph, ranges: Mapping[str, tuple[int, int]], trips: int) -> dict[str, int]:
+    """Return the largest value of each runtime symbol if unbounded loops run ``trips`` times."""
     unbounded = set(_loop_counts(graph))
-    found: dict[str, int] = {}
+    maxima: dict[str, int] = {}
     for name, bound in graph.symbol_bounds.items():
-        known = {**ranges, **{counted: (0, most) for counted, most in found.items()}}
-        most = trips if name in unbounded else MAX_EXTENT
-        found[name] = min(max(bounds_of(bound, known)[1], 0), most)
-    return found
+        known_ranges = {**ranges, **{symbol: (0, high) for symbol, high in maxima.items()}}
+        limit = trips if name in unbounded else MAX_EXTENT
+        maxima[name] = min(max(bounds_of(bound, known_ranges)[1], 0), limit)
+    return maxima
 
 
 def _loop_counts(graph: Graph) -> Iterator[str]:
-    """The symbols that say how often Loops go round, those in regions too."""
+    """Yield the symbols that count the iterations of loops, including loops in regions."""
     for node in graph.nodes:
         if isinstance(node.op, Loop):
             yield node.op.count_symbol

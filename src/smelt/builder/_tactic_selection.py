@@ -1,4 +1,4 @@
-"""A tactic for each node of a plan, and which nodes are chained: what decides an engine's speed."""
+"""Tactic selection: chooses a tactic for each node of a plan, and the pairs to fuse."""
 
 from __future__ import annotations
 
@@ -40,222 +40,233 @@ _PORTABLE_REFUSAL: Final = "portable=True does not allow reference steps, which 
 
 @dataclass(slots=True)
 class PlanState:
-    """One plan on its way."""
+    """The state of one plan during a build."""
 
-    box: SymbolRanges
-    """The symbols that stay open."""
+    profile: SymbolRanges
+    """Ranges of the symbols that differ between runs."""
     fixed: dict[str, int]
-    """The symbols that the plan fixes."""
+    """Values of the symbols that the plan fixes."""
     runtime_symbols: SymbolRanges
-    """The symbols that a run determines."""
+    """Ranges of the symbols that each run determines."""
     graph: Graph
     report: dict[str, Any]
     guards: tuple[Guard, ...] = ()
-    """What the inference of the network assumed, before passes changed it and since."""
+    """Guards of the network before the passes and after each of them."""
     choice: Choice | None = None
     assembled: BuiltPlan | None = None
     refusals: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """For each node by name, which families cannot run it and why; for the inspector."""
+    """For each node name, which families cannot run the node, and why; for the inspector."""
     workspace_bytes: int = 0
-    """Scratch memory of the step that needs most."""
+    """Scratch memory in bytes of the step that needs most."""
     float32_layers: frozenset[str] = frozenset()
-    """Names of the nodes that stay in float32 where others are stored in 16 bits."""
+    """Names of the nodes that stay in float32 in a 16-bit build."""
 
     @property
     def symbols(self) -> Symbols:
-        """Every symbol with its smallest and largest value: open, fixed, and found by the run."""
-        symbols = [(name, b.low, b.high) for name, b in sorted(self.box.items())]
+        """All symbols (open, fixed and runtime) with their smallest and largest value."""
+        symbols = [(name, b.low, b.high) for name, b in sorted(self.profile.items())]
         symbols += [(name, value, value) for name, value in sorted(self.fixed.items())]
         symbols += [(name, b.low, b.high) for name, b in sorted(self.runtime_symbols.items())]
         return tuple(symbols)
 
     @property
     def program(self) -> PlanRecipe:
-        """What the plan is assembled from."""
-        assert self.choice is not None  # noqa: S101  (chosen before anything is assembled)
+        """The recipe of the plan."""
+        assert self.choice is not None  # noqa: S101  (set by the tactic selector)
         return PlanRecipe(self.graph, self.choice.tactics, self.symbols, self.guards)
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """The smallest and the largest value of each open symbol, and of those a run finds."""
-        return {n: (b.low, b.high) for n, b in (self.box | self.runtime_symbols).items()}
+        """The smallest and largest value of each open symbol and each runtime symbol."""
+        return {n: (b.low, b.high) for n, b in (self.profile | self.runtime_symbols).items()}
 
     @property
     def sizes(self) -> dict[str, int]:
         """The symbol values to tune for."""
-        return {n: b.best for n, b in (self.box | self.runtime_symbols).items()}
+        return {n: b.best for n, b in (self.profile | self.runtime_symbols).items()}
 
     @property
     def smallest_batch_sizes(self) -> dict[str, int]:
-        """The same for as few images as there may be, one at least: all are computed alike."""
-        firsts = {str(v.tensor.shape[0]) for v in self.graph.inputs if v.tensor.rank}
-        least = {n: min(max(1, b.low), b.high) for n, b in self.box.items() if firsts == {n}}
-        smallest_batch_sizes = self.sizes | least
+        """The same values with the smallest batch, at least 1; accuracy does not depend on it."""
+        batch_symbols = {str(v.tensor.shape[0]) for v in self.graph.inputs if v.tensor.rank}
+        smallest = {
+            n: min(max(1, b.low), b.high) for n, b in self.profile.items() if batch_symbols == {n}
+        }
+        smallest_batch_sizes = self.sizes | smallest
         return self.sizes if self.broken_guard(smallest_batch_sizes) else smallest_batch_sizes
 
     def broken_guard(self, sizes: Mapping[str, int]) -> Guard | None:
-        """A guard that fails at symbol values: kernels must not run at these."""
-        own = (guard for node in self.graph.nodes for guard in node.guards)
-        return next((g for g in (*self.guards, *own) if not g.holds({**sizes, **self.fixed})), None)
+        """Return a guard that does not hold at symbol values; kernels must not run at these."""
+        node_guards = (guard for node in self.graph.nodes for guard in node.guards)
+        values = {**sizes, **self.fixed}
+        return next((g for g in (*self.guards, *node_guards) if not g.holds(values)), None)
 
 
 @dataclass(slots=True)
 class TacticSelector:
-    """Chooses for one plan."""
+    """Chooses the tactics of one plan."""
 
     plan: PlanState
     tools: Toolchain
     options: BuildOptions
     effort: TuningEffort | None
     deadline: float
-    """When tuning must be done, in the time of ``time.perf_counter``."""
+    """Time of ``time.perf_counter`` in seconds at which tuning must end."""
     timings: TimingCache
     progress: Progress
-    known: dict[Node, Candidates] = field(default_factory=dict["Node", Candidates])
-    """What can run each node, by ``node``."""
+    candidates: dict[Node, Candidates] = field(default_factory=dict["Node", Candidates])
+    """Candidates of each node that has been examined."""
     nodes: list[Node] = field(default_factory=list["Node"])
-    """Those that are known: an identity is only good while its owner lives."""
+    """The examined nodes. The list keeps them alive, because dictionaries compare them by identity.
+    """
 
     def run(self) -> None:
-        """Put the choice into the plan, and the chains that pay into its graph."""
-        plan, started = self.plan, time.perf_counter()
+        """Store the tactics in the plan, and fuse beneficial pairs in its graph."""
+        plan, start = self.plan, time.perf_counter()
         self._find_float32_layers()
         timer = self.tools.timer(self._tuning(plan.graph))
         proposals = self._proposals(timer)
-        draft, others = self._draft(plan.graph, timer), None
+        draft, alternatives = self._draft(plan.graph, timer), None
         if self._keep_rejected_in_float32(timer):
             proposals = self._proposals(timer)
             draft = self._draft(plan.graph, timer)
         self._warn_of_rejected(draft.choice, timer)
         if proposals:
             chains = FusedPairTimings(plan.graph, proposals, self._tactics, timer)
-            others = FusedPairAlternatives(
-                chains, lambda kinds: self._chained(chains, kinds, draft.choice)
+            alternatives = FusedPairAlternatives(
+                chains, lambda kinds: self._draft_with_pairs(chains, kinds, draft.choice)
             )
-        best = self.tools.tune_in_network(draft, others, time.perf_counter() - started)
-        if best.report is not None:
-            plan.report["passes"] += best.report.to_json()["passes"]
-        plan.graph, plan.choice = best.tuning.graph, best.choice
+        tuned = self.tools.tune_in_network(draft, alternatives, time.perf_counter() - start)
+        if tuned.report is not None:
+            plan.report["passes"] += tuned.report.to_json()["passes"]
+        plan.graph, plan.choice = tuned.tuning.graph, tuned.choice
         for node in plan.graph.nodes:
-            size = self._workspace(node, best.choice.tactics[node])
+            size = self._workspace(node, tuned.choice.tactics[node])
             plan.workspace_bytes = max(plan.workspace_bytes, size)
             self._tactics(node)
-            plan.refusals[node.name] = [str(r) for r in self.known[node].refusals]
+            plan.refusals[node.name] = [str(r) for r in self.candidates[node].refusals]
 
     def _proposals(self, timer: Timer) -> list[PairProposal]:
-        """Chains that may pay, compiled together with all nodes."""
+        """Return the pairs that may be beneficial, and announce all candidates to the timer."""
         graph = self.plan.graph
-        proposals = propose_fused_pairs(graph, self._may_chain, self._tactics)
+        proposals = propose_fused_pairs(graph, self._may_fuse, self._tactics)
         if proposals:
             timer.announce([(node, self._tactics(node)) for node in graph.nodes])
-            timer.announce([(one.chain, one.tactics) for one in proposals])
+            timer.announce([(proposal.chain, proposal.tactics) for proposal in proposals])
         return proposals
 
     def _find_float32_layers(self) -> None:
-        """Find the layers without whose float32 answers err by more than is allowed."""
-        plan, asked = self.plan, self.options
-        most = asked.rounding_error or ROUNDING_ERRORS.get(asked.precision, 1.0)
-        storage = self.tools.storage(PRECISIONS[asked.precision])
+        """Find the layers that must stay in float32 so that the outputs' error is allowed."""
+        plan, options = self.plan, self.options
+        max_error = options.rounding_error or ROUNDING_ERRORS.get(options.precision, 1.0)
+        storage = self.tools.storage(PRECISIONS[options.precision])
         if (
             not self.tools.supports_mixed_precision
-            or asked.precision not in MIXED
+            or options.precision not in MIXED
             or storage is DType.FLOAT32
         ):
             return
-        if most >= 1 or not (
-            asked.rounding_error or is_small(plan.graph, plan.smallest_batch_sizes)
+        if max_error >= 1 or not (
+            options.rounding_error or is_small(plan.graph, plan.smallest_batch_sizes)
         ):
             return
-        rounded = {node.name: self._rounded(node) for node in plan.graph.nodes}
+        rounded_inputs_by_node = {node.name: self._rounded(node) for node in plan.graph.nodes}
         try:
-            found = find_float32_layers(
-                plan.graph, rounded, storage, plan.smallest_batch_sizes, most
+            float32_layers = find_float32_layers(
+                plan.graph, rounded_inputs_by_node, storage, plan.smallest_batch_sizes, max_error
             )
         except BuildError as error:
-            level = logging.WARNING if asked.rounding_error else logging.DEBUG
-            _LOG.log(level, "rounding_error= (`--rounding-error`) changes nothing: %s", error)
+            level = logging.WARNING if options.rounding_error else logging.DEBUG
+            _LOG.log(level, "rounding_error= (`--rounding-error`) has no effect: %s", error)
             return
-        if found is not None:
-            plan.float32_layers = found.names
-            plan.report["passes"].append(report_float32_layers(found, plan.graph, most, storage))
-            self.known.clear()
+        if float32_layers is not None:
+            plan.float32_layers = float32_layers.names
+            plan.report["passes"].append(
+                report_float32_layers(float32_layers, plan.graph, max_error, storage)
+            )
+            self.candidates.clear()
             self.nodes.clear()
 
     def _keep_rejected_in_float32(self, timer: Timer) -> bool:
-        """Keep nodes in float32 whose candidates in 16 bits are all wrong; say if there are any."""
-        plan, asked = self.plan, self.options
-        storage = self.tools.storage(PRECISIONS[asked.precision])
+        """Keep nodes in float32 whose 16-bit candidates all gave wrong results.
+
+        Returns whether there are such nodes that were not in float32 before.
+        """
+        plan, options = self.plan, self.options
+        storage = self.tools.storage(PRECISIONS[options.precision])
         if (
             not self.tools.supports_mixed_precision
-            or asked.precision not in MIXED
+            or options.precision not in MIXED
             or storage is DType.FLOAT32
         ):
             return False
-        found = {
+        reasons = {
             n.name: reason for n in plan.graph.nodes if (reason := timer.wrong_result_reason(n))
         }
-        fresh = found.keys() - plan.float32_layers
-        for name in sorted(fresh):
-            detail = "%s stays in float32: in %s every candidate kernel gave wrong results; %s"
-            _LOG.warning(detail, sanitize_name(name), storage.value, found[name])
-        if fresh:
-            plan.float32_layers |= fresh
-            self.known.clear()
+        new_names = reasons.keys() - plan.float32_layers
+        for name in sorted(new_names):
+            message = "%s stays in float32: in %s every candidate kernel gave wrong results; %s"
+            _LOG.warning(message, sanitize_name(name), storage.value, reasons[name])
+        if new_names:
+            plan.float32_layers |= new_names
+            self.candidates.clear()
             self.nodes.clear()
-        return bool(fresh)
+        return bool(new_names)
 
     def _warn_of_rejected(self, choice: Choice, timer: Timer) -> None:
-        """Warn of nodes of which all candidates that were tried are wrong."""
+        """Warn about nodes for which all timed candidates gave wrong results."""
         for node in self.plan.graph.nodes:
             if reason := timer.wrong_result_reason(node):
                 is_slow = choice.tactics[node].is_reference
-                does = "runs on the host, which is slow" if is_slow else "runs untried"
+                consequence = (
+                    "runs on the host, which is slow" if is_slow else "runs an unchecked kernel"
+                )
                 _LOG.warning(
                     "%s %s: every candidate kernel gave wrong results; %s",
                     sanitize_name(node.name),
-                    does,
+                    consequence,
                     reason,
                 )
 
     def _rounded(self, node: Node) -> tuple[bool, ...]:
         self._tactics(node)
-        return rounded_inputs(node, self.known[node], self.tools.backend)
+        return rounded_inputs(node, self.candidates[node], self.tools.backend)
 
-    def _may_chain(self, first: Node, second: Node) -> bool:
+    def _may_fuse(self, first: Node, second: Node) -> bool:
         """Whether two nodes may be one launch: not if one of them stays in float32."""
         is_kept = not self.plan.float32_layers.isdisjoint((first.name, second.name))
         return not is_kept and self.tools.backend.can_fuse_pair(first, second)
 
     def _draft(self, graph: Graph, timer: Timer) -> TunedGraph:
-        """The choice for a graph that times and estimates give."""
+        """Choose tactics for a graph by isolated times and estimates."""
         choice: Choice | None = None
         for node in graph.nodes:
             self._tactics(node)
         while choice is None or self._drop_over_workspace(graph, choice):
             choice = choose(
                 graph,
-                self.known,
+                self.candidates,
                 timer,
                 self.plan.sizes,
                 lambda done, total: self.progress("tune", done, total),
             )
         return TunedGraph(self._tuning(graph), choice)
 
-    def _chained(
-        self, chains: FusedPairTimings, kinds: Sequence[EquivalentPairs], held: Choice
+    def _draft_with_pairs(
+        self, chains: FusedPairTimings, kinds: Sequence[EquivalentPairs], current: Choice
     ) -> TunedGraph:
         """The choice where chains of some kinds are formed, and else all stays as it is held."""
         graph, report = chains.graph_with(kinds)
-        return TunedGraph(self._tuning(graph), chains.choice(graph, held), report)
+        return TunedGraph(self._tuning(graph), chains.choice(graph, current), report)
 
     def _tactics(self, node: Node) -> tuple[Tactic, ...]:
-        """What can run a node within the options."""
-        if node not in self.known:
-            self.known[node] = self._candidates(node)
+        """Return the tactics of a node that the options allow."""
+        if node not in self.candidates:
+            self.candidates[node] = self._find_candidates(node)
             self.nodes.append(node)
-        return self.known[node].tactics
+        return self.candidates[node].tactics
 
-    def _candidates(self, node: Node) -> Candidates:
+    def _find_candidates(self, node: Node) -> Candidates:
         tools = self.tools
         storage = tools.storage(PRECISIONS[self.options.precision])
         tactics, refusals = tools.backend.mixed_precision_candidates(
@@ -264,16 +275,17 @@ class TacticSelector:
         if self.options.portable:
             refusals += [Refusal(t.family, _PORTABLE_REFUSAL) for t in tactics if t.is_reference]
             tactics = [t for t in tactics if not t.is_reference]
-        small = [t for t in tactics if self._fits(t)]
+        fitting = [t for t in tactics if self._fits(t)]
         refusals += [
             Refusal(t.family, f"{t} needs {t.workspace_bytes} bytes of workspace")
             for t in tactics
-            if t not in small
+            if t not in fitting
         ]
-        return Candidates(tuple(small), tuple(refusals))
+        return Candidates(tuple(fitting), tuple(refusals))
 
     def _tuning(self, graph: Graph) -> TuningRequest:
-        most = self.options.max_workspace_bytes
+        """Return the tuning request for a graph of this plan."""
+        max_bytes = self.options.max_workspace_bytes
         return TuningRequest(
             graph,
             self.plan.symbols,
@@ -281,26 +293,29 @@ class TacticSelector:
             self.effort,
             self.deadline,
             self.timings,
-            lambda node, tactic: self._workspace(node, tactic) <= most,
+            lambda node, tactic: self._workspace(node, tactic) <= max_bytes,
             lambda done, total: self.progress("measure", done, total),
         )
 
     def _drop_over_workspace(self, graph: Graph, choice: Choice) -> bool:
-        """Drop what was chosen and needs too much with its workers' memory; say if anything did."""
-        found = False
+        """Drop chosen tactics that exceed the workspace with their workers' memory.
+
+        Returns whether a tactic was dropped.
+        """
+        dropped = False
         for node in graph.nodes:
-            tactic, known = choice.tactics[node], self.known[node]
+            tactic, node_candidates = choice.tactics[node], self.candidates[node]
             size = self._workspace(node, tactic)
             if size > self.options.max_workspace_bytes:
-                found = True
+                dropped = True
                 reason = (
                     f"{tactic} needs {size} bytes of workspace, including the memory of its workers"
                 )
-                self.known[node] = Candidates(
-                    tuple(t for t in known.tactics if t != tactic),
-                    (*known.refusals, Refusal(tactic.family, reason)),
+                self.candidates[node] = Candidates(
+                    tuple(t for t in node_candidates.tactics if t != tactic),
+                    (*node_candidates.refusals, Refusal(tactic.family, reason)),
                 )
-        return found
+        return dropped
 
     def _workspace(self, node: Node, tactic: Tactic) -> int:
         tools = self.tools

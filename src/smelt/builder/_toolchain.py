@@ -1,7 +1,7 @@
-"""What a build asks of the kind of device that it builds for; which kind that is.
+"""``Toolchain``: what a build needs for one kind of device, and the choice of a device.
 
-A toolchain is loaded when its device is asked for: building for a GPU needs no LLVM, and building
-for a processor no Triton.
+Toolchains are imported on first use, so that a GPU build does not need LLVM, and a CPU build does
+not need Triton.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _MIN_ESTIMATED_GAIN: Final = 0.1
-"""Share of its parts' time that a chain must save where nobody has a clock."""
+"""Share of its parts' time that a fused pair must save by estimate, where nothing is timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningRequest:
-    """What there is to tune, and how thoroughly."""
+    """The graph to tune, and limits of the tuning."""
 
     graph: Graph
     symbols: Symbols
@@ -51,61 +51,61 @@ class TuningRequest:
     sizes: Mapping[str, int]
     """The symbol values to tune for."""
     effort: TuningEffort | None
-    """None: nothing is timed."""
+    """How candidates are timed; None if they are not."""
     deadline: float
-    """When tuning must be done, in the time of ``time.perf_counter``."""
+    """Time of ``time.perf_counter`` in seconds at which tuning must end."""
     timings: TimingCache
     fits_workspace: Callable[[Node, Tactic], bool]
-    """Whether a tactic keeps within the workspace that it may have."""
+    """Return whether a tactic of a node stays within the workspace limit."""
     progress: Callable[[int, int], None]
-    """Told how much of the in-network trial is done, and of how much."""
+    """Called with the number of trials in the network that are done, and their total."""
 
     def fits(self, limit: Limit) -> bool:
-        """Whether no node has larger tensors than a trial may have."""
+        """Return whether the tensors of every node stay within a limit of trials."""
         return all(tensor_bytes(node, self.sizes) <= limit.most for node in self.graph.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class TunedGraph:
-    """A graph, and a choice for it."""
+    """A graph with chosen tactics."""
 
     tuning: TuningRequest
     choice: Choice
     report: PassReport | None = None
-    """What was done to the plan's own graph."""
+    """Changes to the graph of the plan, for the build report."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedPairAlternatives:
-    """Graphs in which nodes are chained."""
+    """Variants of a graph with fused pairs."""
 
     chains: FusedPairTimings
     draft: Callable[[Sequence[EquivalentPairs]], TunedGraph]
-    """The choice where chains of some kinds are formed."""
+    """Return the graph with some kinds of pairs fused."""
 
     def by_estimates(self, draft: TunedGraph) -> TunedGraph:
-        """What is best by estimates: a draft without chains, or one with some."""
+        """Return the draft, or a variant whose fused pairs are estimated to be faster."""
         kinds = self.chains.faster(1 - _MIN_ESTIMATED_GAIN)
         return self.draft(kinds) if kinds else draft
 
 
 class Toolchain(ABC):
-    """A kind of device to build for, with the target and how its code is made and timed."""
+    """A target of a build: its backend, and how its code is compiled and timed."""
 
     backend: Backend[Any]
     workers: int
-    """How many have scratch memory of their own."""
+    """Number of threads with scratch memory of their own."""
     device: str | None = None
-    """Where what is built shall run, if that is one of several devices of its kind."""
+    """Device on which the engine will run, if the machine may have several of the kind."""
     libraries: tuple[str, ...] = ()
-    """Libraries that compete with our kernels, with their versions."""
+    """Libraries that compete with generated kernels, with their versions."""
     supports_mixed_precision: bool = False
-    """Whether layers can stay in float32 where the others are stored in 16 bits."""
+    """Whether layers can stay in float32 in a 16-bit build."""
 
     @property
     @abstractmethod
     def target(self) -> Target:
-        """What code is made for."""
+        """The target of code generation."""
 
     @property
     def name(self) -> str:
@@ -115,74 +115,79 @@ class Toolchain(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> Fingerprint:
-        """What the engine says it was made for."""
+        """The fingerprint of the target, which an engine records."""
 
     @property
     @abstractmethod
     def can_measure(self) -> bool:
-        """Whether what is built can be timed here."""
+        """Whether this machine can time the code."""
 
     @property
     @abstractmethod
-    def place(self) -> str:
-        """What times depend on beside the code, where this has a clock."""
+    def timing_key(self) -> str:
+        """A description of the machine on which times are measured; errors if there is none."""
 
     @abstractmethod
     def timer(self, tuning: TuningRequest) -> Timer:
-        """What tells candidates apart."""
+        """Return the timer that ranks candidates."""
 
     @abstractmethod
     def tune_in_network(
         self, draft: TunedGraph, others: FusedPairAlternatives | None, spent_s: float
     ) -> TunedGraph:
-        """Let the best candidates show what they are worth in the whole plan.
+        """Compare the best candidates in the whole plan, and return the best graph.
 
         Args:
-            draft: the choice by the times of nodes.
-            others: chains that compete with their parts, if there are any.
-            spent_s: what it took to choose.
+            draft: the choice by isolated times.
+            others: variants with fused pairs, if there are any.
+            spent_s: time in seconds that the choice of the draft took.
         """
 
     @abstractmethod
     def link(
         self, kernels: Sequence[KernelSpec], progress: Callable[[int, int], None]
     ) -> tuple[CodeImage, CodeImage]:
-        """The kernels' code, and what every engine carries to run it.
+        """Return the code of the kernels, and the runtime code that every engine contains.
 
-        ``progress`` is told how much of it there is, and of how much.
+        ``progress`` is called with the number of compiled kernels and their total.
         """
 
     def storage(self, wanted: DType) -> DType:
-        """How float32 tensors are stored where ``wanted`` is asked for."""
+        """Return the storage type of float32 tensors if ``wanted`` is requested."""
         return self.target.storage(wanted)
 
     def parts(self) -> Mapping[str, Any]:
-        """The targets for which one plan must do, by their names for messages."""
+        """Return the targets that share the plan, by their names for messages."""
         return {self.name: self.target}
 
     def supports_precision(self, precision: str, part: Any) -> bool:
-        """Whether one of the parts computes as a precision says."""
-        wanted = PRECISIONS[precision]
-        return precision not in (TF32, HALF2) and part.storage(wanted) is wanted
+        """Return whether one of the parts computes in a precision."""
+        storage = PRECISIONS[precision]
+        return precision not in (TF32, HALF2) and part.storage(storage) is storage
 
     def targets_without_precision(self, precision: str) -> tuple[str, ...]:
-        """The parts that do not compute as a precision says; all others then do as these do."""
+        """Return the names of the parts that do not compute in a precision.
+
+        All parts share one plan, so the other parts then do not use the precision either.
+        """
         return tuple(
-            name for name, it in self.parts().items() if not self.supports_precision(precision, it)
+            name
+            for name, part in self.parts().items()
+            if not self.supports_precision(precision, part)
         )
 
     def requirements(self, kernels: Sequence[KernelSpec]) -> tuple[str, ...]:
-        """What an engine of these kernels needs beside its device, as features to be marked."""
+        """Return the features that an engine of these kernels needs in addition to the target's."""
         del kernels
         return ()
 
     def hint(self, refusals: Iterable[str]) -> str:
-        """What would allow faster code, by why families refused layers; empty where nothing."""
+        """Return advice that enables faster kernels, given the refusals of families, or ""."""
         del refusals
         return ""
 
     def passes(self, storage: DType) -> tuple[Pass, ...]:
-        """What makes a network this backend's, where float32 is stored as ``storage``."""
+        """Return the passes for this backend, with float32 tensors stored as ``storage``."""
         backend = self.backend
         return pipeline(
             non_fusable_ops=backend.non_fusable_ops,
@@ -191,8 +196,12 @@ class Toolchain(ABC):
         )
 
 
-_HOMES: Final = {"cpu": "_cpu_toolchain", "null": "_cpu_toolchain", "cuda": "_cuda_toolchain"}
-"""The file of each kind of device."""
+_TOOLCHAIN_FILES: Final = {
+    "cpu": "_cpu_toolchain",
+    "null": "_cpu_toolchain",
+    "cuda": "_cuda_toolchain",
+}
+"""File with the toolchain of each kind of device."""
 _T = TypeVar("_T")
 
 
@@ -203,39 +212,39 @@ def open_toolchain(
     libraries: bool = False,
     advice: str = "",
 ) -> Toolchain:
-    """The toolchain of the first device of an order of preference that can be built for.
+    """Return the toolchain of the first of several devices that can be built for.
 
     Args:
-        device: what ``build`` says of it.
-        precision: what ``build`` says of it; a target may offer other tactics for it.
-        libraries: what ``build`` says of it.
-        advice: what else can be done where a GPU is asked for that is not here.
+        device: as for `build`.
+        precision: as for `build`; it may add tactics to the target.
+        libraries: as for `build`.
+        advice: text that is added to the error if the machine does not have the GPU.
 
     Raises:
-        UnsupportedError: no device of several can be; says why each one cannot.
-        SmeltError: why the only one cannot be.
+        UnsupportedError: no device of several can be built for; the message lists the reasons.
+        SmeltError: the only device cannot be built for.
     """
 
-    def opened(name: str) -> Toolchain:
-        return _opened(name, precision, libraries=libraries, advice=advice)
+    def open_one(name: str) -> Toolchain:
+        return _open(name, precision, libraries=libraries, advice=advice)
 
-    return _first(device, opened)
+    return _first_available(device, open_one)
 
 
 def device_to_run(
     device: str | Sequence[str], precision: str = "float32", *, libraries: bool = False
 ) -> str:
-    """The first device of an order of preference that can be built for, and that is here.
+    """Return the first of several devices that can be built for and can run the engine here.
 
-    Whoever will run what he builds asks first: a build may take minutes.
+    A build may take minutes, so a caller that will run the engine checks this first.
 
     Raises:
-        UnsupportedError: no device of several will do; says why each one will not.
-        SmeltError: why the only one will not do.
+        UnsupportedError: no device of several is usable; the message lists the reasons.
+        SmeltError: the only device is not usable.
     """
 
-    def checked(name: str) -> str:
-        tools = _opened(name, precision, libraries=libraries, advice="")
+    def check_one(name: str) -> str:
+        tools = _open(name, precision, libraries=libraries, advice="")
         try:
             check_device(tools.fingerprint, tools.device)
         except (DeviceError, EngineMismatchError) as error:
@@ -244,11 +253,11 @@ def device_to_run(
             ) from error
         return name
 
-    return _first(device, checked)
+    return _first_available(device, check_one)
 
 
-def _first(device: object, attempt: Callable[[str], _T]) -> _T:
-    """What the first device for which an attempt succeeds gives."""
+def _first_available(device: object, attempt: Callable[[str], _T]) -> _T:
+    """Return the result of the first device for which ``attempt`` succeeds."""
     names = _names_of(device)
     reasons: list[str] = []
     for name in names:
@@ -257,40 +266,40 @@ def _first(device: object, attempt: Callable[[str], _T]) -> _T:
         except (UnsupportedError, DeviceError, MissingExtraError) as error:
             if len(names) == 1:
                 raise
-            _LOG.warning("not built for %s: %s", name, error)
+            _LOG.warning("device %s is skipped: %s", name, error)
             reasons.append(f"{name}: {error}")
-    raise UnsupportedError(f"engines can be built for none of the devices {names}", reasons=reasons)
+    raise UnsupportedError(f"none of the devices {names} is available", reasons=reasons)
 
 
 def _names_of(device: object) -> list[str]:
-    """What ``build`` says of the device, as a list of names."""
+    """Return the option ``device`` of `build` as a list of names."""
     detail = shown(device)
-    given: Sequence[object] = ()
+    items: Sequence[object] = ()
     if isinstance(device, str):
-        given = (device,)
+        items = (device,)
     elif isinstance(device, list | tuple):
-        given = cast("Sequence[object]", device)
-    names = [name for name in given if isinstance(name, str)]
-    if not names or len(names) < len(given):
+        items = cast("Sequence[object]", device)
+    names = [name for name in items if isinstance(name, str)]
+    if not names or len(names) < len(items):
         raise UnsupportedError(
-            f"device {detail} is neither a name nor a list of names; devices are: {DEVICE_GRAMMAR}"
+            f"device {detail} must be a name or a list of names; devices are: {DEVICE_GRAMMAR}"
         )
     return names
 
 
-def _opened(name: str, precision: str, *, libraries: bool, advice: str) -> Toolchain:
+def _open(name: str, precision: str, *, libraries: bool, advice: str) -> Toolchain:
     device = DeviceName.from_text(name)
-    made: Toolchain = _home(device.kind).open_toolchain(
+    toolchain: Toolchain = _toolchain_module(device.kind).open_toolchain(
         device, precision, libraries=libraries, advice=advice
     )
-    return made
+    return toolchain
 
 
 def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> Toolchain:
-    """The toolchain with which an engine of this fingerprint is made anew, to run on ``device``."""
-    made: Toolchain = _home(fingerprint.device).toolchain_of(fingerprint, device)
-    return made
+    """Return the toolchain that can regenerate an engine, to run it on ``device``."""
+    toolchain: Toolchain = _toolchain_module(fingerprint.device).toolchain_of(fingerprint, device)
+    return toolchain
 
 
-def _home(kind: str) -> Any:
-    return import_module(f"smelt.builder.{_HOMES[kind]}")
+def _toolchain_module(kind: str) -> Any:
+    return import_module(f"smelt.builder.{_TOOLCHAIN_FILES[kind]}")

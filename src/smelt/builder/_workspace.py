@@ -1,4 +1,4 @@
-"""How much scratch memory a tactic needs: what its launches share, and what each worker has."""
+"""Size of the scratch memory that a tactic needs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ def workspace_bytes(
     backend: Backend[Any],
     node: Node,
     tactic: Tactic,
-    box: Mapping[str, tuple[int, int]],
+    ranges: Mapping[str, tuple[int, int]],
     workers: int,
 ) -> int:
-    """Bytes that a step needs beside its tensors.
+    """Return the scratch memory in bytes that a step needs in addition to its tensors.
+
+    The size includes the memory that its launches share, and the memory of each worker.
 
     Args:
-        backend: has the tactic's family.
-        node: what is computed.
-        tactic: how.
-        box: the smallest and the largest value of each symbol.
-        workers: threads among which the step is divided.
+        backend: backend of the tactic's family.
+        node: node that the step computes.
+        tactic: tactic of the node.
+        ranges: smallest and largest value of each symbol.
+        workers: number of threads among which the step is divided; 0 on GPUs.
     """
-    shared = bounds_of(tactic.workspace_bytes, box)[1]
+    shared = bounds_of(tactic.workspace_bytes, ranges)[1]
     if tactic.is_reference or tactic.aliasing.value != "none" or not workers:
         return shared
-    largest = {name: high for name, (_, high) in box.items()}
+    largest = {name: high for name, (_, high) in ranges.items()}
     return shared + workers * lower_isolated_node(backend, node, tactic, largest).scratch_bytes

@@ -1,8 +1,7 @@
-"""Files become networks: ``smelt.importers.caffe`` and ``smelt.importers.onnx``, each on demand.
+"""Importers of Caffe and ONNX models; each format is loaded on first use.
 
-``network_from_caffe`` and ``network_from_onnx`` give a `NetworkDefinition`; the rooms below give
-the graph itself, and ``read_onnx`` the message for another engine. A program pays only for the
-format that it reads.
+``network_from_caffe`` and ``network_from_onnx`` return a `NetworkDefinition`. The subpackages
+return the graph itself, and ``read_onnx`` returns the ONNX message for another engine.
 """
 
 from smelt.importers._networks import network_from_caffe, network_from_onnx, read_onnx

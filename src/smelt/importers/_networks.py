@@ -1,4 +1,4 @@
-"""What the importers read, as networks."""
+"""Functions that import models as network definitions."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def network_from_caffe(
 
     Args:
         prototxt: the network: a path, the bytes of a file, or its text.
-        caffemodel: the weights: a path or the bytes of a file; None where there are none.
-        dtype: how weights are stored: ``float32`` or ``float16``.
-        outputs: blobs to mark as outputs; None marks what nothing consumes, [] marks nothing.
+        caffemodel: the weights: a path or the bytes of a file; None if there are none.
+        dtype: storage type of the weights: ``float32`` or ``float16``.
+        outputs: blobs to mark as outputs; None marks those that no layer reads, [] marks none.
 
     Returns:
-        The network, with an implicit batch, and the tensor of each blob: where layers work in
-        place, that of the last one.
+        The network, with an implicit batch, and the tensor of each blob. If layers work in place,
+            it is the result of the last one.
 
     Raises:
-        ModelFormatError: a file is missing, malformed or cut off.
+        ModelFormatError: a file is missing, malformed or truncated.
         GraphError: layers do not fit together.
-        UnsupportedError: naming every layer that cannot be imported, with the reason.
+        UnsupportedError: layers cannot be imported; the message lists them with reasons.
     """
-    with _packages_needed():
+    with _translated_import_errors():
         from smelt.importers.caffe import import_caffe
 
     graph, values = import_caffe(
@@ -75,22 +75,22 @@ def network_from_onnx(
     """Read an ONNX model.
 
     Args:
-        model: a path, the bytes of a file, or a message.
-        outputs: values to mark as outputs; None marks the model's own, [] marks nothing.
+        model: a path, the bytes of a file, or a ``ModelProto``.
+        outputs: values to mark as outputs; None marks the model's own, [] marks none.
 
     Returns:
         The network, with an explicit batch.
 
     Raises:
-        ModelFormatError: the model is malformed or cut off, or external data is missing.
-        GraphError: the network is wrong.
-        UnsupportedError: naming every node that cannot be imported, with the reason.
+        ModelFormatError: the model is malformed or truncated, or external data is missing.
+        GraphError: the network is not valid.
+        UnsupportedError: nodes cannot be imported; the message lists them with reasons.
         MissingExtraError: the package onnx is not installed.
     """
     if not hasattr(model, "HasField"):
-        _check_source(model, "an ONNX model is given as a path, bytes or a ModelProto")
+        _check_source(model, "an ONNX model must be a path, bytes or a ModelProto")
         _refuse_engine(model)
-    with _packages_needed():
+    with _translated_import_errors():
         from smelt.importers.onnx import import_onnx
 
         graph = import_onnx(model, outputs=_names(outputs))
@@ -100,37 +100,42 @@ def network_from_onnx(
 def read_onnx(
     model: str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto,
 ) -> onnx.ModelProto:
-    """Read an ONNX model as `network_from_onnx` does, for an engine that takes the message itself.
+    """Read an ONNX model like `network_from_onnx`, for an engine that takes the message.
 
     Args:
-        model: a path, the bytes of a file, or a message.
+        model: a path, the bytes of a file, or a ``ModelProto``.
 
     Returns:
-        The message, with all its weights in it.
+        The message, which contains all external data.
 
     Raises:
-        ModelFormatError: the model is malformed or cut off, external data is missing, or all of it
-            is too large for one message.
-        UnsupportedError: a version or an element type is not known here.
+        ModelFormatError: the model is malformed or truncated, external data is missing, or the
+            whole is too large for one message.
+        UnsupportedError: an opset version or an element type is not supported.
         MissingExtraError: the package onnx is not installed.
     """
     if not hasattr(model, "HasField"):
-        _check_source(model, "an ONNX model is given as a path, bytes or a ModelProto")
-    with _packages_needed():
+        _check_source(model, "an ONNX model must be a path, bytes or a ModelProto")
+    with _translated_import_errors():
         from smelt.importers.onnx import read_onnx as read
 
         return read(model)
 
 
-def _check_source(given: object, wanted: str) -> None:
-    if not isinstance(given, str | os.PathLike | bytes | bytearray | memoryview):
-        raise ModelFormatError(f"{wanted}, not {type(given).__name__}")
-    if isinstance(given, os.PathLike):
-        require_path(cast("os.PathLike[str]", given), "a model", ModelFormatError)
+def _check_source(source: object, expected: str) -> None:
+    """Check the type of a model's source; ``expected`` is the start of the error message."""
+    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
+        raise ModelFormatError(f"{expected}, not {type(source).__name__}")
+    if isinstance(source, os.PathLike):
+        require_path(cast("os.PathLike[str]", source), "a model", ModelFormatError)
 
 
 def _refuse_engine(model: object) -> None:
-    """Raise ModelFormatError: it is not a model but what smelt made of one."""
+    """Check that a file is not an engine.
+
+    Raises:
+        ModelFormatError: the file is an engine.
+    """
     try:
         if isinstance(model, str | os.PathLike):
             name = os.fspath(cast("str | os.PathLike[str]", model))
@@ -140,14 +145,14 @@ def _refuse_engine(model: object) -> None:
             view = memoryview(cast("bytes", model))
             start, name = bytes(view[: len(MAGIC)]) if view.ndim == 1 else b"", "the model"
     except (OSError, ValueError):
-        return  # the importer says what is wrong
+        return  # the importer reports the error
     if start == MAGIC:
         raise ModelFormatError(f"{name} is an engine, not a model; load it with smelt.load")
 
 
 @contextmanager
-def _packages_needed() -> Generator[None]:
-    """Name the package that is missing where smelt was installed without what it depends on."""
+def _translated_import_errors() -> Generator[None]:
+    """Raise MissingExtraError if an import in the body fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -155,15 +160,15 @@ def _packages_needed() -> Generator[None]:
 
 
 def _names(outputs: object) -> list[str] | None:
-    """The names of outputs; a single one is a sequence of letters, too, and nobody means that."""
+    """Return the names of outputs; a single string is taken as one name."""
     if outputs is None:
         return None
     names = [outputs] if isinstance(outputs, str) else require_list(outputs, "outputs", GraphError)
     return [require_str(name, "the name of an output", GraphError) for name in names]
 
 
-def _source(given: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes | Path:
-    _check_source(given, "a Caffe file is given as a path or bytes")
-    if isinstance(given, bytearray | memoryview):
-        return copy_bytes(given, "a Caffe file", ModelFormatError)
-    return given if isinstance(given, str | bytes) else Path(given)
+def _source(source: str | os.PathLike[str] | bytes | bytearray | memoryview) -> str | bytes | Path:
+    _check_source(source, "a Caffe file must be a path or bytes")
+    if isinstance(source, bytearray | memoryview):
+        return copy_bytes(source, "a Caffe file", ModelFormatError)
+    return source if isinstance(source, str | bytes) else Path(source)

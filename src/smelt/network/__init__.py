@@ -1,7 +1,7 @@
-"""The definition API: networks made layer by layer, or taken over from an importer.
+"""The network definition API: networks built layer by layer, or filled by an importer.
 
-A network holds weights by reference: an array handed to it is neither copied nor changed, and lives
-as long as the network does. An error names the line of the caller's file that caused it.
+A network holds weights by reference: an array that is passed in is neither copied nor changed, and
+must live as long as the network. Errors name the line of the caller's file that caused them.
 """
 
 from smelt.network._definition import NetworkDefinition

@@ -1,4 +1,4 @@
-"""Errors that name the line of the caller's file."""
+"""Error messages with the file and line of the application's call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGE = f"{Path(__file__).resolve().parent.parent}/"
 
 
 def caller_location() -> str:
-    """The nearest file and line on the stack that are not smelt's own."""
+    """Return ``file:line`` of the innermost stack frame outside the smelt package."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -29,14 +29,14 @@ def caller_location() -> str:
 
 
 class Undoable(Protocol):
-    """What can go back to an earlier state."""
+    """An object that can be rolled back to an earlier state."""
 
-    def mark(self) -> int:
-        """The present state."""
+    def checkpoint(self) -> int:
+        """Return an identifier of the present state."""
         ...
 
-    def roll_back(self, mark: int, /) -> None:
-        """Undo what came after a state."""
+    def roll_back(self, checkpoint: int, /) -> None:
+        """Undo everything that was done since ``checkpoint`` was returned."""
         ...
 
 
@@ -46,22 +46,22 @@ U = TypeVar("U", bound=Undoable)
 def atomic(
     method: Callable[Concatenate[U, P], R],
 ) -> Callable[Concatenate[U, P], R]:
-    """Let a method that fails leave nothing behind, and say where it was called."""
+    """Decorate a method so that a failing call changes nothing and its error names the caller."""
 
     @functools.wraps(method)
     def wrapper(self: U, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        mark = self.mark()
+        checkpoint = self.checkpoint()
         try:
             return method(self, *args, **kwargs)
         except SmeltError:
-            self.roll_back(mark)
+            self.roll_back(checkpoint)
             raise
 
     return located(wrapper)
 
 
 def located(method: Callable[P, R]) -> Callable[P, R]:
-    """Let the errors of a method say where it was called."""
+    """Decorate a function so that its ``GraphError``s name the file and line of the caller."""
 
     @functools.wraps(method)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:

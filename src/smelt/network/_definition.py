@@ -1,4 +1,4 @@
-"""A network: a graph, seen as layers and tensors."""
+"""``NetworkDefinition``: a graph presented as named layers and tensors."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ if TYPE_CHECKING:
     from smelt.types import Dim, Shape
 
 BATCH = "batch"
-"""The symbol of an implicit batch."""
-_LARGEST_VOLUME = 1 << 30
+"""Name of the symbolic dimension that stands for an implicit batch."""
+_MAX_ELEMENTS = 1 << 30
+"""Exclusive limit of the product of an input's static extents, in elements."""
 
 
 class NetworkDefinition(LayerMethods):
     """A network under construction.
 
-    With ``batch="implicit"`` shapes are those of one image, and an engine decides how many images
-    there are at a time; with ``batch="explicit"`` shapes are complete, and an extent may be a
-    symbol, given as its name.
+    With ``batch="implicit"``, shapes describe one image, and each engine determines the batch size.
+    With ``batch="explicit"``, shapes are complete, and an extent may be symbolic, given by its
+    name.
     """
 
     def __init__(
@@ -55,17 +56,20 @@ class NetworkDefinition(LayerMethods):
         *,
         tensor_names: str = "{layer}",
     ) -> None:
-        """Start an empty network.
+        """Create an empty network.
 
         Args:
-            name: name of the network, and of its engines.
-            batch: whether shapes leave out the batch.
-            tensor_names: how a layer's only result is named; ``{layer}`` and ``{index}`` are
-                filled in. Of several results each is named ``layer:index`` by default.
+            name: name of the network and of its engines.
+            batch: ``"implicit"`` if shapes omit the batch axis, ``"explicit"`` if they include it.
+            tensor_names: format of the name of a layer's only result; ``{layer}`` and ``{index}``
+                are replaced. The results of a layer with several results are named ``layer:index``.
+
+        Raises:
+            GraphError: ``name``, ``batch`` or ``tensor_names`` is invalid.
         """
         self._graph = Graph(require_str(name, "the network's name", GraphError))
         self._batch = _batch(batch)
-        self._tensor_names = _template(tensor_names)
+        self._tensor_names = _checked_template(tensor_names)
         self._tensors: dict[Value, Tensor] = {}
         self._values: dict[str, Value] = {}
         self._layer_names: set[str] = set()
@@ -73,11 +77,14 @@ class NetworkDefinition(LayerMethods):
         self._kinds: dict[str, str] = {}
         self._locations: dict[str, str] = {}
         self._default_names: set[Value] = set()
-        """Values, by id, that bear the name of their layer."""
+        """Values whose name was derived from their layer's name and follows when it is renamed."""
 
     @classmethod
     def from_graph(cls, graph: Graph) -> NetworkDefinition:
-        """The network that a graph is; the graph is not copied."""
+        """Return a network that wraps ``graph``; the graph is not copied.
+
+        The batch is implicit if the first axis of an input is the symbol ``batch``.
+        """
         symbol = SymbolicDim.symbol(BATCH)
         implicit = any(value.tensor.shape[:1] == (symbol,) for value in graph.inputs)
         network = cls(graph.name, "implicit" if implicit else "explicit")
@@ -86,7 +93,7 @@ class NetworkDefinition(LayerMethods):
         network._layer_names = {_layer_of(node) for node in graph.nodes}
         return network
 
-    # ---- what it is made of
+    # ---- contents
 
     @property
     def name(self) -> str:
@@ -100,7 +107,7 @@ class NetworkDefinition(LayerMethods):
 
     @property
     def graph(self) -> Graph:
-        """The graph of the network, of which this is a view."""
+        """The underlying graph, which this object wraps without copying."""
         return self._graph
 
     @property
@@ -115,24 +122,24 @@ class NetworkDefinition(LayerMethods):
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers, in the order in which they run."""
+        """The layers, in execution order."""
         groups: dict[str, list[Node]] = {}
         for node in self._graph.nodes:
             groups.setdefault(_layer_of(node), []).append(node)
         return [self._layer(name, nodes) for name, nodes in groups.items()]
 
     def find(self, name: str) -> Tensor | None:
-        """The tensor of a name, or None."""
+        """Return the tensor called ``name``, or None; weights are not tensors of the network."""
         value = self._values.get(require_str(name, "a tensor's name", GraphError))
         return None if value is None or value.constant is not None else self.tensor(value)
 
     def find_layer(self, name: str) -> Layer | None:
-        """The layer of a name, or None."""
+        """Return the layer called ``name``, or None."""
         require_str(name, "a layer's name", GraphError)
         return next((layer for layer in self.layers if layer.name == name), None)
 
     def tensor(self, value: Value) -> Tensor:
-        """The tensor that a value of the graph is."""
+        """Return the ``Tensor`` that wraps a value of the graph; the same object on every call."""
         return self._tensors.setdefault(value, Tensor(self, value))
 
     def __repr__(self) -> str:
@@ -155,25 +162,25 @@ class NetworkDefinition(LayerMethods):
         """Add an input.
 
         Args:
-            name: its name, which an engine keeps.
-            dtype: element type, ``"float32"`` for example.
-            shape: extents; without the batch where that is implicit, as (C, H, W).
-            batch: ``"explicit"`` for a complete shape; None for what the network is. All inputs of
-                a network agree, so the first may decide.
+            name: name of the tensor, which becomes the name of the engine's binding.
+            dtype: element type, for example ``"float32"``.
+            shape: extents, for example (C, H, W); an implicit batch is omitted.
+            batch: ``"explicit"`` for a complete shape; None selects the mode of the network. The
+                first input may set the mode, and all later inputs must have the same.
 
         Raises:
-            ShapeError: an extent is not an extent, or the tensor would be too large.
-            GraphError: the name is taken, or the batch is another than the first input's.
+            ShapeError: an extent is invalid, or the tensor would have too many elements.
+            GraphError: the name is already used, or ``batch`` differs from that of the first input.
         """
         if batch is not None:
             self._decide_batch(batch)
         value = Value(name, TensorType(_dtype(dtype), self._full_shape(shape)))
-        self._claim(name, value)
+        self._register_name(name, value)
         self._graph.inputs.append(value)
         return self.tensor(value)
 
     def _decide_batch(self, batch: Literal["implicit", "explicit"]) -> None:
-        """Let the first input say whether shapes leave out the batch."""
+        """Set the batch mode if there is no input yet; check it otherwise."""
         _batch(batch)
         if batch != self._batch and self._graph.inputs:
             raise GraphError(
@@ -184,9 +191,12 @@ class NetworkDefinition(LayerMethods):
 
     @located
     def mark_output(self, tensor: Tensor) -> None:
-        """Let a tensor leave the network. Any number may; marking one twice changes nothing.
+        """Make a tensor an output of the network; marking a tensor twice has no effect.
 
-        Raises GraphError: the tensor is an input, or of another network.
+        A network may have any number of outputs.
+
+        Raises:
+            GraphError: the tensor is an input, or belongs to another network.
         """
         value = self.value_of(tensor)
         if value.producer is None:
@@ -203,18 +213,25 @@ class NetworkDefinition(LayerMethods):
     def add(
         self, op: Op, *inputs: Tensor | Array | None, name: str | None = None
     ) -> Tensor | tuple[Tensor, ...]:
-        """Apply any op: ``network.add(ops.Elu(alpha=0.5), x)``.
+        """Add a layer that computes an op: ``network.add(ops.Elu(alpha=0.5), x)``.
 
         Args:
-            op: what to compute.
-            inputs: tensors; arrays become constants; None leaves an optional input out.
-            name: name of the layer; made from the op's when absent.
+            op: the op to apply.
+            inputs: tensors, or arrays, which become constants; None omits an optional input.
+            name: name of the layer; by default the op's name and a number.
 
         Returns:
-            The result, or a tuple where the op has several.
+            The result, or a tuple of results if the op has several.
+
+        Raises:
+            GraphError: ``op`` is not an op, an operand is invalid, or the name is already used.
+            ShapeError: the op cannot be applied to the shapes and types of its inputs.
         """
-        if not isinstance(given := cast("object", op), Op):
-            raise GraphError(f"add takes an op, as ops.Elu(alpha=0.5), not {shown(given)}")
+        if not isinstance(argument := cast("object", op), Op):
+            raise GraphError(
+                "NetworkDefinition.add expects an op such as ops.Elu(alpha=0.5), not "
+                f"{shown(argument)}"
+            )
         label = self._layer_name(name, op.name)
         values = [
             array if array is None else self._operand(array, f"{label}.{index}")
@@ -233,27 +250,28 @@ class NetworkDefinition(LayerMethods):
             node.output.name = self._tensor_names.format(layer=layer, index=0)
             self._default_names.add(node.output)
         for value in node.outputs:
-            self._claim(value.name, value)
+            self._register_name(value.name, value)
         self._locations[layer], self._kinds[layer] = caller_location(), kind
         self._layer_names.add(layer)
         return [self.tensor(value) for value in node.outputs]
 
     @override
-    def mark(self) -> int:
+    def checkpoint(self) -> int:
         return len(self._graph.nodes)
 
     @override
-    def roll_back(self, mark: int) -> None:
-        for node in reversed(self._graph.nodes[mark:]):
+    def roll_back(self, checkpoint: int) -> None:
+        """Remove the nodes added since ``checkpoint``, with their names and unused weights."""
+        for node in reversed(self._graph.nodes[checkpoint:]):
             for value in node.outputs:
-                self._disclaim(value)
+                self._release_name(value)
             self._layer_names.difference_update(node.layers)
             self._graph.remove(node)
         self._numbers.clear()
         weights = [value for value in self._values.values() if value.constant is not None]
         for value in weights:
             if not value.users:
-                self._disclaim(value)
+                self._release_name(value)
 
     @override
     def begin(self, name: str | None, kind: str) -> str:
@@ -270,32 +288,37 @@ class NetworkDefinition(LayerMethods):
     @override
     def weight(self, constant: Constant) -> Value:
         value = self._graph.add_constant(constant)
-        self._claim(value.name, value)
+        self._register_name(value.name, value)
         return value
 
-    # ---- what tensors and layers ask for
+    # ---- called by tensors and layers
 
     def shape_of(self, value: Value) -> Shape:
-        """The shape that the network shows of a value."""
+        """Return the shape of a value without the implicit batch."""
         shape = value.tensor.shape
         if self._batch == "implicit" and shape[:1] == (SymbolicDim.symbol(BATCH),):
             return shape[1:]
         return shape
 
     def rename(self, value: Value, name: str) -> None:
-        """Give a value a name of its own. Raises GraphError."""
+        """Rename a value, which then no longer follows the name of its layer.
+
+        Raises:
+            GraphError: the name is empty or already used.
+        """
         if require_str(name, "the tensor's name", GraphError) == value.name:
             return
-        self._claim(name, value)
-        self._disclaim(value)
+        self._register_name(name, value)
+        self._release_name(value)
         self._default_names.discard(value)
         value.name = name
 
     @located
     def rename_layer(self, old: str, new: str) -> None:
-        """Give a layer another name; a result that bears the layer's name by default follows.
+        """Rename a layer, and its results if they still have their default names.
 
-        Raises GraphError: there is no such layer, or the new name is empty or taken.
+        Raises:
+            GraphError: there is no layer ``old``, or ``new`` is empty or already used.
         """
         for name in (old, new):
             require_str(name, "a layer's name", GraphError)
@@ -319,44 +342,57 @@ class NetworkDefinition(LayerMethods):
                 self._default_names.add(value)
 
     def reshape_input(self, value: Value, shape: Sequence[int | str]) -> None:
-        """Give an input another shape and infer the rest; undone on ShapeError."""
-        if not any(value is own for own in self._graph.inputs):
+        """Change the shape of an input and infer all shapes again.
+
+        Raises:
+            GraphError: the value is not an input.
+            ShapeError: a layer does not accept the new shape; the old shape is then restored.
+        """
+        if not any(value is graph_input for graph_input in self._graph.inputs):
             raise GraphError(
-                f"the shape of {value.name!r} follows from its layer; only that of an input can "
-                "be set"
+                f"the shape of {value.name!r} is inferred from its layer; only the shape of an "
+                "input can be set"
             )
-        kind = TensorType(value.tensor.dtype, self._full_shape(shape))
-        old = value.type
-        with self._undone_on_error(lambda: setattr(value, "type", old)):
-            value.type = kind
+        new_type = TensorType(value.tensor.dtype, self._full_shape(shape))
+        old_type = value.type
+        with self._undone_on_error(lambda: setattr(value, "type", old_type)):
+            value.type = new_type
 
     def replace_op(self, node: Node, op: Op) -> None:
-        """Give a node another op and infer the rest; undone on ShapeError."""
-        old, op = node.op, checked_op(op)
-        with self._undone_on_error(lambda: setattr(node, "op", old)):
+        """Replace the op of a node and infer all shapes again.
+
+        Raises:
+            ShapeError: the new op does not fit the network; the old op is then restored.
+        """
+        old_op, op = node.op, checked_op(op)
+        with self._undone_on_error(lambda: setattr(node, "op", old_op)):
             node.op = op
 
     @contextmanager
     def _undone_on_error(self, undo: Callable[[], None]) -> Generator[None]:
+        """Infer shapes after the body; if that fails, call ``undo`` and name the failing layer."""
         yield
         try:
             self._graph.infer()
         except GraphError as error:
             undo()
             self._graph.infer()
-            broken = [_layer_of(node) for node in self._graph.nodes if str(node) == error.node]
-            added = self._locations.get(broken[0], "") if broken else ""
-            origin = f" (the layer was added at {added})" if added else ""
+            failing_layers = [
+                _layer_of(node) for node in self._graph.nodes if str(node) == error.node
+            ]
+            location = self._locations.get(failing_layers[0], "") if failing_layers else ""
+            origin = f" (the layer was added at {location})" if location else ""
             raise type(error)(f"{error.message}{origin}", node=error.node) from error
 
     def _layer(self, name: str, nodes: Sequence[Node]) -> Layer:
-        made = {value for node in nodes for value in node.outputs}
-        own = set(nodes)
-        read = {
+        """Return the layer that groups ``nodes``; its inputs and outputs are the group's."""
+        computed_inside = {value for node in nodes for value in node.outputs}
+        group = set(nodes)
+        inputs = {
             value: value
             for node in nodes
             for value in node.inputs
-            if value is not None and value.constant is None and value not in made
+            if value is not None and value.constant is None and value not in computed_inside
         }
         results = [
             value
@@ -364,24 +400,25 @@ class NetworkDefinition(LayerMethods):
             for value in node.outputs
             if self._graph.is_output(value)
             or not value.users
-            or any(user not in own for user in value.users)
+            or any(user not in group for user in value.users)
         ]
         return Layer(
             name,
             self._kinds.get(name, nodes[-1].op.name),
-            tuple(self.tensor(value) for value in read.values()),
+            tuple(self.tensor(value) for value in inputs.values()),
             tuple(self.tensor(value) for value in results),
             tuple(nodes),
             self._locations.get(name, ""),
             self,
         )
 
-    def _operand(self, given: Tensor | Array, name: str) -> Value:
-        if isinstance(given, Tensor):
-            return self.value_of(given)
-        return self.weight(Constant(name, _array(given, name)))
+    def _operand(self, operand: Tensor | Array, name: str) -> Value:
+        if isinstance(operand, Tensor):
+            return self.value_of(operand)
+        return self.weight(Constant(name, _array(operand, name)))
 
     def _layer_name(self, name: str | None, kind: str) -> str:
+        """Return ``name`` after checking it, or if it is None the next free ``kind<number>``."""
         if name is None:
             number = self._numbers.get(kind, 0) + 1
             while f"{kind}{number}" in self._layer_names:
@@ -394,8 +431,12 @@ class NetworkDefinition(LayerMethods):
             )
         return name
 
-    def _claim(self, name: str, value: Value) -> None:
-        """Note whose a name is. Raises GraphError: it is another's."""
+    def _register_name(self, name: str, value: Value) -> None:
+        """Register the name of a value.
+
+        Raises:
+            GraphError: the name is empty or belongs to another value.
+        """
         if not require_str(name, "the tensor's name", GraphError):
             raise GraphError("a tensor must have a name")
         if self._values.setdefault(name, value) is not value:
@@ -403,20 +444,22 @@ class NetworkDefinition(LayerMethods):
                 f"the tensor name {name!r} is already used; give each tensor a unique name"
             )
 
-    def _disclaim(self, value: Value) -> None:
+    def _release_name(self, value: Value) -> None:
+        """Release the name of a value."""
         if self._values.get(value.name) is value:
             del self._values[value.name]
 
     def _full_shape(self, shape: Sequence[int | str]) -> Shape:
-        given = require_list(shape, "the extents of a shape", ShapeError)
-        dims = tuple(_extent(extent, given) for extent in given)
+        """Check the extents of a shape and prepend the implicit batch, if there is one."""
+        extents = require_list(shape, "the extents of a shape", ShapeError)
+        dims = tuple(_extent(extent, extents) for extent in extents)
         if self._batch == "implicit" and SymbolicDim.symbol(BATCH) in dims:
-            raise ShapeError(f"shape {given} includes the implicit batch; leave it out")
-        volume = prod(d for d in dims if isinstance(d, int))
-        if volume >= _LARGEST_VOLUME:
-            detail = format_integer(volume)
+            raise ShapeError(f"shape {extents} includes the implicit batch; leave it out")
+        elements = prod(d for d in dims if isinstance(d, int))
+        if elements >= _MAX_ELEMENTS:
+            count = format_integer(elements)
             raise ShapeError(
-                f"shape {shown(given)} has {detail} elements; it must have fewer than 2**30"
+                f"shape {shown(extents)} has {count} elements; it must have fewer than 2**30"
             )
         return (SymbolicDim.symbol(BATCH), *dims) if self._batch == "implicit" else dims
 
@@ -425,8 +468,8 @@ def _batch(batch: object) -> str:
     return require_choice(batch, "batch", GraphError, ("implicit", "explicit"))
 
 
-def _template(names: object) -> str:
-    """How results are named."""
+def _checked_template(names: object) -> str:
+    """Check the format string ``tensor_names`` by formatting it once."""
     template = require_str(names, "tensor_names", GraphError)
     try:
         template.format(layer="", index=0)
@@ -442,6 +485,7 @@ def _layer_of(node: Node) -> str:
 
 
 def _extent(extent: object, shape: list[object]) -> Dim:
+    """Return an extent of ``shape`` as an integer or a symbol."""
     if isinstance(extent, str):
         try:
             return SymbolicDim.symbol(extent)
@@ -453,20 +497,26 @@ def _extent(extent: object, shape: list[object]) -> Dim:
 
 
 def _dtype(dtype: Any) -> DType:
+    """Return the element type that a name, a numpy type or a ``DType`` denotes."""
     if isinstance(dtype, DType):
         return dtype
-    given = "None" if dtype is None else dtype  # which numpy takes for float64
+    specification = "None" if dtype is None else dtype  # np.dtype(None) would be float64
     try:
-        return DType.BFLOAT16 if dtype == "bfloat16" else DType.from_numpy(np.dtype(given))
+        return DType.BFLOAT16 if dtype == "bfloat16" else DType.from_numpy(np.dtype(specification))
     except (TypeError, ValueError) as error:
-        known = ", ".join(d.value for d in DType)
+        supported = ", ".join(d.value for d in DType)
         raise GraphError(
-            f"{shown(dtype)} is not an element type; the element types are: {known}"
+            f"{shown(dtype)} is not an element type; the element types are: {supported}"
         ) from error
 
 
-def _array(given: Array, name: str) -> Array:
-    array: Array = require_array(given, name, GraphError)
+def _array(operand: Array, name: str) -> Array:
+    """Return an operand as a numeric array.
+
+    Raises:
+        GraphError: the elements are not numbers.
+    """
+    array: Array = require_array(operand, name, GraphError)
     if not (array.dtype.kind in "iub" or is_float_dtype(array.dtype)):
-        raise GraphError(f"{name} has element type {array.dtype}; it must be numeric")
+        raise GraphError(f"{name} has element type {array.dtype}; it must be a numeric type")
     return array

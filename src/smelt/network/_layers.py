@@ -1,4 +1,4 @@
-"""The layers of the documented API, each made of ops."""
+"""The layer methods of the documented API; each layer is composed of ops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smelt.types import Dim, DType
 
 Extents = int | tuple[int, ...]
-"""One number for all spatial axes, or one for each."""
+"""One extent for all spatial axes, or one for each axis."""
 
 ACTIVATIONS: Final[dict[str, type[Op]]] = {
     "relu": ops.Relu,
@@ -64,33 +64,45 @@ SCALE_MODES: Final = ("uniform", "channel", "elementwise")
 
 
 class LayerMethods(ABC):
-    """``add_convolution`` and its kin, over what a network provides."""
+    """The ``add_<layer>`` methods, written in terms of a few abstract methods of a network."""
 
     @abstractmethod
-    def mark(self) -> int:
-        """How many nodes there are."""
+    def checkpoint(self) -> int:
+        """Return the number of nodes."""
 
     @abstractmethod
-    def roll_back(self, mark: int, /) -> None:
-        """Remove the nodes behind the first ``mark``."""
+    def roll_back(self, checkpoint: int, /) -> None:
+        """Remove all nodes but the first ``checkpoint``."""
 
     @abstractmethod
     def apply(
         self, layer: str, kind: str, op: Op, *inputs: Value | None, part: str = ""
     ) -> list[Tensor]:
-        """Add a node to a layer; ``part`` names all but its last one."""
+        """Add a node to a layer.
+
+        ``part`` distinguishes the names of a layer's nodes; the last node, which produces the
+        result, has an empty ``part``.
+        """
 
     @abstractmethod
     def begin(self, name: str | None, kind: str) -> str:
-        """The name of a new layer. Raises GraphError: it is taken."""
+        """Return the name of a new layer; ``kind`` and a number if ``name`` is None.
+
+        Raises:
+            GraphError: the name is empty or already used.
+        """
 
     @abstractmethod
     def value_of(self, tensor: Tensor) -> Value:
-        """The value of a tensor of this network. Raises GraphError."""
+        """Return the value of a tensor of this network.
+
+        Raises:
+            GraphError: the argument is not a tensor, or belongs to another network.
+        """
 
     @abstractmethod
     def weight(self, constant: Constant) -> Value:
-        """A value that holds a weight."""
+        """Add a weight to the network and return its value."""
 
     @atomic
     def add_convolution(
@@ -107,21 +119,22 @@ class LayerMethods(ABC):
         groups: int = 1,
         name: str | None = None,
     ) -> Tensor:
-        """Correlate ``x`` with ``count`` filters (the kernel is not flipped).
+        """Add a cross-correlation of ``x`` with ``count`` filters (the kernel is not flipped).
 
         Args:
-            x: [C, H, W] behind the batch; one or three spatial axes do too.
+            x: tensor of shape [C, H, W] without the batch, or with one or three spatial axes.
             count: number of filters, K.
             kernel: extents of a filter.
-            weights: K x C / groups x R x S, of this shape or flat in this order.
-            bias: K numbers, or none.
-            stride: steps between windows.
-            padding: zeros on either side.
-            dilation: steps between the elements of a window.
-            groups: parts into which channels and filters are divided.
+            weights: array of shape K x C / groups x R x S, or flat in this order.
+            bias: K numbers, or None.
+            stride: distance between windows, in elements.
+            padding: number of zeros on either side of each spatial axis.
+            dilation: distance between the elements of a window.
+            groups: number of groups into which channels and filters are divided.
             name: name of the layer.
 
-        Raises ShapeError: weights, groups or windows do not fit.
+        Raises:
+            ShapeError: the weights, groups or windows do not fit ``x``.
         """
         layer = self.begin(name, "convolution")
         value = self.value_of(x)
@@ -145,11 +158,13 @@ class LayerMethods(ABC):
         groups: int = 1,
         name: str | None = None,
     ) -> Tensor:
-        """Spread ``x`` through filters: the transpose of a convolution.
+        """Add a transposed convolution of ``x``.
 
-        Parameters are those of `add_convolution`, but for the weights: C x K / groups x R x S.
+        The parameters are those of `add_convolution`, except that the weights have shape C x K /
+        groups x R x S.
 
-        Raises ShapeError: weights, groups or windows do not fit.
+        Raises:
+            ShapeError: the weights, groups or windows do not fit ``x``.
         """
         layer = self.begin(name, "deconvolution")
         value = self.value_of(x)
@@ -176,13 +191,14 @@ class LayerMethods(ABC):
         """Multiply each image, flattened, by a matrix.
 
         Args:
-            x: any shape behind the batch; of an image [C, H, W] the result is [K, 1, 1].
+            x: tensor of any shape; for an image [C, H, W] the result is [K, 1, 1].
             count: number of results, K.
-            weights: K rows of as many numbers as an image has, or flat in this order.
-            bias: K numbers, or none.
+            weights: K rows, each with one number per element of an image, or flat in this order.
+            bias: K numbers, or None.
             name: name of the layer.
 
-        Raises ShapeError: the weights do not fit.
+        Raises:
+            ShapeError: the weights do not fit ``x``.
         """
         layer, kind = self.begin(name, "fully_connected"), "fully_connected"
         value = self.value_of(x)
@@ -194,11 +210,13 @@ class LayerMethods(ABC):
         if rank != 2:
             value = self.apply(layer, kind, ops.Flatten(axis=1), value, part="flatten")[0].value
         last = "product" if rank == 4 else ""
-        made = self.apply(layer, kind, ops.Gemm(trans_b=True), value, matrix, offset, part=last)[0]
+        product = self.apply(layer, kind, ops.Gemm(trans_b=True), value, matrix, offset, part=last)[
+            0
+        ]
         if rank != 4:
-            return made
+            return product
         shape = self.weight(Constant(f"{layer}.shape", np.array([0, count, 1, 1], np.int64)))
-        return self.apply(layer, kind, ops.Reshape(), made.value, shape)[0]
+        return self.apply(layer, kind, ops.Reshape(), product.value, shape)[0]
 
     @atomic
     def add_activation(
@@ -213,19 +231,20 @@ class LayerMethods(ABC):
         """Apply a function to each element: relu, sigmoid, tanh and others (see ``ACTIVATIONS``).
 
         Args:
-            x: any shape.
-            kind: the function.
-            alpha: its first parameter, where it has one.
-            beta: its second parameter, where it has one.
+            x: tensor of any shape.
+            kind: name of the function.
+            alpha: first parameter of the function, if it has parameters.
+            beta: second parameter of the function, if it has two.
             name: name of the layer.
 
-        Raises GraphError: the function is unknown, or has no such parameter.
+        Raises:
+            GraphError: the function is unknown or does not have the parameter.
         """
         layer = self.begin(name, "activation")
-        given = {"alpha": alpha, "beta": beta}
+        parameters = {"alpha": alpha, "beta": beta}
         attributes = {
             key: require_float(number, key, GraphError)
-            for key, number in given.items()
+            for key, number in parameters.items()
             if number is not None
         }
         op = _choose(ACTIVATIONS, kind, "activation", attributes)
@@ -244,19 +263,22 @@ class LayerMethods(ABC):
         count_include_pad: bool = False,
         name: str | None = None,
     ) -> Tensor:
-        """Take the largest element (``max``) or the mean (``average``) of each window.
+        """Compute the maximum (``max``) or the mean (``average``) of each window.
 
         Args:
-            x: [C, H, W] behind the batch; one or three spatial axes do too.
+            x: tensor of shape [C, H, W] without the batch, or with one or three spatial axes.
             kind: ``max`` or ``average``.
-            window: its extents.
-            stride: steps between windows.
-            padding: on either side; it never wins, and counts in a mean only on demand.
-            ceil_mode: whether a last window may reach beyond the padding.
-            count_include_pad: whether a mean is over the padding too.
+            window: extents of a window.
+            stride: distance between windows, in elements.
+            padding: elements on either side; they never are the maximum, and the mean includes them
+                only if ``count_include_pad`` is set.
+            ceil_mode: whether a last window may extend beyond the padding.
+            count_include_pad: whether the mean includes the padding.
             name: name of the layer.
 
-        Raises ShapeError: no window fits. GraphError: the kind is unknown.
+        Raises:
+            ShapeError: no window fits into ``x``.
+            GraphError: the kind is unknown.
         """
         layer = self.begin(name, "pooling")
         value = self.value_of(x)
@@ -280,10 +302,11 @@ class LayerMethods(ABC):
     ) -> Tensor:
         """Divide by ``(k + alpha / n * sum of squares) ** beta`` over ``window`` neighbours.
 
-        ``region`` is ``across_channels``, where n is ``window``, or ``within_channel``, where the
-        neighbours are those of a square and n is their number.
+        With ``region="across_channels"`` the neighbours are channels and n is ``window``. With
+        ``region="within_channel"`` they are the pixels of a square and n is their number.
 
-        Raises GraphError: a parameter is outside what is documented.
+        Raises:
+            GraphError: a parameter is outside its documented range.
         """
         layer = self.begin(name, "lrn")
         limits = (("alpha", alpha, -1e20, 1e20), ("beta", beta, 0.01, 1e5), ("k", k, 1e-5, 1e10))
@@ -293,7 +316,7 @@ class LayerMethods(ABC):
         )
         window = require_int(window, "window", refuse)
         if window not in range(1, 16, 2):
-            raise refuse(f"window is {window}; it must be odd, 1 to 15")
+            raise refuse(f"window is {window}; it must be an odd number from 1 to 15")
         op = ops.LRN(size=window, alpha=alpha, beta=beta, bias=k, region=region)
         return self.apply(layer, "lrn", op, self.value_of(x))[0]
 
@@ -308,40 +331,43 @@ class LayerMethods(ABC):
         *,
         name: str | None = None,
     ) -> Tensor:
-        """Compute ``(x * scale + shift) ** power`` with constants; what is absent changes nothing.
+        """Compute ``(x * scale + shift) ** power`` with constants; absent constants have no effect.
 
         Args:
-            x: [C, H, W] behind the batch, or any other shape.
-            mode: one number for all (``uniform``), for each channel, or for each element.
-            shift: the numbers that are added.
-            scale: the numbers by which is multiplied.
+            x: tensor of shape [C, H, W] without the batch, or of any other shape.
+            mode: whether there is one number (``uniform``), one per channel (``channel``) or one
+                per element (``elementwise``).
+            shift: the numbers to add.
+            scale: the numbers to multiply by.
             power: the exponents.
             name: name of the layer.
 
-        Raises ShapeError: there are more or fewer numbers than the mode asks for.
+        Raises:
+            ShapeError: the count of numbers does not match the mode.
         """
         layer = self.begin(name, "scale")
         value = self.value_of(x)
         shape = self._scale_shape(value, mode, layer)
         steps: list[tuple[str, Op, Value]] = []
-        for what, op, numbers in (
+        for part, operation, numbers in (
             ("scale", ops.Mul(), scale),
             ("shift", ops.Add(), shift),
             ("power", ops.Pow(), power),
         ):
-            label = f"{layer}.{what}"
+            label = f"{layer}.{part}"
             if not _is_empty(numbers, label):
-                steps.append((what, op, self._weight(label, numbers, shape, value.tensor.dtype)))
+                weight = self._weight(label, numbers, shape, value.tensor.dtype)
+                steps.append((part, operation, weight))
         if not steps:
             return self.apply(layer, "scale", ops.Identity(), value)[0]
-        for what, step, constant in steps[:-1]:
-            value = self.apply(layer, "scale", step, value, constant, part=what)[0].value
+        for part, step, constant in steps[:-1]:
+            value = self.apply(layer, "scale", step, value, constant, part=part)[0].value
         _, step, constant = steps[-1]
         return self.apply(layer, "scale", step, value, constant)[0]
 
     @atomic
     def add_softmax(self, x: Tensor, *, axis: int = 1, name: str | None = None) -> Tensor:
-        """Make the elements along the channels add up to one; ``axis`` counts the batch as 0."""
+        """Normalise along ``axis`` by softmax; axis 0 is the batch, axis 1 the channels."""
         layer = self.begin(name, "softmax")
         return self.apply(layer, "softmax", ops.Softmax(axis=axis), self.value_of(x))[0]
 
@@ -349,13 +375,14 @@ class LayerMethods(ABC):
     def add_concatenation(
         self, tensors: Sequence[Tensor], *, axis: int = 1, name: str | None = None
     ) -> Tensor:
-        """Put tensors one behind the other along the channels; ``axis`` counts the batch as 0.
+        """Concatenate tensors along ``axis``; axis 0 is the batch, axis 1 the channels.
 
-        Raises ShapeError: another extent differs.
+        Raises:
+            ShapeError: the tensors differ in another extent.
         """
         layer = self.begin(name, "concatenation")
-        given = require_list(tensors, "tensors to concatenate", GraphError)
-        values = [self.value_of(tensor) for tensor in given]
+        operands = require_list(tensors, "tensors to concatenate", GraphError)
+        values = [self.value_of(tensor) for tensor in operands]
         return self.apply(layer, "concatenation", ops.Concat(axis=axis), *values)[0]
 
     @atomic
@@ -364,26 +391,36 @@ class LayerMethods(ABC):
     ) -> Tensor:
         """Combine two tensors element by element: sum, prod, max, min, sub, div or pow.
 
-        Raises ShapeError: they have not one shape. GraphError: the operation is unknown.
+        Raises:
+            ShapeError: the shapes differ.
+            GraphError: the operation is unknown.
         """
         layer = self.begin(name, "elementwise")
         op = _choose(ELEMENTWISE, operation, "elementwise operation", {})
         left, right = self.value_of(a), self.value_of(b)
         if left.tensor.shape != right.tensor.shape:
             raise ShapeError(
-                f"{left.tensor} and {right.tensor} differ; an elementwise layer takes equal shapes",
+                f"{left.tensor} and {right.tensor} differ; the operands of an elementwise layer "
+                "must have equal shapes",
                 node=layer,
             )
         return self.apply(layer, "elementwise", op, left, right)[0]
 
-    # ---- what they share
+    # ---- shared by several layers
 
     def _window(
         self, x: Value, kernel: Extents, stride: Extents, padding: Extents, dilation: Extents
     ) -> dict[str, Any]:
+        """Return the window attributes of a convolution or pooling op.
+
+        Raises:
+            ShapeError: ``x`` has no spatial axes, or a parameter does not have one number per axis.
+        """
         axes = x.tensor.rank - 2
         if axes < 1:
-            raise ShapeError(f"{x.name} is {x.tensor}; windows need spatial axes, as in [C, H, W]")
+            raise ShapeError(
+                f"{x.name} is {x.tensor}; windows require spatial axes, as in [C, H, W]"
+            )
         attributes = {
             "kernel_shape": _each(kernel, axes, "kernel", 1),
             "strides": _each(stride, axes, "stride", 1),
@@ -393,8 +430,18 @@ class LayerMethods(ABC):
         return attributes if dilations == (1,) * axes else {**attributes, "dilations": dilations}
 
     def _channels(self, x: Value, groups: int) -> int:
+        """Return the number of channels of one group.
+
+        Raises:
+            ShapeError: the channel count is symbolic or not a multiple of ``groups``.
+        """
         channels = x.tensor.shape[1]
-        if not isinstance(channels, int) or channels % groups:
+        if not isinstance(channels, int):
+            raise ShapeError(
+                f"the channel count of {x.name} is {channels}; it must be static, because the "
+                "weights depend on it"
+            )
+        if channels % groups:
             raise ShapeError(f"{channels} channels of {x.name} do not divide into {groups} groups")
         return channels // groups
 
@@ -404,29 +451,40 @@ class LayerMethods(ABC):
         kind: str,
         op: ops.Conv | ops.ConvTranspose,
         x: Value,
-        numbers: tuple[ArrayLike, ArrayLike | None],
+        parameters: tuple[ArrayLike, ArrayLike | None],
         shape: tuple[int, int],
     ) -> Tensor:
-        weights, bias = numbers
+        """Add the node of a convolution or deconvolution with its weights and bias.
+
+        ``shape`` is that of the weights without the kernel extents.
+        """
+        weights, bias = parameters
         count = shape[0] if kind == "convolution" else shape[1] * op.group
         dtype = x.tensor.dtype
         matrix = self._weight(f"{layer}.weight", weights, (*shape, *op.kernel_shape), dtype)
         return self.apply(layer, kind, op, x, matrix, self._bias(layer, bias, count, dtype))[0]
 
     def _bias(self, layer: str, bias: ArrayLike | None, count: int, dtype: DType) -> Value | None:
+        """Return the bias as a value of type ``dtype``, or None if it is None or empty."""
         if _is_empty(bias, f"{layer}.bias"):
             return None
         return self._weight(f"{layer}.bias", bias, (count,), dtype)
 
     def _weight(self, name: str, numbers: object, shape: tuple[int, ...], dtype: DType) -> Value:
-        """Numbers of any real type as a constant; the array itself is kept, never a copy."""
+        """Add numbers of any real type as a constant of type ``dtype``; the array is not copied.
+
+        Raises:
+            GraphError: the elements are not real numbers.
+            ShapeError: the array does not have shape ``shape`` and is not flat with as many
+                elements.
+        """
         array: Array = require_array(numbers, name, GraphError)
         if not (array.dtype.kind in "iu" or is_float_dtype(array.dtype)):
-            raise GraphError(f"{name} has element type {array.dtype}; it must be real numbers")
+            raise GraphError(f"{name} has element type {array.dtype}; it must be a real type")
         if array.size != math.prod(shape) or (array.ndim > 1 and array.shape != shape):
             raise ShapeError(
                 f"{name} has {array.size} numbers in shape {list(array.shape)}; it must have "
-                f"shape {list(shape)}, or be flat with as many numbers"
+                f"shape {list(shape)}, or be flat with as many elements"
             )
         source = Constant(name, array.reshape(shape))
         if array.dtype == dtype.numpy:
@@ -434,7 +492,7 @@ class LayerMethods(ABC):
         return self.weight(Constant.derive(f"{name}:{dtype.value}", ops.Cast(to=dtype), source))
 
     def _scale_shape(self, x: Value, mode: str, layer: str) -> tuple[int, ...]:
-        """The shape in which the numbers of a scale broadcast onto ``x``."""
+        """Return the shape in which the numbers of a scale layer broadcast to ``x``."""
         require_choice(mode, "mode", partial(GraphError, node=layer), SCALE_MODES)
         if mode == "uniform":
             return ()
@@ -444,6 +502,7 @@ class LayerMethods(ABC):
 
 
 def _choose(table: dict[str, type[Op]], name: str, what: str, attributes: dict[str, Any]) -> Op:
+    """Create the op called ``name`` of a table; ``what`` describes the table in errors."""
     cls = table[require_choice(name, what, GraphError, table)]
     try:
         return cls(**attributes)
@@ -452,27 +511,32 @@ def _choose(table: dict[str, type[Op]], name: str, what: str, attributes: dict[s
 
 
 def _counts(count: object, groups: object) -> tuple[int, int]:
-    """How many filters or results there are, and into how many groups they are divided."""
+    """Check and return the number of filters (or results) and of groups."""
     numbers = (("count", count), ("groups", groups))
-    filters, parts = (require_int(n, name, ShapeError, least=1) for name, n in numbers)
-    return filters, parts
+    filter_count, group_count = (require_int(n, name, ShapeError, least=1) for name, n in numbers)
+    return filter_count, group_count
 
 
-def _each(given: object, axes: int, what: str, least: int) -> tuple[int, ...]:
-    """Numbers for the axes; one number is for all of them."""
-    listed = cast("object", given) if isinstance(given, Iterable) else (given,) * axes
-    return require_ints(listed, what, ShapeError, count=axes, least=least)
+def _each(numbers: object, axes: int, what: str, least: int) -> tuple[int, ...]:
+    """Return one number per axis; a single number applies to all axes."""
+    per_axis = cast("object", numbers) if isinstance(numbers, Iterable) else (numbers,) * axes
+    return require_ints(per_axis, what, ShapeError, count=axes, least=least)
 
 
 def _is_empty(numbers: object, name: str) -> bool:
-    """Whether the weights are empty: None, or none of them."""
+    """Return whether optional weights are None or have no elements."""
     return numbers is None or not require_array(numbers, name, GraphError).size
 
 
 def _fixed(extents: Sequence[Dim], layer: str) -> tuple[int, ...]:
+    """Return extents that must all be static.
+
+    Raises:
+        ShapeError: an extent is symbolic.
+    """
     for extent in extents:
         if not isinstance(extent, int):
             raise ShapeError(
-                f"the extent {extent} of its weights must be a number: fix it", node=layer
+                f"the weights depend on the extent {extent}, which must be static", node=layer
             )
     return tuple(extent for extent in extents if isinstance(extent, int))

@@ -1,4 +1,4 @@
-"""What a network shows of itself: tensors and layers."""
+"""``Tensor`` and ``Layer``: handles to the contents of a network."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 class Owner(Protocol):
-    """What tensors and layers ask of their network."""
+    """The operations of a network that its tensors and layers call."""
 
     def shape_of(self, value: Value, /) -> Shape:
-        """The shape that the network shows of a value."""
+        """Return the shape of a value without an implicit batch."""
         ...
 
     def rename(self, value: Value, name: str, /) -> None:
-        """Give a value a name of its own."""
+        """Rename a value."""
         ...
 
     def reshape_input(self, value: Value, shape: Sequence[int | str], /) -> None:
-        """Give an input another shape."""
+        """Change the shape of an input and infer all shapes again."""
         ...
 
     def replace_op(self, node: Node, op: Op, /) -> None:
-        """Give a node another op."""
+        """Replace the op of a node and infer all shapes again."""
         ...
 
 
 class Tensor:
-    """An input of a network or a result of one of its layers. Compared by identity."""
+    """An input of a network or a result of one of its layers; tensors compare by identity."""
 
     __slots__ = ("_network", "value")
 
@@ -52,7 +52,7 @@ class Tensor:
 
     @property
     def name(self) -> str:
-        """The name, under which an engine knows the tensor as a binding."""
+        """The name of the tensor, which is also the name of an engine's binding."""
         return self.value.name
 
     @name.setter
@@ -62,14 +62,15 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        """The element type, by its numpy name."""
+        """The element type as a numpy name, for example ``float32``."""
         return self.value.tensor.dtype.value
 
     @property
     def shape(self) -> Shape:
-        """The extents, those of one image where the batch is implicit.
+        """The extents; an implicit batch is omitted.
 
-        Setting them is for inputs only; what follows from them is computed anew.
+        Only the shape of an input can be set. Setting it infers the shapes of all other tensors
+        again.
         """
         return self._network.shape_of(self.value)
 
@@ -84,40 +85,43 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """A layer of a network: one op, or a few that stand for one thing."""
+    """A layer of a network: one op, or a few ops that implement one layer of the API."""
 
     name: str
     kind: str
-    """What was added (``convolution``, ``scale`` …), or the op's name."""
+    """The kind of layer (``convolution``, ``scale`` …), or the name of its op."""
     inputs: tuple[Tensor, ...]
-    """What the layer reads of the network; weights are not among them."""
+    """The tensors that the layer reads, without its weights."""
     outputs: tuple[Tensor, ...]
     nodes: tuple[Node, ...]
     location: str
-    """File and line that added the layer; empty for a layer of a file."""
+    """File and line of the call that added the layer; empty for a layer of an imported model."""
     _network: Owner
 
     @property
     def op(self) -> Op:
-        """What the layer computes; of several ops the one that carries its parameters."""
+        """The op of the layer; if it consists of several, the one with the layer's parameters."""
         return self._main.op
 
     @located
     def update(self, **attributes: object) -> None:
-        """Change attributes of the layer's op; what follows from them is computed anew.
+        """Change attributes of the layer's op and infer all shapes again.
 
-        Raises ShapeError: something no longer fits; the layer is then as before.
+        Raises:
+            GraphError: the op has no such attribute.
+            ShapeError: the network does not accept the change; the layer then stays as it was.
         """
         try:
             op = dataclasses.replace(self.op, **attributes)
         except TypeError as error:
-            known = ", ".join(field.name for field in dataclasses.fields(self.op)) or "none"
+            available = ", ".join(field.name for field in dataclasses.fields(self.op)) or "none"
             raise GraphError(
-                f"{self.op.name} has no such attributes; it has: {known}", node=self.name
+                f"{self.op.name} has no such attribute; its attributes are: {available}",
+                node=self.name,
             ) from error
         self._network.replace_op(self._main, op)
 
     @property
     def _main(self) -> Node:
-        plain = ("flatten", "reshape", "identity")
-        return next((node for node in self.nodes if node.op.name not in plain), self.nodes[-1])
+        auxiliary = ("flatten", "reshape", "identity")
+        return next((node for node in self.nodes if node.op.name not in auxiliary), self.nodes[-1])

@@ -1,4 +1,4 @@
-"""Transformations of graphs that change no result, one a file, and the order in which they run."""
+"""Graph passes that preserve results, one per file, and the pipeline in which they run."""
 
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._pair_fusion import fuse_pair_nodes, unfusable_pair_reason

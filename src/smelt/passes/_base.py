@@ -1,4 +1,4 @@
-"""What a pass is, and what it reports."""
+"""The base class of graph passes, and their results and notes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from smelt.ir import Graph
 
 _MAX_NAMES: Final = 32
-"""Of layers in a note."""
+"""Largest number of layer names in either field of a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One thing that a pass did to layers, or did not do and why."""
+    """One change that a pass made to some layers, or the reason why it made none."""
 
     before: tuple[str, ...]
-    """Layers of the model that were looked at."""
+    """Layers of the model that the pass considered."""
     after: tuple[str, ...] = ()
-    """Layers of the node that stands for them now; empty when they are gone or stayed."""
+    """Layers of the replacement node; empty if the layers were removed or not changed."""
     detail: str = ""
-    """What was done; for a refusal, why not."""
+    """A description of the change, or the reason for the refusal."""
     applied: bool = True
 
     def __post_init__(self) -> None:
-        # A chain of a thousand layers that is merged link by link would list half a million names.
+        # Merging a chain of a thousand layers pair by pair would list half a million names.
         for field in ("before", "after"):
             names: tuple[str, ...] = getattr(self, field)
             if len(names) > _MAX_NAMES:
@@ -44,47 +44,56 @@ class Note:
 
     @staticmethod
     def refusal(layers: tuple[str, ...], reason: str) -> Note:
-        """Say why layers were left as they are."""
+        """Return a note that gives the reason why layers were not changed."""
         return Note(layers, (), reason, applied=False)
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """Whether a pass changed the graph, and its notes."""
+    """The outcome of one pass: whether it changed the graph, and its notes."""
 
     modified: bool
     notes: tuple[Note, ...] = ()
 
     @staticmethod
     def of(notes: Iterable[Note]) -> PassResult:
-        """The result of a pass that notes every change it makes."""
-        kept = tuple(notes)
-        return PassResult(any(note.applied for note in kept), kept)
+        """Return the result of a pass that writes a note for every change it makes."""
+        all_notes = tuple(notes)
+        return PassResult(any(note.applied for note in all_notes), all_notes)
 
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """A transformation of graphs that changes no result; its dataclass fields are its options."""
+    """A graph transformation that preserves results; its dataclass fields are its options."""
 
     name: ClassVar[str]
-    """The name in reports and on the command line, in kebab-case."""
+    """Name in reports and on the command line, in kebab-case."""
     discovers_values: ClassVar[bool] = False
-    """Whether inference knows more values behind it: what it refuses then is wrong in the network,
-    not in the pass."""
+    """Whether inference may determine more values after this pass. If so, an error of inference
+    then is an error of the network and not of the pass.
+    """
 
     def requires(self, graph: Graph) -> None:
-        """Check what must hold before. Raises GraphError."""
+        """Check the preconditions of the pass.
+
+        Raises:
+            GraphError: the graph does not meet them.
+        """
         del graph
 
     def started(self, graph: Graph) -> Pass:
-        """The pass as it goes over a graph and its regions: one that counts starts to count."""
+        """Return the pass to apply to a graph and its regions, with its counters at their start."""
         del graph
         return self
 
     @abstractmethod
     def apply(self, graph: Graph) -> PassResult:
-        """Change the graph in place, and say what was done."""
+        """Transform the graph in place and return what changed."""
 
     def ensures(self, graph: Graph) -> None:
-        """Check what holds afterwards. Raises GraphError."""
+        """Check the postconditions of the pass.
+
+        Raises:
+            GraphError: the graph does not meet them.
+        """
         del graph

@@ -1,4 +1,4 @@
-"""Nodes and constants that replace a node: what can be known at build time becomes a constant."""
+"""``Emitter``: adds the nodes that replace a node, and folds those with constant inputs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 class Emitter:
-    """Puts ops in the place of one node; each has the node's layers.
+    """Adds ops in place of one node; the new nodes have the layers of that node.
 
-    An op whose inputs are all constants becomes a constant derived from them, with its recipe:
-    whoever writes a rewrite writes it once, for weights that are known and for weights that are
-    not.
+    An op whose inputs are all constant becomes a constant that is derived from them and keeps the
+    recipe. One rewrite rule thereby covers both constant and computed weights.
     """
 
     def __init__(self, graph: Graph, node: Node, names: FreshNames | None = None) -> None:
@@ -27,47 +26,49 @@ class Emitter:
         self._node = node
         self._names = names or FreshNames(graph)
         self._layers = node.layers
-        self._made: list[Node] = []
+        self._added: list[Node] = []
 
     def op(self, op: Op, *inputs: Value | None, hint: str = "") -> Value:
-        """The first result of ``op`` on ``inputs``."""
+        """Add an op, or fold it, and return its first result."""
         name = self._names.make(f"{self._node.name}/{hint or op.name}")
         constants = [None if v is None else v.constant for v in inputs]
         known = [v is None or v.constant is not None for v in inputs]
         if inputs and all(known):
             return self._graph.add_constant(Constant.derive(name, op, *constants))
-        made = self._graph.add(op, *inputs, name=name, before=self._node, layers=self._layers)
-        self._made.append(made)
-        return made.output
+        node = self._graph.add(op, *inputs, name=name, before=self._node, layers=self._layers)
+        self._added.append(node)
+        return node.output
 
     def floats(self, value: float | Sequence[float], like: Value, hint: str = "value") -> Value:
-        """A constant of the element type of ``like``."""
+        """Return a constant with the element type of ``like``."""
         return self.array(np.asarray(value, like.tensor.dtype.numpy), hint)
 
     def integers(self, *values: int, hint: str = "sizes") -> Value:
-        """A constant vector of int64."""
+        """Return a constant int64 vector."""
         return self.array(np.asarray(values, np.int64), hint)
 
     def array(self, array: Array, hint: str = "value") -> Value:
-        """A constant."""
+        """Return a constant with the elements of ``array``."""
         return self._graph.add_constant(array, self._names.make(f"{self._node.name}/{hint}"))
 
     def discard(self) -> None:
-        """Take back every op that was put in."""
-        while self._made:
-            self._graph.remove(self._made.pop())
+        """Remove every node that was added."""
+        while self._added:
+            self._graph.remove(self._added.pop())
 
     def finish(self, result: Value) -> Node | None:
-        """Let ``result`` take the place of the node's first result; returns what makes it.
+        """Replace the node's first result by ``result`` and return the node that computes it.
 
-        The node must have no other result in use. What makes ``result`` takes the node's name.
+        The node must have no other result in use. If ``result`` is computed by an added node, that
+        node takes the replaced node's name. Returns None if the replacement is not possible, or if
+        ``result`` has no producer.
         """
         graph, node = self._graph, self._node
         if not substitute(graph, node.output, result):
             return None
         producer = result.producer
         graph.remove(node)
-        if producer is not None and any(producer is made for made in self._made):
+        if producer is not None and any(producer is added for added in self._added):
             if not graph.is_output(result):
                 result.name = node.output.name
             producer.name = node.name

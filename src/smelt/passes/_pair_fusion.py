@@ -1,4 +1,4 @@
-"""Two nodes become one ``FusedPair``: what passes and tuner do where one launch does for both."""
+"""Fusion of two nodes into one ``FusedPair``, as used by the passes and the tuner."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 def fuse_pair_nodes(graph: Graph, first: Node, second: Node) -> Node:
-    """One node in the place of two, of which the second's first input is the first's result.
+    """Replace two nodes by one ``FusedPair``.
 
-    It keeps that result if others read it; `unfusable_pair_reason` says whether they come early
-    enough.
+    The first input of ``second`` must be the result of ``first``. The fused node also returns that
+    result if other nodes read it. `unfusable_pair_reason` checks the conditions.
     """
     intermediate = first.output
     is_shared = graph.is_output(intermediate) or len(intermediate.users) > 1
     names = (second.output.name, *[intermediate.name] * is_shared)
-    made = graph.add(
+    pair = graph.add(
         ops.FusedPair(first.op, len(first.inputs), second.op, returns_intermediate=is_shared),
         *first.inputs,
         *second.inputs[1:],
@@ -28,19 +28,23 @@ def fuse_pair_nodes(graph: Graph, first: Node, second: Node) -> Node:
         before=second,
         layers=tuple(dict.fromkeys((*first.layers, *second.layers))),
     )
-    graph.replace_uses(second.output, made.output)
+    graph.replace_uses(second.output, pair.output)
     graph.remove(second)
     if is_shared:
-        graph.replace_uses(intermediate, made.outputs[1])
+        graph.replace_uses(intermediate, pair.outputs[1])
     graph.remove(first)
-    return made
+    return pair
 
 
 def unfusable_pair_reason(graph: Graph, first: Node, second: Node) -> str | None:
-    """Why two nodes cannot be one, or None: the second's result must not be needed before."""
+    """Return why two nodes cannot be fused, or None.
+
+    The second node must read the intermediate as its first input only, and no other node may read
+    the intermediate before the second node runs.
+    """
     intermediate = first.output
     if second.inputs[0] is not intermediate or intermediate in second.inputs[1:]:
-        return f"{second} reads {intermediate.name} not only as its first input"
-    order = {node: place for place, node in enumerate(graph.nodes)}
+        return f"{second} must read {intermediate.name} as its first input and as no other"
+    order = {node: position for position, node in enumerate(graph.nodes)}
     early = [user for user in intermediate.users if order[user] < order[second]]
     return f"{early[0]} reads {intermediate.name} before {second}" if early else None

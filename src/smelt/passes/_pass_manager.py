@@ -1,4 +1,4 @@
-"""Runs passes, checks the graph between them and keeps the record."""
+"""The pass manager: runs passes, verifies the graph after each, and records the changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """What one pass did."""
+    """The record of one pass."""
 
     name: str
     options: dict[str, Any]
@@ -37,21 +37,22 @@ class PassRecord:
 
 @dataclass(slots=True)
 class PassReport:
-    """What a run of passes did, in order."""
+    """The records of a run of passes, in order."""
 
     graph: str
     records: list[PassRecord] = field(default_factory=list[PassRecord])
     guards: tuple[Guard, ...] = ()
-    """What the graph assumed before any pass and after each: a pass may replace a node, but not
-    what its answer rests on."""
+    """The guards of the graph before the first pass and after every pass. A pass may remove the
+    node of a guard, but the result still depends on the condition.
+    """
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """The notes of every pass."""
+        """The notes of all passes."""
         return tuple(note for record in self.records for note in record.notes)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as values that JSON has."""
+        """Return the report as JSON-serialisable values."""
         return {"graph": self.graph, "passes": [_plain(asdict(r)) for r in self.records]}
 
     def __str__(self) -> str:
@@ -64,6 +65,7 @@ class PassReport:
 
 
 def _plain(value: Any) -> Any:
+    """Convert a value to JSON types; other types become strings."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, list | tuple):
@@ -79,69 +81,75 @@ def run_passes(
     """Run passes over a graph and its regions, in place.
 
     Args:
-        graph: a well-formed graph; it is verified before the first pass and after every one.
-        passes: what to run, in order.
-        listener: told of each pass when it is done.
+        graph: a well-formed graph; it is verified before the first pass and after every pass.
+        passes: the passes, in order.
+        listener: called with the record of each pass after it has run.
 
     Raises:
-        GraphError: the graph is not well formed, not what a pass requires, or wrong at the values
-            that a pass settles.
+        GraphError: the graph is not well formed, does not meet a pass's preconditions, or is wrong
+            for values that a pass determined.
         IndexRangeError: an index among these values is out of range.
-        InternalError: a pass broke the graph; names it and the passes that ran before it.
+        InternalError: a pass produced an invalid graph; the message names it and its predecessors.
     """
     verify(graph)
     report = PassReport(graph.name)
-    assumed: dict[Hashable, Guard] = {}
-    _collect_guards(graph, assumed)
-    for one in passes:
-        one.requires(graph)
+    guards: dict[Hashable, Guard] = {}
+    _collect_guards(graph, guards)
+    for graph_pass in passes:
+        graph_pass.requires(graph)
         before, start = _count(graph), time.perf_counter()
-        result = _run(graph, one, report)
+        result = _run(graph, graph_pass, report)
         seconds = time.perf_counter() - start
-        options = {k: v for k, v in vars(one).items() if not k.startswith("_")}
+        options = {k: v for k, v in vars(graph_pass).items() if not k.startswith("_")}
         record = PassRecord(
-            one.name, options, result.modified, before, _count(graph), seconds, result.notes
+            graph_pass.name, options, result.modified, before, _count(graph), seconds, result.notes
         )
         report.records.append(record)
-        _collect_guards(graph, assumed)
-        _LOG.debug("%s: %d -> %d nodes", one.name, record.nodes_before, record.nodes_after)
+        _collect_guards(graph, guards)
+        _LOG.debug("%s: %d -> %d nodes", graph_pass.name, record.nodes_before, record.nodes_after)
         if listener is not None:
             listener(record)
     known = symbols_of(*(d for value in graph.values() for d in _extents(value)))
-    report.guards = tuple(guard for guard in assumed.values() if guard.symbols <= known)
+    report.guards = tuple(guard for guard in guards.values() if guard.symbols <= known)
     return report
 
 
-def _collect_guards(graph: Graph, found: dict[Hashable, Guard]) -> None:
-    """Note the guards of the graph and of what its outputs need, each condition once."""
+def _collect_guards(graph: Graph, guards: dict[Hashable, Guard]) -> None:
+    """Add the guards of the graph and of its live nodes, each condition once."""
     for guard in (*graph.guards, *(g for node in graph.live_nodes() for g in node.guards)):
         gap = guard.left - guard.right
         is_equality = guard.relation is Relation.EQUAL
-        found.setdefault(frozenset((gap, -gap)) if is_equality else gap, guard)
+        guards.setdefault(frozenset((gap, -gap)) if is_equality else gap, guard)
 
 
 def _extents(value: Value) -> Shape:
     return value.type.shape if isinstance(value.type, TensorType) else ()
 
 
-def _run(graph: Graph, one: Pass, report: PassReport) -> PassResult:
+def _run(graph: Graph, graph_pass: Pass, report: PassReport) -> PassResult:
+    """Run one pass with its checks, and verify the graph.
+
+    Errors that the pass caused are raised as ``InternalError``.
+    """
     try:
-        result = _apply(graph, one.started(graph))
+        result = _apply(graph, graph_pass.started(graph))
         if result.modified:
-            graph.infer()  # and with every node its regions
-        one.ensures(graph)
+            graph.infer()  # infers the regions of the nodes, too
+        graph_pass.ensures(graph)
     except SmeltError as error:
-        if one.discovers_values and isinstance(error, GraphError | IndexRangeError):
+        if graph_pass.discovers_values and isinstance(error, GraphError | IndexRangeError):
             raise
-        raise InternalError(f"pass {one.name} failed {_after(report)}: {error}") from error
-    verify(graph, during=f"pass {one.name}, {_after(report)}")
+        raise InternalError(f"pass {graph_pass.name} failed {_after(report)}: {error}") from error
+    verify(graph, during=f"pass {graph_pass.name}, {_after(report)}")
     return result
 
 
-def _apply(graph: Graph, one: Pass) -> PassResult:
-    """Apply a pass to the regions first, so that their nodes know the final regions."""
-    results = [_apply(region, one) for node in list(graph.nodes) for region in node.op.regions]
-    results.append(one.apply(graph))
+def _apply(graph: Graph, graph_pass: Pass) -> PassResult:
+    """Apply a pass to the regions first, so that their nodes are inferred from final regions."""
+    results = [
+        _apply(region, graph_pass) for node in list(graph.nodes) for region in node.op.regions
+    ]
+    results.append(graph_pass.apply(graph))
     notes = tuple(note for result in results for note in result.notes)
     return PassResult(any(result.modified for result in results), notes)
 

@@ -1,4 +1,4 @@
-"""What the passes share that look for what exporters spell out in small ops."""
+"""Helpers for passes that recognise subgraphs, such as ops that exporters decompose."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ if TYPE_CHECKING:
 
 
 def layers_between(graph: Graph, last: Node, *sources: Value | None) -> tuple[str, ...]:
-    """Layers of the nodes from the sources to ``last`` that nothing else reads."""
-    inside = _nodes_between(graph, last, *sources)
-    ordered = sorted(inside, key=graph.nodes.index)
+    """Return the layers of ``last`` and its private ancestors up to ``sources``.
+
+    Private ancestors are nodes that only nodes of this set read.
+    """
+    nodes = _nodes_between(graph, last, *sources)
+    ordered = sorted(nodes, key=graph.nodes.index)
     return tuple(dict.fromkeys(layer for node in ordered for layer in node.layers))
 
 
 def fix_numbers_between(graph: Graph, last: Node, *sources: Value | None) -> None:
-    """Fix every number that such nodes read: one node that knows them takes their place."""
+    """Fix all scalar constants that the nodes between ``sources`` and ``last`` read.
+
+    The node that replaces them depends on the values of these constants.
+    """
     for node in _nodes_between(graph, last, *sources):
         fix_numbers(*(value for value in node.inputs if number_of(value) is not None))
 
 
 def fix_numbers(*values: Value | None) -> None:
-    """Note that a pass has decided by constants: no refit gives them others."""
+    """Exclude constants from refitting, because a pass depended on their values."""
     for value in values:
         if value is not None and value.constant is not None:
             for source in value.constant.sources():
@@ -32,22 +38,27 @@ def fix_numbers(*values: Value | None) -> None:
 
 
 def _nodes_between(graph: Graph, last: Node, *sources: Value | None) -> list[Node]:
-    inside, pending = [last], [last]
+    """Return ``last`` and its ancestors up to ``sources`` that only these nodes read."""
+    nodes, pending = [last], [last]
     while pending:
         for value in pending.pop().inputs:
             if value is None or any(value is source for source in sources):
                 continue
             node = value.producer
-            if node is None or node in inside:
+            if node is None or node in nodes:
                 continue
-            if not graph.is_output(value) and all(user in inside for user in value.users):
-                inside.append(node)
+            if not graph.is_output(value) and all(user in nodes for user in value.users):
+                nodes.append(node)
                 pending.append(node)
-    return inside
+    return nodes
 
 
 def required_input(node: Node, index: int) -> Value:
-    """Input ``index``, which every node of the op has. Raises InternalError: it is absent."""
+    """Return input ``index`` of a node.
+
+    Raises:
+        InternalError: the input is absent.
+    """
     value = node.inputs[index]
     if value is None:
         raise InternalError(f"input {index} of {node} is missing")
@@ -55,13 +66,13 @@ def required_input(node: Node, index: int) -> Value:
 
 
 def number_of(value: Value | None) -> float | None:
-    """The one number that a constant holds."""
+    """Return the element of a constant with one element; None for other values."""
     if value is None or value.constant is None or value.constant.array.size != 1:
         return None
     return float(value.constant.array.ravel()[0])
 
 
-def made_by(value: Value | None, kind: type[Op]) -> Node | None:
-    """What makes the value, if it is of a kind."""
+def producer_of_kind(value: Value | None, kind: type[Op]) -> Node | None:
+    """Return the node that computes a value if its op is of class ``kind``, or None."""
     node = None if value is None else value.producer
     return node if node is not None and isinstance(node.op, kind) else None

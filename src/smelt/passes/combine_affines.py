@@ -1,6 +1,7 @@
-"""Chains of constant factors and terms become one factor and one term.
+"""Combine chains of constant factors and terms into one factor and one term.
 
-Batch normalisation with a scale behind it, where no convolution can take either in.
+An example is batch normalisation followed by a scale layer, where no preceding convolution can
+absorb them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Value
 
 _MAX_ROUNDS = 1000
+"""Limit of sweeps over the graph; normally the pass ends when a sweep changes nothing."""
 
 
 @dataclass(frozen=True)
 class CombineAffines(Pass):
-    """Bring chains of Mul and Add by constants into the form ``x * factor + term``."""
+    """Rewrite chains of Mul and Add with constants as ``x * factor + term``."""
 
     name: ClassVar[str] = "combine-affines"
 
@@ -31,15 +33,15 @@ class CombineAffines(Pass):
         notes: list[Note] = []
         names = FreshNames(graph)
         for _ in range(_MAX_ROUNDS):
-            made = [n for node in list(graph.nodes) if (n := _combine(graph, node, names))]
-            notes.extend(made)
-            if not made:
+            applied = [n for node in list(graph.nodes) if (n := _combine(graph, node, names))]
+            notes.extend(applied)
+            if not applied:
                 break
         return PassResult.of(notes)
 
 
 def _split(node: Node | None) -> tuple[Value, Value] | None:
-    """The operand that varies and the constant of a Mul or Add by floating-point constants."""
+    """Return the varying and the constant operand of a floating-point Mul or Add, or None."""
     if node is None or not isinstance(node.op, ops.Mul | ops.Add):
         return None
     left, right = node.inputs
@@ -52,19 +54,21 @@ def _split(node: Node | None) -> tuple[Value, Value] | None:
 
 
 def _combine(graph: Graph, node: Node, names: FreshNames) -> Note | None:
+    """Combine a node with the Mul or Add before it, or swap an Add and the Mul after it."""
     outer = _split(node)
-    before = outer[0].producer if outer is not None else None
-    inner = _split(before)
-    if outer is None or inner is None or before is None:
+    producer = outer[0].producer if outer is not None else None
+    inner = _split(producer)
+    if outer is None or inner is None or producer is None:
         return None
     if sole_user(graph, outer[0]) is not node:
         return None
-    (middle, second), (x, first) = outer, inner
+    (intermediate, second), (x, first) = outer, inner
+    # Folding the two constants must not leave the range of their type.
     if ops.combined_overflow_reason(node.op, first.constant, second.constant) is not None:
         return None
-    layers = tuple(dict.fromkeys((*before.layers, *node.layers)))
+    layers = tuple(dict.fromkeys((*producer.layers, *node.layers)))
     emit = Emitter(graph, node, names)
-    if type(node.op) is type(before.op):
+    if type(node.op) is type(producer.op):
         hint = "factor" if isinstance(node.op, ops.Mul) else "term"
         result = emit.op(node.op, x, emit.op(node.op, first, second, hint=hint))
     elif isinstance(node.op, ops.Mul) and _swapping_pays(graph, node, x):
@@ -74,17 +78,19 @@ def _combine(graph: Graph, node: Node, names: FreshNames) -> Note | None:
             scaled.producer.layers = layers
     else:
         return None
-    made = emit.finish(result)
-    if made is None:
+    combined = emit.finish(result)
+    if combined is None:
         return None
-    made.layers = layers
-    remove_dead(graph, [middle])
+    combined.layers = layers
+    remove_dead(graph, [intermediate])
     return Note(layers, layers, "one factor and one term")
 
 
 def _swapping_pays(graph: Graph, node: Node, x: Value) -> bool:
-    """Whether a term that moves behind a factor, or the factor, then meets another."""
+    """Return whether moving the term behind the factor brings two factors or terms together."""
     user = sole_user(graph, node.output)
-    behind = isinstance(user.op, ops.Add) and _split(user) is not None if user else False
-    above = x.producer is not None and isinstance(x.producer.op, ops.Mul)
-    return behind or (above and _split(x.producer) is not None and sole_user(graph, x) is not None)
+    term_follows = isinstance(user.op, ops.Add) and _split(user) is not None if user else False
+    factor_precedes = x.producer is not None and isinstance(x.producer.op, ops.Mul)
+    return term_follows or (
+        factor_precedes and _split(x.producer) is not None and sole_user(graph, x) is not None
+    )

@@ -1,7 +1,7 @@
-"""Ops that no backend runs, written in ops that every backend runs.
+"""Decompose ops that no backend implements into ops that every backend implements.
 
-Each rule here is exact up to rounding. Rounding of sums is the backend's affair: they are left as
-reductions.
+Each rule is exact up to rounding. Sums stay reductions, so that each backend chooses their
+accuracy.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
     Rule = Callable[[Emitter, Node], Value | None]
 
-_SIGNLESS: Final = (ops.Abs, ops.Exp, ops.Sigmoid, ops.ReduceSumSquare)
-"""Ops whose results are never below +0, whatever they are given."""
-_SIGNLESS_OF_SUCH: Final[dict[type[Op], int]] = {
+_NON_NEGATIVE: Final = (ops.Abs, ops.Exp, ops.Sigmoid, ops.ReduceSumSquare)
+"""Ops whose results are at least +0 (or NaN) for all inputs."""
+_NON_NEGATIVE_IF_INPUTS_ARE: Final[dict[type[Op], int]] = {
     ops.Add: 2,
     ops.ReduceSum: 1,
     ops.ReduceMean: 1,
     ops.Sqrt: 1,
 }
-"""Ops whose results are that if so many of their first inputs are."""
+"""Ops whose results are at least +0 if their first inputs are, and the number of these inputs."""
 
 
 @dataclass(frozen=True)
 class Decompose(Pass):
-    """Replace normalisations, n-ary sums and rare reductions by elementwise ops and sums."""
+    """Decompose normalisations, n-ary sums and rare reductions into elementwise ops and sums."""
 
     name: ClassVar[str] = "decompose"
 
     excluded: tuple[str, ...] = ()
-    """Names of ops that stay whole because a backend has its own code for them."""
+    """Names of ops that are not decomposed because a backend implements them itself."""
 
     @override
     def apply(self, graph: Graph) -> PassResult:
@@ -61,7 +61,8 @@ class Decompose(Pass):
             try:
                 result = rule(emit, node)
             except ShapeError:
-                # An op may take extents as equal, or mix element types, where its parts do not.
+                # The op may assume that symbolic extents are equal, or mix element types, where
+                # the ops that replace it do not: the node then stays as it is.
                 emit.discard()
                 continue
             if result is not None and emit.finish(result) is not None:
@@ -73,12 +74,13 @@ def _input(node: Node, index: int) -> Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
-def _spread(emit: Emitter, vector: Value, rank: int) -> Value:
-    """A vector with one element a channel, so that it broadcasts onto [N, C, ...]."""
+def _along_channels(emit: Emitter, vector: Value, rank: int) -> Value:
+    """Reshape a vector with one element per channel to broadcast to [N, C, ...]."""
     return emit.op(ops.Reshape(), vector, emit.integers(-1, *[1] * (rank - 2)))
 
 
 def _batch_normalization(emit: Emitter, node: Node) -> Value | None:
+    """Write batch normalisation as ``x * factor + term`` per channel."""
     if not isinstance(node.op, ops.BatchNormalization):
         return None
     x, gamma, beta, mean, variance = (required_input(node, i) for i in range(5))
@@ -87,12 +89,12 @@ def _batch_normalization(emit: Emitter, node: Node) -> Value | None:
     factor = emit.op(ops.Div(), gamma, deviation)
     term = emit.op(ops.Sub(), beta, emit.op(ops.Mul(), mean, factor))
     rank = x.tensor.rank
-    scaled = emit.op(ops.Mul(), x, _spread(emit, factor, rank), hint="scale")
-    return emit.op(ops.Add(), scaled, _spread(emit, term, rank), hint="shift")
+    scaled = emit.op(ops.Mul(), x, _along_channels(emit, factor, rank), hint="scale")
+    return emit.op(ops.Add(), scaled, _along_channels(emit, term, rank), hint="shift")
 
 
 def _normalized(emit: Emitter, x: Value, axes: list[int], epsilon: float) -> Value:
-    """``(x - mean) / sqrt(variance + epsilon)`` over axes."""
+    """Return ``(x - mean) / sqrt(variance + epsilon)`` with the statistics over ``axes``."""
     over = emit.integers(*axes, hint="axes")
     centred = emit.op(ops.Sub(), x, emit.op(ops.ReduceMean(), x, over, hint="mean"))
     square = emit.op(ops.Mul(), centred, centred)
@@ -102,48 +104,54 @@ def _normalized(emit: Emitter, x: Value, axes: list[int], epsilon: float) -> Val
 
 
 def _affine(emit: Emitter, x: Value, scale: Value, bias: Value) -> Value:
+    """Return ``x * scale + bias`` with one scale and bias per channel."""
     rank = x.tensor.rank
-    scaled = emit.op(ops.Mul(), x, _spread(emit, scale, rank), hint="scale")
-    return emit.op(ops.Add(), scaled, _spread(emit, bias, rank), hint="shift")
+    scaled = emit.op(ops.Mul(), x, _along_channels(emit, scale, rank), hint="scale")
+    return emit.op(ops.Add(), scaled, _along_channels(emit, bias, rank), hint="shift")
 
 
 def _instance_normalization(emit: Emitter, node: Node) -> Value | None:
     if not isinstance(node.op, ops.InstanceNormalization):
         return None
     x, scale, bias = (required_input(node, i) for i in range(3))
-    made = _normalized(emit, x, list(range(2, x.tensor.rank)), node.op.epsilon)
-    return _affine(emit, made, scale, bias)
+    normalised = _normalized(emit, x, list(range(2, x.tensor.rank)), node.op.epsilon)
+    return _affine(emit, normalised, scale, bias)
 
 
 def _group_normalization(emit: Emitter, node: Node) -> Value | None:
+    """Normalise each group of channels as one axis; the inner extents must be static."""
     if not isinstance(node.op, ops.GroupNormalization):
         return None
     x, scale, bias = (required_input(node, i) for i in range(3))
-    inner = [d for d in x.tensor.shape[1:] if isinstance(d, int)]
-    if len(inner) != x.tensor.rank - 1 or 0 in inner:
+    inner_extents = [d for d in x.tensor.shape[1:] if isinstance(d, int)]
+    if len(inner_extents) != x.tensor.rank - 1 or 0 in inner_extents:
         return None
     groups = emit.integers(0, node.op.num_groups, -1)
     grouped = emit.op(ops.Reshape(), x, groups)
-    made = _normalized(emit, grouped, [2], node.op.epsilon)
-    whole = emit.op(ops.Reshape(), made, emit.integers(0, *inner))
-    return _affine(emit, whole, scale, bias)
+    normalised = _normalized(emit, grouped, [2], node.op.epsilon)
+    ungrouped = emit.op(ops.Reshape(), normalised, emit.integers(0, *inner_extents))
+    return _affine(emit, ungrouped, scale, bias)
 
 
 def _row_norm(emit: Emitter, node: Node) -> Value | None:
-    """Take scale and bias out of a norm whose rows do not share them: kernels keep them for all."""
+    """Move the scale and bias out of a norm if they differ between rows.
+
+    The kernels of norms take one scale and bias for all rows.
+    """
     if not isinstance(node.op, ops.LayerNormalization | ops.RMSNormalization):
         return None
     x, scale = required_input(node, 0), required_input(node, 1)
     bias = _input(node, 2)
-    given = [scale.tensor] if bias is None else [scale.tensor, bias.tensor]
-    if all(ops.is_same_for_rows(kind, x.tensor, node.op.axis) for kind in given):
+    types = [scale.tensor] if bias is None else [scale.tensor, bias.tensor]
+    if all(ops.is_same_for_rows(type_, x.tensor, node.op.axis) for type_ in types):
         return None
-    made = emit.op(node.op, x, emit.floats(1, x, "one"), hint="rows")
-    made = emit.op(ops.Mul(), made, scale, hint="scale")
-    return made if bias is None else emit.op(ops.Add(), made, bias, hint="shift")
+    result = emit.op(node.op, x, emit.floats(1, x, "one"), hint="rows")
+    result = emit.op(ops.Mul(), result, scale, hint="scale")
+    return result if bias is None else emit.op(ops.Add(), result, bias, hint="shift")
 
 
 def _lp_normalization(emit: Emitter, node: Node) -> Value | None:
+    """Divide by the L1 or L2 norm along an axis."""
     if not isinstance(node.op, ops.LpNormalization):
         return None
     x = required_input(node, 0)
@@ -152,7 +160,7 @@ def _lp_normalization(emit: Emitter, node: Node) -> Value | None:
         norm = emit.op(ops.ReduceSum(), emit.op(ops.Abs(), x), axis)
     else:
         norm = emit.op(ops.Sqrt(), emit.op(ops.ReduceSum(), emit.op(ops.Mul(), x, x), axis))
-    # What has no norm becomes zero, even where it is the squares that are too small for one.
+    # Elements with norm 0 become 0, also where the norm is 0 because the squares underflow.
     is_zero = emit.op(ops.Equal(), norm, emit.floats(0, x, "zero"))
     divisor = emit.op(ops.Where(), is_zero, emit.floats(float("inf"), x, "infinity"), norm)
     return emit.op(ops.Div(), x, divisor)
@@ -169,9 +177,10 @@ def _log_softmax(emit: Emitter, node: Node) -> Value | None:
 
 
 def _gemm(emit: Emitter, node: Node) -> Value | None:
-    """Alpha and beta into the weights and the bias, or behind the product where they cannot go.
+    """Fold alpha and beta into the weights and bias, and transposes into constants.
 
-    What is transposed and constant is transposed now.
+    Alpha is applied to the product instead if the weights are not constant or would overflow. A
+    transpose of ``a`` becomes a Transpose node.
     """
     op = node.op
     if not isinstance(op, ops.Gemm):
@@ -185,18 +194,18 @@ def _gemm(emit: Emitter, node: Node) -> Value | None:
         c = None
     if op.beta != 1 and c is not None:
         c = emit.op(ops.Mul(), c, emit.floats(op.beta, c, "beta"), hint="bias")
-    behind = None
+    product_factor = None
     if op.alpha != 1:
         factor = emit.floats(op.alpha, a, "alpha")
         if b.constant is None or ops.combined_overflow_reason(
             ops.Mul(), b.constant, factor.constant
         ):
-            behind = factor
+            product_factor = factor
         else:
             b = emit.op(ops.Mul(), b, factor, hint="weights")
     op = replace(op, alpha=1.0, beta=1.0)
-    if behind is not None:
-        scaled = emit.op(ops.Mul(), emit.op(op, a, b), behind)
+    if product_factor is not None:
+        scaled = emit.op(ops.Mul(), emit.op(op, a, b), product_factor)
         return scaled if c is None else emit.op(ops.Add(), scaled, c)
     if op == node.op and c is _input(node, 2):
         return None
@@ -204,7 +213,7 @@ def _gemm(emit: Emitter, node: Node) -> Value | None:
 
 
 def _pairwise(pair: Op) -> Rule:
-    """An op of many inputs as a chain of ops of two."""
+    """Return a rule that turns an op of many inputs into a chain of binary ops."""
 
     def rule(emit: Emitter, node: Node) -> Value | None:
         if len(node.inputs) < 2 or (len(node.inputs) == 2 and type(node.op) is type(pair)):
@@ -225,7 +234,11 @@ def _mean(emit: Emitter, node: Node) -> Value | None:
 def _reduction(
     *, before: tuple[Op, ...] = (), square: bool = False, after: tuple[Op, ...] = ()
 ) -> Rule:
-    """A reduction as a sum of ``before`` applied to the elements, with ``after`` applied to it."""
+    """Return a rule that writes a reduction as a ReduceSum.
+
+    The ops of ``before`` and, if set, a squaring are applied to the elements, the ops of ``after``
+    to the sum.
+    """
 
     def rule(emit: Emitter, node: Node) -> Value | None:
         x = required_input(node, 0)
@@ -244,7 +257,7 @@ def _reduction(
 
 
 def _normalize(emit: Emitter, node: Node) -> Value | None:
-    """Caffe's Normalize: by the norm of a place, or of the whole image."""
+    """Decompose Caffe's Normalize, which divides by the norm of a pixel or of the image."""
     if not isinstance(node.op, ops.Normalize):
         return None
     x, scale = required_input(node, 0), required_input(node, 1)
@@ -253,88 +266,98 @@ def _normalize(emit: Emitter, node: Node) -> Value | None:
     total = emit.op(ops.ReduceSum(), emit.op(ops.Mul(), x, x), over)
     safe = emit.op(ops.Add(), total, emit.floats(node.op.eps, x, "epsilon"))
     unit = emit.op(ops.Div(), x, emit.op(ops.Sqrt(), safe))
-    return emit.op(ops.Mul(), unit, _spread(emit, scale, x.tensor.rank), hint="scale")
+    return emit.op(ops.Mul(), unit, _along_channels(emit, scale, x.tensor.rank), hint="scale")
 
 
 def _pow(emit: Emitter, node: Node) -> Value | None:
-    """The powers that have an op of their own."""
+    """Replace a Pow with exponent 2, 0.5 or -1 by Mul, Sqrt or Reciprocal."""
     x, exponent = required_input(node, 0), required_input(node, 1)
     if exponent.constant is None or exponent.constant.array.size != 1:
         return None
     if x.type != node.output.type or not x.tensor.dtype.is_float:
         return None
     number = float(exponent.constant.array.ravel()[0])
-    known: list[Value | None] = [exponent]
+    deciding: list[Value | None] = [exponent]
     if number == 2:
         result = emit.op(ops.Mul(), x, x)
-    elif number == 0.5 and _has_no_sign(x, known):
+    elif number == 0.5 and _is_never_negative(x, deciding):
         result = emit.op(ops.Sqrt(), x)
     elif number == -1:
         result = emit.op(ops.Reciprocal(), x)
     else:
         return None
-    fix_numbers(*known)
+    fix_numbers(*deciding)
     return result
 
 
-def _has_no_sign(value: Value | None, known: list[Value | None], depth: int = 8) -> bool:
-    """Whether elements are known to be +0, above it or NaN: their roots are powers of 0.5.
+def _is_never_negative(value: Value | None, deciding: list[Value | None], depth: int = 8) -> bool:
+    """Return whether all elements are at least +0 or NaN, so that ``x ** 0.5`` equals the root.
 
-    That of minus infinity is infinity, and that of -0 is +0, which are no roots. The constants by
-    which it is known are added to ``known``.
+    IEEE 754's power of minus infinity is plus infinity and that of -0 is +0, unlike their roots.
+    The constants on which the answer depends are appended to ``deciding``. ``depth`` limits the
+    recursion.
     """
     if value is None or not depth:
         return False
     if value.constant is not None:
-        known.append(value)
+        deciding.append(value)
         return not np.signbit(value.constant.array).any()
     node = value.producer
     if node is None:
         return False
     if isinstance(node.op, ops.Clip):
-        # Where the bounds cross, the upper one is what all elements become.
+        # If the lower bound exceeds the upper one, all elements become the upper bound.
         low, high = (*node.inputs[1:], None, None)[:2]
-        known += (low, high)
+        deciding += (low, high)
         return _is_positive(low) and (high is None or _is_positive(high))
     if isinstance(node.op, ops.Max):
         bounds = [value for value in node.inputs if _is_positive(value)]
-        known += bounds
+        deciding += bounds
         return bool(bounds)
     if _is_square(node):
-        known.append(node.inputs[1])
+        deciding.append(node.inputs[1])
         return True
-    if isinstance(node.op, _SIGNLESS):
+    if isinstance(node.op, _NON_NEGATIVE):
         return True
-    terms = node.inputs[: _SIGNLESS_OF_SUCH.get(type(node.op), 0)]
-    return bool(terms) and all(_has_no_sign(v, known, depth - 1) for v in terms)
+    terms = node.inputs[: _NON_NEGATIVE_IF_INPUTS_ARE.get(type(node.op), 0)]
+    return bool(terms) and all(_is_never_negative(v, deciding, depth - 1) for v in terms)
 
 
 def _is_positive(value: Value | None) -> bool:
+    """Return whether a value is a constant scalar above 0."""
     return value is not None and (number_of(value) or 0) > 0
 
 
 def _is_square(node: Node) -> bool:
+    """Return whether a node computes the square of a value."""
     if isinstance(node.op, ops.Mul):
         return node.inputs[0] is node.inputs[1]
     return isinstance(node.op, ops.Pow) and number_of(node.inputs[1]) == 2
 
 
 def _gather(emit: Emitter, node: Node) -> Value | None:
-    """Neighbouring indices, or one, are a slice, which is a view."""
+    """Replace a Gather of consecutive constant indices by a Slice, which is a view."""
     x, indices = required_input(node, 0), required_input(node, 1)
     if not isinstance(node.op, ops.Gather) or indices.constant is None or x.constant is not None:
         return None
     axis = node.op.axis % x.tensor.rank
-    extent, chosen = x.tensor.shape[axis], indices.constant.array
-    if not isinstance(extent, int) or chosen.ndim > 1 or not chosen.size or node.output.dims:
+    extent, index_array = x.tensor.shape[axis], indices.constant.array
+    if (
+        not isinstance(extent, int)
+        or index_array.ndim > 1
+        or not index_array.size
+        or node.output.dims
+    ):
         return None
-    first = int(chosen.ravel()[0]) % max(extent, 1)
-    if [int(i) % max(extent, 1) for i in chosen.ravel()] != [*range(first, first + chosen.size)]:
+    first = int(index_array.ravel()[0]) % max(extent, 1)
+    if [int(i) % max(extent, 1) for i in index_array.ravel()] != [
+        *range(first, first + index_array.size)
+    ]:
         return None
     fix_numbers(indices)
-    bounds = [emit.integers(n) for n in (first, first + chosen.size, axis)]
-    part = emit.op(ops.Slice(), x, *bounds)
-    return part if chosen.ndim else emit.op(ops.Squeeze(), part, emit.integers(axis))
+    bounds = [emit.integers(n) for n in (first, first + index_array.size, axis)]
+    window = emit.op(ops.Slice(), x, *bounds)
+    return window if index_array.ndim else emit.op(ops.Squeeze(), window, emit.integers(axis))
 
 
 _RULES: dict[type, Rule] = {

@@ -1,9 +1,9 @@
 """Constant folding and shape propagation.
 
-What follows from constants alone becomes a constant that keeps the recipe, so that new weights can
-be pushed through. What follows from shapes alone (Shape, PriorBox, and what is computed from them)
-becomes a constant as soon as the shapes are known, and a shape that is asked for in terms of a
-symbol is written so that no node need compute it.
+A value that depends on constants alone becomes a constant that keeps its recipe, so that it can be
+refitted. A value that depends on shapes alone (Shape, PriorBox and values computed from them)
+becomes a constant once the shapes are known. A Reshape to a symbolic shape gets an equivalent
+constant shape, so that no node has to compute it.
 """
 
 from __future__ import annotations
@@ -26,46 +26,51 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Value
     from smelt.types import Dim
 
-_RANDOM = ("random", "multinomial", "bernoulli")
-_OF_SHAPES_ALONE = ("shape", "size", "prior_box")
+_RANDOM_OP_PREFIXES = ("random", "multinomial", "bernoulli")
+_SHAPE_OPS = ("shape", "size", "prior_box")
+"""Names of ops whose results depend on the shapes of their inputs alone."""
 
 
-_MAX_STEPS: Final = 16
-"""Constants that are made of weights may take so many times their room, all together."""
+_MAX_DERIVED_RATIO: Final = 16
+"""Largest total size of derived constants as a multiple of the size of the model's weights."""
 
 _MAX_ADDRESSED_BYTES: Final = 1 << 62
-"""numpy has no larger arrays, not even of one element that stands for all."""
+"""Size in bytes from which numpy refuses an array, even one that repeats a single element."""
 
 
 @dataclass(slots=True)
 class _Budget:
-    """What constants may still take."""
+    """Memory and work that constant folding may still use."""
 
     left_bytes: int
     left_work: int = Limit.MAX_FOLDED_WORK.most
 
     @staticmethod
     def for_graph(graph: Graph, growth_bytes: int) -> _Budget:
-        """What a graph and its regions may take: steps between weights and results stay, too."""
+        """Return the budget of a graph and its regions.
+
+        All constants of a recipe are counted, because the steps between weights and results stay in
+        memory. ``growth_bytes`` is allowed in addition to the multiple of the weights' size.
+        """
         weights = derived = 0
         for constant in sources_first(*_constants(graph)):
-            kind = constant.type
-            size = element_count(kind.shape) * kind.dtype.size_bytes
+            type_ = constant.type
+            size = element_count(type_.shape) * type_.dtype.size_bytes
             if isinstance(size, int):
                 weights += size if constant.recipe is None else 0
                 derived += size if constant.recipe is not None else 0
-        return _Budget(growth_bytes + _MAX_STEPS * weights - derived)
+        return _Budget(growth_bytes + _MAX_DERIVED_RATIO * weights - derived)
 
     def refusal(self, node: Node) -> str:
-        """Why a node on constants is not computed; empty, and noted, where it is."""
+        """Return why a node is not folded; if it may be, charge the budget and return ""."""
         size = sum(_size_bytes(value) for value in node.outputs)
         if size > self.left_bytes:
             left = max(self.left_bytes, 0)
-            return f"the constant would take {size >> 20} MiB, and {left >> 20} are left"
+            return f"the constant would take {size >> 20} MiB, but only {left >> 20} MiB are left"
         operands = [None if value is None else value.operand for value in node.inputs]
         work = node.op.count_work(operands, [value.type for value in node.outputs])
         if not isinstance(work, int) or work > self.left_work:
-            return f"it takes {Limit.MAX_FOLDED_WORK.excess(str(work))} for all constants"
+            return f"folding it takes {Limit.MAX_FOLDED_WORK.excess(str(work))} for all constants"
         self.left_bytes -= size
         self.left_work -= work
         return ""
@@ -73,14 +78,15 @@ class _Budget:
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
-    """Compute at build time what no input of the network changes."""
+    """Compute everything at build time that does not depend on the network's inputs."""
 
     name: ClassVar[str] = "fold-constants"
     discovers_values: ClassVar[bool] = True
 
     max_growth_bytes: int = 1 << 30
-    """All constants together may take so much beside what weights allow for: a small hostile
-    model could ask for more."""
+    """Bytes that folded constants may take in addition to a multiple of the size of the weights.
+    The limit protects against small models that expand to huge constants.
+    """
     _budget: _Budget | None = field(default=None, compare=False, repr=False)
 
     @override
@@ -93,43 +99,44 @@ class FoldConstants(Pass):
         names = FreshNames(graph)
         budget = self._budget or _Budget.for_graph(graph, self.max_growth_bytes)
         for node in list(graph.nodes):
-            note = self._fold(graph, node, names, budget) or _settle_shape(graph, node, names)
+            note = self._fold(graph, node, names, budget) or _fix_reshape_shape(graph, node, names)
             if note is not None:
                 notes.append(note)
         return PassResult.of(notes)
 
     def _fold(self, graph: Graph, node: Node, names: FreshNames, budget: _Budget) -> Note | None:
+        """Replace the results of one node by constants, if they are known and the budget allows."""
         if not any(value.users for value in node.outputs) or not _is_pure(node):
             return None
-        known = _vector(node, names) or self._inputs(node)
-        if known is None:
+        operands = _vector(node, names) or self._inputs(node)
+        if operands is None:
             return None
-        if isinstance(known, Constant):
-            constants = [known]
+        if isinstance(operands, Constant):
+            constants = [operands]
         else:
             if reason := budget.refusal(node):
                 return Note.refusal(node.layers, reason)
             constants = [
-                Constant.derive(names.make(v.name), node.op, *known, output=i)
+                Constant.derive(names.make(v.name), node.op, *operands, output=i)
                 for i, v in enumerate(node.outputs)
             ]
         inputs = list(node.inputs)
-        stays = any(graph.is_output(value) for value in node.outputs)
+        is_output = any(graph.is_output(value) for value in node.outputs)
         for value, constant in zip(node.outputs, constants, strict=False):
             if value.users:
-                if not stays:
+                if not is_output:
                     constant.name = value.name
                 _replace_reads(graph, value, graph.add_constant(constant))
-        if not stays:
+        if not is_output:
             graph.remove(node)
             remove_dead(graph, inputs)
         return Note(node.layers, (), "computed at build time")
 
     def _inputs(self, node: Node) -> tuple[Constant | None, ...] | None:
-        """The constants from which the node can be computed; None when it cannot."""
+        """Return the constants from which a node can be computed, or None."""
         if not all(isinstance(v.type, TensorType) and v.type.is_static for v in node.outputs):
             return None
-        if node.op.name in _OF_SHAPES_ALONE:
+        if node.op.name in _SHAPE_OPS:
             blanks = [None if v is None else _blank(v) for v in node.inputs]
             return None if None in blanks else tuple(blanks)
         constants = [None if v is None else v.constant for v in node.inputs]
@@ -139,7 +146,7 @@ class FoldConstants(Pass):
 
 
 def _replace_reads(graph: Graph, old: Value, new: Value) -> None:
-    """Let the nodes that read ``old`` read ``new``; an output of the graph stays what it is."""
+    """Let all nodes that read ``old`` read ``new``; outputs of the graph keep ``old``."""
     for user in list(old.users):
         for index, value in enumerate(user.inputs):
             if value is old:
@@ -147,11 +154,12 @@ def _replace_reads(graph: Graph, old: Value, new: Value) -> None:
 
 
 def _is_pure(node: Node) -> bool:
-    return not node.op.regions and not node.op.name.startswith(_RANDOM)
+    """Return whether a node has no regions and no random results."""
+    return not node.op.regions and not node.op.name.startswith(_RANDOM_OP_PREFIXES)
 
 
 def _blank(value: Value) -> Constant | None:
-    """A constant of the value's shape that takes no memory: its elements do not matter."""
+    """Return a constant of the value's shape whose elements do not matter and take no memory."""
     if not isinstance(value.type, TensorType) or not value.type.is_static:
         return None
     zero = np.zeros((), value.type.dtype.numpy)
@@ -162,7 +170,10 @@ def _blank(value: Value) -> Constant | None:
 
 
 def _vector(node: Node, names: FreshNames) -> Constant | None:
-    """The first result, where it is a vector of known dimensions and the only one in use."""
+    """Return the node's first result as a constant if its elements are known dimensions.
+
+    The result must be a scalar or vector, and the only result in use.
+    """
     value = node.outputs[0]
     if value.dims is None or any(other.users for other in node.outputs[1:]):
         return None
@@ -181,7 +192,7 @@ def _all_known(node: Node) -> bool:
 
 
 def _constants(graph: Graph) -> Iterator[Constant]:
-    """The constants of a graph and its regions."""
+    """Yield the constants of a graph and its regions."""
     yield from graph.constants()
     for node in graph.nodes:
         for region in node.op.regions:
@@ -193,22 +204,25 @@ def _size_bytes(value: Value) -> int:
     return count * value.tensor.dtype.size_bytes if isinstance(count, int) else 0
 
 
-def _settle_shape(graph: Graph, node: Node, names: FreshNames) -> Note | None:
-    """Give a Reshape to a shape of symbols an equal constant shape (0 copies, -1 infers)."""
+def _fix_reshape_shape(graph: Graph, node: Node, names: FreshNames) -> Note | None:
+    """Give a Reshape to a symbolic shape an equivalent constant shape, if there is one.
+
+    In a Reshape's shape, 0 copies an extent and -1 is inferred.
+    """
     if not isinstance(node.op, ops.Reshape) or len(node.inputs) != 2:
         return None
     data, shape = node.inputs
     if data is None or shape is None or shape.constant is not None or shape.dims is None:
         return None
-    for dims in _spellings(shape.dims, data.tensor.shape):
+    for dims in _constant_shapes(shape.dims, data.tensor.shape):
         array = np.asarray(dims, np.int64)
         operands = [data.operand, Operand.constant(array)]
         op = ops.Reshape()
         try:
-            same = op.infer(operands) == (node.output.type,)
+            is_equivalent = op.infer(operands) == (node.output.type,)
         except GraphError:
             continue
-        if same:
+        if is_equivalent:
             node.op = op
             graph.set_input(node, 1, graph.add_constant(array, names.make(f"{node.name}/shape")))
             remove_dead(graph, [shape])
@@ -216,13 +230,18 @@ def _settle_shape(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     return None
 
 
-def _spellings(wanted: tuple[Dim, ...], given: tuple[Dim, ...]) -> Iterator[tuple[int, ...]]:
-    """Constant shapes that mean ``wanted``; the symbolic dims copied, one of them inferred."""
+def _constant_shapes(
+    target: tuple[Dim, ...], data_shape: tuple[Dim, ...]
+) -> Iterator[tuple[int, ...]]:
+    """Yield constant Reshape shapes that may mean ``target`` for data of ``data_shape``.
+
+    Symbolic extents are copied where they stay in place; one other is inferred.
+    """
     copied = [
-        0 if i < len(given) and given[i] == d and not isinstance(d, int) else d
-        for i, d in enumerate(wanted)
+        0 if i < len(data_shape) and data_shape[i] == d and not isinstance(d, int) else d
+        for i, d in enumerate(target)
     ]
-    left = [d for d in copied if not isinstance(d, int)]
-    if 0 in [d for d in wanted if isinstance(d, int)] or len(left) > 1:
+    inferred = [d for d in copied if not isinstance(d, int)]
+    if 0 in [d for d in target if isinstance(d, int)] or len(inferred) > 1:
         return
     yield tuple(d if isinstance(d, int) else -1 for d in copied)

@@ -1,8 +1,8 @@
-"""The division by a scale, before numbers are rounded to steps, goes where it costs nothing.
+"""Fold the division by a QuantizeLinear's scale into the factors before it.
 
-Behind an integer product stands a factor for each channel, behind DequantizeLinear its scale: both
-can be divided beforehand. What lies between is kept when every step of it scales along: sums,
-rectifiers, bounds.
+An integer product is followed by a factor per channel, and a DequantizeLinear has a scale: both can
+be divided at build time. The ops in between must be homogeneous, such as sums, rectifiers and
+clipping, so that dividing their inputs divides their results.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _SUMS = (ops.Add, ops.Sub)
 _HOMOGENEOUS = (ops.Relu, ops.LeakyRelu, ops.Neg, ops.Abs)
-_MAX_NODES: Final = 32
-"""Longest way back that is looked at."""
+_MAX_DEPTH: Final = 32
+"""Longest chain of nodes that is searched for foldable factors."""
 
 
 @dataclass(frozen=True)
 class FoldQuantizeScales(Pass):
-    """Divide factors and scales beforehand by the scale of what is quantised behind them."""
+    """Divide preceding factors and scales by the scale of each QuantizeLinear."""
 
     name: ClassVar[str] = "fold-quantize-scales"
 
@@ -40,69 +40,76 @@ class FoldQuantizeScales(Pass):
         names = FreshNames(graph)
         for node in list(graph.nodes):
             if isinstance(node.op, ops.QuantizeLinear):
-                notes.extend(_push(graph, node, names))
+                notes.extend(_fold_scale(graph, node, names))
         return PassResult.of(notes)
 
 
-def _push(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
+def _fold_scale(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
+    """Fold the scale of one QuantizeLinear into the values before it."""
     source, scale = node.inputs[0], node.inputs[1]
     if source is None or scale is None or scale.constant is None or not scale.constant.array.size:
         return []
-    if scale.constant.array.size != 1 or not _scales_along(graph, source, node, scale, _MAX_NODES):
+    if scale.constant.array.size != 1 or not _is_divisible(graph, source, node, scale, _MAX_DEPTH):
         return []
     emit = Emitter(graph, node, names)
-    pusher = _Pusher(emit, emit.op(ops.Reshape(), scale, emit.integers(hint="scalar")))
-    divided = pusher.divided(_without_rectifier(node, source))
+    divider = _Divider(emit, emit.op(ops.Reshape(), scale, emit.integers(hint="scalar")))
+    divided = divider.divided(_without_rectifier(node, source))
     emit.finish(emit.op(node.op, divided, None, *node.inputs[2:]))
     return [Note(node.layers, node.layers, "its scale was folded into the factors before it")]
 
 
 def _without_rectifier(node: Node, source: Value) -> Value:
-    """What a Relu reads, where rounding to steps cuts off what is negative anyway."""
-    steps, before = quant_params_of(node), source.producer
-    if steps is None or before is None or not isinstance(before.op, ops.Relu):
+    """Return the input of a Relu that quantisation makes redundant, or ``source``.
+
+    If the zero point is the least integer, saturation already clips negative numbers.
+    """
+    params, producer = quant_params_of(node), source.producer
+    if params is None or producer is None or not isinstance(producer.op, ops.Relu):
         return source
-    least = np.iinfo(steps.dtype.numpy).min
-    return source if steps.zero_point != least or before.inputs[0] is None else before.inputs[0]
+    least = np.iinfo(params.dtype.numpy).min
+    return (
+        source if params.zero_point != least or producer.inputs[0] is None else producer.inputs[0]
+    )
 
 
-def _scales_along(graph: Graph, value: Value, reader: Node, by: Value, most: int) -> bool:
-    """Whether a value divided by a number follows from constants alone that can be divided."""
+def _is_divisible(graph: Graph, value: Value, reader: Node, by: Value, max_depth: int) -> bool:
+    """Return whether dividing a value by ``by`` can be folded into constants it depends on."""
     node = value.producer
     if value.constant is not None:
-        return value.tensor.dtype is DType.FLOAT32 and _divides(value, by)
-    if node is None or most < 1 or value.tensor.dtype is not DType.FLOAT32:
+        return value.tensor.dtype is DType.FLOAT32 and _quotient_fits(value, by)
+    if node is None or max_depth < 1 or value.tensor.dtype is not DType.FLOAT32:
         return False
-    steps = quant_params_of(node)
+    params = quant_params_of(node)
     if isinstance(node.op, ops.DequantizeLinear):
-        return steps is not None and steps.axis is None and _divides(steps.scale, by)
+        return params is not None and params.axis is None and _quotient_fits(params.scale, by)
     if sole_user(graph, value) is not reader:
         return False
     present = [v for v in node.inputs if v is not None]
     varying = [v for v in present if v.constant is None]
-    if not all(_divides(v, by) for v in present if v.constant is not None):
+    if not all(_quotient_fits(v, by) for v in present if v.constant is not None):
         return False
     if isinstance(node.op, ops.Mul):
         return len(varying) == 1 and len(node.inputs) == 2
     if isinstance(node.op, ops.Clip):
-        return len(varying) == 1 and _scales_along(graph, varying[0], node, by, most - 1)
+        return len(varying) == 1 and _is_divisible(graph, varying[0], node, by, max_depth - 1)
     if not isinstance(node.op, _SUMS + _HOMOGENEOUS):
         return False
-    return bool(varying) and all(_scales_along(graph, v, node, by, most - 1) for v in varying)
+    return bool(varying) and all(_is_divisible(graph, v, node, by, max_depth - 1) for v in varying)
 
 
-def _divides(value: Value, by: Value) -> bool:
-    """Whether the quotients of a constant stay in the range of float32."""
+def _quotient_fits(value: Value, by: Value) -> bool:
+    """Return whether dividing a constant stays in the range of float32."""
     return ops.combined_overflow_reason(ops.Div(), value.constant, by.constant) is None
 
 
-class _Pusher:
-    """Writes values divided by a number anew."""
+class _Divider:
+    """Rewrites a value as its quotient by a number."""
 
     def __init__(self, emit: Emitter, by: Value) -> None:
         self.emit, self.by = emit, by
 
     def divided(self, value: Value) -> Value:
+        """Return ``value / by``, with the division folded into constants."""
         node = value.producer
         if value.constant is not None or node is None:
             return self.emit.op(ops.Div(), value, self.by, hint="divided")
@@ -113,7 +120,7 @@ class _Pusher:
             inputs[1] = None if inputs[1] is None else self.divided(inputs[1])
         else:
             inputs = [None if v is None else self.divided(v) for v in inputs]
-        made = self.emit.op(node.op, *inputs)
-        if made.producer is not None:
-            made.producer.layers = node.layers
-        return made
+        quotient = self.emit.op(node.op, *inputs)
+        if quotient.producer is not None:
+            quotient.producer.layers = node.layers
+        return quotient

@@ -1,6 +1,6 @@
-"""Multiplications and additions for each channel go into the weights before them.
+"""Fold per-channel multiplications and additions into the weights before them.
 
-Batch normalisation is one of each (``decompose``), so is Caffe's BatchNorm with Scale.
+Batch normalisation is one of each (after ``decompose``), as is Caffe's BatchNorm followed by Scale.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _ROOTS = (ops.Conv, ops.ConvTranspose, ops.Gemm, ops.MatMul)
 _FACTORS = (ops.Mul, ops.Div)
 _TERMS = (ops.Add, ops.Sub)
 _ROUNDING: Final = {DType.FLOAT16: 1e-3, DType.BFLOAT16: 4e-3}
-"""What rounding costs that does not come from small exponents."""
+"""Upper bound of the relative rounding error of each storage type in its normal range."""
 
 
 @dataclass(frozen=True)
 class FoldScaleShift(Pass):
-    """Fold per-channel Mul, Div, Add and Sub into the weights and bias of what is before them.
+    """Fold per-channel Mul, Div, Add and Sub into the weights and bias of the op before them.
 
-    A factor that takes the weights out of the range in which their storage has all its digits is
-    not folded: behind the sum, as a stage of an epilogue, it is computed in float32.
+    A factor is not folded if the storage type could not represent the scaled weights with full
+    precision. It then stays behind the sum, where an epilogue computes it in float32.
     """
 
     name: ClassVar[str] = "fold-scales"
 
     storage: DType = DType.FLOAT32
-    """As what the weights will be stored."""
+    """Element type in which the weights will be stored."""
 
     @override
     def apply(self, graph: Graph) -> PassResult:
@@ -50,13 +50,14 @@ class FoldScaleShift(Pass):
 
 
 def _fold_all(graph: Graph, root: Node, names: FreshNames, storage: DType) -> list[Note]:
+    """Fold the readers of a root one after the other until one cannot be folded."""
     notes: list[Note] = []
     while True:
         user = root.output.users[0] if root.output.users else None
         if user is None or _constant_side(root, user) is None:
             return notes
         before = (*root.layers, *user.layers)
-        reason = _refusal(graph, root, user) or _loss(root, user, storage)
+        reason = _refusal(graph, root, user) or _precision_loss_reason(root, user, storage)
         if reason is not None:
             notes.append(Note.refusal(before, reason))
             return notes
@@ -68,7 +69,7 @@ def _fold_all(graph: Graph, root: Node, names: FreshNames, storage: DType) -> li
 
 
 def _constant_side(root: Node, user: Node) -> Value | None:
-    """The constant that ``user`` applies to each channel of the root's result."""
+    """Return the constant that ``user`` applies to each channel of the root's result, or None."""
     if not isinstance(user.op, _FACTORS + _TERMS) or len(user.inputs) != 2:
         return None
     left, right = user.inputs
@@ -94,6 +95,7 @@ def _channel_axis(root: Node) -> int:
 
 
 def _refusal(graph: Graph, root: Node, user: Node) -> str | None:
+    """Return why nothing may be folded into the root, or None."""
     if graph.is_output(root.output):
         return f"{root.output.name!r} is an output of the network"
     if sole_user(graph, root.output) is not user:
@@ -103,29 +105,32 @@ def _refusal(graph: Graph, root: Node, user: Node) -> str | None:
     return None
 
 
-def _loss(root: Node, user: Node, storage: DType) -> str | None:
-    """Why the weights would lose digits in their storage, if they would that they have now."""
+def _precision_loss_reason(root: Node, user: Node, storage: DType) -> str | None:
+    """Return why scaled weights would lose precision in their storage type, or None.
+
+    A loss that the unscaled weights have already is accepted.
+    """
     weights, factor = root.inputs[1], _constant_side(root, user)
     is_factor = isinstance(user.op, _FACTORS)
     if storage.size_bytes >= DType.FLOAT32.size_bytes or not is_factor:
         return None
     if weights is None or weights.constant is None or factor is None or factor.constant is None:
         return None
-    own = weights.constant.array.astype(np.float32)
-    by_filter = np.moveaxis(own, _filter_axis(root), -1)
+    unscaled = weights.constant.array.astype(np.float32)
+    by_filter = np.moveaxis(unscaled, _filter_axis(root), -1)
     factors = factor.constant.array.astype(np.float32).reshape(-1)
-    if factors.size > by_filter.shape[-1]:  # of a deconvolution in groups
+    if factors.size > by_filter.shape[-1]:  # a grouped deconvolution: use the largest factor
         factors = np.abs(factors).max(keepdims=True)
     with np.errstate(all="ignore"):
         scaled = by_filter / factors if isinstance(user.op, ops.Div) else by_filter * factors
-    lost = _rounding(scaled, storage)
-    if lost <= max(_ROUNDING[storage], _rounding(own, storage)):
+    error = _rounding_error(scaled, storage)
+    if error <= max(_ROUNDING[storage], _rounding_error(unscaled, storage)):
         return None
-    return f"the weights would lose {lost:.1g} of their largest magnitude in {storage.value}"
+    return f"the weights would lose {error:.1g} of their largest magnitude in {storage.value}"
 
 
 def _filter_axis(root: Node) -> int:
-    """The axis of the weights along which filters are; of grouped ones, within a group."""
+    """Return the axis of the weights that runs over filters, within a group if grouped."""
     match root.op:
         case ops.Conv() | ops.Gemm(trans_b=True):
             return 0
@@ -135,8 +140,8 @@ def _filter_axis(root: Node) -> int:
             return -1
 
 
-def _rounding(weights: Array, storage: DType) -> float:
-    """The largest error of weights in their storage, relative to the largest of them."""
+def _rounding_error(weights: Array, storage: DType) -> float:
+    """Return the largest error of weights in a storage type, relative to the largest weight."""
     largest = float(np.abs(weights).max(initial=0))
     if not largest:
         return 0.0
@@ -146,7 +151,10 @@ def _rounding(weights: Array, storage: DType) -> float:
 
 
 def _fold(graph: Graph, root: Node, user: Node, names: FreshNames) -> str | None:
-    """Fold one node; why not, or "" where the root cannot take it in."""
+    """Fold one node into the root.
+
+    Returns the reason for a refusal, "" if the root can never absorb the node, or None on success.
+    """
     other = _constant_side(root, user)
     channels = root.output.tensor.shape[_channel_axis(root)]
     if other is None or not isinstance(channels, int):
@@ -169,19 +177,23 @@ def _fold(graph: Graph, root: Node, user: Node, names: FreshNames) -> str | None
 
 
 def _scale(emit: Emitter, graph: Graph, root: Node, vector: Value, *, divide: bool) -> str | None:
+    """Multiply or divide weights and bias by a vector.
+
+    Returns the reason for a refusal, "" if the weights are not constant, or None on success.
+    """
     op = ops.Div() if divide else ops.Mul()
     weights = root.inputs[1]
     if weights is None or weights.constant is None or weights.tensor.rank < 2:
         return ""
-    made = [_scaled_weights(emit, root, weights, vector, op)]
+    scaled = [_scaled_weights(emit, root, weights, vector, op)]
     bias = _bias(root)
     if bias is not None:
-        made.append(emit.op(op, bias, vector, hint="bias"))
-    for index, value in enumerate(made, start=1):
+        scaled.append(emit.op(op, bias, vector, hint="bias"))
+    for index, value in enumerate(scaled, start=1):
         reason = ops.derived_overflow_reason(value.constant)
         if reason is not None:
             return f"{'the bias' if index > 1 else 'the weights'}: {reason}"
-    for index, value in enumerate(made, start=1):
+    for index, value in enumerate(scaled, start=1):
         graph.set_input(root, index, value)
     return None
 
@@ -189,7 +201,7 @@ def _scale(emit: Emitter, graph: Graph, root: Node, vector: Value, *, divide: bo
 def _scaled_weights(
     emit: Emitter, root: Node, weights: Value, vector: Value, op: ops.Mul | ops.Div
 ) -> Value:
-    """The weights with each output channel's share multiplied."""
+    """Return the weights with the filters of each output channel multiplied or divided."""
     shape = [d for d in weights.tensor.shape if isinstance(d, int)]
     match root.op:
         case ops.Conv():
@@ -210,6 +222,10 @@ def _scaled_weights(
 
 
 def _shift(emit: Emitter, graph: Graph, root: Node, vector: Value, *, subtract: bool) -> str | None:
+    """Add a vector to, or subtract it from, the bias.
+
+    Returns the reason for a refusal, "" if the root has no bias to absorb it, or None on success.
+    """
     if isinstance(root.op, ops.MatMul) or (isinstance(root.op, ops.Gemm) and root.op.beta != 1):
         return ""
     bias = _bias(root)

@@ -1,7 +1,8 @@
-"""A dense convolution and the depthwise one that alone reads it become one ``FusedPair``.
+"""Fuse a dense convolution with the depthwise convolution that is its only reader.
 
-The expansion of an inverted residual, or a stem, makes a tensor several times as large as what goes
-in and what comes out. As one node the two can run panel by panel: what is between is never stored.
+The expansion of an inverted residual, or a stem, produces a tensor several times as large as its
+input and final output. As one ``FusedPair`` the two can run panel by panel, and the intermediate is
+never stored.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FuseConvDepthwise(Pass):
-    """Chain convolutions with depthwise ones."""
+    """Fuse dense convolutions with the depthwise convolutions after them."""
 
     name: ClassVar[str] = "fuse-conv-depthwise"
 
@@ -34,7 +35,7 @@ class FuseConvDepthwise(Pass):
             layers = (*first.layers, *second.layers)
             if graph.is_output(first.output):
                 reason = f"{first.output.name!r} is an output of the network"
-                notes.append(Note.refusal(layers, f"{reason}, so it is stored"))
+                notes.append(Note.refusal(layers, f"{reason}, so it must be stored"))
             elif len(first.output.users) > 1:
                 notes.append(Note.refusal(layers, f"{first.output.name!r} has several readers"))
             else:
@@ -43,7 +44,7 @@ class FuseConvDepthwise(Pass):
 
 
 def _expansion_before(node: Node) -> Node | None:
-    """The dense convolution whose result a depthwise one reads."""
+    """Return the dense convolution whose result a depthwise convolution reads, or None."""
     source = node.inputs[0] if node.inputs else None
     conv = _conv_of(node)
     first = None if source is None else source.producer
@@ -54,11 +55,14 @@ def _expansion_before(node: Node) -> Node | None:
 
 
 def _conv_of(node: Node) -> ops.Conv | None:
-    """The 2-D float32 convolution that a node is, whatever its epilogue."""
+    """Return a node's 2-D float32 convolution with constant weights, or None.
+
+    The node may be fused with an epilogue.
+    """
     root = node.op.root if isinstance(node.op, ops.Fused) else node.op
     if not isinstance(root, ops.Conv) or len(root.kernel_shape) != 2:
         return None
     values = [value for value in (*node.inputs, node.output) if value is not None]
-    single = all(value.tensor.dtype is DType.FLOAT32 for value in values)
+    is_float32 = all(value.tensor.dtype is DType.FLOAT32 for value in values)
     weights = node.inputs[1]
-    return root if single and weights is not None and weights.constant is not None else None
+    return root if is_float32 and weights is not None and weights.constant is not None else None

@@ -1,7 +1,8 @@
-"""A convolution that is added to another one's result becomes part of its sum.
+"""Fuse a convolution with another convolution whose result is added to it.
 
-A residual block that changes the number of channels projects its shortcut. As one node the two are
-one longer sum: the projection is neither stored nor read again, and is one launch less.
+A residual block that changes the number of channels projects its shortcut by a pointwise
+convolution. As one node the two are one longer sum: the projection is neither stored nor read
+again, and one launch is saved.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FuseConvSums(Pass):
-    """Sum convolutions that are added as one."""
+    """Compute the sum of two convolutions in one op."""
 
     name: ClassVar[str] = "fuse-conv-sums"
 
@@ -34,34 +35,37 @@ class FuseConvSums(Pass):
             layers = (*node.layers, *other.layers)
             if graph.is_output(other.output) or len(other.output.users) > 1:
                 notes.append(Note.refusal(layers, f"{other.output.name!r} has other readers"))
-            elif (reason := _why_no_bias(node, other)) is not None:
+            elif (reason := _bias_overflow_reason(node, other)) is not None:
                 notes.append(Note.refusal(layers, reason))
             else:
-                notes.append(Note(layers, _folded(graph, node, other).layers))
+                notes.append(Note(layers, _fuse(graph, node, other).layers))
         return PassResult.of(notes)
 
 
 def _added_to(node: Node) -> Node | None:
-    """The convolution whose result the node's epilogue adds to its own, first of all."""
+    """Return the convolution whose result the first stage of the node's epilogue adds, or None.
+
+    One of the two convolutions must be pointwise.
+    """
     fused = node.op
     if not isinstance(fused, ops.Fused) or not _is_dense(node) or not fused.stages:
         return None
     stage, *rest = fused.stages
-    places = [a for a in stage.arguments if a >= fused.root_inputs]
-    if not isinstance(stage.op, ops.Add) or -1 not in stage.arguments or len(places) != 1:
+    operand_indices = [a for a in stage.arguments if a >= fused.root_inputs]
+    if not isinstance(stage.op, ops.Add) or -1 not in stage.arguments or len(operand_indices) != 1:
         return None
-    if any(-1 in s.arguments or places[0] in s.arguments for s in rest):
+    if any(-1 in s.arguments or operand_indices[0] in s.arguments for s in rest):
         return None
-    value = node.inputs[places[0]]
-    made = None if value is None else value.producer
-    if made is None or not isinstance(made.op, ops.Conv) or not _is_dense(made):
+    value = node.inputs[operand_indices[0]]
+    producer = None if value is None else value.producer
+    if producer is None or not isinstance(producer.op, ops.Conv) or not _is_dense(producer):
         return None
     fits = value is not None and value.tensor == node.output.tensor
-    return made if fits and (_is_pointwise(made.op) or _is_pointwise(fused.root)) else None
+    return producer if fits and (_is_pointwise(producer.op) or _is_pointwise(fused.root)) else None
 
 
 def _is_dense(node: Node) -> bool:
-    """Whether the node's root is a convolution in one group, its weights and bias constant."""
+    """Return whether the root is a convolution in one group with constant weights and bias."""
     root = node.op.root if isinstance(node.op, ops.Fused) else node.op
     count = node.op.root_inputs if isinstance(node.op, ops.Fused) else len(node.inputs)
     if not isinstance(root, ops.Conv) or root.group != 1:
@@ -70,58 +74,60 @@ def _is_dense(node: Node) -> bool:
 
 
 def _is_pointwise(op: object) -> bool:
+    """Return whether an op is a convolution with a kernel of one element and no padding."""
     return isinstance(op, ops.Conv) and not any(op.pads) and set(op.kernel_shape) == {1}
 
 
-def _folded(graph: Graph, node: Node, other: Node) -> Node:
-    """One node in the place of the one that adds."""
+def _fuse(graph: Graph, node: Node, other: Node) -> Node:
+    """Replace the convolution that adds, and the added one, by one ConvSum with the epilogue."""
     fused = node.op
-    assert isinstance(fused, ops.Fused)  # noqa: S101  (found to be one)
+    assert isinstance(fused, ops.Fused)  # noqa: S101  (checked by _added_to)
     assert isinstance(fused.root, ops.Conv)  # noqa: S101
     assert isinstance(other.op, ops.Conv)  # noqa: S101
     stage, *rest = fused.stages
-    place = next(a for a in stage.arguments if a >= 0)
+    added_index = next(a for a in stage.arguments if a >= 0)
     parts = [(fused.root, node), (other.op, other)]
     if not _is_pointwise(other.op):
         parts.reverse()
-    own: list[Value | None] = [v for _, part in parts for v in part.inputs[:2]]
+    root_inputs: list[Value | None] = [v for _, part in parts for v in part.inputs[:2]]
     bias = _bias(graph, node, other)
-    own += [] if bias is None else [bias]
+    root_inputs += [] if bias is None else [bias]
     extras = list(node.inputs[fused.root_inputs :])
-    del extras[place - fused.root_inputs]
+    del extras[added_index - fused.root_inputs]
     op: ops.Op = ops.ConvSum(parts[0][0], parts[1][0])
     if rest:
-        moved = {
-            k: len(own) + (k - fused.root_inputs) - (k > place)
+        new_index = {
+            k: len(root_inputs) + (k - fused.root_inputs) - (k > added_index)
             for k in range(fused.root_inputs, len(node.inputs))
         }
         stages = (
-            replace(s, arguments=tuple(moved[a] if a >= 0 else a + 1 for a in s.arguments))
+            replace(s, arguments=tuple(new_index[a] if a >= 0 else a + 1 for a in s.arguments))
             for s in rest
         )
-        op = ops.Fused(op, len(own), tuple(stages))
-    made = graph.add(
+        op = ops.Fused(op, len(root_inputs), tuple(stages))
+    conv_sum = graph.add(
         op,
-        *own,
+        *root_inputs,
         *extras,
         name=node.name,
         output_names=(node.output.name,),
         before=node,
         layers=tuple(dict.fromkeys((*other.layers, *node.layers))),
     )
-    graph.replace_uses(node.output, made.output)
+    graph.replace_uses(node.output, conv_sum.output)
     graph.remove(node)
     graph.remove(other)
-    return made
+    return conv_sum
 
 
 def _biases(node: Node, other: Node) -> list[Value]:
+    """Return the biases of both convolutions that are present."""
     count = node.op.root_inputs if isinstance(node.op, ops.Fused) else len(node.inputs)
     return [v for v in (*node.inputs[2:count], *other.inputs[2:]) if v is not None]
 
 
-def _why_no_bias(node: Node, other: Node) -> str | None:
-    """Why the biases have no sum, if there are two."""
+def _bias_overflow_reason(node: Node, other: Node) -> str | None:
+    """Return why the sum of both biases leaves the range of its type, or None."""
     values = _biases(node, other)
     return (
         ops.combined_overflow_reason(ops.Add(), *(v.constant for v in values))
@@ -131,7 +137,7 @@ def _why_no_bias(node: Node, other: Node) -> str | None:
 
 
 def _bias(graph: Graph, node: Node, other: Node) -> Value | None:
-    """The sum of both biases, as far as there are any."""
+    """Return the sum of both biases, the only bias, or None."""
     values = _biases(node, other)
     constants = [v.constant for v in values if v.constant is not None]
     if len(constants) < 2:

@@ -1,9 +1,9 @@
-"""Epilogues: elementwise ops join the convolution, product, pooling or elementwise op before them.
+"""Fuse elementwise ops into the convolution, product, pooling or elementwise op before them.
 
-Starting from a *root*, the pass takes in one reader after the other, as long as it is elementwise
-and keeps the shape. A prefix of what was taken is fusable where all but its last value are read
-inside it alone; the longest such prefix becomes one ``Fused`` node, at the place of its last node:
-everything that it reads is computed before.
+Starting from a *root*, the pass collects one reader after the other, as long as it is elementwise
+and keeps the shape. A prefix of the collected nodes can be fused if all its results but the last
+are read only inside the prefix. The longest such prefix becomes one ``Fused`` node at the position
+of its last node, where all its inputs have been computed.
 """
 
 from __future__ import annotations
@@ -28,127 +28,134 @@ _PRODUCTS = (
     ops.MatMul,
     ops.MatMulInteger,
 )
-_INDEXED_OPS = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
-"""Of lines with an epilogue, which is computed in float32."""
+_GATHER_TYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
+"""Element types of a Gather with an epilogue, which is computed in float32."""
 _POOLS = (ops.MaxPool, ops.AveragePool, ops.GlobalAveragePool, ops.GlobalMaxPool)
 
 
 @dataclass(frozen=True)
 class FuseEpilogues(Pass):
-    """Fuse elementwise ops with what they follow."""
+    """Fuse elementwise ops into the op that they follow."""
 
     name: ClassVar[str] = "fuse-epilogues"
 
     max_stages: int = 12
-    """Longest epilogue."""
+    """Largest number of stages of an epilogue."""
     pools: bool = True
-    """Whether pooling takes an epilogue."""
+    """Whether epilogues are fused into pooling."""
     gathers: bool = False
-    """Whether what picks lines of a table takes one."""
+    """Whether epilogues are fused into Gather."""
     excluded: tuple[str, ...] = ()
-    """Names of ops that are never fused: those for which a backend has no code."""
+    """Names of ops that are never fused, because a backend has no generated code for them."""
 
     @override
     def apply(self, graph: Graph) -> PassResult:
         notes: list[Note] = []
-        places = {node: place for place, node in enumerate(graph.nodes)}
-        # Products first: what follows them is worth most there. Then pools, then chains.
+        positions = {node: position for position, node in enumerate(graph.nodes)}
+        # Products first, where fusion saves most; then pools; then chains of elementwise ops.
         kinds = [_PRODUCTS, *[_POOLS] * self.pools, *[(ops.Gather,)] * self.gathers]
         for kind in kinds:
             for node in list(graph.nodes):
                 if isinstance(node.op, kind) and len(node.outputs) == 1:
-                    notes.extend(self._fuse(graph, node, places))
+                    notes.extend(self._fuse(graph, node, positions))
         for node in list(graph.nodes):
-            if self._joins(node) and node in places:
-                notes.extend(self._fuse(graph, node, places))
+            if self._is_fusable(node) and node in positions:
+                notes.extend(self._fuse(graph, node, positions))
         return PassResult.of(notes)
 
-    def _joins(self, node: Node) -> bool:
+    def _is_fusable(self, node: Node) -> bool:
+        """Return whether a node may be a stage of an epilogue."""
         return (
             node.op.elementwise
             and len(node.outputs) == 1
             and isinstance(node.output.type, TensorType)
             and not isinstance(node.op, ops.Fused)
-            and node.output.dims is None  # arithmetic of shapes: inference must see through it
+            and node.output.dims is None  # shape arithmetic, which inference must see
             and node.op.name not in self.excluded
         )
 
-    def _fuse(self, graph: Graph, root: Node, places: dict[Node, int]) -> list[Note]:
+    def _fuse(self, graph: Graph, root: Node, positions: dict[Node, int]) -> list[Note]:
+        """Fuse the readers of one root into it, and return the notes."""
         if root not in graph.nodes:
             return []
-        group, reason = self._grow(graph, root, places)
+        group, reason = self._grow(graph, root, positions)
         notes = [Note.refusal(root.layers, reason)] if reason else []
         if len(group) < 2:
             return notes
-        before = tuple(layer for node in group for layer in node.layers)
-        fused = _build(graph, group, places)
+        layers = tuple(layer for node in group for layer in node.layers)
+        fused = _build(graph, group, positions)
         chain = " | ".join(type(node.op).__name__ for node in group)
-        return [Note(before, fused.layers, chain)]
+        return [Note(layers, fused.layers, chain)]
 
-    def _grow(self, graph: Graph, root: Node, places: dict[Node, int]) -> tuple[list[Node], str]:
-        """The nodes to fuse, root first; or the root, and why no reader joins it."""
-        group, best = [root], 1
+    def _grow(self, graph: Graph, root: Node, positions: dict[Node, int]) -> tuple[list[Node], str]:
+        """Return the nodes to fuse, root first; or only the root, and why no reader joins it."""
+        group, fusable_count = [root], 1
         while len(group) <= self.max_stages:
-            reader = _next_reader(group, places)
+            reader = _next_reader(group, positions)
             if reader is None or not self._fits(root, reader):
                 break
-            extra = self._side_nodes(graph, root, reader, group)
-            group += [*extra, reader]
+            side_nodes = self._side_nodes(graph, root, reader, group)
+            group += [*side_nodes, reader]
             if len(group) - 1 <= self.max_stages and _is_closed(graph, group):
-                best = len(group)
-        if best > 1 or len(group) < 2:
-            return group[:best], ""
+                fusable_count = len(group)
+        if fusable_count > 1 or len(group) < 2:
+            return group[:fusable_count], ""
         return group[:1], _explain_open(graph, root)
 
     def _fits(self, root: Node, reader: Node) -> bool:
-        if not self._joins(reader) or reader.output.tensor.shape != root.output.tensor.shape:
+        """Return whether a reader may be a stage of the root's epilogue."""
+        if not self._is_fusable(reader) or reader.output.tensor.shape != root.output.tensor.shape:
             return False
         if root.op.elementwise:
             return True
         if isinstance(root.op, ops.Gather):
             values = (root.output, reader.output, *(v for v in reader.inputs if v is not None))
-            kind = root.output.tensor.dtype
-            return kind in _INDEXED_OPS and all(v.tensor.dtype is kind for v in values)
-        if reader.output.type != root.output.type and not _counts_bytes(root):
+            dtype = root.output.tensor.dtype
+            return dtype in _GATHER_TYPES and all(v.tensor.dtype is dtype for v in values)
+        if reader.output.type != root.output.type and not _reads_bytes(root):
             return False
         return all(_suits_epilogue(root, v) for v in reader.inputs if v is not None)
 
     def _side_nodes(
         self, graph: Graph, root: Node, reader: Node, group: Sequence[Node]
     ) -> list[Node]:
-        """Elementwise nodes whose only reader is ``reader``: the other branches of a tree."""
-        if not (root.op.elementwise or _counts_bytes(root)):
+        """Return elementwise nodes that only ``reader`` reads: the other branches of a tree."""
+        if not (root.op.elementwise or _reads_bytes(root)):
             return []
-        found: list[Node] = []
+        side_nodes: list[Node] = []
         for value in reader.inputs:
             node = None if value is None else value.producer
-            if node is None or value is None or node in group or node in found:
+            if node is None or value is None or node in group or node in side_nodes:
                 continue
             if not (root.op.elementwise or isinstance(node.op, ops.DequantizeLinear)):
                 continue
-            alone = all(user is reader for user in value.users) and not graph.is_output(value)
-            fed = any(v is not None and v.producer in group for v in node.inputs)
-            if alone and not fed and self._fits(root, node):
-                found.append(node)
-        return found
+            is_private = all(user is reader for user in value.users) and not graph.is_output(value)
+            depends_on_group = any(v is not None and v.producer in group for v in node.inputs)
+            if is_private and not depends_on_group and self._fits(root, node):
+                side_nodes.append(node)
+        return side_nodes
 
 
-def _counts_bytes(root: Node) -> bool:
-    """Whether the root reads bytes: what follows it becomes floats, and perhaps bytes again."""
+def _reads_bytes(root: Node) -> bool:
+    """Return whether the root reads 8-bit integers.
+
+    The stages after such a root convert the sums to floats and possibly back to bytes, so their
+    types may differ.
+    """
     value = root.inputs[0] if root.inputs else None
     if value is None or not isinstance(value.type, TensorType):
         return False
     return value.tensor.dtype in {DType.INT8, DType.UINT8}
 
 
-def _next_reader(group: Sequence[Node], places: dict[Node, int]) -> Node | None:
-    """The first node outside that reads what is computed inside."""
+def _next_reader(group: Sequence[Node], positions: dict[Node, int]) -> Node | None:
+    """Return the first node outside the group that reads a result of the group, or None."""
     readers = [u for node in group for u in node.output.users if u not in group]
-    return min(readers, key=lambda node: places[node], default=None)
+    return min(readers, key=lambda node: positions[node], default=None)
 
 
 def _is_closed(graph: Graph, group: Sequence[Node]) -> bool:
-    """Whether only the last node's result is read from outside."""
+    """Return whether only the last node's result is read outside the group."""
     return not any(
         graph.is_output(node.output) or any(user not in group for user in node.output.users)
         for node in group[:-1]
@@ -156,6 +163,7 @@ def _is_closed(graph: Graph, group: Sequence[Node]) -> bool:
 
 
 def _explain_open(graph: Graph, root: Node) -> str:
+    """Return why no reader could be fused into the root."""
     value = root.output
     if graph.is_output(value):
         return f"{value.name!r} is an output of the network, so nothing is fused after it"
@@ -163,7 +171,7 @@ def _explain_open(graph: Graph, root: Node) -> str:
 
 
 def _suits_epilogue(root: Node, value: Value) -> bool:
-    """Whether an operand is one number, one for each channel, or one for each element."""
+    """Return whether an operand has one element, one per channel, or one per result element."""
     if not isinstance(value.type, TensorType):
         return False
     full = root.output.tensor
@@ -177,37 +185,41 @@ def _suits_epilogue(root: Node, value: Value) -> bool:
     return all(d == 1 or offset + i == channels for i, d in enumerate(shape))
 
 
-def _build(graph: Graph, group: Sequence[Node], places: dict[Node, int]) -> Node:
-    """Replace the group by one node at the place of its last one."""
+def _build(graph: Graph, group: Sequence[Node], positions: dict[Node, int]) -> Node:
+    """Replace the group by one node at the position of its last node."""
     root, last = group[0], group[-1]
     inputs: list[Value | None] = list(root.inputs)
-    numbers = {node.output: -1 - number for number, node in enumerate(group)}
+    # Negative arguments of a stage denote the results of the root and the stages before it.
+    arguments_by_value = {node.output: -1 - number for number, node in enumerate(group)}
     stages: list[ops.Stage] = []
     for node in group[1:]:
-        arguments = [_argument(value, numbers, inputs, len(root.inputs)) for value in node.inputs]
+        arguments = [
+            _argument(value, arguments_by_value, inputs, len(root.inputs)) for value in node.inputs
+        ]
         stages.append(ops.Stage(node.op, tuple(arguments)))
     layers = tuple(dict.fromkeys(layer for node in group for layer in node.layers))
     op: Op = ops.Fused(root.op, len(root.inputs), tuple(stages))
-    place = max(places[node] for node in group)
-    anchor = next(node for node in group if places[node] == place)
+    position = max(positions[node] for node in group)
+    anchor = next(node for node in group if positions[node] == position)
     name = last.output.name
     fused = graph.add(
         op, *inputs, name=root.name, output_names=(name,), before=anchor, layers=layers
     )
-    places[fused] = place
+    positions[fused] = position
     graph.replace_uses(last.output, fused.output)
-    for node in sorted(group, key=lambda n: -places[n]):
+    for node in sorted(group, key=lambda n: -positions[n]):
         graph.remove(node)
-        del places[node]
+        del positions[node]
     return fused
 
 
 def _argument(
-    value: Value | None, numbers: dict[Value, int], inputs: list[Value | None], first: int
+    value: Value | None, internal: dict[Value, int], inputs: list[Value | None], root_inputs: int
 ) -> int:
-    if value is not None and value in numbers:
-        return numbers[value]
-    for index in range(first, len(inputs)):
+    """Return the stage argument for a value; external values are appended to ``inputs``."""
+    if value is not None and value in internal:
+        return internal[value]
+    for index in range(root_inputs, len(inputs)):
         if inputs[index] is value:
             return index
     inputs.append(value)

@@ -1,4 +1,4 @@
-"""An If whose condition is known is the branch that it takes."""
+"""Replace an If with a constant condition by the branch that it takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InlineBranches(Pass):
-    """Put the nodes of the branch that an If always takes in its place."""
+    """Replace each If whose condition is constant by the nodes of the branch that it takes."""
 
     name: ClassVar[str] = "inline-branches"
     discovers_values: ClassVar[bool] = True
@@ -41,33 +41,40 @@ class InlineBranches(Pass):
 
 
 def _inline(graph: Graph, node: Node, branch: Graph) -> bool:
-    """Whether the branch took the node's place."""
+    """Replace a node by the nodes of a branch; return whether that was possible."""
     pairs = list(zip(node.outputs, branch.outputs, strict=True))
-    made = {inner for outer, inner in pairs if graph.is_output(outer)}
-    named = [inner for outer, inner in pairs if graph.is_output(outer)]
-    if len(made) < len(named) or any(inner.producer is None for inner in named):
+    inner_outputs = {inner for outer, inner in pairs if graph.is_output(outer)}
+    all_inner_outputs = [inner for outer, inner in pairs if graph.is_output(outer)]
+    if len(inner_outputs) < len(all_inner_outputs) or any(
+        inner.producer is None for inner in all_inner_outputs
+    ):
         return False
     names = FreshNames(graph)
     region = clone(branch)
-    known: dict[Value, Value | None] = dict(zip(region.inputs, node.inputs[1:], strict=True))
+    replacements: dict[Value, Value | None] = dict(zip(region.inputs, node.inputs[1:], strict=True))
     for value in region.values():
-        if value.constant is not None:  # the constant keeps its name, by which it is refitted
+        if (
+            value.constant is not None
+        ):  # only the value is renamed: a refit finds the constant by its name
             value.name = names.make(value.name)
-            value.users.clear()  # the copies below are its users
-    for one in region.nodes:
-        inputs = [known.get(v, v) if v is not None else None for v in one.inputs]
-        label = names.make(f"{node.name}/{one.name}")
+            value.users.clear()  # the copies added below become its users
+    for inner_node in region.nodes:
+        inputs = [replacements.get(v, v) if v is not None else None for v in inner_node.inputs]
+        label = names.make(f"{node.name}/{inner_node.name}")
         copy = graph.add(
-            one.op,
+            inner_node.op,
             *inputs,
             name=label,
-            output_names=[label, *(names.make(f"{label}:{i}") for i in range(1, len(one.outputs)))],
+            output_names=[
+                label,
+                *(names.make(f"{label}:{i}") for i in range(1, len(inner_node.outputs))),
+            ],
             before=node,
             layers=node.layers,
         )
-        known.update((a, b) for a, b in zip(one.outputs, copy.outputs, strict=True))
+        replacements.update((a, b) for a, b in zip(inner_node.outputs, copy.outputs, strict=True))
     for outer, inner in zip(list(node.outputs), region.outputs, strict=True):
-        source = known.get(inner, inner)
+        source = replacements.get(inner, inner)
         if source is not None:
             substitute(graph, outer, source)
     graph.remove(node)

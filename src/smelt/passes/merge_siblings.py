@@ -1,8 +1,9 @@
-"""Convolutions or products of one tensor become one wider one, and a Split that is a view.
+"""Merge convolutions or products of one tensor into a wider op followed by a Split (a view).
 
-It pays where each alone is too narrow to fill the machine: the 1x1 convolutions of an inception
-block, the query, key and value of an attention. What goes straight into a concatenation is left
-alone: there its result is already written in its place, and a part of a wider one would be copied.
+Merging pays where each op alone is too narrow to occupy the device: the 1x1 convolutions of an
+inception block, or the query, key and value projections of an attention. An op whose result is read
+by a concatenation is not merged: its result is already written in its place there, and a part of a
+wider result would have to be copied.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MergeSiblings(Pass):
-    """Merge ops of the same kind, parameters and source."""
+    """Merge ops of the same kind that have the same parameters and input."""
 
     name: ClassVar[str] = "merge-siblings"
 
     max_channels: int = 256
-    """A sibling with more output channels fills the machine by itself."""
+    """Largest number of output channels of a mergeable convolution; a wider one occupies the device
+    by itself.
+    """
     max_features: int = 1024
-    """The same for the columns of a matrix product."""
+    """Largest number of columns of a mergeable matrix product."""
     channel_multiple: int = 8
-    """Where a part starts in the wider result, in channels."""
+    """Each part of the wider result must start at a multiple of this number of channels."""
     into_concat: bool = False
-    """Whether a sibling that goes straight into a Concat is merged too."""
+    """Whether to merge ops whose results a Concat reads."""
 
     @override
     def apply(self, graph: Graph) -> PassResult:
@@ -53,6 +56,7 @@ class MergeSiblings(Pass):
         return PassResult.of(notes)
 
     def _merge(self, graph: Graph, siblings: list[Node], names: FreshNames) -> list[Note]:
+        """Merge those siblings that may be merged, and return the notes."""
         notes: list[Note] = []
         chosen: list[Node] = []
         for node in siblings:
@@ -61,20 +65,22 @@ class MergeSiblings(Pass):
                 chosen.append(node)
             else:
                 notes.append(Note.refusal(node.layers, f"not merged with its siblings: {reason}"))
-        # A part that is not a whole number of vectors goes last, so that the others start on one.
-        whole = [n for n in chosen if _channels(n) % self.channel_multiple == 0]
-        ragged = [n for n in chosen if n not in whole]
+        # At most one part may have another number of channels. It goes last, so that every part
+        # starts at a multiple.
+        aligned = [n for n in chosen if _channels(n) % self.channel_multiple == 0]
+        unaligned = [n for n in chosen if n not in aligned]
         reason = f"its channels are not a multiple of {self.channel_multiple}"
-        notes.extend(Note.refusal(node.layers, reason) for node in ragged[1:])
-        chosen = [*whole, *ragged[:1]]
+        notes.extend(Note.refusal(node.layers, reason) for node in unaligned[1:])
+        chosen = [*aligned, *unaligned[:1]]
         if len(chosen) < 2:
             return notes
-        before = tuple(layer for node in chosen for layer in node.layers)
-        made = _build(graph, chosen, names)
-        detail = f"one {type(_root(made.op)).__name__} and a Split"
-        return [*notes, Note(before, made.layers, detail)]
+        layers = tuple(layer for node in chosen for layer in node.layers)
+        merged = _build(graph, chosen, names)
+        detail = f"one {type(_root(merged.op)).__name__} and a Split"
+        return [*notes, Note(layers, merged.layers, detail)]
 
     def _refusal(self, graph: Graph, node: Node) -> str | None:
+        """Return why a node must not be merged, or None."""
         value = node.output
         if graph.is_output(value):
             return f"{value.name!r} is an output of the network"
@@ -101,7 +107,7 @@ def _channels(node: Node) -> int:
 
 
 def _key(node: Node) -> Hashable | None:
-    """What two siblings have in common; None when the node can have none."""
+    """Return a key that is equal for nodes that can be merged; None if the node cannot be."""
     root = _root(node.op)
     source = node.inputs[0] if node.inputs else None
     if not isinstance(root, ops.Conv | ops.MatMul | ops.Gemm) or source is None:
@@ -113,12 +119,12 @@ def _key(node: Node) -> Hashable | None:
     weights = node.inputs[1]
     if weights is None or weights.constant is None or weights.tensor.rank < 2:
         return None
-    kinds = tuple(_role(node, value) for value in node.inputs[1:])
-    return None if None in kinds else (source, node.op, kinds)
+    roles = tuple(_role(node, value) for value in node.inputs[1:])
+    return None if None in roles else (source, node.op, roles)
 
 
 def _role(node: Node, value: Value | None) -> Hashable | None:
-    """How an input is joined to its siblings' inputs; None when it cannot be."""
+    """Return how a constant input is combined with the siblings' inputs; None if it cannot be."""
     if value is None:
         return "absent"
     if value.constant is None:
@@ -131,12 +137,13 @@ def _role(node: Node, value: Value | None) -> Hashable | None:
 
 
 def _scalar(value: Value) -> Hashable:
-    array = value.tensor
-    return ("scalar", array, None if value.constant is None else value.constant.array.tobytes())
+    """Return the role of a constant with one element, which all siblings must share."""
+    type_ = value.tensor
+    return ("scalar", type_, None if value.constant is None else value.constant.array.tobytes())
 
 
 def _joined_axis(node: Node, value: Value) -> int | None:
-    """The axis of a constant input that runs over the output channels."""
+    """Return the axis of a constant input that runs over the output channels, or None."""
     shape = value.tensor.shape
     root = _root(node.op)
     index = node.inputs.index(value)
@@ -156,6 +163,7 @@ def _is_stage_input(node: Node, index: int) -> bool:
 
 
 def _build(graph: Graph, siblings: Sequence[Node], names: FreshNames) -> Node:
+    """Replace the siblings by a wider node and a Split of its result."""
     first = min(siblings, key=graph.nodes.index)
     emit = Emitter(graph, first, names)
     inputs = list(siblings[0].inputs)

@@ -1,9 +1,9 @@
-"""QuantizeLinear moves before what only moves elements, so that bytes are moved, not floats.
+"""Move QuantizeLinear before data movement, so that bytes are moved instead of floats.
 
-Exporters quantise every tensor: around a pooling, a concatenation or a reshape stand a
-DequantizeLinear and a QuantizeLinear. Rounding to steps keeps order and is done element by
-element, so it may as well be done before the largest is taken or elements change places. Then
-the two stand beside each other, and where their steps are the same both go.
+Exporters quantise every tensor, so a pooling, concatenation or reshape stands between a
+DequantizeLinear and a QuantizeLinear. Quantisation is elementwise and monotonic, so it commutes
+with the maximum and with data movement. After the move the two are adjacent, and cancel if their
+parameters are equal.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _DATA_MOVEMENT_OPS = (
     ops.Transpose,
     ops.Unsqueeze,
 )
-_BESIDE = (ops.QuantizeLinear, ops.DequantizeLinear)
+_QUANTIZATION_OPS = (ops.QuantizeLinear, ops.DequantizeLinear)
 
 
 @dataclass(frozen=True)
 class MoveQuantization(Pass):
-    """Quantise before elements are moved, and drop pairs that cancel."""
+    """Quantise before data movement, and remove pairs that cancel."""
 
     name: ClassVar[str] = "move-quantization"
 
@@ -44,29 +44,34 @@ class MoveQuantization(Pass):
         notes: list[Note] = []
         names = FreshNames(graph)
         for node in graph.nodes:
-            _see_whole(node)
-            _settle_zero(graph, node, names)
-        # Last first: what moves up meets what stands above.
+            _make_per_tensor(node)
+            _simplify_zero_point(graph, node, names)
+        # Last to first, so that a node that moves up meets those that have not moved yet.
         for node in reversed(list(graph.nodes)):
             notes.extend(_move_up(graph, node, names))
         return PassResult.of(notes)
 
 
-def _see_whole(node: Node) -> None:
-    """One scale for the whole tensor is not a scale along an axis: then the op is elementwise."""
-    if not isinstance(node.op, _BESIDE) or node.op.axis is None or node.inputs[1] is None:
+def _make_per_tensor(node: Node) -> None:
+    """Drop the axis of a scale with one element, which makes the op elementwise."""
+    if not isinstance(node.op, _QUANTIZATION_OPS) or node.op.axis is None or node.inputs[1] is None:
         return
     shape = node.inputs[1].tensor.shape
     if shape == () or (shape == (1,) and node.output.tensor.rank > 0):
         node.op = replace(node.op, axis=None)
 
 
-def _settle_zero(graph: Graph, node: Node, names: FreshNames) -> None:
-    """Make one zero point a literal, or leave it out where it is nothing.
+def _simplify_zero_point(graph: Graph, node: Node, names: FreshNames) -> None:
+    """Make a per-tensor zero point a literal constant, or remove it if it is 0.
 
-    It stands around images and in sums that start from it: new weights could not change it.
+    A zero point is used as padding and as the start value of sums at build time, so a refit could
+    not change it.
     """
-    if not isinstance(node.op, _BESIDE) or node.op.axis is not None or len(node.inputs) < 3:
+    if (
+        not isinstance(node.op, _QUANTIZATION_OPS)
+        or node.op.axis is not None
+        or len(node.inputs) < 3
+    ):
         return
     zero = node.inputs[2]
     if zero is None or zero.constant is None:
@@ -83,7 +88,7 @@ def _settle_zero(graph: Graph, node: Node, names: FreshNames) -> None:
 
 
 def _move_up(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
-    """Move a QuantizeLinear up as far as it goes."""
+    """Move a QuantizeLinear before data movement as often as possible."""
     notes: list[Note] = []
     pending = [node]
     while pending:
@@ -92,22 +97,31 @@ def _move_up(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
             continue
         note = _cancel(graph, current)
         if note is None:
-            made = _swap(graph, current, names)
-            if not made:
+            moved = _swap(graph, current, names)
+            if not moved:
                 continue
-            pending += made
-            note = Note(current.layers, made[0].layers, "quantises before the data movement")
+            pending += moved
+            note = Note(current.layers, moved[0].layers, "quantises before the data movement")
         notes.append(note)
     return notes
 
 
 def _cancel(graph: Graph, node: Node) -> Note | None:
-    """Drop a QuantizeLinear of what was just dequantised by the same steps."""
-    before = None if node.inputs[0] is None else node.inputs[0].producer
-    if before is None or not isinstance(before.op, ops.DequantizeLinear):
+    """Remove a QuantizeLinear after a DequantizeLinear with equal parameters."""
+    dequantize = None if node.inputs[0] is None else node.inputs[0].producer
+    if dequantize is None or not isinstance(dequantize.op, ops.DequantizeLinear):
         return None
-    here, there, source = quant_params_of(node), quant_params_of(before), before.inputs[0]
-    if here is None or there is None or source is None or not here.equals(there):
+    params, source_params, source = (
+        quant_params_of(node),
+        quant_params_of(dequantize),
+        dequantize.inputs[0],
+    )
+    if (
+        params is None
+        or source_params is None
+        or source is None
+        or not params.equals(source_params)
+    ):
         return None
     if not can_substitute(graph, node.output, source):
         return None
@@ -118,10 +132,13 @@ def _cancel(graph: Graph, node: Node) -> Note | None:
 
 
 def _swap(graph: Graph, node: Node, names: FreshNames) -> list[Node]:
-    """Quantise what the mover before reads; returns the new quantising nodes."""
-    value, steps = node.inputs[0], quant_params_of(node)
+    """Swap a QuantizeLinear and the data movement before it.
+
+    Returns the new QuantizeLinear nodes; none if the swap is not possible.
+    """
+    value, params = node.inputs[0], quant_params_of(node)
     data_movement = None if value is None else value.producer
-    if value is None or data_movement is None or steps is None or steps.axis is not None:
+    if value is None or data_movement is None or params is None or params.axis is not None:
         return []
     if not isinstance(data_movement.op, _DATA_MOVEMENT_OPS) or len(data_movement.outputs) != 1:
         return []
@@ -129,13 +146,13 @@ def _swap(graph: Graph, node: Node, names: FreshNames) -> list[Node]:
         return []
     count = len(data_movement.inputs) if isinstance(data_movement.op, ops.Concat) else 1
     inputs: list[Value | None] = []
-    made: list[Node] = []
+    quantize_nodes: list[Node] = []
     for source in data_movement.inputs[:count]:
         name = names.make(f"{node.name}/moved")
         quantised = graph.add(
             node.op, source, *node.inputs[1:], name=name, before=data_movement, layers=node.layers
         )
-        made.append(quantised)
+        quantize_nodes.append(quantised)
         inputs.append(quantised.output)
     moved = graph.add(
         data_movement.op,
@@ -146,11 +163,11 @@ def _swap(graph: Graph, node: Node, names: FreshNames) -> list[Node]:
         layers=data_movement.layers,
     )
     if not substitute(graph, node.output, moved.output):
-        for dead in (moved, *made):
-            graph.remove(dead)
+        for unused in (moved, *quantize_nodes):
+            graph.remove(unused)
         return []
     graph.remove(node)
     name = data_movement.name
     graph.remove(data_movement)
     moved.name = name
-    return made
+    return quantize_nodes

@@ -1,4 +1,4 @@
-"""The order in which passes run."""
+"""The default pass pipeline, and its adaptation to precision and backend."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from smelt.passes._base import Pass
 
 DEFAULT_PIPELINE: tuple[Pass, ...] = (
-    # First what makes the graph smaller, so that everything after has less to look at. Shapes
-    # become constants here, on which the patterns below rely.
+    # First the passes that shrink the graph, so that later ones have less to search. They also
+    # make shapes constant, on which the patterns below rely.
     RemoveUnused(),
     FoldConstants(),
     InlineBranches(),
     RemoveNoops(),
-    # While every tensor is still wrapped as exporters wrap it: later passes would tear that apart.
+    # While every tensor still has the DequantizeLinear and QuantizeLinear of its exporter: later
+    # passes would separate them.
     MoveQuantization(),
     AbsorbQuantization(),
     FoldZeroPoints(),
@@ -49,39 +50,39 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     RemoveUnused(),
     # Before any weight is folded, so that weights are multiplied in float32.
     PromoteHalf(),
-    # Before decomposition, which could take the patterns of exporters apart.
+    # Before decomposition, which could break the patterns of exporters.
     RecognizeActivations(),
     RecognizeNorms(),
     FuseAttention(),
-    # Then one normal form: what is left is what the passes below and the backends know.
+    # Then one normal form, of ops that the passes below and the backends support.
     Decompose(),
     FoldConstants(),
     RemoveNoops(),
-    # Transposes stand between a convolution and its scale: they go first.
+    # A transpose may stand between a convolution and its scale, so transposes move first.
     SinkTransposes(),
     SimplifyConcats(),
     CombineAffines(),
-    # Scales go into weights before epilogues, where they would cost a stage.
+    # Scales are folded into weights before epilogues, where each would take a stage.
     FoldScaleShift(),
     RemoveNoops(),
     RemoveUnused(),
-    # Epilogues before siblings: siblings are merged with their epilogues, when these are alike.
+    # Epilogues before siblings, because siblings are merged with equal epilogues.
     FuseEpilogues(),
     MergeSiblings(),
     FuseConvSums(),
-    # Last, of what no other pass has a use for apart.
+    # Last, because other passes need the two convolutions separately.
     FuseConvDepthwise(),
     RemoveUnused(),
 )
-"""What builds run, for engines that compute in float32, if they want every composed op."""
+"""The passes of a float32 build for a backend that implements every composite op."""
 
-_COMPOSED: dict[type[Pass], str] = {
+_COMPOSITE_OPS: dict[type[Pass], str] = {
     AbsorbQuantization: "int8_products",
     FuseConvDepthwise: "fused_pair",
     FuseConvSums: "conv_sum",
     FuseAttention: "attention",
 }
-"""The passes that make an op of several which not every backend has code for, and that op."""
+"""Passes that form a composite op, and the name that a backend must list to enable each."""
 
 
 def pipeline(
@@ -92,34 +93,36 @@ def pipeline(
     composite_ops: Collection[str] = ("fused_pair", "int8_products"),
     storage: DType = DType.FLOAT32,
 ) -> tuple[Pass, ...]:
-    """The passes for one build.
+    """Return the passes for one build.
 
     Args:
-        precision: what the engine computes in; all but float32 keep half precision as it is,
-            and convolutions apart.
+        precision: precision of the engine. All but ``"float32"`` keep float16 tensors as they are,
+            and do not fuse convolutions with depthwise ones.
         non_fusable_ops: names of elementwise ops for which a backend has no generated code.
-        non_decomposed_ops: names of ops that a backend has better code for than for their parts.
-        composite_ops: names of ops, each of several, that a backend has code for: "fused_pair",
-            "attention", "gather" where an epilogue follows one, and "int8_products" where
-            products of bytes have code.
-        storage: as what float32 will be stored.
+        non_decomposed_ops: names of ops that a backend implements better than their decomposition.
+        composite_ops: names of composite ops that a backend implements: ``"fused_pair"``,
+            ``"attention"``, ``"conv_sum"``, ``"gather"`` (a Gather with an epilogue), and
+            ``"int8_products"`` (products of bytes).
+        storage: element type in which float32 weights will be stored.
     """
     passes: list[Pass] = []
-    for one in DEFAULT_PIPELINE:
-        if _COMPOSED.get(type(one)) not in (None, *composite_ops):
+    for graph_pass in DEFAULT_PIPELINE:
+        if _COMPOSITE_OPS.get(type(graph_pass)) not in (None, *composite_ops):
             continue
-        match one:
+        match graph_pass:
             case PromoteHalf() | FuseConvDepthwise() if precision != "float32":
                 continue
             case FoldScaleShift():
-                passes.append(replace(one, storage=storage))
+                passes.append(replace(graph_pass, storage=storage))
             case FoldZeroPoints():
-                passes.append(replace(one, kernels="int8_products" in composite_ops))
+                passes.append(replace(graph_pass, kernels="int8_products" in composite_ops))
             case FuseEpilogues():
                 excluded = tuple(sorted(non_fusable_ops))
-                passes.append(replace(one, excluded=excluded, gathers="gather" in composite_ops))
+                passes.append(
+                    replace(graph_pass, excluded=excluded, gathers="gather" in composite_ops)
+                )
             case Decompose():
-                passes.append(replace(one, excluded=tuple(sorted(non_decomposed_ops))))
+                passes.append(replace(graph_pass, excluded=tuple(sorted(non_decomposed_ops))))
             case _:
-                passes.append(one)
+                passes.append(graph_pass)
     return tuple(passes)

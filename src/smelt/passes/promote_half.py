@@ -1,7 +1,7 @@
-"""Half precision computed in float32.
+"""Compute float16 networks in float32.
 
-CPUs without arithmetic in half precision convert at every operation; converting once, weights at
-build time and activations at the network's bounds, is faster and no less exact.
+CPUs without float16 arithmetic convert at every operation. Converting once (weights at build time,
+activations at the inputs and outputs of the network) is faster and no less accurate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PromoteHalf(Pass):
         if not halves or not _needs_promotion(graph, halves):
             return PassResult(modified=False)
         _Promotion(graph, halves).run()
-        notes = tuple(Note(one, one, "computed in float32") for one in layers)
+        notes = tuple(Note(names, names, "computed in float32") for names in layers)
         return PassResult(modified=True, notes=notes)
 
 
@@ -41,36 +41,41 @@ def _is_half(value: Value) -> bool:
 
 
 def _needs_promotion(graph: Graph, halves: set[Value]) -> bool:
-    """Whether anything but casts at the network's bounds is in half precision."""
+    """Return whether anything but casts at the network's boundary uses float16."""
     return any(
         any(v is not None and v in halves for v in (*node.inputs, *node.outputs))
-        and not _is_bound(graph, node)
+        and not _is_boundary_cast(graph, node)
         for node in graph.nodes
     )
 
 
-def _is_bound(graph: Graph, node: Node) -> bool:
-    """Whether the node only converts at a bound of the network or of a region."""
+def _is_boundary_cast(graph: Graph, node: Node) -> bool:
+    """Return whether a node only converts at the boundary of the network or of a region."""
     if not isinstance(node.op, ops.Cast) or node.inputs[0] is None:
         return bool(node.op.regions)
-    source, made = node.inputs[0], node.output
-    region = source.producer is not None and bool(source.producer.op.regions)
+    source, result = node.inputs[0], node.output
+    from_region = source.producer is not None and bool(source.producer.op.regions)
     if _is_half(source):
-        return made.tensor.dtype is DType.FLOAT32 and (source in graph.inputs or region)
-    return all(user.op.regions for user in made.users)
+        return result.tensor.dtype is DType.FLOAT32 and (source in graph.inputs or from_region)
+    return all(user.op.regions for user in result.users)
 
 
 class _Promotion:
-    """One promotion of one graph. A region keeps its types, so its node gets casts on all sides."""
+    """The promotion of one graph.
+
+    Regions keep their types, so a node with regions gets casts on all inputs and outputs.
+    """
 
     def __init__(self, graph: Graph, halves: set[Value]) -> None:
         self._graph = graph
         self._halves = halves
         self._names = FreshNames(graph)
         self._wide: dict[Value, Value] = {}
-        """What stands for an input, a constant or a region's result of half precision."""
+        """The float32 replacements of float16 inputs, constants and results of nodes with regions.
+        """
 
     def run(self) -> None:
+        """Promote all nodes of the graph."""
         graph = self._graph
         first = graph.nodes[0] if graph.nodes else None
         nodes = list(graph.nodes)
@@ -79,7 +84,7 @@ class _Promotion:
                 self._wide[value] = self._cast(value, DType.FLOAT32, first)
         for node in nodes:
             if node.op.regions:
-                self._surround(node, nodes)
+                self._cast_around(node, nodes)
             else:
                 self._promote(node)
         for value in dict.fromkeys(graph.outputs):
@@ -87,12 +92,14 @@ class _Promotion:
                 self._restore(value)
 
     def _cast(self, value: Value, to: DType, before: Node | None) -> Value:
+        """Add a Cast and return its result."""
         name = self._names.make(f"{value.name}/{to.value}")
         layers = value.producer.layers if value.producer else (name,)
         cast = ops.Cast(to)
         return self._graph.add(cast, value, name=name, before=before, layers=layers).output
 
     def _promote(self, node: Node) -> None:
+        """Let a node read, compute and return float32."""
         for index, value in enumerate(list(node.inputs)):
             if value is not None and _is_half(value):
                 self._graph.set_input(node, index, self._widened(value))
@@ -100,31 +107,33 @@ class _Promotion:
         node.infer()
 
     def _widened(self, value: Value) -> Value:
+        """Return the float32 replacement of a value, deriving it if the value is constant."""
         if value not in self._wide and value.constant is not None:
             name = self._names.make(f"{value.name}/float32")
             wide = Constant.derive(name, ops.Cast(DType.FLOAT32), value.constant)
             self._wide[value] = self._graph.add_constant(wide)
         return self._wide.get(value, value)
 
-    def _surround(self, node: Node, nodes: list[Node]) -> None:
+    def _cast_around(self, node: Node, nodes: list[Node]) -> None:
+        """Cast the inputs and results of a node with regions."""
         for index, value in enumerate(list(node.inputs)):
             if value is not None and value in self._halves and not _is_half(value):
                 self._graph.set_input(node, index, self._cast(value, DType.FLOAT16, node))
-        place = nodes.index(node) + 1
-        after = nodes[place] if place < len(nodes) else None
+        position = nodes.index(node) + 1
+        after = nodes[position] if position < len(nodes) else None
         for value in node.outputs:
             if _is_half(value) and value.users:
                 self._wide[value] = self._cast(value, DType.FLOAT32, after)
 
     def _restore(self, value: Value) -> None:
-        """Give an output of the network its type and name back."""
+        """Cast an output of the network back to float16 and give it its name back."""
         narrow = self._cast(value, DType.FLOAT16, None)
         self._graph.outputs = [narrow if v is value else v for v in self._graph.outputs]
         value.name, narrow.name = narrow.name, value.name
 
 
 def _promoted_op(op: Op) -> Op:
-    """The op with every attribute that says float16 saying float32."""
+    """Return an op with all attributes of value float16 set to float32."""
     changes = {
         field.name: DType.FLOAT32
         for field in dataclasses.fields(op)

@@ -1,7 +1,7 @@
-"""Activations that exporters spell out in small ops become one op again.
+"""Recognise activations that exporters decompose, and restore them as one op.
 
-A code generator computes the one op with fewer instructions, and an epilogue has a bounded number
-of stages.
+A code generator needs fewer instructions for the single op, and the number of stages of an epilogue
+is limited.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from smelt import ops
 from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
-from smelt.passes._patterns import fix_numbers_between, layers_between, made_by, number_of
+from smelt.passes._patterns import fix_numbers_between, layers_between, number_of, producer_of_kind
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from smelt.ir import Graph, Node, Op, Value
 
-_CLOSE = 1e-4
+_RELATIVE_TOLERANCE = 1e-4
+"""Relative tolerance for the constants of a pattern, which exporters round."""
 
 
 @dataclass(frozen=True)
@@ -39,66 +40,70 @@ class RecognizeActivations(Pass):
             if node.outputs and not (node.output.users or graph.is_output(node.output)):
                 continue
             for pattern in _PATTERNS:
-                found = pattern(node)
-                if found is None or found[0].type != node.output.type:
+                match = pattern(node)
+                if match is None or match[0].type != node.output.type:
                     continue
-                layers = layers_between(graph, node, found[0])
-                fix_numbers_between(graph, node, found[0])
+                layers = layers_between(graph, node, match[0])
+                fix_numbers_between(graph, node, match[0])
                 emit = Emitter(graph, node, names)
-                made = emit.finish(emit.op(found[1], found[0]))
-                if made is not None:
-                    made.layers = layers
-                    notes.append(Note(layers, layers, f"one {type(found[1]).__name__}"))
+                activation = emit.finish(emit.op(match[1], match[0]))
+                if activation is not None:
+                    activation.layers = layers
+                    notes.append(Note(layers, layers, f"one {type(match[1]).__name__}"))
                 break
         graph.remove_unused()
         return PassResult.of(notes)
 
 
-def _is_number(value: Value | None, wanted: float) -> bool:
+def _is_number(value: Value | None, expected: float) -> bool:
+    """Return whether a value is a constant scalar close to ``expected``."""
     number = number_of(value)
-    return number is not None and math.isclose(number, wanted, rel_tol=_CLOSE, abs_tol=1e-12)
+    return number is not None and math.isclose(
+        number, expected, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-12
+    )
 
 
-def _pairs(node: Node | None) -> list[tuple[Value, Value]]:
-    """The operands of a binary op, both ways round."""
+def _operand_orders(node: Node | None) -> list[tuple[Value, Value]]:
+    """Return the operands of a binary op in both orders; none for other nodes."""
     if node is None or len(node.inputs) != 2:
         return []
     left, right = node.inputs
     return [] if left is None or right is None else [(left, right), (right, left)]
 
 
-def _scaled(value: Value, factor: float) -> Value | None:
-    """``x`` where the value is ``x * factor``, or ``x / (1 / factor)``."""
-    for x, number in _pairs(made_by(value, ops.Mul)):
+def _unscaled(value: Value, factor: float) -> Value | None:
+    """Return ``x`` if the value is ``x * factor`` or ``x / (1 / factor)``, or None."""
+    for x, number in _operand_orders(producer_of_kind(value, ops.Mul)):
         if _is_number(number, factor):
             return x
-    divided = made_by(value, ops.Div)
+    divided = producer_of_kind(value, ops.Div)
     if divided is not None and _is_number(divided.inputs[1], 1 / factor):
         return divided.inputs[0]
     return None
 
 
-def _shifted(value: Value | None, term: float) -> Value | None:
-    for x, number in _pairs(made_by(value, ops.Add)):
+def _unshifted(value: Value | None, term: float) -> Value | None:
+    """Return ``x`` if the value is ``x + term``, or None."""
+    for x, number in _operand_orders(producer_of_kind(value, ops.Add)):
         if _is_number(number, term):
             return x
     return None
 
 
 def _swish(node: Node) -> tuple[Value, Op] | None:
-    """X * sigmoid(x)."""
-    for x, gate in _pairs(node if isinstance(node.op, ops.Mul) else None):
-        sigmoid = made_by(gate, ops.Sigmoid)
+    """Match ``x * sigmoid(x)``."""
+    for x, gate in _operand_orders(node if isinstance(node.op, ops.Mul) else None):
+        sigmoid = producer_of_kind(gate, ops.Sigmoid)
         if sigmoid is not None and sigmoid.inputs[0] is x:
             return x, ops.Swish()
     return None
 
 
 def _mish(node: Node) -> tuple[Value, Op] | None:
-    """X * tanh(softplus(x))."""
-    for x, gate in _pairs(node if isinstance(node.op, ops.Mul) else None):
-        tanh = made_by(gate, ops.Tanh)
-        softplus = None if tanh is None else made_by(tanh.inputs[0], ops.Softplus)
+    """Match ``x * tanh(softplus(x))``."""
+    for x, gate in _operand_orders(node if isinstance(node.op, ops.Mul) else None):
+        tanh = producer_of_kind(gate, ops.Tanh)
+        softplus = None if tanh is None else producer_of_kind(tanh.inputs[0], ops.Softplus)
         if softplus is not None and softplus.inputs[0] is x:
             return x, ops.Mish()
     return None
@@ -113,44 +118,49 @@ def _is_relu6(node: Node) -> bool:
     )
 
 
-def _hard_gate(value: Value | None, x: Value) -> bool:
-    """Whether the value is clip(x + 3, 0, 6)."""
-    clip = made_by(value, ops.Clip)
-    return clip is not None and _is_relu6(clip) and _shifted(clip.inputs[0], 3) is x
+def _is_hard_gate(value: Value | None, x: Value) -> bool:
+    """Return whether the value is ``clip(x + 3, 0, 6)``."""
+    clip = producer_of_kind(value, ops.Clip)
+    return clip is not None and _is_relu6(clip) and _unshifted(clip.inputs[0], 3) is x
 
 
 def _hard_swish(node: Node) -> tuple[Value, Op] | None:
-    """X * hard_sigmoid(x), x * (clip(x + 3, 0, 6) / 6) or (x * clip(x + 3, 0, 6)) / 6."""
-    for x, gate in _pairs(node if isinstance(node.op, ops.Mul) else None):
-        hard = made_by(gate, ops.HardSigmoid)
-        if hard is not None and hard.inputs[0] is x and _is_sixth(hard.op):
+    """Match the forms of ``x * hard_sigmoid(x)``.
+
+    The forms are ``x * HardSigmoid(x)``, ``x * (clip(x + 3, 0, 6) / 6)`` and ``(x * clip(x + 3, 0,
+    6)) / 6``.
+    """
+    for x, gate in _operand_orders(node if isinstance(node.op, ops.Mul) else None):
+        hard = producer_of_kind(gate, ops.HardSigmoid)
+        if hard is not None and hard.inputs[0] is x and _is_hard_swish_gate(hard.op):
             return x, ops.HardSwish()
-        if _hard_gate(_scaled(gate, 1 / 6), x):
+        if _is_hard_gate(_unscaled(gate, 1 / 6), x):
             return x, ops.HardSwish()
-    product = _scaled(node.output, 1 / 6)
-    for x, gate in _pairs(made_by(product, ops.Mul)):
-        if _hard_gate(gate, x):
+    product = _unscaled(node.output, 1 / 6)
+    for x, gate in _operand_orders(producer_of_kind(product, ops.Mul)):
+        if _is_hard_gate(gate, x):
             return x, ops.HardSwish()
     return None
 
 
-def _is_sixth(op: Op) -> bool:
+def _is_hard_swish_gate(op: Op) -> bool:
+    """Return whether an op is a HardSigmoid with the parameters of HardSwish."""
     return (
         isinstance(op, ops.HardSigmoid)
-        and math.isclose(op.alpha, 1 / 6, rel_tol=_CLOSE)
-        and math.isclose(op.beta, 0.5, rel_tol=_CLOSE)
+        and math.isclose(op.alpha, 1 / 6, rel_tol=_RELATIVE_TOLERANCE)
+        and math.isclose(op.beta, 0.5, rel_tol=_RELATIVE_TOLERANCE)
     )
 
 
 def _factors(value: Value) -> tuple[float, list[Value]]:
-    """A product as its constant factor and its other factors."""
+    """Split a product into its constant factor and its other factors."""
     number, pending = 1.0, [value]
     others: list[Value] = []
     while pending and len(others) < 8:
         current = pending.pop()
         node = current.producer
-        if (known := number_of(current)) is not None:
-            number *= known
+        if (scalar := number_of(current)) is not None:
+            number *= scalar
         elif node is not None and isinstance(node.op, ops.Mul):
             pending.extend(v for v in node.inputs if v is not None)
         elif node is not None and isinstance(node.op, ops.Div) and number_of(node.inputs[1]):
@@ -162,16 +172,18 @@ def _factors(value: Value) -> tuple[float, list[Value]]:
 
 
 def _gelu(node: Node) -> tuple[Value, Op] | None:
-    """0.5 * x * (1 + erf(x / sqrt(2))), in any order of factors."""
+    """Match ``0.5 * x * (1 + erf(x / sqrt(2)))``, with the factors in any order."""
     if not isinstance(node.op, ops.Mul | ops.Div):
         return None
     number, others = _factors(node.output)
-    if len(others) != 2 or not math.isclose(number, 0.5, rel_tol=_CLOSE):
+    if len(others) != 2 or not math.isclose(number, 0.5, rel_tol=_RELATIVE_TOLERANCE):
         return None
     for x, gate in (others, others[::-1]):
-        erf = made_by(_shifted(gate, 1), ops.Erf)
+        erf = producer_of_kind(_unshifted(gate, 1), ops.Erf)
         inner = (
-            None if erf is None or erf.inputs[0] is None else _scaled(erf.inputs[0], math.sqrt(0.5))
+            None
+            if erf is None or erf.inputs[0] is None
+            else _unscaled(erf.inputs[0], math.sqrt(0.5))
         )
         if inner is x:
             return x, ops.Gelu()

@@ -1,4 +1,7 @@
-"""Layer normalisation that exporters spell out becomes one op: one pass over memory, not six."""
+"""Recognise layer normalisation that exporters decompose, and restore it as one op.
+
+One op reads the tensor in one pass over memory instead of six.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from smelt import ops
 from smelt.ir import FreshNames, remove_dead, sole_user
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
-from smelt.passes._patterns import made_by
+from smelt.passes._patterns import producer_of_kind
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -35,20 +38,26 @@ class RecognizeNorms(Pass):
 
 
 def _recognize(graph: Graph, node: Node, names: FreshNames) -> Note | None:
-    divided, scale = _with_vector(node, ops.Mul)
-    quotient = made_by(divided, ops.Div)
-    found = None if quotient is None else _statistics(quotient)
-    if divided is None or scale is None or found is None or sole_user(graph, divided) is not node:
+    """Replace a normalisation whose scale is applied by ``node``; None if there is none."""
+    normalised, scale = _with_vector(node, ops.Mul)
+    quotient = producer_of_kind(normalised, ops.Div)
+    statistics = None if quotient is None else _statistics(quotient)
+    if (
+        normalised is None
+        or scale is None
+        or statistics is None
+        or sole_user(graph, normalised) is not node
+    ):
         return None
-    x, epsilon, inside = found
+    x, epsilon, inner_nodes = statistics
     last, bias = node, None
-    after = sole_user(graph, node.output)
-    if after is not None and _with_vector(after, ops.Add)[0] is node.output:
-        last, bias = after, _with_vector(after, ops.Add)[1]
+    reader = sole_user(graph, node.output)
+    if reader is not None and _with_vector(reader, ops.Add)[0] is node.output:
+        last, bias = reader, _with_vector(reader, ops.Add)[1]
     extent = x.tensor.shape[-1]
     if not isinstance(extent, int) or last.output.type != x.type:
         return None
-    chain = sorted({*inside, node, last}, key=graph.nodes.index)
+    chain = sorted({*inner_nodes, node, last}, key=graph.nodes.index)
     layers = tuple(dict.fromkeys(layer for n in chain for layer in n.layers))
     emit = Emitter(graph, last, names)
     vectors = [
@@ -56,17 +65,17 @@ def _recognize(graph: Graph, node: Node, names: FreshNames) -> Note | None:
         for v in (scale, bias)
         if v is not None
     ]
-    read = list(last.inputs)
-    made = emit.finish(emit.op(ops.LayerNormalization(axis=-1, epsilon=epsilon), x, *vectors))
-    if made is None:
+    old_inputs = list(last.inputs)
+    norm = emit.finish(emit.op(ops.LayerNormalization(axis=-1, epsilon=epsilon), x, *vectors))
+    if norm is None:
         return None
-    made.layers = layers
-    remove_dead(graph, read)
+    norm.layers = layers
+    remove_dead(graph, old_inputs)
     return Note(layers, layers, "one LayerNormalization")
 
 
 def _with_vector(node: Node, kind: type[Op]) -> tuple[Value | None, Value | None]:
-    """The operand that varies and the constant along the last axis, of a node of a kind."""
+    """Return the varying operand and the constant along the last axis of a binary op, or Nones."""
     if not isinstance(node.op, kind) or len(node.inputs) != 2:
         return None, None
     left, right = node.inputs
@@ -80,12 +89,12 @@ def _with_vector(node: Node, kind: type[Op]) -> tuple[Value | None, Value | None
 
 
 def _statistics(quotient: Node) -> tuple[Value, float, list[Node]] | None:
-    """What is normalised, with which epsilon, and the nodes that do it."""
+    """Return the normalised value, epsilon and the nodes of a normalisation, or None."""
     centred, deviation = quotient.inputs
-    root = made_by(deviation, ops.Sqrt)
-    total = None if root is None else made_by(root.inputs[0], ops.Add)
-    centre = made_by(centred, ops.Sub)
-    if root is None or total is None or centre is None:
+    sqrt = producer_of_kind(deviation, ops.Sqrt)
+    total = None if sqrt is None else producer_of_kind(sqrt.inputs[0], ops.Add)
+    centre = producer_of_kind(centred, ops.Sub)
+    if sqrt is None or total is None or centre is None:
         return None
     variance, epsilon = _with_number(total)
     averaged = _mean_of_last_axis(variance)
@@ -97,14 +106,15 @@ def _statistics(quotient: Node) -> tuple[Value, float, list[Node]] | None:
         return None
     if source is not centred and not _is_same_difference(source, centre):
         return None
-    inside = [quotient, root, total, centre, averaged, mean]
+    nodes = [quotient, sqrt, total, centre, averaged, mean]
     if square is not None and square.producer is not None:
-        inside.append(square.producer)
-    return x, epsilon, inside
+        nodes.append(square.producer)
+    return x, epsilon, nodes
 
 
-def _with_number(total: Node) -> tuple[Value | None, float]:
-    left, right = total.inputs
+def _with_number(add: Node) -> tuple[Value | None, float]:
+    """Return the varying operand of an Add and its constant scalar; None and NaN for others."""
+    left, right = add.inputs
     value, number = (
         (left, right) if right is not None and right.constant is not None else (right, left)
     )
@@ -114,7 +124,8 @@ def _with_number(total: Node) -> tuple[Value | None, float]:
 
 
 def _mean_of_last_axis(value: Value | None) -> Node | None:
-    node = made_by(value, ops.ReduceMean)
+    """Return the ReduceMean over the last axis that computes a value, or None."""
+    node = producer_of_kind(value, ops.ReduceMean)
     if node is None or not isinstance(node.op, ops.ReduceMean) or not node.op.keepdims:
         return None
     axes = node.inputs[1] if len(node.inputs) > 1 else None
@@ -125,11 +136,11 @@ def _mean_of_last_axis(value: Value | None) -> Node | None:
 
 
 def _square_root_of(square: Value | None) -> Value | None:
-    """``d`` where the value is ``d * d`` or ``d ** 2``."""
-    product = made_by(square, ops.Mul)
+    """Return ``d`` if the value is ``d * d`` or ``d ** 2``, or None."""
+    product = producer_of_kind(square, ops.Mul)
     if product is not None and product.inputs[0] is product.inputs[1]:
         return product.inputs[0]
-    power = made_by(square, ops.Pow)
+    power = producer_of_kind(square, ops.Pow)
     if power is None:
         return None
     base, exponent = power.inputs
@@ -139,8 +150,11 @@ def _square_root_of(square: Value | None) -> Value | None:
 
 
 def _is_same_difference(value: Value | None, centre: Node) -> bool:
-    """Whether the value is made as ``centre`` makes its own: some exporters subtract twice."""
-    other = made_by(value, ops.Sub)
+    """Return whether a value is the same difference as ``centre``.
+
+    Some exporters subtract the mean twice.
+    """
+    other = producer_of_kind(value, ops.Sub)
     if other is None or other.inputs[0] is not centre.inputs[0]:
         return False
     mean = _mean_of_last_axis(other.inputs[1])

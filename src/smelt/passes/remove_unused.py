@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RemoveUnused(Pass):
-    """Remove the layers whose results nothing needs."""
+    """Remove nodes whose results are not needed."""
 
     name: ClassVar[str] = "remove-unused"
 

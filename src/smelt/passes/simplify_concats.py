@@ -1,7 +1,7 @@
-"""Concatenations and parts: what is joined only to be cut again, or cut only to be joined.
+"""Simplify concatenations, and cancel them against Split and Slice.
 
-Writing the inputs of a concatenation straight into its result is the memory planner's work; here
-the candidates are noted.
+The memory planner writes the inputs of a concatenation directly into its result where it can. This
+pass only notes for which inputs that is possible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SimplifyConcats(Pass):
-    """Flatten concatenations of concatenations, and cancel them against Split and Slice."""
+    """Flatten nested concatenations, and cancel them against Split and Slice."""
 
     name: ClassVar[str] = "simplify-concats"
 
@@ -51,16 +51,16 @@ def _axis(node: Node) -> int:
 
 
 def _flatten(graph: Graph, node: Node, names: FreshNames) -> Note | None:
-    """Take in the inputs of the concatenations that only this one reads."""
+    """Replace nested concatenations that only this one reads by their inputs."""
     inner = [_inner_concat(graph, node, value) for value in node.inputs]
     if not any(inner):
         return None
     inputs: list[Value | None] = []
     layers: list[str] = []
-    for value, found in zip(node.inputs, inner, strict=True):
-        inputs.extend(found.inputs if found is not None else [value])
-        layers.extend(found.layers if found is not None else [])
-    made = graph.add(
+    for value, nested in zip(node.inputs, inner, strict=True):
+        inputs.extend(nested.inputs if nested is not None else [value])
+        layers.extend(nested.layers if nested is not None else [])
+    flat = graph.add(
         ops.Concat(_axis(node)),
         *inputs,
         name=names.make(node.name),
@@ -68,25 +68,26 @@ def _flatten(graph: Graph, node: Node, names: FreshNames) -> Note | None:
         before=node,
         layers=tuple(dict.fromkeys((*layers, *node.layers))),
     )
-    graph.replace_uses(node.output, made.output)
+    graph.replace_uses(node.output, flat.output)
     graph.remove(node)
-    made.name = node.name
-    for found in inner:
-        if found is not None:
-            graph.remove(found)
-    return Note(made.layers, made.layers, "several concatenations become one")
+    flat.name = node.name
+    for nested in inner:
+        if nested is not None:
+            graph.remove(nested)
+    return Note(flat.layers, flat.layers, "several concatenations become one")
 
 
 def _inner_concat(graph: Graph, node: Node, value: Value | None) -> Node | None:
-    before = None if value is None else value.producer
-    if value is None or before is None or not isinstance(before.op, ops.Concat):
+    """Return the concatenation along the same axis that only ``node`` reads, or None."""
+    producer = None if value is None else value.producer
+    if value is None or producer is None or not isinstance(producer.op, ops.Concat):
         return None
-    fits = sole_user(graph, value) is node and _axis(before) == _axis(node)
-    return before if fits else None
+    is_mergeable = sole_user(graph, value) is node and _axis(producer) == _axis(node)
+    return producer if is_mergeable else None
 
 
 def _cancel_split(graph: Graph, node: Node) -> Note | None:
-    """Joining all parts of a tensor, in order, gives the tensor."""
+    """Remove a concatenation of all parts of a Split in order."""
     split = node.inputs[0].producer if node.inputs[0] is not None else None
     if split is None or not isinstance(split.op, ops.Split) or _axis(split) != _axis(node):
         return None
@@ -94,16 +95,16 @@ def _cancel_split(graph: Graph, node: Node) -> Note | None:
         return None
     if any(a is not b for a, b in zip(node.inputs, split.outputs, strict=True)):
         return None
-    whole = split.inputs[0]
-    if whole is None or not can_substitute(graph, node.output, whole):
+    source = split.inputs[0]
+    if source is None or not can_substitute(graph, node.output, source):
         return None
-    substitute(graph, node.output, whole)
+    substitute(graph, node.output, source)
     graph.remove(node)
     return Note(node.layers, (), f"it concatenates the parts of {split.name}")
 
 
 def _slice_of_concat(graph: Graph, node: Node) -> Note | None:
-    """A slice that is exactly one input of a concatenation is that input."""
+    """Replace a Slice that is exactly one input of a concatenation by that input."""
     concat = node.inputs[0].producer if node.inputs[0] is not None else None
     if concat is None or not isinstance(concat.op, ops.Concat):
         return None
@@ -119,7 +120,7 @@ def _slice_of_concat(graph: Graph, node: Node) -> Note | None:
 
 
 def _window(node: Node) -> tuple[int, int, int] | None:
-    """Axis, start and length of a slice along one axis by steps of one."""
+    """Return axis, start and length of a slice along one axis with step 1, or None."""
     constants = [None if v is None else v.constant for v in node.inputs[1:]]
     if not constants or any(c is None or c.array.size != 1 for c in constants):
         return None
@@ -136,7 +137,7 @@ def _window(node: Node) -> tuple[int, int, int] | None:
 
 
 def _parts(concat: Node) -> list[tuple[Value, int, int]]:
-    """The inputs of a concatenation with their starts and lengths, as far as they are known."""
+    """Return the inputs of a concatenation with their starts and lengths, up to a symbolic one."""
     parts: list[tuple[Value, int, int]] = []
     start = 0
     for value in concat.inputs:
@@ -151,7 +152,7 @@ def _parts(concat: Node) -> list[tuple[Value, int, int]]:
 
 
 def _split_of_concat(graph: Graph, node: Node) -> Note | None:
-    """Cutting a concatenation where it was joined gives its inputs."""
+    """Replace a Split that undoes a concatenation by the concatenation's inputs."""
     concat = node.inputs[0].producer if node.inputs[0] is not None else None
     if concat is None or not isinstance(concat.op, ops.Concat) or _axis(concat) != _axis(node):
         return None
@@ -160,23 +161,25 @@ def _split_of_concat(graph: Graph, node: Node) -> Note | None:
     pairs = [(a, b) for a, b in zip(concat.inputs, node.outputs, strict=True) if a is not None]
     if any(a.type != b.type or not can_substitute(graph, b, a) for a, b in pairs):
         return None
-    taken = [a for a, b in pairs if graph.is_output(b)]
-    if len(set(taken)) != len(taken):
+    output_sources = [a for a, b in pairs if graph.is_output(b)]
+    if len(set(output_sources)) != len(output_sources):
         return None
-    for whole, part in pairs:
-        substitute(graph, part, whole)
+    for source, part in pairs:
+        substitute(graph, part, source)
     graph.remove(node)
     return Note(node.layers, (), f"it splits the result of {concat.name}")
 
 
 def _candidates(graph: Graph) -> list[Note]:
-    """Say of each concatenation whether its inputs can be written in their places."""
+    """Note for each concatenation whether its inputs can be written directly into its result."""
     notes: list[Note] = []
     for node in graph.nodes:
         if not isinstance(node.op, ops.Concat):
             continue
         blocked = [
-            v.name for v in node.inputs if v is not None and not _can_be_placed(graph, node, v)
+            v.name
+            for v in node.inputs
+            if v is not None and not _can_be_written_directly(graph, node, v)
         ]
         if blocked:
             reason = f"these are copied into it: {', '.join(blocked)}"
@@ -187,7 +190,7 @@ def _candidates(graph: Graph) -> list[Note]:
     return notes
 
 
-def _can_be_placed(graph: Graph, node: Node, value: Value) -> bool:
+def _can_be_written_directly(graph: Graph, node: Node, value: Value) -> bool:
     if value.producer is None or graph.is_output(value) or node.inputs.count(value) > 1:
         return False
     return not isinstance(value.producer.op, ops.Split | ops.Slice | ops.Reshape)

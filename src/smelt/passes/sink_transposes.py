@@ -1,7 +1,7 @@
-"""Transposes move down through elementwise ops and concatenations until they meet and cancel.
+"""Move transposes down through elementwise ops and concatenations until they cancel.
 
-Models made for another axis order have them around every convolution. A reshape between two
-transposes (a channel shuffle) is not looked through.
+Models that were made for another axis order have transposes around every convolution. Transposes
+are not moved through reshapes, so those of a channel shuffle stay.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Op, Value
 
 _MAX_ROUNDS = 1000
+"""Limit of sweeps over the graph; normally the pass ends when a sweep changes nothing."""
+_MAX_VISITED = 64
+"""Largest number of nodes that are searched for transposes below a node."""
 
 
 @dataclass(frozen=True)
 class SinkTransposes(Pass):
-    """Push transposes towards the outputs, join them, and drop those that cancel."""
+    """Move transposes towards the outputs, combine them, and remove those that cancel."""
 
     name: ClassVar[str] = "sink-transposes"
 
@@ -32,14 +35,15 @@ class SinkTransposes(Pass):
         notes: list[Note] = []
         names = FreshNames(graph)
         for _ in range(_MAX_ROUNDS):
-            made = [note for node in list(graph.nodes) if (note := _step(graph, node, names))]
-            notes.extend(made)
-            if not made:
+            applied = [note for node in list(graph.nodes) if (note := _step(graph, node, names))]
+            notes.extend(applied)
+            if not applied:
                 break
         return PassResult.of(notes)
 
 
 def _step(graph: Graph, node: Node, names: FreshNames) -> Note | None:
+    """Combine a transpose with the one before it, or move the transposes before an op below it."""
     if not node.outputs or not any(v.users or graph.is_output(v) for v in node.outputs):
         return None
     if isinstance(node.op, ops.Transpose):
@@ -48,6 +52,7 @@ def _step(graph: Graph, node: Node, names: FreshNames) -> Note | None:
 
 
 def _permutation(node: Node | None) -> tuple[int, ...] | None:
+    """Return the permutation of a Transpose, or None for other nodes."""
     if node is None or not isinstance(node.op, ops.Transpose):
         return None
     rank = node.output.tensor.rank
@@ -57,7 +62,7 @@ def _permutation(node: Node | None) -> tuple[int, ...] | None:
 
 
 def _join(graph: Graph, node: Node, names: FreshNames) -> Note | None:
-    """A transpose of a transpose is one, or none."""
+    """Combine two consecutive transposes into one, or remove both if they cancel."""
     source = node.inputs[0]
     first, second = _permutation(source.producer if source else None), _permutation(node)
     if source is None or source.producer is None or first is None or second is None:
@@ -65,21 +70,26 @@ def _join(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     original = source.producer.inputs[0]
     if original is None:
         return None
-    before = (*source.producer.layers, *node.layers)
-    both = tuple(first[axis] for axis in second)
-    if both == tuple(range(len(both))) and substitute(graph, node.output, original):
+    layers = (*source.producer.layers, *node.layers)
+    combined = tuple(first[axis] for axis in second)
+    if combined == tuple(range(len(combined))) and substitute(graph, node.output, original):
         graph.remove(node)
         remove_dead(graph, [source])
-        return Note(before, (), "they cancel")
+        return Note(layers, (), "they cancel")
     emit = Emitter(graph, node, names)
-    made = emit.finish(emit.op(ops.Transpose(both), original))
+    transpose = emit.finish(emit.op(ops.Transpose(combined), original))
     remove_dead(graph, [source])
-    return None if made is None else Note(before, made.layers, f"one Transpose{list(both)}")
+    return (
+        None
+        if transpose is None
+        else Note(layers, transpose.layers, f"one Transpose{list(combined)}")
+    )
 
 
 def _sink(graph: Graph, node: Node, names: FreshNames) -> Note | None:
+    """Move the transposes of all inputs of an op below it."""
     perm = _common_permutation(graph, node)
-    if perm is None or not _pays(graph, node):
+    if perm is None or not _is_beneficial(graph, node):
         return None
     inverse = tuple(perm.index(axis) for axis in range(len(perm)))
     emit = Emitter(graph, node, names)
@@ -92,34 +102,37 @@ def _sink(graph: Graph, node: Node, names: FreshNames) -> Note | None:
         else:
             inputs.append(_transposed(emit, value, inverse))
     op = _on_axes(node.op, perm)
-    old = list(node.inputs)
-    below = emit.op(ops.Transpose(perm), emit.op(op, *inputs))
-    made = emit.finish(below)
-    remove_dead(graph, old)
-    if made is None:
+    old_inputs = list(node.inputs)
+    transposed = emit.op(ops.Transpose(perm), emit.op(op, *inputs))
+    transpose = emit.finish(transposed)
+    remove_dead(graph, old_inputs)
+    if transpose is None:
         return None
-    moved = made.inputs[0].producer if made.inputs[0] is not None else None
-    if moved is not None:  # the op keeps the name, the transpose gets a new one
-        moved.name, made.name = made.name, moved.name
-    return Note(node.layers, made.layers, f"Transpose{list(perm)} moves below {type(op).__name__}")
+    moved_op = transpose.inputs[0].producer if transpose.inputs[0] is not None else None
+    if moved_op is not None:  # the op keeps the node's name, the transpose gets a new one
+        moved_op.name, transpose.name = transpose.name, moved_op.name
+    return Note(
+        node.layers, transpose.layers, f"Transpose{list(perm)} moves below {type(op).__name__}"
+    )
 
 
 def _transposed(emit: Emitter, value: Value, inverse: tuple[int, ...]) -> Value:
-    """A constant operand as it must be before the transpose."""
+    """Return a constant operand with the inverse permutation applied."""
     shape = [d for d in value.tensor.shape if isinstance(d, int)]
     full = emit.integers(*[1] * (len(inverse) - len(shape)), *shape)
     return emit.op(ops.Transpose(inverse), emit.op(ops.Reshape(), value, full))
 
 
 def _on_axes(op: Op, perm: tuple[int, ...]) -> Op:
+    """Return the op with its axis mapped to the order before the transpose."""
     return ops.Concat(perm[op.axis % len(perm)]) if isinstance(op, ops.Concat) else op
 
 
 def _common_permutation(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """The permutation of all inputs that are not constant, when there is one."""
-    if not _is_transparent(node):
+    """Return the permutation that all inputs that are not constant share, or None."""
+    if not _commutes_with_transpose(node):
         return None
-    found: set[tuple[int, ...]] = set()
+    permutations: set[tuple[int, ...]] = set()
     for value in node.inputs:
         if value is None:
             continue
@@ -128,14 +141,15 @@ def _common_permutation(graph: Graph, node: Node) -> tuple[int, ...] | None:
                 return None
             continue
         perm = _permutation(value.producer)
-        alone = all(user is node for user in value.users) and not graph.is_output(value)
-        if perm is None or not alone or len(perm) != node.output.tensor.rank:
+        is_private = all(user is node for user in value.users) and not graph.is_output(value)
+        if perm is None or not is_private or len(perm) != node.output.tensor.rank:
             return None
-        found.add(perm)
-    return found.pop() if len(found) == 1 else None
+        permutations.add(perm)
+    return permutations.pop() if len(permutations) == 1 else None
 
 
-def _is_transparent(node: Node) -> bool:
+def _commutes_with_transpose(node: Node) -> bool:
+    """Return whether a transpose commutes with the op."""
     if len(node.outputs) != 1 or not isinstance(node.output.type, TensorType):
         return False
     return isinstance(node.op, ops.Concat) or (
@@ -143,31 +157,37 @@ def _is_transparent(node: Node) -> bool:
     )
 
 
-def _pays(graph: Graph, node: Node) -> bool:
-    """Whether fewer are left, or this one may meet another or leave the way of a fusion."""
+def _is_beneficial(graph: Graph, node: Node) -> bool:
+    """Return whether moving the transposes below a node is beneficial.
+
+    It is if fewer transposes remain, if the moved one may meet another, or if it no longer prevents
+    a fusion.
+    """
     transposes = {v.producer for v in node.inputs if v is not None and v.producer is not None}
     if len(transposes) > 1:
         return True
     source = next(v for v in node.inputs if v is not None and v.producer is not None)
-    above = source.producer.inputs[0] if source.producer is not None else None
+    producer_input = source.producer.inputs[0] if source.producer is not None else None
     fusable = (
-        above is not None and above.producer is not None and sole_user(graph, above) is not None
+        producer_input is not None
+        and producer_input.producer is not None
+        and sole_user(graph, producer_input) is not None
     )
     return fusable or _meets_transpose(node)
 
 
 def _meets_transpose(node: Node) -> bool:
-    """Whether all readers are transposes, perhaps behind more elementwise ops."""
-    pending, seen = [node], 0
+    """Return whether all readers are transposes, directly or behind elementwise ops."""
+    pending, visited = [node], 0
     while pending:
-        seen += 1
+        visited += 1
         current = pending.pop()
-        if seen > 64 or not current.outputs or not current.output.users:
+        if visited > _MAX_VISITED or not current.outputs or not current.output.users:
             return False
         for user in current.output.users:
             if isinstance(user.op, ops.Transpose):
                 continue
-            if not _is_transparent(user):
+            if not _commutes_with_transpose(user):
                 return False
             pending.append(user)
     return True

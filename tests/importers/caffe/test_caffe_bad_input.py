@@ -40,7 +40,7 @@ def test_every_unsupported_layer_is_reported_at_once_with_name_type_and_reason()
     with pytest.raises(UnsupportedError) as caught:
         import_caffe(text)
     roi, pool, mine, norm = caught.value.reasons
-    assert roi == "ROIPooling layer 'roi': no layer of this type is imported"
+    assert roi == "ROIPooling layer 'roi': layers of this type are not supported"
     assert "'pool'" in pool
     assert "random" in pool
     assert "'mine'" in mine
@@ -62,7 +62,11 @@ def test_refusals_that_need_shapes_are_gathered_too() -> None:
 
 
 BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
-    (layers(layer_text("ReLU", name="r", bottoms=("x",))), GraphError, r"layer 'r'.*'x'.*no layer"),
+    (
+        layers(layer_text("ReLU", name="r", bottoms=("x",))),
+        GraphError,
+        r"layer 'r'.*'x'.*the top of a layer",
+    ),
     (
         layers(
             layer_text("ReLU", name="r1", bottoms=("b",), tops=("a",)),
@@ -84,12 +88,12 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
             layer_text("ReLU", name="r1", tops=("a",)), layer_text("ReLU", name="r2", tops=("a",))
         ),
         GraphError,
-        r"layer 'r2': it writes the blob 'a'",
+        r"layer 'r2': the layer overwrites the blob 'a'",
     ),
     (layers('layer { name: "r" type: "ReLU" bottom: "data" }'), GraphError, "'r'.*no top"),
     (layers(layer_text("ReLU", tops=("a", "b"), name="r")), GraphError, "'r'.*2 tops"),
     (layers(layer_text("Eltwise", name="e")), GraphError, "'e'.*two bottoms"),
-    (layers(layer_text("Crop", name="e")), GraphError, "'e'.*takes 2 bottoms, not 1"),
+    (layers(layer_text("Crop", name="e")), GraphError, "'e'.*must have 2 bottoms, not 1"),
     (layers('layer { name: "r" bottom: "data" top: "a" }'), ModelFormatError, "'r' has no type"),
     (
         layers(layer_text("Softmax", "softmax_param { axis: 7 }", name="s")),
@@ -237,7 +241,7 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
     ("layers { type: NOTHING_KNOWN }", ModelFormatError, "NOTHING_KNOWN"),
     ('layers { layer { name: "a" type: "conv" } }', ModelFormatError, "V0"),
     ("net: 'train.prototxt'\nbase_lr: 0.1", ModelFormatError, "solver"),
-    ('input: "data"\n' + layer_text("ReLU"), ModelFormatError, "1 inputs and gives 0 shapes"),
+    ('input: "data"\n' + layer_text("ReLU"), ModelFormatError, "1 inputs but gives 0 shapes"),
     (input_text((1, 0, 3)) + layer_text("ReLU"), ShapeError, "extents of at least 1"),
     (input_text((1, 2)) + input_text((1, 2)), GraphError, "two layers of this name"),
     (
@@ -273,22 +277,22 @@ def _with_blob(**fields: Any) -> bytes:
 
 
 BAD_MODELS = [
-    (None, "'conv' needs weights, and no caffemodel was given: .*--weights"),
+    (None, "'conv' needs weights, but no caffemodel was given; .*--weights"),
     (caffemodel({"conv1": [random_array(2)]}), "'conv' needs weights.*none of that name.*'conv1'"),
     (caffemodel({"conv": [random_array(2, 3, 3, 3)]}), "'conv' needs more than the 1 blobs"),
     (caffemodel({"conv": [random_array(2, 3, 5, 3)]}), r"'conv'.*\[2, 3, 5, 3\].*\[2, 3, 3, 3\]"),
-    (_with_blob(data=[1.0], shape=[1 << 40, 1 << 40]), "declares .* elements, and holds 1"),
+    (_with_blob(data=[1.0], shape=[1 << 40, 1 << 40]), "declares .* elements, but has 1"),
     (_with_blob(data=[1.0], shape=[-1, -1]), "impossible shape"),
     (_with_blob(shape=[1] * 40, data=[1.0]), "impossible shape"),
-    (_with_blob(data=[1.0], num=3), "holds 1"),
+    (_with_blob(data=[1.0], num=3), "but has 1"),
     (_with_blob(raw_data=b"1234", raw_data_type=3, shape=[1]), "raw type 3"),
-    (b"", "holds no layers"),
-    (b"\x00\x01", "field number 0"),
-    (b"\xff" * 20, "does not end"),
-    (b"\xa2\x06\xff\xff\xff\xff\x0f", r"a field of \d+ bytes with 0 left"),
+    (b"", "has no layers"),
+    (b"\x00\x01", "invalid number 0"),
+    (b"\xff" * 20, "has no end"),
+    (b"\xa2\x06\xff\xff\xff\xff\x0f", r"a field has \d+ bytes where 0 are left"),
     (b"\xa3\x06", "wire type 3"),
     (b"\x12\x02\x0a\x00", "V0"),
-    (b"\x08\x01" * 1_000_001, "1,000,001 fields, and MAX_WEIGHT_FIELDS is 1,000,000"),
+    (b"\x08\x01" * 1_000_001, "1,000,001 fields; the limit MAX_WEIGHT_FIELDS is 1,000,000"),
     (TEXT.encode(), "is text, not a caffemodel: are prototxt and caffemodel swapped"),
 ]
 

@@ -37,24 +37,24 @@ MISSING_OPS: Final = (
     "SequenceErase|SequenceInsert|SequenceLength|SequenceMap|SplitToSequence|StringConcat|"
     "StringNormalizer|StringSplit|TensorScatter|TfIdfVectorizer|Unique"
 )
-"""Ops that smelt has not, and that no reference model needs."""
+"""Ops that are not supported and that no reference model needs."""
 
 REFUSED: Final[Sequence[str]] = (
     # What the reason must be, when a case is refused.
-    rf"smelt has no op ({MISSING_OPS})( \(and \d+ more alike\))?$",
+    rf"the op ({MISSING_OPS}) is not supported( \(and \d+ more of the same kind\))?$",
     r"element type (string|u?int[24]|float[48]\w*|complex64|complex128) is not supported",
     r"is (sequence|optional); only dense tensors are supported",
     r"Scan is not supported",
     r"ops of domain (ai\.onnx\.ml|ai\.onnx\.preview(\.training)?) are not supported",
     r"training mode",
     r"a constant of strings is not supported",
-    r"attribute '\w+' is of type type_proto",
-    r"scales for blocks \(block_size\) are not supported",
+    r"attribute '\w+' has type type_proto",
+    r"blocked quantisation \(block_size\) is not supported",
     r"indices in column-major order",
-    r"its output \d, '\w+', is not computed",
+    r"output \d, '\w+', is not supported",
     r"the model uses ONNX opset [1-6];",
     r"attribute mode of SpaceToDepth is not supported",
-    r"ONNX withdrew (Upsample|Scatter|GroupNormalization)",
+    r"ONNX removed (Upsample|Scatter|GroupNormalization)",
 )
 
 EXCLUDED: Final[Mapping[str, str]] = {

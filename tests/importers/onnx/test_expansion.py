@@ -59,7 +59,9 @@ def test_functions_that_double_at_every_level_are_refused_by_name(
     nodes = [] if innermost is None else [helper.make_node(innermost, ["a"], ["b"])]
     functions = [_function("F0", nodes, "b" if nodes else "a")]
     functions += [_calls(f"F{i}", f"F{i - 1}", 2) for i in range(1, 39)]
-    with pytest.raises(ModelFormatError, match="1,001 nodes, and MAX_EXPANDED_NODES is 1,000"):
+    with pytest.raises(
+        ModelFormatError, match="1,001 nodes; the limit MAX_EXPANDED_NODES is 1,000"
+    ):
         import_onnx(_model([_call("F38")], functions))
 
 

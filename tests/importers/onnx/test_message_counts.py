@@ -73,7 +73,7 @@ def test_a_large_model_that_is_damaged_is_refused(
     rest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Limit.MAX_MODEL_MESSAGES, "most", 0)
-    with pytest.raises(ModelFormatError, match="not an ONNX model, or cut off or damaged"):
+    with pytest.raises(ModelFormatError, match="not an ONNX model, or is truncated or damaged"):
         import_onnx(b"\x08\x08" + rest)
 
 
@@ -95,5 +95,5 @@ def test_weights_are_no_messages_whatever_bytes_they_hold(monkeypatch: pytest.Mo
 def test_zeros_that_fill_a_file_are_refused_at_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Limit.MAX_MODEL_MESSAGES, "most", 1000)
     monkeypatch.setattr(Limit.MAX_MODEL_FIELDS, "most", 2)
-    with pytest.raises(ModelFormatError, match="not an ONNX model, or cut off or damaged"):
+    with pytest.raises(ModelFormatError, match="not an ONNX model, or is truncated or damaged"):
         import_onnx(b"\x08\x08" + bytes(10_000))

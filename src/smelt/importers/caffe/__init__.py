@@ -1,8 +1,8 @@
-"""Caffe's prototxt and caffemodel into a graph, in the current and in the V1 format.
+"""The Caffe importer: prototxt and caffemodel files of the current and the V1 format.
 
-``import_caffe`` reads a network, ``read_mean`` a mean image; ``new_message`` gives an empty message
-of Caffe's schema to write files with (``new_message("NetParameter")``), since the schema is built
-here and no generated module exists.
+``import_caffe`` reads a network and ``read_mean`` a mean image. ``new_message`` returns an empty
+message of Caffe's schema for writing files (``new_message("NetParameter")``); the schema is built
+at run time and has no generated module.
 """
 
 from smelt.importers.caffe._files import read_mean

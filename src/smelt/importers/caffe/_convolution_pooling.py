@@ -1,4 +1,4 @@
-"""Layers that slide a window, and inner products."""
+"""Converters of convolutions, inner products, pooling and local response normalisation."""
 
 from __future__ import annotations
 
@@ -16,55 +16,63 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Value
 
 MAXIMUM_EXTENT = 1 << 20
-"""Windows, strides and paddings beyond this are refused before anything is computed with them."""
+"""Largest window extent, stride and padding; larger ones are refused before any computation."""
 
 
 def spatial(
     step: LayerContext, p: Any, name: str, axes: int, default: int | None
 ) -> tuple[int, ...]:
-    """A parameter given once, once for each spatial axis, or as ``_h`` and ``_w``.
+    """Return a spatial parameter, with one number per axis.
 
-    Raises ShapeError: when it is missing, given twice, or outside its range.
+    The parameter may be given once, once per spatial axis, or as ``_h`` and ``_w``.
+
+    Raises:
+        ShapeError: the parameter is missing, given twice, or out of range.
     """
     short = name.removesuffix("_size")
-    given = list(getattr(p, name))
-    split = [f"{short}_h", f"{short}_w"]
+    values_given = list(getattr(p, name))
+    height_and_width = [f"{short}_h", f"{short}_w"]
     fields = p.DESCRIPTOR.fields_by_name
-    if all(field in fields for field in split) and any(p.HasField(field) for field in split):
-        if given:
-            raise step.misfit(f"{name} and {short}_h or {short}_w are both given; keep one")
-        # Caffe reads a missing half as zero, which only padding may be.
-        given = [int(getattr(p, field)) or (default or 0) for field in split]
-    elif not given:
+    if all(field in fields for field in height_and_width) and any(
+        p.HasField(field) for field in height_and_width
+    ):
+        if values_given:
+            raise step.shape_error(f"{name} and {short}_h or {short}_w are both given; keep one")
+        # Caffe reads a missing one of the two as 0, which is only valid for padding.
+        values_given = [int(getattr(p, field)) or (default or 0) for field in height_and_width]
+    elif not values_given:
         if default is None:
-            raise step.misfit(f"{name} is missing")
-        given = [default]
-    values = [int(v) for v in (given * axes if len(given) == 1 else given)]
+            raise step.shape_error(f"{name} is missing")
+        values_given = [default]
+    values = [int(v) for v in (values_given * axes if len(values_given) == 1 else values_given)]
     if len(values) != axes:
-        raise step.misfit(f"{name} {values} does not match the {axes} spatial axes of its input")
+        raise step.shape_error(
+            f"{name} {values} does not match the {axes} spatial axes of its input"
+        )
     if any(v > MAXIMUM_EXTENT for v in values) or (default != 0 and min(values) < 1):
-        raise step.misfit(f"{name} {values} is outside 1 to {MAXIMUM_EXTENT}")
+        raise step.shape_error(f"{name} {values} is outside 1 to {MAXIMUM_EXTENT}")
     return tuple(values)
 
 
 def _spatial_axes(step: LayerContext, x: Value) -> int:
     if x.tensor.rank < 3:
-        raise step.misfit(f"its input {x.tensor} has no spatial axes")
+        raise step.shape_error(f"the input {x.tensor} has no spatial axes")
     return x.tensor.rank - 2
 
 
 def refuse_convolution(layer: Layer) -> str | None:
-    """Why a convolution's parameters are refused, if they are."""
+    """Return why the parameters of a convolution are not supported, or None."""
     axis = layer.parameters("convolution_param").axis
     return None if axis in (1, -3) else f"the channels are on axis {axis}; only axis 1 is supported"
 
 
 def convert_convolution(step: LayerContext) -> list[Value]:
-    """A correlation, with one set of weights for each pair of bottom and top."""
+    """Add a convolution for each bottom; all share one set of weights."""
     return [_convolve(step, x, number) for number, x in enumerate(step.inputs)]
 
 
 def _convolve(step: LayerContext, x: Value, number: int) -> Value:
+    """Add the convolution of one bottom."""
     p = step.parameters("convolution_param")
     transposed = step.layer.type == "Deconvolution"
     axes = _spatial_axes(step, x)
@@ -74,10 +82,10 @@ def _convolve(step: LayerContext, x: Value, number: int) -> Value:
     dilations = spatial(step, p, "dilation", axes, 1)
     count, group, channels = _output_count(step, p), int(p.group), x.tensor.shape[1]
     if not isinstance(channels, int):
-        raise step.misfit(f"the number of its input's channels, {channels}, must be known")
+        raise step.shape_error(f"the channel count of the input is {channels}; it must be static")
     if group < 1 or count % group or channels % group:
-        raise step.misfit(
-            f"num_output {count} or {channels} channels are not divisible by {group} groups"
+        raise step.shape_error(
+            f"num_output {count} and {channels} channels must be divisible by {group} groups"
         )
     rows, columns = (channels, count // group) if transposed else (count, channels // group)
     weights = step.weight(0, (rows, columns, *kernel))
@@ -88,21 +96,27 @@ def _convolve(step: LayerContext, x: Value, number: int) -> Value:
 
 
 def _output_count(step: LayerContext, parameters: Any) -> int:
-    """The number of outputs, which has no default. Raises ShapeError where it is missing."""
+    """Return num_output, which has no default.
+
+    Raises:
+        ShapeError: it is missing.
+    """
     count = int(parameters.num_output)
     if count < 1:
-        raise step.misfit("num_output is missing or 0; give the number of outputs")
+        raise step.shape_error("num_output is missing or 0; give the number of outputs")
     return count
 
 
 def convert_inner_product(step: LayerContext) -> list[Value]:
-    """A matrix product over the axes from ``axis`` on."""
+    """Add a matrix product over the axes from ``axis`` on."""
     step.require_inputs(1)
     p = step.parameters("inner_product_param")
     axis, count = step.axis(p.axis), _output_count(step, p)
     depths = step.shape[axis:]
     if not all(isinstance(d, int) for d in depths):
-        raise step.misfit(f"it sums over the axes {list(depths)}, whose extents must be known")
+        raise step.shape_error(
+            f"the extents of the summed axes are {list(depths)}; they must be static"
+        )
     depth = math.prod(d for d in depths if isinstance(d, int))
     weights = step.weight(0, (depth, count) if p.transpose else (count, depth))
     bias = [step.weight(1, (count,))] if p.bias_term else []
@@ -115,21 +129,21 @@ def convert_inner_product(step: LayerContext) -> list[Value]:
 def _stacked_product(
     step: LayerContext, axis: int, depth: int, weights: Constant, bias: Sequence[Constant]
 ) -> Value:
-    """An inner product that keeps more, or fewer, axes than the batch."""
+    """Add an inner product that keeps more axes than the batch, or none."""
     if not step.parameters("inner_product_param").transpose:
         weights = step.derive(ops.Transpose(perm=(1, 0)), weights)
     x = step.x
     if axis != step.rank - 1:
         x = step.reshape(x, (*step.shape[:axis], depth), "flatten")
     if axis == 0:
-        raise step.misfit("axis 0 sums over the batch, which is not fixed; sum from axis 1 on")
+        raise step.shape_error("axis 0 sums over the batch, which is symbolic; sum from axis 1 on")
     if not bias:
         return step.add(ops.MatMul(), x, weights)
     return step.add(ops.Add(), step.add(ops.MatMul(), x, weights, name="product"), *bias)
 
 
 def refuse_pooling(layer: Layer) -> str | None:
-    """Why a pooling's parameters are refused, if they are."""
+    """Return why the parameters of a pooling are not supported, or None."""
     stochastic = layer.parameters("pooling_param").pool == 2
     return (
         "stochastic pooling draws random numbers, so it has no fixed result" if stochastic else None
@@ -137,7 +151,7 @@ def refuse_pooling(layer: Layer) -> str | None:
 
 
 def convert_pooling(step: LayerContext) -> list[Value]:
-    """Windows counted upwards, as Caffe does, unless a fork's parameter says otherwise."""
+    """Add a pooling; the number of windows is rounded up unless a fork's parameter says not to."""
     step.require_inputs(1)
     p = step.parameters("pooling_param")
     average = p.pool == 1
@@ -150,7 +164,7 @@ def convert_pooling(step: LayerContext) -> list[Value]:
     strides = spatial(step, p, "stride", axes, 1)
     pads = spatial(step, p, "pad", axes, 0)
     if any(pad >= extent for pad, extent in zip(pads, kernel, strict=True)):
-        raise step.misfit(f"pad {list(pads)} must be smaller than the kernel {list(kernel)}")
+        raise step.shape_error(f"pad {list(pads)} must be smaller than the kernel {list(kernel)}")
     ceil = bool(p.ceil_mode) and p.round_mode == 0
     if ceil:
         _check_windows(step, kernel, strides, pads)
@@ -163,27 +177,27 @@ def convert_pooling(step: LayerContext) -> list[Value]:
 def _check_windows(
     step: LayerContext, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
 ) -> None:
-    """Refuse the one case in which Caffe keeps a window that lies outside its input wholly."""
+    """Refuse poolings with a last window outside of the input, which Caffe only clips if padded."""
     for extent, k, s, pad in zip(step.shape[2:], kernel, strides, pads, strict=True):
         if isinstance(extent, int) and not any(pads):
             count = -(-(extent - k) // s) + 1
             if (count - 1) * s >= extent > 0 and pad == 0 and count > 1:
                 raise ShapeError(
-                    f"its last window starts at {(count - 1) * s}, outside an extent of {extent}: "
+                    f"the last window starts at {(count - 1) * s}, outside an extent of {extent}: "
                     "Caffe's result there is undefined; use a stride no larger than the kernel",
                     node=step.where,
                 )
 
 
 def convert_lrn(step: LayerContext) -> list[Value]:
-    """Local response normalisation across channels, or within each."""
+    """Add a local response normalisation across channels or within each."""
     step.require_inputs(1)
     p = step.parameters("lrn_param")
     size = int(p.local_size)
     if size % 2 == 0 or size > MAXIMUM_EXTENT:
-        raise step.misfit(f"local_size {size} must be odd")
+        raise step.shape_error(f"local_size {size} must be odd")
     if p.norm_region == 0:
         op = ops.LRN(size, float(p.alpha), float(p.beta), float(p.k))
-    else:  # within a channel Caffe has no k: it adds one
+    else:  # within a channel Caffe ignores k and adds 1
         op = ops.LRN(size, float(p.alpha), float(p.beta), region="within_channel")
     return [step.add(op, step.x)]

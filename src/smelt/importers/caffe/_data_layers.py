@@ -1,4 +1,4 @@
-"""Layers that bring data in: they become inputs, where the prototxt tells their shape."""
+"""Data layers, which become inputs if the prototxt determines their shapes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ DATA_LAYERS: Final = frozenset(
         "AnnotatedData",
     }
 )
-_CURE: Final = (
+_ADVICE: Final = (
     'put an Input layer in its place: layer { name: "data" type: "Input" top: "data" '
     "input_param { shape { dim: 1 dim: 3 dim: 224 dim: 224 } } }"
 )
 
 
 def data_inputs(layer: Layer, net: Prototxt, weights: Weights) -> Sequence[Sequence[int] | str]:
-    """The shape of each top, or why it has none. Raises ModelFormatError, GraphError."""
+    """Return for each top of a data layer its shape, or why the shape is unknown.
+
+    Raises:
+        ModelFormatError: the number of shapes does not match that of the tops.
+        GraphError: the layer has a bottom.
+    """
     if layer.bottoms:
         raise GraphError(f"a {layer.type} layer must have no bottom", node=f"layer {layer.name!r}")
     match layer.type:
@@ -62,9 +67,12 @@ def _dummy_shapes(layer: Layer) -> list[tuple[int, ...]]:
 
 
 def _database_shapes(layer: Layer, net: Prototxt, weights: Weights) -> list[Sequence[int] | str]:
-    """A database knows the shape of its images; what is cropped is known here too."""
+    """Return the shapes of a layer that reads files, as far as the prototxt determines them.
+
+    The extents of an image are known if it is cropped or resized.
+    """
     labels: list[Sequence[int] | str] = [
-        f"it is a label, which the {layer.type} layer {layer.name!r} reads from its source; {_CURE}"
+        f"only the source of the {layer.type} layer {layer.name!r} has this label; {_ADVICE}"
     ] * (len(layer.tops) - 1)
     image = layer.parameters("image_data_param")
     size = layer.parameters("transform_param").crop_size
@@ -72,7 +80,7 @@ def _database_shapes(layer: Layer, net: Prototxt, weights: Weights) -> list[Sequ
     channels = _channels_read(layer, net, weights)
     if not (height and width and channels):
         return [
-            f"its shape is in the source of the {layer.type} layer {layer.name!r}; {_CURE}",
+            f"only the source of the {layer.type} layer {layer.name!r} has the shape; {_ADVICE}",
             *labels,
         ]
     batch = layer.parameters("data_param").batch_size or image.batch_size
@@ -80,7 +88,7 @@ def _database_shapes(layer: Layer, net: Prototxt, weights: Weights) -> list[Sequ
 
 
 def _channels_read(data: Layer, net: Prototxt, weights: Weights) -> int:
-    """Channels that the first convolution of the data expects, 0 when there is none."""
+    """Return the channels that the first convolution of the data expects; 0 if there is none."""
     for layer in net.layers:
         if data.tops and data.tops[0] in layer.bottoms and layer.type == "Convolution":
             blobs = weights.blobs.get(layer.name, ())

@@ -1,4 +1,4 @@
-"""Layers of detectors, and those that resize."""
+"""Converters of detection and resizing layers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ if TYPE_CHECKING:
     from smelt.ir import Value
 
 MAXIMUM_EXTENT: Final = 1 << 16
+"""Largest spatial extent of a resized image."""
 MAXIMUM_CLASSES: Final = 1 << 20
+"""Largest number of classes of a DetectionOutput."""
 _CODES: Final = {1: "CORNER", 2: "CENTER_SIZE", 3: "CORNER_SIZE"}
 
 
 def convert_interp(step: LayerContext) -> list[Value]:
-    """Bilinear resizing that keeps the corners, to a size or by a factor."""
+    """Add a bilinear resize with aligned corners, to a size or by a factor."""
     step.require_inputs(1)
     p = step.parameters("interp_param")
     if p.pad_beg or p.pad_end:
-        raise step.misfit("pad_beg and pad_end are not supported; add a padding layer before it")
+        raise step.shape_error(
+            "pad_beg and pad_end are not supported; add a padding layer before this one"
+        )
     height, width = _image(step)
     if p.height > 0 and p.width > 0:
         size = (p.height, p.width)
@@ -35,7 +39,7 @@ def convert_interp(step: LayerContext) -> list[Value]:
 
 
 def convert_upsample(step: LayerContext) -> list[Value]:
-    """Each element repeated along both spatial axes."""
+    """Add a resize that repeats each element along both spatial axes."""
     step.require_inputs(1)
     scale = int(step.parameters("upsample_param").scale)
     height, width = _image(step)
@@ -47,12 +51,13 @@ def _image(step: LayerContext) -> tuple[int, int]:
         case (_, _, int(height), int(width)):
             return height, width
         case _:
-            raise step.misfit(f"its input {step.x.tensor} must be an image of known size")
+            raise step.shape_error(f"the input {step.x.tensor} must be an image of static size")
 
 
 def _resize(step: LayerContext, size: Sequence[int], mode: str, corners: str) -> Value:
+    """Add a Resize of the spatial axes to ``size``, after checking the size."""
     if any(not 1 <= extent <= MAXIMUM_EXTENT for extent in size):
-        raise step.misfit(f"a size of {list(size)} is outside 1 to {MAXIMUM_EXTENT}")
+        raise step.shape_error(f"the size {list(size)} is outside 1 to {MAXIMUM_EXTENT}")
     sizes = step.integers(size, "sizes")
     op = ops.Resize(
         mode=mode,
@@ -64,28 +69,28 @@ def _resize(step: LayerContext, size: Sequence[int], mode: str, corners: str) ->
 
 
 def convert_normalize(step: LayerContext) -> list[Value]:
-    """Each place, or each image, divided by its Euclidean norm and scaled."""
+    """Divide each pixel, or each image, by its Euclidean norm, and scale it."""
     step.require_inputs(1)
     p = step.parameters("norm_param")
     channels = 1 if p.channel_shared else step.shape[step.axis(1)]
     if not isinstance(channels, int):
-        raise step.misfit(f"the number of its input's channels, {channels}, must be known")
+        raise step.shape_error(f"the channel count of the input is {channels}; it must be static")
     op = ops.Normalize(bool(p.across_spatial), bool(p.channel_shared), float(p.eps))
     return [step.add(op, step.x, step.weight(0, (channels,), "scale"))]
 
 
 def refuse_prior_box(layer: Layer) -> str | None:
-    """Why a PriorBox's parameters are refused, if they are."""
+    """Return why the parameters of a PriorBox are not supported, or None."""
     p = layer.parameters("prior_box_param")
     if (p.step and (p.step_h or p.step_w)) or (p.img_size and (p.img_h or p.img_w)):
-        return "one number and two are given for step or img_size; keep one kind"
+        return "step or img_size is given both as one number and as two; keep one form"
     if not p.min_size or any(size <= 0 for size in p.min_size):
-        return f"min_size is {list(p.min_size)}; it must be positive numbers"
+        return f"min_size is {list(p.min_size)}; it must contain positive numbers"
     return None
 
 
 def convert_prior_box(step: LayerContext) -> list[Value]:
-    """The default boxes of a feature map."""
+    """Add the default boxes of a feature map."""
     step.require_inputs(2)
     p = step.parameters("prior_box_param")
     op = ops.PriorBox(
@@ -105,7 +110,7 @@ def convert_prior_box(step: LayerContext) -> list[Value]:
 
 
 def refuse_detection_output(layer: Layer) -> str | None:
-    """Why a DetectionOutput's parameters are refused, if they are."""
+    """Return why the parameters of a DetectionOutput are not supported, or None."""
     p = layer.parameters("detection_output_param")
     if not p.normalized_bbox:
         return "normalized_bbox: false (boxes in pixels) is not supported"
@@ -115,7 +120,7 @@ def refuse_detection_output(layer: Layer) -> str | None:
 
 
 def convert_detection_output(step: LayerContext) -> list[Value]:
-    """Detections of all images; how many, a run tells."""
+    """Add the detections of all images; their number is known only at run time."""
     step.require_inputs(3, 4)
     p = step.parameters("detection_output_param")
     symbol = _count_symbol(step)
@@ -142,7 +147,7 @@ def convert_detection_output(step: LayerContext) -> list[Value]:
 
 
 def _count_symbol(step: LayerContext) -> str:
-    """A name for the number of rows that no other layer has and that a dimension can hold."""
+    """Return an unused symbol for the number of detections."""
     name = re.sub(r"\W", "_", f"count_of_{step.layer.name}", flags=re.ASCII)
     while name in step.graph.symbol_bounds:
         name += "_"

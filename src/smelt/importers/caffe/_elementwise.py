@@ -1,4 +1,4 @@
-"""Layers that map each element: activations, arithmetic with constants and between blobs."""
+"""Converters of elementwise layers: activations, and arithmetic with constants or blobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def unary(make: Callable[[], Op]) -> Callable[[LayerContext], list[Value]]:
-    """The converter of a layer that is one op without parameters."""
+    """Return the converter of a layer that is one op without parameters."""
 
     def convert(step: LayerContext) -> list[Value]:
         step.require_inputs(1)
@@ -31,26 +31,26 @@ def unary(make: Callable[[], Op]) -> Callable[[LayerContext], list[Value]]:
 
 
 def convert_relu(step: LayerContext) -> list[Value]:
-    """ReLU, leaky where the layer has a negative slope."""
+    """Add a Relu, or a LeakyRelu if the layer has a negative slope."""
     step.require_inputs(1)
     slope = float(step.parameters("relu_param").negative_slope)
     return [step.add(ops.LeakyRelu(alpha=slope) if slope else ops.Relu(), step.x)]
 
 
 def convert_elu(step: LayerContext) -> list[Value]:
-    """Exponential linear unit."""
+    """Add an exponential linear unit."""
     step.require_inputs(1)
     return [step.add(ops.Elu(alpha=float(step.parameters("elu_param").alpha)), step.x)]
 
 
 def convert_relu6(step: LayerContext) -> list[Value]:
-    """ReLU that stops at six."""
+    """Add a ReLU with the upper bound 6."""
     step.require_inputs(1)
     return [step.add(ops.Clip(), step.x, step.number(0, "minimum"), step.number(6, "maximum"))]
 
 
 def convert_prelu(step: LayerContext) -> list[Value]:
-    """ReLU with a learned negative slope, one for each channel or one for all."""
+    """Add a ReLU with learned negative slopes, one per channel or one for all."""
     step.require_inputs(1)
     shared = bool(step.parameters("prelu_param").channel_shared)
     channels = 1 if shared else _extent(step, 1)
@@ -61,7 +61,7 @@ def convert_prelu(step: LayerContext) -> list[Value]:
 
 
 def convert_power(step: LayerContext) -> list[Value]:
-    """``(shift + scale * x) ** power``."""
+    """Compute ``(shift + scale * x) ** power``."""
     step.require_inputs(1)
     p = step.parameters("power_param")
     chain = _affine(step, p.scale, p.shift)
@@ -71,7 +71,7 @@ def convert_power(step: LayerContext) -> list[Value]:
 
 
 def convert_exp(step: LayerContext) -> list[Value]:
-    """``base ** (shift + scale * x)``; a base of -1 is e."""
+    """Compute ``base ** (shift + scale * x)``; base -1 means e."""
     step.require_inputs(1)
     p = step.parameters("exp_param")
     factor = _logarithm(step, p.base)
@@ -80,7 +80,7 @@ def convert_exp(step: LayerContext) -> list[Value]:
 
 
 def convert_log(step: LayerContext) -> list[Value]:
-    """The logarithm of ``shift + scale * x``; a base of -1 is e."""
+    """Compute the logarithm of ``shift + scale * x``; base -1 means e."""
     step.require_inputs(1)
     p = step.parameters("log_param")
     factor = _logarithm(step, p.base)
@@ -94,13 +94,14 @@ def _logarithm(step: LayerContext, base: float) -> float:
     if base == -1:
         return 1.0
     if base <= 0 or base == 1:
-        raise step.misfit(f"base {base} is not allowed: it must be positive and not 1, or -1 for e")
+        raise step.shape_error(f"base is {base}; it must be positive and not 1, or -1 for e")
     return math.log(base)
 
 
 def _affine(
     step: LayerContext, scale: float, shift: float
 ) -> list[tuple[str, Op, Constant | None]]:
+    """Return the ops that scale and shift, without those that have no effect."""
     chain: list[tuple[str, Op, Constant | None]] = []
     if scale != 1:
         chain.append(("scale", ops.Mul(), step.number(scale, "scale")))
@@ -110,7 +111,7 @@ def _affine(
 
 
 def _run(step: LayerContext, chain: Sequence[tuple[str, Op, Constant | None]]) -> Value:
-    """Apply ops one after the other; the last node has the layer's name."""
+    """Apply ops in order; the last node has the name of the layer."""
     value = step.x
     if not chain:
         return step.add(ops.Identity(), value)
@@ -121,7 +122,7 @@ def _run(step: LayerContext, chain: Sequence[tuple[str, Op, Constant | None]]) -
 
 
 def convert_threshold(step: LayerContext) -> list[Value]:
-    """One where the input is greater than the threshold, else zero."""
+    """Return 1 where the input is greater than the threshold, and 0 elsewhere."""
     step.require_inputs(1)
     limit = step.number(step.parameters("threshold_param").threshold, "threshold")
     above = step.add(ops.Greater(), step.x, limit, name="above")
@@ -129,7 +130,7 @@ def convert_threshold(step: LayerContext) -> list[Value]:
 
 
 def refuse_batch_norm(layer: Layer) -> str | None:
-    """Why a batch normalisation is refused, if it is."""
+    """Return why the parameters of a BatchNorm are not supported, or None."""
     p = layer.parameters("batch_norm_param")
     if p.HasField("use_global_stats") and not p.use_global_stats:
         return (
@@ -140,23 +141,23 @@ def refuse_batch_norm(layer: Layer) -> str | None:
 
 
 def convert_batch_norm(step: LayerContext) -> list[Value]:
-    """``(x - mean) / sqrt(variance + eps)``; the stored sums are divided by their count here.
+    """Compute ``(x - mean) / sqrt(variance + eps)``.
 
-    The constants ``layer.mean`` and ``layer.variance`` are the quotients. A fork stores scale and
-    bias as well.
+    Caffe stores sums and a count. The constants ``layer.mean`` and ``layer.variance`` are the
+    quotients. Files of a fork contain scale and bias as well.
     """
     step.require_inputs(1)
     channels = _extent(step, 1)
     count = step.blob(2).reshape(-1)
     if count.size != 1:
-        raise step.misfit(
-            f"blob 2, the scale of its moving averages, has {count.size} elements, not one"
+        raise step.shape_error(
+            f"blob 2, the scale of the moving averages, must have one element, not {count.size}"
         )
     factor = np.float32(0 if count[0] == 0 else 1 / count[0])
     stored = [step.blob(i) for i in range(2)]
     if any(array.size != channels for array in stored):
-        raise step.misfit(
-            f"its moving averages have {[a.size for a in stored]} elements for {channels} channels"
+        raise step.shape_error(
+            f"the moving averages have {[a.size for a in stored]} elements for {channels} channels"
         )
     mean, variance = (array.reshape(channels).astype(np.float32) * factor for array in stored)
     affine = [
@@ -172,7 +173,7 @@ def convert_batch_norm(step: LayerContext) -> list[Value]:
 
 
 def convert_scale(step: LayerContext) -> list[Value]:
-    """Product with weights, or with a second bottom, along some axes; then perhaps a bias."""
+    """Multiply by weights or a second bottom along some axes, and optionally add a bias."""
     step.require_inputs(1, 2)
     p = step.parameters("scale_param")
     factor: Value | Constant
@@ -181,87 +182,92 @@ def convert_scale(step: LayerContext) -> list[Value]:
         factor, shape = _second_bottom(step, p.axis)
         bias_index = 0
     else:
-        shape = _covered(step, p.axis, p.num_axes)
-        factor = _spread(step, step.weight(0, _known(step, shape)), p.axis)
+        shape = _weight_extents(step, p.axis, p.num_axes)
+        factor = _align_axes(step, step.weight(0, _static_extents(step, shape)), p.axis)
         bias_index = 1
     if not p.bias_term:
         return [step.add(ops.Mul(), step.x, factor)]
-    bias = _spread(step, step.weight(bias_index, _known(step, shape), "bias"), p.axis)
+    bias = _align_axes(step, step.weight(bias_index, _static_extents(step, shape), "bias"), p.axis)
     return [step.add(ops.Add(), step.add(ops.Mul(), step.x, factor, name="product"), bias)]
 
 
 def convert_bias(step: LayerContext) -> list[Value]:
-    """Sum with weights, or with a second bottom, along some axes."""
+    """Add weights or a second bottom along some axes."""
     step.require_inputs(1, 2)
     p = step.parameters("bias_param")
     if len(step.inputs) == 2:
         return [step.add(ops.Add(), step.x, _second_bottom(step, p.axis)[0])]
-    weights = step.weight(0, _covered(step, p.axis, p.num_axes), "bias")
-    return [step.add(ops.Add(), step.x, _spread(step, weights, p.axis))]
+    weights = step.weight(0, _weight_extents(step, p.axis, p.num_axes), "bias")
+    return [step.add(ops.Add(), step.x, _align_axes(step, weights, p.axis))]
 
 
-def _covered(step: LayerContext, axis: int, count: int) -> tuple[int, ...]:
-    """Extents of the axes that weights cover: ``count`` of them, -1 for all from ``axis`` on."""
+def _weight_extents(step: LayerContext, axis: int, count: int) -> tuple[int, ...]:
+    """Return the extents of ``count`` axes from ``axis`` on, or of all of them if it is -1."""
     if count == 0:
         return ()
     start = step.axis(axis)
     stop = step.rank if count == -1 else start + count
     if not start < stop <= step.rank:
-        raise step.misfit(
-            f"num_axes {count} from axis {axis} is outside its input of {step.rank} axes"
+        raise step.shape_error(
+            f"num_axes {count} from axis {axis} is out of range for an input of {step.rank} axes"
         )
-    return _known(step, step.shape[start:stop])
+    return _static_extents(step, step.shape[start:stop])
 
 
-def _known(step: LayerContext, extents: Sequence[Dim]) -> tuple[int, ...]:
-    known = tuple(d for d in extents if isinstance(d, int))
-    if len(known) != len(extents):
-        raise step.misfit(f"its weights have a shape of {list(extents)}, which must be known")
-    return known
+def _static_extents(step: LayerContext, extents: Sequence[Dim]) -> tuple[int, ...]:
+    """Return extents that must all be static.
+
+    Raises:
+        ShapeError: an extent is symbolic.
+    """
+    static = tuple(d for d in extents if isinstance(d, int))
+    if len(static) != len(extents):
+        raise step.shape_error(f"the shape of the weights, {list(extents)}, must be static")
+    return static
 
 
-def _spread(step: LayerContext, weights: Constant, axis: int) -> Constant:
-    """Weights with axes of one after theirs, so that they meet the axes they cover."""
+def _align_axes(step: LayerContext, weights: Constant, axis: int) -> Constant:
+    """Append axes of extent 1 to weights, so that they broadcast from ``axis`` on."""
     shape = tuple(int(d) for d in weights.type.shape if isinstance(d, int))
     if not shape:
         return weights
-    after = step.rank - step.axis(axis) - len(shape)
-    return step.reshape_weight(weights, (*shape, *[1] * after))
+    trailing_axes = step.rank - step.axis(axis) - len(shape)
+    return step.reshape_weight(weights, (*shape, *[1] * trailing_axes))
 
 
 def _second_bottom(step: LayerContext, axis: int) -> tuple[Value, tuple[Dim, ...]]:
-    """The second bottom, made to meet the first's axes from ``axis``; and its own extents."""
+    """Return the second bottom, reshaped to broadcast from ``axis`` on, and its own extents."""
     second = step.inputs[1]
     shape = second.tensor.shape
     start = 0 if axis == 0 or not shape else step.axis(axis)
     if tuple(step.shape[start : start + len(shape)]) != tuple(shape):
-        raise step.misfit(
-            f"its second bottom {second.tensor} does not match {step.x.tensor} from axis {start}"
+        raise step.shape_error(
+            f"the second bottom {second.tensor} does not match {step.x.tensor} from axis {start}"
         )
     if start + len(shape) == step.rank:
         return second, shape
-    wanted = (*shape, *[1] * (step.rank - start - len(shape)))
-    return step.reshape(second, wanted, "spread"), shape
+    target = (*shape, *[1] * (step.rank - start - len(shape)))
+    return step.reshape(second, target, "spread"), shape
 
 
 _ELTWISE = {0: ("product", ops.Mul), 1: ("sum", ops.Add), 2: ("maximum", ops.Max)}
 
 
 def convert_eltwise(step: LayerContext) -> list[Value]:
-    """Product, weighted sum or maximum of any number of blobs of one shape."""
+    """Compute the product, weighted sum or maximum of blobs of equal shapes."""
     p = step.parameters("eltwise_param")
     if len(step.inputs) < 2:
-        raise GraphError("an Eltwise layer needs at least two bottoms", node=step.where)
+        raise GraphError("an Eltwise layer must have at least two bottoms", node=step.where)
     for value in step.inputs[1:]:
         if value.tensor.shape != step.shape:
-            raise step.misfit(
-                f"its bottoms have different shapes: {step.x.tensor} and {value.tensor}"
+            raise step.shape_error(
+                f"the bottoms have different shapes:  {step.x.tensor} and {value.tensor}"
             )
     coefficients = list(p.coeff)
     if coefficients and (p.operation != 1 or len(coefficients) != len(step.inputs)):
-        raise step.misfit(
-            f"it has {len(coefficients)} coefficients; a sum takes one for each of its "
-            f"{len(step.inputs)} bottoms, and other operations take none"
+        raise step.shape_error(
+            f"there are {len(coefficients)} coefficients; a sum must have one for each of the "
+            f"{len(step.inputs)} bottoms, and other operations none"
         )
     terms = [
         value
@@ -283,12 +289,12 @@ def convert_eltwise(step: LayerContext) -> list[Value]:
 
 
 def convert_mvn(step: LayerContext) -> list[Value]:
-    """Mean and variance of each channel, or of each image, brought to zero and one."""
+    """Normalise each channel, or each image, to mean 0 and optionally variance 1."""
     step.require_inputs(1)
     p = step.parameters("mvn_param")
     axes = step.integers(range(1 if p.across_channels else 2, step.rank), "axes")
     if step.rank < 3 and not p.across_channels:
-        raise UnsupportedLayer("its input has no spatial axes to take a mean over")
+        raise UnsupportedLayer("the input has no spatial axes to average over")
     mean = step.add(ops.ReduceMean(keepdims=True), step.x, axes, name="mean")
     if not p.normalize_variance:
         return [step.add(ops.Sub(), step.x, mean)]
@@ -301,4 +307,4 @@ def convert_mvn(step: LayerContext) -> list[Value]:
 
 
 def _extent(step: LayerContext, axis: int) -> int:
-    return _known(step, (step.shape[step.axis(axis)],))[0]
+    return _static_extents(step, (step.shape[step.axis(axis)],))[0]

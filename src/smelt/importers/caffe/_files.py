@@ -1,4 +1,4 @@
-"""What the user names: a path, bytes or text; and what is wrong with it when it cannot be read."""
+"""Reading of Caffe files from paths, bytes or text, and their diagnosis."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 
 _ADVICE: Final = {
     Limit.MAX_PROTOTXT_BYTES: "is it the caffemodel? The prototxt comes first",
-    Limit.MAX_MODEL_BYTES: "it is too large for a network",
+    Limit.MAX_MODEL_BYTES: "the file is too large for a network",
 }
 _CONTROL: Final = frozenset(range(32)) - {9, 10, 11, 12, 13}
+"""Control characters that text files do not contain; tabs and line ends are excluded."""
 
 
 def read_prototxt(source: Path | bytes | str) -> tuple[str, str]:
-    """The text of a prototxt and what to call it.
+    """Return the text of a prototxt, and its name for messages.
 
-    A string with a brace or a line end is the text itself, any other is a path.
+    A string with a brace or a line end is the text itself; any other string is a path.
 
-    Raises ModelFormatError: when it cannot be read, is too long, or is a binary file.
+    Raises:
+        ModelFormatError: the file cannot be read, is too large, or is binary.
     """
     if isinstance(source, str) and ("{" in source or "\n" in source):
         data, what = source.encode("utf-8", "surrogateescape"), "prototxt"
@@ -37,14 +39,18 @@ def read_prototxt(source: Path | bytes | str) -> tuple[str, str]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ModelFormatError(_binary_given(what, error.start)) from error
+        raise ModelFormatError(_binary_file_message(what, error.start)) from error
     if _is_binary(data):
-        raise ModelFormatError(_binary_given(what, 0))
+        raise ModelFormatError(_binary_file_message(what, 0))
     return text, what
 
 
 def read_caffemodel(source: Path | bytes | str) -> tuple[list[StoredLayer], str]:
-    """Layers of a caffemodel with their weights, and what to call it. Raises ModelFormatError."""
+    """Return the layers of a caffemodel with their weights, and its name for messages.
+
+    Raises:
+        ModelFormatError: the file cannot be read or is not a caffemodel.
+    """
     data, what = _read(source, "caffemodel", Limit.MAX_MODEL_BYTES)
     if _is_prototxt(data):
         raise ModelFormatError(
@@ -67,7 +73,8 @@ def read_caffemodel(source: Path | bytes | str) -> tuple[list[StoredLayer], str]
 def read_mean(source: Path | bytes | str) -> Array:
     """Read a mean image, float32 ``(1, C, H, W)``, from a binaryproto's path or bytes.
 
-    Raises ModelFormatError: when the file cannot be read or is not a binaryproto.
+    Raises:
+        ModelFormatError: the file cannot be read or is not a binaryproto.
     """
     data, what = _read(source, "mean", Limit.MAX_MODEL_BYTES)
     blob = Reader(data, what).read_blob(where="the mean image")
@@ -80,6 +87,11 @@ def read_mean(source: Path | bytes | str) -> Array:
 
 
 def _read(source: Path | bytes | str, what: str, limit: Limit) -> tuple[bytes, str]:
+    """Return the bytes of a source, and its name for messages.
+
+    Raises:
+        ModelFormatError: the file cannot be read or exceeds the limit.
+    """
     if isinstance(source, bytes | bytearray | memoryview):
         data = copy_bytes(source, what, ModelFormatError)
         _check_size(data, what, limit)
@@ -96,7 +108,7 @@ def _read(source: Path | bytes | str, what: str, limit: Limit) -> tuple[bytes, s
 
 def _check_size(data: bytes | bytearray | memoryview, what: str, limit: Limit) -> None:
     if len(data) > limit.most:
-        raise ModelFormatError(f"{what}: it has {limit.excess(len(data))}; {_ADVICE[limit]}")
+        raise ModelFormatError(f"{what} has {limit.excess(len(data))}; {_ADVICE[limit]}")
 
 
 def _is_binary(data: bytes) -> bool:
@@ -108,7 +120,8 @@ def _is_prototxt(data: bytes) -> bool:
     return bool(head) and not _is_binary(head) and head.isascii() and any(c in head for c in b":{")
 
 
-def _binary_given(what: str, position: int) -> str:
+def _binary_file_message(what: str, position: int) -> str:
+    """Return the error message for a binary file in place of a prototxt."""
     return (
         f"{what} is not text (byte {position}): is it a caffemodel? The prototxt comes first, "
         "then the caffemodel"

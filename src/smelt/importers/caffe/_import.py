@@ -1,4 +1,4 @@
-"""Layers into a graph, one after the other."""
+"""Import of a Caffe network: converts its layers in order."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 BATCH: Final = "batch"
+"""Name of the symbolic dimension that stands for the implicit batch."""
 MAXIMUM_EXTENT: Final = 1 << 31
-MAXIMUM_RANK: Final = 32  # Caffe's own limit
+"""Exclusive limit of the extents of an input."""
+MAXIMUM_RANK: Final = 32
+"""Largest number of axes of a blob, as in Caffe."""
 
 
 def import_caffe(
@@ -39,28 +42,27 @@ def import_caffe(
 ) -> tuple[Graph, dict[str, Value]]:
     """Read a Caffe network as it runs in the TEST phase.
 
-    The first extent of the inputs is the implicit batch: whatever the prototxt declares there, it
-    becomes the symbol ``batch`` (an input whose first extent differs from the first input's keeps
-    its own). Data layers become inputs; losses, Accuracy and Silence vanish. Weights are constants
+    The first extent of the inputs is the implicit batch: it becomes the symbol ``batch``, whatever
+    the prototxt declares. An input whose first extent differs from that of the first input keeps
+    it. Data layers become inputs; losses, Accuracy and Silence are removed. Weights are constants
     named ``layer.weight`` and ``layer.bias`` (``.slope`` of PReLU, ``.mean`` and ``.variance`` of
-    BatchNorm, already divided by their count), and keep the shapes that Caffe gives them.
+    BatchNorm, divided by their count), in the shapes that Caffe gives them.
 
     Args:
-        prototxt: A path, the file's bytes, or its text (a string with a brace or a line end).
-        caffemodel: A path or the file's bytes; None for a network without weights.
-        dtype: How weights are stored: ``float32`` or ``float16``. Half precision weights are cast
-        to float32 where
-            they are used, so inputs, outputs and arithmetic stay float32 unless the builder is
-            asked for less.
-        outputs: Blobs to mark as outputs; None marks what no layer reads, an empty list nothing.
+        prototxt: a path, the bytes of a file, or the text (a string with a brace or a line end).
+        caffemodel: a path or the bytes of a file; None for a network without weights.
+        dtype: storage type of the weights, ``float32`` or ``float16``. Weights in float16 are cast
+            to float32 where they are used, so inputs, outputs and arithmetic are float32 unless the
+            build selects another precision.
+        outputs: blobs to mark as outputs; None marks those that no layer reads, an empty list none.
 
     Returns:
-        The graph, and for each blob its value: after the last layer that writes it.
+        The graph, and the value of each blob after the last layer that writes it.
 
     Raises:
-        ModelFormatError: A file is missing, malformed, truncated, or not what it should be.
-        GraphError: Layers do not fit together; ShapeError: their shapes do not.
-        UnsupportedError: Layers that cannot be imported, every one with its reason.
+        ModelFormatError: a file is missing, malformed, truncated or of another kind.
+        GraphError: layers do not fit together; ShapeError if their shapes do not.
+        UnsupportedError: layers cannot be imported; the message lists them with reasons.
     """
     require_choice(dtype, "the dtype of weights", UnsupportedError, ("float32", "float16"))
     net = parse_prototxt(*read_prototxt(prototxt))
@@ -83,7 +85,11 @@ def _weights_by_layer(caffemodel: Path | bytes | str | None, dtype: DType) -> We
 
 
 def _refuse_unknown(net: Prototxt) -> None:
-    """Report every layer that needs no shapes to be refused, all at once."""
+    """Report all layers that are not supported whatever their shapes are.
+
+    Raises:
+        UnsupportedError: there are such layers.
+    """
     reasons: list[str] = []
     for layer in net.layers:
         if layer.type in DROPPED or layer.type in DATA_LAYERS:
@@ -107,7 +113,7 @@ def _raise_reasons(reasons: Sequence[str]) -> None:
 
 
 class _Importer:
-    """The graph as far as it is made, and what each blob's name means at this point."""
+    """The graph under construction, and the present value of each blob."""
 
     def __init__(self, net: Prototxt, weights: Weights) -> None:
         self.graph = Graph(net.name)
@@ -116,7 +122,7 @@ class _Importer:
         self._blobs: dict[str, Value] = {}
         self._read: set[Value] = set()
         self._unknown: dict[str, str] = {}
-        """Blobs that have no value, and why."""
+        """Blobs without a value, with the reason."""
         self._declared_batch: int | None = None
         self._reasons: list[str] = []
         self._writers: dict[str, str] = {}
@@ -125,7 +131,11 @@ class _Importer:
                 self._writers.setdefault(top, layer.name)
 
     def run(self) -> None:
-        """Add every layer. Raises UnsupportedError with every reason that came up."""
+        """Convert all layers.
+
+        Raises:
+            UnsupportedError: layers are not supported; the message lists all reasons.
+        """
         for name, dims in self._net.inputs:
             self._add_input(name, dims, f"input {name!r}")
         for layer in self._net.layers:
@@ -138,9 +148,10 @@ class _Importer:
         _raise_reasons(self._reasons)
 
     def finish(self, outputs: Sequence[str] | None) -> dict[str, Value]:
-        """Name the values after their blobs and mark outputs.
+        """Name the values after their blobs, mark the outputs, and return the blobs.
 
-        Raises GraphError: when there is no blob of a name.
+        Raises:
+            GraphError: there is no blob with the name of an output.
         """
         names = {value.name for value in self.graph.inputs}
         for name, value in self._blobs.items():
@@ -159,14 +170,17 @@ class _Importer:
 
     def _find_output(self, name: str) -> Value:
         if name not in self._blobs:
-            known = ", ".join(list(self._blobs)[-8:])
-            raise GraphError(f"there is no blob {name!r} for an output; the last blobs are {known}")
+            last_blobs = ", ".join(list(self._blobs)[-8:])
+            raise GraphError(
+                f"there is no blob {name!r} for an output; the last blobs are {last_blobs}"
+            )
         return self._blobs[name]
 
     def _add_input(self, name: str, dims: Sequence[int], where: str) -> None:
+        """Add an input; its first extent becomes the batch if it equals that of the first input."""
         if not 1 <= len(dims) <= MAXIMUM_RANK or any(not 1 <= d < MAXIMUM_EXTENT for d in dims):
             raise ShapeError(
-                f"its declared shape {list(dims[:MAXIMUM_RANK])} must have 1 to {MAXIMUM_RANK} "
+                f"the declared shape {list(dims[:MAXIMUM_RANK])} must have 1 to {MAXIMUM_RANK} "
                 "extents of at least 1",
                 node=where,
             )
@@ -179,10 +193,11 @@ class _Importer:
             _log.info("%s: the declared batch of %d is left open", where, dims[0])
         else:
             _log.info("%s: the first extent of %d is not the batch and is kept", where, dims[0])
-        kind = TensorType(DType.FLOAT32, (batch, *dims[1:]))
-        self._blobs[name] = self.graph.add_input(name, kind)
+        type_ = TensorType(DType.FLOAT32, (batch, *dims[1:]))
+        self._blobs[name] = self.graph.add_input(name, type_)
 
     def _add_data_layer(self, layer: Layer) -> None:
+        """Add inputs for the tops of a data layer that are needed."""
         shapes = data_inputs(layer, self._net, self._weights)
         for top, shape in zip(layer.tops, shapes, strict=True):
             if isinstance(shape, str):
@@ -191,10 +206,11 @@ class _Importer:
                 self._add_input(top, shape, f"layer {layer.name!r}")
 
     def _is_needed(self, blob: str) -> bool:
-        """Whether a layer that is kept reads the blob: labels go with the losses that read them."""
+        """Return whether a layer that is kept reads a blob; labels are only read by losses."""
         return any(blob in layer.bottoms for layer in self._net.layers if layer.type not in DROPPED)
 
     def _convert(self, layer: Layer) -> None:
+        """Convert one layer, or record why that is not possible."""
         inputs = self._take_bottoms(layer)
         if inputs is None:
             self._unknown.update(
@@ -202,7 +218,7 @@ class _Importer:
             )
             return
         if not layer.tops:
-            raise GraphError("it has no top; give it one", node=f"layer {layer.name!r}")
+            raise GraphError("the layer has no top; add one", node=f"layer {layer.name!r}")
         step = LayerContext(layer, tuple(inputs), self.graph, self._weights, self._batches())
         try:
             results = LAYERS[layer.type].convert(step)
@@ -215,14 +231,19 @@ class _Importer:
         except ShapeError as error:
             if error.node is not None:
                 raise
-            raise step.misfit(error.message) from error
+            raise step.shape_error(error.message) from error
         self._put_tops(layer, results)
 
     def _batches(self) -> Mapping[str, int]:
         return {} if self._declared_batch is None else {BATCH: self._declared_batch}
 
     def _take_bottoms(self, layer: Layer) -> list[Value] | None:
-        """Values of the bottoms; None when one depends on a refused layer. Raises GraphError."""
+        """Return the values of the bottoms; None if one depends on an unsupported layer.
+
+        Raises:
+            GraphError: a blob does not exist.
+            ModelFormatError: a blob has no value.
+        """
         values: list[Value] = []
         refused = False
         for name in layer.bottoms:
@@ -234,10 +255,11 @@ class _Importer:
                 if not self._unknown[name].startswith("the layer"):
                     raise ModelFormatError(f"{layer} reads {name!r}: {self._unknown[name]}")
             else:
-                raise self._missing(layer, name)
+                raise self._missing_blob_error(layer, name)
         return None if refused else values
 
-    def _missing(self, layer: Layer, bottom: str) -> GraphError:
+    def _missing_blob_error(self, layer: Layer, bottom: str) -> GraphError:
+        """Return the error for a blob that does not exist at this point."""
         writer = self._writers.get(bottom)
         if writer is None:
             problem = "which is neither an input nor the top of a layer: correct the name"
@@ -245,24 +267,27 @@ class _Importer:
             problem = "which is its own top: a cycle"
         else:
             problem = f"which the later layer {writer!r} computes: a cycle, or layers out of order"
-        return GraphError(f"it reads the blob {bottom!r}, {problem}", node=f"layer {layer.name!r}")
+        return GraphError(
+            f"the bottom is the blob {bottom!r}, {problem}", node=f"layer {layer.name!r}"
+        )
 
     def _put_tops(self, layer: Layer, results: Sequence[Value]) -> None:
+        """Set the tops of a layer to its results."""
         where = f"layer {layer.name!r}"
         if len(layer.tops) != len(results):
             raise GraphError(
-                f"it has {len(layer.tops)} tops and {len(results)} results", node=where
+                f"the layer has {len(layer.tops)} tops but {len(results)} results", node=where
             )
         if len(set(layer.tops)) != len(layer.tops):
-            raise GraphError(f"two of its tops have the same name: {list(layer.tops)}", node=where)
+            raise GraphError(f"two tops have the same name:  {list(layer.tops)}", node=where)
         for top, value in zip(layer.tops, results, strict=True):
             if top in self._blobs and top not in layer.bottoms:
                 raise GraphError(
-                    f"it overwrites the blob {top!r} without reading it; rename the top",
+                    f"the layer overwrites the blob {top!r} without reading it; rename the top",
                     node=where,
                 )
             if value is not self._blobs.get(top):
                 value.name = f"{top}@{layer.name}"
-            # The last write comes last, so that outputs are in the order in which they are made.
+            # Inserted again at the end, so that outputs are in the order of their computation.
             self._blobs.pop(top, None)
             self._blobs[top] = value

@@ -1,4 +1,4 @@
-"""What converting one layer needs: its inputs, its weights, and the graph to add nodes to."""
+"""``LayerContext``: inputs, weights and graph for the conversion of one layer."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ _ROLES: Final = ("weight", "bias")
 
 
 class UnsupportedLayer(Exception):
-    """Why a layer is not imported; the importer gathers these and reports all at once."""
+    """Why a layer is not imported; the importer reports all such reasons together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a network by layer, and how to store them."""
+    """The weights of a network by layer, and their storage type."""
 
     blobs: Mapping[str, Sequence[Blob]]
     what: str | None
-    """What the file is called; None when there is none."""
+    """Name of the caffemodel in messages; None if there is none."""
     dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
 class LayerContext:
-    """One layer on its way into the graph."""
+    """The context of the conversion of one layer."""
 
     layer: Layer
     inputs: tuple[Value, ...]
     graph: Graph
     weights: Weights
     batches: Mapping[str, int]
-    """The symbols that stand for the declared batch, and what the prototxt declares for them."""
+    """Symbols of batches with the extents that the prototxt declares for them."""
 
     @property
     def where(self) -> str:
-        """The layer, as errors name it."""
+        """The layer as shown in errors."""
         return f"layer {self.layer.name!r}"
 
     @property
@@ -72,35 +72,46 @@ class LayerContext:
         return len(self.shape)
 
     def parameters(self, field: str) -> Any:
-        """The layer's parameters, with their defaults."""
+        """Return a message of the layer's parameters, with their defaults."""
         return self.layer.parameters(field)
 
     def axis(self, axis: int, rank: int | None = None) -> int:
-        """The axis counted from the front. Raises ShapeError naming the layer."""
+        """Return an axis counted from the front.
+
+        Raises:
+            ShapeError: the axis is out of range.
+        """
         rank = self.rank if rank is None else rank
         if not -rank <= axis < rank:
-            raise self.misfit(f"axis {axis} is outside its input of {rank} axes")
+            raise self.shape_error(f"axis {axis} is out of range for an input of {rank} axes")
         return axis % rank
 
     def require_inputs(self, minimum: int, maximum: int | None = None) -> None:
-        """Check the number of bottoms. Raises GraphError naming the layer."""
+        """Check the number of bottoms.
+
+        Raises:
+            GraphError: there are fewer or more.
+        """
         limit = minimum if maximum is None else maximum
         if not minimum <= len(self.inputs) <= limit:
-            wanted = str(minimum) if limit == minimum else f"{minimum} to {limit}"
+            expected = str(minimum) if limit == minimum else f"{minimum} to {limit}"
             raise GraphError(
-                f"{self.layer.type} takes {wanted} bottoms, not {len(self.inputs)}; correct the "
-                "prototxt",
+                f"{self.layer.type} must have {expected} bottoms, not {len(self.inputs)}; correct "
+                "the prototxt",
                 node=self.where,
             )
 
-    def misfit(self, problem: str) -> ShapeError:
-        """The error that says what does not fit in this layer."""
+    def shape_error(self, problem: str) -> ShapeError:
+        """Return the error for a problem with the shapes of this layer."""
         return ShapeError(problem, node=self.where)
 
     # ---- nodes
 
     def add(self, op: Op, *inputs: Value | Constant | None, name: str = "") -> Value:
-        """Add a node of one result. The layer's last node has its name, others ``layer:name``."""
+        """Add a node with one result.
+
+        The last node of a layer has the layer's name, the others ``layer:name``.
+        """
         values = [self.graph.add_constant(v) if isinstance(v, Constant) else v for v in inputs]
         node = self.graph.add(
             op,
@@ -111,71 +122,80 @@ class LayerContext:
         return node.output
 
     def number(self, value: float, name: str) -> Constant:
-        """A scalar parameter of the layer."""
+        """Return a scalar parameter of the layer as a constant."""
         return Constant(f"{self.layer.name}:{name}", np.array(value, np.float32))
 
     def integers(self, values: Sequence[int], name: str) -> Constant:
-        """A vector of integers, as shapes and axes are given to ops."""
+        """Return integers as a constant vector, for example a shape or axes."""
         return Constant(f"{self.layer.name}:{name}", np.array(values, np.int64))
 
     def reshape(self, value: Value, shape: Sequence[Dim], name: str = "") -> Value:
-        """Give a value another shape of the same number of elements.
+        """Reshape a value.
 
-        Raises ShapeError: when more than one extent depends on the batch and is not where it was.
+        Raises:
+            ShapeError: more than one extent depends on the batch and is not at its old position.
         """
         source = value.tensor.shape
-        wanted: list[int] = []
+        target: list[int] = []
         for axis, extent in enumerate(shape):
             if isinstance(extent, int):
-                wanted.append(extent)
+                target.append(extent)
             else:
-                wanted.append(0 if axis < len(source) and source[axis] == extent else -1)
-        if wanted.count(-1) > 1:
-            raise self.misfit(
-                f"it reshapes {list(source)} to {list(shape)}, which uses the batch twice"
+                target.append(0 if axis < len(source) and source[axis] == extent else -1)
+        if target.count(-1) > 1:
+            raise self.shape_error(
+                f"reshaping {list(source)} to {list(shape)} uses the batch twice"
             )
-        constant = self.integers(wanted, f"{name or 'reshape'}.shape")
+        constant = self.integers(target, f"{name or 'reshape'}.shape")
         return self.add(ops.Reshape(), value, constant, name=name)
 
     # ---- weights
 
     def blob_count(self) -> int:
-        """How many blobs the caffemodel has for the layer."""
+        """Return the number of blobs that the caffemodel has for the layer."""
         return len(self.weights.blobs.get(self.layer.name, ()))
 
     def blob(self, index: int) -> Array:
-        """The elements of a blob of the layer. Raises ModelFormatError when there is none."""
+        """Return the elements of a blob of the layer.
+
+        Raises:
+            ModelFormatError: the blob is missing.
+        """
         blobs = self.weights.blobs.get(self.layer.name, ())
         if index < len(blobs):
             return blobs[index].array()
         if self.weights.what is None:
             raise ModelFormatError(
-                f"{self.layer} needs weights, and no caffemodel was given: name the network's "
-                "(smelt build --weights FILE; in Python the second argument)"
+                f"{self.layer} needs weights, but no caffemodel was given; give the network's "
+                "(`smelt build --weights FILE`; in Python the second argument)"
             )
         if blobs:
             problem = f"needs more than the {len(blobs)} blobs that {self.weights.what} has for it"
         else:
             close = difflib.get_close_matches(self.layer.name, self.weights.blobs, 3)
             hint = f" (it has {', '.join(map(repr, close))})" if close else ""
-            problem = f"needs weights, and {self.weights.what} has none of that name{hint}"
+            problem = f"needs weights, but {self.weights.what} has none of that name{hint}"
         raise ModelFormatError(f"{self.layer} {problem}: do both files belong to the same network?")
 
     def weight(self, index: int, shape: Sequence[int], role: str | None = None) -> Constant:
-        """Blob ``index`` in a shape, as the constant ``layer.weight``, ``.bias`` or another role.
+        """Return blob ``index`` in a shape, as the constant ``layer.<role>``.
 
-        Extents of one are free, as legacy files pad to four. Raises ShapeError when others differ.
+        The role is ``weight`` or ``bias`` by default. Extents of 1 are ignored, because legacy
+        files pad shapes to four extents.
+
+        Raises:
+            ShapeError: the shapes differ otherwise.
         """
         array = self.blob(index)
         if [d for d in array.shape if d != 1] != [d for d in shape if d != 1]:
-            raise self.misfit(
+            raise self.shape_error(
                 f"blob {index} of {self.weights.what} is {list(array.shape)} where the prototxt "
                 f"expects {list(shape)}: the two files do not belong to the same network"
             )
         return self.store(array.reshape(shape), role or _ROLES[index])
 
     def store(self, array: Array, role: str) -> Constant:
-        """Weights as a constant of the graph; with float16 weights, computed with as float32."""
+        """Return weights as a constant; float16 weights are cast to float32 for computation."""
         name = f"{self.layer.name}.{role}"
         if not np.isfinite(array).all():
             _log.warning("%s has values that are not finite; they are imported unchanged", name)
@@ -188,11 +208,11 @@ class LayerContext:
         return self.derive(ops.Cast(DType.FLOAT32), Constant(name, half))
 
     def derive(self, op: Op, source: Constant, *others: Constant) -> Constant:
-        """What ``op`` makes of weights, recorded, so that new weights take the same way."""
+        """Return the constant that ``op`` computes from weights, with its recipe for refitting."""
         return Constant.derive(f"{source.name}:{op.name}", op, source, *others)
 
     def reshape_weight(self, source: Constant, shape: Sequence[int]) -> Constant:
-        """Weights in another shape, recorded."""
+        """Return weights in another shape, with the recipe for refitting."""
         if source.type.shape == tuple(shape):
             return source
         return self.derive(ops.Reshape(), source, self.integers(shape, "shape"))

@@ -1,4 +1,4 @@
-"""The layer types that are imported, and those that vanish."""
+"""Table of the supported layer types, and the set of those that are removed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How a layer type is imported."""
+    """The import rule of a layer type."""
 
     convert: Callable[[LayerContext], list[Value]]
-    """Adds the layer's nodes; returns the value of each top."""
+    """Adds the nodes of a layer, and returns the value of each top."""
     refuse: Callable[[Layer], str | None] | None = None
-    """Why the parameters are refused, as far as that can be told without shapes."""
+    """Returns why parameters are not supported, as far as that is known without shapes."""
 
 
 LAYERS: Final = {
@@ -91,5 +91,6 @@ DROPPED: Final = frozenset(
         "SoftmaxWithLoss",
     }
 )
-"""Types that compute nothing that an inference needs: what they read becomes an output, but for
-Silence's."""
+"""Layer types that are not needed for inference. Their bottoms become outputs, except those of
+Silence.
+"""

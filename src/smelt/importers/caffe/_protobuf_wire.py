@@ -1,10 +1,10 @@
-"""Reads weights from caffemodel and binaryproto files without a schema.
+"""Reader of weights in caffemodel and binaryproto files that needs no schema.
 
-Only the fields that every fork of Caffe numbers alike are read: names, types and blobs; all else is
-skipped by its length. So forks that give one number to different layers' parameters read well,
-protobuf's limit of 2 GB does not apply, elements become arrays at memory speed, and the work is
-bounded: each length is checked against what is there, and a file of more than ``MAX_WEIGHT_FIELDS``
-fields is refused.
+It reads only fields that have the same numbers in all forks of Caffe: names, types and blobs. All
+other fields are skipped by their length. Files of forks that use one number for different layer
+parameters are therefore readable, protobuf's limit of 2 GB does not apply, and elements become
+arrays at memory speed. The work is bounded: every length is checked against the remaining bytes,
+and files with more than ``MAX_WEIGHT_FIELDS`` fields are refused.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 
     from smelt.ir import Array
 
-MAXIMUM_RANK: Final = 32  # Caffe's own limit
+MAXIMUM_RANK: Final = 32
+"""Largest number of axes of a blob, as in Caffe."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _UNPACKED: Final = (5, 9)
-"""Bytes of a float and of a double that is written with a tag of its own."""
+"""Size in bytes of an unpacked float and of an unpacked double, each with its tag."""
 _RAW_TYPES: Final = {0: "<f8", 1: "<f4", 2: "<f2"}
 
 
 @dataclass(slots=True)
 class Blob:
-    """Elements as the file holds them; ``array`` makes an array of its own, so the file can go."""
+    """A blob as stored in the file; ``array`` copies the elements, so the file can be freed."""
 
     where: str
     dims: list[int] | None = None
@@ -43,30 +44,35 @@ class Blob:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Declared extents: ``shape``, else the four legacy numbers."""
+        """The declared extents: ``shape``, or the four legacy extents if it is missing."""
         return tuple(self.legacy_dims if self.dims is None else self.dims)
 
     def array(self) -> Array:
-        """The elements as float32 (float16 where the file stores that). Raises ModelFormatError."""
+        """Return the elements as float32, or as float16 if the file stores that.
+
+        Raises:
+            ModelFormatError: the shape is invalid or does not match the number of elements.
+        """
         shape, parts = self.shape, self._parts()
         count = sum(part.size for part in parts)
         if len(shape) > MAXIMUM_RANK or any(extent < 0 for extent in shape):
             raise ModelFormatError(f"{self.where} has the impossible shape {list(shape[:40])}")
         if math.prod(shape) != count:
             raise ModelFormatError(
-                f"{self.where} declares {list(shape)}, {math.prod(shape)} elements, and has "
+                f"{self.where} declares {list(shape)}, {math.prod(shape)} elements, but has "
                 f"{count}: the file is damaged; download it again"
             )
         half = bool(parts) and all(part.dtype.itemsize == 2 for part in parts)
-        kind = np.float16 if half else np.float32
-        result = np.empty(count, kind)
+        dtype = np.float16 if half else np.float32
+        result = np.empty(count, dtype)
         if parts:
-            # Doubles beyond float32 become infinite; the importer warns of what is not finite.
+            # Doubles out of float32's range become infinite; the importer warns about infinities.
             with np.errstate(over="ignore"):
                 np.concatenate(parts, out=result, casting="same_kind")
         return result.reshape(shape)
 
     def _parts(self) -> list[Array]:
+        """Return the arrays that hold the elements, from typed fields or from raw bytes."""
         if self.raw is None:
             return self.parts
         kind = _RAW_TYPES.get(self.raw_type)
@@ -80,7 +86,7 @@ class Blob:
 
 @dataclass(slots=True)
 class StoredLayer:
-    """A layer of a caffemodel: what is needed to give its weights to the layer of a prototxt."""
+    """A layer of a caffemodel, as needed to find the weights of a prototxt's layer."""
 
     name: str = ""
     type: str = ""
@@ -89,7 +95,7 @@ class StoredLayer:
 
 
 class Reader:
-    """Walks one file; ``what`` names it in errors."""
+    """Reader of one file; ``what`` is its name in errors."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self._data = memoryview(data)
@@ -97,7 +103,11 @@ class Reader:
         self._fields = 0
 
     def read_layers(self) -> list[StoredLayer]:
-        """Layers of a serialised network, in order. Raises ModelFormatError."""
+        """Return the layers of a serialised network, in order.
+
+        Raises:
+            ModelFormatError: the data is malformed.
+        """
         layers: list[StoredLayer] = []
         for number, value in self._walk(0, len(self._data)):
             if number in (2, 100) and isinstance(value, range):
@@ -105,7 +115,11 @@ class Reader:
         return layers
 
     def read_blob(self, span: range | None = None, where: str = "the blob") -> Blob:
-        """One blob, by default the whole file. Raises ModelFormatError."""
+        """Return one blob, by default from the whole file.
+
+        Raises:
+            ModelFormatError: the data is malformed.
+        """
         blob = Blob(f"{self._what}: {where}")
         span = range(len(self._data)) if span is None else span
         for number, value in self._walk(span.start, span.stop):
@@ -116,10 +130,11 @@ class Reader:
             elif number == 10:
                 blob.raw_type = value
             elif number in (5, 8):
-                raise self._error(span.start, "elements have a wire type that floats do not have")
+                raise self._error(span.start, "elements do not have a wire type of floats")
         return blob
 
     def _read_layer(self, span: range, *, v1: bool) -> StoredLayer:
+        """Return one layer; its field numbers differ in the V1 format."""
         layer = StoredLayer()
         name, kind, blobs = (4, 5, 6) if v1 else (1, 2, 7)
         spans: list[range] = []
@@ -142,6 +157,7 @@ class Reader:
         return layer
 
     def _read_blob_part(self, blob: Blob, number: int, span: range) -> None:
+        """Add one field of a blob."""
         if number in (5, 8):
             kind = "<f4" if number == 5 else "<f8"
             width = np.dtype(kind).itemsize
@@ -159,6 +175,7 @@ class Reader:
             blob.dims = self._dims(span)
 
     def _dims(self, span: range) -> list[int]:
+        """Return the extents of a shape, packed or not."""
         dims: list[int] = []
         for number, value in self._walk(span.start, span.stop):
             if number != 1:
@@ -180,17 +197,17 @@ class Reader:
         )
 
     def _walk(self, position: int, end: int) -> Iterator[tuple[int, int | range]]:
-        """Each field's number with its integer, or with where its bytes lie."""
+        """Yield each field's number with its integer, or with the range of its bytes."""
         while position < end:
             self._fields += 1
             if self._fields > Limit.MAX_WEIGHT_FIELDS.most:
                 detail = Limit.MAX_WEIGHT_FIELDS.excess(self._fields)
-                raise self._error(position, f"at least {detail}: this is not a network")
+                raise self._error(position, f"there are at least {detail}: this is not a network")
             start = position
             tag, position = self._varint(position, end)
             number, wire = tag >> 3, tag & 7
             if number == 0:
-                raise self._error(start, "field number 0")
+                raise self._error(start, "a field has the invalid number 0")
             if wire == _VARINT:
                 value, position = self._varint(position, end)
                 yield number, value
@@ -207,27 +224,32 @@ class Reader:
                 yield number, range(position, position + length)
                 position += length
             else:
-                raise self._error(start, f"wire type {wire}")
+                raise self._error(start, f"a field has the unknown wire type {wire}")
 
     def _run(self, start: int, stop: int, end: int) -> range:
-        """Where equal fields of one width lie in a row (floats that were not packed)."""
+        """Return the range of consecutive equal fields of one width, such as unpacked floats.
+
+        The step of the range is the size of one field.
+        """
         step = stop - start
         if stop > end:
             raise self._error(start, f"a field has {step} bytes where {end - start} are left")
         if step not in _UNPACKED:
             return range(start, stop, step)
-        tag, block = self._data[start], 1
-        # Blocks grow, so that the work is in proportion to the run and not to what follows it.
-        while (count := min(block, (end - stop) // step)) > 0:
+        tag, block_size = self._data[start], 1
+        # Blocks grow, so that the work is proportional to the length of the run and not to the rest
+        # of the file.
+        while (count := min(block_size, (end - stop) // step)) > 0:
             tags = np.frombuffer(self._data[stop : stop + count * step], np.uint8)[::step]
-            equal = int(np.argmax(tags != tag)) if bool(np.any(tags != tag)) else count
-            stop += equal * step
-            if equal < count:
+            run_length = int(np.argmax(tags != tag)) if bool(np.any(tags != tag)) else count
+            stop += run_length * step
+            if run_length < count:
                 break
-            block *= 4
+            block_size *= 4
         return range(start, stop, step)
 
     def _varint(self, position: int, end: int) -> tuple[int, int]:
+        """Return an integer of variable length, and the position after it."""
         value = shift = 0
         data = self._data
         while position < end and shift < 70:

@@ -1,4 +1,4 @@
-"""The text of a prototxt as a list of layers: one form for both formats, for the TEST phase."""
+"""Parsing of a prototxt into layers of the TEST phase, in one form for both formats."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAXIMUM_LAYERS: Final = 100_000
+"""Largest number of layers of a prototxt."""
 _TEST: Final = 1
+"""Number of the TEST phase in Caffe's ``Phase`` enumeration."""
 _V1_NAMES: Final = dict(V1_TYPES.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer as the prototxt describes it, the same for both formats."""
+    """A layer of a prototxt, in the same form for both formats."""
 
     name: str
     type: str
     bottoms: tuple[str, ...]
     tops: tuple[str, ...]
     message: Any
-    """The message itself; ``parameters`` reads it."""
+    """The protobuf message of the layer, which ``parameters`` reads."""
 
     def parameters(self, field: str) -> Any:
-        """The parameters under ``field``, with their defaults where the layer has none."""
+        """Return the message ``field``, with the defaults if the layer does not have it."""
         if field in self.message.DESCRIPTOR.fields_by_name:
             return getattr(self.message, field)
         return getattr(new_message("LayerParameter"), field)
@@ -49,17 +51,17 @@ class Prototxt:
 
     name: str
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
-    """Inputs declared outside layers: name and declared extents, batch first."""
+    """Inputs that are not declared as layers: name and extents, batch first."""
     layers: tuple[Layer, ...]
-    """Layers that run in the TEST phase, in order."""
+    """The layers of the TEST phase, in order."""
 
 
 def parse_prototxt(text: str, what: str) -> Prototxt:
-    """Read a prototxt in the current or in the V1 format.
+    """Parse a prototxt in the current or the V1 format.
 
     Raises:
-        ModelFormatError: It is malformed (with line and column), or in the V0 format.
-        GraphError: Two layers have one name.
+        ModelFormatError: the text is malformed (with line and column), or in the V0 format.
+        GraphError: two layers have the same name.
     """
     net = _parse(text, what)
     if net.layer and net.layers:
@@ -70,7 +72,7 @@ def parse_prototxt(text: str, what: str) -> Prototxt:
         raise ModelFormatError(f"{what} is empty; give the network's prototxt")
     if not (net.layer or net.layers):
         raise ModelFormatError(
-            f"{what} has no layers: is it a solver's prototxt? Give the network's"
+            f"{what} has no layers: is it a solver's prototxt? Give that of the network"
         )
     if len(net.layer) + len(net.layers) > MAXIMUM_LAYERS:
         raise ModelFormatError(f"{what} has more than {MAXIMUM_LAYERS} layers")
@@ -84,6 +86,7 @@ def parse_prototxt(text: str, what: str) -> Prototxt:
 
 
 def _parse(text: str, what: str) -> Any:
+    """Parse the text as a network; unknown fields are ignored with a warning."""
     try:
         try:
             return text_format.Parse(text, new_message("NetParameter"))
@@ -91,11 +94,13 @@ def _parse(text: str, what: str) -> Any:
             if "has no field named" not in str(error):
                 raise
             net = text_format.Parse(text, new_message("NetParameter"), allow_unknown_field=True)
-            _log.warning("%s: %s It is ignored, as are others like it.", what, _clean(error))
+            _log.warning(
+                "%s: %s This field and other unknown fields are ignored.", what, _clean(error)
+            )
             return net
     except text_format.ParseError as error:
         raise ModelFormatError(
-            f"{what}, line:column {_clean(error)} Correct it, or give the network's prototxt"
+            f"{what}, line:column {_clean(error)} Correct the text, or give the network's prototxt"
         ) from error
     except (RecursionError, UnicodeError, ValueError) as error:
         raise ModelFormatError(
@@ -104,12 +109,16 @@ def _parse(text: str, what: str) -> Any:
 
 
 def _clean(error: Exception) -> str:
-    """Protobuf's message, short, without our package; at the end of the text it has ''."""
+    """Return protobuf's message, shortened and without the package name.
+
+    At the end of the text protobuf reports the token ``''``, which is replaced by an explanation.
+    """
     text = re.sub(r"smelt\.caffe\.(\w+Scope\.)?", "", str(error))[:400]
     return text.replace(" : '': ", ": the text ends too early (is it truncated?). ")
 
 
 def _kept_layers(net: Any, what: str) -> Iterator[Layer]:
+    """Yield the layers of the TEST phase."""
     for index, message in enumerate(net.layer or net.layers):
         kind = message.type if net.layer else _V1_NAMES.get(message.type, "")
         name = message.name or f"layer{index}"
@@ -121,6 +130,7 @@ def _kept_layers(net: Any, what: str) -> Iterator[Layer]:
 
 
 def _runs_in_test(layer: Layer, state: Any) -> bool:
+    """Return whether the include or exclude rules of a layer select the TEST phase."""
     include, exclude = layer.message.include, layer.message.exclude
     if include and exclude:
         raise ModelFormatError(f"{layer} has both include and exclude rules; keep one kind")
@@ -141,18 +151,20 @@ def _rule_holds(rule: Any, state: Any) -> bool:
 
 
 def _refuse_duplicates(layers: Iterable[Layer]) -> None:
-    seen: dict[str, Layer] = {}
+    """Check that no two layers have the same name."""
+    by_name: dict[str, Layer] = {}
     for layer in layers:
-        if layer.name in seen:
+        if layer.name in by_name:
             raise GraphError(
-                f"the prototxt has two layers of this name, a {seen[layer.name].type} and a "
+                f"the prototxt has two layers of this name, a {by_name[layer.name].type} and a "
                 f"{layer.type}: weights are found by name; rename one of them",
                 node=f"layer {layer.name!r}",
             )
-        seen[layer.name] = layer
+        by_name[layer.name] = layer
 
 
 def _declared_inputs(net: Any, what: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of the inputs that are not declared as layers."""
     names = list(net.input)
     shapes = [tuple(shape.dim) for shape in net.input_shape]
     dims = list(net.input_dim)
@@ -160,7 +172,7 @@ def _declared_inputs(net: Any, what: str) -> Iterator[tuple[str, tuple[int, ...]
         shapes = [tuple(dims[start : start + 4]) for start in range(0, len(dims), 4)]
     if len(shapes) != len(names):
         raise ModelFormatError(
-            f"{what} names {len(names)} inputs and gives {len(shapes)} shapes; each `input:` "
+            f"{what} names {len(names)} inputs but gives {len(shapes)} shapes; each `input:` "
             "needs four `input_dim:` or one `input_shape`"
         )
     yield from zip(names, shapes, strict=True)

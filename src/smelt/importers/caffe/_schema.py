@@ -1,11 +1,11 @@
-"""Caffe's messages, as a protobuf schema that is built at import.
+"""Caffe's messages as a protobuf schema that is built at import.
 
-The table below holds the facts of the format: names, numbers, types and defaults, one message an
-entry. A field is ``name number type``, then ``*`` when it repeats (``!`` when it repeats packed)
-and ``=default`` where the default is not zero. Types with a capital are messages or enumerations of
-this table. Layers of later forks (SSD and others) are included where an importer is; their numbers
-differ between forks, which is why weights are read by number only from the fields that all agree on
-(see ``_wire``).
+The table below lists the names, numbers, types and defaults of the format, one message per entry. A
+field is ``name number type``, followed by ``*`` if it is repeated (``!`` if it is repeated and
+packed) and by ``=default`` if the default is not zero. Capitalised types are messages or
+enumerations of this table. Layers of later forks (such as SSD) are included if there is an importer
+for them. Their numbers differ between forks, so weights are only read from fields on which all
+forks agree (see ``_protobuf_wire``).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ V1_TYPES: Final = {
     "EXP": (38, "Exp"),
     "DECONVOLUTION": (39, "Deconvolution"),
 }
-"""Layer types of the V1 format: their number, and the type's name in the format that followed."""
+"""Layer types of the V1 format: their numbers, and their names in the current format."""
 
 _ENUMS: Final = {
     "Phase": "TRAIN 0 TEST 1",
@@ -258,6 +258,7 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 
 def _field(name: str, number: str, kind: str) -> descriptor_pb2.FieldDescriptorProto:
+    """Return the descriptor of a field from its entry in the table."""
     kind, _, default = kind.partition("=")
     field = _Field(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
     if kind[-1] in "*!":
@@ -277,6 +278,7 @@ def _field(name: str, number: str, kind: str) -> descriptor_pb2.FieldDescriptorP
 
 
 def _file() -> descriptor_pb2.FileDescriptorProto:
+    """Return the file descriptor of all messages and enumerations."""
     file = descriptor_pb2.FileDescriptorProto(name="smelt/caffe", package=_PACKAGE, syntax="proto2")
     for name, text in _ENUMS.items():
         # The values of an enumeration are siblings of its name, so each has a message around it.
@@ -297,7 +299,7 @@ _POOL.Add(_file())
 
 
 def new_message(name: str) -> Any:
-    """An empty message of the schema, such as ``NetParameter`` or ``BlobProto``."""
+    """Return an empty message of the schema, such as ``NetParameter`` or ``BlobProto``."""
     kind: type[Message] = message_factory.GetMessageClass(
         _POOL.FindMessageTypeByName(f"{_PACKAGE}.{name}")
     )

@@ -1,4 +1,4 @@
-"""Layers that move elements, and those that reduce them."""
+"""Converters of data movement, reduction and embedding layers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 MAXIMUM_TILES = 1 << 16
+"""Largest number of copies of a Tile layer."""
 
 
 def convert_identity(step: LayerContext) -> list[Value]:
-    """Dropout and Split: every top is the bottom itself; written in place, no node is needed."""
+    """Convert Dropout and Split: every top equals the bottom.
+
+    A layer that works in place needs no node.
+    """
     step.require_inputs(1)
     tops = step.layer.tops
     if tops == step.layer.bottoms:
@@ -34,38 +38,38 @@ def convert_identity(step: LayerContext) -> list[Value]:
 
 
 def convert_softmax(step: LayerContext) -> list[Value]:
-    """Softmax along one axis."""
+    """Add a softmax along one axis."""
     step.require_inputs(1)
     return [step.add(ops.Softmax(axis=step.axis(step.parameters("softmax_param").axis)), step.x)]
 
 
 def convert_concat(step: LayerContext) -> list[Value]:
-    """Blobs end to end along one axis."""
+    """Concatenate the bottoms along one axis."""
     if not step.inputs:
-        raise GraphError("a Concat layer needs at least one bottom", node=step.where)
+        raise GraphError("a Concat layer must have at least one bottom", node=step.where)
     p = step.parameters("concat_param")
     if p.HasField("axis") and p.HasField("concat_dim"):
-        raise step.misfit("axis and concat_dim are both given; keep axis")
+        raise step.shape_error("axis and concat_dim are both given; keep axis")
     axis = step.axis(int(p.concat_dim) if p.HasField("concat_dim") else p.axis)
     return [step.add(ops.Concat(axis=axis), *step.inputs)]
 
 
 def convert_slice(step: LayerContext) -> list[Value]:
-    """One blob cut along an axis: at the points given, else into equal parts."""
+    """Split a blob along an axis at given points, or into equal parts."""
     step.require_inputs(1)
     p = step.parameters("slice_param")
     axis = step.axis(int(p.slice_dim) if p.HasField("slice_dim") else p.axis)
     extent, count = step.shape[axis], len(step.layer.tops)
     if not isinstance(extent, int):
-        raise step.misfit(f"the extent {extent} of the axis that it slices must be known")
+        raise step.shape_error(f"the extent of the sliced axis is {extent}; it must be static")
     points = [0, *map(int, p.slice_point), extent]
     if not p.slice_point:
         if extent % count:
-            raise step.misfit(f"{extent} elements are not divisible by {count} tops")
+            raise step.shape_error(f"{extent} elements are not divisible by {count} tops")
         points = list(range(0, extent + 1, extent // count))
     lengths = [stop - start for start, stop in pairwise(points)]
     if len(lengths) != count or min(lengths) < 1:
-        raise step.misfit(
+        raise step.shape_error(
             f"slice_point {points[1:-1]} does not divide {extent} elements into {count} tops"
         )
     if count == 1:
@@ -80,14 +84,14 @@ def convert_slice(step: LayerContext) -> list[Value]:
 
 
 def convert_flatten(step: LayerContext) -> list[Value]:
-    """Some axes made into one."""
+    """Combine a range of axes into one."""
     step.require_inputs(1)
     p = step.parameters("flatten_param")
     start, stop = step.axis(p.axis), step.axis(p.end_axis) + 1
     if start == 1 and stop == step.rank and step.rank > 1:
         return [step.add(ops.Flatten(axis=1), step.x)]
     if stop <= start:
-        raise step.misfit(f"end_axis {p.end_axis} is before axis {p.axis}")
+        raise step.shape_error(f"end_axis {p.end_axis} is before axis {p.axis}")
     joined: Dim = 1
     for extent in step.shape[start:stop]:
         joined = joined * extent
@@ -95,68 +99,72 @@ def convert_flatten(step: LayerContext) -> list[Value]:
 
 
 def convert_reshape(step: LayerContext) -> list[Value]:
-    """Axes from ``axis`` on take other extents: 0 copies one, -1 takes what is left.
+    """Replace the extents from ``axis`` on: 0 copies an extent, -1 is inferred.
 
-    A first extent that repeats the declared batch means the batch, whatever its size is when the
-    network runs.
+    A first extent that equals the declared batch means the batch, whatever its size is at run time.
     """
     step.require_inputs(1)
     p = step.parameters("reshape_param")
     start = p.axis if p.axis >= 0 else step.rank + p.axis + 1
     stop = step.rank if p.num_axes == -1 else start + p.num_axes
     if not 0 <= start <= stop <= step.rank:
-        raise step.misfit(
-            f"axis {p.axis} and num_axes {p.num_axes} are outside its input of {step.rank} axes"
+        raise step.shape_error(
+            f"axis {p.axis} and num_axes {p.num_axes} are out of range for an input of "
+            f"{step.rank} axes"
         )
-    made = list(step.shape[:start])
-    made += [_extent(step, axis, int(extent)) for axis, extent in enumerate(p.shape.dim, start)]
-    made += step.shape[stop:]
-    if made.count(-1) == 1:
-        made[made.index(-1)] = _left_over(step, made)
-    elif -1 not in made:
-        _check_count(step, made)
-    return [step.reshape(step.x, made)]
+    target = list(step.shape[:start])
+    target += [_extent(step, axis, int(extent)) for axis, extent in enumerate(p.shape.dim, start)]
+    target += step.shape[stop:]
+    if target.count(-1) == 1:
+        target[target.index(-1)] = _inferred_extent(step, target)
+    elif -1 not in target:
+        _check_count(step, target)
+    return [step.reshape(step.x, target)]
 
 
 def _extent(step: LayerContext, axis: int, extent: int) -> Dim:
+    """Return the extent of an axis after reshaping; -1 if it is inferred."""
     if extent < -1:
-        raise step.misfit(f"an extent is {extent}; it must be -1, 0 or positive")
+        raise step.shape_error(f"an extent is {extent}; it must be -1 or larger")
     source = step.shape[axis] if axis < step.rank else None
     if extent == 0:
         if source is None:
-            raise step.misfit(f"extent 0 copies axis {axis}, which its input does not have")
+            raise step.shape_error(f"extent 0 copies axis {axis}, which the input does not have")
         return source
     if axis == 0 and source is not None and step.batches.get(str(source)) == extent:
         return source
     return extent
 
 
-def _left_over(step: LayerContext, made: Sequence[Dim]) -> Dim:
-    """The extent that -1 stands for; left to the op where only a run can tell."""
-    count, others = _remaining(step.shape, made)
+def _inferred_extent(step: LayerContext, target: Sequence[Dim]) -> Dim:
+    """Return the extent that -1 stands for; -1 if only a run can determine it."""
+    count, others = _remaining(step.shape, target)
     if count is None or others is None or others == 0:
         return -1
     if count % others:
-        raise step.misfit(f"{list(step.shape)} cannot be reshaped to {list(made)}")
+        raise step.shape_error(f"{list(step.shape)} cannot be reshaped to {list(target)}")
     return count // others
 
 
-def _check_count(step: LayerContext, made: Sequence[Dim]) -> None:
-    count, others = _remaining(step.shape, made)
+def _check_count(step: LayerContext, target: Sequence[Dim]) -> None:
+    """Check that both shapes have the same number of elements, as far as it is known."""
+    count, others = _remaining(step.shape, target)
     if count is not None and others is not None and count != others:
-        raise step.misfit(f"{list(step.shape)} and {list(made)} differ in their number of elements")
+        raise step.shape_error(
+            f"{list(step.shape)} and {list(target)} have different numbers of elements"
+        )
 
 
-def _remaining(source: Sequence[Dim], made: Sequence[Dim]) -> tuple[int | None, int | None]:
-    """Elements of both shapes without the extents that they share; None where symbols remain."""
-    kept = list(source)
+def _remaining(source: Sequence[Dim], target: Sequence[Dim]) -> tuple[int | None, int | None]:
+    """Return the numbers of elements without shared extents; None where symbols remain."""
+    unmatched = list(source)
     others: list[Dim] = []
-    for extent in made:
-        if extent in kept:
-            kept.remove(extent)
+    for extent in target:
+        if extent in unmatched:
+            unmatched.remove(extent)
         elif extent != -1:
             others.append(extent)
-    return _product(kept), _product(others)
+    return _product(unmatched), _product(others)
 
 
 def _product(extents: Sequence[Dim]) -> int | None:
@@ -165,26 +173,28 @@ def _product(extents: Sequence[Dim]) -> int | None:
 
 
 def convert_permute(step: LayerContext) -> list[Value]:
-    """Axes in another order; those not named follow in theirs."""
+    """Permute axes; axes that are not named follow in order."""
     step.require_inputs(1)
     order = [int(axis) for axis in step.parameters("permute_param").order]
     order += [axis for axis in range(step.rank) if axis not in order]
     if sorted(order) != list(range(step.rank)):
-        raise step.misfit(f"order {order} is not a permutation of its input's {step.rank} axes")
+        raise step.shape_error(
+            f"order {order} is not a permutation of the input's {step.rank} axes"
+        )
     return [step.add(ops.Transpose(perm=tuple(order)), step.x)]
 
 
 def convert_crop(step: LayerContext) -> list[Value]:
-    """The first bottom cut to the extents of the second, from ``axis`` on."""
+    """Crop the first bottom to the extents of the second, from ``axis`` on."""
     step.require_inputs(2)
     p = step.parameters("crop_param")
     axis, target = step.axis(p.axis), step.inputs[1].tensor.shape
     if len(target) != step.rank:
-        raise step.misfit(f"its bottoms {step.x.tensor} and {step.inputs[1].tensor} differ in rank")
+        raise step.shape_error(f"the ranks of {step.x.tensor} and {step.inputs[1].tensor} differ")
     offsets = [int(o) for o in p.offset] or [0]
     axes = list(range(axis, step.rank))
     if len(offsets) not in (1, len(axes)):
-        raise step.misfit(f"it has {len(offsets)} offsets for {len(axes)} cropped axes")
+        raise step.shape_error(f"there are {len(offsets)} offsets for {len(axes)} cropped axes")
     starts = offsets * len(axes) if len(offsets) == 1 else offsets
     cut = [
         (a, o, target[a])
@@ -195,11 +205,12 @@ def convert_crop(step: LayerContext) -> list[Value]:
     for a, start, extent in cut:
         source = step.shape[a]
         if not (isinstance(extent, int) and isinstance(source, int)):
-            raise step.misfit(f"axis {a} is cropped from {source} to {extent}; both must be known")
+            raise step.shape_error(
+                f"axis {a} is cropped from {source} to {extent}; both must be static"
+            )
         if start + extent > source:
-            raise step.misfit(
-                f"a crop of {extent} elements from {start} on does not fit into axis {a} of "
-                f"{source}"
+            raise step.shape_error(
+                f"a crop of {extent} elements from {start} on does not fit axis {a} of {source}"
             )
         ends.append(start + extent)
     if not cut:
@@ -216,36 +227,39 @@ def convert_crop(step: LayerContext) -> list[Value]:
 
 
 def convert_tile(step: LayerContext) -> list[Value]:
-    """Copies end to end along one axis."""
+    """Repeat a blob along one axis."""
     step.require_inputs(1)
     p = step.parameters("tile_param")
     if not 1 <= p.tiles <= MAXIMUM_TILES:
-        raise step.misfit(f"tiles {p.tiles} is outside 1 to {MAXIMUM_TILES}")
+        raise step.shape_error(f"tiles {p.tiles} is outside 1 to {MAXIMUM_TILES}")
     repeats = [1] * step.rank
     repeats[step.axis(p.axis)] = int(p.tiles)
     return [step.add(ops.Tile(), step.x, step.integers(repeats, "repeats"))]
 
 
 def convert_shuffle_channel(step: LayerContext) -> list[Value]:
-    """Channels dealt out over groups."""
+    """Interleave the channels of groups."""
     step.require_inputs(1)
     group, channels = int(step.parameters("shuffle_channel_param").group), step.shape[step.axis(1)]
     if not isinstance(channels, int) or group < 1 or channels % group:
-        raise step.misfit(f"{channels} channels are not divisible by {group} groups")
+        raise step.shape_error(f"{channels} channels are not divisible by {group} groups")
     batch, rest = step.shape[0], step.shape[2:]
-    parted = step.reshape(step.x, (batch, group, channels // group, *rest), "parted")
+    grouped = step.reshape(step.x, (batch, group, channels // group, *rest), "parted")
     perm = (0, 2, 1, *range(3, step.rank + 1))
-    dealt = step.add(ops.Transpose(perm=perm), parted, name="dealt")
-    return [step.reshape(dealt, (batch, channels, *rest))]
+    transposed = step.add(ops.Transpose(perm=perm), grouped, name="dealt")
+    return [step.reshape(transposed, (batch, channels, *rest))]
 
 
 def refuse_arg_max(layer: Layer) -> str | None:
-    """Why an ArgMax's parameters are refused, if they are."""
+    """Return why the parameters of an ArgMax are not supported, or None."""
     return "top_k above 1 is not supported" if layer.parameters("argmax_param").top_k > 1 else None
 
 
 def convert_arg_max(step: LayerContext) -> list[Value]:
-    """The position of the maximum as a float, or the maximum; with no axis, of each image."""
+    """Return the position of the maximum as a float, the maximum, or both.
+
+    Without ``axis``, the maximum is that of each image.
+    """
     step.require_inputs(1)
     p = step.parameters("argmax_param")
     if p.HasField("axis"):
@@ -266,20 +280,21 @@ def convert_arg_max(step: LayerContext) -> list[Value]:
 
 
 def _position(step: LayerContext, value: Value, axis: int, name: str) -> Value:
-    # Among equal elements Caffe takes the last.
+    """Return the position of the maximum as float32."""
+    # Caffe selects the last of equal elements.
     op = ops.ArgMax(axis=axis, keepdims=True, select_last_index=True)
     index = step.add(op, value, name="index")
     return step.add(ops.Cast(DType.FLOAT32), index, name=name)
 
 
 def convert_reduction(step: LayerContext) -> list[Value]:
-    """Sum, sum of magnitudes or of squares, or mean of all axes from ``axis`` on."""
+    """Reduce all axes from ``axis`` on: sum, sum of magnitudes or squares, or mean."""
     step.require_inputs(1)
     p = step.parameters("reduction_param")
     axis = step.axis(p.axis)
     if axis == 0:
         raise UnsupportedLayer(
-            "axis 0 reduces over the batch, which is not fixed; reduce from axis 1 on"
+            "axis 0 reduces over the batch, which is symbolic; reduce from axis 1 on"
         )
     axes = step.integers(range(axis, step.rank), "axes")
     scaled = p.coeff != 1
@@ -291,6 +306,7 @@ def convert_reduction(step: LayerContext) -> list[Value]:
 
 
 def _reduction(operation: int) -> Op:
+    """Return the op of a Reduction layer, by the number of its operation."""
     match operation:
         case 2:
             return ops.ReduceL1(keepdims=False)
@@ -303,7 +319,7 @@ def _reduction(operation: int) -> Op:
 
 
 def convert_embed(step: LayerContext) -> list[Value]:
-    """Rows of the weights, chosen by index; then perhaps a bias."""
+    """Select rows of the weights by index, and optionally add a bias."""
     step.require_inputs(1)
     p = step.parameters("embed_param")
     weights = step.weight(0, (int(p.input_dim), int(p.num_output)))

@@ -1,7 +1,7 @@
-"""ONNX models become graphs: opset 7 to the newest, every version brought to the newest meaning.
+"""The ONNX importer: models of opset 7 and newer become graphs with the latest op semantics.
 
-The file's bytes are not trusted: sizes are checked before they are used, and external data may lie
-only in the model's own folder.
+The file is not trusted: sizes are checked before they are used, and external data must be in the
+model's own folder.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ def import_onnx(
     *,
     outputs: Sequence[str] | None = None,
 ) -> Graph:
-    """Read an ONNX model: a path, the bytes of a file, or a message.
+    """Read an ONNX model from a path, the bytes of a file, or a ``ModelProto``.
 
-    ``outputs`` names the values that leave the graph instead of the model's own outputs; an empty
-    list marks nothing.
+    ``outputs`` names the values to mark as outputs instead of the model's own; an empty list marks
+    none.
 
-    Raises ModelFormatError: the bytes are no sound model, or external data is missing or elsewhere.
-    Raises GraphError: the network is wrong (cycles, names that stand for nothing or twice, shapes
-    that do not fit).
-    Raises UnsupportedError: naming every node that nothing here can run, with the reason.
+    Raises:
+        ModelFormatError: the model is malformed, or external data is missing or in another place.
+        GraphError: the network is not valid (cycles, unknown or repeated names, shapes that do not
+            fit).
+        UnsupportedError: nodes are not supported; the message lists them with reasons.
     """
-    # onnx is loaded only by who reads a model.
+    # Imported here, so that the package onnx is only needed to read a model.
     from smelt.importers.onnx._model import graph_from_model
 
     return graph_from_model(source, outputs)
@@ -43,11 +44,12 @@ def import_onnx(
 def read_onnx(
     source: str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto,
 ) -> onnx.ModelProto:
-    """Read an ONNX model as a message that has all its weights, as `import_onnx` reads it.
+    """Read an ONNX model like `import_onnx`, as a message with all its external data.
 
-    Raises ModelFormatError: the bytes are no sound model, external data is missing or elsewhere, or
-    all of it is too large for one message.
-    Raises UnsupportedError: a version or an element type that nothing here knows.
+    Raises:
+        ModelFormatError: the model is malformed, external data is missing or in another place, or
+            the whole is too large for one message.
+        UnsupportedError: an opset version or an element type is not supported.
     """
     from smelt.importers.onnx._load import read_model
 

@@ -1,4 +1,4 @@
-"""From AttributeProtos to checked Python values."""
+"""Conversion of ``AttributeProto`` messages to checked Python values."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ _KIND = AttributeProto.AttributeType
 
 
 def attribute_value(proto: AttributeProto, external: ExternalData, where: str) -> Attribute:
-    """The value of an attribute.
+    """Return the value of an attribute.
 
-    Raises ModelFormatError: no type, or text that is not UTF-8.
-    Raises UnsupportedError: a type that no op here takes.
+    Raises:
+        ModelFormatError: the attribute has no type, or its text is not UTF-8.
+        UnsupportedError: no supported op has attributes of this type.
     """
     kind = proto.type
     label = f"{where}, attribute {proto.name!r}"
@@ -54,27 +55,28 @@ def attribute_value(proto: AttributeProto, external: ExternalData, where: str) -
 def check_attributes(
     protos: Sequence[AttributeProto], schema: onnx.defs.OpSchema, where: str
 ) -> None:
-    """Check names and types of a node's attributes against the op's definition.
+    """Check the names and types of a node's attributes against the op's schema.
 
-    Raises ModelFormatError: one twice, of the wrong type, or required and absent.
-    Raises UnsupportedError: one that the op does not define.
+    Raises:
+        ModelFormatError: an attribute is repeated, of the wrong type, or missing.
+        UnsupportedError: the op does not define an attribute.
     """
     seen: set[str] = set()
     for proto in protos:
         if proto.name in seen:
             raise ModelFormatError(f"{where}: attribute {proto.name!r} is given twice")
         seen.add(proto.name)
-        known = schema.attributes.get(proto.name)
-        if known is None:
-            defined = ", ".join(sorted(schema.attributes)) or "none"
+        definition = schema.attributes.get(proto.name)
+        if definition is None:
+            names = ", ".join(sorted(schema.attributes)) or "none"
             raise UnsupportedError(
-                f"attribute {proto.name!r} is unknown; the attributes are: {defined}"
+                f"attribute {proto.name!r} is unknown; the attributes are: {names}"
             )
-        wanted = int(cast("Any", known.type).value)
-        if proto.type not in (wanted, AttributeProto.UNDEFINED):
+        expected = int(cast("Any", definition.type).value)
+        if proto.type not in (expected, AttributeProto.UNDEFINED):
             raise ModelFormatError(
-                f"{where}: attribute {proto.name!r} is {_kind_name(proto.type)} and must be "
-                f"{_kind_name(wanted)}"
+                f"{where}: attribute {proto.name!r} has type {_kind_name(proto.type)}; it must be "
+                f"{_kind_name(expected)}"
             )
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in seen:

@@ -1,4 +1,4 @@
-"""Weights that lie in files beside a model: read once, and only from the model's own folder."""
+"""External data of a model: weights in files of the model's own folder."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from smelt.ir import Array
 
 _MAX_READ_BYTES: Final = 1 << 30
-"""By one call: some systems read no 2 GB at once."""
+"""Largest number of bytes for one read call; some systems cannot read 2 GB at once."""
 
 
 class _Part(NamedTuple):
-    """Bytes of a file."""
+    """A range of bytes of a file."""
 
     path: Path
     offset: int
@@ -34,23 +34,25 @@ class _Part(NamedTuple):
 
 
 class ExternalData:
-    """The files beside a model, as far as its tensors name them.
+    """Reader of the files that the tensors of a model name.
 
-    They are read and not mapped: whoever truncates a mapped file ends the process. Tensors that
-    name the same bytes share one array, and no file is read more than once over, so that a model
-    takes no more memory than its files have bytes.
+    Files are read and not mapped, because truncating a mapped file would end the process. Tensors
+    with the same byte range share one array. Ranges must not overlap otherwise, so a model never
+    takes more memory than its files have bytes.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Take the folder that files must lie in; None where the model came without a path."""
+        """Set the folder that contains the files; None if the model was not read from a path."""
         self._folder: Final = folder
         self._read: Final[dict[_Part, Array]] = {}
         self._read_bytes: Final[Counter[Path]] = Counter()
 
     def read(self, tensor: TensorProto, expected: int, where: str) -> Array:
-        """The ``expected`` bytes of a tensor: uint8[expected], not to be written to.
+        """Return the ``expected`` bytes of a tensor as a read-only array uint8[expected].
 
-        Raises ModelFormatError: they are missing, elsewhere, of another number, or overlap others.
+        Raises:
+            ModelFormatError: the bytes are missing, in another folder, of another number, or
+                overlap those of other tensors.
         """
         part = self._find(tensor, expected, where)
         if part not in self._read:
@@ -58,6 +60,7 @@ class ExternalData:
         return self._read[part]
 
     def _find(self, tensor: TensorProto, expected: int, where: str) -> _Part:
+        """Return the byte range of a tensor, after checking its entries."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
         if self._folder is None:
@@ -70,17 +73,20 @@ class ExternalData:
         length = _number(entries, "length", expected, where)
         if length != expected:
             raise ModelFormatError(
-                f"{where}: its shape and type need {expected} bytes, and {location!r} has {length}"
+                f"{where}: its shape and type need {expected} bytes, but the entry for "
+                f"{location!r} has {length}"
             )
         return _Part(path, offset, expected)
 
     def _read_part(self, part: _Part, where: str) -> Array:
+        """Read a byte range, and check that ranges of the file do not overlap."""
         path = part.path
         try:
             file = open(path, "rb", buffering=0, opener=_open)  # noqa: SIM115  (closed below)
         except (OSError, ValueError) as error:
             raise ModelFormatError(
-                f"{where}: cannot read its external data: {error}; put that file beside the model"
+                f"{where}: cannot read its external data: {error}; put that file into "
+                "the folder of the model"
             ) from error
         with file:
             status = os.fstat(file.fileno())
@@ -108,24 +114,24 @@ def _open(name: str, flags: int) -> int:
 
 
 def _read_bytes(file: FileIO, part: _Part, where: str) -> Array:
-    """The bytes of a part; what is no more than a hole in the file takes no memory."""
-    made = np.zeros(part.size_bytes, np.uint8)
+    """Return the bytes of a range; holes in a sparse file do not take memory."""
+    content = np.zeros(part.size_bytes, np.uint8)
     for start, stop in _stored_runs(file, part.offset, part.offset + part.size_bytes):
         file.seek(start)
         position = start
         while position < stop:
             begin = position - part.offset
-            room = made[begin : begin + min(stop - position, _MAX_READ_BYTES)]
-            count = file.readinto(room.data)
+            buffer = content[begin : begin + min(stop - position, _MAX_READ_BYTES)]
+            count = file.readinto(buffer.data)
             if not count:
                 raise _cut_off(part, position, where)
             position += count
-    made.flags.writeable = False
-    return made
+    content.flags.writeable = False
+    return content
 
 
 def _stored_runs(file: FileIO, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Where a file has more than holes between two places; all of it where nobody knows."""
+    """Yield the parts of a byte range that are not holes; all of it if the system cannot tell."""
     if not hasattr(os, "SEEK_DATA"):
         yield start, stop
         return
@@ -150,7 +156,7 @@ def _cut_off(part: _Part, size_bytes: int, where: str) -> ModelFormatError:
 
 
 def _external_path(folder: Path, location: str, where: str) -> Path:
-    """The file that a model names, which must lie in the model's folder and be no link."""
+    """Return the path of a file that must be in the model's folder and not a symbolic link."""
     parts = PurePosixPath(location).parts
     forbidden = not parts or location.startswith("/") or ".." in parts or "\0" in location
     if forbidden or "\\" in location or Path(location).is_absolute() or Path(location).drive:
@@ -163,7 +169,7 @@ def _external_path(folder: Path, location: str, where: str) -> Path:
         path = path / part
         try:
             is_link = path.is_symlink()
-        except OSError as error:  # a name that no file may have
+        except OSError as error:  # not a valid file name
             raise ModelFormatError(
                 f"{where}: external data cannot be read: {error.strerror}"
             ) from error
@@ -176,6 +182,7 @@ def _external_path(folder: Path, location: str, where: str) -> Path:
 
 
 def _number(entries: dict[str, str], key: str, default: int, where: str) -> int:
+    """Return an entry of a tensor's external data as a number of bytes."""
     text = entries.get(key, "")
     if not text:
         return default

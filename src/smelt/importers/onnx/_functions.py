@@ -1,4 +1,4 @@
-"""Ops that are defined by other ops: functions of the model, and those that ONNX itself defines."""
+"""Expansion of ops that are defined by other ops: model functions and ONNX functions."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ def function_of_schema(
     attributes: Sequence[AttributeProto],
     inputs: Sequence[Value | None] | None,
 ) -> FunctionProto | None:
-    """ONNX's definition of a node's op by other ops; None when there is none.
+    """Return ONNX's definition of a node's op by other ops, or None.
 
-    It may depend on the types of the inputs; where these are not known (None) it is left empty.
+    The definition may depend on the types of the inputs. If they are not known (``inputs`` is
+    None), an empty function is returned.
     """
-    definitions = cast("Any", schema)  # the stubs of onnx do not know these
+    definitions = cast("Any", schema)  # onnx's type stubs lack these attributes
     function = FunctionProto()
-    at = _newest(definitions.function_opset_versions, version)
-    if at:
-        function.ParseFromString(definitions.get_function_with_opset_version(at))
+    function_version = _newest(definitions.function_opset_versions, version)
+    if function_version:
+        function.ParseFromString(definitions.get_function_with_opset_version(function_version))
         return function
-    at = _newest(definitions.context_dependent_function_opset_versions, version)
-    if not at:
+    function_version = _newest(definitions.context_dependent_function_opset_versions, version)
+    if not function_version:
         return None
     if inputs is None:
         return function
@@ -50,7 +51,7 @@ def function_of_schema(
     types = [b"" if value is None else _type_bytes(value) for value in inputs]
     try:
         data = definitions.get_context_dependent_function_with_opset_version(
-            at, node.SerializeToString(), types
+            function_version, node.SerializeToString(), types
         )
     except (RuntimeError, ValueError) as error:
         raise ModelFormatError(f"{proto.op_type} {proto.name!r}: {error}") from error
@@ -59,16 +60,17 @@ def function_of_schema(
 
 
 def _newest(versions: Sequence[int], version: int) -> int:
-    return max((known for known in versions if known <= version), default=0)
+    """Return the newest of ``versions`` up to ``version``, or 0."""
+    return max((candidate for candidate in versions if candidate <= version), default=0)
 
 
 def _type_bytes(value: Value) -> bytes:
-    kind = value.type
-    if not isinstance(kind, TensorType):
-        raise UnsupportedError(f"its input {value.name!r} is {kind}; only tensors are supported")
-    name = {DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}.get(kind.dtype, kind.dtype.name)
+    type_ = value.type
+    if not isinstance(type_, TensorType):
+        raise UnsupportedError(f"input {value.name!r} is {type_}; only tensors are supported")
+    name = {DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}.get(type_.dtype, type_.dtype.name)
     code = onnx.TensorProto.DataType.Value(name)
-    shape = [extent if isinstance(extent, int) else str(extent) for extent in kind.shape]
+    shape = [extent if isinstance(extent, int) else str(extent) for extent in type_.shape]
     return onnx.helper.make_tensor_type_proto(code, shape).SerializeToString()
 
 
@@ -78,7 +80,7 @@ def expand_function(
     attributes: Sequence[AttributeProto],
     add_nodes: Callable[[Scope, Sequence[NodeProto], str], None],
 ) -> list[Value | None]:
-    """Add the nodes of a function's body with ``add_nodes``; returns its results."""
+    """Add the nodes of a function's body with ``add_nodes``, and return its results."""
     outer = node_context.scope
     references = dict(_schema_defaults(function, node_context.version))
     references |= {attribute.name: attribute for attribute in function.attribute_proto}
@@ -104,14 +106,14 @@ def expand_function(
         scope.values[name] = value
     absent = {name for name, value in zip(function.input, padded, strict=True) if value is None}
     nodes = [_without_absent(node, absent) for node in function.node]
-    before = len(outer.state.problems)
+    problem_count = len(outer.state.problems)
     add_nodes(scope, nodes, f"function {function.name!r}")
-    if len(outer.state.problems) > before:
-        reasons = "; ".join(outer.state.problems[before:])
-        del outer.state.problems[before:]
+    if len(outer.state.problems) > problem_count:
+        reasons = "; ".join(outer.state.problems[problem_count:])
+        del outer.state.problems[problem_count:]
         raise UnsupportedError(f"the ops of its function body are not supported: {reasons}")
     pairs = zip(function.output, node_context.outputs, strict=False)
-    return [_result(scope, name, node_context.where) if wanted else None for name, wanted in pairs]
+    return [_result(scope, name, node_context.where) if used else None for name, used in pairs]
 
 
 def _result(scope: Scope, name: str, reader: str) -> Value:
@@ -122,17 +124,18 @@ def _result(scope: Scope, name: str, reader: str) -> Value:
 
 
 def _without_absent(node: NodeProto, absent: set[str]) -> NodeProto:
-    """The node of a body with the inputs left out that the call leaves out."""
+    """Return a node of the body without the inputs that the call omits."""
     if absent.isdisjoint(node.input):
         return node
-    copied = NodeProto()
-    copied.CopyFrom(node)
-    del copied.input[:]
-    copied.input.extend("" if name in absent else name for name in node.input)
-    return copied
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    del copy.input[:]
+    copy.input.extend("" if name in absent else name for name in node.input)
+    return copy
 
 
 def _schema_defaults(function: FunctionProto, version: int) -> Mapping[str, AttributeProto]:
+    """Return the default attributes that ONNX defines for one of its own functions."""
     if function.domain not in {"", "ai.onnx"} or not function.name:
         return {}
     try:

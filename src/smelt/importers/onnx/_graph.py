@@ -1,8 +1,7 @@
-"""From the nodes of a message to nodes of a graph.
+"""Conversion of the nodes of an ONNX graph to nodes of a graph.
 
-A node that nothing here can run is noted and its results become unknown; what reads them is still
-checked, so that one error lists everything. With a declared type its results stand in, and the
-import goes on behind them.
+A node that is not supported is recorded as a problem, and its results take the types that the model
+declares, if any. The nodes after it are still checked, so that one error lists all problems.
 """
 
 from __future__ import annotations
@@ -30,31 +29,32 @@ if TYPE_CHECKING:
 
 
 def fill_scope(scope: Scope, proto: GraphProto) -> None:
-    """Add the weights and nodes of a graph to a scope whose inputs are there already."""
+    """Add the weights and nodes of a graph to a scope that has the inputs already."""
     scope.hints = {entry.name: entry.type for entry in (*proto.value_info, *proto.output)}
-    where = f"graph {proto.name!r}"
-    _add_weights(scope, proto, where)
-    add_nodes(scope, proto.node, where)
+    location = f"graph {proto.name!r}"
+    _add_weights(scope, proto, location)
+    add_nodes(scope, proto.node, location)
 
 
 def add_nodes(scope: Scope, nodes: Sequence[NodeProto], where: str) -> None:
-    """Add nodes in an order in which they can run."""
+    """Add nodes in topological order."""
     for proto in order_nodes(nodes, [name for name in scope.values if name], where):
         _add_node(scope, proto)
 
 
 def _add_weights(scope: Scope, proto: GraphProto, where: str) -> None:
+    """Add the initialisers of a graph as constants."""
     entries: list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]] = []
     entries += [(entry.name, entry) for entry in proto.initializer]
     entries += [(entry.values.name, entry) for entry in proto.sparse_initializer]
-    seen: set[str] = set()
+    names: set[str] = set()
     for name, entry in entries:
         label = f"weight {name!r} of {where}"
         if not name:
             raise ModelFormatError(f"a weight of {where} has no name")
-        if name in seen:
+        if name in names:
             raise GraphError(f"{label} occurs twice; rename one of them")
-        seen.add(name)
+        names.add(name)
         try:
             if isinstance(entry, onnx.TensorProto):
                 array = array_from_tensor(entry, scope.state.external, label)
@@ -65,11 +65,12 @@ def _add_weights(scope: Scope, proto: GraphProto, where: str) -> None:
             scope.state.problems.append(str(error))
             scope.values[name] = None
         else:
-            own = scope.state.reserve_name(name)
-            scope.values[name] = scope.graph.add_constant(array, own)
+            unique_name = scope.state.reserve_name(name)
+            scope.values[name] = scope.graph.add_constant(array, unique_name)
 
 
 def _add_node(scope: Scope, proto: NodeProto) -> None:
+    """Add one node, or record why it is not supported."""
     label = proto.name or next((name for name in proto.output if name), proto.op_type) or "node"
     name = scope.state.reserve_node_name(scope.prefix + label)
     if scope.references is not None:
@@ -78,21 +79,29 @@ def _add_node(scope: Scope, proto: NodeProto) -> None:
         _convert(scope, proto, name)
     except UnsupportedError as error:
         _note_problem(scope, proto, name, error)
-        _give_up_results(scope, proto)
+        _use_declared_types(scope, proto)
         _check_regions(scope, proto.attribute)
     except UnknownResult:
-        _give_up_results(scope, proto)
+        _use_declared_types(scope, proto)
 
 
 def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
+    """Convert one node to ops and bind its results to their names.
+
+    Raises:
+        UnsupportedError: the node is not supported.
+        UnknownResult: an input depends on a node that is not supported.
+    """
     where = f"{proto.op_type} {name!r}"
     protos = _resolve_references(scope, proto, where)
     inputs = [scope.lookup(key, where) if key else None for key in proto.input]
-    known = all(
+    inputs_known = all(
         value is not None or not key for value, key in zip(inputs, proto.input, strict=True)
     )
-    implementation = _find_implementation(scope, proto, protos, where, inputs if known else None)
-    if not known:
+    implementation = _find_implementation(
+        scope, proto, protos, where, inputs if inputs_known else None
+    )
+    if not inputs_known:
         _check_regions(scope, protos)
         raise UnknownResult
     version = scope.opsets.get(_domain(proto.domain), 0)
@@ -103,16 +112,16 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
     node_context = NodeContext(
         scope, name, proto.op_type, version, inputs, proto.output, attributes
     )
-    first = len(scope.graph.nodes)
+    first_node = len(scope.graph.nodes)
     try:
         if isinstance(implementation, FunctionProto):
             results = expand_function(node_context, implementation, protos, add_nodes)
         else:
             results = list[Value | None](implementation(node_context))
     except REFUSALS as error:
-        raise ModelFormatError(f"{where}: its attributes or inputs do not fit: {error}") from error
-    _bind_results(node_context, results, first)
-    _name_nodes(node_context, first)
+        raise ModelFormatError(f"{where}: the attributes or inputs are invalid: {error}") from error
+    _bind_results(node_context, results, first_node)
+    _name_nodes(node_context, first_node)
 
 
 def _domain(domain: str) -> str:
@@ -120,7 +129,7 @@ def _domain(domain: str) -> str:
 
 
 def _resolve_references(scope: Scope, proto: NodeProto, where: str) -> list[AttributeProto]:
-    """The attributes of a node, those of the function around it filled in."""
+    """Return the attributes of a node, with references to the function's attributes resolved."""
     resolved: list[AttributeProto] = []
     for attribute in proto.attribute:
         if not attribute.ref_attr_name:
@@ -131,13 +140,13 @@ def _resolve_references(scope: Scope, proto: NodeProto, where: str) -> list[Attr
                 f"{where}: attribute {attribute.name!r} refers to the function attribute "
                 f"{attribute.ref_attr_name!r} and is not inside a function"
             )
-        referred = scope.references.get(attribute.ref_attr_name)
-        if referred is not None:
-            scope.state.count_expanded(0, referred.ByteSize())
-            copied = AttributeProto()
-            copied.CopyFrom(referred)
-            copied.name = attribute.name
-            resolved.append(copied)
+        target = scope.references.get(attribute.ref_attr_name)
+        if target is not None:
+            scope.state.count_expanded(0, target.ByteSize())
+            copy = AttributeProto()
+            copy.CopyFrom(target)
+            copy.name = attribute.name
+            resolved.append(copy)
     return resolved
 
 
@@ -148,9 +157,12 @@ def _find_implementation(
     where: str,
     inputs: Sequence[Value | None] | None,
 ) -> Converter | FunctionProto:
-    """How a node is brought to ops; ``inputs`` is None when they are not known.
+    """Return the converter or the function of a node's op.
 
-    Raises UnsupportedError: it cannot be.
+    ``inputs`` is None if they are not known.
+
+    Raises:
+        UnsupportedError: the op is not supported.
     """
     domain = _domain(proto.domain)
     function = scope.state.functions.get((domain, proto.op_type, proto.overload))
@@ -177,7 +189,7 @@ def _find_implementation(
         return rule
     function = function_of_schema(schema, version, proto, attributes, inputs)
     if function is None:
-        raise UnsupportedError(f"smelt has no op {proto.op_type}")
+        raise UnsupportedError(f"the op {proto.op_type} is not supported")
     return function
 
 
@@ -192,43 +204,45 @@ def _schema(op_type: str, version: int) -> onnx.defs.OpSchema:
 
 
 def _check_counts(proto: NodeProto, schema: onnx.defs.OpSchema, where: str) -> None:
-    for what, count, fewest, most in (
+    for kind, count, minimum, maximum in (
         ("inputs", len(proto.input), schema.min_input, schema.max_input),
         ("outputs", len(proto.output), schema.min_output, schema.max_output),
     ):
-        if not fewest <= count <= most:
-            wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
-            raise ModelFormatError(f"{where} has {count} {what}; {wanted} are defined")
+        if not minimum <= count <= maximum:
+            expected = str(minimum) if minimum == maximum else f"{minimum} to {maximum}"
+            raise ModelFormatError(f"{where} has {count} {kind}; expected {expected}")
 
 
-def _bind_results(node_context: NodeContext, results: Sequence[Value | None], first: int) -> None:
-    """Give the results of a node the model's names."""
-    emitted = {value for node in node_context.graph.nodes[first:] for value in node.outputs}
+def _bind_results(
+    node_context: NodeContext, results: Sequence[Value | None], first_node: int
+) -> None:
+    """Bind the results of a node to the names that the model gives them."""
+    emitted = {value for node in node_context.graph.nodes[first_node:] for value in node.outputs}
     for index, name in enumerate(node_context.outputs):
         if not name:
             continue
         value = results[index] if index < len(results) else None
         if value is None:
-            raise UnsupportedError(f"its output {index}, {name!r}, is not computed")
-        shown = node_context.scope.state.reserve_name(node_context.scope.prefix + name)
+            raise UnsupportedError(f"output {index}, {name!r}, is not supported")
+        unique_name = node_context.scope.state.reserve_name(node_context.scope.prefix + name)
         if value.constant is not None:
             if value.constant.name not in node_context.scope.values:
-                value.constant.name = shown
-            value = Value(shown, value.type, constant=value.constant)
+                value.constant.name = unique_name
+            value = Value(unique_name, value.type, constant=value.constant)
         elif value in emitted:
             emitted.discard(value)
-            value.name = shown
+            value.name = unique_name
         else:
             value = node_context.emit("Identity", value)
-            value.name = shown
+            value.name = unique_name
         node_context.scope.values[name] = value
 
 
-def _name_nodes(node_context: NodeContext, first: int) -> None:
-    """Name what a node of the model became; the last part has its name."""
+def _name_nodes(node_context: NodeContext, first_node: int) -> None:
+    """Name the nodes into which a node was converted; the last one has its name."""
     state = node_context.scope.state
     bound = {node_context.scope.values.get(name) for name in node_context.outputs if name}
-    for node in node_context.graph.nodes[first:]:
+    for node in node_context.graph.nodes[first_node:]:
         node.layers = (node_context.name,)
     for node in node_context.emitted:
         if node is not node_context.emitted[-1]:
@@ -245,14 +259,14 @@ def _note_problem(scope: Scope, proto: NodeProto, name: str, error: UnsupportedE
     scope.state.problems.append(f"{op}-{scope.opsets.get(domain, 0)} {name!r}: {error}")
 
 
-def _give_up_results(scope: Scope, proto: NodeProto) -> None:
-    """Let the declared types stand in for the results of a node that nothing here can run."""
+def _use_declared_types(scope: Scope, proto: NodeProto) -> None:
+    """Bind the results of an unsupported node to values of their declared types."""
     for name in proto.output:
         value = None
         if name in scope.hints:
             try:
-                kind = tensor_type(scope.hints[name], name, scope.state.symbols, f"{name!r}")
-                value = Value(name, kind)
+                type_ = tensor_type(scope.hints[name], name, scope.state.symbols, f"{name!r}")
+                value = Value(name, type_)
             except (UnsupportedError, ModelFormatError):
                 value = None
         if name:
@@ -260,7 +274,7 @@ def _give_up_results(scope: Scope, proto: NodeProto) -> None:
 
 
 def _check_regions(scope: Scope, attributes: Sequence[AttributeProto]) -> None:
-    """Report what is unsupported within regions that cannot be built."""
+    """Record the unsupported nodes within regions that cannot be built."""
     for attribute in attributes:
         if attribute.type != AttributeProto.GRAPH:
             continue

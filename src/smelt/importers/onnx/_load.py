@@ -1,4 +1,4 @@
-"""From a path, bytes or message to a model whose envelope is sound."""
+"""Loading of ONNX models from paths, bytes or messages, and checks of their headers."""
 
 from __future__ import annotations
 
@@ -25,34 +25,37 @@ if TYPE_CHECKING:
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto
 
 OLDEST_IR = 3
+"""Oldest supported version of the ONNX format."""
 OLDEST_OPSET = 7
-_PROSE = ("doc_string", "value")
-"""Texts that are no names: documentation, and what metadata say."""
+"""Oldest supported version of ONNX's own op set."""
+_FREE_TEXT_FIELDS = ("doc_string", "value")
+"""String fields that are not names: documentation and the values of metadata."""
 _ONNX_NAMES = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoded model and what its bytes do not say."""
+    """A decoded model with its folder and opset versions."""
 
     proto: onnx.ModelProto
     folder: Path | None
-    """Where external data may lie; None when the model did not come from a file."""
+    """Folder of external data; None if the model was not read from a file."""
     opsets: dict[str, int]
-    """Version in force for each domain; ONNX's own domain is the empty name."""
+    """Opset version of each domain; ONNX's own domain is the empty name."""
 
 
 def load_model(source: ModelSource) -> LoadedModel:
-    """Decode a model and check its envelope.
+    """Decode a model and check its header.
 
-    Raises ModelFormatError: what cannot be read, or is not a model.
-    Raises UnsupportedError: a version that is too old or too new.
+    Raises:
+        ModelFormatError: the source cannot be read or is not a model.
+        UnsupportedError: a version is too old or too new.
     """
     folder = None
     if isinstance(source, onnx.ModelProto):
         proto = source
     elif isinstance(source, bytes | bytearray | memoryview):
-        proto = _decode(copy_bytes(source, "an ONNX model", ModelFormatError), "the given bytes")
+        proto = _decode(copy_bytes(source, "an ONNX model", ModelFormatError), "the data")
     else:
         path = require_path(source, "an ONNX model", ModelFormatError)
         proto = _decode(_read(path), str(path))
@@ -71,10 +74,12 @@ def load_model(source: ModelSource) -> LoadedModel:
 
 
 def read_model(source: ModelSource) -> onnx.ModelProto:
-    """Decode a model, and put its external data into it.
+    """Decode a model and embed its external data.
 
-    Raises ModelFormatError: what cannot be read, is not a model, or is too large for one message.
-    Raises UnsupportedError: a version that is too old or too new, or an unknown element type.
+    Raises:
+        ModelFormatError: the source cannot be read, is not a model, or is too large for one
+            message.
+        UnsupportedError: a version is too old or too new, or an element type is unknown.
     """
     model = load_model(source)
     if model.folder is not None:
@@ -83,7 +88,7 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
 
 
 def opset_versions(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
-    """Version in force for each domain that a model or function imports."""
+    """Return the opset version of each domain that a model or function imports."""
     versions: dict[str, int] = {}
     for entry in holder.opset_import:
         domain = "" if entry.domain in _ONNX_NAMES else entry.domain
@@ -108,6 +113,11 @@ def opset_versions(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, in
 
 
 def _read(path: Path) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        ModelFormatError: the file cannot be read or is too large.
+    """
     try:
         return read_file(path, Limit.MAX_MODEL_BYTES)
     except (OSError, ValueError) as error:
@@ -120,6 +130,7 @@ def _read(path: Path) -> bytes:
 
 
 def _decode(data: bytes, where: str) -> onnx.ModelProto:
+    """Decode a serialised model; ``where`` names it in messages."""
     if not data:
         raise ModelFormatError(f"{where} is empty; expected an ONNX model")
     proto = onnx.ModelProto()
@@ -134,9 +145,9 @@ def _decode(data: bytes, where: str) -> onnx.ModelProto:
 
 
 def _require_text(message: Message) -> None:
-    """Check that every string is text: protobuf hands out bytes where it is not UTF-8.
+    """Check that all strings are UTF-8 text (protobuf returns bytes if not), and not too long.
 
-    Names stand in messages and before other names, so their length is bounded.
+    The length of names is limited, because they become parts of other names and of messages.
     """
     stack = [message]
     while stack:
@@ -151,7 +162,7 @@ def _require_text(message: Message) -> None:
                         "is damaged"
                     )
                 longest = max(map(len, texts), default=0)
-                if longest > Limit.MAX_NAME_CHARACTERS.most and field.name not in _PROSE:
+                if longest > Limit.MAX_NAME_CHARACTERS.most and field.name not in _FREE_TEXT_FIELDS:
                     detail = Limit.MAX_NAME_CHARACTERS.excess(longest)
                     raise ModelFormatError(
                         f"field {field.full_name} of the ONNX model has {detail}; shorten it"

@@ -1,4 +1,4 @@
-"""From a model to a graph: inputs, the nodes, outputs, and one report of what cannot run."""
+"""Import of an ONNX model: inputs, nodes, outputs, and one report of all unsupported parts."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from smelt.importers.onnx._scope import FunctionKey
 
 _MAX_WARNINGS = 5
+"""Largest number of wrong shapes that one warning lists."""
 
 
 def graph_from_model(source: ModelSource, outputs: Sequence[str] | None) -> Graph:
@@ -37,10 +38,11 @@ def graph_from_model(source: ModelSource, outputs: Sequence[str] | None) -> Grap
 
 
 def _import(model: LoadedModel, outputs: Sequence[str] | None) -> Graph:
+    """Build the graph of a loaded model."""
     proto = model.proto.graph
     graph = Graph(proto.name or "network")
-    wanted = [entry.name for entry in proto.output] if outputs is None else list(outputs)
-    for count in (len(proto.input), len(wanted)):
+    output_names = [entry.name for entry in proto.output] if outputs is None else list(outputs)
+    for count in (len(proto.input), len(output_names)):
         if count > Limit.MAX_BINDINGS.most:
             raise GraphError(f"ONNX model {graph.name!r} has {Limit.MAX_BINDINGS.excess(count)}")
     state = ImportState(ExternalData(model.folder), graph, fill_scope, _functions(model))
@@ -53,29 +55,30 @@ def _import(model: LoadedModel, outputs: Sequence[str] | None) -> Graph:
             reasons=_grouped(state.problems),
         )
     _warn_of_wrong_shapes(scope, proto)
-    if outputs is None and not wanted:
+    if outputs is None and not output_names:
         raise GraphError(f"ONNX model {graph.name!r} has no output; give the outputs in outputs=")
-    _mark_outputs(scope, wanted)
+    _mark_outputs(scope, output_names)
     state.keep_guards()
     return graph
 
 
 def _grouped(problems: Sequence[str]) -> list[str]:
-    """The problems, those that differ in nothing but the node's name told once."""
-    first: dict[tuple[str, str], str] = {}
-    others: Counter[tuple[str, str]] = Counter()
+    """Return the problems, with those that differ only in the node's name counted together."""
+    first_problems: dict[tuple[str, str], str] = {}
+    repeats: Counter[tuple[str, str]] = Counter()
     for problem in problems:
         op, _, rest = problem.partition(" '")
         key = (op, rest.partition("': ")[2] or problem)
-        others[key] += key in first
-        first.setdefault(key, problem)
+        repeats[key] += key in first_problems
+        first_problems.setdefault(key, problem)
     return [
-        text if not others[key] else f"{text} (and {others[key]} more alike)"
-        for key, text in first.items()
+        text if not repeats[key] else f"{text} (and {repeats[key]} more of the same kind)"
+        for key, text in first_problems.items()
     ]
 
 
 def _functions(model: LoadedModel) -> dict[FunctionKey, FunctionProto]:
+    """Return the functions of the model by domain, name and overload."""
     functions: dict[FunctionKey, FunctionProto] = {}
     for function in model.proto.functions:
         domain = "" if function.domain == "ai.onnx" else function.domain
@@ -87,7 +90,8 @@ def _functions(model: LoadedModel) -> dict[FunctionKey, FunctionProto]:
 
 
 def _add_inputs(scope: Scope, proto: GraphProto) -> None:
-    # Until IR version 4 every weight had to be listed as an input too.
+    """Add the inputs of the model."""
+    # Before IR version 4 every initialiser had to be listed as an input, too.
     weights = {entry.name for entry in proto.initializer}
     weights |= {entry.values.name for entry in proto.sparse_initializer}
     for entry in proto.input:
@@ -99,40 +103,43 @@ def _add_inputs(scope: Scope, proto: GraphProto) -> None:
         if entry.name in scope.values:
             raise GraphError(f"{where} occurs twice; rename one of them")
         try:
-            kind = tensor_type(entry.type, entry.name, scope.state.symbols, where)
+            type_ = tensor_type(entry.type, entry.name, scope.state.symbols, where)
         except UnsupportedError as error:
             scope.state.problems.append(str(error))
             scope.values[entry.name] = None
             continue
         scope.state.reserve_name(entry.name)
-        scope.values[entry.name] = scope.graph.add_input(entry.name, kind)
+        scope.values[entry.name] = scope.graph.add_input(entry.name, type_)
 
 
 def _mark_outputs(scope: Scope, names: Sequence[str]) -> None:
+    """Mark values as outputs; inputs and weights are copied by an Identity."""
     graph = scope.graph
     for name in names:
         value = scope.values.get(name)
         if value is None:
-            known = [key for key in scope.values if key]
-            near = difflib.get_close_matches(name, known, 3)
-            last = ", ".join(map(repr, known[-3:]))
+            value_names = [key for key in scope.values if key]
+            matches = difflib.get_close_matches(name, value_names, 3)
+            last_names = ", ".join(map(repr, value_names[-3:]))
             hint = (
-                f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; its last: {last}"
+                f"; did you mean {' or '.join(map(repr, matches))}?"
+                if matches
+                else f"; the last values are {last_names}"
             )
             raise GraphError(f"ONNX model {graph.name!r} has no value {name!r} for an output{hint}")
         if graph.is_output(value):
-            raise GraphError(f"output {name!r} is given twice; give it once")
+            raise GraphError(f"output {name!r} is listed twice; list it once")
         if value.producer is None:
             value = _copy(scope, value, name)
         graph.outputs.append(value)
 
 
 def _copy(scope: Scope, value: Value, name: str) -> Value:
-    """A result that holds what an input or a weight holds: only results may leave a graph."""
+    """Return a copy of an input or a weight; only results of nodes can be outputs."""
     label = name
     if value.constant is None:
         label = scope.state.reserve_name(f"{name}_output")
-        logger.warning("input %r is an output too; the output is named %r", name, label)
+        logger.warning("input %r is an output, too; the output is named %r", name, label)
     else:
         value = Value(
             scope.state.reserve_name(f"{name}/value"), value.type, constant=value.constant
@@ -142,7 +149,7 @@ def _copy(scope: Scope, value: Value, name: str) -> Value:
 
 
 def _warn_of_wrong_shapes(scope: Scope, proto: GraphProto) -> None:
-    """Say which declared shapes contradict what the nodes compute; the latter counts."""
+    """Warn about declared shapes that contradict the inferred ones, which are used."""
     wrong: list[str] = []
     for entry in (*proto.value_info, *proto.output, *proto.input):
         value = scope.values.get(entry.name)
@@ -150,13 +157,13 @@ def _warn_of_wrong_shapes(scope: Scope, proto: GraphProto) -> None:
         if value is None or declared is None:
             continue
         shape = value.tensor.shape
-        fits = len(shape) == len(declared) and all(
-            given is None or not isinstance(extent, int) or given == extent
-            for given, extent in zip(declared, shape, strict=True)
+        matches = len(shape) == len(declared) and all(
+            declared_extent is None or not isinstance(extent, int) or declared_extent == extent
+            for declared_extent, extent in zip(declared, shape, strict=True)
         )
-        if not fits:
+        if not matches:
             text = ", ".join("?" if extent is None else str(extent) for extent in declared)
-            wrong.append(f"{entry.name!r} is declared [{text}] and is {value.tensor}")
+            wrong.append(f"{entry.name!r} is declared [{text}] but is {value.tensor}")
     if wrong:
         rest = f" and {len(wrong) - _MAX_WARNINGS} more" if len(wrong) > _MAX_WARNINGS else ""
         logger.warning(

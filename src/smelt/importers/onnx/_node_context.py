@@ -1,9 +1,8 @@
-"""One node of the model while it is brought to ops: what it asks for, and what is made of it.
+"""``NodeContext``: the inputs and attributes of one node, and the ops into which it is converted.
 
-Converters emit ops through `NodeContext`. A result that follows from small constants is computed
-at once,
-because the shapes behind it depend on its elements; the transform is recorded, so that a weight
-stays replaceable.
+Converters emit ops through `NodeContext`. A result of small constants is computed at once, because
+later shapes may depend on its elements. The computation is recorded as a recipe, so that weights
+can still be refitted.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _MAX_FOLDED_ELEMENTS = 4096
-"""Most elements of a result that is computed at once."""
-_MAX_READ = 1 << 16
-"""Most elements from which it is computed."""
-_LARGEST_DIM = 1 << 31
-"""Above it an element is not an extent, and need not be followed."""
+"""Largest number of elements of a result that is computed during the import."""
+_MAX_INPUT_ELEMENTS = 1 << 16
+"""Largest number of input elements of such a computation."""
+_MAX_DIMENSION = 1 << 31
+"""Exclusive limit of elements that are tracked as possible extents."""
 REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)
-"""What numbers that mean nothing end in, where no check has met them before."""
+"""Errors that invalid numbers cause in code that does not check them first."""
 
 
 @cache
 def op_classes() -> Mapping[str, type[Op]]:
-    """The ops by their ONNX names."""
+    """Return the op classes by their ONNX names."""
     return {cls.__name__: cls for cls in ALL_OPS}
 
 
 @dataclass(slots=True, eq=False)
 class NodeContext:
-    """A node of the model: inputs are values of the graph, attributes are checked."""
+    """A node of the model with its inputs as values of the graph, and checked attributes."""
 
     scope: Scope
     name: str
@@ -61,87 +60,96 @@ class NodeContext:
 
     @property
     def where(self) -> str:
-        """The node as messages show it."""
+        """The node as shown in messages."""
         return f"{self.op_type} {self.name!r}"
 
     @property
     def graph(self) -> Graph:
-        """The graph into which the node goes."""
+        """The graph to which the node is added."""
         return self.scope.graph
 
-    # ---- what the node asks for
+    # ---- inputs and attributes
 
     def input(self, index: int) -> Value:
-        """Input ``index``, which must be there. Raises ModelFormatError."""
+        """Return input ``index``.
+
+        Raises:
+            ModelFormatError: the input is absent.
+        """
         value = self.optional(index)
         if value is None:
             raise ModelFormatError(f"{self.where}: input {index} is required and missing")
         return value
 
     def optional(self, index: int) -> Value | None:
-        """Input ``index``; None when it is absent."""
+        """Return input ``index``, or None if it is absent."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def present(self) -> list[Value]:
-        """All inputs, which must be there. Raises ModelFormatError."""
+        """Return all inputs.
+
+        Raises:
+            ModelFormatError: an input is absent.
+        """
         return [self.input(index) for index in range(len(self.inputs))]
 
     def elements(self, index: int) -> Array | None:
-        """Elements of input ``index``, where they are known now."""
+        """Return the elements of input ``index`` if they are known during the import, or None."""
         value = self.optional(index)
         return None if value is None else self.scope.state.known(value)
 
     def integer(self, name: str, default: int) -> int:
-        """An integer attribute."""
+        """Return an integer attribute."""
         return cast("int", self.attributes.get(name, default))
 
     def number(self, name: str, default: float) -> float:
-        """A floating-point attribute."""
+        """Return a floating-point attribute."""
         return cast("float", self.attributes.get(name, default))
 
     def text(self, name: str, default: str) -> str:
-        """A string attribute."""
+        """Return a string attribute."""
         return cast("str", self.attributes.get(name, default))
 
     def integers(self, name: str) -> tuple[int, ...] | None:
-        """A list of integers; None when it is absent."""
+        """Return an attribute that is a list of integers, or None if it is absent."""
         return cast("tuple[int, ...] | None", self.attributes.get(name))
 
     def is_output_used(self, index: int) -> bool:
-        """Whether anything may read output ``index``."""
+        """Return whether output ``index`` is named, so that it may be read."""
         return index < len(self.outputs) and bool(self.outputs[index])
 
     def without(self, *names: str) -> dict[str, Attribute]:
-        """The attributes but for some."""
+        """Return all attributes except those of the given names."""
         return {key: value for key, value in self.attributes.items() if key not in names}
 
-    # ---- what is made of it
+    # ---- conversion to ops
 
     def emit(self, op: str, *inputs: Value | None, **attributes: object) -> Value:
-        """Apply an op, named as in ONNX; returns its first result."""
+        """Apply the op of an ONNX name, and return its first result."""
         return self.emit_all(op, *inputs, **attributes)[0]
 
     def emit_all(self, op: str, *inputs: Value | None, **attributes: object) -> list[Value]:
-        """Apply an op, named as in ONNX; returns its results.
+        """Apply the op of an ONNX name, and return its results.
 
-        Raises UnsupportedError: there is no such op, or it has no such attribute.
-        Raises GraphError: the op refuses the inputs.
+        Raises:
+            UnsupportedError: there is no such op, or it has no such attribute.
+            GraphError: the op does not accept the inputs.
         """
         return self.apply(make_op(op, attributes, self.where), *inputs)
 
     def apply(self, op: Op, *inputs: Value | None) -> list[Value]:
-        """Apply an op; returns its results."""
-        given = list(inputs)
-        while given and given[-1] is None:
-            given.pop()
+        """Apply an op, and return its results; they are constants if they could be computed."""
+        operands = list(inputs)
+        while operands and operands[-1] is None:
+            operands.pop()
         try:
-            node = self._add(op, given)
+            node = self._add(op, operands)
         except ShapeError:
-            # Elements that follow from fixed extents may be what the op needs to see.
-            seen = [self._shown(value) for value in given]
-            if seen == given:
+            # Inference may need elements that are known from shapes, so they become constants.
+            constant_operands = [self._known_as_constant(value) for value in operands]
+            if constant_operands == operands:
                 raise
-            node = self._add(op, seen)
+            node = self._add(op, constant_operands)
         folded = _fold(self.scope, node)
         if folded is not None:
             return folded
@@ -149,27 +157,28 @@ class NodeContext:
         return list(node.outputs)
 
     def constant(self, array: Array | Sequence[int] | float, dtype: object = None) -> Value:
-        """A constant that the node brings along."""
+        """Add a constant."""
         elements = np.array(array, cast("np.dtype[Any] | None", dtype))
         name = self.scope.state.reserve_name(f"{self.name}/constant")
         return self.graph.add_constant(elements, name)
 
     def integers_value(self, elements: Sequence[int]) -> Value:
-        """A constant int64 vector."""
+        """Add a constant int64 vector."""
         return self.constant(np.array(elements, np.int64))
 
-    def bound_symbol(self, counted: str, extent: Dim, bound: Dim) -> None:
-        """Declare an upper bound of an extent that a run of the node determines.
+    def bound_symbol(self, count_symbol: str, extent: Dim, bound: Dim) -> None:
+        """Declare an upper bound of an extent that is known only at run time.
 
-        ``counted`` is the op's ``count_symbol``, with which the symbols of its results begin. An
-        extent that follows from the inputs, as the trips of a Loop may, needs no bound.
+        ``count_symbol`` is that of the op, with which the symbols of its results start.
+        Extents that follow from the inputs, such as the trips of some Loops, need no bound.
         """
         for name in symbols_of(extent):
-            if name == counted or name.startswith(f"{counted}_"):
+            if name == count_symbol or name.startswith(f"{count_symbol}_"):
                 for graph in (self.scope.state.root, self.graph):
                     graph.symbol_bounds.setdefault(name, bound)
 
     def _add(self, op: Op, inputs: Sequence[Value | None]) -> Node:
+        """Add a node to the graph; errors name the node of the model."""
         self.scope.state.count_node()
         try:
             return self.graph.add(op, *inputs, name=self.name)
@@ -182,7 +191,8 @@ class NodeContext:
                 f"the inputs of {op.name} are invalid: {error}", node=self.where
             ) from error
 
-    def _shown(self, value: Value | None) -> Value | None:
+    def _known_as_constant(self, value: Value | None) -> Value | None:
+        """Return a constant with the elements of a value if they are known, or the value itself."""
         if value is None or value.constant is not None:
             return value
         elements = self.scope.state.known(value)
@@ -194,18 +204,25 @@ class NodeContext:
 
 
 def make_op(name: str, attributes: Mapping[str, object], where: str) -> Op:
-    """The op of an ONNX name with attributes.
+    """Return the op of an ONNX name with attributes.
 
-    Raises UnsupportedError: there is no such op, or it has no such attribute.
+    Raises:
+        UnsupportedError: there is no such op, or it has no such attribute.
     """
     cls = op_classes().get(name)
     if cls is None:
-        raise UnsupportedError(f"smelt has no op {name}")
+        raise UnsupportedError(f"the op {name} is not supported")
     return make_op_of(cls, name, attributes, where)
 
 
 def make_op_of(cls: type[Op], name: str, attributes: Mapping[str, object], where: str) -> Op:
-    """An op of a class with attributes. Raises UnsupportedError: it has no such attribute."""
+    """Return an op of a class with attributes.
+
+    Raises:
+        UnsupportedError: the op has no such attribute.
+        ModelFormatError: a required attribute is missing.
+        ShapeError: the values of the attributes are invalid.
+    """
     fields = {entry.name: entry for entry in dataclasses.fields(cls) if entry.init}
     attributes = {
         key if key in fields else _snake_case(key): value for key, value in attributes.items()
@@ -235,17 +252,17 @@ def _snake_case(name: str) -> str:
 
 
 def _coerce(annotation: str, value: object, where: str) -> object:
-    """An ONNX attribute as the op's field has it."""
-    kind = annotation.split("|")[0].strip()
-    if isinstance(value, int) and kind == "bool":
+    """Convert an ONNX attribute to the type of the op's field."""
+    type_name = annotation.split("|")[0].strip()
+    if isinstance(value, int) and type_name == "bool":
         return bool(value)
-    if isinstance(value, int) and not isinstance(value, bool) and kind == "DType":
+    if isinstance(value, int) and not isinstance(value, bool) and type_name == "DType":
         return dtype_from_onnx(value, where)
     return value
 
 
 def _fold(scope: Scope, node: Node) -> list[Value] | None:
-    """Replace a node on small constants by its results; note what fixed extents determine."""
+    """Replace a node on small constants by its results, or record elements known from shapes."""
     arrays = _evaluate(scope, node)
     if arrays is None:
         return None
@@ -265,10 +282,11 @@ def _fold(scope: Scope, node: Node) -> list[Value] | None:
 
 
 def _evaluate(scope: Scope, node: Node) -> Sequence[Array] | None:
-    kinds = [value.type for value in node.outputs]
-    if node.op.regions or not all(isinstance(kind, TensorType) for kind in kinds):
+    """Return the results of a node if they are known and small, or None."""
+    types = [value.type for value in node.outputs]
+    if node.op.regions or not all(isinstance(type_, TensorType) for type_ in types):
         return None
-    tensors = cast("list[TensorType]", kinds)
+    tensors = cast("list[TensorType]", types)
     counts = [element_count(tensor.shape) for tensor in tensors]
     if any(not isinstance(count, int) or count > _MAX_FOLDED_ELEMENTS for count in counts):
         return None
@@ -283,32 +301,34 @@ def _evaluate(scope: Scope, node: Node) -> Sequence[Array] | None:
     absent = [value is None for value in node.inputs]
     if not inputs or [array is None for array in inputs] != absent:
         return None
-    if sum(array.size for array in inputs if array is not None) > _MAX_READ:
+    if sum(array.size for array in inputs if array is not None) > _MAX_INPUT_ELEMENTS:
         return None
     operands = [None if value is None else value.operand for value in node.inputs]
-    if not scope.state.afford(node.op.count_work(operands, kinds)):
+    if not scope.state.afford(node.op.count_work(operands, types)):
         return None
     return _run_reference(node.op, inputs, tensors)
 
 
-def _from_dims(dims: Sequence[Dim] | None, kind: TensorType) -> Array | None:
-    if dims is None or kind.rank > 1 or len(dims) != element_count(kind.shape):
+def _from_dims(dims: Sequence[Dim] | None, type_: TensorType) -> Array | None:
+    """Return known dimensions as an array of a type, or None."""
+    if dims is None or type_.rank > 1 or len(dims) != element_count(type_.shape):
         return None
-    if not all(isinstance(dim, int) and abs(dim) < _LARGEST_DIM for dim in dims):
+    if not all(isinstance(dim, int) and abs(dim) < _MAX_DIMENSION for dim in dims):
         return None
-    return np.array(dims, kind.dtype.numpy).reshape(fixed_shape(kind.shape))
+    return np.array(dims, type_.dtype.numpy).reshape(fixed_shape(type_.shape))
 
 
 def _run_reference(
-    op: Op, inputs: Sequence[Array | None], kinds: Sequence[TensorType]
+    op: Op, inputs: Sequence[Array | None], types: Sequence[TensorType]
 ) -> Sequence[Array] | None:
+    """Return the results of the op's reference, or None if it fails or returns other types."""
     try:
         with np.errstate(all="ignore"):
             arrays = op.reference(*inputs)
     except REFUSALS:
-        return None  # what cannot be computed now fails where it is run, with its node's name
-    fits = len(arrays) == len(kinds) and all(
-        array.shape == kind.shape and array.dtype == kind.dtype.numpy
-        for array, kind in zip(arrays, kinds, strict=False)
+        return None  # the error is raised when the network runs, with the name of the node
+    matches = len(arrays) == len(types) and all(
+        array.shape == type_.shape and array.dtype == type_.dtype.numpy
+        for array, type_ in zip(arrays, types, strict=False)
     )
-    return arrays if fits else None
+    return arrays if matches else None

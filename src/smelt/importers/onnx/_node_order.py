@@ -1,4 +1,4 @@
-"""Order and names of the nodes of one graph: every result made once, nothing in circles."""
+"""Topological order of the nodes of an ONNX graph."""
 
 from __future__ import annotations
 
@@ -15,38 +15,45 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
 
-def order_nodes(nodes: Sequence[NodeProto], given: Iterable[str], where: str) -> list[NodeProto]:
-    """The nodes such that each stands behind those it reads; as given where that is so already.
+def order_nodes(
+    nodes: Sequence[NodeProto], existing_names: Iterable[str], where: str
+) -> list[NodeProto]:
+    """Return the nodes in topological order, which keeps the given order where it is valid.
 
-    Raises GraphError: a result made twice, or a cycle.
+    ``existing_names`` are the names that exist before the first node.
+
+    Raises:
+        GraphError: two nodes compute the same result, or there is a cycle.
     """
-    producers = _producers(nodes, set(given), where)
+    producers = _producers(nodes, set(existing_names), where)
     readers: list[list[int]] = [[] for _ in nodes]
-    missing = [0] * len(nodes)
+    missing_inputs = [0] * len(nodes)
     for index, node in enumerate(nodes):
         for producer in {producers[name] for name in names_read(node) if name in producers}:
             readers[producer].append(index)
-            missing[index] += 1
-    ready = [index for index, count in enumerate(missing) if count == 0]
+            missing_inputs[index] += 1
+    ready = [index for index, count in enumerate(missing_inputs) if count == 0]
     order: list[NodeProto] = []
     while ready:
         index = heapq.heappop(ready)
         order.append(nodes[index])
         for reader in readers[index]:
-            missing[reader] -= 1
-            if missing[reader] == 0:
+            missing_inputs[reader] -= 1
+            if missing_inputs[reader] == 0:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
-        stuck = [describe(nodes[index]) for index, count in enumerate(missing) if count]
+        cyclic_nodes = [
+            describe(nodes[index]) for index, count in enumerate(missing_inputs) if count
+        ]
         raise GraphError(
-            f"{where} has a cycle: these wait for each other: {', '.join(stuck[:8])}"
-            f"{' …' if len(stuck) > 8 else ''}; a network must not read its own results"
+            f"{where} has a cycle: these nodes depend on each other: {', '.join(cyclic_nodes[:8])}"
+            f"{' …' if len(cyclic_nodes) > 8 else ''}; a network must not read its own results"
         )
     return order
 
 
 def names_read(node: NodeProto) -> Iterator[str]:
-    """Names that a node reads, those that its regions capture included."""
+    """Yield the names that a node reads, including those that its regions capture."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
@@ -54,18 +61,23 @@ def names_read(node: NodeProto) -> Iterator[str]:
 
 
 def describe(node: NodeProto) -> str:
-    """The node as messages show it: by its name, else by what it makes."""
+    """Return the node as shown in messages: by its name, or by its first result."""
     label = node.name or next((name for name in node.output if name), "without a name")
     return f"{node.op_type} {label!r}"
 
 
-def _producers(nodes: Sequence[NodeProto], given: set[str], where: str) -> dict[str, int]:
+def _producers(nodes: Sequence[NodeProto], existing_names: set[str], where: str) -> dict[str, int]:
+    """Return the index of the node that computes each name.
+
+    Raises:
+        GraphError: a name is computed twice, or is that of an input or weight.
+    """
     producers: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in node.output:
             if not name:
                 continue
-            if name in producers or name in given:
+            if name in producers or name in existing_names:
                 first = (
                     describe(nodes[producers[name]]) if name in producers else "an input or weight"
                 )
@@ -78,9 +90,12 @@ def _producers(nodes: Sequence[NodeProto], given: set[str], where: str) -> dict[
 
 
 def _names_captured(graph: GraphProto) -> set[str]:
-    own = {entry.name for entry in graph.input} | {entry.name for entry in graph.initializer}
-    own |= {entry.values.name for entry in graph.sparse_initializer}
-    own |= {name for node in graph.node for name in node.output}
+    """Return the names that a region reads from the scopes around it."""
+    local_names = {entry.name for entry in graph.input} | {
+        entry.name for entry in graph.initializer
+    }
+    local_names |= {entry.values.name for entry in graph.sparse_initializer}
+    local_names |= {name for node in graph.node for name in node.output}
     used = {name for node in graph.node for name in names_read(node)}
     used |= {entry.name for entry in graph.output}
-    return used - own
+    return used - local_names

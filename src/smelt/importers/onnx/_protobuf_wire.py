@@ -1,7 +1,7 @@
-"""Counts what a serialised message holds, before protobuf makes objects of it.
+"""Counts of messages and fields in serialised data, checked before protobuf parses it.
 
-An empty message is two bytes on the wire and hundreds in memory, so a limit on bytes alone does
-not bound what a file takes.
+An empty message takes two bytes in the file and hundreds of bytes in memory, so a limit of the
+file's size does not limit the memory.
 """
 
 from __future__ import annotations
@@ -22,29 +22,32 @@ if TYPE_CHECKING:
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
-_VARINT_BYTES = 10
-_LARGEST_NUMBER = (1 << 29) - 1
-"""Of a field, as protobuf has it; the least is 1."""
-_LEAST_MESSAGE = 2
-"""Bytes of a field that is an empty message: its tag and its length."""
+_MAX_VARINT_BYTES = 10
+"""Largest number of bytes of an encoded 64-bit integer."""
+_MAX_FIELD_NUMBER = (1 << 29) - 1
+"""Largest field number that protobuf allows; the smallest is 1."""
+_MIN_MESSAGE_BYTES = 2
+"""Size in bytes of a field that holds an empty message: its tag and its length."""
 
 
 def check_counts(data: bytes, message: Message) -> None:
-    """Check how many messages and fields ``data`` holds, which ``message`` is to be read from.
+    """Check how many messages and fields serialised data of the type of ``message`` contains.
 
-    The longest messages are opened first, and only while those that are left are long enough to
-    hold too many: weights are passed over, and an honest file costs little.
+    The longest messages are scanned first, and only while the remaining bytes could hold too many
+    messages. Weights are therefore skipped, and valid files are checked quickly.
 
-    Raises ModelFormatError: it holds too many. Raises DecodeError: it cannot be read.
+    Raises:
+        ModelFormatError: the data contains too many messages or fields.
+        DecodeError: the data is malformed.
     """
     messages = fields = 0
     unread = len(data)
-    # protobuf's stubs have two types of descriptors, by how it is built.
-    closed: list[tuple[int, int, Any]] = [(-unread, 0, message.DESCRIPTOR)]
-    while closed and messages + unread // _LEAST_MESSAGE > Limit.MAX_MODEL_MESSAGES.most:
-        length, start, kind = heapq.heappop(closed)
+    # Any, because protobuf's stubs have two descriptor types, depending on its implementation.
+    unscanned: list[tuple[int, int, Any]] = [(-unread, 0, message.DESCRIPTOR)]
+    while unscanned and messages + unread // _MIN_MESSAGE_BYTES > Limit.MAX_MODEL_MESSAGES.most:
+        length, start, descriptor = heapq.heappop(unscanned)
         unread += length
-        members = _member_messages(kind)
+        members = _member_messages(descriptor)
         for number, begin, size in _walk(data, start, start - length):
             fields += 1
             if fields > Limit.MAX_MODEL_FIELDS.most:
@@ -56,24 +59,24 @@ def check_counts(data: bytes, message: Message) -> None:
                     raise _excess(Limit.MAX_MODEL_MESSAGES, messages)
                 if size:
                     unread += size
-                    heapq.heappush(closed, (-size, begin, member))
+                    heapq.heappush(unscanned, (-size, begin, member))
 
 
 @functools.cache
-def _member_messages(kind: Any) -> dict[int, Any]:
-    """Descriptors of the messages that a message's fields hold, by the fields' numbers."""
-    found = {field.number: field.message_type for field in kind.fields}
-    return {number: member for number, member in found.items() if member is not None}
+def _member_messages(descriptor: Any) -> dict[int, Any]:
+    """Return the message types of a message's fields, by field number."""
+    types = {field.number: field.message_type for field in descriptor.fields}
+    return {number: member for number, member in types.items() if member is not None}
 
 
 def _walk(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Each field's number, where its bytes begin, and how many; -1 for a number."""
+    """Yield number, position and length of each field; the length of a number is -1."""
     while position < end:
         tag, position = _varint(data, position, end)
         number, wire = tag >> 3, tag & 7
         if (
-            not 0 < number <= _LARGEST_NUMBER
-        ):  # zeros that fill a file would be fields, two bytes each
+            not 0 < number <= _MAX_FIELD_NUMBER
+        ):  # otherwise zero bytes would be valid fields of two bytes each
             raise DecodeError(f"a field has the invalid number {number}, at byte {position}")
         if wire == _VARINT:
             _, position = _varint(data, position, end)
@@ -97,14 +100,14 @@ def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
     if position < end and data[position] < 0x80:
         return data[position], position + 1
     value = 0
-    for shift, byte in enumerate(data[position : min(end, position + _VARINT_BYTES)]):
+    for shift, byte in enumerate(data[position : min(end, position + _MAX_VARINT_BYTES)]):
         value |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
             return value, position + shift + 1
     raise DecodeError(f"a varint has no end, at byte {position}")
 
 
-def _excess(limit: Limit, found: int) -> ModelFormatError:
+def _excess(limit: Limit, count: int) -> ModelFormatError:
     return ModelFormatError(
-        f"the ONNX model has at least {limit.excess(found)}; the file is damaged or malicious"
+        f"the ONNX model has at least {limit.excess(count)}; the file is damaged or malicious"
     )

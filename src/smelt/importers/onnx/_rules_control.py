@@ -1,4 +1,4 @@
-"""Ops that run graphs: what a region reads from outside becomes an explicit input of the node."""
+"""Converters of control flow: the values that a region captures become inputs of its node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def conditional(node_context: NodeContext) -> list[Value]:
-    """If: a condition that is constant leaves only its branch."""
+    """Convert If; if the condition is constant, only the branch that is taken remains."""
     condition = node_context.input(0)
     branches = [_branch(node_context, name) for name in ("then_branch", "else_branch")]
     if condition.constant is not None and condition.constant.array.size == 1:
@@ -38,32 +38,32 @@ def conditional(node_context: NodeContext) -> list[Value]:
     pairs = zip(then_scope.graph.outputs, else_scope.graph.outputs, strict=True)
     for result, (first, second) in zip(results, pairs, strict=True):
         extents = zip(result.tensor.shape, first.tensor.shape, second.tensor.shape, strict=True)
-        for extent, one, other in extents:
-            if extent not in (one, other):
-                node_context.bound_symbol(symbol, extent, _larger(one, other))
+        for extent, then_extent, else_extent in extents:
+            if extent not in (then_extent, else_extent):
+                node_context.bound_symbol(symbol, extent, _larger(then_extent, else_extent))
     return results
 
 
-def _larger(one: Dim, other: Dim) -> Dim:
-    """An upper bound of both extents, none of which is negative."""
-    if isinstance(gap := one - other, int):
-        return one if gap > 0 else other
-    return one + other
+def _larger(first: Dim, second: Dim) -> Dim:
+    """Return an upper bound of two extents, neither of which is negative."""
+    if isinstance(gap := first - second, int):
+        return first if gap > 0 else second
+    return first + second
 
 
 def loop(node_context: NodeContext) -> list[Value]:
-    """Loop: its states keep their types from trip to trip."""
+    """Convert Loop; its carried values keep their types in all iterations."""
     body = cast("onnx.GraphProto", node_context.attributes["body"])
     states = [node_context.input(index) for index in range(2, len(node_context.inputs))]
     if len(body.input) != 2 + len(states) or len(body.output) < 1 + len(states):
         raise GraphError(
-            f"its body has {len(body.input)} inputs and {len(body.output)} outputs for "
+            f"the body has {len(body.input)} inputs and {len(body.output)} outputs for "
             f"{len(states)} carried values; it must have two inputs and one output more than "
             "carried values",
             node=node_context.where,
         )
-    heads = (TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()))
-    scope = _build_region(node_context, body, [*heads, *(value.type for value in states)])
+    leading_types = (TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()))
+    scope = _build_region(node_context, body, [*leading_types, *(value.type for value in states)])
     symbol = node_context.scope.state.symbols.reserve(f"{node_context.name}_count")
     results = node_context.emit_all(
         "Loop",
@@ -76,24 +76,29 @@ def loop(node_context: NodeContext) -> list[Value]:
         count_symbol=symbol,
     )
     trips = node_context.elements(0)
-    most = Limit.MAX_LOOP_TRIPS.most
+    max_trips = Limit.MAX_LOOP_TRIPS.most
     if trips is not None and trips.size == 1:
-        most = min(max(int(trips.item()), 0), most)
+        max_trips = min(max(int(trips.item()), 0), max_trips)
     for result in results[len(states) :]:
-        node_context.bound_symbol(symbol, result.tensor.shape[0], most)
+        node_context.bound_symbol(symbol, result.tensor.shape[0], max_trips)
     return results
 
 
 def scan(node_context: NodeContext) -> list[Value]:
-    """Scan is not run. Raises UnsupportedError."""
+    """Refuse Scan.
+
+    Raises:
+        UnsupportedError: always.
+    """
     raise UnsupportedError("Scan is not supported; export the recurrence as Loop, LSTM or GRU")
 
 
 def _branch(node_context: NodeContext, name: str) -> onnx.GraphProto:
+    """Return a branch of an If after checking its inputs and outputs."""
     branch = cast("onnx.GraphProto", node_context.attributes[name])
     if branch.input or len(branch.output) < len(node_context.outputs):
         raise GraphError(
-            f"its {name} has {len(branch.input)} inputs and {len(branch.output)} outputs; it must "
+            f"the {name} has {len(branch.input)} inputs and {len(branch.output)} outputs; it must "
             f"have no inputs and {len(node_context.outputs)} outputs",
             node=node_context.where,
         )
@@ -101,7 +106,7 @@ def _branch(node_context: NodeContext, name: str) -> onnx.GraphProto:
 
 
 def _inline(node_context: NodeContext, branch: onnx.GraphProto) -> list[Value]:
-    """Add a branch's nodes to the graph around it."""
+    """Add the nodes of a branch to the graph around it, and return its outputs."""
     outer = node_context.scope
     scope = Scope(
         outer.state,
@@ -120,7 +125,7 @@ def _inline(node_context: NodeContext, branch: onnx.GraphProto) -> list[Value]:
 def _build_region(
     node_context: NodeContext, proto: onnx.GraphProto, types: Sequence[ValueType]
 ) -> Scope:
-    """The scope of a region whose inputs have ``types``; its graph is complete."""
+    """Return the scope of a region with inputs of ``types``; its graph is complete."""
     outer = node_context.scope
     scope = Scope(
         outer.state,
@@ -131,12 +136,12 @@ def _build_region(
         references=outer.references,
         depth=outer.depth + 1,
     )
-    for entry, kind in zip(proto.input, types, strict=True):
+    for entry, type_ in zip(proto.input, types, strict=True):
         if entry.name in scope.values:
             raise GraphError(
-                f"input {entry.name!r} of its region occurs twice", node=node_context.where
+                f"input {entry.name!r} of the region occurs twice", node=node_context.where
             )
-        scope.values[entry.name] = scope.graph.add_input(entry.name, kind)
+        scope.values[entry.name] = scope.graph.add_input(entry.name, type_)
     outer.state.fill(scope, proto)
     scope.graph.outputs = _outputs(scope, proto, node_context.where)
     return scope
@@ -150,7 +155,7 @@ def _outputs(scope: Scope, proto: onnx.GraphProto, where: str) -> list[Value]:
 
 
 def _merge_captured(first: Scope, second: Scope) -> list[Value]:
-    """Give both regions the same inputs, in the same order; returns the values around them."""
+    """Give both regions the same inputs in the same order; return the captured values."""
     outer = {value: value for scope in (first, second) for value, _ in scope.captured}
     for scope in (first, second):
         inner = dict(scope.captured)

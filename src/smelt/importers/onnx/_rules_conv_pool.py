@@ -1,4 +1,4 @@
-"""Convolutions and poolings: automatic padding becomes explicit."""
+"""Converters of convolutions and poolings; automatic padding becomes explicit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
 
 def convolution(node_context: NodeContext) -> list[Value]:
-    """Conv: kernel_shape follows from the weights, auto_pad from the extents."""
+    """Convert Conv; kernel_shape may be taken from the weights."""
     return [
         convolve(
             node_context, node_context.input(0), node_context.input(1), node_context.optional(2)
@@ -26,7 +26,7 @@ def convolution(node_context: NodeContext) -> list[Value]:
 
 
 def integer_convolution(node_context: NodeContext) -> list[Value]:
-    """ConvInteger: as Conv, with zero points."""
+    """Convert ConvInteger, which is Conv with zero points."""
     zeros = node_context.optional(2), node_context.optional(3)
     return [
         convolve(
@@ -38,7 +38,7 @@ def integer_convolution(node_context: NodeContext) -> list[Value]:
 def convolve(
     node_context: NodeContext, x: Value, weights: Value, *others: Value | None, op: str = "Conv"
 ) -> Value:
-    """Emit a convolution with the attributes of the call."""
+    """Emit a convolution with the attributes of the node."""
     kernel = _kernel_of(node_context, weights)
     attributes = node_context.without("auto_pad", "pads", "kernel_shape")
     pads = _resolve_pads(node_context, x.tensor.shape[2:], kernel)
@@ -46,7 +46,7 @@ def convolve(
 
 
 def pooling(node_context: NodeContext) -> list[Value]:
-    """AveragePool, MaxPool, LpPool: auto_pad follows from the extents."""
+    """Convert AveragePool, MaxPool and LpPool."""
     x = node_context.input(0)
     kernel = node_context.integers("kernel_shape") or ()
     attributes = node_context.without("auto_pad", "pads", "storage_order")
@@ -54,12 +54,12 @@ def pooling(node_context: NodeContext) -> list[Value]:
         raise UnsupportedError("indices in column-major order (storage_order=1) are not supported")
     extents = x.tensor.shape[2:]
     if _auto_pad(node_context) != "NOTSET":
-        attributes.pop("ceil_mode", None)  # what is padded to fit has no rest to round
+        attributes.pop("ceil_mode", None)  # with automatic padding, windows fit exactly
         if _auto_pad(node_context) == "SAME_UPPER" and not node_context.integer(
             "count_include_pad", 0
         ):
-            # A pair at a time needs one element more at the end or none: what ceil_mode leaves out
-            # does not count.
+            # Windows of two elements with stride 2 need one or no element of padding at the end,
+            # and ceil_mode has the same effect for a symbolic extent.
             pairs = _takes_pairs(node_context, kernel)
             extents = tuple(
                 2 if pair and not isinstance(extent, int) else extent
@@ -71,7 +71,7 @@ def pooling(node_context: NodeContext) -> list[Value]:
 
 
 def _takes_pairs(node_context: NodeContext, kernel: Sequence[int]) -> list[bool]:
-    """For each axis, whether its windows are of two elements side by side."""
+    """Return for each axis whether its windows are adjacent pairs of elements."""
     rank = len(kernel)
     steps = zip(
         _filled(node_context, "strides", rank, 1),
@@ -82,26 +82,28 @@ def _takes_pairs(node_context: NodeContext, kernel: Sequence[int]) -> list[bool]
 
 
 def transposed_convolution(node_context: NodeContext) -> list[Value]:
-    """ConvTranspose: output_shape and auto_pad become pads."""
+    """Convert ConvTranspose; output_shape and auto_pad become pads."""
     x, weights = node_context.input(0), node_context.input(1)
     kernel = _kernel_of(node_context, weights)
     rank = len(kernel)
     strides = _filled(node_context, "strides", rank, 1)
     dilations = _filled(node_context, "dilations", rank, 1)
     extra = list(_filled(node_context, "output_padding", rank, 0))
-    wanted = _output_extents(node_context, x.tensor.shape[2:], strides)
-    if wanted is None:
+    output_extents = _output_extents(node_context, x.tensor.shape[2:], strides)
+    if output_extents is None:
         is_explicit = _auto_pad(node_context) == "NOTSET"
         pads = _filled(node_context, "pads", 2 * rank, 0) if is_explicit else (0,) * (2 * rank)
     else:
         heads, tails = [0] * rank, [0] * rank
-        for axis, (extent, target) in enumerate(zip(x.tensor.shape[2:], wanted, strict=True)):
-            reach = (kernel[axis] - 1) * dilations[axis] + 1
-            total = (extent - 1) * strides[axis] + reach + extra[axis] - target
+        for axis, (extent, target) in enumerate(
+            zip(x.tensor.shape[2:], output_extents, strict=True)
+        ):
+            window_extent = (kernel[axis] - 1) * dilations[axis] + 1
+            total = (extent - 1) * strides[axis] + window_extent + extra[axis] - target
             if not isinstance(total, int):
                 raise UnsupportedError(
-                    f"its output_shape or auto_pad needs a fixed extent of axis {axis + 2}, which "
-                    f"is {extent}: fix it"
+                    f"output_shape and auto_pad need a static extent of axis {axis + 2}, which is "
+                    f"{extent}; fix it in the model"
                 )
             extra[axis] += max(-total, 0)
             is_upper = _auto_pad(node_context) == "SAME_UPPER"
@@ -124,32 +126,36 @@ def transposed_convolution(node_context: NodeContext) -> list[Value]:
 def _output_extents(
     node_context: NodeContext, extents: Sequence[Dim], strides: Sequence[int]
 ) -> Sequence[Dim] | None:
-    wanted = node_context.integers("output_shape")
-    if wanted:
-        if len(wanted) < len(extents):
-            raise ShapeError(f"output_shape {wanted} has too few extents", node=node_context.where)
-        return wanted[-len(extents) :]
+    """Return the spatial extents that output_shape or auto_pad define, or None."""
+    output_shape = node_context.integers("output_shape")
+    if output_shape:
+        if len(output_shape) < len(extents):
+            raise ShapeError(
+                f"output_shape {output_shape} has too few extents", node=node_context.where
+            )
+        return output_shape[-len(extents) :]
     if _auto_pad(node_context).startswith("SAME"):
         return [extent * stride for extent, stride in zip(extents, strides, strict=True)]
     return None
 
 
 def _kernel_of(node_context: NodeContext, weights: Value) -> tuple[int, ...]:
+    """Return the kernel extents from kernel_shape or from the weights."""
     shape = weights.tensor.shape[2:]
     declared = node_context.integers("kernel_shape")
     if declared:
-        known = len(declared) == len(shape) and all(
-            not isinstance(extent, int) or extent == given
-            for extent, given in zip(shape, declared, strict=False)
+        matches = len(declared) == len(shape) and all(
+            not isinstance(extent, int) or extent == declared_extent
+            for extent, declared_extent in zip(shape, declared, strict=False)
         )
-        if not known:
+        if not matches:
             raise ShapeError(
                 f"kernel_shape {list(declared)} does not fit weights {weights.tensor}",
                 node=node_context.where,
             )
         return declared
     if not all(isinstance(extent, int) for extent in shape):
-        raise UnsupportedError("the extents of its kernel are not known; give it kernel_shape")
+        raise UnsupportedError("the extents of the kernel are not known; set kernel_shape")
     return cast("tuple[int, ...]", shape)
 
 
@@ -163,18 +169,19 @@ def _auto_pad(node_context: NodeContext) -> str:
 
 
 def _filled(node_context: NodeContext, name: str, length: int, default: int) -> tuple[int, ...]:
-    given = node_context.integers(name) or (default,) * length
-    if len(given) != length:
+    """Return an attribute that is a list of ``length`` integers, or the default for each."""
+    values = node_context.integers(name) or (default,) * length
+    if len(values) != length:
         raise ShapeError(
-            f"{name} is {list(given)}; it must have {length} numbers", node=node_context.where
+            f"{name} is {list(values)}; it must have {length} numbers", node=node_context.where
         )
-    return given
+    return values
 
 
 def _resolve_pads(
     node_context: NodeContext, extents: Sequence[Dim], kernel: Sequence[int]
 ) -> tuple[int, ...]:
-    """Padding before each axis, then after each."""
+    """Return the padding before each axis, followed by that after each axis."""
     rank = len(kernel)
     mode = _auto_pad(node_context)
     if mode == "NOTSET":
@@ -188,7 +195,7 @@ def _resolve_pads(
         )
     strides = _filled(node_context, "strides", rank, 1)
     dilations = _filled(node_context, "dilations", rank, 1)
-    halves = [
+    pads_by_axis = [
         _halves(
             _same_padding(
                 extents[axis], (kernel[axis] - 1) * dilations[axis] + 1, strides[axis], axis
@@ -197,24 +204,25 @@ def _resolve_pads(
         )
         for axis in range(rank)
     ]
-    return (*(head for head, _ in halves), *(tail for _, tail in halves))
+    return (*(head for head, _ in pads_by_axis), *(tail for _, tail in pads_by_axis))
 
 
-def _same_padding(extent: Dim, reach: int, stride: int, axis: int) -> int:
-    """Padding with which there is a window for each ``stride`` elements."""
+def _same_padding(extent: Dim, window_extent: int, stride: int, axis: int) -> int:
+    """Return the total padding with which there is one window per ``stride`` elements."""
     if stride < 1:
-        raise ShapeError(f"stride {stride} must be positive")
+        raise ShapeError(f"stride is {stride}; it must be positive")
     if stride == 1:
-        return max(reach - 1, 0)
+        return max(window_extent - 1, 0)
     if not isinstance(extent, int):
         raise UnsupportedError(
-            f"auto_pad with stride {stride} needs a fixed extent of axis {axis + 2}, which is "
-            f"{extent}: fix it in the model"
+            f"auto_pad with stride {stride} needs a static extent of axis {axis + 2}, which is "
+            f"{extent}; fix it in the model"
         )
     windows = -(-extent // stride)
-    return max((windows - 1) * stride + reach - extent, 0)
+    return max((windows - 1) * stride + window_extent - extent, 0)
 
 
 def _halves(total: int, *, upper: bool) -> tuple[int, int]:
+    """Split padding into begin and end; an odd element goes to the end if ``upper``."""
     small = total // 2
     return (small, total - small) if upper else (total - small, small)

@@ -1,4 +1,4 @@
-"""Normalisations and quantised arithmetic."""
+"""Converters of normalisations, recurrent ops, quantised ops and ops with counted results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def batch_normalization(node_context: NodeContext) -> list[Value]:
-    """BatchNormalization in inference."""
+    """Convert BatchNormalization in inference mode."""
     if node_context.integer("training_mode", 0) or node_context.is_output_used(1):
-        raise UnsupportedError("it is in training mode; export the model for inference")
+        raise UnsupportedError("training mode is not supported; export the model for inference")
     if node_context.integer("spatial", 1) != 1:
         raise UnsupportedError("statistics of each element (spatial=0) are not supported")
     return node_context.emit_all(
@@ -28,7 +28,7 @@ def batch_normalization(node_context: NodeContext) -> list[Value]:
 
 
 def layer_normalization(node_context: NodeContext) -> list[Value]:
-    """LayerNormalization, with the statistics where somebody reads them."""
+    """Convert LayerNormalization, with mean and inverse deviation only if they are used."""
     x = node_context.input(0)
     axis, epsilon = node_context.integer("axis", -1), node_context.number("epsilon", 1e-5)
     results = [
@@ -45,21 +45,23 @@ def layer_normalization(node_context: NodeContext) -> list[Value]:
     mean = node_context.emit("ReduceMean", x, axes)
     deviation = node_context.emit("Sub", x, mean)
     variance = node_context.emit("ReduceMean", node_context.emit("Mul", deviation, deviation), axes)
-    least = node_context.constant(np.array(epsilon, x.tensor.dtype.numpy))
-    spread = node_context.emit("Sqrt", node_context.emit("Add", variance, least))
-    main = results[0]
-    return [main, mean, node_context.emit("Reciprocal", spread)]
+    epsilon_value = node_context.constant(np.array(epsilon, x.tensor.dtype.numpy))
+    standard_deviation = node_context.emit(
+        "Sqrt", node_context.emit("Add", variance, epsilon_value)
+    )
+    normalised = results[0]
+    return [normalised, mean, node_context.emit("Reciprocal", standard_deviation)]
 
 
 def recurrent(node_context: NodeContext) -> list[Value]:
-    """LSTM, GRU, RNN: hidden_size follows from the recurrence weights."""
+    """Convert LSTM, GRU and RNN; hidden_size defaults to the extent of the recurrence weights."""
     hidden = node_context.input(2).tensor.shape[-1:]
     attributes = {"hidden_size": hidden[0] if hidden else 0} | node_context.attributes
     return node_context.emit_all(node_context.op_type, *node_context.inputs, **attributes)
 
 
 def quantize(node_context: NodeContext) -> list[Value]:
-    """QuantizeLinear and DequantizeLinear, without blocks and the types that are not here."""
+    """Convert QuantizeLinear and DequantizeLinear; blocks are not supported."""
     if node_context.integer("block_size", 0):
         raise UnsupportedError("blocked quantisation (block_size) is not supported")
     output = node_context.integer("output_dtype", 0)
@@ -70,7 +72,7 @@ def quantize(node_context: NodeContext) -> list[Value]:
 
 
 def counted(node_context: NodeContext) -> list[Value]:
-    """Ops of whose results a run determines how many elements there are."""
+    """Convert ops whose number of results is known only at run time."""
     symbol = node_context.scope.state.symbols.reserve(f"{node_context.name}_count")
     results = node_context.emit_all(
         node_context.op_type, *node_context.inputs, **node_context.attributes, count_symbol=symbol
@@ -93,7 +95,7 @@ def counted(node_context: NodeContext) -> list[Value]:
 
 
 def quantized_convolution(node_context: NodeContext) -> list[Value]:
-    """QLinearConv: the convolution of what is dequantised, quantised again."""
+    """Convert QLinearConv to a quantised convolution of dequantised operands."""
     x_scale, w_scale = node_context.input(1), node_context.input(4)
     x = node_context.emit("DequantizeLinear", node_context.input(0), x_scale, node_context.input(2))
     weights = node_context.emit(
@@ -101,17 +103,19 @@ def quantized_convolution(node_context: NodeContext) -> list[Value]:
     )
     bias = node_context.optional(8)
     if bias is not None:
-        unit = node_context.emit("Mul", x_scale, w_scale)
-        bias = node_context.emit("Mul", node_context.emit("Cast", bias, to=DType.FLOAT32), unit)
-    made = convolve(node_context, x, weights, bias)
+        bias_scale = node_context.emit("Mul", x_scale, w_scale)
+        bias = node_context.emit(
+            "Mul", node_context.emit("Cast", bias, to=DType.FLOAT32), bias_scale
+        )
+    result = convolve(node_context, x, weights, bias)
     return node_context.emit_all(
-        "QuantizeLinear", made, node_context.input(6), node_context.input(7)
+        "QuantizeLinear", result, node_context.input(6), node_context.input(7)
     )
 
 
 def quantized_matmul(node_context: NodeContext) -> list[Value]:
-    """QLinearMatMul: the product of what is dequantised, quantised again."""
+    """Convert QLinearMatMul to a quantised product of dequantised operands."""
     a = node_context.emit("DequantizeLinear", *node_context.inputs[0:3], axis=0)
     b = node_context.emit("DequantizeLinear", *node_context.inputs[3:6], axis=-1)
-    made = node_context.emit("MatMul", a, b)
-    return node_context.emit_all("QuantizeLinear", made, *node_context.inputs[6:8])
+    product = node_context.emit("MatMul", a, b)
+    return node_context.emit_all("QuantizeLinear", product, *node_context.inputs[6:8])

@@ -1,4 +1,4 @@
-"""Ops whose older versions hold in attributes what is an input now, or move elements about."""
+"""Converters of shape and data movement ops, and of ops whose attributes became inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def reduction_of_attribute(node_context: NodeContext) -> list[Value]:
-    """Reduce* before its axes became an input."""
+    """Convert Reduce* with axes as an attribute."""
     return node_context.emit_all(
         node_context.op_type,
         node_context.input(0),
@@ -29,14 +29,14 @@ def reduction_of_attribute(node_context: NodeContext) -> list[Value]:
 
 
 def axes_of_attribute(node_context: NodeContext) -> list[Value]:
-    """Squeeze and Unsqueeze before their axes became an input."""
+    """Convert Squeeze and Unsqueeze with axes as an attribute."""
     return node_context.emit_all(
         node_context.op_type, node_context.input(0), _axes(node_context, "axes")
     )
 
 
 def slice_of_attributes(node_context: NodeContext) -> list[Value]:
-    """Slice before its bounds became inputs."""
+    """Convert Slice with bounds as attributes."""
     starts, ends = node_context.integers("starts") or (), node_context.integers("ends") or ()
     return node_context.emit_all(
         "Slice",
@@ -48,17 +48,17 @@ def slice_of_attributes(node_context: NodeContext) -> list[Value]:
 
 
 def split_of_attribute(node_context: NodeContext) -> list[Value]:
-    """Split before its lengths became an input."""
+    """Convert Split with lengths as an attribute."""
     return _split_evenly(node_context, _axes(node_context, "split"))
 
 
 def split_equally(node_context: NodeContext) -> list[Value]:
-    """Split whose parts are counted by its outputs."""
+    """Convert Split with lengths as an input, and without num_outputs."""
     return _split_evenly(node_context, node_context.optional(1))
 
 
 def split(node_context: NodeContext) -> list[Value]:
-    """Split; the number of parts is an attribute."""
+    """Convert Split with num_outputs."""
     lengths = node_context.optional(1)
     count = node_context.integer("num_outputs", len(node_context.outputs))
     if count != len(node_context.outputs) and lengths is None:
@@ -70,7 +70,7 @@ def split(node_context: NodeContext) -> list[Value]:
 
 
 def _split_evenly(node_context: NodeContext, lengths: Value | None) -> list[Value]:
-    """Before opset 18 parts without lengths are equal: ONNX has no shorter last one."""
+    """Split into equal parts if there are no lengths: before opset 18 the last is not shorter."""
     equal: dict[str, Attribute] = {"num_outputs": len(node_context.outputs), "even": True}
     return _split(node_context, lengths, equal if lengths is None else {})
 
@@ -78,13 +78,14 @@ def _split_evenly(node_context: NodeContext, lengths: Value | None) -> list[Valu
 def _split(
     node_context: NodeContext, lengths: Value | None, attributes: dict[str, Attribute]
 ) -> list[Value]:
+    """Emit Split."""
     return node_context.emit_all(
         "Split", node_context.input(0), lengths, axis=node_context.integer("axis", 0), **attributes
     )
 
 
 def pad_of_attributes(node_context: NodeContext) -> list[Value]:
-    """Pad before its widths and value became inputs."""
+    """Convert Pad with widths and value as attributes."""
     x = node_context.input(0)
     value = node_context.number("value", 0.0)
     fill = node_context.constant(np.array(value, x.tensor.dtype.numpy)) if value else None
@@ -93,7 +94,7 @@ def pad_of_attributes(node_context: NodeContext) -> list[Value]:
 
 
 def clip_of_attributes(node_context: NodeContext) -> list[Value]:
-    """Clip before its bounds became inputs."""
+    """Convert Clip with bounds as attributes."""
     x = node_context.input(0)
     bounds = [
         node_context.constant(np.array(node_context.number(name, 0.0), x.tensor.dtype.numpy))
@@ -105,7 +106,7 @@ def clip_of_attributes(node_context: NodeContext) -> list[Value]:
 
 
 def top_k_of_attribute(node_context: NodeContext) -> list[Value]:
-    """TopK before k became an input."""
+    """Convert TopK with k as an attribute."""
     k = node_context.integers_value([node_context.integer("k", 0)])
     return node_context.emit_all(
         "TopK", node_context.input(0), k, axis=node_context.integer("axis", -1)
@@ -113,10 +114,10 @@ def top_k_of_attribute(node_context: NodeContext) -> list[Value]:
 
 
 def dropout(node_context: NodeContext) -> list[Value]:
-    """Dropout does nothing in inference; its mask is all ones."""
+    """Convert Dropout, which has no effect in inference; its mask is all ones."""
     training = node_context.elements(2)
     if node_context.optional(2) is not None and (training is None or bool(training.any())):
-        raise UnsupportedError("it may run in training mode; export the model for inference")
+        raise UnsupportedError("training mode is not supported; export the model for inference")
     x = node_context.input(0)
     results = [node_context.emit("Identity", x)]
     if node_context.is_output_used(1):
@@ -127,7 +128,10 @@ def dropout(node_context: NodeContext) -> list[Value]:
 
 
 def flattened_softmax(node_context: NodeContext) -> list[Value]:
-    """Softmax and its kin before opset 13: over all axes from ``axis`` on at once."""
+    """Convert Softmax, LogSoftmax and Hardmax of opset 12 and older.
+
+    They apply to all axes from ``axis`` on together.
+    """
     x = node_context.input(0)
     rank = x.tensor.rank
     axis = node_context.integer("axis", 1)
@@ -137,35 +141,36 @@ def flattened_softmax(node_context: NodeContext) -> list[Value]:
     if axis == rank - 1:
         return node_context.emit_all(node_context.op_type, x, axis=-1)
     flat = node_context.emit("Flatten", x, axis=axis)
-    made = node_context.emit(node_context.op_type, flat, axis=-1)
-    return node_context.emit_all("Reshape", made, shape_of(node_context, x))
+    normalised = node_context.emit(node_context.op_type, flat, axis=-1)
+    return node_context.emit_all("Reshape", normalised, shape_of(node_context, x))
 
 
 def _axes(node_context: NodeContext, name: str) -> Value | None:
-    """A list of integers as an input; None when it is absent."""
-    given = node_context.integers(name)
-    return None if given is None else node_context.integers_value(given)
+    """Return an attribute with integers as a constant vector, or None if it is absent."""
+    integers = node_context.integers(name)
+    return None if integers is None else node_context.integers_value(integers)
 
 
 def shape_of(node_context: NodeContext, x: Value) -> Value:
-    """The shape of a value, as a constant where it is fixed."""
+    """Return the shape of a value; a constant if it is static."""
     if x.tensor.is_static:
         return node_context.integers_value(cast("Sequence[int]", x.tensor.shape))
     return node_context.emit("Shape", x)
 
 
 def upsample_of_attribute(node_context: NodeContext) -> list[Value]:
-    """Upsample before its scales became an input."""
+    """Convert Upsample with scales as an attribute."""
     scales = cast("tuple[float, ...]", node_context.attributes.get("scales", ()))
     return _upsample(node_context, node_context.constant(np.array(scales, np.float32)))
 
 
 def upsample(node_context: NodeContext) -> list[Value]:
-    """Upsample: Resize that takes the pixel to the upper left."""
+    """Convert Upsample, which is a Resize that selects the pixel at the upper left."""
     return _upsample(node_context, node_context.input(1))
 
 
 def _upsample(node_context: NodeContext, scales: Value) -> list[Value]:
+    """Emit the Resize that is equivalent to an Upsample."""
     return node_context.emit_all(
         "Resize",
         node_context.input(0),
@@ -178,7 +183,7 @@ def _upsample(node_context: NodeContext, scales: Value) -> list[Value]:
 
 
 def resize(node_context: NodeContext) -> list[Value]:
-    """Resize from opset 11 on; an empty vector is as good as an absent one."""
+    """Convert Resize of opset 11 and newer; empty vectors are treated as absent."""
     roi, scales, sizes = (_unless_empty(node_context, index) for index in (1, 2, 3))
     attributes = node_context.without()
     if attributes.get("coordinate_transformation_mode") != "tf_crop_and_resize":
@@ -192,24 +197,24 @@ def _unless_empty(node_context: NodeContext, index: int) -> Value | None:
 
 
 def cast_to(node_context: NodeContext) -> list[Value]:
-    """Cast: rounding and saturation concern only types that are not here."""
+    """Convert Cast; its attributes for rounding and saturation only affect unsupported types."""
     to = dtype_from_onnx(node_context.integer("to", 0), node_context.where)
     return node_context.emit_all("Cast", node_context.input(0), to=to)
 
 
 def cast_like(node_context: NodeContext) -> list[Value]:
-    """CastLike: a Cast to the type of the second input."""
+    """Convert CastLike to a Cast to the type of the second input."""
     return node_context.emit_all(
         "Cast", node_context.input(0), to=node_context.input(1).tensor.dtype
     )
 
 
 def constant(node_context: NodeContext) -> list[Value]:
-    """Constant, in each of the forms that its value may have."""
+    """Convert Constant, in any form of its value."""
     if len(node_context.attributes) != 1:
         raise ModelFormatError(
-            f"{node_context.where} has {len(node_context.attributes)} values; exactly one must "
-            f"be given"
+            f"{node_context.where} has {len(node_context.attributes)} values; it must have "
+            "exactly one"
         )
     ((form, value),) = node_context.attributes.items()
     if form in {"value", "sparse_value"}:
@@ -222,7 +227,7 @@ def constant(node_context: NodeContext) -> list[Value]:
 
 
 def constant_of_shape(node_context: NodeContext) -> list[Value]:
-    """ConstantOfShape: its one-element tensor becomes a type and a number."""
+    """Convert ConstantOfShape; its tensor of one element becomes a type and a number."""
     array = cast("Array", node_context.attributes.get("value", np.zeros(1, np.float32)))
     if array.size != 1:
         raise ModelFormatError(
@@ -237,5 +242,5 @@ def constant_of_shape(node_context: NodeContext) -> list[Value]:
 
 
 def scatter(node_context: NodeContext) -> list[Value]:
-    """Scatter, which ScatterElements replaced."""
+    """Convert Scatter, which ScatterElements replaced."""
     return node_context.emit_all("ScatterElements", *node_context.inputs, **node_context.attributes)

@@ -1,8 +1,8 @@
-"""Which op of ONNX, from which version on, is brought to smelt's ops in which way.
+"""Table of converters: by ONNX op and by the opset version from which they apply.
 
-An op that stands here under no version, but has a class of its name in ``smelt.ops``, means the
-same in every version that is read: it goes over as it is. What has no class either, or only one
-that is a part of it, is expanded where ONNX defines it by other ops.
+An op without an entry, but with a class of its name in ``smelt.ops``, has the same meaning in all
+supported versions and is converted directly. An op without a class, or with one that implements
+only a part of it, is expanded if ONNX defines it by other ops.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Converter = Callable[[NodeContext], list[Value]]
 
 
 def direct(node_context: NodeContext) -> list[Value]:
-    """The op of the same name, with the same inputs and attributes."""
+    """Convert a node to the op of the same name, with the same inputs and attributes."""
     return node_context.emit_all(
         node_context.op_type, *node_context.inputs, **node_context.attributes
     )
@@ -90,11 +90,11 @@ RULES: Final[Mapping[str, Mapping[int, Converter]]] = {
 }
 
 _EXPANDED: Final = frozenset({"Attention"})
-"""Ops of ONNX that have a class of their name, which is only a part of what they are."""
+"""ONNX ops whose class of the same name implements only a part of them."""
 
 
 def custom_rule(domain: str, op_type: str) -> Converter | None:
-    """How an op of another domain becomes a registered one: ``domain.OpType`` or ``OpType``."""
+    """Return the converter of a registered op, ``domain.OpType`` or ``OpType``, or None."""
     for name in (f"{domain}.{op_type}", op_type):
         try:
             cls = lookup_op(name)
@@ -113,7 +113,7 @@ def _registered(cls: type[Op], node_context: NodeContext) -> list[Value]:
 
 
 def rule_for(op_type: str, version: int) -> Converter | None:
-    """How an op of an opset is brought to ours; None when there is neither rule nor class."""
+    """Return the converter of an op in an opset, or None if there is neither rule nor class."""
     versions = RULES.get(op_type)
     if versions is not None:
         return versions[max(since for since in versions if since <= version)]

@@ -1,4 +1,4 @@
-"""What an import knows while it runs: names, problems, and which value a name stands for."""
+"""State of an import: reserved names, problems, and the value of each name."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ logger = logging.getLogger("smelt.importers.onnx")
 
 
 _MAX_CHARACTERS = 1000
-"""Of a name that is made here; the names of inputs and outputs stay what they are."""
+"""Largest number of characters of a generated name; inputs and outputs keep their names."""
 
 
 class UnknownResult(Exception):
-    """A result that cannot be known because of a problem that is noted already."""
+    """A result is unknown because of a problem that has been recorded already."""
 
 
 FunctionKey = tuple[str, str, str]
-"""Domain, name and overload."""
+"""Domain, name and overload of a function."""
 
 
 class GraphFiller(Protocol):
-    """What turns the nodes of a message into nodes of a scope's graph."""
+    """A function that converts the nodes of an ONNX graph into a scope's graph."""
 
     def __call__(self, scope: Scope, proto: GraphProto, /) -> None:
         """Fill the scope."""
@@ -45,18 +45,18 @@ class GraphFiller(Protocol):
 
 @dataclass(slots=True, eq=False)
 class ImportState:
-    """What all graphs of one import share."""
+    """State that all graphs of an import share."""
 
     external: ExternalData
     root: Graph
-    """The network itself, around all regions."""
+    """The graph of the network, which contains all regions."""
     fill: GraphFiller
     functions: Mapping[FunctionKey, FunctionProto] = field(
         default_factory=dict["FunctionKey", "FunctionProto"]
     )
     symbols: SymbolTable = field(default_factory=SymbolTable)
     problems: list[str] = field(default_factory=list[str])
-    """One line for each node that nothing here can run."""
+    """One line for each unsupported node."""
     _value_names: dict[str, int] = field(default_factory=dict[str, int])
     _node_names: dict[str, int] = field(default_factory=dict[str, int])
     _known: dict[Value, Array] = field(default_factory=dict["Value", "Array"])
@@ -67,26 +67,31 @@ class ImportState:
     _expanded_bytes: int = 0
 
     def reserve_name(self, preferred_name: str) -> str:
-        """A name for a value that no other has."""
+        """Return an unused name for a value."""
         return _reserve(self._value_names, preferred_name)
 
     def reserve_node_name(self, preferred_name: str) -> str:
-        """A name for a node that no other has."""
+        """Return an unused name for a node."""
         return _reserve(self._node_names, preferred_name)
 
     def count_node(self) -> None:
-        """Note one node more. Raises ModelFormatError when there are too many."""
+        """Count one node.
+
+        Raises:
+            ModelFormatError: the limit is exceeded.
+        """
         self._node_count += 1
         if self._node_count > Limit.MAX_IMPORTED_NODES.most:
             detail = Limit.MAX_IMPORTED_NODES.excess(self._node_count)
             raise ModelFormatError(f"with its functions expanded the model has {detail}")
 
     def count_expanded(self, nodes: int, size_bytes: int) -> None:
-        """Note what a function's body or a sparse tensor adds to what the file itself holds.
+        """Count nodes and bytes that functions and sparse tensors add to those in the file.
 
-        Functions that call each other twice each double at every level.
+        The size of functions that call each other twice doubles at every level.
 
-        Raises ModelFormatError: there is too much of it.
+        Raises:
+            ModelFormatError: a limit is exceeded.
         """
         self._expanded_nodes += nodes
         self._expanded_bytes += size_bytes
@@ -101,18 +106,18 @@ class ImportState:
                 )
 
     def afford(self, work: Dim) -> bool:
-        """Whether so many operations more may be computed now; if so, they are noted."""
+        """Return whether ``work`` more operations may be computed; if so, count them."""
         if not isinstance(work, int) or self._work + work > Limit.MAX_FOLDED_WORK.most:
             return False
         self._work += work
         return True
 
     def set_known(self, value: Value, array: Array) -> None:
-        """Note the elements of a value that shapes determine."""
+        """Record the elements of a value that shapes determine."""
         self._known[value] = array
 
     def known(self, value: Value) -> Array | None:
-        """Elements of a value that is constant or that shapes determine."""
+        """Return the elements of a value that is constant or determined by shapes, or None."""
         if value.constant is not None:
             return value.constant.array
         array = self._known.get(value)
@@ -121,27 +126,30 @@ class ImportState:
         return array
 
     def keep_guards(self) -> None:
-        """Let the graph keep what the elements rest on that were read while it was imported.
+        """Store the guards on which elements depend that were read during the import.
 
-        Who reads a constant instead of a value does not need the nodes that compute it.
+        Nodes that read such elements as constants no longer depend on the nodes with the guards.
         """
         guards: dict[Guard, None] = {}
-        left = set(self.root.nodes)  # those of regions are run where they stand
+        unvisited = set(self.root.nodes)  # without nodes of regions, which keep their own guards
         values = list(self._read_while_importing)
         while values:
             node = values.pop().producer
-            if node is not None and node in left:
-                left.remove(node)
+            if node is not None and node in unvisited:
+                unvisited.remove(node)
                 guards.update(dict.fromkeys(node.guards))
                 values += [value for value in node.inputs if value is not None]
         self.root.guards = tuple(guards)
 
 
 def _reserve(taken: dict[str, int], preferred_name: str) -> str:
-    """The wish or, where it is taken, it with a number; ``taken`` knows the last number of each."""
+    """Return the preferred name, with a number if it is taken.
+
+    ``taken`` holds the last number used with each name.
+    """
     if (
         len(preferred_name) > _MAX_CHARACTERS
-    ):  # a name of a megabyte would stand before those of every call
+    ):  # a long name would be the prefix of all names in a function's body
         preferred_name = (
             f"{preferred_name[: _MAX_CHARACTERS // 2]}…{preferred_name[-_MAX_CHARACTERS // 2 :]}"
         )
@@ -156,25 +164,25 @@ def _reserve(taken: dict[str, int], preferred_name: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """The names that the nodes of one graph or function see."""
+    """The names that are visible to the nodes of one graph or function."""
 
     state: ImportState
     graph: Graph
     opsets: Mapping[str, int]
     parent: Scope | None = None
-    """The scope around a region; its values are captured. A function has none."""
+    """The scope around a region, whose values it captures. A function has none."""
     inlined: bool = False
-    """Whether the nodes go into the graph of the scope around, so that nothing is captured."""
+    """Whether the nodes are added to the graph of the parent, so that nothing is captured."""
     prefix: str = ""
-    """Stands before the names of nodes and values that the model does not show."""
+    """Prefix of the names of nodes and values that are not visible in the model."""
     references: Mapping[str, AttributeProto] | None = None
-    """Attributes of the call, within a function."""
+    """Attributes of the call of a function; None outside of functions."""
     values: dict[str, Value | None] = field(default_factory=dict["str", "Value | None"])
-    """None for a result of a node that nothing here can run."""
+    """Values by name; None for a result of an unsupported node without a declared type."""
     captured: list[tuple[Value, Value]] = field(default_factory=list["tuple[Value, Value]"])
-    """Values of the scopes around with the region's inputs that stand for them."""
+    """Captured values of outer scopes, each with the input of the region that receives it."""
     hints: dict[str, TypeProto] = field(default_factory=dict["str", "TypeProto"])
-    """What the model declares of its values; believed only where nothing better is known."""
+    """Declared types of values, which are used only if inference has no result."""
     depth: int = 0
 
     def __post_init__(self) -> None:
@@ -185,15 +193,16 @@ class Scope:
             )
 
     def lookup(self, name: str, reader: str) -> Value | None:
-        """The value of a name, ours or of a scope around; None when it cannot be known.
+        """Return the value of a name in this or an outer scope; None if it is unknown.
 
-        Raises GraphError: the name stands for nothing.
+        Raises:
+            GraphError: the name is not defined.
         """
         if name in self.values:
             return self.values[name]
         if self.parent is None:
             raise GraphError(
-                f"it reads {name!r}, which is not an input, an initializer or a node's output; "
+                f"the input {name!r} is not an input, an initializer or a node's output; "
                 "the name is misspelled, or a part of the model is missing",
                 node=reader,
             )
@@ -204,6 +213,7 @@ class Scope:
         return self.values[name]
 
     def _capture(self, name: str, outer: Value) -> Value:
+        """Return the region's value for a value of an outer scope."""
         if outer.constant is not None:
             return Value(outer.name, outer.type, constant=outer.constant)
         inner = self.graph.add_input(name, outer.type)

@@ -1,4 +1,4 @@
-"""From a TensorProto to an array, with every size checked before it is used."""
+"""Conversion of ``TensorProto`` messages to arrays; sizes are checked before they are used."""
 
 from __future__ import annotations
 
@@ -41,33 +41,36 @@ _TYPED_FIELDS = {
     DType.UINT64: "uint64_data",
     DType.UINT32: "uint64_data",
 }
-_LARGEST_ELEMENT_BYTES = 8
+_MAX_ELEMENT_BYTES = 8
+"""Size in bytes of the largest element type."""
 
 
 def dtype_from_onnx(code: int, where: str) -> DType:
-    """The element type of a TensorProto code.
+    """Return the element type of a ``TensorProto.DataType`` code.
 
-    Raises UnsupportedError: a type that ONNX knows and smelt does not.
-    Raises ModelFormatError: a code that stands for nothing.
+    Raises:
+        UnsupportedError: smelt does not support the type.
+        ModelFormatError: the code is not defined.
     """
-    found = _DTYPES.get(code)  # type: ignore[call-overload]
-    if found is not None:
-        return DType(found)
+    dtype = _DTYPES.get(code)  # type: ignore[call-overload]
+    if dtype is not None:
+        return DType(dtype)
     if code in TensorProto.DataType.values() and code != TensorProto.UNDEFINED:
         name = TensorProto.DataType.Name(code).lower()
-        known = ", ".join(d.value for d in DType)
+        supported = ", ".join(d.value for d in DType)
         raise UnsupportedError(
-            f"{where}: element type {name} is not supported; supported are: {known}"
+            f"{where}: element type {name} is not supported; the supported types are: {supported}"
         )
     raise ModelFormatError(f"{where}: {code} is not a known element type")
 
 
 def array_from_tensor(tensor: TensorProto, external: ExternalData, where: str) -> Array:
-    """The elements of a tensor.
+    """Return the elements of a tensor.
 
-    Raises ModelFormatError: sizes that contradict each other, external data that is missing or
-    elsewhere.
-    Raises UnsupportedError: an element type that smelt has not.
+    Raises:
+        ModelFormatError: sizes contradict each other, or external data is missing or in another
+            folder.
+        UnsupportedError: smelt does not support the element type.
     """
     dtype = dtype_from_onnx(tensor.data_type, where)
     shape = tuple(tensor.dims)
@@ -93,10 +96,11 @@ def array_from_tensor(tensor: TensorProto, external: ExternalData, where: str) -
 
 
 def embed_data(message: Message, external: ExternalData) -> None:
-    """Put what tensors of a message have in files into the message.
+    """Embed the external data of all tensors of a message.
 
-    Raises ModelFormatError: it is missing or elsewhere, or too much for one message.
-    Raises UnsupportedError: an element type that smelt has not.
+    Raises:
+        ModelFormatError: data is missing or in another folder, or too large for one message.
+        UnsupportedError: smelt does not support an element type.
     """
     total, unread = message.ByteSize(), [message]
     while unread:
@@ -117,12 +121,17 @@ def embed_data(message: Message, external: ExternalData) -> None:
 
 
 def dense_bytes(tensor: onnx.SparseTensorProto) -> int:
-    """Bytes that a sparse tensor takes spread out, at most."""
-    return math.prod(max(extent, 0) for extent in tensor.dims) * _LARGEST_ELEMENT_BYTES
+    """Return an upper bound of the bytes that a sparse tensor takes in dense form."""
+    return math.prod(max(extent, 0) for extent in tensor.dims) * _MAX_ELEMENT_BYTES
 
 
 def array_from_sparse(tensor: onnx.SparseTensorProto, external: ExternalData, where: str) -> Array:
-    """The sparse tensor, spread out. Raises ModelFormatError and UnsupportedError."""
+    """Return a sparse tensor in dense form.
+
+    Raises:
+        ModelFormatError: shapes or indices are invalid.
+        UnsupportedError: smelt does not support the element type.
+    """
     values = array_from_tensor(tensor.values, external, where).ravel()
     indices = array_from_tensor(tensor.indices, external, f"{where}, indices")
     shape = tuple(tensor.dims)
@@ -132,18 +141,18 @@ def array_from_sparse(tensor: onnx.SparseTensorProto, external: ExternalData, wh
     if indices.dtype != np.int64 or indices.ndim not in (1, 2) or len(indices) != len(values):
         raise ModelFormatError(f"{where}: sparse indices must be int64, one entry for each value")
     if indices.ndim == 2:
-        inside = indices.shape[1] == len(shape) and bool(
+        is_inside = indices.shape[1] == len(shape) and bool(
             ((indices >= 0) & (indices < np.array(shape, np.int64))).all()
         )
         flat = (
             np.ravel_multi_index(tuple(indices.T), shape)
-            if inside and len(values)
+            if is_inside and len(values)
             else indices[:0, 0]
         )
     else:
-        inside = bool(((indices >= 0) & (indices < count)).all())
+        is_inside = bool(((indices >= 0) & (indices < count)).all())
         flat = indices
-    if not inside:
+    if not is_inside:
         raise ModelFormatError(f"{where}: a sparse index lies outside shape {list(shape)}")
     dense = np.zeros(count, values.dtype)
     dense[flat] = values
@@ -154,14 +163,14 @@ def _from_raw(data: bytes, dtype: DType, count: int, where: str) -> Array:
     expected = count * dtype.size_bytes
     if len(data) != expected:
         raise ModelFormatError(
-            f"{where}: its shape and type {dtype.value} need {expected} bytes, and it has "
-            f"{len(data)}; the file is damaged"
+            f"{where}: its shape and type {dtype.value} need {expected} bytes, but there "
+            f"are {len(data)}; the file is damaged"
         )
     return _elements(np.frombuffer(data, np.uint8), dtype)
 
 
 def _elements(data: Array, dtype: DType) -> Array:
-    """What bytes hold, on the bytes themselves where this machine can."""
+    """Return the elements that little-endian bytes hold, without a copy where possible."""
     if dtype is DType.BOOL:
         return data.astype(np.bool_)
     native: Array = data.view(_little(dtype)).astype(dtype.numpy, copy=False)
@@ -169,12 +178,13 @@ def _elements(data: Array, dtype: DType) -> Array:
 
 
 def _from_typed_field(tensor: TensorProto, dtype: DType, count: int, where: str) -> Array:
+    """Return the elements that are stored in a typed field such as ``float_data``."""
     name = _TYPED_FIELDS.get(dtype, "int32_data")
     content = getattr(tensor, name)
     if len(content) != count:
         raise ModelFormatError(
-            f"{where}: its shape needs {count} elements, and {name} has {len(content)}; the file "
-            "is damaged"
+            f"{where}: its shape needs {count} elements, but {name} has {len(content)}; the "
+            "file is damaged"
         )
     if dtype is DType.FLOAT32 or dtype is DType.FLOAT64:
         reals: Array = np.array(content, dtype.numpy)

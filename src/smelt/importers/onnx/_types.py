@@ -1,4 +1,4 @@
-"""From ONNX's types to ours, with a name for every unknown extent."""
+"""Conversion of ONNX types to tensor types, with a symbol for every unknown extent."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ if TYPE_CHECKING:
 
     from smelt.types import Dim
 
-_LARGEST_EXTENT = (1 << 31) - 1
-_LARGEST_TENSOR_BYTES = 1 << 40
+_MAX_EXTENT = (1 << 31) - 1
+"""Largest extent that a model may declare."""
+_MAX_TENSOR_BYTES = 1 << 40
+"""Largest size in bytes of a declared tensor, with symbolic extents counted as 1."""
 _UNNAMED = ("", "?", "*", "None", "-1")
+"""Names of symbolic extents that exporters write for an unknown extent."""
 
 
 class SymbolTable:
-    """Names of the unknown extents of a model; one name of the model is one symbol."""
+    """The symbols of a model's unknown extents; each name in the model is one symbol."""
 
     def __init__(self) -> None:
         self._by_parameter: dict[str, str] = {}
         self._taken: set[str] = set()
 
     def named(self, parameter: str) -> Dim:
-        """The symbol for a name of the model, made an identifier."""
+        """Return the symbol for a name in the model, converted to an identifier."""
         if parameter not in self._by_parameter:
             self._by_parameter[parameter] = self.reserve(parameter)
         return SymbolicDim.symbol(self._by_parameter[parameter])
 
     def fresh(self, owner: str, axis: int) -> Dim:
-        """A symbol for an extent that the model leaves without a name."""
+        """Return a symbol for an extent that has no name in the model."""
         return SymbolicDim.symbol(self.reserve(f"{owner}_{axis}"))
 
     def reserve(self, preferred_name: str) -> str:
-        """An identifier that names no other symbol."""
+        """Return an identifier that is not the name of another symbol."""
         base = re.sub(r"\W+", "_", preferred_name[:100], flags=re.ASCII).strip("_") or "dim"
         base = f"_{base}" if base[0].isdigit() or iskeyword(base) else base
         name, number = base, 2
@@ -49,15 +52,17 @@ class SymbolTable:
 
 
 def tensor_type(proto: TypeProto, owner: str, symbols: SymbolTable, where: str) -> TensorType:
-    """The type of a tensor that a model declares.
+    """Return the tensor type that a model declares.
 
-    Raises UnsupportedError: no tensor, no declared rank, or an element type that smelt has not.
-    Raises ModelFormatError: extents that no tensor has.
+    Raises:
+        UnsupportedError: the value is not a tensor, has no declared rank, or has an element type
+            that smelt does not support.
+        ModelFormatError: an extent or the size is invalid.
     """
     kind = proto.WhichOneof("value")
     if kind != "tensor_type":
-        what = (kind or "of no type").removesuffix("_type").replace("_", " ")
-        raise UnsupportedError(f"{where} is {what}; only dense tensors are supported")
+        description = (kind or "of no type").removesuffix("_type").replace("_", " ")
+        raise UnsupportedError(f"{where} is {description}; only dense tensors are supported")
     dtype = dtype_from_onnx(proto.tensor_type.elem_type, where)
     if not proto.tensor_type.HasField("shape"):
         raise UnsupportedError(
@@ -70,15 +75,15 @@ def tensor_type(proto: TypeProto, owner: str, symbols: SymbolTable, where: str) 
     size = dtype.size_bytes
     for extent in shape:
         size *= extent if isinstance(extent, int) else 1
-    if size > _LARGEST_TENSOR_BYTES:
+    if size > _MAX_TENSOR_BYTES:
         raise ModelFormatError(
-            f"{where} is {result}: {size} bytes are more than a machine can address"
+            f"{where} is {result}: {size} bytes exceed the address space of machines"
         )
     return result
 
 
 def declared_shape(proto: TypeProto) -> tuple[int | None, ...] | None:
-    """The extents that a declaration fixes, None for the others; None when it has no shape."""
+    """Return the declared extents, None for unknown ones; None if there is no shape."""
     if proto.WhichOneof("value") != "tensor_type" or not proto.tensor_type.HasField("shape"):
         return None
     return tuple(
@@ -90,13 +95,14 @@ def declared_shape(proto: TypeProto) -> tuple[int | None, ...] | None:
 def _shape(
     proto: TensorShapeProto, owner: str, symbols: SymbolTable, where: str
 ) -> tuple[Dim, ...]:
+    """Return a declared shape, with symbols for extents that are not fixed."""
     shape: list[Dim] = []
     for axis, dim in enumerate(proto.dim):
         if dim.WhichOneof("value") == "dim_value" and dim.dim_value != -1:
-            if not 0 <= dim.dim_value <= _LARGEST_EXTENT:
+            if not 0 <= dim.dim_value <= _MAX_EXTENT:
                 raise ModelFormatError(
                     f"{where}: axis {axis} has extent {dim.dim_value}; it must be 0 to "
-                    f"{_LARGEST_EXTENT}"
+                    f"{_MAX_EXTENT}"
                 )
             shape.append(dim.dim_value)
         elif dim.dim_param.strip() in _UNNAMED:
