@@ -1,4 +1,4 @@
-"""Compile half for processors: kernels as LLVM IR, compiled and linked into one image."""
+"""Code generation for CPUs: kernels as LLVM IR, compiled and linked into one image."""
 
 from smelt.backends.cpu._backend import CpuBackend, compile_runtime, generator_version
 from smelt.backends.cpu._compile import assembly_of, compile_ir

@@ -1,4 +1,4 @@
-"""The CPU backend: its families, its copies, and kernels to machine code."""
+"""The CPU backend: its kernel families, copies, and compilation to machine code."""
 
 from __future__ import annotations
 
@@ -62,27 +62,27 @@ if TYPE_CHECKING:
 
 
 class ObjectCache(Protocol):
-    """Keeps compiled kernels between builds."""
+    """Cache of compiled kernels that lasts from build to build."""
 
     def get(self, kernel: KernelSpec, target: CpuTarget, /) -> bytes | None:
-        """The kernel's object, if it is known and unharmed."""
+        """Return the kernel's object, or None if it is not cached or is damaged."""
         ...
 
     def put(self, kernel: KernelSpec, target: CpuTarget, content: bytes, /) -> None:
-        """Keep a kernel's object."""
+        """Store a kernel's object."""
         ...
 
 
 class CpuBackend(Backend[CpuTarget]):
-    """Compiles for processors: NHWC or linear, float32, LLVM IR."""
+    """Backend for CPUs: LLVM IR on float32 and narrower tensors, linear or channels-last."""
 
     name: ClassVar[str] = "cpu"
     composite_ops: ClassVar[tuple[str, ...]] = ("attention", "fused_pair", "int8_products")
 
     def __init__(self, cache: ObjectCache | None = None, *, jobs: int | None = None) -> None:
-        """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time.
+        """Create a backend that caches compiled kernels in ``cache``.
 
-        Unless told otherwise, it compiles one kernel a processor.
+        ``jobs`` is the number of kernels that are compiled at a time, by default one per processor.
         """
         self.families: tuple[Family[CpuTarget], ...] = (
             ViewFamily(),
@@ -117,7 +117,7 @@ class CpuBackend(Backend[CpuTarget]):
         self.cache = cache
         self.jobs = jobs or processor_count()
         self._made: dict[tuple[str, CpuTarget], bytes] = {}
-        """Objects that were compiled ahead."""
+        """Objects of precompiled kernels, by symbol and target."""
 
     @property
     @override
@@ -139,7 +139,7 @@ class CpuBackend(Backend[CpuTarget]):
         return prefetch_weights(steps, buffers)
 
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        """The kernel's LLVM IR."""
+        """Return the kernel's LLVM IR."""
         special: dict[str, Callable[[KernelSpec, CpuTarget], str]] = {
             COPY: generate_copy,
             CLEAR: generate_clear,
@@ -152,7 +152,9 @@ class CpuBackend(Backend[CpuTarget]):
     def precompile(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> None:
         unique = {kernel.symbol: kernel for kernel in kernels}
         objects = self._objects(list(unique.values()), target)
-        self._made |= {(name, target): made for name, made in zip(unique, objects, strict=True)}
+        self._made |= {
+            (name, target): object_code for name, object_code in zip(unique, objects, strict=True)
+        }
 
     @override
     def compile(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> CodeImage:
@@ -161,41 +163,48 @@ class CpuBackend(Backend[CpuTarget]):
         return CodeImage(image, tuple(sorted(symbols)))
 
     def _objects(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> list[bytes]:
+        """Return the objects of several kernels, compiled in parallel."""
+
         def build(kernel: KernelSpec) -> bytes:
             return self._object(kernel, target)
 
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
-                made = pool.map(build, kernels)
-            except RuntimeError:  # the system starts no more threads
-                made = map(build, kernels)
-            return list(made)
+                compiled = pool.map(build, kernels)
+            except RuntimeError:  # the system refuses to start threads
+                compiled = map(build, kernels)
+            return list(compiled)
 
     def _object(self, kernel: KernelSpec, target: CpuTarget) -> bytes:
-        if (ahead := self._made.get((kernel.symbol, target))) is not None:
-            return ahead
-        if self.cache is not None and (known := self.cache.get(kernel, target)) is not None:
-            return known
-        made = compile_ir(self.generate(kernel, target), target)
+        """Return the object of one kernel: precompiled, cached or compiled now."""
+        if (precompiled := self._made.get((kernel.symbol, target))) is not None:
+            return precompiled
+        if self.cache is not None and (cached := self.cache.get(kernel, target)) is not None:
+            return cached
+        compiled = compile_ir(self.generate(kernel, target), target)
         if self.cache is not None:
-            self.cache.put(kernel, target, made)
-        return made
+            self.cache.put(kernel, target, compiled)
+        return compiled
 
 
 @functools.cache
 def generator_version() -> str:
-    """What makes the code: LLVM's version, the interface to the device, and our generators."""
+    """Return the hash of LLVM's version, the device interface and the code generators.
+
+    Code of another version is not reused.
+    """
     return codegen_version_of(
         Path(__file__).parent, f"{llvm_version()}, interface {abi.ABI_VERSION}"
     )
 
 
 def compile_runtime(target: CpuTarget) -> CodeImage:
-    """The run loop and worker loop that every engine for the target's architecture carries."""
+    """Return the run loop and worker loop for the target's architecture."""
     return _runtime_of(target.architecture, detect_host().system)
 
 
 @functools.cache
 def _runtime_of(architecture: str, system: str) -> CodeImage:
+    """Return the native runtime of an architecture and operating system."""
     image, symbols = runtime_image(architecture, system)
     return CodeImage(image, tuple(sorted(symbols)))

@@ -1,4 +1,4 @@
-"""LLVM IR to a relocatable object, for one target."""
+"""Compiler from LLVM IR to a relocatable object, for one target."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
 
 _DEFINITION: Final = re.compile(r"^(define\b.*?)(\{\s*)$", re.MULTILINE)
+"""Matches the head of a function definition in LLVM IR."""
 _ATTRIBUTES: Final = '"no-builtins" '
+"""Function attributes that keep LLVM from calling the C library."""
 _LOCAL: Final = threading.local()
+"""Target machines of each thread, because LLVM's are not thread-safe."""
 
 
 def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
     """Compile a module of LLVM IR to an ELF object of position-independent code.
 
-    The text needs no triple and no data layout; loops are never vectorised behind the writer's
-    back, and never become calls of ``memset`` or ``memcpy``.
+    The module needs neither a triple nor a data layout. Loops are neither vectorised nor replaced
+    by calls of ``memset`` or ``memcpy``.
 
     Raises:
-        BuildError: the text is not valid LLVM IR.
+        BuildError: the module is not valid LLVM IR.
     """
     llvm, machine = load_llvm(), _target_machine(target)
     text = _text_for(ir_text, target)
@@ -44,7 +47,7 @@ def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
 
 
 def assembly_of(ir_text: str, target: CpuTarget) -> str:
-    """Return the assembly that `compile_ir` would assemble: for reports and for curiosity."""
+    """Return the assembly of the code that `compile_ir` emits, for reports."""
     llvm, machine = load_llvm(), _target_machine(target)
     module = llvm.parse_assembly(_text_for(ir_text, target), context=llvm.create_context())
     module.triple = target.triple
@@ -54,13 +57,14 @@ def assembly_of(ir_text: str, target: CpuTarget) -> str:
 
 
 def _text_for(ir_text: str, target: CpuTarget) -> str:
-    """The module such that LLVM calls no library, which an image has not."""
+    """Return the module in a form for which LLVM calls no library, since an image has none."""
     # Without these attributes LLVM may replace a loop by a call of the C library.
     text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
     return lower_half_conversions(text, target)
 
 
 def _optimise(module: Any, machine: Any) -> None:
+    """Run LLVM's optimisations of level 2 without vectorisation, which the generators do."""
     llvm = load_llvm()
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = False
@@ -72,6 +76,7 @@ def _optimise(module: Any, machine: Any) -> None:
 
 
 def _emit_object(module: Any, machine: Any) -> bytes:
+    """Return the object file of an optimised module."""
     llvm = load_llvm()
     with llvm.ffi.OutputString() as error:
         memory = without_global_lock("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, error)
@@ -87,6 +92,7 @@ def _emit_object(module: Any, machine: Any) -> bytes:
 
 @functools.cache
 def _initialize() -> None:
+    """Initialise LLVM's targets and assembly printers once per process."""
     llvm = load_llvm()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -94,6 +100,7 @@ def _initialize() -> None:
 
 
 def _target_machine(target: CpuTarget) -> Any:
+    """Return this thread's LLVM target machine for a target."""
     _initialize()
     machines: dict[CpuTarget, Any] = _LOCAL.__dict__.setdefault("machines", {})
     if target not in machines:

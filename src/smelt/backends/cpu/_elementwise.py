@@ -1,8 +1,8 @@
-"""Elementwise ops on registers, and the epilogues that every family of kernels ends with.
+"""Elementwise ops on registers, for elementwise kernels and for the epilogues of all families.
 
-A register holds one scalar or one vector of any length. Booleans are i1 in registers (a byte
-that is 0 or 1 in memory); float16 and bfloat16 are computed in float32. In a kernel's spec an
-op is ``(name, attributes)`` (`op_as_json`), so that specs stay data.
+A register holds one scalar or one vector of any length. Booleans are i1 in registers and a byte
+that is 0 or 1 in memory. float16 and bfloat16 are computed in float32. In a kernel's spec an op is
+``(name, attributes)`` (`op_as_json`), so that specs stay data.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
     from smelt.ir import Op
 
 ABSENT: Final = Reg("", "")
-"""Stands for an optional argument that is not there: a bound of Clip."""
+"""Stands for an absent optional argument, such as a bound of Clip."""
 
 FLOAT_KINDS: Final = frozenset({"float", "double"})
+"""LLVM types in which floating-point ops are computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One op being emitted."""
+    """One op that is being emitted."""
 
     e: Emitter
     attributes: Mapping[str, Any]
     args: Sequence[Reg]
     dtypes: Sequence[DType]
-    """The arguments' element types: signedness is theirs, not the registers'."""
+    """Element types of the arguments, which determine signedness; registers do not."""
 
     @property
     def x(self) -> Reg:
@@ -61,19 +62,19 @@ class _Call:
         return self.constant(0)
 
     def constant(self, value: float) -> Reg:
-        """A literal of the first argument's type."""
+        """Return a literal of the first argument's type."""
         return self.e.constant(value, self.x.type)
 
     def attribute(self, name: str) -> Reg:
-        """An attribute as a literal of the first argument's type."""
+        """Return an attribute as a literal of the first argument's type."""
         return self.constant(_number(self.attributes[name]))
 
     def where(self, predicate: str, yes: Reg, no: Reg) -> Reg:
-        """``x predicate 0 ? yes : no``."""
+        """Return ``x predicate 0 ? yes : no``."""
         return self.e.select(self.compare(predicate, self.x, self.zero), yes, no)
 
     def compare(self, predicate: str, a: Reg, b: Reg) -> Reg:
-        """Compare by a floating-point predicate, translated for integers."""
+        """Compare by a floating-point predicate, which is translated for integers."""
         if element_type(a.type) in FLOAT_KINDS:
             return self.e.compare_float(predicate, a, b)
         sign = "u" if self.is_unsigned else "s"
@@ -82,7 +83,7 @@ class _Call:
         return self.e.emit(kind, f"icmp {name} {a}, {b.text}")
 
     def arithmetic(self, name: str) -> Reg:
-        """Fold all arguments with add, sub or mul."""
+        """Return all arguments folded with add, sub or mul."""
         op = f"f{name}" if self.is_float else name
         result = self.x
         for other in self.args[1:]:
@@ -91,13 +92,13 @@ class _Call:
 
 
 def unsupported_op_reason(op: Op, dtypes: Sequence[DType]) -> str | None:
-    """Why `emit_op` cannot compute the op on arguments of these types; None when it can."""
+    """Return why `emit_op` cannot compute an op on arguments of these types, or None if it can."""
     if op.name not in EMITTERS:
         return f"no kernel is generated for {op.name}"
     allowed = _ALLOWED.get(op.name, _FLOATS)
-    bad = [d.value for d in dtypes if d not in allowed]
-    if bad:
-        return f"{op.name} of {', '.join(bad)} is not supported"
+    unsupported = [d.value for d in dtypes if d not in allowed]
+    if unsupported:
+        return f"{op.name} of {', '.join(unsupported)} is not supported"
     if op.name == "cast" and DType(cast("Any", op).to) not in _ANY:
         return f"a cast to {cast('Any', op).to} is not supported"
     if op.name == "mod" and dtypes[0].is_float:
@@ -108,9 +109,9 @@ def unsupported_op_reason(op: Op, dtypes: Sequence[DType]) -> str | None:
 def emit_op(
     e: Emitter, op: Json, args: Sequence[Reg], dtypes: Sequence[DType] | None = None
 ) -> Reg:
-    """Emit one elementwise op, given as `op_as_json` writes it; returns the result's register.
+    """Emit one elementwise op, given as `op_as_json` writes it, and return the result's register.
 
-    ``dtypes`` are the arguments' element types; without them integers are signed.
+    ``dtypes`` are the element types of the arguments; without them, integers are signed.
     """
     name, attributes = cast("tuple[str, tuple[tuple[str, Json], ...]]", op)
     if dtypes is None:
@@ -123,12 +124,12 @@ def emit_op(
 
 
 def register_type(dtype: DType, lanes: int) -> str:
-    """The type of registers that hold elements of ``dtype``."""
+    """Return the type of a register that holds ``lanes`` elements of ``dtype``."""
     return vector_type(_REGISTERS[dtype], lanes)
 
 
 def to_compute_type(e: Emitter, stored: Reg, dtype: DType) -> Reg:
-    """What was loaded (a byte for a bool, a half…) as the register in which it is computed."""
+    """Convert a loaded value to the type in which it is computed."""
     if dtype is DType.BOOL:
         kind = vector_type("i1", lane_count(stored.type))
         return e.emit(kind, f"icmp ne {stored}, {e.constant(0, stored.type).text}")
@@ -138,7 +139,7 @@ def to_compute_type(e: Emitter, stored: Reg, dtype: DType) -> Reg:
 
 
 def to_storage_type(e: Emitter, value: Reg, dtype: DType) -> Reg:
-    """The register as its element lies in memory."""
+    """Convert a computed value to the type of its elements in memory."""
     if dtype is DType.BOOL:
         return e.convert("zext", value, "i8")
     if dtype in {DType.FLOAT16, DType.BFLOAT16}:
@@ -161,6 +162,7 @@ _REGISTERS: Final = {
     DType.UINT8: "i8",
     DType.BOOL: "i1",
 }
+"""LLVM type in which elements are computed."""
 _DTYPES: Final = {
     "double": DType.FLOAT64,
     "float": DType.FLOAT32,
@@ -170,6 +172,7 @@ _DTYPES: Final = {
     "i8": DType.INT8,
     "i1": DType.BOOL,
 }
+"""Element type assumed for a register if the caller does not give it."""
 
 
 # ---- the ops
@@ -245,7 +248,7 @@ def _hard_swish(c: _Call) -> Reg:
 
 
 def _number(value: float | str) -> float:
-    """An attribute; what is not finite is text in a spec."""
+    """Return an attribute as a number; specs hold infinities and NaN as text."""
     return float(value) if isinstance(value, str) else value
 
 
@@ -318,28 +321,33 @@ def _divide(c: _Call) -> Reg:
 
 
 def _modulo(c: _Call) -> Reg:
+    """Emit ONNX Mod: the remainder has the divisor's sign, unless ``fmod`` is set."""
     remainder = _integer_division(c, "rem")
     if c.is_unsigned or c.attributes.get("fmod", 0):
         return remainder
-    # The divisor's sign, as Python's: the machine's remainder has the dividend's.
-    some = c.compare("une", remainder, c.zero)
-    apart = c.compare("olt", c.e.binary("xor", remainder, c.y), c.zero)
-    moved = c.e.binary("add", remainder, c.y)
-    return c.e.select(c.e.binary("and", some, apart), moved, remainder)
+    # The hardware's remainder has the dividend's sign; ONNX wants the divisor's, as Python does.
+    is_nonzero = c.compare("une", remainder, c.zero)
+    signs_differ = c.compare("olt", c.e.binary("xor", remainder, c.y), c.zero)
+    corrected = c.e.binary("add", remainder, c.y)
+    return c.e.select(c.e.binary("and", is_nonzero, signs_differ), corrected, remainder)
 
 
 def _integer_division(c: _Call, what: str) -> Reg:
-    """Quotient or remainder, rounding to zero; divisors that would trap give 0 or wrap around."""
+    """Return quotient or remainder (``what`` is "div" or "rem"), rounded towards zero.
+
+    Divisors that would trap do not: division by 0 gives 0, and the smallest integer divided by -1
+    wraps around.
+    """
     e, one = c.e, c.constant(1)
-    bad = c.compare("oeq", c.y, c.zero)
+    is_zero = c.compare("oeq", c.y, c.zero)
     if c.is_unsigned:
-        safe = e.select(bad, one, c.y)
-        return e.select(bad, c.zero, e.binary(f"u{what}", c.x, safe))
-    minus = c.compare("oeq", c.y, c.constant(-1))
-    safe = e.select(e.binary("or", bad, minus), one, c.y)
-    result = e.binary(f"s{what}", c.x, safe)
+        safe_divisor = e.select(is_zero, one, c.y)
+        return e.select(is_zero, c.zero, e.binary(f"u{what}", c.x, safe_divisor))
+    is_minus_one = c.compare("oeq", c.y, c.constant(-1))
+    safe_divisor = e.select(e.binary("or", is_zero, is_minus_one), one, c.y)
+    result = e.binary(f"s{what}", c.x, safe_divisor)
     negated = e.binary("sub", c.zero, c.x) if what == "div" else c.zero
-    return e.select(bad, c.zero, e.select(minus, negated, result))
+    return e.select(is_zero, c.zero, e.select(is_minus_one, negated, result))
 
 
 def _power(c: _Call) -> Reg:
@@ -391,7 +399,7 @@ def _quantize_steps(c: _Call) -> Reg:
 
 
 def _steps(c: _Call) -> tuple[Reg, Reg | None, DType]:
-    """What is quantised in steps, the zero point and its type."""
+    """Return the value divided by the scale, the zero point if present, and the result's type."""
     x, scale, zero = (*c.args, ABSENT)[:3]
     if not c.is_float:
         x = c.e.convert("sitofp", x, "float")
@@ -411,7 +419,10 @@ def _cast(c: _Call) -> Reg:
 
 
 def cast_register(e: Emitter, x: Reg, source: DType, target: DType) -> Reg:
-    """The value as another element type; floats beyond an integer's range saturate."""
+    """Return the value as another element type.
+
+    Floating-point values beyond an integer's range saturate.
+    """
     before, after = element_type(x.type), _REGISTERS[target]
     if target is DType.BOOL:
         if source is DType.BOOL:
@@ -434,6 +445,7 @@ def cast_register(e: Emitter, x: Reg, source: DType, target: DType) -> Reg:
 
 
 def _cast_float(e: Emitter, x: Reg, target: DType, after: str) -> Reg:
+    """Return a floating-point value as another element type."""
     before = element_type(x.type)
     if after in FLOAT_KINDS:
         if before != after:
@@ -445,7 +457,7 @@ def _cast_float(e: Emitter, x: Reg, target: DType, after: str) -> Reg:
 
 
 def _round_half(e: Emitter, x: Reg, target: DType) -> Reg:
-    """Values of half-width types are kept in float32, rounded as their memory would."""
+    """Round a float32 to float16 or bfloat16 precision if that is the target type."""
     if target in {DType.FLOAT16, DType.BFLOAT16}:
         return to_compute_type(e, to_storage_type(e, x, target), target)
     return x
@@ -456,7 +468,7 @@ EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
     "acos": _unary(m.acos),
     "acosh": _unary(m.acosh),
     "add": lambda c: c.arithmetic("add"),
-    "add_scaled": _add_scaled,  # Gemm's addend: no op of its own
+    "add_scaled": _add_scaled,  # Gemm's addend; not an op of the graph
     "and": _bitwise("and"),
     "asin": _unary(m.asin),
     "asinh": _unary(m.asinh),
@@ -522,10 +534,10 @@ EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
     "tanh": _unary(m.tanh),
     "thresholded_relu": _thresholded_relu,
     "where": _where,
-    "quantize_steps": _quantize_steps,  # QuantizeLinear before DequantizeLinear: no op of its own
+    "quantize_steps": _quantize_steps,  # fake quantization (`plan_epilogue`)
     "xor": _bitwise("xor"),
 }
-"""For each elementwise op that generated code computes, what emits it."""
+"""Function that emits each supported elementwise op, by name."""
 
 _ANY: Final = frozenset(_REGISTERS)
 _FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
@@ -549,4 +561,4 @@ _ALLOWED: Final[dict[str, frozenset[DType]]] = {
         _WIDE_FLOATS,
     ),
 }  # fmt: skip
-"""Element types of the arguments, where not the three that compute in float32."""
+"""Supported element types of the arguments of each op; other ops support `_FLOATS`."""

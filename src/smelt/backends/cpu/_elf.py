@@ -1,4 +1,4 @@
-"""The little of the ELF format that a linker of our own compiler's objects needs."""
+"""Reader of the part of the ELF format that LLVM's relocatable objects use."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ STB_LOCAL: Final = 0
 STB_WEAK: Final = 2
 STT_FUNCTION: Final = 2
 MACHINES: Final = {62: "x86_64", 183: "aarch64"}
+"""Architecture by ELF machine number (e_machine)."""
 
 _HEADER: Final = struct.Struct("<4sBBBB8xHHIQQQIHHHHHH")
 _SECTION: Final = struct.Struct("<IIQQQQIIQQ")
@@ -26,11 +27,13 @@ _RELA: Final = struct.Struct("<QIIq")
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """A place in a section that depends on where a symbol lands."""
+    """A reference in a section whose value depends on the address of a symbol."""
 
     offset: int
+    """Byte offset of the reference in its section."""
     kind: int
     symbol: int
+    """Index of the symbol in the object's symbol table."""
     addend: int
 
 
@@ -48,7 +51,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class ElfSymbol:
-    """A name, or a section's start, in an object; ``section`` 0 is somewhere else's."""
+    """A symbol of an object, or the start of a section; section 0 means that it is undefined."""
 
     name: str
     section: int
@@ -70,7 +73,8 @@ def parse_object(data: bytes) -> ElfObject:
     """Read a little-endian ELF64 object, as LLVM writes them.
 
     Raises:
-        InternalError: it is none. Objects come from our own compiler or from a sealed cache.
+        InternalError: the bytes are not such an object. Objects come from LLVM in this
+            process or from a sealed cache.
     """
     try:
         return _parse(data)
@@ -79,6 +83,7 @@ def parse_object(data: bytes) -> ElfObject:
 
 
 def _parse(data: bytes) -> ElfObject:
+    """Read the sections, symbols and relocations of an object."""
     header: tuple[Any, ...] = _HEADER.unpack_from(data)
     magic, bits, order = header[:3]
     kind, machine, table, count, names = header[5], header[6], header[10], header[16], header[17]
@@ -109,6 +114,7 @@ def _parse(data: bytes) -> ElfObject:
 
 
 def _symbols(table: bytes, names: bytes) -> tuple[ElfSymbol, ...]:
+    """Return the symbols of a symbol table."""
     return tuple(
         ElfSymbol(_text(names, name), section, value, info >> 4, info & 15)
         for name, info, _, section, value, _ in _SYMBOL.iter_unpack(table)
@@ -116,6 +122,7 @@ def _symbols(table: bytes, names: bytes) -> tuple[ElfSymbol, ...]:
 
 
 def _content(data: bytes, row: tuple[int, ...]) -> bytes:
+    """Return the bytes of a section, zeros for one without content in the file."""
     if row[1] == SHT_NOBITS:
         return bytes(row[5])
     content = data[row[4] : row[4] + row[5]]
@@ -125,4 +132,5 @@ def _content(data: bytes, row: tuple[int, ...]) -> bytes:
 
 
 def _text(table: bytes, start: int) -> str:
+    """Return the null-terminated string at ``start`` of a string table."""
     return table[start : table.index(0, start)].decode()

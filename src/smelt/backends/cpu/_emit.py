@@ -1,12 +1,12 @@
-"""Writing LLVM IR: one ``Emitter`` writes one kernel's function.
+"""Emitter of LLVM IR: one ``Emitter`` writes the function of one kernel.
 
-A kernel is ``void kernel(ptr args, i64 begin, i64 end, ptr scratch)``: it does chunks ``begin`` to
-``end`` of its work. ``args`` holds 64-bit words: the operands' addresses, then the launch's
-scalars. What a plan fixes is baked in as a constant; what it leaves open is ``("arg", k)`` in the
-kernel's parameters and read from scalar ``k``.
+A kernel is ``void kernel(ptr args, i64 begin, i64 end, ptr scratch)`` and computes chunks ``begin``
+to ``end`` of its work. ``args`` is an array of 64-bit words: the operands' addresses, then the
+launch's scalars. Values that a plan fixes are constants in the code. Values that are known at run
+time alone are ``("arg", k)`` in the kernel's parameters and are read from scalar ``k``.
 
-Integers that are known stay Python ints through ``add``, ``mul`` and the like, so generators need
-not tell them apart.
+Integers that are known at build time remain Python ints through ``add``, ``mul`` and the other
+arithmetic, so generators need not distinguish the two.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reg:
 
 
 Int = int | Reg
-"""An i64, known now or only when the kernel runs."""
+"""An i64 that is either known at build time (int) or computed by the kernel (Reg)."""
 
 LLVM_TYPES = {
     DType.FLOAT64: "double",
@@ -56,31 +56,32 @@ LLVM_TYPES = {
     DType.UINT8: "i8",
     DType.BOOL: "i8",
 }
-"""How an element lies in memory; a bool is a byte that is 0 or 1."""
+"""LLVM type of an element in memory; a bool is a byte that is 0 or 1."""
 
 
 def vector_type(element: str, lanes: int) -> str:
-    """The LLVM type of ``lanes`` elements; a scalar's for one lane."""
+    """Return the LLVM type of ``lanes`` elements, which is a scalar for one lane."""
     return f"<{lanes} x {element}>" if lanes > 1 else element
 
 
 def element_type(kind: str) -> str:
-    """The element's type of a vector type, or the scalar type itself."""
+    """Return the element type of a vector type, or the scalar type itself."""
     return kind.split(" x ", 1)[1][:-1] if kind.startswith("<") else kind
 
 
 def lane_count(kind: str) -> int:
-    """Lanes of a vector type; 1 for a scalar."""
+    """Return the number of lanes of a vector type, or 1 for a scalar."""
     return int(kind[1:].split(" ", 1)[0]) if kind.startswith("<") else 1
 
 
 @dataclass(slots=True)
 class Loop:
-    """A counted loop being written; the body sets ``carry`` to the next carried values."""
+    """A counted loop that is being written; the body sets ``carry`` to the next carried values."""
 
     index: Reg
     values: tuple[Reg, ...]
-    """The carried values: at the top of the body, and, after the loop, its results."""
+    """The carried values: those of the iteration inside the body, and the final ones after the
+    loop."""
     carry: Sequence[Reg] = ()
 
 
@@ -104,12 +105,12 @@ class Emitter:
     # ---- text
 
     def fresh(self) -> str:
-        """A new local name."""
+        """Return a new local name."""
         self.counter += 1
         return f"%v{self.counter}"
 
     def emit(self, kind: str, text: str) -> Reg:
-        """Append ``%new = text`` whose type is ``kind``."""
+        """Append ``%new = text``, whose type is ``kind``, and return the new register."""
         name = self.fresh()
         self.lines.append(f"  {name} = {text}")
         return Reg(name, kind)
@@ -124,7 +125,10 @@ class Emitter:
         self.block = name
 
     def call(self, result: str, function: str, *arguments: Reg, flags: str = "") -> Reg:
-        """Call an intrinsic, declaring it on first use; ``flags`` are LLVM's fast-math flags."""
+        """Call an intrinsic, which is declared on first use, and return its result.
+
+        ``flags`` are LLVM's fast-math flags, with a trailing space.
+        """
         types = ", ".join(a.type for a in arguments)
         self.declarations[function] = f"declare {result} @{function}({types})"
         text = f"call {flags}{result} @{function}({', '.join(map(str, arguments))})"
@@ -134,7 +138,7 @@ class Emitter:
         return self.emit(result, text)
 
     def module(self) -> str:
-        """The whole LLVM module."""
+        """Return the LLVM module."""
         head = (
             f"define void @{self.symbol}(ptr %args, i64 %begin, i64 %end, ptr %scratch) nounwind {{"
         )
@@ -142,8 +146,8 @@ class Emitter:
         return "\n".join([*sorted(self.declarations.values()), *body, *self._parts, ""])
 
     def include(self, module: str) -> None:
-        """Take in the module of a kernel that this one calls with arguments of its own making."""
-        # What it finds in them differs from call to call.
+        """Add the module of a kernel that this kernel calls with arguments of its own."""
+        # The contents of the argument block differ between calls, so loads are not invariant.
         for line in module.replace(", !invariant.load !{}", "").splitlines():
             if line.startswith("declare"):
                 self.declarations[line.partition("@")[2].partition("(")[0]] = line
@@ -153,11 +157,11 @@ class Emitter:
     # ---- arguments
 
     def pointer(self, operand: int) -> Reg:
-        """The address of an operand's element (0, …, 0)."""
+        """Return the address of an operand's element (0, …, 0)."""
         return self._word(operand, "ptr")
 
     def extent(self, parameter: Any) -> Int:
-        """An extent or stride of the spec: an int, or scalar ``k`` for ``("arg", k)``."""
+        """Return an extent or stride of the spec: an int, or scalar ``k`` for ``("arg", k)``."""
         if isinstance(parameter, int):
             return parameter
         marker, index = parameter
@@ -166,6 +170,7 @@ class Emitter:
         return self._word(self.operand_count + index, "i64")
 
     def _word(self, index: int, kind: str) -> Reg:
+        """Return word ``index`` of the arguments, which is loaded at the start of the kernel."""
         if index not in self._pointers:
             name = f"%word{index}"
             self._words += [
@@ -178,26 +183,26 @@ class Emitter:
     # ---- 64-bit integers
 
     def i64(self, value: Int) -> Reg:
-        """The integer as a register or literal."""
+        """Return the integer as a register or literal."""
         return Reg(str(value), "i64") if isinstance(value, int) else value
 
     def _integer(self, op: str, a: Int, b: Int) -> Reg:
         return self.emit("i64", f"{op} i64 {self.i64(a).text}, {self.i64(b).text}")
 
     def add(self, a: Int, b: Int) -> Int:
-        """``a + b``."""
+        """Return ``a + b``."""
         if isinstance(a, int) and isinstance(b, int):
             return a + b
         return a if b == 0 else b if a == 0 else self._integer("add nsw", a, b)
 
     def sub(self, a: Int, b: Int) -> Int:
-        """``a - b``."""
+        """Return ``a - b``."""
         if isinstance(a, int) and isinstance(b, int):
             return a - b
         return a if b == 0 else self._integer("sub nsw", a, b)
 
     def mul(self, a: Int, b: Int) -> Int:
-        """``a * b``."""
+        """Return ``a * b``."""
         if isinstance(a, int) and isinstance(b, int):
             return a * b
         if 0 in (a, b):
@@ -205,35 +210,35 @@ class Emitter:
         return a if b == 1 else b if a == 1 else self._integer("mul nsw", a, b)
 
     def div(self, a: Int, b: Int) -> Int:
-        """``a // b`` for ``a >= 0`` and ``b > 0``."""
+        """Return ``a // b`` for ``a >= 0`` and ``b > 0``."""
         if isinstance(a, int) and isinstance(b, int):
             return a // b
         return a if b == 1 else self._integer("udiv", a, b)
 
     def mod(self, a: Int, b: Int) -> Int:
-        """``a % b`` for ``a >= 0`` and ``b > 0``."""
+        """Return ``a % b`` for ``a >= 0`` and ``b > 0``."""
         if isinstance(a, int) and isinstance(b, int):
             return a % b
         return 0 if b == 1 else self._integer("urem", a, b)
 
     def minimum(self, a: Int, b: Int) -> Int:
-        """The smaller, signed."""
+        """Return the smaller of two signed integers."""
         if isinstance(a, int) and isinstance(b, int):
             return min(a, b)
         return self.call("i64", "llvm.smin.i64", self.i64(a), self.i64(b))
 
     def maximum(self, a: Int, b: Int) -> Int:
-        """The larger, signed."""
+        """Return the larger of two signed integers."""
         if isinstance(a, int) and isinstance(b, int):
             return max(a, b)
         return self.call("i64", "llvm.smax.i64", self.i64(a), self.i64(b))
 
     def compare(self, predicate: str, a: Int, b: Int) -> Reg:
-        """``icmp predicate`` (eq, ne, slt, sle, sgt, sge): an i1."""
+        """Return ``icmp predicate`` (eq, ne, slt, sle, sgt, sge, ult, uge, ...) as an i1."""
         return self.emit("i1", f"icmp {predicate} i64 {self.i64(a).text}, {self.i64(b).text}")
 
     def unravel(self, index: Int, extents: Sequence[Int]) -> list[Int]:
-        """The coordinates of a flat index, last extent fastest."""
+        """Return the coordinates of a flat index, last extent fastest."""
         coordinates: list[Int] = []
         for extent in reversed(extents[1:]):
             coordinates.append(self.mod(index, extent))
@@ -243,7 +248,7 @@ class Emitter:
     # ---- memory
 
     def at(self, pointer: Reg, byte_offset: Int) -> Reg:
-        """The address ``byte_offset`` past ``pointer``."""
+        """Return the address ``byte_offset`` bytes after ``pointer``."""
         if byte_offset == 0:
             return pointer
         return self.emit("ptr", f"getelementptr i8, {pointer}, i64 {self.i64(byte_offset).text}")
@@ -257,7 +262,7 @@ class Emitter:
         self.do(f"store {value}, {pointer}, align {align}")
 
     def load_masked(self, kind: str, pointer: Reg, mask: Reg, other: Reg | None = None) -> Reg:
-        """Load the lanes that the mask names; the others are ``other``'s (zero by default)."""
+        """Load the lanes that are set in the mask; the others are those of ``other``, or zero."""
         lanes, element = lane_count(kind), element_type(kind)
         filler = other or Reg("zeroinitializer", kind)
         suffix = _suffix(element)
@@ -266,14 +271,14 @@ class Emitter:
         )
 
     def store_masked(self, value: Reg, pointer: Reg, mask: Reg) -> None:
-        """Store the lanes that the mask names."""
+        """Store the lanes that are set in the mask."""
         lanes, suffix = lane_count(value.type), _suffix(element_type(value.type))
         self.call(
             "void", f"llvm.masked.store.v{lanes}{suffix}.p0", value, pointer, Reg("1", "i32"), mask
         )
 
     def tail_mask(self, count: Int, lanes: int) -> Reg:
-        """A mask of the first ``count`` of ``lanes`` lanes."""
+        """Return a mask of the first ``count`` of ``lanes`` lanes."""
         if isinstance(count, int):
             bits = ", ".join(f"i1 {int(i < count)}" for i in range(lanes))
             return Reg(f"<{bits}>", f"<{lanes} x i1>")
@@ -283,14 +288,14 @@ class Emitter:
         return self.emit(f"<{lanes} x i1>", f"icmp slt <{lanes} x i32> <{iota}>, {splat.text}")
 
     def prefetch(self, pointer: Reg, locality: int = 2) -> None:
-        """Ask for the cache line at ``pointer`` (locality 3: first level, 2: second level)."""
+        """Prefetch the cache line at ``pointer`` (locality 3: into L1, 2: into L2)."""
         flags = (Reg("0", "i32"), Reg(str(locality), "i32"), Reg("1", "i32"))
         self.call("void", "llvm.prefetch.p0", pointer, *flags)
 
     # ---- values
 
     def constant(self, value: float | bool, kind: str) -> Reg:  # noqa: FBT001  (a bool is a value)
-        """A literal; for a vector type, in every lane."""
+        """Return a literal; a vector type has it in every lane."""
         element, lanes = element_type(kind), lane_count(kind)
         text = _literal(value, element)
         if lanes == 1:
@@ -298,7 +303,7 @@ class Emitter:
         return Reg("<" + ", ".join([f"{element} {text}"] * lanes) + ">", kind)
 
     def splat(self, scalar: Reg, lanes: int) -> Reg:
-        """The scalar in every lane."""
+        """Return a vector with the scalar in every lane."""
         if lanes == 1:
             return scalar
         kind = f"<{lanes} x {scalar.type}>"
@@ -307,24 +312,24 @@ class Emitter:
         return self.emit(kind, f"shufflevector {one}, {kind} poison, {zeros}")
 
     def binary(self, op: str, a: Reg, b: Reg) -> Reg:
-        """Apply ``op`` (fadd, fmul, and, shl…) to two registers of one type."""
+        """Apply ``op`` (fadd, fmul, and, shl, ...) to two registers of one type."""
         return self.emit(a.type, f"{op} {a.type} {a.text}, {b.text}")
 
     def unary_intrinsic(self, name: str, a: Reg) -> Reg:
-        """Call ``llvm.name`` (sqrt, fabs, floor …) on one value: a single instruction."""
+        """Call ``llvm.name`` (sqrt, fabs, floor, ...) on one value; each is one instruction."""
         return self.call(a.type, f"llvm.{name}.{type_suffix(a.type)}", a)
 
     def compare_float(self, predicate: str, a: Reg, b: Reg) -> Reg:
-        """Compare as ``fcmp predicate`` does: an i1, or a vector of them."""
+        """Return ``fcmp predicate`` as an i1, or as a vector of i1."""
         kind = vector_type("i1", lane_count(a.type))
         return self.emit(kind, f"fcmp {predicate} {a.type} {a.text}, {b.text}")
 
     def select(self, condition: Reg, yes: Reg, no: Reg) -> Reg:
-        """``condition ? yes : no``, lane by lane."""
+        """Return ``condition ? yes : no``, lane by lane."""
         return self.emit(yes.type, f"select {condition}, {yes}, {no}")
 
     def convert(self, op: str, value: Reg, element: str) -> Reg:
-        """Convert each lane by ``op``: fpext, fptrunc, sitofp, zext, bitcast …."""
+        """Convert each lane by ``op``: fpext, fptrunc, sitofp, zext, bitcast, ...."""
         kind = vector_type(element, lane_count(value.type))
         return self.emit(kind, f"{op} {value} to {kind}")
 
@@ -334,10 +339,10 @@ class Emitter:
     def loop(
         self, start: Int, stop: Int, step: int = 1, carried: Sequence[Reg] = ()
     ) -> Generator[Loop]:
-        """Write ``for index in range(start, stop, step)``; no iteration when ``start >= stop``.
+        """Write ``for index in range(start, stop, step)``, with no iteration if ``start >= stop``.
 
-        Values that change from one iteration to the next are ``carried``: inside, read
-        ``loop.values`` and set ``loop.carry``; after the loop ``loop.values`` are the last ones.
+        Values that change between iterations are ``carried``. The body reads ``loop.values`` and
+        sets ``loop.carry``; after the loop, ``loop.values`` are the final values.
         """
         self.counter += 1
         n = self.counter
@@ -380,28 +385,30 @@ class Emitter:
 
 
 def emitter_for(kernel: KernelSpec, operand_count: int) -> Emitter:
-    """An empty kernel of the spec's name."""
+    """Return the emitter of an empty kernel with the spec's name."""
     return Emitter(kernel.symbol, operand_count)
 
 
 def type_suffix(kind: str) -> str:
-    """The name of a type in intrinsics: for example v16f32."""
+    """Return the name of a type in intrinsics, such as v16f32."""
     lanes = lane_count(kind)
     return (f"v{lanes}" if lanes > 1 else "") + _suffix(element_type(kind))
 
 
 def _suffix(element: str) -> str:
+    """Return the name of an element type in intrinsics."""
     return {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}.get(
         element, element
     )
 
 
 def _literal(value: float, element: str) -> str:
+    """Return the text of a literal of an element type."""
     if element == "i1":
         return "true" if value else "false"
     if element.startswith("i"):
         return str(int(value))
-    with np.errstate(over="ignore"):  # too large for its type is infinite
+    with np.errstate(over="ignore"):  # values beyond the type's range become infinite
         if element == "half":
             return f"0xH{np.float16(value).view(np.uint16):04X}"
         if element == "float":  # LLVM writes a float as the double of the same value

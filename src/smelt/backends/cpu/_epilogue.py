@@ -1,7 +1,7 @@
-"""Epilogues: the elementwise program that a kernel runs on its root's result before it is stored.
+"""Epilogues: the elementwise program that a kernel runs on its root's result before the store.
 
-`plan_epilogue` turns the stages of a `Fused` op into what a kernel's spec holds. Element types
-may change on the way: sums of integers become floats, and bytes again.
+`plan_epilogue` translates the stages of a `Fused` op into data for a kernel's spec. Element types
+may change within the program: integer sums become floating point, and bytes again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _BYTES: Final = frozenset({DType.INT8, DType.UINT8})
+"""8-bit integer types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +30,27 @@ class Epilogue:
     """An elementwise program on a root's result, as a kernel's spec holds it."""
 
     stages: tuple[tuple[Json, tuple[int, ...], tuple[str, ...]], ...] = ()
-    """(op, arguments, their dtypes): ``k >= 0`` is extra operand k, -1 the root's result, -1 - j
-    stage j's."""
+    """Each stage as (op, arguments, element types of the arguments). Argument ``k >= 0`` is
+    extra operand k, -1 is the root's result, and -1 - j is the result of stage j (counted
+    from 1)."""
     extras: int = 0
     """Number of extra operands."""
 
     def as_json(self) -> Json:
-        """What goes into a spec."""
+        """Return the epilogue as a JSON value for a kernel spec."""
         return (self.stages, self.extras)
 
     @staticmethod
     def from_json(value: Json) -> Epilogue:
-        """What `as_json` wrote, also after a round trip through JSON's lists."""
+        """Return the epilogue that `as_json` wrote, also after a round trip through JSON."""
         stages, extras = cast("tuple[Any, int]", as_json(value))
         return Epilogue(stages, extras)
 
     def after(self, op: str, extra: int, **attributes: Json) -> Epilogue:
-        """The program with a binary op of the root's result and an extra operand before it."""
+        """Return the program with one more stage before all others.
+
+        The new stage is a binary ``op`` of the root's result and extra operand ``extra``.
+        """
         stages = tuple(
             (stage, tuple(a if a >= 0 else a - 1 for a in arguments), dtypes)
             for stage, arguments, dtypes in self.stages
@@ -54,7 +59,7 @@ class Epilogue:
         return Epilogue((first, *stages), max(self.extras, extra + 1))
 
     def emit(self, e: Emitter, root: Reg, read: Callable[[int], Reg]) -> Reg:
-        """Emit the stages on one register; ``read(k)`` gives extra operand k at the same place."""
+        """Emit the stages on one register; ``read(k)`` loads extra operand k at its position."""
         values = [root]
         for op, arguments, dtypes in self.stages:
             args = [
@@ -66,15 +71,15 @@ class Epilogue:
 
 
 def computes_on_int8(node: Node) -> bool:
-    """Whether a node computes with bytes, and its epilogue begins with what came of them."""
+    """Return whether a node computes on 8-bit integers, so its epilogue may start from them."""
     x = node.inputs[0] if node.inputs else None
     return x is not None and x.tensor.dtype in _BYTES
 
 
 def plan_epilogue(node: Node) -> Epilogue | str:
-    """The epilogue of a node, or why there is none.
+    """Return the epilogue of a node, or the reason why it is not supported.
 
-    Its values are float32 throughout, except behind roots that compute with bytes.
+    All values of an epilogue are float32, except after roots that compute on 8-bit integers.
     """
     if not isinstance(node.op, Fused):
         return Epilogue()
@@ -100,7 +105,11 @@ def plan_epilogue(node: Node) -> Epilogue | str:
 
 
 def _fold_fake_quantization(stages: list[Stage]) -> None:
-    """Count in floats what is quantised and at once dequantised: steps from the zero point."""
+    """Replace adjacent quantisation and dequantisation by arithmetic in float32.
+
+    Both must have the same zero point, and the quantised value no other reader. The first stage
+    then gives whole steps from the zero point, and the second multiplies them by the scale.
+    """
     for position in range(len(stages) - 1):
         (op, arguments, dtypes), (after, again, kinds) = stages[position : position + 2]
         result = -2 - position
@@ -115,8 +124,8 @@ def _fold_fake_quantization(stages: list[Stage]) -> None:
 
 
 def _root_dtype(node: Node, count: int) -> DType:
-    """Element type of the root's result; the registers of floats are float32's."""
+    """Return the element type of the root's result; floating point is computed in float32."""
     root, _ = root_of(node)
-    (made,) = root.infer([None if v is None else v.operand for v in node.inputs[:count]])
-    dtype = made.dtype if isinstance(made, TensorType) else DType.FLOAT32
+    (result,) = root.infer([None if v is None else v.operand for v in node.inputs[:count]])
+    dtype = result.dtype if isinstance(result, TensorType) else DType.FLOAT32
     return DType.FLOAT32 if dtype.is_float else dtype

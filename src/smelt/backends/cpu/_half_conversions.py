@@ -1,9 +1,10 @@
-"""float16 and bfloat16 to and from float32, for targets that have no exact instruction for it.
+"""Conversions of float16 and bfloat16 for targets without an exact instruction.
 
-Generators write LLVM's ``fpext`` and ``fptrunc``. Where the target has no instruction, LLVM calls
-a function of the compiler's library, which an image has not; and x86's that makes bfloat16, which
-LLVM would also put between two extensions, takes what is denormal for zero. Such a line becomes
-integer arithmetic, exact and rounded to nearest even. A NaN stays one, quiet and of its sign.
+Generators write LLVM's ``fpext`` and ``fptrunc``. Where the target has no instruction, LLVM calls a
+function of the compiler's runtime library, which an image does not have. The x86 instruction that
+converts to bfloat16, which LLVM also uses between two extensions, treats denormal numbers as zero.
+Such lines are replaced by integer arithmetic that is exact and rounds to nearest even. A NaN
+remains a NaN of its sign and becomes quiet.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
 
 _TYPE: Final = r"(?:<\d+ x \w+>|\w+)"
+"""Matches an LLVM type."""
 _CONVERSION: Final = re.compile(
     rf"^ *(?P<name>\S+) = fp(?:ext|trunc) (?P<kind>{_TYPE}) (?P<text>.+) to (?P<made>{_TYPE})$",
     re.MULTILINE,
 )
+"""Matches a line with an fpext or fptrunc instruction."""
 _BIAS: Final = (127 - 15) << 23
-"""What the exponents of float32 and float16 differ by, at float32's place."""
+"""Difference of the exponent biases of float32 and float16, in float32's exponent field."""
 _INFINITY: Final = 0x7F800000
+"""Bits of infinity as a float32."""
 _QUIET: Final = 0x400000
-"""The bit of a float32 that makes its NaN a quiet one."""
+"""Bit that makes a NaN of float32 quiet."""
 
 
 def lower_half_conversions(ir_text: str, target: CpuTarget) -> str:
-    """Return the module with the conversions that ``target`` has not written in integers."""
+    """Return the module with integer code for the conversions that ``target`` does not have."""
     types = {"half": DType.FLOAT16, "bfloat": DType.BFLOAT16}
     foreign = {
         name for name, dtype in types.items() if not target.has_conversion_instruction(dtype)
@@ -51,7 +55,7 @@ def lower_half_conversions(ir_text: str, target: CpuTarget) -> str:
 
 
 class _Names(Emitter):
-    """Writes lines in the midst of another emitter's: names derive from the line replaced."""
+    """Emitter of lines inside another function; its names derive from the line that is replaced."""
 
     @override
     def fresh(self) -> str:
@@ -60,7 +64,11 @@ class _Names(Emitter):
 
 
 def _float_from_half(e: Emitter, x: Reg) -> Reg:
-    """A denormal half is its integer times 2**-24; of others only the exponent's bias changes."""
+    """Return the bits of the float32 with the value of a float16.
+
+    A denormal float16 is its integer times 2**-24. For other numbers only the exponent's bias
+    changes.
+    """
     bits = e.convert("zext", e.convert("bitcast", x, "i16"), "i32")
     magnitude = _and(e, bits, 0x7FFF)
     moved = _with(e, "add", _with(e, "shl", magnitude, 13), _BIAS)
@@ -75,7 +83,10 @@ def _float_from_half(e: Emitter, x: Reg) -> Reg:
 
 
 def _half_from_float(e: Emitter, x: Reg) -> Reg:
-    """What is below the normal halves is rounded by an addition whose last place is 2**-24."""
+    """Return the bits of the float16 nearest to a float32.
+
+    Values below the normal float16 numbers are rounded by adding 0.5, whose last place is 2**-24.
+    """
     bits = e.convert("bitcast", x, "i32")
     magnitude = _and(e, bits, 0x7FFFFFFF)
     moved = _to_even(e, _with(e, "sub", magnitude, _BIAS), 13)
@@ -94,11 +105,12 @@ def _half_from_float(e: Emitter, x: Reg) -> Reg:
 
 
 def _float_from_bfloat(e: Emitter, x: Reg) -> Reg:
-    """A bfloat16 is the upper half of a float32."""
+    """Return the bits of the float32 with the value of a bfloat16, which is its upper half."""
     return _with(e, "shl", e.convert("zext", e.convert("bitcast", x, "i16"), "i32"), 16)
 
 
 def _bfloat_from_float(e: Emitter, x: Reg) -> Reg:
+    """Return the bits of the bfloat16 nearest to a float32."""
     bits = e.convert("bitcast", x, "i32")
     nan = _with(e, "or", bits, _QUIET)
     is_nan = _is(e, "ugt", _and(e, bits, 0x7FFFFFFF), _INFINITY)
@@ -107,23 +119,24 @@ def _bfloat_from_float(e: Emitter, x: Reg) -> Reg:
 
 
 def _to_even(e: Emitter, bits: Reg, dropped: int) -> Reg:
-    """Add what makes dropping the last bits round to nearest, and a tie to an even number."""
+    """Add the value that makes dropping the last bits round to nearest, ties to even."""
     odd = _and(e, _with(e, "lshr", bits, dropped), 1)
     return e.binary("add", _with(e, "add", bits, (1 << (dropped - 1)) - 1), odd)
 
 
 def _and(e: Emitter, bits: Reg, mask: int) -> Reg:
+    """Return the bits that a mask selects."""
     return _with(e, "and", bits, mask)
 
 
 def _is(e: Emitter, predicate: str, bits: Reg, value: int) -> Reg:
-    """Compare with a number: an i1, or a vector of them."""
+    """Compare with a constant; the result is an i1, or a vector of i1."""
     kind = vector_type("i1", lane_count(bits.type))
     return e.emit(kind, f"icmp {predicate} {bits}, {e.constant(value, bits.type).text}")
 
 
 def _with(e: Emitter, op: str, bits: Reg, value: int) -> Reg:
-    """Apply ``op`` to the register and a number."""
+    """Apply ``op`` to a register and a constant."""
     return e.binary(op, bits, e.constant(value, bits.type))
 
 
@@ -133,3 +146,4 @@ _LOWERINGS: Final = {
     ("bfloat", "float"): _float_from_bfloat,
     ("float", "bfloat"): _bfloat_from_float,
 }
+"""Integer code of each conversion, by source and result type."""

@@ -1,8 +1,8 @@
-"""Objects into one image: code, then constants, with every reference resolved inside it.
+"""Linker of objects into one image: code, then constants, with every reference resolved.
 
-The image needs no loader. It is mapped at a page boundary, wherever, and never written again: there
-is no writable data, no table of addresses, and no symbol from outside. Equal objects in equal order
-give equal images.
+The image needs no loader. It is mapped at any page boundary and never written again: it has no
+writable data, no table of addresses and no undefined symbols. Equal objects in equal order give
+equal images.
 """
 
 from __future__ import annotations
@@ -18,26 +18,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _CODE_ALIGN: Final = 64
+"""Alignment of functions and of the first constant, in bytes: a cache line."""
 _PAGE_BYTES: Final = 4096
+"""Alignment of a mapped image in bytes, and so the largest alignment of a section."""
 _IGNORED: Final = (".eh_frame", ".note", ".llvm", ".comment")
+"""Prefixes of the names of sections that are left out: unwinding tables and metadata."""
 _RELOCATORS: Final[dict[str, Callable[[bytearray, int, int, int, int], None]]] = {
     "x86_64": relocate_x86_64,
     "aarch64": relocate_aarch64,
 }
+"""Function that applies a relocation, by architecture."""
 
 
 @dataclass(slots=True)
 class _Layout:
-    """Where each section of each object lies."""
+    """Positions of the sections of all objects in the image."""
 
     objects: list[elf.ElfObject]
     image: bytearray = field(default_factory=bytearray)
     section_offsets: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    """Object and section -> offset in the image."""
+    """Offset in the image by object and section."""
     definitions: dict[str, int] = field(default_factory=dict[str, int])
-    """Global symbol -> offset in the image."""
+    """Offset in the image by global symbol."""
 
     def sections(self) -> Iterator[tuple[int, int, elf.Section]]:
+        """Yield object number, section number and section of everything that is loaded."""
         for number, obj in enumerate(self.objects):
             for index, section in enumerate(obj.sections):
                 ignored = section.name.startswith(_IGNORED)
@@ -46,11 +51,14 @@ class _Layout:
 
 
 def link(objects: Sequence[bytes]) -> tuple[bytes, tuple[tuple[str, int], ...]]:
-    """Link objects of one architecture; return the image and the offset of each global function.
+    """Link objects of one architecture.
+
+    Returns:
+        The image, and name and offset of each global function, sorted by name.
 
     Raises:
-        BuildError: an object calls a function that none defines, has writable data, defines a
-            name again, or needs to know its absolute address.
+        BuildError: an object calls a function that no object defines, has writable data, defines
+            a name that another object defines, or needs its absolute address.
     """
     layout = _Layout([elf.parse_object(data) for data in objects])
     if len({obj.architecture for obj in layout.objects}) > 1:
@@ -64,9 +72,10 @@ def link(objects: Sequence[bytes]) -> tuple[bytes, tuple[tuple[str, int], ...]]:
 
 
 def _place_sections(layout: _Layout) -> None:
+    """Copy all sections into the image, code first."""
     rows = list(layout.sections())
     for wants_code in (True, False):
-        # Constants start on a page of their own cache lines: code is fetched, constants are loaded.
+        # Constants start on a new cache line: code is fetched as instructions, constants as data.
         _pad(layout.image, _CODE_ALIGN)
         for number, index, section in rows:
             if section.flags & elf.SHF_WRITE:
@@ -86,10 +95,12 @@ def _place_sections(layout: _Layout) -> None:
 
 
 def _pad(image: bytearray, align: int) -> None:
+    """Append zeros to the image up to a multiple of ``align`` bytes."""
     image += bytes(-len(image) % align)
 
 
 def _define_symbols(layout: _Layout) -> list[tuple[str, int]]:
+    """Record the offset of every global symbol, and return the functions among them."""
     functions: list[tuple[str, int]] = []
     for number, obj in enumerate(layout.objects):
         for symbol in obj.symbols:
@@ -107,6 +118,7 @@ def _define_symbols(layout: _Layout) -> list[tuple[str, int]]:
 
 
 def _relocate(layout: _Layout, number: int, start: int, relocation: elf.Relocation) -> None:
+    """Apply one relocation of a section that starts at offset ``start`` of the image."""
     obj = layout.objects[number]
     symbol = obj.symbols[relocation.symbol]
     if symbol.binding != elf.STB_LOCAL:
@@ -129,6 +141,7 @@ def _relocate(layout: _Layout, number: int, start: int, relocation: elf.Relocati
 
 
 def _first_function(obj: elf.ElfObject) -> str:
+    """Return the name of an object's first global function, for messages."""
     for symbol in obj.symbols:
         if symbol.kind == elf.STT_FUNCTION and symbol.binding != elf.STB_LOCAL:
             return symbol.name

@@ -1,4 +1,8 @@
-"""LLVM, loaded when something is compiled: a machine that only runs engines need not have it."""
+"""Access to LLVM through llvmlite.
+
+llvmlite is imported when something is compiled, so a machine that only runs engines need not have
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ from smelt.errors import MissingExtraError
 
 @functools.cache
 def load_llvm() -> Any:
-    """Return llvmlite's binding, which ships no types.
+    """Return the module ``llvmlite.binding``, which has no type information.
 
-    Raises MissingExtraError: it is not installed.
+    Raises:
+        MissingExtraError: llvmlite is not installed.
     """
     try:
         return import_module("llvmlite.binding")
@@ -24,10 +29,11 @@ def load_llvm() -> Any:
 
 @functools.cache
 def without_global_lock(name: str) -> Any:
-    """Return a function of LLVM's library, to be called by several threads at once.
+    """Return a function of LLVM's library that several threads may call at once.
 
-    llvmlite holds one lock during every call, as if all threads worked on one context. Ours have
-    contexts and target machines of their own, so the calls that take long can do without.
+    llvmlite holds one lock during every call, as if all threads shared one context. Here each
+    thread has a context and target machines of its own, so the calls that take long do not need the
+    lock.
     """
     library = load_llvm().ffi.lib
     locked = getattr(library, name)
@@ -37,6 +43,6 @@ def without_global_lock(name: str) -> Any:
 
 
 def llvm_version() -> str:
-    """Return llvmlite's version."""
+    """Return the version of llvmlite."""
     load_llvm()
     return str(import_module("llvmlite").__version__)

@@ -1,8 +1,8 @@
-"""Strided loops: how a kernel walks several operands of one iteration space together.
+"""Loop nests: loops over several strided operands of one iteration space.
 
-Axes are put in the memory order of the operand that matters most, neighbours that run on in every
-operand are joined, and the last axis becomes the *row*, which is walked by vectors. A chunk is a
-few rows, or a segment of a long one.
+Axes are sorted into the memory order of one operand, and adjacent axes that are contiguous in every
+operand are merged. The last axis becomes the *row*, which is processed in vectors. A chunk is a few
+rows, or a segment of a long row.
 """
 
 from __future__ import annotations
@@ -21,25 +21,31 @@ if TYPE_CHECKING:
     from smelt.engine import Json
 
 SEGMENT: Final = 4096
-"""Elements of a row that one chunk takes at most."""
+"""Largest number of elements of a row per chunk."""
 _MIN_SEGMENT: Final = 16
-"""No chunk takes less of a row, so that it fills vectors."""
+"""Smallest number of elements of a segment, so that it fills vectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopNest:
-    """How rows are cut into chunks: what the launch and the kernel must agree on."""
+    """Division of an iteration space into chunks, on which launch and kernel must agree."""
 
     outer: tuple[Axis, ...]
+    """Axes outside the row."""
     row: Axis
+    """The innermost axis."""
     rows_per_chunk: int
-    """Work items (a row, or a segment of one) that a chunk takes."""
+    """Work items per chunk; an item is a row, or a segment of a row."""
     segment: int
-    """Elements of a segment."""
+    """Elements per segment."""
 
     @staticmethod
     def over(axes: Sequence[Axis], operand_count: int, work: Dim = 1) -> LoopNest:
-        """Walk all axes, the last by vectors; ``work``: what an element stands for, a line say."""
+        """Return the loop nest over all axes, of which the last is the row.
+
+        ``work`` is the number of elements that one element of the iteration space stands for, such
+        as the length of a line that is reduced.
+        """
         row = axes[-1] if axes else Axis(1, (1,) * operand_count)
         segment = max(_MIN_SEGMENT, SEGMENT // max(1, work if isinstance(work, int) else 1))
         length = row.extent if isinstance(row.extent, int) else segment
@@ -47,12 +53,12 @@ class LoopNest:
 
     @property
     def chunks(self) -> Dim:
-        """Chunks of the launch."""
+        """Number of chunks of the launch."""
         rows = element_count(tuple(a.extent for a in self.outer))
         return ceil_div(rows * ceil_div(self.row.extent, self.segment), self.rows_per_chunk)
 
     def json(self, scalars: LaunchScalars) -> Json:
-        """What a spec holds."""
+        """Return the loop nest as a JSON value for a kernel spec."""
         outer = tuple(a.json(scalars) for a in self.outer)
         return (outer, self.row.json(scalars), self.rows_per_chunk, self.segment)
 
@@ -64,15 +70,16 @@ def emit_loop_nest(
     sizes: Sequence[int],
     body: Callable[[Sequence[Reg], Int, Int, tuple[Int, ...]], None],
 ) -> None:
-    """Write the loops of a `LoopNest` as its JSON says.
+    """Write the loops of a `LoopNest`.
 
     Args:
-        e: writes.
-        loop_nest: ``LoopNest.json``.
+        e: emitter of the kernel.
+        loop_nest: the value of ``LoopNest.json``.
         pointers: address of each operand's first element.
-        sizes: bytes of each operand's element.
-        body: called with each operand's address at the start of the row, the first and last index
-            to do in the row, and the row's strides in elements.
+        sizes: size in bytes of each operand's elements.
+        body: writes a segment; its arguments are each operand's address at the start of the
+            row, the first index and the end of the segment within the row, and the row's
+            strides in elements.
     """
     outer_json, row_json, rows_per_chunk, segment = loop_nest
     outer = [[e.extent(x) for x in axis] for axis in outer_json]

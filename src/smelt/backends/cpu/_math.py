@@ -1,12 +1,12 @@
-"""Mathematics in LLVM IR, on vectors of any length: our own, because an image has no C library.
+"""Mathematical functions as LLVM IR on vectors of any length, since an image has no C library.
 
-Every function takes and returns float32 (scalar or vector). NaN stays NaN, infinities and signed
-zeros give what IEEE 754 asks for, and what is small is denormal before it is zero. The largest
-errors, of all arguments, in units in the last place of the exact result: exp 1.02, erf 1.4, tanh
-1.6, sigmoid 2.5; gelu 3.3 above zero and 6.1 below (70 on processors that cannot multiply and add
-in one rounding). Others have up to five.
-Coefficients are minimax fits of our own. Where a target has no fused multiply-add the same text
-rounds twice, so the reductions below are split such that this costs no accuracy.
+Every function takes and returns float32 (scalar or vector). NaN propagates, infinities and signed
+zeros give the results of IEEE 754, and results underflow gradually through denormal numbers. The
+largest errors over all arguments, in units in the last place of the exact result, are: exp 1.02,
+erf 1.4, tanh 1.6, sigmoid 2.5; gelu 3.3 above zero and 6.1 below (70 on processors without fused
+multiply-add). Others have up to 5. The polynomial coefficients are minimax fits made for this file.
+Without fused multiply-add the same code rounds twice, so the argument reductions are split such
+that this costs no accuracy.
 """
 
 from __future__ import annotations
@@ -23,75 +23,91 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._emit import Emitter
 
 _LOG2_E: Final = 1.4426950408889634
+"""log2(e)."""
 _LN2_HIGH: Final = 0.693359375
-"""The leading bits of ln 2: few enough that products with exponents are exact."""
+"""Leading bits of ln 2, few enough that products with exponents are exact."""
 _LN2_LOW: Final = -2.1219444005469057e-4
+"""ln 2 minus `_LN2_HIGH`."""
 _ROUND: Final = 12582912.0
-"""1.5 * 2**23: adding it leaves a float rounded to an integer in the low bits."""
+"""1.5 * 2**23. Adding it to a float32 leaves the nearest integer in the low bits of the sum."""
 _ROUND_BITS: Final = 0x4B400000
+"""Bits of `_ROUND` as a float32."""
 _PHASE: Final = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE51
-"""The first 208 bits of 2 / pi behind the point."""
+"""First 208 bits of the fraction of 2 / pi."""
 _PHASE_BITS: Final = 29
-"""Of one factor: with the 24 of a float32 they make the 53 of a float64."""
+"""Bits of one factor of `_TWO_OVER_PI`: with the 24 of a float32 they fit the 53 of a float64."""
 _TWO_OVER_PI: Final = tuple(
     (_PHASE >> 208 - last & (1 << _PHASE_BITS) - 1) * 2.0**-last
     for last in range(_PHASE_BITS, 208, _PHASE_BITS)
 )
-"""Summands of 2 / pi, so many that the largest float32 has its fraction of a turn."""
+"""2 / pi as a sum of factors, long enough for the phase of the largest float32."""
 _LAST_WITH_TURNS: Final = 4
-"""Products with later ones are less than a turn."""
+"""Index of the last factor whose product can exceed a full turn."""
 _EXP: Final = (0.5, 0.16666534543037415, 0.04166724532842636, 0.008367440663278103,
                0.00138631381560117)  # fmt: skip
+"""Coefficients c of exp(r) = 1 + r + r**2 c(r) for |r| <= ln 2 / 2."""
 _EXP_LIMIT: Final = 104.0
-"""exp(-104) rounds to zero."""
+"""exp(-104) rounds to zero in float32."""
 _LOG: Final = (0.3333331346511841, -0.25000008940696716, 0.2000211924314499, -0.1666799634695053,
                0.14219550788402557, -0.12405591458082199, 0.11888174712657928,
                -0.11675640940666199, 0.06746601313352585)  # fmt: skip
+"""Coefficients c of log(1 + f) = f - f**2 / 2 + f**3 c(f) for 1 + f in [sqrt(1/2), sqrt(2))."""
 _TANH: Final = (-0.3333333134651184, 0.13333210349082947, -0.05394720286130905,
                 0.021702967584133148, -0.008182673715054989, 0.0021475369576364756)  # fmt: skip
+"""Coefficients c of tanh(x) = x + x**3 c(x**2) for |x| < 0.625."""
 _TANH_LIMIT: Final = 10.0
-"""From here on the hyperbolic tangent is 1 in float32."""
+"""tanh(x) is 1 in float32 from this value on."""
 _ERF: Final = (0.12837916612625122, -0.37612637877464294, 0.11283782869577408,
                -0.02686544507741928, 0.005221074912697077, -0.00084847112884745,
                0.00011270544928265736, -9.680136827228125e-06)  # fmt: skip
+"""Coefficients c of erf(x) = x + x c(x**2) for |x| < 1."""
 _ERFC: Final = (-0.0002043598797172308, 1.129661202430725, 0.6330395936965942,
                 0.10863899439573288, -0.025373555719852448, 0.004282382782548666,
                 -0.0004637880192603916, 2.5314808226539753e-05, -2.513266110781842e-07)  # fmt: skip
+"""Coefficients c of erfc(x) = exp(-c(x)) for x from 1 to 4."""
 _SCALE_EXPONENT: Final = 64
+"""Exponent of two by which `scaled_exp` multiplies."""
 SCALED_EXP_INVERSE: Final = 2.0**-_SCALE_EXPONENT
-"""What undoes `scaled_exp`'s factor."""
+"""Inverse of the factor of `scaled_exp`."""
 _TAIL_TOP: Final = (0.8757675290107727, 0.3658606112003326, 0.08106080442667007,
                     0.008202054537832737)  # fmt: skip
+"""Numerator of the normal distribution's tail; see `_TAIL_BOTTOM`."""
 _TAIL_BOTTOM: Final = tuple(
     c / SCALED_EXP_INVERSE
     for c in (1.0, 1.6736524105072021, 1.2012374401092529, 0.46866583824157715,
               0.10160124301910400, 0.010279627516865730))  # fmt: skip
-"""At t: (t / 2 + t**2 / 2 * top) / bottom is t exp(t**2 / 2) times the normal distribution's
-tail beyond t, and 2**64 smaller."""
+"""Denominator of the normal distribution's tail. At t, ``(t / 2 + t**2 / 2 * top) / bottom`` is
+t exp(t**2 / 2) times the tail beyond t, and smaller by 2**64."""
 _TAIL_LIMIT: Final = 14.3
-"""From here on the tail times t is zero in float32."""
+"""The tail times t is zero in float32 from this value on."""
 _SIN: Final = (-0.1666666716337204, 0.008333329111337662, -0.00019839256128761917,
                2.7175644845556235e-06)  # fmt: skip
+"""Coefficients c of sin(r) = r + r**3 c(r**2) for |r| <= pi / 4."""
 _COS: Final = (0.0416666679084301, -0.0013888883404433727, 2.479943577782251e-05,
                -2.720330201100296e-07)  # fmt: skip
+"""Coefficients c of cos(r) = 1 - r**2 / 2 + r**4 c(r**2) for |r| <= pi / 4."""
 _ASIN: Final = (0.16666659712791443, 0.07500510662794113, 0.04451572149991989,
                 0.03181760758161545, 0.014402614906430244, 0.037565186619758606)  # fmt: skip
+"""Coefficients c of asin(m) = m + m**3 c(m**2) for m from 0 to 1/2."""
 _ATAN: Final = (-0.3333333134651184, 0.19999900460243225, -0.1428191065788269,
                 0.11043383926153183, -0.08468423038721085, 0.04726783558728611)  # fmt: skip
+"""Coefficients c of atan(u) = u + u**3 c(u**2) for |u| <= sqrt(2) - 1."""
 _LOG2_DOUBLE: Final = (2.8853900817778495, 0.9617966941141782, 0.5770779421140241,
                        0.412209278353228, 0.31990461241380885, 0.2829158727810801)  # fmt: skip
+"""Coefficients c of log2(m) = s c(s**2) with s = (m - 1) / (m + 1), in float64."""
 _EXP2_DOUBLE: Final = (1.0, 0.6931471805459307, 0.24022650695468561, 0.05550410941210808,
                        0.009618129228257222, 0.0013333450565211472, 0.00015403411809414985,
                        1.531007980824198e-05, 1.326402838155473e-06)  # fmt: skip
+"""Coefficients of 2**r for |r| <= 1/2, in float64."""
 
 
 def multiply_add(e: Emitter, a: Reg, b: Reg, c: Reg) -> Reg:
-    """``a * b + c``, rounded once where the target can."""
+    """Return ``a * b + c``, rounded once if the target has fused multiply-add."""
     return e.call(a.type, f"llvm.fmuladd.{type_suffix(a.type)}", a, b, c)
 
 
 def polynomial(e: Emitter, x: Reg, coefficients: Sequence[float]) -> Reg:
-    """The polynomial with these coefficients, lowest power first."""
+    """Return the polynomial in ``x`` with these coefficients, lowest power first."""
     result = e.constant(coefficients[-1], x.type)
     for coefficient in reversed(coefficients[:-1]):
         result = multiply_add(e, result, x, e.constant(coefficient, x.type))
@@ -99,55 +115,60 @@ def polynomial(e: Emitter, x: Reg, coefficients: Sequence[float]) -> Reg:
 
 
 def absolute(e: Emitter, x: Reg) -> Reg:
-    """The value without its sign."""
+    """Return the absolute value."""
     return e.unary_intrinsic("fabs", x)
 
 
 def copysign(e: Emitter, magnitude: Reg, sign: Reg) -> Reg:
-    """``magnitude`` with the sign of ``sign``."""
+    """Return ``magnitude`` with the sign of ``sign``."""
     return e.call(sign.type, f"llvm.copysign.{type_suffix(sign.type)}", magnitude, sign)
 
 
 def negative(e: Emitter, x: Reg) -> Reg:
-    """``-x``."""
+    """Return ``-x``."""
     return e.emit(x.type, f"fneg {x}")
 
 
 def clamp_min(e: Emitter, x: Reg, bound: float) -> Reg:
-    """``max(x, bound)``; NaN stays. One instruction on x86."""
+    """Return ``max(x, bound)``, or NaN for NaN. This is one instruction on x86."""
     limit = e.constant(bound, x.type)
     return e.select(e.compare_float("olt", x, limit), limit, x)
 
 
 def clamp_max(e: Emitter, x: Reg, bound: float) -> Reg:
-    """``min(x, bound)``; NaN stays. One instruction on x86."""
+    """Return ``min(x, bound)``, or NaN for NaN. This is one instruction on x86."""
     limit = e.constant(bound, x.type)
     return e.select(e.compare_float("ogt", x, limit), limit, x)
 
 
 def larger(e: Emitter, a: Reg, b: Reg) -> Reg:
-    """The larger; NaN if either is NaN."""
+    """Return the larger value, or NaN if either value is NaN."""
     return _extreme(e, "maximum", a, b)
 
 
 def max_number(e: Emitter, a: Reg, b: Reg) -> Reg:
-    """The larger; either if one is NaN. One instruction on x86."""
+    """Return the larger value, or either value if one is NaN. This is one instruction on x86."""
     return e.select(e.compare_float("ogt", a, b), a, b)
 
 
 def smaller(e: Emitter, a: Reg, b: Reg) -> Reg:
-    """The smaller; NaN if either is NaN."""
+    """Return the smaller value, or NaN if either value is NaN."""
     return _extreme(e, "minimum", a, b)
 
 
 def _extreme(e: Emitter, name: str, a: Reg, b: Reg) -> Reg:
-    # Which of two zeros is nobody's concern; comparisons and selections would become four
-    # instructions on x86, two of them on masks.
+    """Return the IEEE 754-2019 maximum or minimum; either of two zeros may be returned."""
+    # The intrinsic without signed zeros takes three instructions on x86. Comparisons and selections
+    # would take four, two of them on masks.
     return e.call(a.type, f"llvm.{name}.{type_suffix(a.type)}", a, b, flags="nsz ")
 
 
 def round_even(e: Emitter, x: Reg) -> Reg:
-    """The nearest integer, halves to even: without an instruction that old processors lack."""
+    """Return the nearest integer, halves to even.
+
+    Old processors have no instruction for that, so the code adds and subtracts 2**23 (2**52 in
+    float64).
+    """
     big = e.constant(4503599627370496.0 if "double" in x.type else 8388608.0, x.type)
     magnitude = absolute(e, x)
     rounded = e.binary("fsub", e.binary("fadd", magnitude, big), big)
@@ -156,31 +177,31 @@ def round_even(e: Emitter, x: Reg) -> Reg:
 
 
 def floor(e: Emitter, x: Reg) -> Reg:
-    """The largest integer that is not larger."""
+    """Return the largest integer that is not larger than ``x``."""
     near = round_even(e, x)
-    less = e.binary("fsub", near, e.constant(1.0, x.type))
-    return copysign(e, e.select(e.compare_float("ogt", near, x), less, near), x)
+    below = e.binary("fsub", near, e.constant(1.0, x.type))
+    return copysign(e, e.select(e.compare_float("ogt", near, x), below, near), x)
 
 
 def ceil(e: Emitter, x: Reg) -> Reg:
-    """The smallest integer that is not smaller."""
+    """Return the smallest integer that is not smaller than ``x``."""
     return negative(e, floor(e, negative(e, x)))
 
 
 def _power_of_two(e: Emitter, exponent: Reg) -> Reg:
-    """2**exponent, for exponents of normal numbers."""
+    """Return 2**exponent, for exponents of normal numbers."""
     biased = e.binary("add", exponent, e.constant(127, exponent.type))
     bits = e.binary("shl", biased, e.constant(23, exponent.type))
     return e.convert("bitcast", bits, "float")
 
 
 def _reduce_exp(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
-    """(exp(r) - 1, n) with x = n ln 2 + r, for x within the range of exponents."""
+    """Return (exp(r) - 1, n) with x = n ln 2 + r, for x within the range of exponents."""
     magic = e.constant(_ROUND, x.type)
     shifted = multiply_add(e, x, e.constant(_LOG2_E, x.type), magic)
-    whole = e.binary("fsub", shifted, magic)
-    r = multiply_add(e, whole, e.constant(-_LN2_HIGH, x.type), x)
-    r = multiply_add(e, whole, e.constant(-_LN2_LOW, x.type), r)
+    n = e.binary("fsub", shifted, magic)
+    r = multiply_add(e, n, e.constant(-_LN2_HIGH, x.type), x)
+    r = multiply_add(e, n, e.constant(-_LN2_LOW, x.type), r)
     square = e.binary("fmul", r, r)
     q = multiply_add(e, square, polynomial(e, r, _EXP), r)
     bits = e.convert("bitcast", shifted, "i32")
@@ -188,48 +209,52 @@ def _reduce_exp(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
 
 
 def _scale(e: Emitter, x: Reg, exponent: Reg) -> Reg:
-    """``x * 2**exponent`` in two steps, so that results may be denormal and infinite."""
+    """Return ``x * 2**exponent`` in two steps, so that results may be denormal or infinite."""
     half = e.binary("ashr", exponent, e.constant(1, exponent.type))
     rest = e.binary("sub", exponent, half)
     return e.binary("fmul", e.binary("fmul", x, _power_of_two(e, half)), _power_of_two(e, rest))
 
 
 def exp(e: Emitter, x: Reg) -> Reg:
-    """The exponential."""
+    """Return the exponential."""
     x = clamp_max(e, clamp_min(e, x, -_EXP_LIMIT), 89.0)
     q, n = _reduce_exp(e, x)
     return _scale(e, e.binary("fadd", q, e.constant(1.0, x.type)), n)
 
 
 def scaled_exp(e: Emitter, x: Reg) -> Reg:
-    """2**64 times the exponential of what is not positive: never denormal, and cheaper than `exp`.
+    """Return 2**64 times the exponential of a value that is not positive.
 
-    Whoever divides by a sum of such powers is rid of the factor. What `exp` would round to zero is
-    zero, so that dividing does not make denormal numbers of it, which take some processors long.
+    The result is never denormal, and cheaper than that of `exp`. A quotient of sums of such powers
+    does not depend on the factor. Values for which `exp` underflows to zero give zero, so that a
+    division does not turn them into denormal numbers, which are slow on some processors.
     """
     tiny = e.compare_float("olt", x, e.constant(-_EXP_LIMIT, x.type))
     return e.select(tiny, e.constant(0.0, x.type), _scaled_power(e, x))
 
 
 def _scaled_power(e: Emitter, x: Reg, less: Reg | None = None, factor: Reg | None = None) -> Reg:
-    """``2**64 * factor * exp(x - less)``: x from -_EXP_LIMIT to 0, ``less`` a rounding of x."""
+    """Return ``2**64 * factor * exp(x - less)``.
+
+    ``x`` is from -`_EXP_LIMIT` to 0, and ``less`` the rounding error of x.
+    """
     kind = x.type
     magic = e.constant(_ROUND + 127.0 + _SCALE_EXPONENT, kind)
     shifted = multiply_add(e, x, e.constant(_LOG2_E, kind), magic)
-    whole = e.binary("fsub", shifted, magic)
-    r = multiply_add(e, whole, e.constant(-_LN2_HIGH, kind), x)
+    n = e.binary("fsub", shifted, magic)
+    r = multiply_add(e, n, e.constant(-_LN2_HIGH, kind), x)
     r = r if less is None else e.binary("fsub", r, less)
-    r = multiply_add(e, whole, e.constant(-_LN2_LOW, kind), r)
+    r = multiply_add(e, n, e.constant(-_LN2_LOW, kind), r)
     q = multiply_add(e, e.binary("fmul", r, r), polynomial(e, r, _EXP), r)
     bits = e.convert("bitcast", shifted, "i32")
-    # The sum's own exponent bits leave at the top: what stays is that of 2**(n + _LIFT).
+    # The shift drops the sum's own exponent bits; what remains are the bits of 2**(n + 64).
     scale = e.convert("bitcast", e.binary("shl", bits, e.constant(23, bits.type)), "float")
     scale = scale if factor is None else e.binary("fmul", scale, factor)
     return multiply_add(e, scale, q, scale)
 
 
 def expm1(e: Emitter, x: Reg) -> Reg:
-    """``exp(x) - 1``, accurate near zero."""
+    """Return ``exp(x) - 1``, accurate near zero."""
     limited = clamp_max(e, clamp_min(e, x, -25.0), 88.0)
     q, n = _reduce_exp(e, limited)
     scale = _power_of_two(e, n)
@@ -241,16 +266,16 @@ def expm1(e: Emitter, x: Reg) -> Reg:
 
 
 def with_zero(e: Emitter, x: Reg, result: Reg) -> Reg:
-    """``result``, but ``x`` itself where that is zero: odd functions keep the zero's sign."""
+    """Return ``result``, or ``x`` where it is zero, so that odd functions keep the zero's sign."""
     zero = e.compare_float("oeq", x, e.constant(0.0, x.type))
     return e.select(zero, x, result)
 
 
 def log(e: Emitter, x: Reg) -> Reg:
-    """The natural logarithm."""
+    """Return the natural logarithm."""
     tiny = e.compare_float("olt", x, e.constant(2.0**-126, x.type))
-    grown = e.select(tiny, e.binary("fmul", x, e.constant(2.0**23, x.type)), x)
-    bits = e.convert("bitcast", grown, "i32")
+    normal = e.select(tiny, e.binary("fmul", x, e.constant(2.0**23, x.type)), x)
+    bits = e.convert("bitcast", normal, "i32")
     above = e.binary("sub", bits, e.constant(0x3F3504F3, bits.type))
     exponent = e.binary("ashr", above, e.constant(23, bits.type))
     lowered = e.binary("sub", bits, e.binary("shl", exponent, e.constant(23, bits.type)))
@@ -262,12 +287,12 @@ def log(e: Emitter, x: Reg) -> Reg:
     result = e.select(e.compare_float("oeq", x, infinity), infinity, result)
     minus = e.constant(-math.inf, x.type)
     result = e.select(e.compare_float("oeq", x, e.constant(0.0, x.type)), minus, result)
-    bad = e.compare_float("ult", x, e.constant(0.0, x.type))
-    return e.select(bad, e.constant(math.nan, x.type), result)
+    is_negative = e.compare_float("ult", x, e.constant(0.0, x.type))
+    return e.select(is_negative, e.constant(math.nan, x.type), result)
 
 
 def _log_near_one(e: Emitter, f: Reg, k: Reg) -> Reg:
-    """``log(1 + f) + k ln 2``."""
+    """Return ``log(1 + f) + k ln 2``."""
     square = e.binary("fmul", f, f)
     cube = e.binary("fmul", square, f)
     tail = e.binary("fmul", cube, polynomial(e, f, _LOG))
@@ -277,18 +302,18 @@ def _log_near_one(e: Emitter, f: Reg, k: Reg) -> Reg:
 
 
 def log1p(e: Emitter, x: Reg) -> Reg:
-    """``log(1 + x)``, accurate near zero."""
+    """Return ``log(1 + x)``, accurate near zero."""
     one = e.constant(1.0, x.type)
     u = e.binary("fadd", one, x)
-    lost = e.binary("fsub", x, e.binary("fsub", u, one))
+    rounding_error = e.binary("fsub", x, e.binary("fsub", u, one))
     plain = log(e, u)
-    corrected = e.binary("fadd", plain, e.binary("fdiv", lost, u))
+    corrected = e.binary("fadd", plain, e.binary("fdiv", rounding_error, u))
     usable = e.compare_float("olt", absolute(e, plain), e.constant(math.inf, x.type))
     return with_zero(e, x, e.select(usable, corrected, plain))
 
 
 def tanh(e: Emitter, x: Reg) -> Reg:
-    """The hyperbolic tangent."""
+    """Return the hyperbolic tangent."""
     magnitude = absolute(e, x)
     square = e.binary("fmul", x, x)
     cube = e.binary("fmul", square, magnitude)
@@ -301,7 +326,7 @@ def tanh(e: Emitter, x: Reg) -> Reg:
 
 
 def sigmoid(e: Emitter, x: Reg) -> Reg:
-    """``1 / (1 + exp(-x))``."""
+    """Return ``1 / (1 + exp(-x))``."""
     small, one = (
         scaled_exp(e, negative(e, absolute(e, x))),
         e.constant(1 / SCALED_EXP_INVERSE, x.type),
@@ -311,13 +336,13 @@ def sigmoid(e: Emitter, x: Reg) -> Reg:
 
 
 def softplus(e: Emitter, x: Reg) -> Reg:
-    """``log(1 + exp(x))``."""
+    """Return ``log(1 + exp(x))``."""
     small = exp(e, negative(e, absolute(e, x)))
     return e.binary("fadd", clamp_min(e, x, 0.0), log1p(e, small))
 
 
 def erf(e: Emitter, x: Reg) -> Reg:
-    """The error function."""
+    """Return the error function."""
     magnitude = absolute(e, x)
     square = e.binary("fmul", x, x)
     near = multiply_add(e, magnitude, polynomial(e, square, _ERF), magnitude)
@@ -330,11 +355,11 @@ def erf(e: Emitter, x: Reg) -> Reg:
 
 
 def gelu(e: Emitter, x: Reg) -> Reg:
-    """``x`` times the normal distribution up to ``x``, which is (1 + erf(x / sqrt 2)) / 2.
+    """Return ``x`` times the normal distribution up to ``x``: ``x (1 + erf(x / sqrt 2)) / 2``.
 
-    Below zero too: there the sum with 1 would lose every digit. The tail beyond t, the magnitude,
-    is exp(-t**2 / 2) by a quotient of polynomials; what is positive loses t times its tail. Minus
-    infinity times nothing is not a number.
+    Below zero, the sum with 1 would cancel all digits. The result is therefore computed from the
+    tail of the distribution beyond t = |x|, which is exp(-t**2 / 2) times a quotient of
+    polynomials. Positive values are x minus t times the tail. For minus infinity the result is NaN.
     """
     kind = x.type
     t = clamp_max(e, absolute(e, x), _TAIL_LIMIT)
@@ -351,10 +376,10 @@ def gelu(e: Emitter, x: Reg) -> Reg:
 
 
 def _quarter_turns(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
-    """(r, n) with x = n pi/2 + r and |r| <= pi/4, n modulo 4; computed in float64.
+    """Return (r, n) with x = n pi / 2 + r and |r| <= pi / 4, n modulo 4; computed in float64.
 
-    Products with few bits of 2 / pi are exact, and so is what is left of them by whole turns: what
-    is known of the phase of the largest numbers as well is lost nowhere.
+    Products with few bits of 2 / pi are exact, and so is what remains after subtracting full turns.
+    The phase of large values is therefore as accurate as that of small ones.
     """
     wide = e.convert("fpext", x, "double")
     quarter, turn = e.constant(0.25, wide.type), e.constant(-4.0, wide.type)
@@ -366,15 +391,15 @@ def _quarter_turns(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
         parts.append(part)
     magic = e.constant(6755399441055744.0, wide.type)
     shifted = e.binary("fadd", reduce(partial(e.binary, "fadd"), parts), magic)
-    whole = e.binary("fsub", shifted, magic)
-    left = reduce(partial(e.binary, "fadd"), parts, negative(e, whole))
-    r = e.binary("fmul", left, e.constant(math.pi / 2, wide.type))
+    nearest = e.binary("fsub", shifted, magic)
+    remainder = reduce(partial(e.binary, "fadd"), parts, negative(e, nearest))
+    r = e.binary("fmul", remainder, e.constant(math.pi / 2, wide.type))
     turns = e.convert("trunc", e.convert("bitcast", shifted, "i64"), "i32")
     return e.convert("fptrunc", r, "float"), turns
 
 
 def _sin_and_cos(e: Emitter, r: Reg) -> tuple[Reg, Reg]:
-    """Both, on [-pi/4, pi/4]."""
+    """Return sine and cosine of a value in [-pi / 4, pi / 4]."""
     square = e.binary("fmul", r, r)
     cube = e.binary("fmul", square, r)
     sine = multiply_add(e, cube, polynomial(e, square, _SIN), r)
@@ -384,6 +409,7 @@ def _sin_and_cos(e: Emitter, r: Reg) -> tuple[Reg, Reg]:
 
 
 def _circular(e: Emitter, x: Reg, quarters: int) -> Reg:
+    """Return the sine of x plus a number of quarter turns."""
     r, turns = _quarter_turns(e, x)
     turns = e.binary("add", turns, e.constant(quarters, turns.type))
     sine, cosine = _sin_and_cos(e, r)
@@ -396,17 +422,17 @@ def _circular(e: Emitter, x: Reg, quarters: int) -> Reg:
 
 
 def sin(e: Emitter, x: Reg) -> Reg:
-    """The sine."""
+    """Return the sine."""
     return with_zero(e, x, _circular(e, x, 0))
 
 
 def cos(e: Emitter, x: Reg) -> Reg:
-    """The cosine."""
+    """Return the cosine."""
     return _circular(e, x, 1)
 
 
 def tan(e: Emitter, x: Reg) -> Reg:
-    """The tangent."""
+    """Return the tangent."""
     r, turns = _quarter_turns(e, x)
     sine, cosine = _sin_and_cos(e, r)
     odd = e.convert("trunc", turns, "i1")
@@ -416,12 +442,12 @@ def tan(e: Emitter, x: Reg) -> Reg:
 
 
 def power(e: Emitter, x: Reg, y: Reg) -> Reg:
-    """``x ** y``, by way of float64, with the special values of IEEE 754's pow."""
+    """Return ``x ** y``, computed in float64, with the special values of IEEE 754's pow."""
     one, zero = e.constant(1.0, x.type), e.constant(0.0, x.type)
     nan = e.constant(math.nan, x.type)
     half = e.binary("fmul", y, e.constant(0.5, y.type))
-    whole = e.compare_float("oeq", floor(e, y), y)
-    odd = e.binary("and", whole, e.compare_float("une", floor(e, half), half))
+    is_integer = e.compare_float("oeq", floor(e, y), y)
+    odd = e.binary("and", is_integer, e.compare_float("une", floor(e, half), half))
     result = _positive_power(e, absolute(e, x), y)
     result = e.select(odd, copysign(e, result, x), result)
     finite = e.compare_float("ogt", x, e.constant(-math.inf, x.type))
@@ -434,7 +460,7 @@ def power(e: Emitter, x: Reg, y: Reg) -> Reg:
 
 
 def _positive_power(e: Emitter, x: Reg, y: Reg) -> Reg:
-    """``x ** y`` for x >= 0: exp2 of y log2 x, the logarithm and product in float64."""
+    """Return ``x ** y`` for x >= 0 as 2**(y log2 x), with logarithm and product in float64."""
     wide = e.convert("fpext", x, "double")
     exponent, mantissa = _split_double(e, wide)
     one = e.constant(1.0, wide.type)
@@ -442,8 +468,8 @@ def _positive_power(e: Emitter, x: Reg, y: Reg) -> Reg:
     series = polynomial(e, e.binary("fmul", s, s), _LOG2_DOUBLE)
     logarithm = multiply_add(e, s, series, exponent)
     for special, value in ((0.0, -1e300), (math.inf, 1e300)):
-        found = e.compare_float("oeq", wide, e.constant(special, wide.type))
-        logarithm = e.select(found, e.constant(value, wide.type), logarithm)
+        is_special = e.compare_float("oeq", wide, e.constant(special, wide.type))
+        logarithm = e.select(is_special, e.constant(value, wide.type), logarithm)
     product = e.binary("fmul", logarithm, e.convert("fpext", y, "double"))
     at_one = e.compare_float("oeq", wide, one)  # infinity times zero
     product = e.select(at_one, e.constant(0.0, wide.type), product)
@@ -451,7 +477,7 @@ def _positive_power(e: Emitter, x: Reg, y: Reg) -> Reg:
 
 
 def _split_double(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
-    """(k, m) with x = m * 2**k and m in [sqrt(1/2), sqrt(2)), for what was a positive float32."""
+    """Return (k, m) with x = m * 2**k and m in [sqrt(1/2), sqrt(2)), for a positive float32."""
     bits = e.convert("bitcast", x, "i64")
     above = e.binary("sub", bits, e.constant(0x3FE6A09E667F3BCD, bits.type))
     exponent = e.binary("ashr", above, e.constant(52, bits.type))
@@ -461,7 +487,7 @@ def _split_double(e: Emitter, x: Reg) -> tuple[Reg, Reg]:
 
 
 def _exp2_double(e: Emitter, x: Reg) -> Reg:
-    """2**x as float32, for |x| <= 160."""
+    """Return 2**x as float32, for |x| <= 160."""
     magic = e.constant(6755399441055744.0, x.type)
     shifted = e.binary("fadd", x, magic)
     r = e.binary("fsub", x, e.binary("fsub", shifted, magic))
@@ -473,7 +499,7 @@ def _exp2_double(e: Emitter, x: Reg) -> Reg:
 
 
 def asin(e: Emitter, x: Reg) -> Reg:
-    """The inverse sine; NaN outside [-1, 1]."""
+    """Return the inverse sine; NaN outside [-1, 1]."""
     magnitude = absolute(e, x)
     inner, far = _asin_parts(e, magnitude)
     folded = multiply_add(e, inner, e.constant(-2.0, x.type), e.constant(math.pi / 2, x.type))
@@ -481,7 +507,7 @@ def asin(e: Emitter, x: Reg) -> Reg:
 
 
 def acos(e: Emitter, x: Reg) -> Reg:
-    """The inverse cosine; NaN outside [-1, 1]."""
+    """Return the inverse cosine; NaN outside [-1, 1]."""
     inner, far = _asin_parts(e, absolute(e, x))
     double = e.binary("fadd", inner, inner)
     minus = e.compare_float("olt", x, e.constant(0.0, x.type))
@@ -492,7 +518,7 @@ def acos(e: Emitter, x: Reg) -> Reg:
 
 
 def _asin_parts(e: Emitter, magnitude: Reg) -> tuple[Reg, Reg]:
-    """The inverse sine of m, or where ``far`` (m > 1/2) of sqrt((1 - m) / 2)."""
+    """Return the inverse sine of m, or of sqrt((1 - m) / 2) if ``far``, which is m > 1/2."""
     half, one = e.constant(0.5, magnitude.type), e.constant(1.0, magnitude.type)
     far = e.compare_float("ogt", magnitude, half)
     turned = e.binary("fmul", e.binary("fsub", one, magnitude), half)
@@ -503,7 +529,7 @@ def _asin_parts(e: Emitter, magnitude: Reg) -> tuple[Reg, Reg]:
 
 
 def atan(e: Emitter, x: Reg) -> Reg:
-    """The inverse tangent."""
+    """Return the inverse tangent."""
     magnitude = absolute(e, x)
     one = e.constant(1.0, x.type)
     above = e.compare_float("ogt", magnitude, one)
@@ -520,7 +546,7 @@ def atan(e: Emitter, x: Reg) -> Reg:
 
 
 def sinh(e: Emitter, x: Reg) -> Reg:
-    """The hyperbolic sine."""
+    """Return the hyperbolic sine."""
     magnitude = absolute(e, x)
     t = expm1(e, clamp_max(e, magnitude, 80.0))
     folded = e.binary("fdiv", t, e.binary("fadd", t, e.constant(1.0, x.type)))
@@ -529,7 +555,7 @@ def sinh(e: Emitter, x: Reg) -> Reg:
 
 
 def cosh(e: Emitter, x: Reg) -> Reg:
-    """The hyperbolic cosine."""
+    """Return the hyperbolic cosine."""
     magnitude = absolute(e, x)
     half = e.constant(0.5, x.type)
     t = e.binary("fmul", exp(e, clamp_max(e, magnitude, 80.0)), half)
@@ -538,7 +564,7 @@ def cosh(e: Emitter, x: Reg) -> Reg:
 
 
 def _hyperbolic_far(e: Emitter, magnitude: Reg, near: Reg) -> Reg:
-    """exp(m) / 2 where m > 20, without overflow before its time; else ``near``."""
+    """Return exp(m) / 2 for m > 20, which overflows only where the result does; else ``near``."""
     half = e.constant(0.5, magnitude.type)
     root = exp(e, e.binary("fmul", magnitude, half))
     far = e.binary("fmul", e.binary("fmul", root, half), root)
@@ -546,7 +572,7 @@ def _hyperbolic_far(e: Emitter, magnitude: Reg, near: Reg) -> Reg:
 
 
 def asinh(e: Emitter, x: Reg) -> Reg:
-    """The inverse hyperbolic sine."""
+    """Return the inverse hyperbolic sine."""
     magnitude = absolute(e, x)
     limited = clamp_max(e, magnitude, 1e9)
     one = e.constant(1.0, x.type)
@@ -558,24 +584,24 @@ def asinh(e: Emitter, x: Reg) -> Reg:
 
 
 def acosh(e: Emitter, x: Reg) -> Reg:
-    """The inverse hyperbolic cosine; NaN below 1."""
+    """Return the inverse hyperbolic cosine; NaN below 1."""
     t = e.binary("fsub", clamp_max(e, x, 1e9), e.constant(1.0, x.type))
     inner = multiply_add(e, t, t, e.binary("fadd", t, t))
     near = log1p(e, e.binary("fadd", t, e.unary_intrinsic("sqrt", inner)))
-    # Far below 1 the square that the root is taken of is positive again.
+    # Far below 1 the radicand is positive again, so NaN must be selected explicitly.
     outside = e.compare_float("olt", x, e.constant(1.0, x.type))
     return e.select(outside, e.constant(math.nan, x.type), _area_far(e, x, near))
 
 
 def _area_far(e: Emitter, magnitude: Reg, near: Reg) -> Reg:
-    """log(2 m) where m >= 1e9; else ``near``."""
+    """Return log(2 m) for m >= 1e9, else ``near``."""
     far = e.binary("fadd", log(e, magnitude), e.constant(math.log(2), magnitude.type))
     big = e.compare_float("oge", magnitude, e.constant(1e9, magnitude.type))
     return e.select(big, far, near)
 
 
 def atanh(e: Emitter, x: Reg) -> Reg:
-    """The inverse hyperbolic tangent; NaN outside [-1, 1]."""
+    """Return the inverse hyperbolic tangent; NaN outside [-1, 1]."""
     magnitude = absolute(e, x)
     below = e.binary("fsub", e.constant(1.0, x.type), magnitude)
     ratio = e.binary("fdiv", e.binary("fadd", magnitude, magnitude), below)

@@ -1,9 +1,9 @@
-"""The run loop and the worker loop, as LLVM IR: the native code that every engine carries.
+"""Native run loop and worker loop as LLVM IR, which every engine carries.
 
-`smelt.devices.cpu.abi` describes the memory that it works on and why late workers are harmless.
-What LLVM has no instruction for (system calls, a counter) stands as machine code in constants, so
-that an engine for another architecture can be built without its assembler; an image is executable
-as a whole.
+`smelt.devices.cpu.abi` describes the memory that the code works on, and why workers that are late
+do no harm. System calls and counters, for which LLVM has no instruction, are machine code in
+constants, so that an engine for another architecture can be built without its assembler. This works
+because an image is executable as a whole.
 """
 
 from __future__ import annotations
@@ -22,27 +22,31 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
 
 _SPINS_IN_RUN: Final = 1500
-"""Looks at a counter before a worker sleeps between two: about 20 microseconds. It never offers its
-processor instead: a busy neighbour would keep it for milliseconds, and a sleeper gets it back."""
+"""Reads of a counter before a waiting worker sleeps between two reads, about 20 microseconds. A
+worker never yields its processor: a busy neighbour would keep it for milliseconds, whereas a
+sleeper gets it back (docs/lab/threads.md)."""
 _NAP_NS: Final = 50_000
+"""Length of such a sleep in nanoseconds."""
 _CLOSED: Final = 0xFFFFFFFF
+"""Chunk number that marks a region as closed: no chunk is left to take."""
 
 _FUTEX_WAIT_PRIVATE: Final = 128
 _FUTEX_WAKE_PRIVATE: Final = 129
+"""Linux's FUTEX_WAIT and FUTEX_WAKE, each with FUTEX_PRIVATE_FLAG."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """What differs between architectures."""
+    """Code and system call numbers that differ between architectures."""
 
     declarations: str
     pause: str
     clock: str
     save_modes: str
-    """Keep the caller's floating-point modes and set the default ones."""
+    """Save the caller's floating-point modes and set the default ones."""
     restore_modes: str
     syscall: bytes
-    """``i64 (i64 number, i64, i64, i64, i64)`` as machine code."""
+    """Machine code of ``i64 (i64 number, i64, i64, i64, i64)``."""
     futex: int
     nanosleep: int
 
@@ -68,7 +72,8 @@ declare void @llvm.x86.sse.ldmxcsr(ptr)
     futex=202,
     nanosleep=35,
 )
-"""mov rax,rdi; mov rdi,rsi; mov rsi,rdx; mov rdx,rcx; mov r10,r8; syscall; ret."""
+"""The system call is mov rax,rdi; mov rdi,rsi; mov rsi,rdx; mov rdx,rcx; mov r10,r8; syscall;
+ret."""
 
 _AARCH64: Final = _Architecture(
     declarations="""
@@ -106,10 +111,10 @@ _ARCHITECTURES: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
 def runtime_image(
     architecture: str, system: str = "linux"
 ) -> tuple[bytes, tuple[tuple[str, int], ...]]:
-    """Return the native runtime that engines for an architecture and system carry, linked.
+    """Return the linked native runtime of an architecture and operating system.
 
-    It is compiled for the architecture's oldest processors: all engines have the same one, and a
-    process maps it once.
+    It is compiled for the oldest processors of the architecture, so all engines carry the same
+    runtime and a process maps it once.
 
     Raises:
         UnsupportedError: there is no runtime for the architecture.
@@ -119,10 +124,10 @@ def runtime_image(
 
 
 def runtime_ir(target: CpuTarget, system: str = "linux") -> str:
-    """Return the native runtime for a target and an operating system.
+    """Return the native runtime for a target and an operating system as LLVM IR.
 
-    Where system calls are not Linux's there is no worker loop: `smelt.devices.cpu` then waits in
-    Python.
+    Systems other than Linux have no worker loop, because their system calls differ;
+    `smelt.devices.cpu` then waits in Python.
 
     Raises:
         UnsupportedError: there is no runtime for the architecture.
@@ -143,11 +148,12 @@ def runtime_ir(target: CpuTarget, system: str = "linux") -> str:
 
 
 def _field(result: str, base: str, offset: int) -> str:
+    """Return the line that computes the address of a field of a struct."""
     return f" %{result} = getelementptr i8, ptr %{base}, i64 {offset}"
 
 
 def _load(result: str, kind: str, base: str, offset: int, order: str = "") -> str:
-    """Load a field of a struct; ``order`` makes the load atomic."""
+    """Return the lines that load a field of a struct; ``order`` makes the load atomic."""
     align = 4 if kind == "i32" else 8
     how = (
         f"load atomic {kind}, ptr %{result}.at {order}"
@@ -166,7 +172,7 @@ define i64 @{abi.CLOCK}() {{
 
 
 def _relax(machine: _Architecture, *, linux: bool) -> str:
-    """One unsuccessful look: pause, and after many sleep a little."""
+    """Return the function that a waiting worker calls: pause, and sleep after many calls."""
     if not linux:
         return f"""
 define internal void @smelt_relax(i64 %looks) {{
@@ -190,7 +196,10 @@ done:
 
 
 def _for_each_row(body: str) -> str:
-    """Do ``body``, ending as `_each_region`, with ``%row`` as each row; then go to ``%done``."""
+    """Return a loop that runs ``body`` with ``%row`` as each row, and then goes to ``%done``.
+
+    ``body`` must end with the lines of `_each_region`.
+    """
     return f"""
 {_load("rows", "ptr", "list", abi.LIST_ROWS)}
 {_load("count", "i64", "list", abi.LIST_COUNT)}
@@ -208,7 +217,7 @@ body:
 
 
 def _each_region(body: str) -> str:
-    """Do ``body``, of one block, with ``%region`` as each region of ``%row``, then go on."""
+    """Return a loop that runs ``body``, one block, with ``%region`` as each region of ``%row``."""
     return f"""
 {_load("regions", "i64", "list", abi.LIST_REGIONS)}
  %first.region = getelementptr i8, ptr %row, i64 {abi.ROW_REGIONS}
@@ -225,6 +234,7 @@ region.done:"""
 
 
 def _begin() -> str:
+    """Return the function that starts a run: new epoch, all rows not done, all regions full."""
     regions = _each_region(f"""
 {_field("next", "region", abi.REGION_NEXT)}
 {_load("start", "i64", "region", abi.REGION_START)}
@@ -254,6 +264,7 @@ done:
 
 
 def _close() -> str:
+    """Return the function that closes all regions, so that late workers take nothing."""
     regions = _each_region(f"""
 {_field("next", "region", abi.REGION_NEXT)}
  store atomic i64 %word, ptr %next seq_cst, align 8""")
@@ -271,11 +282,11 @@ done:
 
 
 def _run(machine: _Architecture) -> str:
-    """Go through the rows; see the notes in `smelt.devices.cpu.abi`.
+    """Return the function that goes through the rows; see the notes in `smelt.devices.cpu.abi`.
 
-    A worker that has taken chunks keeps the run from ending until it tells that they are done, so
-    what it then reads is the run's. All that it read before, it read for the compare-and-swap,
-    which fails in a later run.
+    A worker that has taken chunks keeps the run from ending until it reports them as done, so all
+    that it reads meanwhile belongs to this run. What it read before serves only the
+    compare-and-swap, which fails if another run has started.
     """
     return f"""
 define void @{abi.RUN}(ptr %list, i64 %epoch, i64 %slot) {{
@@ -311,7 +322,7 @@ leave:
 
 
 def _run_wait() -> str:
-    """Wait until the leading rows are complete; leave if the run is over."""
+    """Return the code that waits until the leading rows are complete or the run is over."""
     return f"""
 row.first:
  %offset = mul i64 %i, {abi.ROW_BYTES}
@@ -346,7 +357,7 @@ wait.again:
 
 
 def _run_take() -> str:  # gate: one loop of the run, which reads best unbroken
-    """Take chunks of the own region and then of the others, until none is left in the row."""
+    """Return the code that takes all chunks of the own region, then of the others."""
     return f"""
 region.head:
  %number = phi i64 [%own, %wait.head], [%number.wrapped, %region.over]
@@ -412,7 +423,7 @@ row.over:
 
 
 def _run_last() -> str:
-    """The caller returns when every row is complete."""
+    """Return the code in which the caller waits until every row is complete."""
     return f"""
 last.head:
  %last = phi i64 [%known, %end], [%last.next, %last.look], [%last, %last.again]
@@ -434,6 +445,7 @@ last.again:
 
 
 def _post(machine: _Architecture) -> str:
+    """Return the function that posts a run to a worker's mailbox and wakes a sleeping worker."""
     wake = f"i64 {machine.futex}, i64 %address, i64 {_FUTEX_WAKE_PRIVATE}, i64 1, i64 0"
     return f"""
 define void @{abi.POST}(ptr %mailbox, ptr %list, i64 %slot, i64 %epoch) {{
@@ -458,7 +470,7 @@ done:
 
 
 def _worker(machine: _Architecture) -> str:  # gate: one loop, which reads best unbroken
-    """Announce sleep, then look once more: a post either sees the sleeper or is seen by it."""
+    """Return a worker's loop, which announces sleep and looks again, so that no post is missed."""
     sleep = f"i64 {machine.futex}, i64 %address, i64 {_FUTEX_WAIT_PRIVATE}, i64 %seen.wide, i64 0"
     return f"""
 define void @{abi.WORKER}(ptr %mailbox) {{
@@ -519,6 +531,7 @@ done:
 
 
 def _execute() -> str:
+    """Return the function that starts a run, posts it to the workers and takes part in it."""
     return f"""
 define void @{abi.EXECUTE}(ptr %list, ptr %mailboxes, i64 %count) {{
 entry:

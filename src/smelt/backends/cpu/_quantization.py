@@ -1,4 +1,4 @@
-"""Quantising and dequantising registers: for elementwise programs and for kernels of their own."""
+"""Quantisation and dequantisation of registers, for elementwise programs and quantise kernels."""
 
 from __future__ import annotations
 
@@ -16,36 +16,42 @@ LIMITS: Final = {
     DType.UINT16: (0, 65535),
     DType.INT16: (-32768, 32767),
 }
-"""What quantised results can hold."""
+"""Smallest and largest value of each type of quantised result."""
 
 _ROUNDING: Final = 1.5 * 2**23
+"""1.5 * 2**23. Adding and subtracting it rounds a float32 of smaller magnitude to an integer,
+halves to even."""
 QUANTIZED: Final = frozenset({*LIMITS, DType.INT32})
-"""What can be dequantised."""
+"""Types that can be dequantised."""
 
 
 def quantized(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> Reg:
-    """Whole steps above a zero point (of ``dtype``), saturated; what is not a number is the least.
+    """Return the nearest integers plus the zero point, saturated to ``dtype``.
 
-    Bounds come before rounding, in floating point: integers beyond int32 could not be told apart
-    after it.
+    NaN becomes the smallest value. The bounds are applied before rounding, in floating point,
+    because values beyond int32 cannot be told apart after the conversion to int32. ``steps`` is the
+    real value divided by the scale, as float32; ``zero`` has the type ``dtype``.
     """
     bounded, wide = _bounded(e, steps, zero, dtype)
-    whole = nearest_integer(e, bounded)
+    rounded = nearest_integer(e, bounded)
     if wide is not None:
-        whole = e.binary("add", whole, wide)
-    return e.convert("trunc", whole, "i8" if dtype.size_bytes == 1 else "i16")
+        rounded = e.binary("add", rounded, wide)
+    return e.convert("trunc", rounded, "i8" if dtype.size_bytes == 1 else "i16")
 
 
 def round_to_quantized(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> Reg:
-    """What `quantized` would give, less the zero point and as floats."""
+    """Return the result of `quantized` minus the zero point, as float32."""
     bounded, _ = _bounded(e, steps, zero, dtype)
-    # Floats of this size lie 1 apart, so that the sum is rounded as it should be.
+    # float32 values of this magnitude are 1 apart, so the addition rounds to an integer.
     large = e.constant(_ROUNDING, steps.type)
     return e.binary("fsub", e.binary("fadd", bounded, large), large)
 
 
 def _bounded(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> tuple[Reg, Reg | None]:
-    """The steps within what the type holds above the zero point; and the zero point, widened."""
+    """Return the steps limited to the range of ``dtype``, and the zero point as i32.
+
+    The limits are relative to the zero point, which is not added yet.
+    """
     low, high = (e.constant(float(x), steps.type) for x in LIMITS[dtype])
     wide = None
     if zero is not None:
@@ -57,14 +63,14 @@ def _bounded(e: Emitter, steps: Reg, zero: Reg | None, dtype: DType) -> tuple[Re
 
 
 def nearest_integer(e: Emitter, x: Reg) -> Reg:
-    """The nearest i32, halves to even, of floats that have one."""
-    whole = x.type.replace("float", "i32")
-    return e.call(whole, f"llvm.lrint.{type_suffix(whole)}.{type_suffix(x.type)}", x)
+    """Return the nearest i32, halves to even, of float32 values in the range of int32."""
+    kind = x.type.replace("float", "i32")
+    return e.call(kind, f"llvm.lrint.{type_suffix(kind)}.{type_suffix(x.type)}", x)
 
 
 def dequantized(e: Emitter, x: Reg, scale: Reg, zero: Reg | None, dtype: DType) -> Reg:
-    """``(x - zero) * scale`` as a float."""
-    # A difference of two bytes or words fits into 32 bits, one of two int32 does not.
+    """Return ``(x - zero) * scale`` as float32."""
+    # Differences of 8-bit and 16-bit integers fit into 32 bits; those of two int32 do not.
     element = "i64" if dtype is DType.INT32 and zero is not None else "i32"
     steps = _widened(e, x, dtype, element)
     if zero is not None:
@@ -73,6 +79,7 @@ def dequantized(e: Emitter, x: Reg, scale: Reg, zero: Reg | None, dtype: DType) 
 
 
 def _widened(e: Emitter, x: Reg, dtype: DType, element: str) -> Reg:
+    """Return an integer of type ``dtype`` extended to the LLVM type ``element``."""
     if element_type(x.type) == element:
         return x
     return e.convert("zext" if dtype.value.startswith("u") else "sext", x, element)

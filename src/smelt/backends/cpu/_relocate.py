@@ -1,8 +1,8 @@
-"""Relocations: what each kind writes, given the place, the symbol and the addend.
+"""Relocations of x86-64 and AArch64: the value that each kind writes into the image.
 
-Only kinds that do not depend on the address at which the image is mapped are known, so whatever
-links is position-independent. A load from the global offset table, which an image has not, becomes
-the computation of the address itself: the symbol is always in the image and so in reach.
+Only kinds that do not depend on the address of the image are supported, so a linked image is
+position-independent. A load from the global offset table becomes the computation of the address
+itself, because an image has no such table and contains every symbol.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PAGE_BITS: Final = 12
+"""log2 of the page size in bytes that ADRP instructions count in."""
 
 _X86_PC64: Final = 24
 _X86_PC32: Final = 2
 _X86_PLT32: Final = 4
 _X86_GOT: Final = frozenset({9, 41, 42, 43})
-"""GOTPCREL, GOTPCRELX, REX_GOTPCRELX, CODE_4_GOTPCRELX."""
+"""GOTPCREL, GOTPCRELX, REX_GOTPCRELX and CODE_4_GOTPCRELX."""
 
 _ARM_PREL64: Final = 260
 _ARM_PREL32: Final = 261
@@ -32,6 +33,7 @@ _ARM_JUMP26: Final = 282
 _ARM_CALL26: Final = 283
 _ARM_LD_PREL_LO19: Final = 273
 _ARM_LDST_SHIFT: Final = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}
+"""log2 of the access size in bytes of each LDSTn_ABS_LO12_NC relocation."""
 _ARM_ADR_GOT_PAGE: Final = 311
 _ARM_LD64_GOT_LO12: Final = 312
 
@@ -40,7 +42,7 @@ def relocate_x86_64(image: bytearray, place: int, kind: int, target: int, addend
     """Apply one relocation of x86-64 at ``place``, a byte offset in the image.
 
     Raises:
-        BuildError: the kind depends on the image's address.
+        BuildError: the kind depends on the image's address, or its instruction is not supported.
     """
     if kind == _X86_PC64:
         struct.pack_into("<q", image, place, target + addend - place)
@@ -56,6 +58,7 @@ def relocate_x86_64(image: bytearray, place: int, kind: int, target: int, addend
 
 
 def _relax_got_load(image: bytearray, place: int) -> None:
+    """Replace an instruction that loads an address from the GOT by one that computes it."""
     opcode, modrm = image[place - 2], image[place - 1]
     if opcode == 0x8B and modrm & 0xC7 == 0x05:  # mov symbol@GOT(%rip), reg  ->  lea
         image[place - 2] = 0x8D
@@ -66,10 +69,10 @@ def _relax_got_load(image: bytearray, place: int) -> None:
 
 
 def relocate_aarch64(image: bytearray, place: int, kind: int, target: int, addend: int) -> None:
-    """Apply one relocation of aarch64 at ``place``, a byte offset in a page-aligned image.
+    """Apply one relocation of AArch64 at ``place``, a byte offset in a page-aligned image.
 
     Raises:
-        BuildError: the kind depends on the image's address, or the target is out of reach.
+        BuildError: the kind depends on the address of the image, or the target is out of range.
     """
     value = target + addend
     if kind == _ARM_PREL64:
@@ -118,32 +121,37 @@ _ARM_FIELDS: Final[dict[int, Callable[[bytearray, int, int], None]]] = {
     _ARM_ADD_ABS_LO12: _low12,
     _ARM_LD_PREL_LO19: _literal,
 }
+"""Function that writes the instruction field of each kind."""
 
 
 def _load_to_add(image: bytearray, place: int, value: int) -> None:
-    """``ldr x, [x, :got_lo12:s]`` -> ``add x, x, :lo12:s``."""
+    """Replace ``ldr x, [x, :got_lo12:s]`` by ``add x, x, :lo12:s``."""
     (word,) = struct.unpack_from("<I", image, place)
     struct.pack_into("<I", image, place, 0x91000000 | word & 0x3FF)
     _low12(image, place, value)
 
 
 def _set_adr(image: bytearray, place: int, value: int) -> None:
+    """Write a signed 21-bit value into the split field of ADR and ADRP."""
     _check_reach(value, 21)
     _set_bits(image, place, 29, 2, value & 3)
     _set_bits(image, place, 5, 19, value >> 2)
 
 
 def _set_signed(image: bytearray, place: int, start: int, width: int, value: int) -> None:
+    """Write a signed value into a field of ``width`` bits from bit ``start`` on."""
     _check_reach(value, width)
     _set_bits(image, place, start, width, value)
 
 
 def _set_bits(image: bytearray, place: int, start: int, width: int, value: int) -> None:
+    """Write the low ``width`` bits of a value from bit ``start`` of the instruction on."""
     (word,) = struct.unpack_from("<I", image, place)
     mask = (1 << width) - 1
     struct.pack_into("<I", image, place, word & ~(mask << start) | (value & mask) << start)
 
 
 def _check_reach(value: int, width: int) -> None:
+    """Raise BuildError if a value does not fit into a signed field of ``width`` bits."""
     if not -(1 << width - 1) <= value < 1 << width - 1:
         raise BuildError("the branch target is out of range: the image is too large for aarch64")

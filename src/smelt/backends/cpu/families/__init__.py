@@ -1,3 +1,3 @@
-"""One file per family of kernels; the backend lists them."""
+"""Kernel families of the CPU backend, one file per family; `CpuBackend` lists them."""
 
 __all__: list[str] = []

@@ -1,8 +1,9 @@
-"""How the panel kernel multiplies: what a lane holds, and the instruction that sums products.
+"""Dot products of the microkernel: contents of a lane, and the instruction that accumulates.
 
-A lane of a packed panel is a *word* of 32 bits: one float32, or a *group* of narrower elements
-that lie one after the other along the run. One instruction multiplies the group of each lane by
-the group of the first factor, which every lane is given, and adds the products to the lane's sum.
+A lane of a packed panel is a *word* of 32 bits: one float32, or a *group* of narrower elements that
+are adjacent along the run. One instruction multiplies the group in each lane by the corresponding
+group of the first factor, which is broadcast to all lanes, and adds the products to the lane's
+accumulator.
 """
 
 from __future__ import annotations
@@ -23,69 +24,74 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 WORD_BYTES: Final = 4
-"""Size of what a lane holds."""
+"""Size in bytes of the word in one lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class DotProduct:
-    """One way to multiply and sum. In specs and tactics it is its name."""
+    """One way to multiply and accumulate. Kernel specs and tactics refer to it by its name."""
 
     name: str
     factor: DType
-    """Elements of the packed panels; of the first factor too, when a group is more than one."""
+    """Element type of the packed panels, and of the first factor if ``group`` is more than 1."""
     group: int
-    """Elements of a word."""
+    """Number of elements per word."""
     sums: DType
-    """Elements of the sums."""
+    """Element type of the accumulators."""
     instruction: str = ""
-    """The intrinsic that adds the products of words; its vectors are of 512 bits."""
+    """LLVM intrinsic that accumulates the products of words; "" for a plain multiply-add."""
     feature: str = ""
-    """The instruction set that has it."""
+    """LLVM name of the instruction-set feature that provides the intrinsic."""
 
     @property
     def is_integer_sum(self) -> bool:
-        """Whether sums are integers."""
+        """Whether the accumulators are integers."""
         return not self.sums.is_float
 
     def words(self, run: Dim) -> Dim:
-        """Words of a run, the last of which may not be full."""
+        """Return the number of words of a run; the last word may be partial."""
         return ceil_div(run, self.group)
 
     def sums_type(self, lanes: int) -> str:
-        """The type of registers that hold sums."""
+        """Return the LLVM type of a register of accumulators."""
         return vector_type(LLVM_TYPES[self.sums], lanes)
 
     def factor_type(self, lanes: int) -> str:
-        """The type of registers that hold words."""
+        """Return the LLVM type of a register of words."""
         return vector_type(LLVM_TYPES[self.factor], lanes * self.group)
 
     def add_products(self, e: Emitter, a: Reg, b: Reg, total: Reg) -> Reg:
-        """``total`` with the products of the words of ``a`` and ``b`` added, lane by lane."""
+        """Return ``total`` plus the products of the words of ``a`` and ``b``, lane by lane."""
         if not self.instruction:
             return multiply_add(e, a, b, total)
         return e.call(total.type, self.instruction, total, a, b)
 
     def broadcast(self, e: Emitter, word: Reg, lanes: int) -> Reg:
-        """The word in every lane."""
-        everywhere = e.splat(word, lanes)
+        """Return a register with the word in every lane."""
+        splat = e.splat(word, lanes)
         kind = self.factor_type(lanes)
-        return everywhere if everywhere.type == kind else bits_as(e, everywhere, kind)
+        return splat if splat.type == kind else bits_as(e, splat, kind)
 
     def load_word(
         self, e: Emitter, at: Reg, steps: Sequence[Int], dtype: DType, count: Int | None = None
     ) -> Reg:
-        """The elements at these byte offsets as one word, with zeros for those that are missing.
+        """Load the elements at these byte offsets as one word, with zeros for missing elements.
 
-        Of ``count`` elements where that is known only when the kernel runs.
+        ``count`` is the number of elements in the word if only the running kernel knows it.
         """
         if self.group == 1:
             return to_compute_type(e, e.load(LLVM_TYPES[dtype], e.at(at, steps[0])), dtype)
         word = self._load_elements(e, at, steps, count)
-        if dtype is DType.INT8:  # as far above -128 as unsigned bytes are above 0
+        if dtype is DType.INT8:  # the instructions take unsigned bytes: add 128 to each
             word = e.binary("xor", word, e.constant(_SIGNS, "i32"))
         return word
 
     def _load_elements(self, e: Emitter, at: Reg, steps: Sequence[Int], count: Int | None) -> Reg:
+        """Load narrow elements into an i32, the first in the lowest bits.
+
+        Adjacent elements are one load. Otherwise the elements are loaded one by one and shifted
+        into place; a missing element reads the first one's address, and its value is replaced by 0.
+        """
         size = self.factor.size_bytes
         if count is None and list(steps) == [*range(0, WORD_BYTES, size)]:
             return e.load("i32", at)
@@ -102,9 +108,10 @@ class DotProduct:
 
 
 class WideningDotProduct(DotProduct):
-    """Products of bytes by way of words of 16 bits, in which none of them saturates.
+    """Products of bytes that are widened to 16 bits first, so that no product saturates.
 
-    Of each group the even and the odd elements are multiplied and added in pairs.
+    The even and the odd elements of each group are multiplied separately, and each pair of products
+    is added to the accumulator.
     """
 
     @override
@@ -123,24 +130,30 @@ class WideningDotProduct(DotProduct):
         return total
 
     def _sum_pairs(self, e: Emitter, x: Reg, y: Reg, kind: str) -> Reg:
+        """Multiply words of 16 bits and add adjacent products into 32 bits.
+
+        Targets without such an instruction multiply the two halves of each 32-bit lane separately.
+        """
         if self.instruction:
             return e.call(kind, self.instruction, x, y)
         sixteen, parts = e.constant(16, kind), list[Reg]()
         for shift in (True, False):
             wide = [bits_as(e, v, kind) for v in (x, y)]
-            if shift:  # the lower half goes up first, to come down with its sign
+            if shift:  # move the lower half up, so that the arithmetic shift extends its sign
                 wide = [e.binary("shl", v, sixteen) for v in wide]
             parts.append(e.binary("mul", *(e.binary("ashr", v, sixteen) for v in wide)))
         return e.binary("add", *parts)
 
 
 def bits_as(e: Emitter, value: Reg, kind: str) -> Reg:
-    """The same bits as another type."""
+    """Return the register's bits as another type."""
     return e.emit(kind, f"bitcast {value} to {kind}")
 
 
 _BYTES: Final = (DType.INT8, 4, DType.INT32)
+"""Factor type, group and accumulator type of the products of bytes."""
 _SIGNS: Final = 0x80808080 - (1 << 32)
+"""The sign bits of four bytes, as a signed 32-bit integer."""
 DOT_PRODUCTS: Final[dict[str, DotProduct]] = {
     a.name: a
     for a in (
@@ -161,11 +174,11 @@ DOT_PRODUCTS: Final[dict[str, DotProduct]] = {
         WideningDotProduct("int8_widening", *_BYTES),
     )
 }
-"""Every arithmetic by name."""
+"""All dot products by name."""
 
 
 def int8_dot_product(target: CpuTarget) -> DotProduct:
-    """What multiplies unsigned by signed bytes on a target."""
+    """Return the dot product of unsigned by signed bytes for a target."""
     if target.vector_bits == 512 and target.has("avx512vnni"):
         return DOT_PRODUCTS["int8_vnni"]
     if target.vector_bits == 256 and target.has("avxvnni"):
@@ -175,8 +188,8 @@ def int8_dot_product(target: CpuTarget) -> DotProduct:
 
 
 def dot_product_for(dtype: DType, target: CpuTarget) -> DotProduct:
-    """What multiplies elements stored as ``dtype`` on a target; single precision by default."""
-    for one in DOT_PRODUCTS.values():
-        if one.factor is dtype and one.feature and target.has(one.feature):
-            return one
+    """Return the dot product for elements stored as ``dtype``; float32 if the target has none."""
+    for dot_product in DOT_PRODUCTS.values():
+        if dot_product.factor is dtype and dot_product.feature and target.has(dot_product.feature):
+            return dot_product
     return DOT_PRODUCTS["float32"]

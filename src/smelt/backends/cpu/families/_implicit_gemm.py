@@ -1,4 +1,4 @@
-"""From views to the launch of a panel kernel: the lowering of convolution and matrix product."""
+"""Lowering of convolutions and matrix products from views to launches of the microkernel."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _COLD_WEIGHTS_BYTES: Final = 192 << 10
-"""Weights from this size on are asked for ahead of time."""
+"""Size in bytes from which weights are prefetched. Smaller weights are likely to be in cache
+still."""
 _GUESSED_EXTENT: Final = 128
-"""What an extent known only at run time is taken for when tiles are chosen."""
+"""Extent assumed for an axis known only at run time when tiles are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class GemmStrides:
-    """Strides of one operand, in elements, along the coordinates of the result."""
+    """Strides of one operand along the coordinates of the result, in elements."""
 
     images: tuple[Dim, ...]
     group: Dim
@@ -43,37 +44,49 @@ class GemmStrides:
 
 @dataclass(frozen=True, slots=True)
 class ImplicitGemm:
-    """A sum over packed panels, with extents and strides that may be symbolic."""
+    """A sum over packed panels: convolution or matrix product as the microkernel computes it.
+
+    Extents and strides may be symbolic. The fields correspond to those of `MicrokernelSpec`.
+    """
 
     images: tuple[Dim, ...]
     groups: int
     height: Dim
     width: Dim
     filters: Dim
+    """Channels of the result per group."""
     taps: tuple[int, int, Dim]
+    """Rows of the window, columns of the window, and length of the contiguous run in elements."""
     a: GemmStrides
+    """Strides of the first factor."""
     a_start: Dim
-    """From the first factor's element (0, …, 0) to the first tap of the first pixel."""
+    """Offset in elements from the first factor's element (0, …, 0) to the first pixel's first
+    tap."""
     a_taps: tuple[Dim, Dim, Dim]
+    """Strides of the first factor along tap rows, tap columns and the run, in elements."""
     b_images: tuple[Dim, ...]
-    """Packed matrices from one image to the next."""
+    """Number of packed matrices from one image to the next along each axis; 0 for weights."""
     out: GemmStrides
     extras: tuple[GemmStrides, ...]
+    """Strides of the epilogue's extra operands."""
     epilogue: Epilogue
     bias: bool
+    """Whether the sums start from a packed bias."""
     alpha: float = 1.0
+    """Factor applied to the sum before the epilogue."""
     has_uniform_panels: bool = False
     """Whether panels are packed at run time, all of one width."""
     column_run: int = 0
-    """Elements of a run that lie in one column, if it goes on in the columns after it; else 0."""
+    """Elements of a run within one column of the window, if the run continues in the next
+    columns; else 0."""
 
     @property
     def operand_strides(self) -> tuple[GemmStrides, ...]:
-        """The walks of everything that moves with the result."""
+        """Strides of every operand that advances with the result's coordinates."""
         return (self.a, self.out, *self.extras)
 
     def map_strides(self, change: Callable[[GemmStrides], GemmStrides]) -> ImplicitGemm:
-        """The product with every walk changed."""
+        """Return the product with ``change`` applied to the strides of every operand."""
         return replace(
             self,
             a=change(self.a),
@@ -82,49 +95,56 @@ class ImplicitGemm:
         )
 
     def flattened(self) -> ImplicitGemm:
-        """The same product with axes merged that lie in memory like one."""
-        made = self._without_units()
-        one_tap = self.taps[:2] == (1, 1) and made.height != 1
-        if one_tap and all(w.row == made.width * w.column for w in made.operand_strides):
-            made = replace(made, height=1, width=made.height * made.width)
-            made = made.map_strides(lambda w: replace(w, row=0))
-        while made._images_are_rows():
-            made = made._with_image_as_row()
-        return made
+        """Return the same product with adjacent axes merged where their memory is contiguous.
+
+        Fewer, longer rows leave less work in partial tiles. A 1x1 convolution of an image without
+        gaps becomes one row, and images whose rows are contiguous become one longer row.
+        """
+        product = self._without_units()
+        one_tap = self.taps[:2] == (1, 1) and product.height != 1
+        if one_tap and all(w.row == product.width * w.column for w in product.operand_strides):
+            product = replace(product, height=1, width=product.height * product.width)
+            product = product.map_strides(lambda w: replace(w, row=0))
+        while product._images_are_rows():
+            product = product._with_image_as_row()
+        return product
 
     def _without_units(self) -> ImplicitGemm:
-        kept = [i for i, extent in enumerate(self.images) if extent != 1]
+        """Drop image axes of extent 1, and zero the strides of rows and columns of extent 1."""
+        kept_axes = [i for i, extent in enumerate(self.images) if extent != 1]
 
         def change(w: GemmStrides) -> GemmStrides:
             return replace(
                 w,
-                images=tuple(w.images[i] for i in kept),
+                images=tuple(w.images[i] for i in kept_axes),
                 row=0 if self.height == 1 else w.row,
                 column=0 if self.width == 1 else w.column,
             )
 
-        made = replace(
+        product = replace(
             self,
-            images=tuple(self.images[i] for i in kept),
-            b_images=tuple(self.b_images[i] for i in kept),
+            images=tuple(self.images[i] for i in kept_axes),
+            b_images=tuple(self.b_images[i] for i in kept_axes),
         )
-        return made.map_strides(change)
+        return product.map_strides(change)
 
     def _images_are_rows(self) -> bool:
+        """Return whether the last image axis can be merged into the row of pixels."""
         if not self.images or self.height != 1 or self.b_images[-1] != 0 or self.taps[:2] != (1, 1):
             return False
         if self.width == 1:
             return True
-        known = isinstance(self.images[-1], int)
-        return known and all(w.images[-1] == self.width * w.column for w in self.operand_strides)
+        is_known = isinstance(self.images[-1], int)
+        return is_known and all(w.images[-1] == self.width * w.column for w in self.operand_strides)
 
     def _with_image_as_row(self) -> ImplicitGemm:
+        """Return the product with the last image axis merged into the row of pixels."""
         single = self.width == 1
-        made = self.map_strides(
+        product = self.map_strides(
             lambda w: replace(w, images=w.images[:-1], column=w.images[-1] if single else w.column)
         )
         return replace(
-            made,
+            product,
             images=self.images[:-1],
             b_images=self.b_images[:-1],
             width=self.width * self.images[-1],
@@ -132,7 +152,7 @@ class ImplicitGemm:
 
     @property
     def problem(self) -> TilingProblem:
-        """What the choice of tiles depends on."""
+        """Extents that determine the choice of tiles."""
         images: int | None = 1
         for extent in self.images:
             images = images * extent if images is not None and isinstance(extent, int) else None
@@ -146,7 +166,13 @@ class ImplicitGemm:
         )
 
     def launch(self, family: str, options: Parameters, views: tuple[View, ...]) -> Launch:
-        """The launch, for a tactic's options; ``views`` are the kernel's operands in order."""
+        """Return the launch for the options of a tactic.
+
+        Args:
+            family: name of the family that generates the kernel.
+            options: the tactic's parameters.
+            views: the kernel's operands in order.
+        """
         product = self.flattened()
         scalars = LaunchScalars()
         panels = product.panels(Options(options), views, scalars)
@@ -163,7 +189,7 @@ class ImplicitGemm:
         )
 
     def _counts(self, panels: MicrokernelSpec) -> tuple[Dim, Dim, Dim]:
-        """Blocks of panels, of rows and of columns of tiles."""
+        """Return the number of chunks along panels, along rows and along columns of tiles."""
         tile, blocks = panels.tile, panels.blocks
         return (
             ceil_div(self.filters, panels.panel_width * blocks[2]),
@@ -174,13 +200,16 @@ class ImplicitGemm:
     def panels(
         self, options: Options, views: Sequence[View], scalars: LaunchScalars
     ) -> MicrokernelSpec:
-        """The kernel, for a tactic's options and the kernel's operands."""
+        """Return the microkernel's spec for the options of a tactic.
+
+        Strides and extents that are symbolic are added to ``scalars``.
+        """
         lanes, vectors = options.integer("lanes"), options.integer("vectors")
         problem, dot_product = self.problem, options.text("dot_product", "float32")
         tile = choose_tile(problem, options.integer("pixels"), vectors)
-        cut = choose_blocks(problem, tile, vectors, lanes, options.text("parallel_split"))
-        known = problem.height is not None and problem.width is not None
-        read = zip(self.extras, views[len(views) - 1 - len(self.extras) : -1], strict=True)
+        blocks = choose_blocks(problem, tile, vectors, lanes, options.text("parallel_split"))
+        is_known = problem.height is not None and problem.width is not None
+        extra_views = zip(self.extras, views[len(views) - 1 - len(self.extras) : -1], strict=True)
         panels = MicrokernelSpec(
             images=scalars.all_json(self.images),
             groups=self.groups,
@@ -191,17 +220,17 @@ class ImplicitGemm:
             vectors=vectors,
             tile=tile,
             taps=(*self.taps[:2], scalars.json(self.taps[2])),
-            blocks=_clamp_blocks(problem, tile, cut),
+            blocks=_clamp_blocks(problem, tile, blocks),
             counts=(0, 0, 0),
             across=scalars.json(ceil_div(self.width, tile[1])),
-            reduction_passes=options.integer("reduction_passes", 1) if known else 1,
+            reduction_passes=options.integer("reduction_passes", 1) if is_known else 1,
             unroll=_unroll(DOT_PRODUCTS[dot_product].words(self.taps[2])),
             a=_strides(self.a, views[0], scalars),
             a_start=scalars.json(self.a_start),
             a_taps=cast("tuple[int, int, int]", scalars.all_json(self.a_taps)),
             b_images=scalars.all_json(self.b_images),
             out=_strides(self.out, views[-1], scalars),
-            extras=tuple(_strides(w, v, scalars) for w, v in read),
+            extras=tuple(_strides(w, v, scalars) for w, v in extra_views),
             dot_product=dot_product,
             bias=self.bias,
             alpha=self.alpha,
@@ -215,7 +244,7 @@ class ImplicitGemm:
 
 
 def _strides(walk: GemmStrides, view: View, scalars: LaunchScalars) -> Json:
-    """How a kernel walks over a view."""
+    """Return the strides of an operand and its element type as a JSON value."""
     images = scalars.all_json(walk.images)
     numbers = (walk.group, walk.row, walk.column, walk.channel)
     group, row, column, channel = scalars.all_json(numbers)
@@ -225,7 +254,7 @@ def _strides(walk: GemmStrides, view: View, scalars: LaunchScalars) -> Json:
 def _clamp_blocks(
     problem: TilingProblem, tile: tuple[int, int], blocks: tuple[int, int, int]
 ) -> tuple[int, int, int]:
-    """Blocks no larger than what there is, where that is known."""
+    """Return blocks that do not exceed the number of tiles, as far as that is known."""
     rows, columns, panels = blocks
     if problem.height is not None:
         rows = max(1, min(rows, -(-problem.height // tile[0])))
@@ -235,16 +264,20 @@ def _clamp_blocks(
 
 
 def _unroll(words: Dim) -> int:
-    """Steps of the sum written out: such that none is left over, if that can be."""
-    known = words if isinstance(words, int) else 4
-    return next((u for u in (4, 3, 5, 7) if known % u == 0), 4)
+    """Return how many words of the run the innermost loop handles per iteration.
+
+    A divisor of the run's length is preferred, so that no words remain after the loop.
+    """
+    word_count = words if isinstance(words, int) else 4
+    return next((u for u in (4, 3, 5, 7) if word_count % u == 0), 4)
 
 
 def prefetch_bytes(panels: MicrokernelSpec) -> int:
-    """What each step of the sum asks for of the next panel, such that the tiles ask for all of it.
+    """Return how many bytes of the next panel each step of the sum prefetches.
 
-    Weights are cold: a network streams more of them than the caches hold. Small ones are not
-    worth it.
+    The tiles of a panel together prefetch the whole next panel. Weights are cold, because a network
+    streams more of them than the caches hold; small weights are not worth the instructions. The
+    result is 0 if nothing is prefetched.
     """
     height, width, filters = panels.height, panels.width, panels.filters
     if not isinstance(height, int) or not isinstance(width, int) or not isinstance(filters, int):
@@ -258,12 +291,12 @@ def prefetch_bytes(panels: MicrokernelSpec) -> int:
     rows, columns = -(-height // panels.tile[0]), -(-width // panels.tile[1])
     if panels.counts[0] == 1:
         rows, columns = min(rows, panels.blocks[0]), min(columns, panels.blocks[1])
-    steps = rows * columns * panels.steps  # none at all where a batch is empty
+    steps = rows * columns * panels.steps  # 0 for an empty batch
     return -(-depth * panels.panel_width * WORD_BYTES // steps) if steps else 0
 
 
 def _packed_matrix_count(panels: MicrokernelSpec) -> int:
-    """How many packed matrices there are, as far as it is known."""
+    """Return the number of packed matrices; unknown extents count as 1."""
     count = panels.groups
     for extent, stride in zip(panels.images, panels.b_images, strict=True):
         if isinstance(extent, int) and stride != 0:

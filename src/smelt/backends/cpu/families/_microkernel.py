@@ -1,18 +1,21 @@
-"""The kernel under convolution and matrix product: tiles of the result, summed over packed panels.
+"""Microkernel of convolutions and matrix products: register tiles summed over packed panels.
 
-The result is a stack of images of ``height x width`` pixels with ``filters`` channels. A tile
-is a few pixels (``tile``: rows x columns) by one *panel* of ``vectors * lanes`` channels, kept
-in registers while the kernel sums over the taps: rows of the window, columns of the window, and
-a contiguous *run* (the channels). Input elements are broadcast, so their strides are free; the
-second factor is packed as ``[matrix][group][panel][tap row][tap column][word of the run]
-[channel of the panel]``: a word is what a lane takes at a time (`Arithmetic`). Of packed weights
-the last, narrower panel lies apart, in as few vectors as hold it; what is packed at run time is
-*uniform*, its last panel as wide as the others.
+The result is a stack of images of ``height x width`` pixels with ``filters`` channels. A tile is a
+few pixels (``tile``: rows x columns) by one *panel* of ``vectors * lanes`` channels. Its
+accumulators stay in registers while the kernel sums over the taps: rows of the window, columns of
+the window, and a contiguous *run* (the input channels). Elements of the first factor are broadcast,
+so that operand may have any strides. The second factor is packed as ``[matrix][group][panel] [tap
+row][tap column][word of the run][channel of the panel]``, so that a tile reads it as one contiguous
+stream; a *word* is the 32 bits that a lane takes at a time (`DotProduct`).
 
-A matrix product is the case of one row, a pixel for each row of A and a run as long as K. The
-last tile of a row overlaps the one before it rather than being smaller; only rows shorter than
-a tile, whose length is known at run time alone, are done pixel by pixel. Every element is
-summed in one fixed order, whatever the tile or chunk that it falls into.
+Weights that are packed at build time store the last, narrower panel separately, in as few vectors
+as hold it. Operands that are packed at run time have *uniform* panels: the last is as wide as the
+others.
+
+A matrix product has one row, a pixel per row of A, and a run of length K. The last tile of a row
+overlaps the one before it instead of being smaller. Only rows shorter than a tile, which are known
+at run time alone, are computed pixel by pixel. Every element is summed in one fixed order, whatever
+tile or chunk contains it, so that results do not depend on the tiling or on the number of threads.
 """
 
 from __future__ import annotations
@@ -38,22 +41,26 @@ if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec
 
 _LINE_BYTES: Final = 64
+"""Size in bytes of a cache line, the unit of prefetching."""
 
 
 def write_microkernel(kernel: KernelSpec) -> str:
-    """The LLVM IR of a panel kernel.
+    """Return the LLVM IR of a microkernel.
 
-    Operands: first factor, full panels and last panel (each if there is one), bias (if any), extra
-    operands, result, later weights (if any are asked for).
+    The operands are the first factor, the full panels (if any), the last panel (if any), the bias
+    (if any), the epilogue's extra operands, the result, and the weights of later launches (if any
+    are prefetched).
     """
     return _Writer(kernel.symbol, MicrokernelSpec.from_spec(kernel)).write()
 
 
 Accumulators = dict[tuple[int, int, int], Reg]
-"""(chain, pixel, vector) -> partial sum."""
+"""Maps (partial sum, pixel, vector) to the register of the accumulator."""
 
 
 class _Writer:
+    """Writes one microkernel as LLVM IR."""
+
     def __init__(self, symbol: str, panels: MicrokernelSpec) -> None:
         p = self.p = panels
         self.kind = f"<{p.lanes} x float>"
@@ -74,7 +81,7 @@ class _Writer:
         self.e = Emitter(symbol, self.out_operand + 1 + bool(p.prefetch_ahead))
 
     def bytes_of(self, strides: OperandStrides, *terms: tuple[Int, Any]) -> Int:
-        """The byte offset in an operand of a sum of index * stride."""
+        """Return the byte offset of the sum of ``index * stride`` over ``terms``."""
         e, size = self.e, strides.dtype.size_bytes
         total: Int = 0
         for index, stride in terms:
@@ -86,35 +93,38 @@ class _Writer:
     # ---- chunks, panels, rows, tiles
 
     def write(self) -> str:
+        """Write the loops over chunks and panels, and return the module."""
         p, e = self.p, self.e
         filters = e.extent(p.filters)
         self.filters, self.run = filters, e.extent(p.taps[2])
         word = self.dot_product.group
         self.words = e.div(e.add(self.run, word - 1), word)
-        self.whole = e.div(filters, p.panel_width)
-        self.left = e.mod(filters, p.panel_width)
+        self.full_count = e.div(filters, p.panel_width)
+        self.tail_filters = e.mod(filters, p.panel_width)
         panels = self.panels = e.div(e.add(filters, p.panel_width - 1), p.panel_width)
-        own = len(list(takewhile(bool, p.b_images)))
-        extents = [*p.images[:own], p.counts[0], p.groups, *p.images[own:], *p.counts[1:]]
+        cut = len(list(takewhile(bool, p.b_images)))
+        extents = [*p.images[:cut], p.counts[0], p.groups, *p.images[cut:], *p.counts[1:]]
         with e.loop(e.begin, e.end) as chunk:
-            # Images with panels of their own come one after the other, as their panels lie.
+            # Images with panels of their own (Winograd planes) are the outermost axes: chunks then
+            # read the panels in memory order, which the prefetch of later weights relies on.
             *images, down, across = unravel(e, chunk.index, extents)
-            block, group = images[own : own + 2]
-            del images[own : own + 2]
+            block, group = images[cut : cut + 2]
+            del images[cut : cut + 2]
             state = self.state(group, images, down, across)
             first = e.mul(block, p.blocks[2])
             last = e.minimum(e.add(first, p.blocks[2]), panels)
             if p.full_panels:
-                with e.loop(first, e.minimum(last, self.whole)) as panel:
+                with e.loop(first, e.minimum(last, self.full_count)) as panel:
                     self.count_tiles(state, chunk.index, e.sub(panel.index, first))
                     self.panel(state, panel.index)
             if p.tail_vectors:
-                with e.when(e.compare("sgt", last, self.whole)):
-                    self.count_tiles(state, chunk.index, e.sub(self.whole, first))
+                with e.when(e.compare("sgt", last, self.full_count)):
+                    self.count_tiles(state, chunk.index, e.sub(self.full_count, first))
                     self.tail_panel(state)
         return e.module()
 
     def state(self, group: Int, images: list[Int], down: Int, across: Int) -> TileState:
+        """Return the state at the start of a chunk, with all operand addresses computed."""
         p, e = self.p, self.e
 
         def start(operand: int, strides: OperandStrides) -> Reg:
@@ -137,40 +147,40 @@ class _Writer:
         )
 
     def count_tiles(self, state: TileState, chunk: Int, panels: Int) -> None:
-        """Count the tiles before a panel: those of all chunks before, as if each were whole."""
+        """Set the number of tiles before a panel; all earlier chunks count as full."""
         p, e = self.p, self.e
         if p.prefetch_ahead:
             panels = e.add(e.mul(chunk, p.blocks[2]), panels)
             state.tiles_before = e.mul(panels, p.blocks[0] * p.blocks[1])
 
     def panel(self, state: TileState, index: Int) -> None:
-        """A panel without padding."""
+        """Write the tiles of a panel without padding."""
         p, e = self.p, self.e
-        count = self.panels if p.has_uniform_panels else self.whole
+        count = self.panels if p.has_uniform_panels else self.full_count
         number = e.add(e.mul(self.matrix(state), count), index)
         self.use_panel(state, index, self.full_operand, number, p.vectors)
         state.masks = [None] * p.vectors
         self.passes(state)
 
     def tail_panel(self, state: TileState) -> None:
-        """The last panel, some of whose channels are padding."""
+        """Write the tiles of the last panel, some of whose channels are padding."""
         p, e = self.p, self.e
         matrix = self.matrix(state)
         if p.has_uniform_panels:
-            number = e.add(e.mul(matrix, self.panels), self.whole)
-            self.use_panel(state, self.whole, self.full_operand, number, p.tail_vectors)
+            number = e.add(e.mul(matrix, self.panels), self.full_count)
+            self.use_panel(state, self.full_count, self.full_operand, number, p.tail_vectors)
         else:
-            self.use_panel(state, self.whole, self.tail_operand, matrix, p.tail_vectors)
+            self.use_panel(state, self.full_count, self.tail_operand, matrix, p.tail_vectors)
         masks: list[Reg | None] = []
         for j in range(p.tail_vectors):
-            count = e.sub(self.left, j * p.lanes)
+            count = e.sub(self.tail_filters, j * p.lanes)
             full = isinstance(count, int) and count >= p.lanes
             masks.append(None if full else e.tail_mask(count, p.lanes))
         state.masks = masks
         self.passes(state)
 
     def matrix(self, state: TileState) -> Int:
-        """Number of the packed matrix."""
+        """Return the index of the packed matrix that belongs to the image and group."""
         e = self.e
         index: Int = 0
         for image, stride in zip(state.images, self.p.b_images, strict=True):
@@ -180,6 +190,7 @@ class _Writer:
     def use_panel(
         self, state: TileState, index: Int, operand: int, number: Int, vectors: int
     ) -> None:
+        """Point the state at panel ``index``, which is panel ``number`` of its operand."""
         p, e = self.p, self.e
         narrow = operand == self.tail_operand
         state.width = vectors * p.lanes if narrow else p.panel_width
@@ -189,12 +200,14 @@ class _Writer:
         state.prefetch_ahead = e.at(state.panel_at, size)
 
     def passes(self, state: TileState) -> None:
+        """Write the passes over the window's rows, each over all rows of tiles of the chunk."""
         for reduction_pass in range(self.p.reduction_passes):
             state.reduction_pass = reduction_pass
             with self.e.loop(*state.rows) as row:
                 self.row(state, row.index)
 
     def row(self, state: TileState, index: Int) -> None:
+        """Write one row of tiles; rows shorter than a tile are computed pixel by pixel."""
         p, e = self.p, self.e
         top = self.overlapped(index, p.tile[0], p.height) if p.tile[0] > 1 else index
         width = e.extent(p.width)
@@ -207,6 +220,7 @@ class _Writer:
             self.tile(state, top, column.index, (1, 1))
 
     def tiles(self, state: TileState, row: Int, top: Int) -> None:
+        """Write the tiles of one row, and set what each of them prefetches."""
         p, e = self.p, self.e
         with e.loop(*state.columns) as column:
             left = self.overlapped(column.index, p.tile[1], p.width)
@@ -228,9 +242,10 @@ class _Writer:
             state.prefetch_ahead = panel_ahead
 
     def share_of_next_panel(self, state: TileState, row: Int, column: Int) -> Reg:
-        """Where the part of the next panel starts that one tile asks for.
+        """Return the address of the part of the next panel that one tile prefetches.
 
-        The tiles share it: those of the chunk if it does every panel, else those of the image.
+        The tiles of the chunk share the next panel if a chunk covers all panels, else those of the
+        image.
         """
         p, e = self.p, self.e
         across = p.across
@@ -242,55 +257,58 @@ class _Writer:
 
     @property
     def known_words(self) -> int:
-        """Words of the run where they are known, else 0."""
+        """Words of the run if they are a constant, else 0."""
         return self.words if isinstance(self.words, int) else 0
 
     def step(self, partial_sums: int) -> int:
-        """Words of the run that the loop takes at a time."""
+        """Return the words of the run that the loop handles per iteration."""
         return max(self.p.unroll, partial_sums)
 
     def prefetch(self, state: TileState, taps: Int, index: Int, step: int) -> None:
-        """Ask for the parts of the next panel and of later weights that belong to one step."""
+        """Prefetch the parts of the next panel and of later weights that belong to one step."""
         p, e = self.p, self.e
-        done = e.add(e.mul(taps, self.known_words // step), e.div(index, step))
+        steps_before = e.add(e.mul(taps, self.known_words // step), e.div(index, step))
         for start, size in (
             (state.prefetch_ahead, p.prefetch),
             (state.next_weights_at, p.prefetch_ahead),
         ):
-            at = e.at(start, e.mul(done, size)) if size else start
+            at = e.at(start, e.mul(steps_before, size)) if size else start
             for line in range(0, size, _LINE_BYTES):
                 e.prefetch(e.at(at, line))
 
     def overlapped(self, index: Int, size: int, extent: Json) -> Int:
-        """Where tile ``index`` starts: the last one ends at the border."""
-        e, whole = self.e, self.e.extent(extent)
+        """Return where tile ``index`` starts; the last tile ends at the border."""
+        e, length = self.e, self.e.extent(extent)
         start = e.mul(index, size)
-        if isinstance(whole, int) and whole % size == 0:
+        if isinstance(length, int) and length % size == 0:
             return start
-        return e.minimum(start, e.sub(whole, size))
+        return e.minimum(start, e.sub(length, size))
 
     # ---- one tile
 
     def tile(self, state: TileState, top: Int, left: Int, shape: tuple[int, int]) -> None:
+        """Write one tile of ``shape`` pixels whose first pixel is (``top``, ``left``)."""
         e = self.e
         pixels = [(r, c) for r in range(shape[0]) for c in range(shape[1])]
-        # As many in the last, narrower panel: equal filters give equal channels, bit for bit.
+        # The last, narrower panel has as many partial sums as full panels: equal filters then give
+        # bitwise equal channels, whichever panel they are in.
         vectors = self.p.vectors if self.p.full_panels else state.vectors
         partial_sums = partial_sums_of(len(pixels), vectors)
         sums = self.initial_accumulators(state, len(pixels), partial_sums)
         at = e.at(state.a, self.bytes_of(self.a, (top, self.a.row), (left, self.a.column)))
         offsets = [self.bytes_of(self.a, (r, self.a.row), (c, self.a.column)) for r, c in pixels]
         sums = self.sum_rows(state, at, offsets, sums, partial_sums)
-        whole = self.reduce_partial_sums(sums, len(pixels), state.vectors, partial_sums)
+        totals = self.reduce_partial_sums(sums, len(pixels), state.vectors, partial_sums)
         if state.reduction_pass < self.p.reduction_passes - 1:
-            for (i, j), value in whole.items():
+            for (i, j), value in totals.items():
                 e.store(value, self.scratch(state, i, j))
             return
-        self.finish(state, whole, pixels, top, left)
+        self.finish(state, totals, pixels, top, left)
 
     def initial_accumulators(
         self, state: TileState, pixels: int, partial_sums: int
     ) -> Accumulators:
+        """Return the initial sums: the bias, or the unfinished sums of the pass before."""
         p, e = self.p, self.e
         zero = e.constant(0, self.sums_kind)
         sums = {
@@ -314,6 +332,7 @@ class _Writer:
         return sums
 
     def scratch(self, state: TileState, pixel: int, vector: int) -> Reg:
+        """Return the address of an unfinished sum of the current tile in scratch memory."""
         p, e = self.p, self.e
         size = p.tile[0] * p.tile[1] * p.panel_width * ACCUMULATOR_BYTES
         within = (pixel * p.panel_width + vector * p.lanes) * ACCUMULATOR_BYTES
@@ -322,7 +341,7 @@ class _Writer:
     def sum_rows(
         self, state: TileState, at: Reg, offsets: list[Int], sums: Accumulators, partial_sums: int
     ) -> Accumulators:
-        """Sum over the rows of the window that are this pass's."""
+        """Sum over the rows of the window that belong to the current pass."""
         p, e = self.p, self.e
         rows, columns, _ = p.taps
         line = e.mul(self.words, state.width * WORD_BYTES)
@@ -350,13 +369,13 @@ class _Writer:
         sums: Accumulators,
         body: Callable[[Int, Accumulators], Accumulators],
     ) -> Accumulators:
-        """Loop over taps, carrying the sums; no loop for a single tap."""
+        """Write a loop over taps that carries the accumulators; one tap needs no loop."""
         if last - first == 1:
             return body(first, sums)
         keys = list(sums)
         with self.e.loop(first, last, carried=[sums[k] for k in keys]) as loop:
-            made = body(loop.index, dict(zip(keys, loop.values, strict=True)))
-            loop.carry = [made[k] for k in keys]
+            updated = body(loop.index, dict(zip(keys, loop.values, strict=True)))
+            loop.carry = [updated[k] for k in keys]
         return dict(zip(keys, loop.values, strict=True))
 
     def sum_run(
@@ -367,7 +386,7 @@ class _Writer:
         sums: Accumulators,
         partial_sums: int,
     ) -> Accumulators:
-        """The sums with the products of one run added; ``at``: both factors, and the taps done."""
+        """Return the sums with one run added; ``at``: both factors, and the taps before the run."""
         e, sums = self.e, dict(sums)
         a, b, taps = at
         step, words = self.step(partial_sums), self.words
@@ -377,8 +396,9 @@ class _Writer:
                 count = last if k == words - 1 else None
                 self.products(state, (a, b), (0, k), offsets, sums, k % partial_sums, count)
             return sums
-        whole = words if last is None else e.maximum(e.sub(words, 1), 0)
-        keys, looped = list(sums), e.mul(e.div(whole, step), step)
+        # A run of no elements has no last word.
+        full_words = words if last is None else e.maximum(e.sub(words, 1), 0)
+        keys, looped = list(sums), e.mul(e.div(full_words, step), step)
         with e.loop(0, looped, step, [sums[k] for k in keys]) as loop:
             inner = dict(zip(keys, loop.values, strict=True))
             for u in range(step):
@@ -394,13 +414,13 @@ class _Writer:
                     state, (a, b), (0, k), offsets, sums, (k - looped) % partial_sums, count
                 )
             return sums
-        sums = self.one_by_one(state, (a, b), (looped, whole), offsets, sums)
+        sums = self.one_by_one(state, (a, b), (looped, full_words), offsets, sums)
         if last is not None:
-            sums = self.one_by_one(state, (a, b), (whole, words), offsets, sums, last)
+            sums = self.one_by_one(state, (a, b), (full_words, words), offsets, sums, last)
         return sums
 
     def last_count(self) -> Int | None:
-        """Elements of the run's last word; None where every word is full."""
+        """Return the number of elements in the run's last word; None if every word is full."""
         e, group = self.e, self.dot_product.group
         rest = e.mod(self.run, group)
         if rest == 0:
@@ -418,7 +438,7 @@ class _Writer:
         sums: Accumulators,
         count: Int | None = None,
     ) -> Accumulators:
-        """Add the products of these words in a loop."""
+        """Add the products of a range of words in a loop of one word per iteration."""
         keys = list(sums)
         with self.e.loop(*words, 1, [sums[k] for k in keys]) as loop:
             inner = dict(zip(keys, loop.values, strict=True))
@@ -436,9 +456,10 @@ class _Writer:
         partial_sum: int,
         count: Int | None = None,
     ) -> None:
-        """Add the products of one word of the run: ``k`` is a base and what it is ahead by.
+        """Add the products of one word of the run to the accumulators, in place.
 
-        ``count``: the word's elements, if it is not full.
+        ``k`` is the word's index as a run-time base and a constant offset, and ``count`` the number
+        of elements in the word if it is not full.
         """
         p, e, dot_product = self.p, self.e, self.dot_product
         width = state.width * WORD_BYTES
@@ -462,7 +483,7 @@ class _Writer:
                 sums[partial_sum, i, j] = dot_product.add_products(e, element, factor, total)
 
     def element(self, k: int) -> Int:
-        """Byte offset of element ``k`` of a run."""
+        """Return the byte offset of element ``k`` of a run in the first factor."""
         p = self.p
         if not p.column_run:
             return self.bytes_of(self.a, (k, p.a_taps[2]))
@@ -472,7 +493,8 @@ class _Writer:
     def reduce_partial_sums(
         self, sums: Accumulators, pixels: int, vectors: int, partial_sums: int
     ) -> dict[tuple[int, int], Reg]:
-        whole: dict[tuple[int, int], Reg] = {}
+        """Add the partial sums of each element in a balanced tree."""
+        totals: dict[tuple[int, int], Reg] = {}
         add = "fadd" if self.dot_product.sums.is_float else "add"
         for i in range(pixels):
             for j in range(vectors):
@@ -481,8 +503,8 @@ class _Writer:
                     pairs = zip(terms[::2], terms[1::2], strict=False)
                     odd = terms[-1:] if len(terms) % 2 else []
                     terms = [self.e.binary(add, x, y) for x, y in pairs] + odd
-                whole[i, j] = terms[0]
-        return whole
+                totals[i, j] = terms[0]
+        return totals
 
     def finish(
         self,
@@ -492,7 +514,7 @@ class _Writer:
         top: Int,
         left: Int,
     ) -> None:
-        """Epilogue and stores."""
+        """Write the scaling by alpha, the epilogue and the stores of a tile."""
         p, e, out = self.p, self.e, self.out
         at = e.at(state.out, self.bytes_of(out, (top, out.row), (left, out.column)))
         at = e.at(at, self.bytes_of(out, (e.mul(state.panel, p.panel_width), 1)))
@@ -514,7 +536,7 @@ class _Writer:
 
 
 class _ExtraReader:
-    """Reads one extra operand of the epilogue at the tile; what does not vary is loaded once."""
+    """Reads one extra operand for the pixels of a tile; repeated vectors are loaded once."""
 
     def __init__(self, writer: _Writer, state: TileState, number: int, top: Int, left: Int) -> None:
         self.w, self.masks = writer, state.masks
@@ -526,12 +548,13 @@ class _ExtraReader:
         self.loaded: dict[tuple[int, int, int], Reg] = {}
 
     def read(self, row: int, column: int, vector: int) -> Reg:
+        """Return the operand's vector for a pixel of the tile and a vector of the panel."""
         s, w = self.strides, self.w
         vector = vector if self.channel != 0 else 0
         key = (row if s.row != 0 else 0, column if s.column != 0 else 0, vector)
         if key not in self.loaded:
-            prefetch_ahead = (vector * w.p.lanes, s.channel)
-            at = w.e.at(self.at, w.bytes_of(s, (row, s.row), (column, s.column), prefetch_ahead))
+            channel_term = (vector * w.p.lanes, s.channel)
+            at = w.e.at(self.at, w.bytes_of(s, (row, s.row), (column, s.column), channel_term))
             mask = self.masks[vector]
             self.loaded[key] = load_channels(w.e, w.kind, at, self.channel, mask, s.dtype)
         return self.loaded[key]

@@ -1,4 +1,4 @@
-"""What decides the code of a panel kernel, as data."""
+"""Parameters that determine the code of a microkernel, and their encoding as a kernel spec."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from smelt.engine import Json, KernelSpec, as_json, parameters
 from smelt.types import DType
 
 ACCUMULATOR_BYTES: Final = 4
-"""Size of an unfinished sum."""
+"""Size in bytes of one accumulator (float32 or int32)."""
 _MIN_INDEPENDENT_SUMS: Final = 8
-"""Independent sums that hide the latency of multiply-add."""
+"""Number of independent accumulators that hide the latency of multiply-add: 4 cycles at two
+instructions per cycle."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperandStrides:
-    """How one operand moves, in elements, with the coordinates of the result."""
+    """Strides of one operand along the coordinates of the result, in elements."""
 
     images: tuple[Json, ...]
     group: Json
@@ -26,83 +27,95 @@ class OperandStrides:
     column: Json
     channel: Json = 1
     dtype: DType = DType.FLOAT32
-    """Its elements."""
+    """Element type in memory."""
 
     def as_json(self) -> Json:
-        """What a spec holds."""
+        """Return the strides as a JSON value for a kernel spec."""
         strides = (self.images, self.group, self.row, self.column, self.channel)
         return (*strides, self.dtype.value)
 
     @staticmethod
     def from_json(value: Any) -> OperandStrides:
-        """What `as_json` wrote."""
+        """Return the strides that `as_json` wrote."""
         images, group, row, column, channel, dtype = value
         return OperandStrides(images, group, row, column, channel, DType(dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class MicrokernelSpec:
-    """Everything that decides the code of one kernel. Extents and strides may be ``("arg", k)``."""
+    """Everything that determines the code of one microkernel.
+
+    Extents and strides are integers, or ``("arg", k)`` for a value that the launch passes as scalar
+    ``k``. The field names are the parameter names of the kernel's spec.
+    """
 
     images: tuple[Json, ...]
-    """Extents of the stack, which operands walk with strides of their own."""
+    """Extents of the stack of images; each operand has its own stride per axis."""
     groups: int
     height: Json
     width: Json
     filters: Json
-    """Channels of the result, of one group; known unless panels are uniform."""
+    """Channels of the result per group; a constant unless panels are uniform."""
     lanes: int
     vectors: int
-    """Vectors of a panel."""
+    """Vectors per panel."""
     tile: tuple[int, int]
-    """Rows and columns of a tile; one row unless height and width are known."""
+    """Rows and columns of a tile; one row unless height and width are constants."""
     taps: tuple[int, int, Json]
-    """Rows, columns and run."""
+    """Rows of the window, columns of the window, and length of the contiguous run in elements."""
     blocks: tuple[int, int, int]
     """Rows of tiles, columns of tiles and panels of one chunk."""
     counts: tuple[Json, Json, Json]
-    """Number of blocks of panels, of rows and of columns of tiles."""
+    """Number of chunks along panels, along rows and along columns of tiles."""
     across: Json
-    """Columns of tiles in all."""
+    """Columns of tiles of an image."""
     reduction_passes: int
-    """Passes over the tiles of a chunk, each summing some rows of the window."""
+    """Passes over the tiles of a chunk, each of which sums some rows of the window."""
     unroll: int
+    """Words of the run that the innermost loop handles per iteration."""
     a: Json
     """Strides of the first factor."""
     a_start: Json
-    """From its element (0, …, 0) to the first pixel's first tap: negative where a halo is read."""
+    """Offset in elements from the first factor's element (0, …, 0) to the first tap of the first
+    pixel; negative where a halo is read."""
     a_taps: tuple[Json, Json, Json]
-    """Its strides along tap rows, tap columns and the run."""
+    """Strides of the first factor along tap rows, tap columns and the run, in elements."""
     b_images: tuple[Json, ...]
-    """Packed matrices from one image to the next: zero for weights."""
+    """Number of packed matrices from one image to the next along each axis; 0 for weights."""
     out: Json
+    """Strides of the result."""
     extras: tuple[Json, ...]
-    """Strides of the extra operands."""
+    """Strides of the epilogue's extra operands."""
     dot_product: str
-    """Name of what multiplies and sums."""
+    """Key in `DOT_PRODUCTS` of the instruction that multiplies and accumulates."""
     bias: bool
-    """Whether a packed vector of channels is what sums start from."""
+    """Whether the sums start from a packed vector of per-channel values instead of 0."""
     alpha: float
-    """Factor of the sum, before the epilogue."""
+    """Factor applied to the sum before the epilogue."""
     epilogue: Json
+    """Epilogue as `Epilogue.as_json` writes it."""
     prefetch: int = 0
-    """Bytes of the next panel that each step of a tile's sum asks for, so that it comes in time."""
+    """Bytes of the next panel that each step of a tile's sum prefetches."""
     has_uniform_panels: bool = False
-    """Whether the last panel is as wide as the others, and one operand holds them all."""
+    """Whether one operand holds all panels, the last as wide as the others."""
     column_run: int = 0
-    """Elements of a run that lie in one column, if it goes on in the columns after it; else 0."""
+    """Elements of a run within one column of the window, if the run continues in the next
+    columns; else 0."""
     prefetch_ahead: int = 0
-    """Bytes of later launches' weights that each step asks for: those of one more operand, the
-    last, which the chunks go through in their order."""
+    """Bytes of later launches' weights that each step prefetches from the last operand; the
+    chunks cover that operand in their order."""
 
     @property
     def step(self) -> int:
-        """Words of the run that a tile's loop takes at a time."""
+        """Words of the run that the loop of a full tile handles per iteration."""
         return max(self.unroll, partial_sums_of(self.tile[0] * self.tile[1], self.vectors))
 
     @property
     def steps(self) -> int:
-        """Turns of a tile's loops, each of which may prefetch; 0 where the run has no loop."""
+        """Iterations of a tile's loops, each of which can prefetch.
+
+        The value is 0 if the run is unrolled completely or is not a constant.
+        """
         run = self.taps[2] if isinstance(self.taps[2], int) else 0
         words = -(-run // DOT_PRODUCTS[self.dot_product].group)
         looped = words // self.step if words > 2 * self.step else 0
@@ -110,52 +123,55 @@ class MicrokernelSpec:
 
     @property
     def is_known(self) -> bool:
-        """Whether every extent is known before the kernel runs."""
+        """Whether every extent is a constant at build time."""
         extents = (self.height, self.width, self.filters, self.taps[2], *self.images)
         return all(isinstance(extent, int) for extent in extents)
 
     @property
     def chunk_steps(self) -> int:
-        """Steps of a whole chunk."""
+        """Loop iterations of a full chunk."""
         return self.blocks[0] * self.blocks[1] * self.blocks[2] * self.steps
 
     @property
     def panel_width(self) -> int:
-        """Channels of a panel."""
+        """Channels per panel."""
         return self.lanes * self.vectors
 
     @property
     def full_panels(self) -> int:
-        """Panels without padding, where that is known; 1 where it is not."""
+        """Number of panels without padding; 1 if the number of filters is not a constant."""
         return self.filters // self.panel_width if isinstance(self.filters, int) else 1
 
     @property
     def tail_vectors(self) -> int:
-        """Vectors of the last, narrower panel; 0 when there is none."""
+        """Number of vectors of the last, narrower panel; 0 if there is none."""
         if not isinstance(self.filters, int):
             return self.vectors
         return -(-(self.filters % self.panel_width) // self.lanes)
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory for unfinished sums, when there is more than one pass."""
+        """Scratch memory in bytes for unfinished sums if there are several passes."""
         if self.reduction_passes == 1:
             return 0
         tiles = self.blocks[0] * self.blocks[1]
         return tiles * self.tile[0] * self.tile[1] * self.panel_width * ACCUMULATOR_BYTES
 
     def spec(self, family: str) -> KernelSpec:
-        """The kernel as data."""
+        """Return the kernel spec of the given family with these parameters."""
         fields = {f.name: as_json(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return KernelSpec(family, parameters(kernel="panels", **fields))
 
     @staticmethod
     def from_spec(kernel: KernelSpec) -> MicrokernelSpec:
-        """What `spec` wrote."""
+        """Return the parameters that `spec` wrote."""
         fields: dict[str, Any] = {n: as_json(v) for n, v in kernel.parameters if n != "kernel"}
         return MicrokernelSpec(**fields)
 
 
 def partial_sums_of(pixels: int, vectors: int) -> int:
-    """Partial sums of each element of a tile, such that enough are in flight."""
+    """Return the number of partial sums per element of a tile.
+
+    Small tiles have several, so that at least `_MIN_INDEPENDENT_SUMS` accumulators are in flight.
+    """
     return max(1, _MIN_INDEPENDENT_SUMS // (pixels * vectors))

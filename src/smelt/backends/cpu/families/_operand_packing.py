@@ -1,4 +1,4 @@
-"""What the families with an epilogue share: formats, packing and strides of what a node reads."""
+"""Formats, packed constants and strides of the operands of dense kernels and their epilogues."""
 
 from __future__ import annotations
 
@@ -34,20 +34,25 @@ if TYPE_CHECKING:
     from smelt.types import Dim, Shape
 
 LINEAR = TensorFormat(DType.FLOAT32, Layout.LINEAR)
+"""float32 in the axis order of the model."""
 CHANNELS_LAST = TensorFormat(DType.FLOAT32, Layout.CHANNELS_LAST)
+"""float32 with the channels innermost."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpilogueOperands:
-    """The epilogue of a node and how its operands are to be stored."""
+    """The epilogue of a node and the formats of its extra operands."""
 
     epilogue: Epilogue
     formats: tuple[TensorFormat | None, ...]
-    """For each extra operand; None for one that is packed or absent."""
+    """Format of each extra operand; None for a packed constant or an absent input."""
 
 
 def plan_epilogue_operands(node: Node, channel_axis: int) -> EpilogueOperands | str:
-    """The epilogue of a node whose vectors run along ``channel_axis``, or why it has none."""
+    """Return the epilogue of a node, or the reason why it is not supported.
+
+    ``channel_axis`` is the axis of the result along which the kernel's vectors run.
+    """
     epilogue = plan_epilogue(node)
     if isinstance(epilogue, str):
         return epilogue
@@ -68,7 +73,11 @@ def plan_epilogue_operands(node: Node, channel_axis: int) -> EpilogueOperands | 
 
 
 def epilogue_of(node: Node, channel_axis: int) -> Epilogue:
-    """The epilogue of a node that has tactics."""
+    """Return the epilogue of a node for which a tactic exists.
+
+    Raises:
+        InternalError: the epilogue is not supported, so the node cannot have a tactic.
+    """
     extras = plan_epilogue_operands(node, channel_axis)
     if isinstance(extras, str):
         raise InternalError(f"{node} has tactics, but {extras}")
@@ -76,33 +85,38 @@ def epilogue_of(node: Node, channel_axis: int) -> Epilogue:
 
 
 def constant_of(value: Value | None) -> Constant:
-    """The constant that an input was found to be."""
+    """Return the constant behind an input.
+
+    Raises:
+        InternalError: the input is missing or not constant.
+    """
     if value is None or value.constant is None:
         raise InternalError(f"{value.name if value else 'a missing input'} is not constant")
     return value.constant
 
 
 def epilogue_inputs(node: Node) -> list[Value | None]:
-    """The inputs that the epilogue reads."""
+    """Return the inputs that the epilogue reads, absent ones included."""
     return node.inputs[root_of(node)[1] :] if isinstance(node.op, Fused) else []
 
 
 def result_shape(node: Node) -> Shape:
-    """Shape of the root's result, which every stage keeps."""
+    """Return the shape of the root's result, which no stage of the epilogue changes."""
     return node.output.tensor.shape
 
 
 def _why_not_read(value: Value, shape: Shape, channel_axis: int) -> str | None:
-    found = value.tensor.shape
-    aligned = (1,) * (len(shape) - len(found)) + found
-    for extent, whole in zip(aligned, shape, strict=True):
-        if extent not in (1, whole):
+    """Return why the epilogue cannot read an operand, or None if it can."""
+    extents = value.tensor.shape
+    aligned = (1,) * (len(shape) - len(extents)) + extents
+    for extent, result_extent in zip(aligned, shape, strict=True):
+        if extent not in (1, result_extent):
             return (
                 f"the epilogue's operand {value.name} of {value.tensor} does not broadcast to the "
                 "result"
             )
     outer = [e for axis, e in enumerate(aligned) if axis != channel_axis and e != 1]
-    if outer and len(found) < len(shape) and aligned[channel_axis] != 1 and channel_axis == 1:
+    if outer and len(extents) < len(shape) and aligned[channel_axis] != 1 and channel_axis == 1:
         return (
             f"the epilogue's operand {value.name} of {value.tensor} varies along both channels "
             "and pixels"
@@ -111,11 +125,12 @@ def _why_not_read(value: Value, shape: Shape, channel_axis: int) -> str | None:
 
 
 def _varies_only_along(value: Value, shape: Shape, axis: int) -> bool:
+    """Return whether every extent of the value is 1 except along ``axis`` of the result."""
     return all(e == 1 for a, e in enumerate(value.tensor.shape) if a != axis % len(shape))
 
 
 def pack_epilogue_constants(node: Node, channel_axis: int) -> tuple[Constant, ...]:
-    """The constant extra operands, channels innermost; in the order of the operands."""
+    """Return the constant extra operands in order, with the channels innermost."""
     rank = len(result_shape(node))
     values = [value for value in epilogue_inputs(node) if value is not None]
     constants = [value.constant for value in values if value.constant is not None]
@@ -123,6 +138,7 @@ def pack_epilogue_constants(node: Node, channel_axis: int) -> tuple[Constant, ..
 
 
 def _channels_last(constant: Constant, channel_axis: int, rank: int) -> Constant:
+    """Return the constant with its channel axis last if its rank is that of the result."""
     shape = constant.type.shape
     if channel_axis == rank - 1 or len(shape) < 3 or len(shape) < rank:
         return constant
@@ -133,11 +149,15 @@ def _channels_last(constant: Constant, channel_axis: int, rank: int) -> Constant
 def epilogue_operand_strides(
     node: Node, operands: Operands, packed: Sequence[View], channel_axis: int
 ) -> list[tuple[View, tuple[Dim, ...]]]:
-    """Each extra operand's memory and its strides along the result's axes; 0 where it repeats."""
+    """Return each extra operand's view and its strides along the result's axes.
+
+    A stride of 0 broadcasts the operand along that axis. ``packed`` holds the constants of
+    `pack_epilogue_constants`.
+    """
     shape = result_shape(node)
     first = root_of(node)[1]
     constants = iter(packed)
-    found: list[tuple[View, tuple[Dim, ...]]] = []
+    result: list[tuple[View, tuple[Dim, ...]]] = []
     for number, value in enumerate(epilogue_inputs(node)):
         if value is None:
             continue
@@ -150,11 +170,12 @@ def epilogue_operand_strides(
             strides = view.strides
         padding = len(shape) - len(extents)
         aligned = tuple(0 if e == 1 else s for e, s in zip(extents, strides, strict=True))
-        found.append((view, (0,) * padding + aligned))
-    return found
+        result.append((view, (0,) * padding + aligned))
+    return result
 
 
 def _packed_strides(extents: Shape, channel_axis: int, rank: int) -> tuple[Dim, ...]:
+    """Return the strides of a constant that `_channels_last` has packed."""
     moved = not (channel_axis == rank - 1 or len(extents) < 3 or len(extents) < rank)
     order = (0, *range(2, rank), 1) if moved else tuple(range(len(extents)))
     strides: list[Dim] = [0] * len(extents)
@@ -169,14 +190,18 @@ def _packed_strides(extents: Shape, channel_axis: int, rank: int) -> tuple[Dim, 
 
 
 def dot_product_of(tactic: Tactic) -> DotProduct:
-    """What a tactic's kernel multiplies with."""
+    """Return the dot product that a tactic's kernel uses."""
     return DOT_PRODUCTS[str(tactic.options.get("dot_product", "float32"))]
 
 
 def reduced_precision_products(
     node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
 ) -> tuple[Tactic, ...]:
-    """The tactic of a product on narrow tensors, multiplied as the target does that best."""
+    """Return the tactic with tensors stored as ``dtype``.
+
+    If the target has a dot product for that type, the kernel multiplies the narrow elements
+    directly; else it converts them to float32.
+    """
     narrow = with_storage_dtype(dtype, node, tactic)
     first = narrow.inputs[0]
     dot_product = dot_product_for(dtype, target)
@@ -191,28 +216,28 @@ def reduced_precision_products(
 
 
 def int_vector(*values: int) -> Constant:
-    """A constant vector of integers, for the transforms' own operands."""
+    """Return a constant int64 vector, as the recorded transforms take extents and axes."""
     return Constant("", np.array(values, np.int64))
 
 
 def reshape(source: Constant, *shape: int) -> Constant:
-    """The elements in another shape."""
+    """Return the constant in another shape."""
     return Constant.derive(source.name, Reshape(), source, int_vector(*shape))
 
 
 def transpose(source: Constant, *order: int) -> Constant:
-    """The axes in another order."""
+    """Return the constant with its axes in another order."""
     return Constant.derive(source.name, Transpose(order), source)
 
 
 def cut(source: Constant, axis: int, first: int, last: int) -> Constant:
-    """Elements ``first`` to ``last`` along an axis."""
+    """Return the elements from ``first`` up to, but without, ``last`` along an axis."""
     bounds = (int_vector(first), int_vector(last), int_vector(axis))
     return Constant.derive(source.name, Slice(), source, *bounds)
 
 
 def pad_after(source: Constant, axis: int, count: int, rank: int) -> Constant:
-    """Zeros after the last element of an axis."""
+    """Return the constant with ``count`` zeros after the last element of an axis."""
     if count == 0:
         return source
     pads = [0] * (2 * rank)
@@ -221,12 +246,12 @@ def pad_after(source: Constant, axis: int, count: int, rank: int) -> Constant:
 
 
 def join(axis: int, *sources: Constant) -> Constant:
-    """Constants one after the other."""
+    """Return the constants concatenated along an axis."""
     return Constant.derive(sources[0].name, Concat(axis), *sources)
 
 
 def named(name: str, source: Constant) -> Constant:
-    """The same derived constant under the name that reports show."""
+    """Rename a derived constant in place to the name that reports show, and return it."""
     source.name = name
     return source
 
@@ -238,35 +263,42 @@ def pack_panels(
     vectors: int,
     dot_product: DotProduct = DOT_PRODUCTS["float32"],
 ) -> tuple[Constant, ...]:
-    """Weights ``[groups * filters, run, *taps]`` as full panels and the last, narrower panel.
+    """Pack weights ``[groups * filters, run, *taps]`` into full panels and a last, narrower panel.
 
-    Panels are ``[group][panel][*taps][word of the run][channel][element of the word]``; a kind
-    that is empty is left out.
+    The panels have the layout ``[group][panel][*taps][word of the run][channel][element of the
+    word]``. A tile reads them as one contiguous stream, one vector of channels per word. The result
+    omits the full panels or the last panel if there are none.
     """
     total, run, *taps = (int(e) for e in weights.type.shape if isinstance(e, int))
     filters, width = total // groups, lanes * vectors
-    whole = filters // width * width
+    full_filters = filters // width * width
     source = reshape(weights, groups, filters, run, *taps)
     rank = 3 + len(taps)
-    made: list[Constant] = []
-    if whole:
-        part = cut(source, 1, 0, whole) if whole < filters else source
-        part = reshape(part, groups, whole // width, width, run, *taps)
+    packed: list[Constant] = []
+    if full_filters:
+        part = cut(source, 1, 0, full_filters) if full_filters < filters else source
+        part = reshape(part, groups, full_filters // width, width, run, *taps)
         order = (0, 1, *range(4, 4 + len(taps)), 3, 2)
-        panels = _words(transpose(part, *order), dot_product, (groups, whole // width, *taps, run))
-        made.append(named(f"{weights.name}.panels", panels))
-    if whole < filters:
-        part = cut(source, 1, whole, filters) if whole else source
-        narrow = -(-(filters - whole) // lanes) * lanes
-        part = pad_after(part, 1, narrow - (filters - whole), rank)
+        panels = _words(
+            transpose(part, *order), dot_product, (groups, full_filters // width, *taps, run)
+        )
+        packed.append(named(f"{weights.name}.panels", panels))
+    if full_filters < filters:
+        part = cut(source, 1, full_filters, filters) if full_filters else source
+        tail_width = -(-(filters - full_filters) // lanes) * lanes
+        part = pad_after(part, 1, tail_width - (filters - full_filters), rank)
         order = (0, *range(3, 3 + len(taps)), 2, 1)
         panel = _words(transpose(part, *order), dot_product, (groups, *taps, run))
-        made.append(named(f"{weights.name}.last_panel", panel))
-    return tuple(made)
+        packed.append(named(f"{weights.name}.last_panel", panel))
+    return tuple(packed)
 
 
 def _words(panels: Constant, dot_product: DotProduct, outer: tuple[int, ...]) -> Constant:
-    """``[*outer][channel]``, whose last outer axis is the run, with each word's elements last."""
+    """Return panels with the elements of each word innermost.
+
+    ``panels`` is ``[*outer][channel]``, and the last axis of ``outer`` is the run. The run is
+    padded with zeros to whole words.
+    """
     group, rank = dot_product.group, len(outer) + 1
     if group > 1:
         padded = pad_after(panels, rank - 2, -outer[-1] % group, rank)
@@ -278,7 +310,7 @@ def _words(panels: Constant, dot_product: DotProduct, outer: tuple[int, ...]) ->
 
 
 def pack_bias(bias: Constant, groups: int, lanes: int) -> Constant:
-    """A vector of ``groups * filters`` channels, each group padded to whole vectors."""
+    """Return the bias with each group padded to whole vectors: ``groups * filters`` channels."""
     filters = bias.array.size // groups
     shaped = reshape(bias, groups, filters)
     padded = pad_after(shaped, 1, -filters % lanes, 2)

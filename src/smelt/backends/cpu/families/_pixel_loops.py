@@ -1,8 +1,8 @@
-"""What kernels share that compute one pixel after another with vectors along the channels.
+"""Loops of the kernels that compute one pixel at a time, with vectors along the channels.
 
-Depthwise convolution, pooling and normalisation read channels-last images. The work is cut into
-chunks of some rows of one image; inside, a kernel walks pixels and then channels: vectors,
-several at a time, and a masked rest.
+Depthwise convolution, pooling and local response normalisation work on channels-last images. A
+chunk is some rows of one image. Inside, the kernel loops over pixels and then over channels:
+several vectors at a time, and a masked remainder.
 """
 
 from __future__ import annotations
@@ -37,38 +37,40 @@ if TYPE_CHECKING:
     from smelt.types import Dim, TensorFormat
 
 CHANNEL_AXIS = 1
+"""Axis of the channels in the model's order (N, C, ...)."""
 _CHUNK_OPERATIONS = 1 << 20
-"""Multiply-adds, comparisons… that are worth the hand-over to a worker."""
+"""Least work per chunk that repays handing it to a worker, in operations per element
+(multiply-adds, comparisons, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PixelStrides:
-    """Strides of an operand, in elements, along the result's coordinates."""
+    """Strides of an operand along the result's coordinates, in elements."""
 
     image: Json
     row: Json
     column: Json
     channel: Json
     stored: str
-    """Its elements."""
+    """Name of the element type in memory."""
 
     @property
     def dtype(self) -> DType:
-        """Its elements."""
+        """Element type in memory."""
         return DType(self.stored)
 
     def as_json(self) -> Json:
-        """What a spec holds."""
+        """Return the strides as a JSON value for a kernel spec."""
         return as_json(astuple(self))
 
     def bytes_of(self, e: Emitter, index: Int, stride: Json = 1) -> Int:
-        """Bytes of ``index`` steps of a stride; of elements by default."""
+        """Return the bytes of ``index`` steps of a stride; the default stride is one element."""
         return e.mul(index, e.mul(e.extent(stride), self.dtype.size_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class PixelLoopSpec:
-    """The result of a kernel: its extents, and how operands walk over it."""
+    """Extents of a kernel's result, and the strides of its operands."""
 
     images: Json
     height: Json
@@ -76,20 +78,20 @@ class PixelLoopSpec:
     channels: int
     lanes: int
     rows: int
-    """Rows of a chunk."""
+    """Rows per chunk."""
     blocks: Json
-    """Chunks of an image."""
+    """Chunks per image."""
     out: PixelStrides
     extras: tuple[PixelStrides, ...]
     epilogue: Json
 
     def as_json(self) -> Json:
-        """What a spec holds."""
+        """Return the loops as a JSON value for a kernel spec."""
         return as_json(astuple(self))
 
     @staticmethod
     def from_spec(kernel: KernelSpec) -> PixelLoopSpec:
-        """The parameter ``pixels`` of a spec."""
+        """Return the loops in the parameter ``pixels`` of a kernel spec."""
         values: Any = as_json(kernel["pixels"])
         fields = dict(zip([f.name for f in dataclass_fields(PixelLoopSpec)], values, strict=True))
         fields["out"] = PixelStrides(*fields["out"])
@@ -98,7 +100,7 @@ class PixelLoopSpec:
 
 
 def pixel_strides_of(strides: Sequence[Dim], scalars: LaunchScalars, dtype: DType) -> PixelStrides:
-    """A walk from strides along (N, C, H, W) or (N, C, W)."""
+    """Return the strides of an operand from those along (N, C, H, W) or (N, C, W)."""
     image, channel, *spatial_pair = strides
     row, column = spatial_pair if len(spatial_pair) == 2 else (0, spatial_pair[0])
     image_, row_, column_, channel_ = scalars.all_json((image, row, column, channel))
@@ -106,12 +108,15 @@ def pixel_strides_of(strides: Sequence[Dim], scalars: LaunchScalars, dtype: DTyp
 
 
 def spatial_pair(extents: Sequence[Dim], missing: Dim) -> tuple[Dim, Dim]:
-    """Rows and columns of (H, W) or (W,)."""
+    """Return the values for rows and columns of (H, W), or (``missing``, W) of (W,)."""
     return (extents[0], extents[1]) if len(extents) == 2 else (missing, extents[0])
 
 
 def unsupported_float_image_reason(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> str | None:
-    """Why a node's input and result are not images of floats with a known number of channels."""
+    """Return why a node's input and result are not float32 images, or None if they are.
+
+    The number of channels must be known at build time.
+    """
     x = node.inputs[0]
     if x is not None and {x.tensor.dtype, node.output.tensor.dtype} != {DType.FLOAT32}:
         return f"only float32 is supported, not {x.tensor.dtype.value}"
@@ -119,7 +124,11 @@ def unsupported_float_image_reason(node: Node, dimensions: tuple[int, ...] = (1,
 
 
 def unsupported_image_reason(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> str | None:
-    """Why a node's input and result are not images with a known number of channels."""
+    """Return why a node's input and result are not images, or None if they are.
+
+    The number of channels must be known at build time, and the number of spatial axes must be one
+    of ``dimensions``.
+    """
     x, shape = node.inputs[0], node.output.tensor.shape
     if x is None:
         return "the input is missing"
@@ -133,7 +142,7 @@ def unsupported_image_reason(node: Node, dimensions: tuple[int, ...] = (1, 2)) -
 
 
 def formats(node: Node) -> tuple[tuple[TensorFormat | None, ...], str | None]:
-    """Formats of the extra operands, or why the epilogue cannot be run."""
+    """Return the formats of the extra operands, and why the epilogue is not supported or None."""
     extras = plan_epilogue_operands(node, CHANNEL_AXIS)
     return ((), extras) if isinstance(extras, str) else (extras.formats, None)
 
@@ -146,11 +155,15 @@ def pixel_loop_of(
     lanes: int,
     work: int,
 ) -> tuple[PixelLoopSpec, list[View]]:
-    """The result's pixels and the extra operands' views; ``work`` is what one element costs."""
+    """Return the loops over the result's pixels, and the views of the extra operands.
+
+    ``work`` is the number of operations per element of the result. A chunk has at least
+    `_CHUNK_OPERATIONS`, but an image of known height is cut into at least four chunks.
+    """
     shape = node.output.tensor.shape
     height, width = spatial_pair(shape[2:], 1)
     channels, out = fixed_extent(shape[1]), operands.outputs[0]
-    found = epilogue_operand_strides(node, operands, packed, CHANNEL_AXIS)
+    extra_operands = epilogue_operand_strides(node, operands, packed, CHANNEL_AXIS)
     row_work = (width if isinstance(width, int) else 56) * channels * work
     rows = max(1, _CHUNK_OPERATIONS // max(1, row_work))
     if isinstance(height, int):
@@ -164,10 +177,12 @@ def pixel_loop_of(
         rows=rows,
         blocks=scalars.json(ceil_div(height, rows)),
         out=pixel_strides_of(out.strides, scalars, out.dtype),
-        extras=tuple(pixel_strides_of(strides, scalars, view.dtype) for view, strides in found),
+        extras=tuple(
+            pixel_strides_of(strides, scalars, view.dtype) for view, strides in extra_operands
+        ),
         epilogue=epilogue_of(node, CHANNEL_AXIS).as_json(),
     )
-    return pixels, [view for view, _ in found]
+    return pixels, [view for view, _ in extra_operands]
 
 
 def pixel_launch(
@@ -177,7 +192,7 @@ def pixel_launch(
     views: tuple[View, ...],
     scalars: LaunchScalars,
 ) -> Launch:
-    """The launch of a kernel whose last operand is the result."""
+    """Return the launch of a kernel whose last operand is the result."""
     shape = node.output.tensor.shape
     height = spatial_pair(shape[2:], 1)[0]
     chunks = shape[0] * ceil_div(height, pixels.rows)
@@ -186,7 +201,7 @@ def pixel_launch(
 
 @dataclass(slots=True)
 class PixelLoopWriter:
-    """Writes the loops of a pixel kernel, whose operands are ``first`` own, extras, result."""
+    """Writes the loops of a pixel kernel. Operands: ``first`` of its own, extras, result."""
 
     e: Emitter
     p: PixelLoopSpec
@@ -194,12 +209,12 @@ class PixelLoopWriter:
 
     @property
     def kind(self) -> str:
-        """The vectors' type."""
+        """LLVM type of a vector of float32."""
         return f"<{self.p.lanes} x float>" if self.p.lanes > 1 else "float"
 
     @contextmanager
     def chunks(self) -> Generator[tuple[Int, Int, Int]]:
-        """Write the loop over chunks: inside, the image, the first row and the end of the rows."""
+        """Write the loop over chunks; yield the image, the first row and the end of the rows."""
         e, p = self.e, self.p
         with e.loop(e.begin, e.end) as chunk:
             image, block = unravel(e, chunk.index, (p.images, p.blocks))
@@ -208,21 +223,24 @@ class PixelLoopWriter:
 
     @contextmanager
     def rows(self) -> Generator[tuple[Int, Int]]:
-        """Write the loops over chunks and rows: inside, the image and the row."""
+        """Write the loops over chunks and rows; yield the image and the row."""
         with self.chunks() as (image, top, bottom), self.e.loop(top, bottom) as row:
             yield image, row.index
 
     def channel_blocks(self, vectors: int, body: Callable[[Int, Int, Reg | None], None]) -> None:
-        """Write ``body(first, end, mask)`` for blocks of vectors, and for a masked rest."""
+        """Write ``body(first, end, mask)`` for blocks of ``vectors`` vectors of channels.
+
+        The channels beyond the last full vector are one more call with a mask.
+        """
         e, lanes, count = self.e, self.p.lanes, self.p.channels
-        whole = count // lanes * lanes
-        with e.loop(0, whole, vectors * lanes) as block:
-            body(block.index, e.minimum(e.add(block.index, vectors * lanes), whole), None)
-        if count > whole:
-            body(whole, count, e.tail_mask(count - whole, lanes))
+        full_end = count // lanes * lanes
+        with e.loop(0, full_end, vectors * lanes) as block:
+            body(block.index, e.minimum(e.add(block.index, vectors * lanes), full_end), None)
+        if count > full_end:
+            body(full_end, count, e.tail_mask(count - full_end, lanes))
 
     def offset(self, walk: PixelStrides, image: Int, row: Int, column: Int) -> Int:
-        """Byte offset of a pixel."""
+        """Return the byte offset of a pixel in an operand."""
         e = self.e
         total: Int = 0
         pairs = ((image, walk.image), (row, walk.row), (column, walk.column))
@@ -230,24 +248,27 @@ class PixelLoopWriter:
             total = e.add(total, walk.bytes_of(e, index, stride))
         return total
 
-    def channels(self, most: int, body: Callable[[Int, list[Reg | None]], None]) -> None:
-        """Write ``body(first channel, masks)`` for all channels, ``most`` vectors at a time."""
+    def channels(self, maximum: int, body: Callable[[Int, list[Reg | None]], None]) -> None:
+        """Write ``body(first channel, masks)`` for all channels, ``maximum`` vectors at a time.
+
+        The last call may have fewer vectors, and its last vector may have a mask.
+        """
         e, lanes, count = self.e, self.p.lanes, self.p.channels
-        whole = count // (most * lanes) * most * lanes
-        if whole:
-            with e.loop(0, whole, most * lanes) as loop:
-                body(loop.index, [None] * most)
-        left = count - whole
-        if left:
-            masks: list[Reg | None] = [None] * (left // lanes)
-            if left % lanes:
-                masks.append(e.tail_mask(left % lanes, lanes))
-            body(whole, masks)
+        full_end = count // (maximum * lanes) * maximum * lanes
+        if full_end:
+            with e.loop(0, full_end, maximum * lanes) as loop:
+                body(loop.index, [None] * maximum)
+        remainder = count - full_end
+        if remainder:
+            masks: list[Reg | None] = [None] * (remainder // lanes)
+            if remainder % lanes:
+                masks.append(e.tail_mask(remainder % lanes, lanes))
+            body(full_end, masks)
 
     def finish(
         self, value: Reg, position: tuple[Int, Int, Int], channel: Int, mask: Reg | None
     ) -> None:
-        """Epilogue and store of one vector."""
+        """Write the epilogue and the store of one vector of channels of a pixel."""
         e, p = self.e, self.p
 
         def read(k: int) -> Reg:
@@ -263,10 +284,10 @@ class PixelLoopWriter:
 
 
 def clipped(e: Emitter, start: Int, window: int, dilation: int, extent: Int) -> tuple[Int, Int]:
-    """First and end of the taps of a window starting at ``start`` that lie in ``[0, extent)``."""
+    """Return the range of a window's taps, from ``start`` on, that lie in ``[0, extent)``."""
 
     def taps_before(bound: Int) -> Int:
-        """Taps in front of ``bound``, which is counted from the window's start."""
+        """Return the number of taps before ``bound``, which counts from the window's start."""
         ahead = e.add(e.maximum(bound, 0), dilation - 1)
         return e.minimum(e.div(ahead, dilation), window)
 

@@ -1,4 +1,8 @@
-"""What recurrent kernels share: packed gates, and how sequences and states are walked."""
+"""Shared parts of the LSTM and GRU kernels: packed gates, input projection, loops over time steps.
+
+The input projection of all time steps is one launch of its own. It depends on no state, so one load
+of the weights serves several time steps. The time steps themselves follow in a second launch.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +35,11 @@ X, W, R, B, LENGTHS, H, C, PEEPHOLES = range(8)
 """The inputs of a recurrent op, in ONNX's order."""
 
 FLOAT_BYTES: Final = 4
+"""Size in bytes of a float32."""
 
 
 def unsupported_recurrent_reason(node: Node, op: GRU | LSTM) -> str | None:
-    """Why no kernel is generated for a recurrent node."""
+    """Return why no kernel is generated for a recurrent node, or None if one is."""
     if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
         return "only float32 without sequence lengths is supported"
     if op.activations or op.clip:
@@ -47,7 +52,11 @@ def unsupported_recurrent_reason(node: Node, op: GRU | LSTM) -> str | None:
 
 
 def constant_of(node: Node, index: int) -> Constant:
-    """The constant that an input is."""
+    """Return the constant behind an input.
+
+    Raises:
+        InternalError: the input is missing or not constant.
+    """
     value = node.inputs[index]
     if value is None or value.constant is None:
         raise InternalError(f"{node}: input {index} is not constant")
@@ -55,56 +64,64 @@ def constant_of(node: Node, index: int) -> Constant:
 
 
 def integers(*values: int) -> Constant:
-    """A constant of int64, as the ops that pack weights want their extents."""
+    """Return a constant of int64, as the ops that pack weights take their extents."""
     return Constant("extents", np.array(values, np.int64))
 
 
 def slice_gates(source: Constant, first: int, last: int) -> Constant:
-    """Places ``first`` to ``last`` of axis 1."""
+    """Return the elements from ``first`` up to, but without, ``last`` along axis 1."""
     return Constant.derive(
         source.name, Slice(), source, integers(first), integers(last), integers(1)
     )
 
 
 def pack_gate_panels(source: Constant, gates: int, hidden: int, lanes: int) -> Constant:
-    """``[directions, gates * hidden, ...]`` as ``[directions, blocks, ..., gates, lanes]``."""
+    """Pack ``[directions, gates * hidden, ...]`` as ``[directions, blocks, ..., gates, lanes]``.
+
+    A block is one vector of units. All gates of a block are adjacent, so that a time step reads the
+    weights as one contiguous stream. The last block is padded with zeros.
+    """
     directions, _, *inner = source.type.shape
     blocks = -(-hidden // lanes)
     depth = int(str((inner or [1])[0]))
     shape = integers(int(str(directions)), gates, hidden, depth)
     parted = Constant.derive(source.name, Reshape(), source, shape)
-    missing = blocks * lanes - hidden
-    wide = Constant.derive(source.name, Pad(), parted, integers(0, 0, 0, 0, 0, 0, missing, 0))
+    padding = blocks * lanes - hidden
+    wide = Constant.derive(source.name, Pad(), parted, integers(0, 0, 0, 0, 0, 0, padding, 0))
     shape = integers(int(str(directions)), gates, blocks, lanes, depth)
     cut = Constant.derive(source.name, Reshape(), wide, shape)
     return Constant.derive(f"{source.name} in gate panels", Transpose((0, 2, 4, 1, 3)), cut)
 
 
 def recurrent_options(target: CpuTarget, gates: int) -> Parameters:
-    """Vector width, and for how many time steps each loaded weight of the inputs is used."""
+    """Return the vector width, and the time steps that share one load of the input weights.
+
+    The accumulators of all gates and time steps, one vector of weights per gate and two further
+    values fit into the registers.
+    """
     registers = 32 if target.vector_bits == 512 or target.architecture == "aarch64" else 16
     steps = (registers - gates - 2) // gates
     return parameters(lanes=target.vector_bits // 32, steps=steps)
 
 
 def input_projection_bytes(node: Node, op: GRU | LSTM, lanes: int) -> Dim:
-    """Memory for the inputs' share of every gate at every time step."""
+    """Return the bytes of the input projection: every gate at every time step."""
     value = node.inputs[X]
     if value is None:
         raise InternalError(f"{node} has no sequence input")
     time_steps = value.tensor.shape[0] * value.tensor.shape[1] * op.directions
     size = time_steps * (op.gates * -(-int(op.hidden_size) // lanes) * lanes * FLOAT_BYTES)
-    return FLOAT_BYTES if size == 0 else size  # even of nothing there is a place
+    return FLOAT_BYTES if size == 0 else size  # an empty sequence still needs an address
 
 
 def input_projection_launch(
     family: str, op: GRU | LSTM, tactic: Tactic, operands: Operands, packed: Sequence[View]
 ) -> tuple[Launch, View]:
-    """What computes the inputs' share of every gate at every time step, and where it is.
+    """Return the launch that computes the input projection, and the view of its result.
 
-    It depends on no state, so that weights are loaded once for several time steps, and workers
-    share
-    the units. ``packed`` are weights and, if there is one, bias.
+    The projection is the inputs' share of every gate at every time step. It depends on no state, so
+    that weights are loaded once for several time steps, and workers divide the units among
+    themselves. ``packed`` holds the packed weights and, if there is one, the bias.
     """
     x, workspace, options = operands.inputs[X], operands.workspace, tactic.options
     if x is None or workspace is None:
@@ -134,7 +151,7 @@ def input_projection_launch(
 
 
 class _GateBlock:
-    """What the kernels of recurrent ops share: units in blocks of a vector, gate by gate."""
+    """Base of the recurrent kernels: units in blocks of one vector, gate by gate."""
 
     def __init__(self, kernel: KernelSpec, lanes: int, gates: int, operands: int) -> None:
         self.k = kernel
@@ -143,10 +160,10 @@ class _GateBlock:
         self.vector = vector_type("float", lanes)
         self.gates = gates
         self.cell_bytes = gates * lanes * FLOAT_BYTES
-        """All gates of a block, once."""
+        """Bytes of one vector for each gate of a block."""
 
     def load_gates(self, cell: Reg, gates: Sequence[int]) -> tuple[Reg, ...]:
-        """Some gates of a block."""
+        """Load the vectors of some gates of a block."""
         e = self.e
         return tuple(e.load(self.vector, e.at(cell, g * self.lanes * FLOAT_BYTES)) for g in gates)
 
@@ -158,18 +175,29 @@ class _GateBlock:
         gates: Sequence[int],
         sums: Sequence[Reg],
     ) -> list[tuple[Reg, ...]]:
-        """Add each source, a vector, times each panel; sums are by source, panel and gate."""
+        """Return ``sums`` plus the product of every source vector with every panel.
+
+        Args:
+            sources: addresses of the vectors.
+            extent: length of the vectors in elements.
+            panels: addresses of the packed weights.
+            gates: the gates to compute.
+            sums: initial accumulators by source, panel and gate.
+
+        Returns:
+            For each source and panel, the sums of the gates.
+        """
         e = self.e
         with e.loop(0, extent, carried=sums) as steps:
             offset = e.mul(steps.index, self.cell_bytes)
             weights = [w for p in panels for w in self.load_gates(e.at(p, offset), gates)]
             carry: list[Reg] = []
             for source in sources:
-                one = e.load("float", e.at(source, e.mul(steps.index, FLOAT_BYTES)))
-                wide, count = e.splat(one, self.lanes), len(carry)
+                element = e.load("float", e.at(source, e.mul(steps.index, FLOAT_BYTES)))
+                broadcast, count = e.splat(element, self.lanes), len(carry)
                 before = steps.values[count : count + len(weights)]
                 carry += [
-                    m.multiply_add(e, wide, w, s) for w, s in zip(weights, before, strict=True)
+                    m.multiply_add(e, broadcast, w, s) for w, s in zip(weights, before, strict=True)
                 ]
             steps.carry = tuple(carry)
         count = len(gates)
@@ -177,13 +205,13 @@ class _GateBlock:
 
 
 class InputProjectionWriter(_GateBlock):
-    """Writes the kernel of `input_projection_launch`; a chunk is units of one sequence."""
+    """Writes the kernel of `input_projection_launch`; a chunk is a block of units of a sequence."""
 
     def __init__(self, kernel: KernelSpec, lanes: int) -> None:
         super().__init__(kernel, lanes, kernel["gates"], 3 + kernel["bias"])
 
     def write(self) -> str:
-        """The kernel's IR."""
+        """Write the loops over chunks and groups of time steps, and return the module."""
         e, k = self.e, self.k
         time, batch, blocks = e.extent(k["time"]), e.extent(k["batch"]), k["blocks"]
         stride, item_stride = (e.mul(e.extent(s), FLOAT_BYTES) for s in k["x"])
@@ -197,34 +225,35 @@ class InputProjectionWriter(_GateBlock):
             )
             bias = e.at(e.pointer(2), e.mul(position, self.cell_bytes)) if k["bias"] else None
             row = blocks * self.cell_bytes
-            made = e.at(e.pointer(2 + k["bias"]), e.mul(sequence, e.mul(time, row)))
-            made = e.at(made, e.mul(block, self.cell_bytes))
+            projection = e.at(e.pointer(2 + k["bias"]), e.mul(sequence, e.mul(time, row)))
+            projection = e.at(projection, e.mul(block, self.cell_bytes))
             x = e.at(e.pointer(0), e.mul(item, item_stride))
-            whole = e.mul(e.div(time, k["steps"]), k["steps"])
-            for first, last, count in ((0, whole, k["steps"]), (whole, time, 1)):
+            full_end = e.mul(e.div(time, k["steps"]), k["steps"])
+            for first, last, count in ((0, full_end, k["steps"]), (full_end, time, 1)):
                 with e.loop(first, last, count) as time_step:
                     time_steps = [e.add(time_step.index, i) for i in range(count)]
                     sources = [e.at(x, e.mul(m, stride)) for m in time_steps]
-                    targets = [e.at(made, e.mul(m, row)) for m in time_steps]
+                    targets = [e.at(projection, e.mul(m, row)) for m in time_steps]
                     self._write_time_steps(sources, targets, panel, bias)
         return e.module()
 
     def _write_time_steps(
         self, sources: Sequence[Reg], targets: Sequence[Reg], panel: Reg, bias: Reg | None
     ) -> None:
+        """Write the projection of some time steps for one block of units."""
         e, gates = self.e, range(self.gates)
         start = (e.constant(0.0, self.vector),) * self.gates
         if bias is not None:
             start = self.load_gates(bias, gates)
         width = e.extent(self.k["width"])
-        made = self.multiply(sources, width, [panel], gates, start * len(sources))
-        for target, sums in zip(targets, made, strict=True):
+        totals = self.multiply(sources, width, [panel], gates, start * len(sources))
+        for target, sums in zip(targets, totals, strict=True):
             for gate, value in enumerate(sums):
                 e.store(value, e.at(target, gate * self.lanes * FLOAT_BYTES))
 
 
 class RecurrentWriter(_GateBlock, ABC):
-    """Writes the kernel of a recurrent op: a chunk is one sequence in one direction."""
+    """Writes the kernel of the time steps; a chunk is one sequence in one direction."""
 
     def __init__(self, kernel: KernelSpec, lanes: int, gates: int, operands: int) -> None:
         super().__init__(kernel, lanes, gates, operands)
@@ -232,10 +261,10 @@ class RecurrentWriter(_GateBlock, ABC):
         self.blocks = -(-self.hidden // lanes)
         self.row_bytes = self.blocks * self.cell_bytes
         self.panel_bytes = self.hidden * self.cell_bytes
-        """A block's weights for the state."""
+        """Bytes of a block's recurrent weights."""
 
     def write(self) -> str:
-        """The kernel's IR."""
+        """Write the loops over sequences and time steps, and return the module."""
         e, k = self.e, self.k
         time, batch = e.extent(k["time"]), e.extent(k["batch"])
         with e.loop(e.begin, e.end) as chunk:
@@ -256,16 +285,16 @@ class RecurrentWriter(_GateBlock, ABC):
 
     @abstractmethod
     def begin(self, direction: Reg, item: Reg) -> None:
-        """Set the states before the first time step."""
+        """Write the states before the first time step."""
 
     @abstractmethod
     def step(self, input_projection: Reg, time_step: Reg, direction: Reg, item: Reg) -> None:
-        """Do one time step, whose share of the inputs is given."""
+        """Write one time step whose input projection is at ``input_projection``."""
 
     def position(
         self, operand: int, strides: Sequence[Any], time_step: Int, direction: Reg, item: Reg
     ) -> Reg:
-        """Where a state or result is."""
+        """Return the address of a state or result for a time step, direction and batch item."""
         e = self.e
         offset: Int = 0
         for index, stride in zip((time_step, direction, item), strides, strict=True):
@@ -273,26 +302,26 @@ class RecurrentWriter(_GateBlock, ABC):
         return e.at(e.pointer(operand), offset)
 
     def mask(self, block: Int) -> Reg:
-        """The lanes of a block that are units."""
-        left = self.e.sub(self.hidden, self.e.mul(block, self.lanes))
-        return self.e.tail_mask(left, self.lanes)
+        """Return the mask of the lanes of a block that are units, not padding."""
+        remaining = self.e.sub(self.hidden, self.e.mul(block, self.lanes))
+        return self.e.tail_mask(remaining, self.lanes)
 
-    def copy_state(self, state: Reg, given: Reg | None) -> None:
-        """Make a state what is given, or zeros."""
+    def copy_state(self, state: Reg, source: Reg | None) -> None:
+        """Write a copy of ``source`` to a state, or zeros if it is None."""
         e = self.e
         with e.loop(0, self.blocks) as block:
             at, mask = e.mul(block.index, self.lanes * FLOAT_BYTES), self.mask(block.index)
             value = e.constant(0.0, self.vector)
-            if given is not None:
-                value = e.load_masked(self.vector, e.at(given, at), mask)
+            if source is not None:
+                value = e.load_masked(self.vector, e.at(source, at), mask)
             e.store_masked(value, e.at(state, at), mask)
 
 
 def sequence_strides(view: View, layout: int) -> tuple[Dim, ...]:
-    """(time, direction, batch) strides of all hidden states."""
+    """Return the strides of all hidden states along time step, direction and batch."""
     return (view.strides[1], view.strides[2], view.strides[0]) if layout else view.strides[:3]
 
 
 def state_strides(view: View, layout: int) -> tuple[Dim, ...]:
-    """(time, direction, batch) strides of a state, which time does not move."""
+    """Return the strides of one state along time step (0), direction and batch."""
     return (0, view.strides[1], view.strides[0]) if layout else (0, *view.strides[:2])

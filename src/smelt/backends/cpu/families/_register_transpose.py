@@ -1,4 +1,7 @@
-"""Transposing copies: square tiles are transposed in registers, so both sides move vectors."""
+"""Transposing copies: square tiles are transposed in registers.
+
+Loads and stores are then both contiguous vectors.
+"""
 
 from __future__ import annotations
 
@@ -12,36 +15,42 @@ if TYPE_CHECKING:
     from smelt.backends.cpu.families._vectors import ElementConversion
 
 LEAST_TILE: Final = 4
-"""Narrower tiles gain nothing over single elements."""
+"""Smallest tile side in elements; smaller tiles gain nothing over single elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisRange:
-    """Part of an axis: where it begins and ends, and its length's remainder where that is known."""
+    """A range of an axis, and the remainder of its length if that is known at build time."""
 
     begin: Int
     end: Int
     left: int | None
-    """Elements beyond whole tiles of any power of two up to the block; None when not known."""
+    """Elements of the range beyond full tiles, for every tile side that is a power of two up to
+    the block; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterTransposer:
-    """Writes the copy of a rectangle: one axis runs on in the source, one in the destination."""
+    """Writes the transposing copy of a rectangle.
+
+    Its columns are contiguous in the source, and its rows in the destination.
+    """
 
     e: Emitter
     source: Reg
     destination: Reg
     source_step: Int
-    """Bytes from one place to the next in the source, along the axis that runs on in the
-    destination."""
+    """Bytes from one row to the next in the source."""
     destination_step: Int
-    """Bytes from one place to the next in the destination, along the axis that runs on in the
-    source."""
+    """Bytes from one column to the next in the destination."""
     conversion: ElementConversion
 
     def rectangle(self, rows: AxisRange, columns: AxisRange, tile: int) -> None:
-        """Copy ``rows`` (contiguous in the destination) by ``columns`` (in the source)."""
+        """Write the copy of ``rows`` (contiguous in the destination) by ``columns`` (source).
+
+        Full tiles come first. The remaining edges are copied with tiles of half the side, and
+        single elements at last.
+        """
         e = self.e
         if tile < LEAST_TILE:
             self._singles(rows, columns)
@@ -58,28 +67,31 @@ class RegisterTransposer:
             self.rectangle(outer_rows, columns, tile // 2)
 
     def _cut(self, span: AxisRange, tile: int) -> tuple[AxisRange, AxisRange | None]:
-        """What whole tiles cover, and the rest if there may be any."""
+        """Return the part of a range that full tiles cover, and the rest if there may be any."""
         e = self.e
-        whole = e.mul(e.div(e.sub(span.end, span.begin), tile), tile)
-        end = e.add(span.begin, whole)
+        covered = e.mul(e.div(e.sub(span.end, span.begin), tile), tile)
+        end = e.add(span.begin, covered)
         rest = None if span.left is None else span.left % tile
         inner = AxisRange(span.begin, end, 0)
         return inner, None if rest == 0 else AxisRange(end, span.end, rest)
 
     def _singles(self, rows: AxisRange, columns: AxisRange) -> None:
+        """Write the copy of single elements."""
         e = self.e
         with e.loop(rows.begin, rows.end) as down, e.loop(columns.begin, columns.end) as along:
             addresses = self._addresses(down.index, along.index)
             e.store(self.conversion.load(e, addresses[0]), addresses[1])
 
     def _addresses(self, row: Reg, column: Reg) -> tuple[Reg, Reg]:
+        """Return the addresses of an element in the source and in the destination."""
         e = self.e
-        size, made = self.conversion.sizes
+        size, result_size = self.conversion.sizes
         read = e.add(e.mul(row, self.source_step), e.mul(column, size))
-        write = e.add(e.mul(row, made), e.mul(column, self.destination_step))
+        write = e.add(e.mul(row, result_size), e.mul(column, self.destination_step))
         return e.at(self.source, read), e.at(self.destination, write)
 
     def _tile(self, row: Reg, column: Reg, tile: int) -> None:
+        """Write the copy of one square tile."""
         e = self.e
         read, write = self._addresses(row, column)
         steps = [e.at(read, e.mul(self.source_step, k)) for k in range(tile)]
@@ -89,26 +101,27 @@ class RegisterTransposer:
 
 
 def transpose_registers(e: Emitter, lines: Sequence[Reg]) -> list[Reg]:
-    """The columns of as many vectors as each has lanes.
+    """Return the columns of a square matrix whose rows are the given vectors.
 
-    Each stage exchanges, between vectors whose numbers differ in one bit, the lanes in which that
-    bit differs from the vector's own.
+    Each stage exchanges lanes between vectors whose numbers differ in one bit: those lanes whose
+    number differs from the vector's own in that bit.
     """
     tile = len(lines)
-    made = list(lines)
+    vectors = list(lines)
     bit = 1
     while bit < tile:
         for low in (k for k in range(tile) if not k & bit):
             high = low | bit
             first = [lane if not lane & bit else tile + lane - bit for lane in range(tile)]
             second = [lane + bit if not lane & bit else tile + lane for lane in range(tile)]
-            pair = made[low], made[high]
-            made[low], made[high] = (_shuffled(e, pair, order) for order in (first, second))
+            pair = vectors[low], vectors[high]
+            vectors[low], vectors[high] = (_shuffled(e, pair, order) for order in (first, second))
         bit *= 2
-    return made
+    return vectors
 
 
 def _shuffled(e: Emitter, pair: tuple[Reg, Reg], order: Sequence[int]) -> Reg:
+    """Write a shuffle of two vectors in a constant order."""
     indices = ", ".join(f"i32 {lane}" for lane in order)
     mask = f"<{len(order)} x i32> <{indices}>"
     return e.emit(pair[0].type, f"shufflevector {pair[0]}, {pair[1]}, {mask}")

@@ -1,4 +1,7 @@
-"""Packing the second factor of a product when the network runs: a panel of one matrix a chunk."""
+"""Packing of a matrix product's second factor at run time.
+
+A chunk packs one panel of one matrix.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,14 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
 
 _TRANSPOSE_TILE: Final = 16
-"""Columns of a panel that are transposed at a time."""
+"""Columns of a panel that are transposed in registers at a time."""
 
 
 def write_packing(kernel: KernelSpec) -> str:
-    """Copy one panel of one matrix a chunk: ``[word of the rows][channel of the panel]``."""
+    """Return the LLVM IR that packs panels as ``[word of the rows][channel of the panel]``.
+
+    Each chunk packs one panel of one matrix. Operands: the matrix, the packed panels.
+    """
     e = Emitter(kernel.symbol, 2)
     dtype, dot_product = DType(kernel["dtype"]), DOT_PRODUCTS[kernel["dot_product"]]
     size, width = dtype.size_bytes, kernel["lanes"] * kernel["vectors"]
@@ -38,69 +44,77 @@ def write_packing(kernel: KernelSpec) -> str:
         at = e.pointer(0)
         for image, stride in zip(images, cast("Any", strides), strict=True):
             at = e.at(at, e.mul(image, e.mul(e.extent(stride), size)))
-        made = e.at(e.pointer(1), e.mul(chunk.index, e.mul(words, width * WORD_BYTES)))
+        packed = e.at(e.pointer(1), e.mul(chunk.index, e.mul(words, width * WORD_BYTES)))
         first = e.mul(panel, width)
         at = e.at(at, e.mul(first, column_stride))
         full = isinstance(columns, int) and columns % width == 0
         even = isinstance(rows, int) and rows % dot_product.group == 0
-        alike = dtype is dot_product.factor and row_stride == size
-        if alike and full and (even or dot_product.group == 1):
-            _transpose_panel(e, at, made, (words, width), column_stride)
+        contiguous_rows = dtype is dot_product.factor and row_stride == size
+        if contiguous_rows and full and (even or dot_product.group == 1):
+            _transpose_panel(e, at, packed, (words, width), column_stride)
         else:
             steps = (row_stride, column_stride)
             source = _Source(e, at, dtype, dot_product, steps, e.sub(columns, first))
-            source.copy(made, rows, kernel["vectors"], kernel["lanes"])
+            source.copy(packed, rows, kernel["vectors"], kernel["lanes"])
     return e.module()
 
 
-def _transpose_panel(e: Emitter, at: Reg, made: Reg, shape: tuple[Int, int], step: Int) -> None:
-    """A panel whose columns run on in memory: its words are transposed in registers."""
+def _transpose_panel(e: Emitter, at: Reg, packed: Reg, shape: tuple[Int, int], step: Int) -> None:
+    """Pack a panel whose columns are contiguous in memory: transpose its words in registers."""
     words, width = shape
     transposer = RegisterTransposer(
-        e, at, made, step, width * WORD_BYTES, ElementConversion.words(WORD_BYTES)
+        e, at, packed, step, width * WORD_BYTES, ElementConversion.words(WORD_BYTES)
     )
-    left = words % _TRANSPOSE_TILE if isinstance(words, int) else None
-    # Panels of three vectors are no whole number of tiles.
+    remainder = words % _TRANSPOSE_TILE if isinstance(words, int) else None
+    # The width of a panel of three vectors is not a multiple of the tile.
     transposer.rectangle(
-        AxisRange(0, width, width % _TRANSPOSE_TILE), AxisRange(0, words, left), _TRANSPOSE_TILE
+        AxisRange(0, width, width % _TRANSPOSE_TILE),
+        AxisRange(0, words, remainder),
+        _TRANSPOSE_TILE,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a panel comes from."""
+    """The panel of the matrix that is packed."""
 
     e: Emitter
     at: Reg
+    """Address of the panel's first element."""
     dtype: DType
+    """Element type of the matrix."""
     dot_product: DotProduct
     steps: tuple[Int, Int]
-    """Bytes from row to row, and from column to column."""
+    """Bytes from one row to the next, and from one column to the next."""
     columns: Int
-    """How many there are from the panel's first on."""
+    """Number of columns from the panel's first column to the end of the matrix."""
 
-    def copy(self, made: Reg, rows: Int, vectors: int, lanes: int) -> None:
-        """Row by row, those of a word together."""
+    def copy(self, packed: Reg, rows: Int, vectors: int, lanes: int) -> None:
+        """Pack all rows; the rows of one word are interleaved."""
         e, group = self.e, self.dot_product.group
-        whole, rest = e.div(rows, group), e.mod(rows, group)
-        line = vectors * lanes * WORD_BYTES
-        with e.loop(0, whole) as word:
-            target = e.at(made, e.mul(word.index, line))
+        full_words, rest = e.div(rows, group), e.mod(rows, group)
+        word_row_bytes = vectors * lanes * WORD_BYTES
+        with e.loop(0, full_words) as word:
+            target = e.at(packed, e.mul(word.index, word_row_bytes))
             self._words(target, e.mul(word.index, group), group, vectors, lanes)
         for missing in range(1, group):
             count = group - missing
             if isinstance(rest, int):
                 if rest == count:
                     self._words(
-                        e.at(made, e.mul(whole, line)), e.mul(whole, group), count, vectors, lanes
+                        e.at(packed, e.mul(full_words, word_row_bytes)),
+                        e.mul(full_words, group),
+                        count,
+                        vectors,
+                        lanes,
                     )
                 continue
             with e.when(e.compare("eq", rest, count)):
-                target = e.at(made, e.mul(whole, line))
-                self._words(target, e.mul(whole, group), count, vectors, lanes)
+                target = e.at(packed, e.mul(full_words, word_row_bytes))
+                self._words(target, e.mul(full_words, group), count, vectors, lanes)
 
     def _words(self, target: Reg, row: Int, count: int, vectors: int, lanes: int) -> None:
-        """The words of ``count`` rows; those that are missing are zero."""
+        """Write the words of ``count`` rows; missing rows are zero."""
         e, group = self.e, self.dot_product.group
         kind = vector_type(LLVM_TYPES[self.dot_product.factor], lanes)
         for j in range(vectors):
@@ -109,7 +123,11 @@ class _Source:
             e.store(interleaved(e, parts), e.at(target, j * lanes * WORD_BYTES))
 
     def _part(self, row: Int, column: int, lanes: int) -> Reg:
-        """Elements of a row; beyond the columns zeros, or copies where they lie apart."""
+        """Return one vector of a row in the type of the packed panels.
+
+        Beyond the last column, contiguous columns give zeros and strided columns repeat the last
+        one.
+        """
         e, (row_step, column_step) = self.e, self.steps
         at = e.at(e.at(self.at, e.mul(row, row_step)), e.mul(column_step, column))
         count, element = e.sub(self.columns, column), LLVM_TYPES[self.dtype]
@@ -129,7 +147,11 @@ class _Source:
 
 
 def interleaved(e: Emitter, parts: Sequence[Reg]) -> Reg:
-    """The first elements of all parts (1, 2 or 4), then their second ones, and so on."""
+    """Return the vectors interleaved element by element.
+
+    The result has the first elements of all parts, then their second elements, and so on. The
+    number of parts is 1, 2 or 4.
+    """
     if len(parts) == 1:
         return parts[0]
     first, second = interleaved(e, parts[::2]), interleaved(e, parts[1::2])

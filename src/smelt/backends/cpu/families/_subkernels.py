@@ -1,4 +1,7 @@
-"""Kernels made of kernels: one that calls others, on memory of the worker's own."""
+"""Kernels that call other kernels of the same module.
+
+A fused launch runs several generated kernels one after the other on a worker's own scratch memory.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,20 @@ if TYPE_CHECKING:
     from smelt.backends.cpu._emit import Emitter, Int, Reg
 
 _WORD_BYTES: Final = 8
+"""Size in bytes of one word of a kernel's argument block."""
 
 
 def call_subkernel(
     e: Emitter, symbol: str, frame: Reg, words: Sequence[Reg], chunks: tuple[Int, Int]
 ) -> None:
-    """Call another kernel for some of its chunks.
+    """Write a call of another kernel for a range of its chunks.
 
     Args:
-        e: where the call is.
-        symbol: the kernel's name.
-        frame: memory for its arguments.
-        words: the arguments: addresses, then scalars.
-        chunks: the first, and the one after the last.
+        e: emitter of the calling kernel.
+        symbol: name of the called kernel.
+        frame: address of the memory for its argument block.
+        words: the arguments: operand addresses, then scalars.
+        chunks: the first chunk, and the one after the last.
     """
     for number, word in enumerate(words):
         e.store(word, e.at(frame, number * _WORD_BYTES), _WORD_BYTES)
@@ -30,14 +34,16 @@ def call_subkernel(
     e.do(f"call void @{symbol}({frame}, {begin}, {end}, {e.scratch})")
 
 
-def link_subkernels(whole: str, parts: Sequence[str]) -> str:
-    """One module: every declaration once, the parts known to it alone.
+def link_subkernels(caller: str, subkernels: Sequence[str]) -> str:
+    """Return one module with the calling kernel and its subkernels.
 
-    They stay functions of their own: their arguments are constant in each call, not between calls.
+    Each declaration appears once, and the subkernels become internal functions. They are not
+    inlined, because their argument blocks are constant within a call only: their loads are marked
+    invariant.
     """
-    lines = whole.splitlines()
-    for part in dict.fromkeys(parts):
-        for line in part.splitlines():
+    lines = caller.splitlines()
+    for subkernel in dict.fromkeys(subkernels):
+        for line in subkernel.splitlines():
             if line.startswith("define void"):
                 lines.append(
                     line.replace("define void", "define internal void", 1).replace(

@@ -1,4 +1,7 @@
-"""Choosing tiles and chunks: a model of the processor, good enough to rank candidates."""
+"""Choice of register tiles, chunks and work splits by an analytical processor model.
+
+The model only has to rank candidates: the tuner times those that it ranks first.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +13,66 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 CYCLES_PER_SECOND: Final = 4.0e9
+"""Clock rate assumed by the cost estimates, in Hz."""
 MEMORY_BYTES_PER_SECOND: Final = 2.5e10
+"""Memory bandwidth per thread assumed by the cost estimates, in bytes per second."""
 _L1_BYTES: Final = 32 << 10
+"""Size in bytes of the L1 data cache that the model assumes."""
 _L2_BYTES: Final = 512 << 10
-"""What a kernel may keep in the second level: half of what processors have today."""
+"""L2 bytes that a kernel may occupy: half of the 1 MiB that current cores have."""
 _L2_BYTES_PER_CYCLE: Final = 24
+"""Bandwidth from L2 to the registers that the model assumes, in bytes per cycle."""
 _CHUNK_FLOPS: Final = 1 << 20
-"""Work that is worth the hand-over to a worker: some 4 microseconds. Larger chunks left a worker
-idle at the end of small layers: MobileNetV2 took an eighth longer on two threads with 4 << 20."""
+"""Least work per chunk in flops, about 4 microseconds: enough to repay handing a chunk to a
+worker. Larger chunks leave a worker idle at the end of small layers: with 4 << 20 MobileNetV2
+takes an eighth longer on two threads (docs/lab/threads.md)."""
 _TARGET_CHUNKS: Final = 24
+"""Number of chunks per launch that `choose_blocks` aims for on large problems."""
 _MAX_HIDDEN_STORES: Final = 14
-"""Stores of a tile's results that go on beside the next tile's sums. More in one go stall them."""
+"""Vector stores at the end of a tile that overlap with the next tile's sums. More stores stall:
+28 cost 45 cycles, 14 cost 10 (docs/lab/mobile-networks.md)."""
 _STALL_CYCLES: Final = 2.5
-"""What each further store costs."""
+"""Cycles that each store beyond `_MAX_HIDDEN_STORES` costs, fitted to the same measurement: (45
+- 10) / (28 - 14)."""
 _TILE_OVERHEAD: Final = 0.5
-"""What a tile costs beside its pixels, in pixels."""
+"""Fixed cost of a tile, in pixels of work."""
 _FEW_FILTERS: Final = 512
-"""Filters that make too few panels to keep many workers busy."""
+"""Below this number of filters there are too few panels to keep all workers busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class TilingProblem:
-    """A sum over panels, as far as it is known: None for extents known at run time."""
+    """Extents of a sum over packed panels; an extent known only at run time is None."""
 
     images: int | None
     groups: int
     height: int | None
     width: int | None
     filters: int
+    """Number of output channels per group."""
     depth: int
+    """Number of products per result: taps times input channels of a group."""
 
     @property
     def pixels(self) -> int:
-        """Pixels of an image, guessed where unknown."""
+        """Pixels of an image; unknown extents count as 14 rows and 56 columns."""
         return (self.height or 14) * (self.width or 56)
 
 
 def static_extent(extent: Dim) -> int | None:
-    """The extent, when it is known; an empty one is planned like one of 1, and has no chunk."""
+    """Return the extent if it is known at build time, else None.
+
+    An extent of 0 is planned as 1: its launch has no chunks, so the plan is never executed.
+    """
     return max(1, extent) if isinstance(extent, int) else None
 
 
 def register_tiles(target: CpuTarget) -> tuple[tuple[int, int], ...]:
-    """(pixels, vectors) of the tiles that the target's registers hold, best first."""
+    """Return (pixels, vectors) of the register tiles that fit the target, best guess first.
+
+    The accumulators (pixels x vectors), one vector of weights each and a broadcast input element
+    must fit into the 32 registers of AVX-512 and AArch64 or the 16 of AVX2 and SSE.
+    """
     if target.vector_bits == 512:
         return ((8, 2), (14, 2), (9, 3), (6, 4), (14, 1), (28, 1))
     if target.architecture == "aarch64":
@@ -61,7 +81,13 @@ def register_tiles(target: CpuTarget) -> tuple[tuple[int, int], ...]:
 
 
 def choose_tile(problem: TilingProblem, budget: int, vectors: int) -> tuple[int, int]:
-    """Rows and columns of the tile of at most ``budget`` pixels that wastes least."""
+    """Return the rows and columns of the register tile that wastes the least work.
+
+    Args:
+        problem: extents of the sum.
+        budget: largest number of pixels of a tile.
+        vectors: vectors of channels of a tile.
+    """
     height, width = problem.height, problem.width
     if width is None:
         return (1, budget)
@@ -72,25 +98,35 @@ def choose_tile(problem: TilingProblem, budget: int, vectors: int) -> tuple[int,
 
 
 def _even(extent: int, budget: int) -> int:
-    """Tiles of equal size overlap least."""
+    """Return the size up to ``budget`` of equal tiles that cover ``extent`` with least overlap."""
     count = -(-extent // budget)
     return max(1, -(-extent // count))
 
 
 def _least_waste(extent: int, budget: int) -> int:
-    """The size of tiles of nearly ``budget`` that overlap least: 128 is 16 x 8, not 15 x 9."""
+    """Return the tile size near ``budget`` whose tiles overlap least.
+
+    The last tile of a row overlaps the one before it, which repeats work: 128 columns are cut into
+    16 tiles of 8 rather than 15 of 9.
+    """
     sizes = range(max(1, budget * 3 // 4), budget + 1)
     best = min(sizes, key=lambda size: -(-extent // size) * (size + _TILE_OVERHEAD))
     return _even(extent, best)
 
 
 def _tiles(problem: TilingProblem, tile: tuple[int, int]) -> int:
+    """Return the number of tiles of an image for one panel."""
     height, width = problem.height or 14, problem.width or 56
     return -(-height // tile[0]) * -(-width // tile[1])
 
 
 def _cycles_per_element(problem: TilingProblem, tile: tuple[int, int], vectors: int) -> float:
-    """Cycles of one step of the sum, over all tiles of a panel."""
+    """Return the cycles of one step of the sum, over all tiles of a panel.
+
+    A step is bound by multiply-adds (two per cycle), by loads (two per cycle), by the latency of
+    the accumulators if there are fewer than 8, and by streaming the panel from L2 if L1 cannot hold
+    it.
+    """
     pixels = tile[0] * tile[1]
     panel_bytes = problem.depth * vectors * 64
     streamed = vectors * 64 / _L2_BYTES_PER_CYCLE
@@ -103,7 +139,7 @@ def _cycles_per_element(problem: TilingProblem, tile: tuple[int, int], vectors: 
 def estimate_seconds(
     problem: TilingProblem, tile: tuple[int, int], vectors: int, target: CpuTarget
 ) -> float:
-    """Time of the whole sum on one thread."""
+    """Return the estimated seconds of the sum on one thread, weights and result included."""
     lanes = target.vector_bits // 32
     steps = -(-problem.filters // (vectors * lanes)) * problem.depth * problem.groups
     images = problem.images or 1
@@ -116,7 +152,13 @@ def estimate_seconds(
 
 
 def parallel_splits(problem: TilingProblem, a_bytes: int) -> tuple[str, ...]:
-    """Ways to cut the work into chunks, best guess first: by rows, by panels, or both."""
+    """Return ways to cut the work into chunks, best guess first.
+
+    "rows" gives each chunk all panels of some rows, which reads all weights per chunk: it is first
+    if the weights fit into L2. "panels" gives each chunk some panels of the whole image, which
+    reads the whole input per chunk. "both" cuts both axes. ``a_bytes`` is the size of one input
+    image.
+    """
     weights = problem.filters * problem.depth * 4
     if problem.width is None and problem.height is not None:
         return ("both", "panels")
@@ -130,26 +172,31 @@ def parallel_splits(problem: TilingProblem, a_bytes: int) -> tuple[str, ...]:
 def choose_blocks(
     problem: TilingProblem, tile: tuple[int, int], vectors: int, lanes: int, parallel_split: str
 ) -> tuple[int, int, int]:
-    """Rows of tiles, columns of tiles and panels of a chunk."""
+    """Return the rows of tiles, columns of tiles and panels of a chunk.
+
+    A chunk has at least `_CHUNK_FLOPS` of work, and more if the launch would have more than
+    `_TARGET_CHUNKS` chunks. ``lanes`` and ``vectors`` give the width of a panel.
+    """
     down = -(-(problem.height or 14) // tile[0])
     across = -(-(problem.width or 56) // tile[1])
     panels = -(-problem.filters // (vectors * lanes))
     row_flops = across * tile[0] * tile[1] * 2 * problem.depth * vectors * lanes
     panel_flops = down * row_flops
-    total = panel_flops * panels * problem.groups * (problem.images or 1)
-    wanted = max(_CHUNK_FLOPS, total // _TARGET_CHUNKS)
+    total_flops = panel_flops * panels * problem.groups * (problem.images or 1)
+    chunk_flops = max(_CHUNK_FLOPS, total_flops // _TARGET_CHUNKS)
     unlimited = 1 << 30
     if parallel_split == "panels":
-        count = min(panels, max(1, wanted // panel_flops))
+        count = min(panels, max(1, chunk_flops // panel_flops))
         return (unlimited, unlimited, _even(panels, count))
-    kept = (
+    # Panels of at most 256 KiB, half of _L2_BYTES; a vector has 64 bytes.
+    panels_per_chunk = (
         panels
         if parallel_split == "rows"
         else min(panels, max(1, 262144 // (problem.depth * vectors * 64)))
     )
     if down > 1 or problem.height is None:
-        rows = max(1, min(down, wanted // (row_flops * kept)))
-        return (_even(down, rows), unlimited, kept)
+        rows = max(1, min(down, chunk_flops // (row_flops * panels_per_chunk)))
+        return (_even(down, rows), unlimited, panels_per_chunk)
     tile_flops = row_flops // across
-    columns = max(1, min(across, wanted // (tile_flops * kept)))
-    return (unlimited, _even(across, columns), kept)
+    columns = max(1, min(across, chunk_flops // (tile_flops * panels_per_chunk)))
+    return (unlimited, _even(across, columns), panels_per_chunk)

@@ -1,4 +1,4 @@
-"""Loads, stores and coordinates that the dense kernels share."""
+"""Vector loads and stores, element conversion and index arithmetic shared by the families."""
 
 from __future__ import annotations
 
@@ -17,34 +17,44 @@ if TYPE_CHECKING:
 
 
 def load(e: Emitter, kind: str, at: Reg, mask: Reg | None, dtype: DType = DType.FLOAT32) -> Reg:
-    """Load a register of ``kind`` from elements of ``dtype``, or the lanes that a mask names."""
+    """Load a register of type ``kind`` from elements stored as ``dtype``.
+
+    With a mask, only the lanes whose bit is set are read; the others are 0.
+    """
     stored = vector_type(LLVM_TYPES[dtype], lane_count(kind))
-    found = e.load(stored, at) if mask is None else e.load_masked(stored, at, mask)
-    return to_compute_type(e, found, dtype)
+    value = e.load(stored, at) if mask is None else e.load_masked(stored, at, mask)
+    return to_compute_type(e, value, dtype)
 
 
 def load_channels(
     e: Emitter, kind: str, at: Reg, stride: Int, mask: Reg | None, dtype: DType = DType.FLOAT32
 ) -> Reg:
-    """Load a vector whose elements lie ``stride`` apart: 0 for one in every lane."""
+    """Load a vector whose elements lie ``stride`` elements apart in memory.
+
+    A stride of 0 broadcasts one element to every lane, a stride of 1 is a contiguous load, and any
+    other stride is a gather. ``kind`` is the register type, ``dtype`` the type in memory.
+    """
     lanes, element = lane_count(kind), LLVM_TYPES[dtype]
     if stride == 0:
         return e.splat(to_compute_type(e, e.load(element, at), dtype), lanes)
     if stride == 1:
         return load(e, kind, at, mask, dtype)
-    numbers = ", ".join(f"i64 {i}" for i in range(lanes))
+    lane_numbers = ", ".join(f"i64 {i}" for i in range(lanes))
     step = e.splat(e.i64(stride), lanes)
-    offsets = e.emit(step.type, f"mul {step}, <{numbers}>")
+    offsets = e.emit(step.type, f"mul {step}, <{lane_numbers}>")
     addresses = e.emit(f"<{lanes} x ptr>", f"getelementptr {element}, {at}, {offsets}")
-    whole = mask or e.constant(1, f"<{lanes} x i1>")
+    gather_mask = mask or e.constant(1, f"<{lanes} x i1>")
     stored = vector_type(element, lanes)
     function = f"llvm.masked.gather.{type_suffix(stored)}.v{lanes}p0"
-    align, rest = Reg(str(dtype.size_bytes), "i32"), Reg("zeroinitializer", stored)
-    return to_compute_type(e, e.call(stored, function, addresses, align, whole, rest), dtype)
+    align, fill = Reg(str(dtype.size_bytes), "i32"), Reg("zeroinitializer", stored)
+    return to_compute_type(e, e.call(stored, function, addresses, align, gather_mask, fill), dtype)
 
 
 def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None, dtype: DType = DType.FLOAT32) -> None:
-    """Store a vector as elements of ``dtype``, or the lanes that a mask names."""
+    """Store a vector as elements of ``dtype``.
+
+    With a mask, only the lanes whose bit is set are written.
+    """
     stored = to_storage_type(e, value, dtype)
     if mask is None:
         e.store(stored, at)
@@ -54,20 +64,23 @@ def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None, dtype: DType = DTyp
 
 @dataclass(frozen=True, slots=True)
 class ElementConversion:
-    """What a copy moves: elements of one type to elements of another, or just bytes."""
+    """Element types on both sides of a copy: equal types copy bytes, others convert."""
 
     source: DType
     destination: DType
 
     @staticmethod
     def words(size: int) -> ElementConversion:
-        """Elements that stay as they are."""
+        """Return the conversion that copies elements of ``size`` bytes unchanged."""
         dtype = {d.size_bytes: d for d in (DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64)}
         return ElementConversion(dtype[size], dtype[size])
 
     @staticmethod
     def between(source: DType, destination: DType) -> ElementConversion:
-        """Elements of a tensor, which are converted where the types differ."""
+        """Return the conversion from one element type to another.
+
+        Equal types are copied as unsigned words, so the kernel does not depend on the type.
+        """
         same = source is destination
         return (
             ElementConversion.words(source.size_bytes)
@@ -77,34 +90,37 @@ class ElementConversion:
 
     @staticmethod
     def from_json(value: Any) -> ElementConversion:
-        """What `as_json` wrote."""
+        """Return the conversion that `as_json` wrote."""
         source, destination = value
         return ElementConversion(DType(source), DType(destination))
 
     def as_json(self) -> Json:
-        """What a spec holds."""
+        """Return the conversion as a JSON value for a kernel spec."""
         return (self.source.value, self.destination.value)
 
     @property
     def widest(self) -> int:
-        """Bytes of the larger element."""
+        """Size in bytes of the larger of the two element types."""
         return max(self.sizes)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Bytes of an element in the source and in the destination."""
+        """Size in bytes of a source element and of a destination element."""
         return (self.source.size_bytes, self.destination.size_bytes)
 
     def load(self, e: Emitter, at: Reg, lanes: int = 1) -> Reg:
-        """Load elements from the source, as they are to be stored."""
-        found = e.load(vector_type(LLVM_TYPES[self.source], lanes), at)
+        """Load ``lanes`` source elements and return them in the destination's storage type."""
+        value = e.load(vector_type(LLVM_TYPES[self.source], lanes), at)
         if self.source is self.destination:
-            return found
-        return to_storage_type(e, to_compute_type(e, found, self.source), self.destination)
+            return value
+        return to_storage_type(e, to_compute_type(e, value, self.source), self.destination)
 
 
 def unravel(e: Emitter, index: Int, extents: Sequence[Json]) -> list[Int]:
-    """The coordinates of a flat index; those along extents of one are known to be 0."""
-    known = [e.extent(x) for x in extents]
-    coordinates = iter(e.unravel(index, [x for x in known if x != 1]))
-    return [0 if x == 1 else next(coordinates) for x in known]
+    """Return the coordinates of a flat index, last extent fastest.
+
+    Axes of extent 1 take no division: their coordinate is the constant 0.
+    """
+    extent_values = [e.extent(x) for x in extents]
+    coordinates = iter(e.unravel(index, [x for x in extent_values if x != 1]))
+    return [0 if x == 1 else next(coordinates) for x in extent_values]

@@ -1,8 +1,8 @@
-"""Winograd's three launches in one, a few rows of tiles at a time.
+"""Winograd's three launches fused into one kernel that handles a few rows of tiles at a time.
 
-Where the transformed weights fit into the second cache, a worker transforms the tiles of some rows,
-multiplies them and transforms back, all in its own scratch memory: planes never reach other
-workers' caches, and nobody waits in between.
+If the transformed weights fit into L2, a worker transforms the tiles of some rows, multiplies them
+and transforms back, all in its own scratch memory. Planes then never move between the caches of
+different cores, and workers do not wait for each other between the stages.
 """
 
 from __future__ import annotations
@@ -22,54 +22,56 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 FUSED_COST_RATIO: Final = 0.95
-"""The time, relative to three launches, where workers' caches are near each other."""
+"""Estimated time relative to three launches, where the caches of the cores are near each other."""
 _WEIGHTS_BYTES: Final = 640 << 10
-"""Weights that stay in the second cache beside the planes of some rows of tiles."""
+"""Largest size in bytes of weights that stay in L2 beside the planes of some rows of tiles."""
 _PLANES_BYTES: Final = 288 << 10
+"""Scratch memory in bytes that the planes may use in any case."""
 _LEAST_CHUNKS: Final = 6
+"""Fewest chunks into which an image is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileRowLayout:
-    """The place of planes in scratch memory, in bytes."""
+    """Layout of the planes in scratch memory, in bytes."""
 
     fused_rows: int
-    """Rows of tiles of a chunk, of which an image has a multiple."""
+    """Rows of tiles per chunk; a divisor of ``down``."""
     down: int
     """Rows of tiles of an image."""
     image_bytes: tuple[int, int]
-    """All planes of transformed inputs, and all those of products."""
+    """Size of all planes of transformed inputs, and of all planes of products."""
     row_bytes: tuple[int, int]
-    """One row of tiles of one plane, of either."""
+    """Size of one row of tiles in a plane of inputs, and in a plane of products."""
 
 
 def choose_fused_rows(
     down: int, weights_bytes: int, planes_bytes: Callable[[int], int]
 ) -> tuple[int, ...]:
-    """Rows of tiles that may be worked on at once, best guess first; 0 for three launches.
+    """Return the numbers of rows of tiles to offer, best guess first; 0 stands for three launches.
 
     Args:
         down: rows of tiles of an image.
-        weights_bytes: size of the transformed weights.
-        planes_bytes: size of the planes of so many rows.
+        weights_bytes: size of the transformed weights in bytes.
+        planes_bytes: returns the size in bytes of the planes of a number of rows.
     """
     if weights_bytes > _WEIGHTS_BYTES:
         return (0,)
     divisors = (n for n in range(down // _LEAST_CHUNKS, 0, -1) if down % n == 0)
-    room = max(_PLANES_BYTES, _WEIGHTS_BYTES - weights_bytes)
-    best = next((n for n in divisors if planes_bytes(n) <= room), 0)
+    capacity = max(_PLANES_BYTES, _WEIGHTS_BYTES - weights_bytes)
+    best = next((n for n in divisors if planes_bytes(n) <= capacity), 0)
     return (best, 0) if best else (0,)
 
 
 def fuse_launches(
     launches: Sequence[Launch], tiles: TileRowLayout, views: Sequence[View], batch: Dim
 ) -> Launch:
-    """One launch for the transform, the product and the transform back.
+    """Return one launch for input transform, products and output transform.
 
     Args:
-        launches: the three, as they would work on planes of ``tiles.fused_rows`` rows.
-        tiles: where planes lie.
-        views: input, packed weights, what the transform back reads besides planes, result.
+        launches: the three launches, planned for planes of ``tiles.fused_rows`` rows.
+        tiles: layout of the planes.
+        views: input, packed weights, other operands of the output transform, result.
         batch: number of images.
     """
     first, products, last = launches
@@ -95,7 +97,7 @@ def fuse_launches(
 
 
 def write_fused_kernel(kernel: KernelSpec, generate: Callable[[KernelSpec], str]) -> str:
-    """The code of a joined launch; ``generate`` writes that of its parts."""
+    """Return the code of a fused kernel; ``generate`` returns the code of each stage."""
     stages: Any = as_json(kernel["stages"])
     specs = [KernelSpec(kernel.family, stage) for stage in stages]
     texts = [generate(spec) for spec in specs]
@@ -103,7 +105,7 @@ def write_fused_kernel(kernel: KernelSpec, generate: Callable[[KernelSpec], str]
 
 
 class _FusedWriter:
-    """Writes the loop over chunks, which calls the parts."""
+    """Writes the loop over chunks that calls the three stages."""
 
     def __init__(self, kernel: KernelSpec, symbols: Sequence[str]) -> None:
         tiles: Any = as_json(kernel["tiles"])
@@ -116,6 +118,10 @@ class _FusedWriter:
         self.e = Emitter(kernel.symbol, 1 + packed + rest)
 
     def write(self) -> str:
+        """Write the loop over chunks and return the calling kernel.
+
+        The transforms index their chunks by image and row of tiles, the products by plane and tile.
+        """
         e, t = self.e, self.tiles
         counts = [n + s for n, s in zip(self.operands, self.scalars, strict=True)]
         frames = [e.emit("ptr", f"alloca [{max(1, n)} x i64], align 16") for n in counts]
@@ -135,7 +141,11 @@ class _FusedWriter:
         return e.module()
 
     def shifted(self, at: Reg, part: int, image: Int, row: Int) -> Reg:
-        """Where planes would start that held every row of every image, this chunk's at ``at``."""
+        """Return the address at which planes of all rows of all images would start.
+
+        The transforms address planes by image and row. The address is chosen such that this chunk's
+        rows are at ``at``.
+        """
         e, t = self.e, self.tiles
         before = e.mul(image, t.image_bytes[part])
         before = e.add(before, e.mul(row, t.row_bytes[part]))
@@ -144,6 +154,7 @@ class _FusedWriter:
     def call(
         self, part: int, frames: Sequence[Reg], operands: Sequence[Reg], chunks: tuple[Int, Int]
     ) -> None:
+        """Write the call of one stage for a range of its chunks."""
         e = self.e
         before = sum(self.scalars[:part])
         scalars = [e.i64(e.extent(("arg", before + k))) for k in range(self.scalars[part])]

@@ -1,8 +1,8 @@
-"""From an image to Winograd's planes: the first of its transforms.
+"""Input transform of Winograd convolution: from an image to planes.
 
-An image of few channels is *folded* when windows stride over it: the channels of a square of
-pixels, as many rows and columns as the stride, are taken for those of one pixel. Strides become 1,
-windows shrink by the stride, and vectors are full.
+Images of few channels use space-to-depth when the convolution is strided: the channels of a square
+of pixels, with as many rows and columns as the stride, become the channels of one pixel. The stride
+becomes 1, windows shrink by the stride, and vectors are full.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from smelt.ir import Constant
 
 _RANK: Final = 4
+"""Rank of two-dimensional convolution weights."""
 
 
 def space_to_depth_weights(weights: Constant, s2d_block: int) -> Constant:
-    """Weights ``[filter, channel, row, column]`` for a folded image."""
+    """Return weights ``[filter, channel, row, column]`` for an image after space-to-depth."""
     if s2d_block == 1:
         return weights
     filters, channels, window, _ = fixed_shape(weights.type.shape)
@@ -38,11 +39,16 @@ def space_to_depth_weights(weights: Constant, s2d_block: int) -> Constant:
 
 
 def write_input_transform(kernel: KernelSpec) -> str:
-    """Transform the inputs of one row of tiles a chunk. Operands: image, planes."""
+    """Return the LLVM IR of the input transform.
+
+    A chunk is one row of tiles. Operands: image, planes.
+    """
     return _Writer(kernel).write()
 
 
 class _Writer:
+    """Writes the input transform."""
+
     def __init__(self, kernel: KernelSpec) -> None:
         k = self.k = kernel
         e = self.e = Emitter(kernel.symbol, 2)
@@ -54,7 +60,7 @@ class _Writer:
         self.row_bytes, self.column_bytes = a.bytes_of(e, 1, a.row), a.bytes_of(e, 1, a.column)
 
     def write(self) -> str:
-        """Row by row of tiles."""
+        """Write the loops over chunks and tiles, and return the module."""
         e, k, a, size = self.e, self.k, self.a, self.stored.size_bytes
         across, channels, step = k["across"], k["channels"], self.scheme.step * self.s2d_block
         with e.loop(e.begin, e.end) as chunk:
@@ -62,11 +68,11 @@ class _Writer:
             start = a.bytes_of(e, 1, as_json(k["start"]))
             line = e.at(e.at(e.pointer(0), start), e.mul(image, a.bytes_of(e, 1, a.image)))
             line = e.at(line, e.mul(row, e.mul(self.row_bytes, step)))
-            made = e.at(e.pointer(1), e.mul(image, self.scheme.side**2 * k["plane"] * size))
-            made = e.at(made, e.mul(row, across * channels * size))
+            planes = e.at(e.pointer(1), e.mul(image, self.scheme.side**2 * k["plane"] * size))
+            planes = e.at(planes, e.mul(row, across * channels * size))
             with e.loop(0, across) as column:
                 tile = e.at(line, e.mul(column.index, e.mul(self.column_bytes, step)))
-                target = e.at(made, e.mul(column.index, channels * size))
+                target = e.at(planes, e.mul(column.index, channels * size))
                 if self.s2d_block > 1:
                     self.s2d_tile(tile, target)
                 else:
@@ -74,27 +80,30 @@ class _Writer:
         return e.module()
 
     def tile(self, tile: Reg, target: Reg) -> None:
-        """Transform a tile, a vector of channels after the other."""
+        """Write the transform of a tile, one vector of channels at a time."""
         e, channels, lanes = self.e, self.k["channels"], self.k["lanes"]
-        whole = channels // lanes * lanes
-        with e.loop(0, whole, lanes) as channel:
+        full_end = channels // lanes * lanes
+        with e.loop(0, full_end, lanes) as channel:
             self.vector(tile, target, channel.index, None)
-        if whole < channels:
-            self.vector(tile, target, whole, e.tail_mask(channels - whole, lanes))
+        if full_end < channels:
+            self.vector(tile, target, full_end, e.tail_mask(channels - full_end, lanes))
 
     def vector(self, tile: Reg, target: Reg, channel: Int, mask: Reg | None) -> None:
-        """Transform a vector of channels."""
+        """Write the transform of one vector of channels."""
         e = self.e
-        here = e.at(tile, self.a.bytes_of(e, channel))
+        source = e.at(tile, self.a.bytes_of(e, channel))
 
         def read(row: int, column: int) -> Reg:
-            return load(e, self.kind, self.pixel(here, row, column), mask, self.a.dtype)
+            return load(e, self.kind, self.pixel(source, row, column), mask, self.a.dtype)
 
-        there = e.at(target, e.mul(channel, self.stored.size_bytes))
-        self.write_planes(transformed(e, self.scheme.input, read), there, mask)
+        destination = e.at(target, e.mul(channel, self.stored.size_bytes))
+        self.write_planes(transformed(e, self.scheme.input, read), destination, mask)
 
     def s2d_tile(self, tile: Reg, target: Reg) -> None:
-        """Transform a tile of a folded image, some rows of each square after the other."""
+        """Write the transform of a tile after space-to-depth.
+
+        Each step handles as many rows of the squares as fit into one vector.
+        """
         e, s2d_block, lanes = self.e, self.s2d_block, self.k["lanes"]
         row_channels = self.k["channels"] // s2d_block
         rows = max(
@@ -106,14 +115,18 @@ class _Writer:
                 return self.square(tile, row * s2d_block + first, column * s2d_block, rows)
 
             mask = e.tail_mask(rows * row_channels, lanes)
-            there = e.at(target, first * row_channels * self.stored.size_bytes)
-            self.write_planes(transformed(e, self.scheme.input, read), there, mask)
+            destination = e.at(target, first * row_channels * self.stored.size_bytes)
+            self.write_planes(transformed(e, self.scheme.input, read), destination, mask)
 
     def square(self, tile: Reg, row: int, column: int, rows: int) -> Reg:
-        """The channels of some rows of a square of pixels."""
+        """Return the channels of some rows of a square of pixels in one vector.
+
+        Each part is a masked load whose address is shifted such that the part arrives in its lanes;
+        the parts are then merged by selects.
+        """
         e, channels = self.e, self.k["channels"] // self.s2d_block**2
-        joined = self.a.column == channels
-        width = self.s2d_block if joined else 1
+        contiguous = self.a.column == channels
+        width = self.s2d_block if contiguous else 1
         size = self.a.dtype.size_bytes
         parts: list[tuple[Reg, Reg]] = []
         for position in range(0, rows * self.s2d_block, width):
@@ -127,19 +140,19 @@ class _Writer:
         return total
 
     def lanes(self, first: int, end: int) -> Reg:
-        """A mask of some lanes."""
+        """Return a constant mask of the lanes from ``first`` up to, but without, ``end``."""
         bits = ", ".join(f"i1 {int(first <= i < end)}" for i in range(self.k["lanes"]))
         return Reg(f"<{bits}>", f"<{self.k['lanes']} x i1>")
 
     def pixel(self, at: Reg, row: int, column: int) -> Reg:
-        """A pixel's place, so many rows and columns on."""
+        """Return the address of the pixel some rows and columns after the one at ``at``."""
         e = self.e
         return e.at(e.at(at, e.mul(self.row_bytes, row)), e.mul(self.column_bytes, column))
 
-    def write_planes(self, values: list[list[Reg]], there: Reg, mask: Reg | None) -> None:
-        """Each number of a tile into its plane."""
+    def write_planes(self, values: list[list[Reg]], destination: Reg, mask: Reg | None) -> None:
+        """Store each value of a transformed tile in its plane."""
         e, size = self.e, self.stored.size_bytes
         for row, line in enumerate(values):
             for column, value in enumerate(line):
                 plane = (row * self.scheme.side + column) * self.k["plane"]
-                store(e, value, e.at(there, plane * size), mask, self.stored)
+                store(e, value, e.at(destination, plane * size), mask, self.stored)

@@ -1,9 +1,9 @@
-"""The matrices of minimal filtering: convolutions with fewer multiplications.
+"""Transform matrices of Winograd's minimal filtering.
 
-Toom and Cook evaluate both factors at points, multiply there and interpolate; Winograd made filters
-of it. ``size`` results of a filter of ``taps`` cost ``size + taps - 1`` multiplications instead of
-``size * taps``. A strided filter is the sum of filters over every ``stride``-th element, each with
-the taps that meet these elements.
+The Toom-Cook algorithm evaluates both factors at points, multiplies there and interpolates;
+Winograd derived minimal filters from it. ``size`` results of a filter of ``taps`` cost ``size +
+taps - 1`` multiplications instead of ``size * taps``. A strided filter is the sum of filters over
+every ``stride``-th element, each with the taps that meet these elements.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from smelt.ir import Array
 
 Matrix = tuple[tuple[float, ...], ...]
+"""A matrix as a tuple of rows."""
 
 _POINTS: Final = (0, 1, -1, 2, -2)
-"""Where polynomials are evaluated, beside infinity: small powers of two, which round little."""
+"""Points at which the polynomials are evaluated, besides infinity. Zero and small powers of two
+keep the rounding errors small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +35,41 @@ class WinogradScheme:
     """One axis of a tile: ``output @ ((weights @ taps) * (input @ elements))``."""
 
     window: int
+    """Number of taps of the filter."""
     stride: int
     size: int
-    """Results of a tile."""
+    """Number of results of a tile."""
     input: Matrix
     weights: Matrix
     output: Matrix
 
     @property
     def side(self) -> int:
-        """Multiplications of a tile."""
+        """Number of multiplications of a tile."""
         return len(self.weights)
 
     @property
     def reach(self) -> int:
-        """Multiplications of a tile of the longest of the filters that a strided one is made of."""
+        """Multiplications of a tile for the longest filter that a strided filter consists of.
+
+        It determines the points in use, and with them the size of the matrices' entries.
+        """
         return self.size + -(-self.window // self.stride) - 1
 
     @property
     def span(self) -> int:
-        """Elements that a tile reads."""
+        """Number of elements that a tile reads."""
         return len(self.input[0])
 
     @property
     def step(self) -> int:
-        """Elements from one tile to the next."""
+        """Number of elements from the start of one tile to the start of the next."""
         return self.size * self.stride
 
 
 @functools.cache
 def winograd_scheme(window: int, stride: int, size: int) -> WinogradScheme:
-    """The scheme for tiles of ``size`` results."""
+    """Return the scheme of a strided filter of ``window`` taps, for tiles of ``size`` results."""
     span = (size - 1) * stride + window
     inputs: list[Array] = []
     weights: list[Array] = []
@@ -89,7 +95,7 @@ def winograd_scheme(window: int, stride: int, size: int) -> WinogradScheme:
 
 
 def _filter(size: int, taps: int) -> tuple[Array, Array, Array]:
-    """The matrices of the results, the taps and the elements, of one filter without stride."""
+    """Return the matrices of results, taps and elements for a filter without stride."""
     if taps == 1:
         return np.eye(size), np.ones((size, 1)), np.eye(size)
     side = size + taps - 1
@@ -111,11 +117,15 @@ def _filter(size: int, taps: int) -> tuple[Array, Array, Array]:
 
 
 def _rows(matrix: Array) -> Matrix:
+    """Return a matrix as a tuple of rows of floats."""
     return tuple(tuple(float(x) for x in row) for row in matrix)
 
 
 def _combine(e: Emitter, factors: Sequence[float], values: Sequence[Reg]) -> Reg:
-    """The sum of values times known factors, units first."""
+    """Return the sum of ``values`` times the constant ``factors``.
+
+    Terms with factor 1 come first, then those with -1, so that most need only an addition.
+    """
     terms = [(f, v) for f, v in zip(factors, values, strict=True) if f != 0]
     terms.sort(key=lambda t: (t[0] != 1, abs(t[0]) != 1))
     (factor, total), *rest = terms
@@ -132,7 +142,7 @@ def _combine(e: Emitter, factors: Sequence[float], values: Sequence[Reg]) -> Reg
 def transformed(
     e: Emitter, matrix: Sequence[Sequence[float]], read: Callable[[int, int], Reg]
 ) -> list[list[Reg]]:
-    """``matrix @ block @ matrix.T``, the block being read column by column."""
+    """Return ``matrix @ block @ matrix.T``; ``read`` loads the block column by column."""
     count = len(matrix[0])
     halves: list[list[Reg]] = []
     for column in range(count):

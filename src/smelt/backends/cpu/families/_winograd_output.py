@@ -1,4 +1,4 @@
-"""From Winograd's planes of products to the result: the last of its transforms."""
+"""Output transform of Winograd convolution: from planes of products to the result."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
 
 _FLOAT_BYTES: Final = 4
+"""Size in bytes of a float32."""
 
 
 def write_output_transform(kernel: KernelSpec) -> str:
-    """The LLVM IR that transforms products back and applies the epilogue."""
+    """Return the LLVM IR that transforms products back and applies bias and epilogue.
+
+    A chunk is one row of tiles.
+    """
     return _OutputTransformWriter(kernel).write()
 
 
 class _OutputTransformWriter:
-    """Writes the transform of products. Operands: planes, bias if any, extras, result."""
+    """Writes the output transform. Operands: planes, bias (if any), extras, result."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
@@ -36,6 +40,7 @@ class _OutputTransformWriter:
         self.w = PixelLoopWriter(self.e, self.p, first)
 
     def write(self) -> str:
+        """Write the loops over chunks, tiles and vectors of channels; return the module."""
         e, k = self.e, self.k
         filters, across, plane = self.p.channels, k["across"], k["plane"]
         with e.loop(e.begin, e.end) as chunk:
@@ -61,12 +66,13 @@ class _OutputTransformWriter:
     def vector(
         self, tile: Reg, position: tuple[Int, Int, Int], channel: Int, mask: Reg | None
     ) -> None:
+        """Write the transform, bias, epilogue and stores of one vector of channels of a tile."""
         e, k, kind = self.e, self.k, self.w.kind
         side = self.scheme.side
-        here = e.at(tile, e.mul(channel, _FLOAT_BYTES))
+        source = e.at(tile, e.mul(channel, _FLOAT_BYTES))
 
         def read(i: int, j: int) -> Reg:
-            return load(e, kind, e.at(here, (i * side + j) * k["plane"] * _FLOAT_BYTES), mask)
+            return load(e, kind, e.at(source, (i * side + j) * k["plane"] * _FLOAT_BYTES), mask)
 
         values = transformed(e, self.scheme.output, read)
         if k["bias"]:
@@ -83,7 +89,11 @@ class _OutputTransformWriter:
     def inside(
         self, tile: Int, ahead: int, extent: Any
     ) -> tuple[Int, AbstractContextManager[None]]:
-        """The place that a tile's result has along an axis, and a block that runs if it exists."""
+        """Return the position of a tile's result along an axis, and a context that guards it.
+
+        Tiles at the border may extend beyond the result. The context runs its body only if the
+        position exists; it is empty if the extent is a multiple of the tile size.
+        """
         e, size = self.e, self.scheme.size
         position = e.add(e.mul(tile, size), ahead)
         if extent % size == 0:

@@ -1,9 +1,10 @@
-"""Attention: two products with a softmax between, of some queries of one head at a time.
+"""Attention: two matrix products with a softmax between, for some queries of one head at a time.
 
-A worker packs keys and values of a head; then, for some queries after the others, it multiplies,
-normalises the scores and multiplies again, all in its own scratch memory: scores are never stored.
-It is the kernels of `GemmFamily` and `NormalizeFamily` in one launch; where extents are not known
-they are launches of their own, with scores in the workspace.
+A worker packs the keys and values of a head. Then, for one block of queries after the other, it
+computes scores, their softmax and the weighted sum of values in its own scratch memory, so that
+scores are never stored. The kernels are those of `GemmFamily` and `NormalizeFamily`, called from
+one launch. Where extents are not known at build time they are five launches, with the scores in the
+workspace.
 """
 
 from __future__ import annotations
@@ -57,23 +58,29 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _GEMM: Final = GemmFamily()
+"""Family that generates both matrix products and the packing of their second factors."""
 _SOFTMAX: Final = NormalizeFamily()
+"""Family that generates the softmax."""
 _FAMILIES: Final[dict[str, Family[CpuTarget]]] = {f.name: f for f in (_GEMM, _SOFTMAX)}
 _QUERY_BLOCKS: Final = (128, 48)
-"""So many queries of a head are worked on at once, about."""
+"""Approximate numbers of queries of a head per block, each of which gives a tactic."""
 _SCRATCH_BYTES: Final = 1 << 20
-"""For the scores of these queries: fewer are worked on at once where there are very many keys."""
+"""Largest size in bytes of a block's scores; many keys make blocks of queries smaller."""
 _MIN_CHUNKS: Final = 12
-"""Workers share a head's queries where there are fewer heads in all, and pack its keys again."""
+"""Fewest chunks per launch. With fewer heads, the queries of a head are divided over chunks,
+each of which packs the keys and values again."""
 _LINE_BYTES: Final = 64
+"""Size in bytes of a cache line, to which scores and weights are aligned."""
 _UNFUSED_COST: Final = 1.1
-"""The time of five launches, relative to one."""
+"""Estimated time of five launches, relative to one."""
 _SECONDS_PER_SCORE: Final = 2.5e-10
+"""Estimated seconds of the softmax per score."""
 _NO_MEMORY: Final = View(0, 0, DType.FLOAT32, (), ())
+"""View whose memory is determined at run time: scratch memory."""
 
 
 class AttentionFamily(Family[CpuTarget]):
-    """Float32; the widths of heads are known."""
+    """Attention in float32; the head sizes must be known at build time."""
 
     name: ClassVar[str] = "attention"
 
@@ -81,16 +88,16 @@ class AttentionFamily(Family[CpuTarget]):
     def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
         if not isinstance(node.op, Attention):
             return
-        whole = _Sizes.of(node)
-        reason = _unsupported_reason(node, whole)
-        nodes = None if reason else _AttentionNodes.of(node, whole)
+        sizes = _Sizes.of(node)
+        reason = _unsupported_reason(node, sizes)
+        nodes = None if reason else _AttentionNodes.of(node, sizes)
         pairs = [] if nodes is None else _pairs(nodes, target)
         if nodes is None or not pairs:
             yield Refusal(self.name, reason or "no gemm tactic fits its two matrix products")
             return
         inputs = tuple(None if v is None else _format(v) for v in node.inputs)
         for first, second, seconds in pairs:
-            for queries in (*whole.blocks(), 0):
+            for queries in (*sizes.blocks(), 0):
                 options = parameters(
                     queries=queries, first=first.parameters, second=second.parameters
                 )
@@ -105,19 +112,22 @@ class AttentionFamily(Family[CpuTarget]):
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
-        """Scores stay float32; the weights that a softmax makes of them are stored as asked."""
-        made = with_storage_dtype(dtype, node, tactic)
-        options: dict[str, Any] = dict(made.parameters)
+        """Return the tactic with operands and softmax weights stored as ``dtype``.
+
+        The scores stay float32.
+        """
+        narrow = with_storage_dtype(dtype, node, tactic)
+        options: dict[str, Any] = dict(narrow.parameters)
         nodes = _AttentionNodes.of(node, _Sizes.of(node))
-        for name, link in (("first", nodes.scores), ("second", nodes.values)):
-            formats = tuple(None if v is None else LINEAR for v in link.inputs)
-            plain = Tactic(_GEMM.name, options[name], formats, (LINEAR,))
-            options[name] = _GEMM.reduced_precision_tactics(link, plain, dtype, target)[
-                0
-            ].parameters
-        made = replace(made, parameters=parameters(**options, intermediate_dtype=dtype.value))
-        size = 0 if options["queries"] else _Memory.of(node, made).size_bytes
-        return (replace(made, workspace_bytes=size),)
+        for name, product_node in (("first", nodes.scores), ("second", nodes.values)):
+            formats = tuple(None if v is None else LINEAR for v in product_node.inputs)
+            float_tactic = Tactic(_GEMM.name, options[name], formats, (LINEAR,))
+            options[name] = _GEMM.reduced_precision_tactics(
+                product_node, float_tactic, dtype, target
+            )[0].parameters
+        narrow = replace(narrow, parameters=parameters(**options, intermediate_dtype=dtype.value))
+        size = 0 if options["queries"] else _Memory.of(node, narrow).size_bytes
+        return (replace(narrow, workspace_bytes=size),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -140,40 +150,46 @@ class AttentionFamily(Family[CpuTarget]):
         return link_subkernels(_write(kernel, [spec.symbol for spec in specs]), texts)
 
 
-# ---- what is computed
+# ---- extents and nodes
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Extents of the scores, and what is summed for them and of them."""
+    """Extents of the scores and of both matrix products."""
 
     stack: tuple[Dim, ...]
     """Batch and heads."""
     queries: Dim
     keys: Dim
     width: Dim
+    """Elements of a query and of a key: the head size."""
     result_width: Dim
+    """Elements of a value."""
 
     @staticmethod
     def of(node: Node) -> _Sizes:
+        """Return the extents of an attention node."""
         op = op_as(Attention, node)
         *stack, queries, width = op.split(required_input(node, 0).tensor.shape)
         _, _, keys, result_width = op.split(required_input(node, 2).tensor.shape)
         return _Sizes(tuple(stack), queries, keys, width, result_width)
 
     def blocks(self) -> tuple[int, ...]:
-        """Queries that may be worked on at once; none where that has to be known and is not."""
+        """Return the numbers of queries per block to offer.
+
+        The result is empty if an extent that the fused kernel needs is not known at build time.
+        """
         queries, extents = self.queries, (self.keys, self.width, self.result_width)
         if not isinstance(queries, int) or not all(isinstance(e, int) for e in extents):
             return ()
-        most = max(1, _SCRATCH_BYTES // (4 * fixed_extent(self.keys)))
-        parts = (max(round(queries / n), -(-queries // most)) for n in _QUERY_BLOCKS)
-        return tuple(dict.fromkeys(-(-queries // count) for count in parts))
+        maximum = max(1, _SCRATCH_BYTES // (4 * fixed_extent(self.keys)))
+        block_counts = (max(round(queries / n), -(-queries // maximum)) for n in _QUERY_BLOCKS)
+        return tuple(dict.fromkeys(-(-queries // count) for count in block_counts))
 
 
 @dataclass(frozen=True, slots=True)
 class _AttentionNodes:
-    """The ops that it stands for, in a graph of their own."""
+    """The ops that attention consists of, as nodes of a graph of their own."""
 
     scores: Node
     soft: Node
@@ -181,118 +197,133 @@ class _AttentionNodes:
 
     @staticmethod
     def of(node: Node, sizes: _Sizes) -> _AttentionNodes:
+        """Return the nodes for one attention node; an additive mask becomes an epilogue."""
         graph, s = Graph(node.name), sizes
 
-        def place(name: str, *shape: Dim) -> Value:
+        def add_input(name: str, *shape: Dim) -> Value:
             return graph.add_input(name, TensorType(DType.FLOAT32, (*s.stack, *shape)))
 
-        q, k = place("q", s.queries, s.width), place("k", s.width, s.keys)
+        q, k = add_input("q", s.queries, s.width), add_input("k", s.width, s.keys)
         mask = node.inputs[3] if len(node.inputs) > 3 else None
         op, inputs = cast("Any", MatMul()), [q, k]
         if mask is not None:
-            given = mask.tensor.shape
-            whole = (*s.stack, s.queries, s.keys)
-            shape = ((1,) * (4 - len(given)) + given)[4 - len(whole) :]
-            shape = tuple(1 if g == 1 else w for g, w in zip(shape, whole, strict=True))
+            mask_shape = mask.tensor.shape
+            scores_shape = (*s.stack, s.queries, s.keys)
+            shape = ((1,) * (4 - len(mask_shape)) + mask_shape)[4 - len(scores_shape) :]
+            shape = tuple(1 if g == 1 else w for g, w in zip(shape, scores_shape, strict=True))
             inputs.append(graph.add_input("mask", TensorType(DType.FLOAT32, shape)))
             op = Fused(MatMul(), 2, (Stage(Add(), (-1, 2)),))
         scores = graph.add(op, *inputs, name="scores")
         soft = graph.add(Softmax(-1), scores.output, name="soft")
-        v = place("v", s.keys, s.result_width)
+        v = add_input("v", s.keys, s.result_width)
         values = graph.add(MatMul(), soft.output, v, name="values")
         graph.outputs.append(values.output)
         return _AttentionNodes(scores, soft, values)
 
 
 def _unsupported_reason(node: Node, sizes: _Sizes) -> str | None:
+    """Return why the family does not support an attention node, or None if it does."""
     for value in (*node.inputs, node.output):
         if value is not None and value.tensor.dtype is not DType.FLOAT32:
             return f"only float32 is supported, and {value.name} is {value.tensor.dtype.value}"
     if not isinstance(sizes.width, int) or not isinstance(sizes.result_width, int):
         return "the head size is not known at build time"
     if 0 in (sizes.width, sizes.result_width, sizes.queries, sizes.keys, *sizes.stack):
-        return "it is empty"
+        return "an operand is empty"
     return None
 
 
 def _format(value: Value) -> TensorFormat:
-    """Operands are read through any strides; only transposes make such windows."""
-    made = value.producer
-    return STRIDED if made is not None and isinstance(made.op, Transpose) else LINEAR
+    """Return the format in which an operand is read.
+
+    The kernels read any strides, so an operand that a transpose produces needs no copy.
+    """
+    producer = value.producer
+    return STRIDED if producer is not None and isinstance(producer.op, Transpose) else LINEAR
 
 
 def _pairs(nodes: _AttentionNodes, target: CpuTarget) -> list[tuple[Tactic, Tactic, float]]:
-    """The best two ways to multiply, with estimated seconds."""
-    ways = [
-        [t for t in _GEMM.tactics(link, target) if isinstance(t, Tactic)][:2]
-        for link in (nodes.scores, nodes.values)
+    """Return the best two pairs of matrix product tactics, with their estimated seconds."""
+    candidates = [
+        [t for t in _GEMM.tactics(product_node, target) if isinstance(t, Tactic)][:2]
+        for product_node in (nodes.scores, nodes.values)
     ]
     count = element_count(nodes.scores.output.tensor.shape)
     seconds = (count if isinstance(count, int) else 1 << 14) * _SECONDS_PER_SCORE
-    return [(a, b, a.cost_hint + b.cost_hint + seconds) for a, b in zip(*ways, strict=False)]
+    return [(a, b, a.cost_hint + b.cost_hint + seconds) for a, b in zip(*candidates, strict=False)]
 
 
-# ---- where it is
+# ---- memory
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What lies in the workspace or in scratch memory: keys and values packed, then the scores.
+    """Layout of the workspace or of scratch memory: packed keys, packed values, scores.
 
-    Weights take the place of their scores, unless they are narrower: then they lie behind them.
+    The softmax overwrites the scores with its weights, unless the weights are narrower: then they
+    follow the scores.
     """
 
     keys_bytes: Dim
     values_bytes: Dim
     row: Dim
-    """Elements from one line of scores to the next."""
+    """Elements from one row of scores to the next."""
     stack: tuple[Dim, ...]
     queries: Dim
     dtype: DType
-    """Of the weights."""
+    """Element type of the softmax weights."""
 
     @staticmethod
     def of(node: Node, tactic: Tactic) -> _Memory:
+        """Return the layout for a node and a tactic."""
         options = tactic.options
         sizes = _Sizes.of(node)
         stack, queries = sizes.stack, sizes.queries
         if (block := options.integer("queries")) > 0:
             stack, queries = (), block
-        both = ((sizes.keys, sizes.width), (sizes.result_width, sizes.keys))
+        second_factors = ((sizes.keys, sizes.width), (sizes.result_width, sizes.keys))
         packed: list[Dim] = []
-        for (columns, rows), name in zip(both, ("first", "second"), strict=True):
+        for (columns, rows), name in zip(second_factors, ("first", "second"), strict=True):
             of_product = options.nested(name)
             width = of_product.integer("lanes") * of_product.integer("vectors")
             size = ceil_div(columns, width) * width * _LINE_BYTES * ceil_div(rows * 4, _LINE_BYTES)
             packed.append(size * element_count(stack))
-        # A line is no power of two, so that lines do not contend for the same places of the cache.
+        # The padding keeps row lengths from being powers of two, whose rows would compete for the
+        # same cache sets.
         row = ceil_div(sizes.keys, 16) * 16 + 16
         dtype = DType(options.text("intermediate_dtype", DType.FLOAT32.value))
         return _Memory(packed[0], packed[1], row, stack, queries, dtype)
 
     @property
     def scores_at(self) -> Dim:
+        """Byte offset of the scores."""
         return self.keys_bytes + self.values_bytes
 
     @property
     def weights_at(self) -> Dim:
+        """Byte offset of the softmax weights."""
         narrow = self.dtype is not DType.FLOAT32
         return self.scores_at + (self._bytes_of(DType.FLOAT32) if narrow else 0)
 
     @property
     def size_bytes(self) -> Dim:
+        """Size in bytes of the whole layout."""
         return self.weights_at + self._bytes_of(self.dtype)
 
     def _bytes_of(self, dtype: DType) -> Dim:
+        """Return the size in bytes of the scores stored as ``dtype``, rounded up to cache lines."""
         elements = element_count(self.stack) * self.queries * self.row
         return ceil_div(elements * dtype.size_bytes, _LINE_BYTES) * _LINE_BYTES
 
     def windows(self, workspace: View | None, keys: Dim) -> tuple[View, View, View, View]:
-        """Keys, values, scores and weights; in scratch memory only their elements are known."""
-        whole = replace(workspace or _NO_MEMORY, dtype=DType.FLOAT32, strides=(1,))
-        packed_keys = replace(whole, shape=(self.keys_bytes // 4,))
+        """Return views of packed keys, packed values, scores and softmax weights.
+
+        For scratch memory only shapes, strides and element types are meaningful.
+        """
+        memory = replace(workspace or _NO_MEMORY, dtype=DType.FLOAT32, strides=(1,))
+        packed_keys = replace(memory, shape=(self.keys_bytes // 4,))
         packed_values = replace(
-            whole, offset=whole.offset + self.keys_bytes, shape=(self.values_bytes // 4,)
+            memory, offset=memory.offset + self.keys_bytes, shape=(self.values_bytes // 4,)
         )
         shape = (*self.stack, self.queries, keys)
         strides: tuple[Dim, ...] = (self.row, 1)
@@ -300,7 +331,7 @@ class _Memory:
         for extent in reversed(self.stack):
             strides, step = (step, *strides), step * extent
         scores, weights = (
-            View(whole.buffer, whole.offset + at, dtype, shape, strides)
+            View(memory.buffer, memory.offset + at, dtype, shape, strides)
             for at, dtype in ((self.scores_at, DType.FLOAT32), (self.weights_at, self.dtype))
         )
         return packed_keys, packed_values, scores, weights
@@ -308,7 +339,7 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True)
 class _AttentionViews:
-    """The operands, each with the axes batch, head, place and element, or without the first two."""
+    """Views of the operands with the axes batch, head, position, element, or the last two alone."""
 
     q: View
     k: View
@@ -318,31 +349,33 @@ class _AttentionViews:
 
     @staticmethod
     def of(op: Attention, operands: Operands) -> _AttentionViews:
+        """Return the operands of a node with an axis of heads, and the mask broadcast to them."""
         q, k, v = (_with_head_axis(op, input_view(operands, index)) for index in range(3))
         mask = operands.inputs[3] if len(operands.inputs) > 3 else None
         if mask is not None:
-            whole = (*q.shape[:3], k.shape[2])
+            scores_shape = (*q.shape[:3], k.shape[2])
             shape = (1,) * (4 - len(mask.shape)) + mask.shape
-            mask = replace(mask, shape=shape, strides=broadcast_strides(mask, whole))
+            mask = replace(mask, shape=shape, strides=broadcast_strides(mask, scores_shape))
         return _AttentionViews(q, k, v, mask, _with_head_axis(op, operands.outputs[0]))
 
     def all(self) -> tuple[View, ...]:
+        """Return the operands in the order of the kernel."""
         return (self.q, self.k, self.v, *([] if self.mask is None else [self.mask]), self.out)
 
 
 def _with_head_axis(op: Attention, view: View) -> View:
-    """The view with an axis of heads."""
+    """Return the view with an axis of heads split from its last axis."""
     if not op.heads:
         return view
-    batch, place, element = view.strides
+    batch, position, element = view.strides
     shape = op.split(view.shape)
-    return replace(view, shape=shape, strides=(batch, shape[3] * element, place, element))
+    return replace(view, shape=shape, strides=(batch, shape[3] * element, position, element))
 
 
 def _launches(
     node: Node, tactic: Tactic, operand_views: _AttentionViews, workspace: View | None
 ) -> list[Launch]:
-    """Keys packed, values packed; scores, their softmax, the values' sums."""
+    """Return the five launches: pack keys, pack values, scores, softmax, weighted sum of values."""
     options = tactic.options
     *stack, queries, width = operand_views.q.shape
     sizes = _Sizes(
@@ -350,44 +383,46 @@ def _launches(
     )
     nodes = _AttentionNodes.of(node, sizes)
     keys, values, scores, weights = _Memory.of(node, tactic).windows(workspace, sizes.keys)
-    permuted = replace(
+    transposed_keys = replace(
         operand_views.k,
         shape=(*operand_views.k.shape[:-2], *reversed(operand_views.k.shape[-2:])),
         strides=(*operand_views.k.strides[:-2], *reversed(operand_views.k.strides[-2:])),
     )
     masks = () if operand_views.mask is None else (operand_views.mask,)
-    read = Operands((operand_views.q, permuted, *masks), (scores,), (), keys)
-    pack_keys, multiply = _product(nodes.scores, options["first"], read)
+    product_operands = Operands((operand_views.q, transposed_keys, *masks), (scores,), (), keys)
+    pack_keys, multiply = _product(nodes.scores, options["first"], product_operands)
     panels = replace(MicrokernelSpec.from_spec(multiply.kernel), alpha=op_as(Attention, node).scale)
     multiply = replace(multiply, kernel=panels.spec(_GEMM.name))
-    plain = Tactic(_SOFTMAX.name, (), (LINEAR,), (LINEAR,))
-    (soft,) = _SOFTMAX.lower(nodes.soft, plain, Operands((scores,), (weights,), ()))
-    read = Operands((weights, operand_views.v), (operand_views.out,), (), values)
-    pack_values, add = _product(nodes.values, options["second"], read)
+    softmax_tactic = Tactic(_SOFTMAX.name, (), (LINEAR,), (LINEAR,))
+    (softmax,) = _SOFTMAX.lower(nodes.soft, softmax_tactic, Operands((scores,), (weights,), ()))
+    product_operands = Operands((weights, operand_views.v), (operand_views.out,), (), values)
+    pack_values, sum_values = _product(nodes.values, options["second"], product_operands)
     pack_values = replace(pack_values, waits=False)
-    return [pack_keys, pack_values, multiply, cast("Launch", soft), add]
+    return [pack_keys, pack_values, multiply, cast("Launch", softmax), sum_values]
 
 
 def _product(node: Node, options: Any, operands: Operands) -> list[Launch]:
+    """Return the launches of one matrix product: packing, then the product."""
     formats = tuple(None if view is None else LINEAR for view in operands.inputs)
     steps = _GEMM.lower(node, Tactic(_GEMM.name, options, formats, (LINEAR,)), operands)
     return [cast("Launch", step) for step in steps]
 
 
-# ---- in one launch
+# ---- one fused launch
 
 _KEYS: Final = -1
 _VALUES: Final = -2
 _SCORES: Final = -3
 _WEIGHTS: Final = -4
 _OWN: Final = (_KEYS, _VALUES, _SCORES, _WEIGHTS)
+"""Regions of scratch memory; as operand numbers they are negative."""
 _PACKS: Final = 2
-"""The first stages, which a chunk needs only once."""
+"""Number of leading stages, which pack keys and values and run once per chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FusedAttention:
-    """All of it for some queries of one head, in scratch memory."""
+    """Attention in one launch, in blocks of queries of one head, in scratch memory."""
 
     operand_views: _AttentionViews
     sizes: _Sizes
@@ -395,7 +430,7 @@ class _FusedAttention:
     memory: _Memory
 
     def window(self) -> _AttentionViews:
-        """What one chunk sees of the operands."""
+        """Return the part of the operands that one block of queries sees."""
 
         def inner(view: View, rows: Dim) -> View:
             shape = (rows, view.shape[3])
@@ -408,22 +443,23 @@ class _FusedAttention:
         return _AttentionViews(inner(p.q, self.queries), k, v, mask, inner(p.out, self.queries))
 
     def launch(self, family: str, stages: Sequence[Launch]) -> Launch:
+        """Return the launch that runs ``stages`` for every block of queries."""
         if any(stage.scalars for stage in stages):
             raise InternalError(
                 "the fused attention kernel needs extents that are known at build time"
             )
         views, scalars, memory = self.operand_views.all(), LaunchScalars(), self.memory
-        last = len(views) - 1
-        masks = (3,) if last > 3 else ()
+        result = len(views) - 1
+        masks = (3,) if result > 3 else ()
         operands = (
             (1, _KEYS),
             (2, _VALUES),
             (0, _KEYS, *masks, _SCORES),
             (_SCORES, _WEIGHTS),
-            (_WEIGHTS, _VALUES, last),
+            (_WEIGHTS, _VALUES, result),
         )
-        together, blocks = self._blocks()
-        parts = -(-blocks // together)
+        blocks_per_chunk, blocks = self._blocks()
+        chunks_per_head = -(-blocks // blocks_per_chunk)
         spec = KernelSpec(
             family,
             parameters(
@@ -431,9 +467,9 @@ class _FusedAttention:
                     (s.kernel.family, s.kernel.parameters, o, fixed_extent(s.chunks))
                     for s, o in zip(stages, operands, strict=True)
                 ),
-                extents=(*scalars.all_json(self.sizes.stack), parts),
+                extents=(*scalars.all_json(self.sizes.stack), chunks_per_head),
                 queries=(self.queries, fixed_extent(self.sizes.queries)),
-                blocks=(together, blocks),
+                blocks=(blocks_per_chunk, blocks),
                 strides=tuple(
                     _steps(view, scalars, moves=number not in (1, 2))
                     for number, view in enumerate(views)
@@ -444,11 +480,11 @@ class _FusedAttention:
             ),
         )
         scratch = fixed_extent(memory.size_bytes)
-        chunks = element_count(self.sizes.stack) * parts
-        return Launch(spec, views, (last,), scalars.values, chunks, scratch_bytes=scratch)
+        chunks = element_count(self.sizes.stack) * chunks_per_head
+        return Launch(spec, views, (result,), scalars.values, chunks, scratch_bytes=scratch)
 
     def _blocks(self) -> tuple[int, int]:
-        """Blocks of queries of a chunk, and of a head."""
+        """Return the number of blocks of queries of a chunk, and of a head."""
         blocks = -(-fixed_extent(self.sizes.queries) // self.queries)
         heads = element_count(self.sizes.stack)
         parts = 1 if not isinstance(heads, int) else -(-_MIN_CHUNKS // heads)
@@ -456,23 +492,26 @@ class _FusedAttention:
 
 
 def _steps(view: View, scalars: LaunchScalars, *, moves: bool) -> Json:
-    """Bytes from one item of the batch, one head and one query to the next."""
+    """Return the bytes from one item of the batch, one head and one query to the next."""
     size = view.dtype.size_bytes
-    batch, head, place = (stride * size for stride in view.strides[:3])
-    return scalars.all_json((batch, head, place if moves else 0))
+    batch, head, position = (stride * size for stride in view.strides[:3])
+    return scalars.all_json((batch, head, position if moves else 0))
 
 
 def _write(kernel: KernelSpec, symbols: Sequence[str]) -> str:
-    """The loop over chunks, which calls the parts."""
+    """Return the LLVM IR of the loop over chunks, which calls the stages."""
     strides: Any = as_json(kernel["strides"])
     stages: Any = as_json(kernel["stages"])
     extents: Any = as_json(kernel["extents"])
     memory: Any = as_json(kernel["memory"])
     e = Emitter(kernel.symbol, len(strides))
     frames = [e.emit("ptr", f"alloca [{len(o)} x i64], align 16") for _, _, o, _ in stages]
-    own = {number: e.at(e.scratch, at) for number, at in zip(_OWN, memory, strict=True)}
+    scratch_pointers = {
+        number: e.at(e.scratch, at) for number, at in zip(_OWN, memory, strict=True)
+    }
 
     def call(chosen: slice, at: dict[int, Reg]) -> None:
+        """Write calls of the chosen stages with the addresses of their operands."""
         for (_, _, operands, count), symbol, frame in list(
             zip(stages, symbols, frames, strict=True)
         )[chosen]:
@@ -480,26 +519,27 @@ def _write(kernel: KernelSpec, symbols: Sequence[str]) -> str:
 
     with e.loop(e.begin, e.end) as chunk:
         *stack, part = unravel(e, chunk.index, extents)
-        at = own | {
+        at = scratch_pointers | {
             number: _advance(e, e.pointer(number), steps[:2], stack)
             for number, steps in enumerate(strides)
         }
         call(slice(_PACKS), at)
-        together, blocks = cast("tuple[int, int]", as_json(kernel["blocks"]))
-        first = e.mul(part, together)
-        with e.loop(first, e.minimum(e.add(first, together), blocks)) as block:
+        blocks_per_chunk, blocks = cast("tuple[int, int]", as_json(kernel["blocks"]))
+        first = e.mul(part, blocks_per_chunk)
+        with e.loop(first, e.minimum(e.add(first, blocks_per_chunk), blocks)) as block:
             # The last block overlaps the one before rather than being smaller.
             size, queries = cast("tuple[int, int]", as_json(kernel["queries"]))
             row = e.minimum(e.mul(block.index, size), queries - size)
-            here = own | {
+            block_pointers = scratch_pointers | {
                 number: _advance(e, at[number], steps[2:], [row])
                 for number, steps in enumerate(strides)
             }
-            call(slice(_PACKS, None), here)
+            call(slice(_PACKS, None), block_pointers)
     return e.module()
 
 
 def _advance(e: Emitter, at: Reg, steps: Sequence[Json], indices: Sequence[Int]) -> Reg:
+    """Return the address after moving ``indices`` steps along each axis."""
     for index, step in zip(indices, steps, strict=True):
         at = e.at(at, e.mul(index, e.extent(step)))
     return at

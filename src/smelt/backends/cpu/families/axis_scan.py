@@ -1,4 +1,4 @@
-"""Ops that go along one axis element by element: ArgMax, ArgMin, CumSum and TopK."""
+"""Ops that scan one axis element by element: ArgMax, ArgMin, CumSum and TopK."""
 
 from __future__ import annotations
 
@@ -33,12 +33,16 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _MAX_TOP_K: Final = 128
-"""TopK keeps its elements sorted by insertion: beyond this many it would be slow."""
+"""Largest k of TopK. Its elements are kept sorted by insertion, which is slow for more."""
 _EXTREMES: Final = (ArgMax, ArgMin)
 
 
 class AxisScanFamily(Family["CpuTarget"]):
-    """A line is one work item; lines that lie side by side go abreast where registers allow."""
+    """Scans along one axis; each line is one work item.
+
+    Lines that are adjacent in memory are scanned side by side in the lanes of vectors, except by
+    TopK.
+    """
 
     name: ClassVar[str] = "axis_scan"
 
@@ -53,11 +57,11 @@ class AxisScanFamily(Family["CpuTarget"]):
         if source is None:
             raise InternalError(f"{node} has no input")
         rank = source.tensor.rank
-        same = all(v.tensor.rank == rank for v in node.outputs)
+        keeps_rank = all(v.tensor.rank == rank for v in node.outputs)
         for layout in reversed(layouts_of(rank)):
             inputs = (TensorFormat(source.tensor.dtype, layout), *(None for _ in node.inputs[1:]))
-            after = layout if same else Layout.LINEAR
-            results = tuple(TensorFormat(v.tensor.dtype, after) for v in node.outputs)
+            result_layout = layout if keeps_rank else Layout.LINEAR
+            results = tuple(TensorFormat(v.tensor.dtype, result_layout) for v in node.outputs)
             yield Tactic(self.name, (), inputs, results, cost_hint=5e-6)
 
     @override
@@ -96,18 +100,18 @@ class AxisScanFamily(Family["CpuTarget"]):
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         dtype = DType(kernel["dtype"])
         line = _EMITTERS[kernel["op"]]
-        wide = target.vector_bits // 64 if kernel["op"] != TopK.name else 1
+        lanes = target.vector_bits // 64 if kernel["op"] != TopK.name else 1
         sizes = [dtype.size_bytes, *([8] if kernel["op"] != CumSum.name else [dtype.size_bytes])]
         if kernel["op"] == TopK.name:
             sizes = [dtype.size_bytes, dtype.size_bytes, 8]
         e = emitter_for(kernel, len(sizes))
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-            whole = first
-            ranges = [(whole, last, 1)]
-            if wide > 1 and all(s == 1 for s in strides):
-                whole = e.add(first, e.mul(e.div(e.sub(last, first), wide), wide))
-                ranges = [(first, whole, wide), (whole, last, 1)]
+            full_end = first
+            ranges = [(full_end, last, 1)]
+            if lanes > 1 and all(s == 1 for s in strides):
+                full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+                ranges = [(first, full_end, lanes), (full_end, last, 1)]
             for low, high, width in ranges:
                 with e.loop(low, high, width) as steps:
                     addresses = [
@@ -123,6 +127,7 @@ class AxisScanFamily(Family["CpuTarget"]):
 
 
 def _unsupported_reason(node: Node) -> str | None:
+    """Return why the family does not support a node, or None if it does."""
     source = node.inputs[0]
     if source is None or source.tensor.dtype not in LLVM_TYPES or source.tensor.rank == 0:
         return "only tensors of numeric types and rank 1 or more are supported"
@@ -141,15 +146,17 @@ def _unsupported_reason(node: Node) -> str | None:
 
 
 def _axis(node: Node) -> int:
+    """Return the axis that a node scans."""
     if isinstance(node.op, (*_EXTREMES, TopK)):
         return node.op.axis
-    given = constant_input(node, 1)
-    if given is None:
+    axis = constant_input(node, 1)
+    if axis is None:
         raise InternalError(f"{node}: the axis is not constant")
-    return int(given.item())
+    return int(axis.item())
 
 
 def _options(node: Node) -> tuple[int, ...]:
+    """Return the attributes of a node that change its code."""
     match node.op:
         case CumSum():
             return (node.op.exclusive, node.op.reverse)
@@ -162,18 +169,22 @@ def _options(node: Node) -> tuple[int, ...]:
 
 
 def _with_axis(view: View, axis: int, rank: int) -> tuple[Any, ...]:
-    """The view's strides, with the axis that the op may have removed."""
+    """Return the view's strides, with a stride of 0 for the axis if the op removed it."""
     if len(view.strides) == rank:
         return view.strides
     return (*view.strides[:axis], 0, *view.strides[axis:])
 
 
 def _load(e: Emitter, dtype: DType, at: Reg, width: int) -> Reg:
+    """Load elements as the type in which they are compared and summed."""
     return to_compute_type(e, e.load(vector_type(LLVM_TYPES[dtype], width), at), dtype)
 
 
 def _precedes(e: Emitter, dtype: DType, a: Reg, b: Reg, *, larger: bool, ties: bool) -> Reg:
-    """Whether ``a`` comes before ``b``. NaN is the first of all when the largest is wanted."""
+    """Return whether ``a`` comes before ``b``.
+
+    Comparisons with NaN are false here; callers order NaN separately.
+    """
     order = ("g" if larger else "l") + ("e" if ties else "t")
     kind = vector_type("i1", 1 if not a.type.startswith("<") else int(a.type[1:].split(" ")[0]))
     if element_type(a.type) not in ("float", "double"):
@@ -183,13 +194,17 @@ def _precedes(e: Emitter, dtype: DType, a: Reg, b: Reg, *, larger: bool, ties: b
 
 
 def _is_number(e: Emitter, value: Reg) -> Reg:
+    """Return whether a value is not NaN."""
     return e.compare_float("ord", value, value)
 
 
 def _emit_extreme(
     e: Emitter, kernel: KernelSpec, dtype: DType, addresses: Sequence[Reg], width: int
 ) -> None:
-    """Index of the extreme element; the first NaN (or, of last ones, the last) is extreme."""
+    """Write the index of the largest or smallest element.
+
+    NaN counts as extreme: the first NaN is chosen, or the last one if the last index is selected.
+    """
     source, result = addresses
     extent, stride, _ = (e.extent(x) for x in kernel["along"])
     (last,) = kernel["options"]
@@ -204,11 +219,11 @@ def _emit_extreme(
         better = _precedes(e, dtype, value, best, larger=larger, ties=bool(last))
         if element_type(value.type) in ("float", "double"):
             ones = e.constant(1, better.type)
-            lost = e.binary("xor", _is_number(e, value), ones)
+            is_nan = e.binary("xor", _is_number(e, value), ones)
             if last:
-                better = e.binary("or", better, lost)
+                better = e.binary("or", better, is_nan)
             else:
-                better = e.binary("or", better, e.binary("and", lost, _is_number(e, best)))
+                better = e.binary("or", better, e.binary("and", is_nan, _is_number(e, best)))
         steps.carry = (
             e.select(better, value, best),
             e.select(better, e.splat(steps.index, width), index),
@@ -219,8 +234,9 @@ def _emit_extreme(
 def _emit_sums(
     e: Emitter, kernel: KernelSpec, dtype: DType, addresses: Sequence[Reg], width: int
 ) -> None:
+    """Write the cumulative sum of a line."""
     source, result = addresses
-    extent, stride, to = (e.extent(x) for x in kernel["along"])
+    extent, stride, result_stride = (e.extent(x) for x in kernel["along"])
     exclusive, reverse = kernel["options"]
     size = dtype.size_bytes
     kind = register_type(dtype, width)
@@ -228,15 +244,18 @@ def _emit_sums(
         at = e.sub(e.sub(extent, 1), steps.index) if reverse else steps.index
         value = _load(e, dtype, e.at(source, e.mul(at, e.mul(stride, size))), width)
         total = e.binary("fadd" if dtype.is_float else "add", steps.values[0], value)
-        shown = steps.values[0] if exclusive else total
-        e.store(shown, e.at(result, e.mul(at, e.mul(to, size))))
+        written = steps.values[0] if exclusive else total
+        e.store(written, e.at(result, e.mul(at, e.mul(result_stride, size))))
         steps.carry = (total,)
 
 
 def _emit_top(
     e: Emitter, kernel: KernelSpec, dtype: DType, addresses: Sequence[Reg], width: int
 ) -> None:
-    """Insert each element into the sorted ones; what an insertion displaces moves one on."""
+    """Write the k first elements of a line in order.
+
+    Each element is inserted into the sorted ones. One pass carries the displaced element on.
+    """
     del width
     source, values, indices = addresses
     extent, stride, to_value, to_index = (e.extent(x) for x in kernel["along"])
@@ -244,6 +263,7 @@ def _emit_top(
     size = dtype.size_bytes
 
     def slot(slot_index: Int) -> tuple[Reg, Reg]:
+        """Return the addresses of a value and of its index among the sorted ones."""
         return (
             e.at(values, e.mul(slot_index, e.mul(to_value, size))),
             e.at(indices, e.mul(slot_index, e.mul(to_index, 8))),
@@ -252,35 +272,36 @@ def _emit_top(
     with e.loop(0, extent) as elements:
         index = elements.index
         value = _load(e, dtype, e.at(source, e.mul(index, e.mul(stride, size))), 1)
-        filled = e.i64(e.minimum(index, top_k))
+        count = e.i64(e.minimum(index, top_k))
         carried = (value, index, e.constant(0, "i1"))
-        with e.loop(0, filled, carried=carried) as slots:
+        with e.loop(0, count, carried=carried) as slots:
             candidate, number, moving = slots.values
             at_value, at_index = slot(slots.index)
-            current, theirs = _load(e, dtype, at_value, 1), e.load("i64", at_index)
+            current, current_index = _load(e, dtype, at_value, 1), e.load("i64", at_index)
             moving = e.binary("or", moving, _comes_first(e, kernel, dtype, candidate, current))
             e.store(to_storage_type(e, e.select(moving, candidate, current), dtype), at_value)
-            e.store(e.select(moving, number, theirs), at_index)
+            e.store(e.select(moving, number, current_index), at_index)
             slots.carry = (
                 e.select(moving, current, candidate),
-                e.select(moving, theirs, number),
+                e.select(moving, current_index, number),
                 moving,
             )
-        with e.when(e.compare("slt", filled, top_k)):
-            at_value, at_index = slot(filled)
+        with e.when(e.compare("slt", count, top_k)):
+            at_value, at_index = slot(count)
             e.store(to_storage_type(e, slots.values[0], dtype), at_value)
             e.store(slots.values[1], at_index)
 
 
 def _comes_first(e: Emitter, kernel: KernelSpec, dtype: DType, candidate: Reg, current: Reg) -> Reg:
+    """Return whether ``candidate`` comes before ``current`` in TopK's order."""
     larger = bool(kernel["options"][0])
     first = _precedes(e, dtype, candidate, current, larger=larger, ties=False)
     if element_type(candidate.type) not in ("float", "double"):
         return first
-    # NaN is the largest of all.
+    # NaN counts as the largest value.
     high, low = (candidate, current) if larger else (current, candidate)
-    lost = e.binary("xor", _is_number(e, high), e.constant(1, "i1"))
-    return e.binary("or", first, e.binary("and", lost, _is_number(e, low)))
+    is_nan = e.binary("xor", _is_number(e, high), e.constant(1, "i1"))
+    return e.binary("or", first, e.binary("and", is_nan, _is_number(e, low)))
 
 
 _EMITTERS: Final[dict[str, Callable[[Emitter, KernelSpec, DType, Sequence[Reg], int], None]]] = {
@@ -289,3 +310,4 @@ _EMITTERS: Final[dict[str, Callable[[Emitter, KernelSpec, DType, Sequence[Reg], 
     CumSum.name: _emit_sums,
     TopK.name: _emit_top,
 }
+"""Writer of one line, or of several side by side, by op."""

@@ -1,8 +1,8 @@
-"""Convolution in one or two dimensions, summed directly over the window: nothing is unfolded.
+"""Convolution in one or two dimensions as implicit GEMM, without im2col.
 
-Inside, images are stored channels last. The planner lays zeros around the input (a halo), so
-that no tap needs a condition; a halo, a slice of a concatenation and a plain tensor differ in
-strides alone.
+Images are stored channels-last, so that the run of input channels is contiguous. The planner stores
+a halo of zeros around the input, so that no tap needs a bounds check. An input with a halo, a slice
+of a concatenation and a plain tensor differ only in their strides.
 """
 
 from __future__ import annotations
@@ -56,10 +56,13 @@ if TYPE_CHECKING:
     from smelt.types import Dim, TensorFormat
 
 _CHANNEL_AXIS = 1
+"""Axis of the channels in the model's order (N, C, ...)."""
 _FEW_CHANNELS = 8
-"""From here on channels lie side by side, and runs need no other columns."""
+"""Number of channels from which runs of input channels are long enough. Inputs with fewer may
+stay in planes, and their runs may cover all columns of the window."""
 _MIN_MULTI_PASS_PANEL_BYTES = 400 << 10
-"""Panels from this size on are summed in passes, one for each row of the window."""
+"""Size in bytes from which a panel is summed in several passes, one per row of the window, so
+that each pass uses a smaller part of the panel."""
 
 
 class ConvFamily(Family[CpuTarget]):
@@ -133,6 +136,7 @@ class ConvFamily(Family[CpuTarget]):
 
 
 def _unsupported_reason(node: Node, root: Conv) -> str | None:
+    """Return why the family does not support a convolution, or None if it does."""
     x, weights = node.inputs[0], node.inputs[1]
     if x is None or weights is None:
         return "the input or the weights are missing"
@@ -150,28 +154,38 @@ def _unsupported_reason(node: Node, root: Conv) -> str | None:
 
 
 def _layouts(node: Node) -> tuple[TensorFormat, ...]:
-    """How the input may lie: pictures, planes of a few channels, are read as they are."""
+    """Return the layouts that the input may have.
+
+    Images of a few channels, such as pictures, can also be read as planes, which saves a copy of
+    the network's input to channels-last.
+    """
     channels = required_input(node, 0).tensor.shape[1]
     few = isinstance(channels, int) and 1 < channels < _FEW_CHANNELS
     return (CHANNELS_LAST, LINEAR) if few else (CHANNELS_LAST,)
 
 
 def _root_inputs(node: Node) -> list[Value | None]:
+    """Return the inputs of the convolution without those of the epilogue."""
     return node.inputs[: root_of(node)[1]]
 
 
 def bias_of(node: Node) -> Value | None:
-    """The bias of a (transposed) convolution, if it has one."""
+    """Return the bias of a convolution or transposed convolution, or None if there is none."""
     inputs = _root_inputs(node)
     return inputs[2] if len(inputs) > 2 else None
 
 
 def _varies(value: Value | None) -> bool:
+    """Return whether a value is present and not constant."""
     return value is not None and value.constant is None
 
 
 def halo_of(node: Node, root: Conv | ConvInteger) -> Halo:
-    """Zeros that taps read beyond the image; nothing that no window reaches."""
+    """Return the halo of zeros that the taps read around the input.
+
+    The trailing padding is the part that a window reaches: it may be less than the model's padding
+    if strides leave elements over.
+    """
     x = required_input(node, 0)
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
     for axis, (before, after) in enumerate(root.pad_pairs):
@@ -183,7 +197,7 @@ def halo_of(node: Node, root: Conv | ConvInteger) -> Halo:
 
 
 def problem_of(node: Node, root: Conv) -> TilingProblem:
-    """What the choice of tiles depends on."""
+    """Return the extents that determine the choice of tiles."""
     shape = node.output.tensor.shape
     weights = constant_of(node.inputs[1]).type.shape
     depth = 1
@@ -201,7 +215,10 @@ def problem_of(node: Node, root: Conv) -> TilingProblem:
 
 
 def _flat(problem: TilingProblem, root: Conv) -> TilingProblem:
-    """A 1x1 convolution's image as one row, which it is unless its memory has gaps."""
+    """Return the problem of a 1x1 convolution with each image as one row of pixels.
+
+    `ImplicitGemm.flattened` merges the rows if the image's memory has no gaps.
+    """
     plain = {*root.kernel_shape, *root.strides} == {1} and not any(root.pads)
     if plain and problem.height is not None and problem.width is not None:
         return replace(problem, height=1, width=problem.height * problem.width)
@@ -211,6 +228,7 @@ def _flat(problem: TilingProblem, root: Conv) -> TilingProblem:
 def _candidates(
     node: Node, root: Conv, target: CpuTarget
 ) -> Iterator[tuple[tuple[tuple[str, Json], ...], float]]:
+    """Yield the options and estimated seconds of the six best tilings and splits."""
     lanes = target.vector_bits // 32
     problem = _flat(problem_of(node, root), root)
     a_bytes = problem.pixels * problem.depth * 4 // max(1, root.kernel_shape[-1] ** 2)
@@ -221,9 +239,11 @@ def _candidates(
         tile = choose_tile(problem, budget, vectors)
         seconds = estimate_seconds(problem, tile, vectors, target)
         panel_bytes = problem.depth * vectors * lanes * 4
-        many = panel_bytes > _MIN_MULTI_PASS_PANEL_BYTES and root.kernel_shape[0] > 1
+        multi_pass = panel_bytes > _MIN_MULTI_PASS_PANEL_BYTES and root.kernel_shape[0] > 1
         for penalty, parallel_split in enumerate(parallel_splits(problem, a_bytes)):
-            reduction_passes = root.kernel_shape[0] if many and parallel_split == "panels" else 1
+            reduction_passes = (
+                root.kernel_shape[0] if multi_pass and parallel_split == "panels" else 1
+            )
             options = parameters(
                 lanes=lanes,
                 vectors=vectors,
@@ -231,19 +251,23 @@ def _candidates(
                 parallel_split=parallel_split,
                 reduction_passes=reduction_passes,
             )
+            # Splits come best guess first: each later one counts as 10 % slower.
             ranked.append((seconds * (1 + 0.1 * penalty), options))
     for seconds, options in sorted(ranked, key=lambda r: r[0])[:6]:
         yield options, seconds
 
 
 def _runs_over_columns(weights: Constant, dot_product: DotProduct) -> bool:
-    """Whether a run takes all columns of the window: few channels would not fill their words."""
+    """Return whether a run covers all columns of the window.
+
+    Runs of few channels would leave the words of narrow elements partly empty.
+    """
     depth, *_, width = fixed_shape(weights.type.shape[1:])
     return width > 1 and depth % dot_product.group != 0 and depth < _FEW_CHANNELS
 
 
 def _columns_in_runs(weights: Constant) -> Constant:
-    """Weights ``[filter, channel, *rows, column]`` as ``[filter, column and channel, *rows]``."""
+    """Return ``[filter, channel, *rows, column]`` as ``[filter, column and channel, *rows]``."""
     filters, depth, *rows, width = fixed_shape(weights.type.shape)
     axes = range(2, 2 + len(rows))
     permuted = transpose(weights, 0, 2 + len(rows), 1, *axes)
@@ -253,9 +277,9 @@ def _columns_in_runs(weights: Constant) -> Constant:
 def implicit_gemm_of(
     node: Node, tactic: Tactic, operands: Operands, packed: int
 ) -> tuple[ImplicitGemm, list[View]]:
-    """The sum that the convolution is, on the memory of its operands, and what it reads besides.
+    """Return the convolution as an implicit GEMM, and the views that its epilogue reads.
 
-    The first ``packed`` of the packed operands are weights and bias.
+    The first ``packed`` of the packed operands are the weights and the bias.
     """
     root, dot_product = root_as(Conv, node), dot_product_of(tactic)
     x, out = input_view(operands, 0), operands.outputs[0]
@@ -296,7 +320,10 @@ def implicit_gemm_of(
 def _reads(
     node: Node, operands: Operands, packed: int, filters: int
 ) -> tuple[Epilogue, list[GemmStrides], list[View]]:
-    """The epilogue and what it reads, a bias that is not constant among it."""
+    """Return the epilogue, and the strides and views of its operands.
+
+    A bias that is not constant becomes the first stage of the epilogue.
+    """
     extras = epilogue_operand_strides(node, operands, operands.packed[packed:], _CHANNEL_AXIS)
     operand_strides = [_epilogue_strides(strides, filters) for _, strides in extras]
     views = [view for view, _ in extras]
@@ -311,11 +338,12 @@ def _reads(
 
 
 def _spatial_strides(view: View) -> tuple[Dim, Dim]:
-    """Strides along rows and columns; one row where there is one dimension."""
+    """Return the strides along rows and columns; one-dimensional images are one row."""
     return (view.strides[2], view.strides[3]) if len(view.strides) == 4 else (0, view.strides[2])
 
 
 def _epilogue_strides(strides: tuple[Dim, ...], filters: int) -> GemmStrides:
+    """Return the strides of an epilogue operand from those along (N, C, *spatial)."""
     image, channel, *spatial_strides = strides
     row, column = spatial_strides if len(spatial_strides) == 2 else (0, spatial_strides[0])
     return GemmStrides((image,), filters * channel, row, column, channel)

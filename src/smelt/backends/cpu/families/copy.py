@@ -1,4 +1,4 @@
-"""Copies between formats, and zeros around tensors."""
+"""Copies between formats, and fills of the halos around tensors."""
 
 from __future__ import annotations
 
@@ -34,25 +34,35 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 COPY: Final = "copy"
+"""Family name of copy kernels."""
 CLEAR: Final = "clear"
+"""Family name of kernels that fill halos."""
 _CHUNK_BYTES: Final = 16 << 10
-"""About what one worker takes at a time: large against the cost of taking it, small against a
+"""Approximate bytes per chunk: large against the cost of handing over a chunk, small against a
 cache."""
 _TILE: Final = 16
+"""Largest side of a tile that is transposed in registers, in elements."""
 _BLOCK: Final = 64
+"""Largest side of a block of such tiles, in elements."""
 _MAX_INTERLEAVED_LINES: Final = 4
-"""Lines, say the channels of a picture, that are read at once to be written as one."""
+"""Largest number of source lines, such as the channels of a picture, that are interleaved into
+one line of the destination."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
+    """An axis of a copy: its extent, and its strides in source and destination in elements."""
+
     extent: Dim
     source: Dim
     destination: Dim
 
 
 def copy_launch(source: View, destination: View) -> Launch:
-    """Copy ``source`` to ``destination``: one shape, any strides; floats are converted."""
+    """Return the launch that copies ``source`` to ``destination``.
+
+    Both views have the same shape and any strides; elements are converted if their types differ.
+    """
     axes = _merged(
         [
             _Axis(e, s, d)
@@ -66,12 +76,14 @@ def copy_launch(source: View, destination: View) -> Launch:
     size = element_conversion.widest
     blocks = _blocks(inner, size)
     scalars = LaunchScalars()
-    total = element_count(tuple(a.extent for a in outer))
-    conversion = element_count(blocks or tuple(a.extent for a in inner))
+    items = element_count(tuple(a.extent for a in outer))
+    item_elements = element_count(blocks or tuple(a.extent for a in inner))
     for axis, block in zip(inner, blocks, strict=False):
-        total = total * ceil_div(axis.extent, block)
+        items = items * ceil_div(axis.extent, block)
     items_per_chunk = (
-        max(1, _CHUNK_BYTES // max(1, conversion * size)) if isinstance(conversion, int) else 1
+        max(1, _CHUNK_BYTES // max(1, item_elements * size))
+        if isinstance(item_elements, int)
+        else 1
     )
     spec = KernelSpec(
         COPY,
@@ -83,31 +95,35 @@ def copy_launch(source: View, destination: View) -> Launch:
             items_per_chunk=items_per_chunk,
         ),
     )
-    chunks = ceil_div(total, items_per_chunk)
+    chunks = ceil_div(items, items_per_chunk)
     return Launch(spec, (source, destination), (1,), scalars.values, chunks)
 
 
 def _blocks(inner: Sequence[_Axis], size: int) -> tuple[int, ...]:
-    """How much of a line, or of what is transposed, is copied at a time; () for all of it."""
+    """Return the extent of a work item along each inner axis; () if an item covers them.
+
+    A long line is cut into segments. A transposition is cut into blocks that fill `_CHUNK_BYTES`,
+    longer along the longer axis.
+    """
     if len(inner) == 1:
-        line, most = inner[0].extent, _CHUNK_BYTES // size
-        return () if isinstance(line, int) and line <= 2 * most else (most,)
+        line, maximum = inner[0].extent, _CHUNK_BYTES // size
+        return () if isinstance(line, int) and line <= 2 * maximum else (maximum,)
     if len(inner) < 2 or inner[0].destination != 1 or inner[1].source != 1:
         return ()
     extents = [a.extent if isinstance(a.extent, int) else _BLOCK for a in inner]
     if min(extents) < LEAST_TILE:
         return ()
-    # Whole lines of a short axis, so that there is enough to do at a time.
+    # A block covers a short axis completely and extends along the other, to have enough work.
     first = min(_BLOCK, -(-extents[0] // _TILE) * _TILE)
     second = min(_BLOCK, -(-extents[1] // _TILE) * _TILE)
-    room = max(1, _CHUNK_BYTES // (first * second * size))
+    capacity = max(1, _CHUNK_BYTES // (first * second * size))
     if extents[0] <= extents[1]:
-        return (first, second * room)
-    return (first * room, second)
+        return (first, second * capacity)
+    return (first * capacity, second)
 
 
 def clear_launch(view: View, value: int = 0) -> Launch:
-    """Write elements of the bits ``value`` into the halo of ``view`` and nowhere else."""
+    """Return the launch that writes elements with the bits ``value`` into the halo of ``view``."""
     scalars = LaunchScalars()
     slabs: list[Json] = []
     for axis, (before, after) in enumerate(view.halo):
@@ -120,7 +136,11 @@ def clear_launch(view: View, value: int = 0) -> Launch:
 
 
 def _slab(view: View, axis: int, first: Dim, count: int, scalars: LaunchScalars) -> Json:
-    """One side of the halo: whole along later axes, without what earlier axes' sides cover."""
+    """Return one side of the halo as its start and axes.
+
+    The side covers the full extent of later axes with their halos, and earlier axes without theirs,
+    so that the sides do not overlap.
+    """
     start: Dim = first * view.strides[axis]
     axes: list[_Axis] = []
     for other, (extent, stride) in enumerate(zip(view.shape, view.strides, strict=True)):
@@ -136,7 +156,7 @@ def _slab(view: View, axis: int, first: Dim, count: int, scalars: LaunchScalars)
 
 
 def generate_copy(kernel: KernelSpec, target: CpuTarget) -> str:
-    """The code of a ``copy`` kernel."""
+    """Return the LLVM IR of a copy kernel."""
     e = emitter_for(kernel, 2)
     element_conversion = ElementConversion.from_json(kernel["conversion"])
     items_per_chunk, blocks = kernel["items_per_chunk"], kernel["blocks"]
@@ -179,26 +199,26 @@ def _part(
     line: tuple[Int, ...],
     element_conversion: ElementConversion,
     begin: Int,
-    most: int,
+    maximum: int,
 ) -> tuple[list[Reg], list[tuple[Int, ...]]]:
-    """``most`` elements of a line from ``begin`` on."""
+    """Return pointers and axis of at most ``maximum`` elements of a line from ``begin`` on."""
     extent, *strides = line
     starts = [
         e.at(p, e.mul(begin, e.mul(stride, size)))
         for p, stride, size in zip(pointers, strides, element_conversion.sizes, strict=True)
     ]
-    return starts, [(e.minimum(e.sub(extent, begin), most), *strides)]
+    return starts, [(e.minimum(e.sub(extent, begin), maximum), *strides)]
 
 
 def _span(e: Emitter, coordinate: Int, block: int, extent: Int) -> AxisRange:
-    """Block number ``coordinate`` of an axis."""
+    """Return the range of block number ``coordinate`` along an axis."""
     begin = e.mul(coordinate, block)
-    left = extent if isinstance(extent, int) else None
-    return AxisRange(begin, e.minimum(e.add(begin, block), extent), left)
+    remainder = extent if isinstance(extent, int) else None
+    return AxisRange(begin, e.minimum(e.add(begin, block), extent), remainder)
 
 
 def _tile_lanes(extents: Sequence[Int], size: int, vector_bits: int) -> int:
-    """Lanes of the largest tile that fits registers and both axes."""
+    """Return the side of the largest tile that fits a register and both axes."""
     tile = min(_TILE, vector_bits // (8 * size))
     while tile > LEAST_TILE and any(isinstance(x, int) and x < tile for x in extents):
         tile //= 2
@@ -212,45 +232,46 @@ def _copy_inner(
     element_conversion: ElementConversion,
     vector_bits: int,
 ) -> None:
+    """Write the copy of the inner axes; vectors run along the source's contiguous axis."""
     read, written = element_conversion.sizes
     if len(inner) == 2:
         if _is_interleaved(inner):
             inner = [inner[0], _interleave(e, pointers, inner, element_conversion, vector_bits)]
         extent, source, destination = inner[0]
         with e.loop(0, extent) as steps:
-            conversion = [
+            starts = [
                 e.at(p, e.mul(steps.index, e.mul(stride, size)))
                 for p, stride, size in zip(
                     pointers, (source, destination), element_conversion.sizes, strict=True
                 )
             ]
-            _copy_inner(e, conversion, inner[1:], element_conversion, vector_bits)
+            _copy_inner(e, starts, inner[1:], element_conversion, vector_bits)
         return
     extent, source, destination = inner[0] if inner else (1, 1, 1)
     element = LLVM_TYPES[element_conversion.destination]
     lanes = vector_bits // (8 * element_conversion.widest)
-    whole: Int = 0
+    full_end: Int = 0
     if source == 1:
-        whole = e.mul(e.div(extent, lanes), lanes)
-        with e.loop(0, whole, lanes) as steps:
+        full_end = e.mul(e.div(extent, lanes), lanes)
+        with e.loop(0, full_end, lanes) as steps:
             value = element_conversion.load(e, e.at(pointers[0], e.mul(steps.index, read)), lanes)
-            to = e.at(pointers[1], e.mul(steps.index, e.mul(destination, written)))
+            target = e.at(pointers[1], e.mul(steps.index, e.mul(destination, written)))
             if destination == 1:
-                e.store(value, to)
+                e.store(value, target)
             else:
                 for lane in range(lanes):
                     one = e.emit(element, f"extractelement {value}, i64 {lane}")
-                    e.store(one, e.at(to, e.mul(destination, lane * written)))
-    with e.loop(whole, extent) as steps:
+                    e.store(one, e.at(target, e.mul(destination, lane * written)))
+    with e.loop(full_end, extent) as steps:
         one = element_conversion.load(e, e.at(pointers[0], e.mul(steps.index, e.mul(source, read))))
         e.store(one, e.at(pointers[1], e.mul(steps.index, e.mul(destination, written))))
 
 
 def _is_interleaved(inner: list[tuple[Int, ...]]) -> bool:
-    """Whether a few lines of the source become one of the destination, element by element."""
-    (count, _, beside), (_, along, pitch) = inner
+    """Return whether a few lines of the source are interleaved into one line of the destination."""
+    (count, _, destination_step), (_, source_step, pitch) = inner
     few = isinstance(count, int) and 2 <= count <= _MAX_INTERLEAVED_LINES
-    return few and beside == along == 1 and pitch == count
+    return few and destination_step == source_step == 1 and pitch == count
 
 
 def _interleave(
@@ -260,27 +281,30 @@ def _interleave(
     element_conversion: ElementConversion,
     vector_bits: int,
 ) -> tuple[Int, ...]:
-    """Write what fills vectors; move the pointers to the rest, and give its axis."""
+    """Write the interleaving of full vectors, and return the axis of the remaining elements.
+
+    The pointers are moved to the remaining elements.
+    """
     (count, plane, _), (extent, source, pitch) = inner
     assert isinstance(count, int)  # noqa: S101  (checked before)
     lanes = vector_bits // (8 * element_conversion.widest)
-    whole = e.mul(e.div(extent, lanes), lanes)
+    full_end = e.mul(e.div(extent, lanes), lanes)
     read, written = element_conversion.sizes
-    with e.loop(0, whole, lanes) as steps:
+    with e.loop(0, full_end, lanes) as steps:
         at = e.at(pointers[0], e.mul(steps.index, read))
         lines = [
             element_conversion.load(e, e.at(at, e.mul(plane, k * read)), lanes)
             for k in range(count)
         ]
-        to = e.at(pointers[1], e.mul(steps.index, count * written))
-        e.store(_interleave_lines(e, lines), to)
-    pointers[0] = e.at(pointers[0], e.mul(whole, read))
-    pointers[1] = e.at(pointers[1], e.mul(whole, count * written))
-    return (e.sub(extent, whole), source, pitch)
+        target = e.at(pointers[1], e.mul(steps.index, count * written))
+        e.store(_interleave_lines(e, lines), target)
+    pointers[0] = e.at(pointers[0], e.mul(full_end, read))
+    pointers[1] = e.at(pointers[1], e.mul(full_end, count * written))
+    return (e.sub(extent, full_end), source, pitch)
 
 
 def _interleave_lines(e: Emitter, lines: Sequence[Reg]) -> Reg:
-    """The first elements of all lines, then their second ones, and so on."""
+    """Return the vectors interleaved: first elements of all lines, then second ones, ..."""
     lanes, element = lane_count(lines[0].type), element_type(lines[0].type)
     parts = [*lines, *[Reg("poison", lines[0].type)] * (-len(lines) % 2)]
     while len(parts) > 1:
@@ -293,20 +317,20 @@ def _interleave_lines(e: Emitter, lines: Sequence[Reg]) -> Reg:
         ]
     order = ", ".join(f"i32 {k * lanes + i}" for i in range(lanes) for k in range(len(lines)))
     total = lanes * len(lines)
-    whole = parts[0]
+    joined = parts[0]
     mask = f"<{total} x i32> <{order}>"
     kind = vector_type(element, total)
-    return e.emit(kind, f"shufflevector {whole}, {whole.type} poison, {mask}")
+    return e.emit(kind, f"shufflevector {joined}, {joined.type} poison, {mask}")
 
 
 def generate_clear(kernel: KernelSpec, target: CpuTarget) -> str:
-    """The code of a ``clear`` kernel: chunk ``k`` is side ``k`` of the halo."""
+    """Return the LLVM IR of a kernel that fills a halo; chunk ``k`` is side ``k`` of the halo."""
     e = emitter_for(kernel, 1)
     size = kernel["size"]
     for number, (start, axes) in enumerate(kernel["slabs"]):
         first = e.compare("sle", e.begin, number)
-        mine = e.binary("and", first, e.compare("sgt", e.end, number))
-        with e.when(mine):
+        in_range = e.binary("and", first, e.compare("sgt", e.end, number))
+        with e.when(in_range):
             pointer = e.at(e.pointer(0), e.mul(e.extent(start), size))
             extents = [(e.extent(a[0]), e.extent(a[2])) for a in axes]
             _fill(e, pointer, extents, (size, kernel["value"]), target.vector_bits)
@@ -314,10 +338,14 @@ def generate_clear(kernel: KernelSpec, target: CpuTarget) -> str:
 
 
 def _fill(
-    e: Emitter, pointer: Reg, axes: list[tuple[Int, Int]], what: tuple[int, int], vector_bits: int
+    e: Emitter,
+    pointer: Reg,
+    axes: list[tuple[Int, Int]],
+    element: tuple[int, int],
+    vector_bits: int,
 ) -> None:
-    """Store elements of ``what`` = (bytes, bits) along all axes."""
-    size, value = what
+    """Write stores of one element along all axes; ``element`` is its size in bytes and its bits."""
+    size, value = element
     if not axes:
         e.store(e.constant(value, f"i{8 * size}"), pointer)
         return
@@ -325,27 +353,32 @@ def _fill(
     if rest:
         with e.loop(0, extent) as steps:
             _fill(
-                e, e.at(pointer, e.mul(steps.index, e.mul(stride, size))), rest, what, vector_bits
+                e,
+                e.at(pointer, e.mul(steps.index, e.mul(stride, size))),
+                rest,
+                element,
+                vector_bits,
             )
         return
     lanes = vector_bits // (8 * size)
-    whole: Int = 0
+    full_end: Int = 0
     if stride == 1:
-        whole = e.mul(e.div(extent, lanes), lanes)
+        full_end = e.mul(e.div(extent, lanes), lanes)
         zeros = e.constant(value, vector_type(f"i{8 * size}", lanes))
-        with e.loop(0, whole, lanes) as steps:
+        with e.loop(0, full_end, lanes) as steps:
             e.store(zeros, e.at(pointer, e.mul(steps.index, size)))
-    with e.loop(whole, extent) as steps:
-        to = e.at(pointer, e.mul(steps.index, e.mul(stride, size)))
-        e.store(e.constant(value, f"i{8 * size}"), to)
+    with e.loop(full_end, extent) as steps:
+        target = e.at(pointer, e.mul(steps.index, e.mul(stride, size)))
+        e.store(e.constant(value, f"i{8 * size}"), target)
 
 
 def _json(axis: _Axis, scalars: LaunchScalars) -> Json:
+    """Return an axis as a JSON value."""
     return scalars.all_json((axis.extent, axis.source, axis.destination))
 
 
 def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
-    """Axes in the destination's memory order, neighbours that run on joined."""
+    """Return the axes in the destination's memory order, with contiguous neighbours merged."""
     ordered = list(axes)
     if all(isinstance(a.destination, int) for a in axes):
         ordered.sort(key=lambda a: -abs(int(str(a.destination))))
@@ -365,7 +398,11 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
 
 
 def _inner_axes(axes: Sequence[_Axis]) -> list[_Axis]:
-    """What a row of a chunk walks: the source's contiguous axis last, the destination's before."""
+    """Return the axes that one work item covers, outermost first.
+
+    The source's contiguous axis is last, and the destination's innermost axis comes before it if it
+    is another one.
+    """
     if not axes:
         return []
     contiguous = [a for a in axes if a.source == 1]

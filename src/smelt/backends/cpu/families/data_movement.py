@@ -1,4 +1,4 @@
-"""Copies of the CPU backend, for ops that only move elements."""
+"""Copies of the CPU backend for ops that only move elements."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
 
 
 class CpuCopier:
-    """Copies by the strides of both sides, and halos cleared beside them."""
+    """Copies views of any strides, and fills the halos around them."""
 
     def copy(self, source: View, destination: View) -> Launch:
-        """Copy between windows of one shape and of any strides."""
+        """Return the launch that copies between views of one shape and any strides."""
         return copy_launch(source, destination)
 
     def pad(self, source: View, inside: View, value: Array) -> Iterator[Launch]:
-        """Copy to a window, and write the one element of ``value`` into the halo around it."""
+        """Yield the launches that copy to ``inside`` and fill its halo with ``value``."""
         yield clear_launch(inside, _bits(value, inside))
         yield replace(copy_launch(source, replace(inside, halo=())), waits=False)
 
 
 def _bits(value: Array, view: View) -> int:
+    """Return the bits of the element in ``value`` as an element of the view."""
     raw = value.astype(view.dtype.numpy).view(f"u{view.dtype.size_bytes}")
     return int(raw[0])
 
 
 def data_movement_family() -> DataMovementFamily[CpuTarget]:
-    """The family of ops that only move elements."""
+    """Return the family of ops that only move elements."""
     return DataMovementFamily(CpuCopier())

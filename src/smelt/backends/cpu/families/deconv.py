@@ -1,8 +1,9 @@
-"""Transposed convolution, gathered: each phase of the output is a plain convolution of the input.
+"""Transposed convolution as one convolution per phase of the output.
 
-Along an axis with stride s, the outputs p, p + s, p + 2 s … are reached by the same taps: those
-whose place in the window agrees with p modulo s. So a phase is a sum over packed panels of its
-own taps, mirrored, and the phases are launches that write interleaved pixels.
+Along an axis with stride s, the outputs p, p + s, p + 2s, ... are reached by the same taps: those
+whose position in the window is congruent to p modulo s, once the padding is included. A phase is
+therefore a sum over packed panels of its own taps, in reverse order. Each phase is a launch that
+writes every s-th pixel.
 """
 
 from __future__ import annotations
@@ -59,28 +60,32 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _CHANNEL_AXIS: Final = 1
+"""Axis of the channels in the model's order (N, C, ...)."""
 _FLOAT_BYTES: Final = 4
+"""Size in bytes of a float32."""
 _MAX_PHASES: Final = 32 * 32
-"""A phase takes the builder about a millisecond, and a model of a hundred bytes may ask for any
-number of them. Fully convolutional networks for segmentation have strides of 32 in two axes (Long,
-Shelhamer and Darrell, 2015); nothing known has more phases."""
+"""Largest number of phases. A phase takes about a millisecond to build, and a model of a hundred
+bytes may ask for any number of them. Fully convolutional networks for segmentation have
+strides of 32 along two axes (Long, Shelhamer and Darrell, 2015), which is the most of any
+known network."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """The taps of one phase along one axis, such that the input is walked forwards."""
+    """The taps of one phase along one axis, in the order in which the input is read."""
 
     first: int
     """Output index of the phase's first element."""
     taps: tuple[int, ...]
+    """Positions in the window, in descending order."""
     start: int
-    """Input index of the first tap for the phase's first element."""
+    """Input index of the first tap of the phase's first element."""
     step: int
     """Input elements from one tap to the next."""
 
 
 class DeconvFamily(Family[CpuTarget]):
-    """Transposed convolution as one convolution for each phase."""
+    """Transposed convolution as one convolution per phase."""
 
     name: ClassVar[str] = "deconv"
 
@@ -99,8 +104,8 @@ class DeconvFamily(Family[CpuTarget]):
         inputs = (CHANNELS_LAST, *[None] * (count - 1), *extras.formats)
         lanes, problem = target.vector_bits // 32, _problem(node, root)
         for budget, vectors in register_tiles(target):
-            narrow = vectors == 1 and problem.filters > lanes
-            if narrow or (vectors - 1) * lanes >= problem.filters:
+            is_too_narrow = vectors == 1 and problem.filters > lanes
+            if is_too_narrow or (vectors - 1) * lanes >= problem.filters:
                 continue
             tile = choose_tile(problem, budget, vectors)
             phases = math.prod(root.strides)
@@ -129,7 +134,7 @@ class DeconvFamily(Family[CpuTarget]):
         for number, phases in enumerate(product(*_phases(root))):
             part = source
             for axis, phase in enumerate(phases):
-                part = _taps(part, 2 + axis, phase.taps or (0,))  # none: packed, never read
+                part = _taps(part, 2 + axis, phase.taps or (0,))  # without taps: never read
             part = named(f"{weights.name}.phase{number}", part)
             packed += pack_panels(part, root.group, lanes, vectors, dot_product_of(tactic))
         if bias is not None:
@@ -142,20 +147,20 @@ class DeconvFamily(Family[CpuTarget]):
         options = tactic.options
         filters = _filters(node, root)
         width = options.integer("lanes") * options.integer("vectors")
-        each = int(filters >= width) + int(filters % width > 0)
+        panels_per_phase = int(filters >= width) + int(filters % width > 0)
         phases = list(product(*_phases(root)))
-        after = each * len(phases)
-        bias = operands.packed[after : after + 1] if bias_of(node) is not None else ()
-        constants = operands.packed[after + len(bias) :]
+        panel_count = panels_per_phase * len(phases)
+        bias = operands.packed[panel_count : panel_count + 1] if bias_of(node) is not None else ()
+        constants = operands.packed[panel_count + len(bias) :]
         extras = epilogue_operand_strides(node, operands, constants, _CHANNEL_AXIS)
         steps: list[Launch] = []
         for number, phase in enumerate(phases):
-            panels = operands.packed[each * number : each * (number + 1)]
-            made, views = _product(node, root, operands, phase, extras)
-            made = replace(made, bias=bool(bias))
+            panels = operands.packed[panels_per_phase * number : panels_per_phase * (number + 1)]
+            convolution, views = _product(node, root, operands, phase, extras)
+            convolution = replace(convolution, bias=bool(bias))
             operand_views = (input_view(operands, 0), *panels, *bias, *views)
-            launch = made.launch(self.name, tactic.parameters, operand_views)
-            # The phases write different pixels: only the first waits for what came before.
+            launch = convolution.launch(self.name, tactic.parameters, operand_views)
+            # The phases write different pixels, so only the first waits for earlier steps.
             steps.append(replace(launch, waits=not steps))
         return tuple(steps)
 
@@ -166,6 +171,7 @@ class DeconvFamily(Family[CpuTarget]):
 
 
 def _unsupported_reason(node: Node, root: ConvTranspose) -> str | None:
+    """Return why the family does not support a node, or None if it does."""
     x, weights, bias = node.inputs[0], node.inputs[1], bias_of(node)
     if x is None or weights is None:
         return "the input or the weights are missing"
@@ -183,8 +189,8 @@ def _unsupported_reason(node: Node, root: ConvTranspose) -> str | None:
 
 
 def _phases(root: ConvTranspose) -> list[list[_Phase]]:
-    """For each axis, the phases of the output."""
-    found: list[list[_Phase]] = []
+    """Return the phases of the output along each axis."""
+    phases_by_axis: list[list[_Phase]] = []
     for axis, stride in enumerate(root.strides):
         window, dilation = root.kernel_shape[axis], root.dilations[axis]
         before = root.pad_pairs[axis][0]
@@ -195,18 +201,18 @@ def _phases(root: ConvTranspose) -> list[list[_Phase]]:
             start = (first + before - taps[0] * dilation) // stride if taps else 0
             step = dilation // math.gcd(stride, dilation)
             phases.append(_Phase(first, tuple(taps), start, step))
-        found.append(phases)
-    return found
+        phases_by_axis.append(phases)
+    return phases_by_axis
 
 
 def _counts(node: Node, root: ConvTranspose, axis: int) -> list[Dim]:
-    """Outputs of each phase along an axis."""
+    """Return the number of outputs of each phase along an axis."""
     extent, stride = node.output.tensor.shape[2 + axis], root.strides[axis]
     return [ceil_div(extent - first, stride) for first in range(stride)]
 
 
 def _halo(node: Node, root: ConvTranspose) -> Halo:
-    """Zeros that taps read beyond the image."""
+    """Return the halo of zeros that the taps read around the input."""
     x = required_input(node, 0)
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
     for axis, phases in enumerate(_phases(root)):
@@ -215,7 +221,8 @@ def _halo(node: Node, root: ConvTranspose) -> Halo:
         for phase, count in zip(phases, _counts(node, root, axis), strict=True):
             last = count - 1 + phase.start + (len(phase.taps) - 1) * phase.step
             beyond = last - (x.tensor.shape[2 + axis] - 1)
-            # What remains of symbols cancels but for rounding; the window bounds it.
+            # With a symbolic extent the difference may keep a rounded quotient; the window's
+            # extent is an upper bound.
             bound = (root.kernel_shape[axis] - 1) * root.dilations[axis] + 1
             after = max(after, beyond if isinstance(beyond, int) else bound)
         pairs.append((before, after))
@@ -223,13 +230,13 @@ def _halo(node: Node, root: ConvTranspose) -> Halo:
 
 
 def _filters(node: Node, root: ConvTranspose) -> int:
-    """Filters of one group."""
+    """Return the number of filters of one group."""
     del root
     return fixed_extent(constant_of(node.inputs[1]).type.shape[1])
 
 
 def _problem(node: Node, root: ConvTranspose) -> TilingProblem:
-    """One phase."""
+    """Return the extents of one phase, which determine the choice of tiles."""
     shape = node.output.tensor.shape
     weights = constant_of(node.inputs[1]).type.shape
     taps = math.prod(-(-k // s) for k, s in zip(root.kernel_shape, root.strides, strict=True))
@@ -247,15 +254,15 @@ def _problem(node: Node, root: ConvTranspose) -> TilingProblem:
 
 
 def _as_filters(weights: Constant, groups: int) -> Constant:
-    """Weights ``[channels, filters / group, *window]`` in the order of a convolution's."""
+    """Return weights ``[channels, filters / group, *window]`` in a convolution's order."""
     channels, filters, *window = fixed_shape(weights.type.shape)
-    parallel_split = reshape(weights, groups, channels // groups, filters, *window)
-    permuted = transpose(parallel_split, 0, 2, 1, *range(3, 3 + len(window)))
+    by_group = reshape(weights, groups, channels // groups, filters, *window)
+    permuted = transpose(by_group, 0, 2, 1, *range(3, 3 + len(window)))
     return reshape(permuted, groups * filters, channels // groups, *window)
 
 
 def _taps(source: Constant, axis: int, taps: tuple[int, ...]) -> Constant:
-    """Some taps along an axis, evenly spaced and descending."""
+    """Return some taps along an axis, evenly spaced and in descending order."""
     if len(taps) == 1:
         return cut(source, axis, taps[0], taps[0] + 1)
     step = taps[1] - taps[0]
@@ -271,21 +278,24 @@ def _product(
     phase: tuple[_Phase, ...],
     extras: list[tuple[View, tuple[Dim, ...]]],
 ) -> tuple[ImplicitGemm, list[View]]:
-    """The sum of one phase; views of the extra operands and the result, from its first pixel."""
+    """Return the sum of one phase, and the views of the extra operands and the result.
+
+    The views start at the phase's first pixel.
+    """
     x, out = input_view(operands, 0), operands.outputs[0]
     channels, filters, *_ = fixed_shape(constant_of(node.inputs[1]).type.shape)
     counts = [_counts(node, root, axis)[p.first] for axis, p in enumerate(phase)]
-    # One dimension is one row, reached by one tap.
+    # A one-dimensional image is one row with one tap along the rows.
     down, across = (_Phase(0, (0,), 0, 0), *phase)[-2:]
     row, column = (x.strides[2], x.strides[3]) if len(phase) == 2 else (0, x.strides[2])
     start = across.start * column + down.start * row
-    made = ImplicitGemm(
+    convolution = ImplicitGemm(
         images=(out.shape[0],),
         groups=root.group,
         height=counts[0] if len(phase) == 2 else 1,
         width=counts[-1],
         filters=filters,
-        # Outputs that no tap reaches are an empty sum.
+        # A phase without taps is an empty sum.
         taps=(len(down.taps), len(across.taps), channels // root.group)
         if all(p.taps for p in phase)
         else (0, 1, channels // root.group),
@@ -298,11 +308,14 @@ def _product(
         epilogue=epilogue_of(node, _CHANNEL_AXIS),
         bias=False,
     )
-    moving = [*extras, (out, out.strides)]
-    return made, [_from(view, strides, phase, counts, root) for view, strides in moving]
+    strided_operands = [*extras, (out, out.strides)]
+    return convolution, [
+        _from(view, strides, phase, counts, root) for view, strides in strided_operands
+    ]
 
 
 def _walk(strides: tuple[Dim, ...], root: ConvTranspose, filters: int) -> GemmStrides:
+    """Return strides along (N, C, *spatial) as strides over the pixels of one phase."""
     image, channel, *rest = strides
     steps = [s * stride for s, stride in zip(rest, root.strides, strict=True)]
     row, column = (steps[0], steps[1]) if len(steps) == 2 else (0, steps[0])
@@ -316,7 +329,7 @@ def _from(
     counts: list[Dim],
     root: ConvTranspose,
 ) -> View:
-    """The window on an operand that a phase touches."""
+    """Return the part of an operand's view that a phase touches."""
     if len(view.shape) != len(strides):
         return view
     offset, shape, steps = view.offset, list(view.shape), list(view.strides)

@@ -1,7 +1,7 @@
-"""Depthwise convolution: each channel with its own window, on channels-last images with a halo.
+"""Depthwise convolution: one window per channel, on channels-last images with a halo.
 
-A tile is some pixels of one row by one vector of channels, in registers; an element that is
-loaded serves every pixel of the tile whose window it lies in.
+A tile is some pixels of one row by one vector of channels, in registers. An element that is loaded
+serves every pixel of the tile whose window contains it.
 """
 
 from __future__ import annotations
@@ -54,13 +54,15 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _FLOAT_BYTES: Final = 4
+"""Size in bytes of a float32."""
 _L1_BYTES: Final = 20 << 10
+"""Bytes of the L1 data cache that a block of input rows may occupy."""
 _MAX_UNROLLED_TAPS: Final = 49
-"""Windows up to this size are written out; rows of larger ones are looped over."""
+"""Largest number of taps of a window that is unrolled; larger windows loop over rows."""
 
 
 class DepthwiseFamily(Family[CpuTarget]):
-    """One filter for each channel."""
+    """Convolution with one filter per channel."""
 
     name: ClassVar[str] = "depthwise"
     supports_reduced_precision: ClassVar[bool] = True
@@ -70,14 +72,14 @@ class DepthwiseFamily(Family[CpuTarget]):
         root, _ = root_of(node)
         if not isinstance(root, Conv) or root.group == 1:
             return
-        found, reason = formats(node)
+        extra_formats, reason = formats(node)
         reason = _unsupported_reason(node, root) or reason
         if reason:
             yield Refusal(self.name, reason)
             return
         halo = halo_of(node, root)
         halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
-        own = (CHANNELS_LAST, *[None] * (root_of(node)[1] - 1))
+        root_formats = (CHANNELS_LAST, *[None] * (root_of(node)[1] - 1))
         width = node.output.tensor.shape[-1]
         sizes = (8, 14) if target.vector_bits == 512 else (4, 6)
         lanes, block = target.vector_bits // 32, _block(node, root, target)
@@ -86,7 +88,12 @@ class DepthwiseFamily(Family[CpuTarget]):
             options = parameters(lanes=lanes, columns=size, block=vectors)
             seconds = _estimate_seconds(node, root, target) * (1 + 0.02 * rank)
             yield Tactic(
-                self.name, options, (*own, *found), (CHANNELS_LAST,), halos, cost_hint=seconds
+                self.name,
+                options,
+                (*root_formats, *extra_formats),
+                (CHANNELS_LAST,),
+                halos,
+                cost_hint=seconds,
             )
 
     @override
@@ -109,10 +116,10 @@ class DepthwiseFamily(Family[CpuTarget]):
         options, scalars = tactic.options, LaunchScalars()
         lanes = options.integer("lanes")
         has_bias = bias_of(node) is not None
-        own = 1 + has_bias
+        packed_count = 1 + has_bias
         window = _pair(root.kernel_shape)
         pixels, extras = pixel_loop_of(
-            node, operands, operands.packed[own:], scalars, lanes, window[0] * window[1]
+            node, operands, operands.packed[packed_count:], scalars, lanes, window[0] * window[1]
         )
         x = input_view(operands, 0)
         row, column = spatial_pair(x.strides[2:], 0)
@@ -132,7 +139,7 @@ class DepthwiseFamily(Family[CpuTarget]):
                 block=options["block"],
             ),
         )
-        views = (x, *operands.packed[:own], *extras, operands.outputs[0])
+        views = (x, *operands.packed[:packed_count], *extras, operands.outputs[0])
         return (pixel_launch(kernel, pixels, node, views, scalars),)
 
     @override
@@ -142,6 +149,7 @@ class DepthwiseFamily(Family[CpuTarget]):
 
 
 def _unsupported_reason(node: Node, root: Conv) -> str | None:
+    """Return why the family does not support a convolution, or None if it does."""
     reason = unsupported_float_image_reason(node)
     if reason:
         return reason
@@ -156,19 +164,19 @@ def _unsupported_reason(node: Node, root: Conv) -> str | None:
 
 
 def _pair(values: tuple[int, ...], missing: int = 1) -> tuple[int, int]:
-    """Two dimensions of one or two."""
+    """Return the values for rows and columns; in one dimension the rows have ``missing``."""
     return (values[0], values[1]) if len(values) == 2 else (missing, values[0])
 
 
 def _even(extent: Dim, size: int) -> int:
-    """Tiles of equal width overlap least."""
+    """Return the width up to ``size`` of equal tiles that cover ``extent`` with least overlap."""
     if not isinstance(extent, int):
         return size
     return max(1, -(-extent // -(-extent // size)))
 
 
 def _block(node: Node, root: Conv, target: CpuTarget) -> int:
-    """Vectors of channels whose rows under a window stay in the first level of cache."""
+    """Return the vectors of channels whose input rows under a window stay in L1."""
     width = node.output.tensor.shape[-1]
     columns = (width if isinstance(width, int) else 56) * root.strides[-1]
     rows = _pair(root.kernel_shape)[0]
@@ -176,6 +184,10 @@ def _block(node: Node, root: Conv, target: CpuTarget) -> int:
 
 
 def _estimate_seconds(node: Node, root: Conv, target: CpuTarget) -> float:
+    """Return the estimated seconds: 0.75 cycles per vector and tap, and the memory traffic.
+
+    Unknown extents count as 14.
+    """
     shape = [e if isinstance(e, int) else 14 for e in node.output.tensor.shape]
     elements = 1
     for extent in shape:
@@ -188,7 +200,7 @@ def _estimate_seconds(node: Node, root: Conv, target: CpuTarget) -> float:
 
 
 def _write(kernel: KernelSpec) -> str:
-    """One kernel. Operands: image, taps, bias if any, extras, result."""
+    """Return the LLVM IR of a kernel. Operands: image, taps, bias (if any), extras, result."""
     pixels, first = PixelLoopSpec.from_spec(kernel), 2 + kernel["bias"]
     e = Emitter(kernel.symbol, first + len(pixels.extras) + 1)
     w = PixelLoopWriter(e, pixels, first)
@@ -207,7 +219,10 @@ def _write(kernel: KernelSpec) -> str:
 
 
 class RowWriter:
-    """Writes rows of results; a kernel gives ``window``, ``steps``, ``dilations``, ``columns``."""
+    """Writes rows of results of a depthwise convolution.
+
+    The kernel's spec gives ``window``, ``steps``, ``dilations`` and ``columns``.
+    """
 
     def __init__(
         self,
@@ -216,13 +231,20 @@ class RowWriter:
         a: PixelStrides,
         operands: tuple[Reg, Reg, Reg | None],
     ) -> None:
-        """A writer for images that ``a`` walks; ``operands``: first tap's image, taps, bias."""
+        """Create a writer for images with the strides ``a``.
+
+        ``operands`` are the addresses of the first tap's pixel, the taps and the bias.
+        """
         self.w, self.e, self.k, self.a = w, w.e, kernel, a
         self.image, self.taps, self.bias = operands
         self.padded = -(-w.p.channels // w.p.lanes) * w.p.lanes
 
     def row(self, line: tuple[Int, Int], channels: tuple[Int, Int], mask: Reg | None) -> None:
-        """Write one row of one image, ``line``, for some channels: whole vectors, or one masked."""
+        """Write one row of results, ``line``, for a range of channels.
+
+        The channels are full vectors, or one vector with a mask. If the width is known at run time
+        alone, rows shorter than a tile are computed pixel by pixel.
+        """
         e, columns = self.e, self.k["columns"]
         width = e.extent(self.w.p.width)
         if isinstance(width, int):
@@ -236,7 +258,7 @@ class RowWriter:
     def tiles(
         self, line: tuple[Int, Int], channels: tuple[Int, Int], mask: Reg | None, columns: int
     ) -> None:
-        """Tiles of one row; the last ends at the border."""
+        """Write the tiles of one row; the last tile ends at the border."""
         e, width = self.e, self.e.extent(self.w.p.width)
         count = e.div(e.add(width, columns - 1), columns)
         with e.loop(0, count) as tile:
@@ -247,7 +269,7 @@ class RowWriter:
     def tile(
         self, position: tuple[Int, Int, Int], columns: int, channel: Int, mask: Reg | None
     ) -> None:
-        """Write some pixels of a row, one vector of channels."""
+        """Write some pixels of a row for one vector of channels."""
         e, (image, row, left) = self.e, position
         steps = as_json(self.k["steps"])
         down, across = e.mul(row, steps[0]), e.mul(left, steps[1])  # type: ignore[index, arg-type]
@@ -262,7 +284,7 @@ class RowWriter:
             self.w.finish(value, (image, row, e.add(left, i)), channel, mask)
 
     def sum_window(self, a: Reg, taps: Reg, sums: list[Reg], mask: Reg | None) -> list[Reg]:
-        """Add the whole window to the sums."""
+        """Return the sums with the products of the whole window added."""
         height, width = self.k["window"]
         if height * width <= _MAX_UNROLLED_TAPS:
             for row in range(height):
@@ -273,7 +295,10 @@ class RowWriter:
         return list(loop.values)
 
     def sum_row(self, a: Reg, taps: Reg, row: Int, sums: list[Reg], mask: Reg | None) -> list[Reg]:
-        """Add one row of the window to the sums; each element is loaded once."""
+        """Return the sums with the products of one row of the window added.
+
+        Each input element is loaded once and serves all pixels of the tile that use it.
+        """
         e, width, sums = self.e, self.k["window"][1], list(sums)
         step, dilation = self.k["steps"][1], self.k["dilations"]
         line = self.a.bytes_of(e, e.mul(row, dilation[0]), self.a.row)
@@ -288,8 +313,8 @@ class RowWriter:
             for t in range(width):
                 users.setdefault(i * step + t * dilation[1], []).append((i, t))
         for position in sorted(users):
-            here = e.at(at, self.a.bytes_of(e, position, self.a.column))
-            element = load(e, self.w.kind, here, mask, self.a.dtype)
+            pointer = e.at(at, self.a.bytes_of(e, position, self.a.column))
+            element = load(e, self.w.kind, pointer, mask, self.a.dtype)
             for i, t in users[position]:
                 sums[i] = multiply_add(e, element, factors[t], sums[i])
         return sums

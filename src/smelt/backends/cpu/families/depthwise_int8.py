@@ -1,9 +1,9 @@
-"""Depthwise convolution of bytes: up to four rows of a window are multiplied at a time.
+"""Depthwise convolution of bytes that multiplies up to four rows of a window at a time.
 
-The instruction that multiplies groups of four bytes wants the bytes of a group side by side, and
-a depthwise window has its elements in different pixels. So four pixels of a column, one below the
-other, are woven together byte by byte: the weave serves every window that the column lies in.
-A *block* of channels is a register of bytes, and four registers of sums.
+The dot product of groups of four bytes needs the bytes of a group side by side, but the elements of
+a depthwise window are in different pixels. The kernel therefore interleaves four vertically
+adjacent pixels byte by byte; the interleaved vector serves every window that contains the column. A
+*block* of channels is one register of bytes and four registers of accumulators.
 """
 
 from __future__ import annotations
@@ -57,15 +57,17 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _GROUP: Final = 4
-"""Bytes that are multiplied and summed at a time."""
+"""Number of bytes that a lane multiplies and sums at a time."""
 _MAX_UNROLLED_TAPS: Final = 49
-"""Windows up to this size are written out."""
+"""Largest number of taps of a window; windows are always unrolled."""
 _SUM_BYTES: Final = 4
+"""Size in bytes of an accumulator."""
 _SIGN: Final = -128
+"""Sign bit of a byte: flipping it adds 128, which makes signed bytes unsigned."""
 
 
 class DepthwiseInt8Family(Family[CpuTarget]):
-    """One filter of bytes for each channel."""
+    """Convolution of bytes with one filter per channel."""
 
     name: ClassVar[str] = "depthwise_int8"
 
@@ -74,7 +76,7 @@ class DepthwiseInt8Family(Family[CpuTarget]):
         root, _ = root_of(node)
         if not isinstance(root, ConvInteger) or root.group == 1:
             return
-        found, reason = formats(node)
+        extra_formats, reason = formats(node)
         reason = (
             unsupported_int8_product_reason(node)
             or unsupported_image_reason(node)
@@ -86,14 +88,14 @@ class DepthwiseInt8Family(Family[CpuTarget]):
             return
         width, count = node.output.tensor.shape[-1], element_count(node.output.tensor.shape)
         work = (count if isinstance(count, int) else 1 << 16) / target.vector_bits
-        for rank, size in enumerate(dict.fromkeys(_even(width, most) for most in (8, 14, 4))):
+        for rank, size in enumerate(dict.fromkeys(_even(width, maximum) for maximum in (8, 14, 4))):
             options = parameters(
                 lanes=target.vector_bits // 32,
                 columns=size,
                 dot_product=int8_dot_product(target).name,
             )
             seconds = 300 * work / CYCLES_PER_SECOND * (1 + 0.02 * rank)
-            yield int8_tactic(self.name, node, options, found, seconds)
+            yield int8_tactic(self.name, node, options, extra_formats, seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -141,6 +143,7 @@ class DepthwiseInt8Family(Family[CpuTarget]):
 
 
 def _unsupported_reason(node: Node, root: ConvInteger) -> str | None:
+    """Return why the family does not support a convolution, or None if it does."""
     weights = constant_of(node.inputs[1]).type
     if weights.shape[1] != 1 or weights.shape[0] != root.group:
         return f"{root.group} groups of {weights}: not depthwise (one filter per channel)"
@@ -150,19 +153,22 @@ def _unsupported_reason(node: Node, root: ConvInteger) -> str | None:
 
 
 def _pair(values: tuple[int, ...], missing: int = 1) -> tuple[int, int]:
-    """Two dimensions of one or two."""
+    """Return the values for rows and columns; in one dimension the rows have ``missing``."""
     return (values[0], values[1]) if len(values) == 2 else (missing, values[0])
 
 
 def _even(extent: Dim, size: int) -> int:
-    """Tiles of equal width overlap least."""
+    """Return the width up to ``size`` of equal tiles that cover ``extent`` with least overlap."""
     if not isinstance(extent, int):
         return size
     return max(1, -(-extent // -(-extent // size)))
 
 
 def _pack_taps(weights: Constant, lanes: int) -> Constant:
-    """``[vector of channels][group of rows][column][channel][row of the group]``."""
+    """Return the weights as the kernel reads them, padded with zeros.
+
+    The layout is ``[vector of channels][group of rows][column][channel][row of the group]``.
+    """
     channels, _, *window = fixed_shape(weights.type.shape)
     rows, columns = _pair(tuple(window))
     shaped = reshape(weights, channels, rows, columns)
@@ -172,7 +178,7 @@ def _pack_taps(weights: Constant, lanes: int) -> Constant:
 
 
 class _Writer:
-    """Writes one kernel. Operands: image, taps, first sums, extras, result."""
+    """Writes one kernel. Operands: image, taps, initial sums, extras, result."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
@@ -188,18 +194,19 @@ class _Writer:
         self.row_groups = -(-self.window[0] // _GROUP)
 
     def write(self) -> str:
+        """Write the loops over rows and blocks of channels, and return the module."""
         e, p = self.e, self.p
-        whole = p.channels // self.bytes * self.bytes
+        full_end = p.channels // self.bytes * self.bytes
         with self.w.chunks() as (image, top, bottom), e.loop(top, bottom) as row:
-            if whole:
-                with e.loop(0, whole, self.bytes) as block:
+            if full_end:
+                with e.loop(0, full_end, self.bytes) as block:
                     self.row((image, row.index), block.index, self.bytes)
-            if p.channels > whole:
-                self.row((image, row.index), whole, p.channels - whole)
+            if p.channels > full_end:
+                self.row((image, row.index), full_end, p.channels - full_end)
         return e.module()
 
     def row(self, line: tuple[Int, Int], channel: Int, count: int) -> None:
-        """All pixels of a row, for ``count`` channels from ``channel`` on."""
+        """Write all pixels of a row for ``count`` channels from ``channel`` on."""
         e, columns = self.e, self.k["columns"]
         width = e.extent(self.p.width)
         if isinstance(width, int):
@@ -211,14 +218,18 @@ class _Writer:
             self.tiles(line, channel, count, 1)
 
     def tiles(self, line: tuple[Int, Int], channel: Int, count: int, columns: int) -> None:
-        """Tiles of one row; the last ends at the border."""
+        """Write the tiles of one row; the last tile ends at the border."""
         e, width = self.e, self.e.extent(self.p.width)
         with e.loop(0, e.div(e.add(width, columns - 1), columns)) as tile:
             left = e.minimum(e.mul(tile.index, columns), e.sub(width, columns))
             self.tile((*line, left), channel, count, columns)
 
     def tile(self, position: tuple[Int, Int, Int], channel: Int, count: int, columns: int) -> None:
-        """Pixels side by side; each is finished as soon as its last column is done."""
+        """Write adjacent pixels of a row for a block of channels.
+
+        A pixel is finished as soon as its last column is done, so that its accumulators become
+        free.
+        """
         e, (image, row, left) = self.e, position
         at = e.at(e.pointer(0), self.a.bytes_of(e, 1, self.k["a_start"]))
         down, across = e.mul(row, self.steps[0]), e.mul(left, self.steps[1])
@@ -231,9 +242,9 @@ class _Writer:
                 users.setdefault(i * self.steps[1] + t * self.dilations[1], []).append((i, t))
         sums: dict[int, list[Reg]] = {}
         for column in sorted(users):
-            here = e.at(at, self.a.bytes_of(e, column, self.a.column))
+            pointer = e.at(at, self.a.bytes_of(e, column, self.a.column))
             for group in range(self.row_groups):
-                interleaved_rows = self.interleave_rows(here, group, count)
+                interleaved_rows = self.interleave_rows(pointer, group, count)
                 for i, t in users[column]:
                     before = sums[i] if i in sums else self.first(channel, vectors)
                     sums[i] = [
@@ -247,6 +258,7 @@ class _Writer:
                     self.finish((image, row, e.add(left, i)), channel, count, sums.pop(i))
 
     def first(self, channel: Int, vectors: int) -> list[Reg]:
+        """Return the initial sums of the vectors of a block."""
         e = self.e
         at = e.at(e.pointer(2), e.mul(channel, _SUM_BYTES))
         kind = self.dot_product.sums_type(self.p.lanes)
@@ -254,7 +266,7 @@ class _Writer:
         return [e.load(kind, e.at(at, q * size)) for q in range(vectors)]
 
     def factor(self, channel: Int, vector: int, group: int, column: int) -> Reg:
-        """The weights of a vector of channels, for one column of a group of rows."""
+        """Return the weights of a vector of channels for one column of a group of rows."""
         e, columns = self.e, self.window[1]
         size = self.row_groups * columns * _GROUP
         within = vector * self.p.lanes * size + (group * columns + column) * self.bytes
@@ -264,19 +276,20 @@ class _Writer:
     def finish(
         self, position: tuple[Int, Int, Int], channel: Int, count: int, sums: list[Reg]
     ) -> None:
+        """Write the epilogue and the stores of one pixel."""
         lanes = self.p.lanes
         for q, total in enumerate(sums):
-            left = count - q * lanes
-            mask = None if left >= lanes else self.e.tail_mask(left, lanes)
+            remaining = count - q * lanes
+            mask = None if remaining >= lanes else self.e.tail_mask(remaining, lanes)
             self.w.finish(total, position, self.e.add(channel, q * lanes), mask)
 
-    # ---- weaving
+    # ---- interleaving
 
     def interleave_rows(self, at: Reg, group: int, count: int) -> list[Reg]:
-        """For each vector of channels, the bytes of a group of rows side by side."""
+        """Return, for each vector of channels, the bytes of a group of rows side by side."""
         rows = range(group * _GROUP, min((group + 1) * _GROUP, self.window[0]))
         loaded = [self.pixel(at, row, count) for row in rows]
-        # Of rows that are missing the weights are zero.
+        # The weights of missing rows are zero, so their pixels may have any value.
         nothing = self.e.constant(0, vector_type("i8", self.bytes))
         loaded += [nothing] * (_GROUP - len(loaded))
         vectors = -(-count // self.p.lanes)
@@ -285,20 +298,24 @@ class _Writer:
         return [self.quads(first[q // 2], second[q // 2], q % 2) for q in range(vectors)]
 
     def pixel(self, at: Reg, row: int, count: int) -> Reg:
-        """The bytes of one pixel, moved between the parts of a register as weaving wants them."""
+        """Return the bytes of one pixel as unsigned bytes, ordered for interleaving (`spread`)."""
         e = self.e
-        here = e.at(at, self.a.bytes_of(e, row * self.dilations[0], self.a.row))
+        pointer = e.at(at, self.a.bytes_of(e, row * self.dilations[0], self.a.row))
         kind = vector_type("i8", self.bytes)
         if count >= self.bytes:
-            found = e.load(kind, here)
+            value = e.load(kind, pointer)
         else:
-            found = e.load_masked(kind, here, e.tail_mask(count, self.bytes))
+            value = e.load_masked(kind, pointer, e.tail_mask(count, self.bytes))
         if self.a.dtype is DType.INT8:
-            found = e.binary("xor", found, e.constant(_SIGN, kind))
-        return self.shuffle(found, found, self.spread())
+            value = e.binary("xor", value, e.constant(_SIGN, kind))
+        return self.shuffle(value, value, self.spread())
 
     def spread(self) -> list[int]:
-        """Four channels of each vector to each part of 16 bytes, in which instructions weave."""
+        """Return the order that puts four channels of each vector into each 16-byte part.
+
+        The x86 byte interleaving instructions work within parts of 16 bytes. With this order the
+        interleaved bytes of each vector of channels end up in the lanes of its accumulators.
+        """
         parts = self.bytes // 16
         order: list[int] = []
         for part in range(parts):
@@ -308,18 +325,21 @@ class _Writer:
         return order
 
     def pairs(self, a: Reg, b: Reg, vectors: int) -> list[Reg]:
-        """Two pixels woven: of each part of 16 bytes the lower half, then the upper."""
-        made: list[Reg] = []
+        """Return two pixels interleaved byte by byte.
+
+        The first result has the lower halves of all 16-byte parts, the second their upper halves.
+        """
+        interleaved: list[Reg] = []
         for half in range(-(-vectors // 2)):
             order: list[int] = []
             for part in range(0, self.bytes, 16):
                 for k in range(part + 8 * half, part + 8 * half + 8):
                     order += (k, self.bytes + k)
-            made.append(self.shuffle(a, b, order))
-        return made
+            interleaved.append(self.shuffle(a, b, order))
+        return interleaved
 
     def quads(self, a: Reg, b: Reg, half: int) -> Reg:
-        """Two pairs of pixels woven by twos."""
+        """Return two interleaved pairs of pixels, interleaved again two bytes at a time."""
         order: list[int] = []
         for part in range(0, self.bytes, 16):
             for k in range(part + 8 * half, part + 8 * half + 8, 2):
@@ -327,6 +347,7 @@ class _Writer:
         return self.shuffle(a, b, order)
 
     def shuffle(self, a: Reg, b: Reg, order: list[int]) -> Reg:
+        """Write a shuffle of two registers in a constant order."""
         mask = ", ".join(f"i32 {k}" for k in order)
         text = f"shufflevector {a}, {b}, <{len(order)} x i32> <{mask}>"
         return self.e.emit(a.type, text)

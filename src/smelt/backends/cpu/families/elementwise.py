@@ -1,4 +1,4 @@
-"""Elementwise ops and chains of them, with broadcasting, in any layout."""
+"""Elementwise ops and fused programs of them, with broadcasting, in any layout."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _BYTES_PER_SECOND = 8e9
+"""Memory bandwidth assumed by the cost estimate, in bytes per second."""
 
 
 class ElementwiseFamily(Family["CpuTarget"]):
@@ -67,13 +68,13 @@ class ElementwiseFamily(Family["CpuTarget"]):
         lanes = target.vector_bits // 32
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-            whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+            full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
             if strides[-1] == 1:
-                with e.loop(first, whole, lanes) as steps:
+                with e.loop(first, full_end, lanes) as steps:
                     _emit_step(e, kernel["stages"], dtypes, starts, strides, steps.index, lanes)
             else:
-                whole = first
-            with e.loop(whole, last) as steps:
+                full_end = first
+            with e.loop(full_end, last) as steps:
                 _emit_step(e, kernel["stages"], dtypes, starts, strides, steps.index, 1)
 
         pointers = [e.pointer(k) for k in range(len(dtypes))]
@@ -82,6 +83,7 @@ class ElementwiseFamily(Family["CpuTarget"]):
 
 
 def _cost(node: Node) -> float:
+    """Return the estimated seconds: a launch and the memory traffic; symbols count as 8."""
     values = [v for v in (*node.inputs, node.output) if v is not None]
     total = 0
     for value in values:
@@ -101,7 +103,7 @@ def _emit_step(
     index: Reg,
     lanes: int,
 ) -> None:
-    """The program on one register: ``lanes`` elements of the row from ``index`` on."""
+    """Write the program for ``lanes`` elements of the row from ``index`` on."""
     loaded: dict[int, Reg] = {}
 
     def read(k: int) -> Reg:
@@ -117,12 +119,12 @@ def _emit_step(
         ]
         values.append(emit_op(e, op, args, [DType(d) for d in kinds]))
     result = to_storage_type(e, values[-1], dtypes[-1])
-    to = e.at(starts[-1], e.mul(index, e.mul(strides[-1], dtypes[-1].size_bytes)))
-    e.store(result, to)
+    target = e.at(starts[-1], e.mul(index, e.mul(strides[-1], dtypes[-1].size_bytes)))
+    e.store(result, target)
 
 
 def load_along(e: Emitter, start: Reg, stride: Int, index: Reg, dtype: DType, lanes: int) -> Reg:
-    """Load ``lanes`` elements of a row from ``index`` on: contiguous, repeated or scattered."""
+    """Load ``lanes`` elements of a row from ``index`` on: contiguous, broadcast or strided."""
     element, size = LLVM_TYPES[dtype], dtype.size_bytes
     if stride == 0:
         return e.splat(to_compute_type(e, e.load(element, start), dtype), lanes)
@@ -132,6 +134,6 @@ def load_along(e: Emitter, start: Reg, stride: Int, index: Reg, dtype: DType, la
     kind = vector_type(element, lanes)
     gathered = Reg("poison", kind)
     for lane in range(lanes):
-        one = e.load(element, e.at(at, e.mul(e.mul(stride, size), lane)))
-        gathered = e.emit(kind, f"insertelement {gathered}, {one}, i64 {lane}")
+        element_value = e.load(element, e.at(at, e.mul(e.mul(stride, size), lane)))
+        gathered = e.emit(kind, f"insertelement {gathered}, {element_value}, i64 {lane}")
     return to_compute_type(e, gathered, dtype)

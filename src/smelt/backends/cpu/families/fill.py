@@ -1,4 +1,4 @@
-"""Results that follow from extents alone: constants of a shape, and ranges."""
+"""ConstantOfShape and Range: results that follow from extents alone, or from a start and a step."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 _RANGES: Final = frozenset(
     {DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32, DType.INT16, DType.INT8}
 )
+"""Element types of supported ranges."""
 
 
 class FillFamily(Family["CpuTarget"]):
-    """What only symbolic extents make a matter of run time; no input's elements but a range's."""
+    """ConstantOfShape and Range whose extent is symbolic.
+
+    Without symbols these nodes are constants. Only a range reads elements of its inputs: start and
+    step.
+    """
 
     name: ClassVar[str] = "fill"
 
@@ -63,6 +68,7 @@ class FillFamily(Family["CpuTarget"]):
 
 
 def _constant(bits: int, result: View) -> Launch:
+    """Return the launch that fills a tensor with elements of the given bits."""
     scalars = LaunchScalars()
     loop_nest = LoopNest.over(iteration_axes(result.shape, [result.strides], 0), 1)
     spec = KernelSpec(
@@ -78,6 +84,7 @@ def _constant(bits: int, result: View) -> Launch:
 
 
 def _range(operands: Operands, result: View) -> Launch:
+    """Return the launch that writes a range."""
     start, _, delta = operands.inputs
     if start is None or delta is None:
         raise InternalError("the start or the step of a range is missing")
@@ -95,19 +102,20 @@ def _range(operands: Operands, result: View) -> Launch:
 
 
 def _generate_constant(kernel: KernelSpec, target: CpuTarget) -> str:
+    """Return the LLVM IR that fills a tensor."""
     e = emitter_for(kernel, 1)
     size, bits = kernel["size"], kernel["bits"]
     element = f"i{8 * size}"
     lanes = target.vector_bits // (8 * size)
 
     def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-        whole = first
+        full_end = first
         if strides[0] == 1:
-            whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-            with e.loop(first, whole, lanes) as steps:
+            full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+            with e.loop(first, full_end, lanes) as steps:
                 at = e.at(starts[0], e.mul(steps.index, size))
                 e.store(e.constant(bits, vector_type(element, lanes)), at)
-        with e.loop(whole, last) as steps:
+        with e.loop(full_end, last) as steps:
             at = e.at(starts[0], e.mul(steps.index, e.mul(strides[0], size)))
             e.store(e.constant(bits, element), at)
 
@@ -116,6 +124,7 @@ def _generate_constant(kernel: KernelSpec, target: CpuTarget) -> str:
 
 
 def _generate_range(kernel: KernelSpec, target: CpuTarget) -> str:
+    """Return the LLVM IR that writes a range."""
     del target
     e = emitter_for(kernel, 3)
     dtype = DType(kernel["dtype"])
@@ -132,6 +141,7 @@ def _generate_range(kernel: KernelSpec, target: CpuTarget) -> str:
 
 
 def _as_number(e: Emitter, index: Reg, element: str, *, is_float: bool) -> Reg:
+    """Return an i64 index as an element of the range."""
     if is_float:
         return e.convert("sitofp", index, element)
     return index if element == "i64" else e.convert("trunc", index, element)
@@ -141,3 +151,4 @@ _GENERATORS: Final = {
     "constant": _generate_constant,
     "range": _generate_range,
 }
+"""Generator of each kind of kernel."""

@@ -1,4 +1,4 @@
-"""Gather along one axis: rows picked by run-time or constant indices."""
+"""Gather and GatherElements along one axis, with run-time or constant indices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 
 class GatherFamily(Family["CpuTarget"]):
-    """Any element type; an index out of range is told of, and never leaves the memory."""
+    """Gather and GatherElements for any element type.
+
+    An index out of range is reported in the error buffer and never accesses memory outside the
+    tensor.
+    """
 
     name: ClassVar[str] = "gather"
 
@@ -96,25 +100,29 @@ class GatherFamily(Family["CpuTarget"]):
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
             data, indices, result = starts
-            one = f"i{8 * size}"
+            element = f"i{8 * size}"
             index = e.at(indices, e.mul(first, e.mul(strides[1], index_size)))
             last = reader.end(first, last, index, extent)
-            if strides[1] == 0:  # the whole row comes from one pick
+            if strides[1] == 0:  # one index selects the whole row
                 picked = e.at(data, e.mul(reader.position(index, extent), along))
-                whole = first
+                full_end = first
                 if strides[0] == 1 and strides[2] == 1:
-                    whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-                    with e.loop(first, whole, lanes) as steps:
+                    full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+                    with e.loop(first, full_end, lanes) as steps:
                         at = e.mul(steps.index, size)
-                        e.store(e.load(vector_type(one, lanes), e.at(picked, at)), e.at(result, at))
-                with e.loop(whole, last) as steps:
-                    value = e.load(one, e.at(picked, e.mul(steps.index, e.mul(strides[0], size))))
+                        e.store(
+                            e.load(vector_type(element, lanes), e.at(picked, at)), e.at(result, at)
+                        )
+                with e.loop(full_end, last) as steps:
+                    value = e.load(
+                        element, e.at(picked, e.mul(steps.index, e.mul(strides[0], size)))
+                    )
                     e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
                 return
             with e.loop(first, last) as steps:
                 position = e.at(indices, e.mul(steps.index, e.mul(strides[1], index_size)))
                 picked = e.at(data, e.mul(reader.position(position, extent), along))
-                value = e.load(one, e.at(picked, e.mul(steps.index, e.mul(strides[0], size))))
+                value = e.load(element, e.at(picked, e.mul(steps.index, e.mul(strides[0], size))))
                 e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
 
         pointers = [e.pointer(k) for k in range(3)]

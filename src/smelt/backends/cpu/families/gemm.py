@@ -1,7 +1,7 @@
 """Matrix products: Gemm, and MatMul of stacks of matrices.
 
-A constant second factor is packed into panels when the engine is built; any other is packed at
-run time into workspace by a first launch. Transposed factors are a matter of strides.
+A constant second factor is packed into panels when the engine is built. Any other is packed into
+the workspace by a launch before the product. Transposed factors differ only in their strides.
 """
 
 from __future__ import annotations
@@ -57,24 +57,28 @@ if TYPE_CHECKING:
     from smelt.types import Dim, Shape
 
 STRIDED: Final = TensorFormat(DType.FLOAT32, Layout.STRIDED)
+"""float32 with any strides, such as a transposed view."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Factor:
-    """A factor as a stack of matrices: which axes are what, whatever its rank and transposition."""
+    """A factor as a stack of matrices, with the axes that are its rows and columns."""
 
     stack: Shape
     rows: Dim
     columns: Dim
     row_axis: int | None
+    """Axis of the tensor that holds the rows; None if the matrix is a row vector."""
     column_axis: int | None
+    """Axis of the tensor that holds the columns; None if the matrix is a column vector."""
 
     def stride(self, view: View, axis: int | None) -> Dim:
-        """Stride along an axis that may not be there."""
+        """Return the stride along an axis; 0 for an axis that the tensor does not have."""
         return 0 if axis is None else view.strides[axis]
 
 
 def _factor(value: Value, *, transposed: bool, vector_is_column: bool) -> _Factor:
+    """Return a tensor as a factor; a vector is a column if ``vector_is_column``, else a row."""
     shape = value.tensor.shape
     if len(shape) == 1:
         return (
@@ -89,7 +93,7 @@ def _factor(value: Value, *, transposed: bool, vector_is_column: bool) -> _Facto
 
 
 class GemmFamily(Family[CpuTarget]):
-    """Products of matrices over packed panels of the second factor."""
+    """Matrix products over packed panels of the second factor."""
 
     name: ClassVar[str] = "gemm"
 
@@ -109,10 +113,10 @@ class GemmFamily(Family[CpuTarget]):
         if reason or isinstance(extras, str):
             yield Refusal(self.name, reason or str(extras))
             return
-        own = [_read_format(node, index) for index in range(count)]
+        root_formats = [_read_format(node, index) for index in range(count)]
         for options, seconds in _candidates(node, target):
             for result in _result_formats(node):
-                formats = (*own, *extras.formats)
+                formats = (*root_formats, *extras.formats)
                 tactic = Tactic(self.name, options, formats, (result,), cost_hint=seconds)
                 yield replace(tactic, workspace_bytes=_workspace_bytes(node, tactic))
 
@@ -120,8 +124,8 @@ class GemmFamily(Family[CpuTarget]):
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
-        made = reduced_precision_products(node, tactic, dtype, target)
-        return tuple(replace(t, workspace_bytes=_workspace_bytes(node, t)) for t in made)
+        tactics = reduced_precision_products(node, tactic, dtype, target)
+        return tuple(replace(t, workspace_bytes=_workspace_bytes(node, t)) for t in tactics)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -157,6 +161,7 @@ class GemmFamily(Family[CpuTarget]):
 
 
 def _unsupported_reason(node: Node) -> str | None:
+    """Return why the family does not support a product, or None if it does."""
     for value in (*node.inputs[: root_of(node)[1]], node.output):
         if value is not None and value.tensor.dtype is not DType.FLOAT32:
             return f"only float32 is supported, and {value.name} is {value.tensor.dtype.value}"
@@ -167,50 +172,56 @@ def _unsupported_reason(node: Node) -> str | None:
 
 
 def _channel_axis(node: Node) -> int:
-    """Axis of the result along which its columns run; vectors times vectors have none."""
+    """Return the axis of the result's columns; -1 for the product of two vectors."""
     return len(result_shape(node)) - 1
 
 
 def _second(node: Node) -> Value:
+    """Return the second factor."""
     return required_input(node, 1)
 
 
 def _left(node: Node) -> _Factor:
+    """Return the first factor as a stack of matrices."""
     root, a = root_of(node)[0], required_input(node, 0)
     return _factor(a, transposed=_flag(root, "trans_a"), vector_is_column=False)
 
 
 def _right(node: Node) -> _Factor:
+    """Return the second factor as a stack of matrices."""
     root = root_of(node)[0]
     return _factor(_second(node), transposed=_flag(root, "trans_b"), vector_is_column=True)
 
 
 def _flag(root: Op, name: str) -> bool:
+    """Return an attribute of Gemm as a boolean; False for MatMul."""
     return isinstance(root, Gemm) and bool(getattr(root, name))
 
 
 def _is_packed(node: Node) -> bool:
-    """Whether the second factor is one constant matrix."""
+    """Return whether the second factor is one constant matrix, packed at build time."""
     b = _second(node)
     return b.constant is not None and b.tensor.rank <= 2
 
 
 def _addend(node: Node) -> Value | None:
+    """Return the addend C of Gemm, or None if there is none."""
     root, count = root_of(node)
     return node.inputs[2] if isinstance(root, Gemm) and count > 2 else None
 
 
 def _is_bias(node: Node) -> bool:
-    """Whether sums can start from the addend: a constant row, not scaled."""
+    """Return whether the sums can start from the addend: a constant row without scaling."""
     root, addend = root_of(node)[0], _addend(node)
     if addend is None or addend.constant is None or not isinstance(root, Gemm):
         return False
-    shape, plain = addend.tensor.shape, root.alpha == root.beta == 1.0
+    shape, is_unscaled = addend.tensor.shape, root.alpha == root.beta == 1.0
     columns = _right(node).columns
-    return plain and shape[-1:] == (columns,) and element_count(shape) == columns
+    return is_unscaled and shape[-1:] == (columns,) and element_count(shape) == columns
 
 
 def _is_read(node: Node, index: int) -> bool:
+    """Return whether the kernel reads an input from its own memory, not from a packed constant."""
     value = node.inputs[index]
     if value is None:
         return False
@@ -220,28 +231,36 @@ def _is_read(node: Node, index: int) -> bool:
 
 
 def _read_format(node: Node, index: int) -> TensorFormat | None:
-    """Factors are read through any strides; only transposes make such windows."""
+    """Return the format in which an input is read; None if it is packed or absent.
+
+    The kernel reads factors with any strides, so a factor that a transpose produces needs no copy.
+    """
     if not _is_read(node, index):
         return None
     value = node.inputs[index]
-    made = None if value is None else value.producer
-    return STRIDED if index < 2 and made and isinstance(made.op, Transpose) else LINEAR
+    producer = None if value is None else value.producer
+    return STRIDED if index < 2 and producer and isinstance(producer.op, Transpose) else LINEAR
 
 
 def _result_formats(node: Node) -> tuple[TensorFormat, ...]:
-    """Where all that follows is a transpose, the result may be written as that wants it."""
+    """Return the formats in which the result may be written.
+
+    If the only user is a transpose, the result may be written with the strides that it wants.
+    """
     users = node.output.users
     permuted = len(users) == 1 and isinstance(users[0].op, Transpose)
     return (LINEAR, STRIDED) if permuted and isinstance(root_of(node)[0], MatMul) else (LINEAR,)
 
 
 def _constants_after_panels(node: Node) -> int:
+    """Return the number of packed constants after the panels of weights."""
     addend = _addend(node)
-    own = int(addend is not None and addend.constant is not None)
-    return own + len(pack_epilogue_constants(node, _channel_axis(node)))
+    addend_count = int(addend is not None and addend.constant is not None)
+    return addend_count + len(pack_epilogue_constants(node, _channel_axis(node)))
 
 
 def _workspace_bytes(node: Node, tactic: Tactic) -> Dim:
+    """Return the workspace in bytes for a second factor that is packed at run time."""
     if _is_packed(node):
         return 0
     b, options = _right(node), tactic.options
@@ -251,6 +270,10 @@ def _workspace_bytes(node: Node, tactic: Tactic) -> Dim:
 
 
 def _problem(node: Node) -> TilingProblem:
+    """Return the extents that determine the choice of tiles.
+
+    Unknown columns and depths count as 128.
+    """
     a, b = _left(node), _right(node)
     stack = element_count(result_shape(node)[: max(len(a.stack), len(b.stack))])
     rows, images = static_extent(a.rows), static_extent(stack)
@@ -263,6 +286,7 @@ def _problem(node: Node) -> TilingProblem:
 
 
 def _candidates(node: Node, target: CpuTarget) -> Iterator[tuple[Parameters, float]]:
+    """Yield the options and estimated seconds of the five best tilings and splits."""
     lanes, problem = target.vector_bits // 32, _problem(node)
     a_bytes = problem.pixels * problem.depth * WORD_BYTES
     ranked: list[tuple[float, Parameters]] = []
@@ -275,6 +299,7 @@ def _candidates(node: Node, target: CpuTarget) -> Iterator[tuple[Parameters, flo
             options = parameters(
                 lanes=lanes, vectors=vectors, pixels=budget, parallel_split=parallel_split
             )
+            # Splits come best guess first: each later one counts as 10 % slower.
             ranked.append((seconds * (1 + 0.1 * penalty), options))
     for seconds, options in sorted(ranked, key=lambda r: r[0])[:5]:
         yield options, seconds
@@ -285,13 +310,14 @@ def _candidates(node: Node, target: CpuTarget) -> Iterator[tuple[Parameters, flo
 
 @dataclass(slots=True)
 class _Lowering:
-    """The launches of one node."""
+    """Lowers one node to launches."""
 
     node: Node
     tactic: Tactic
     operands: Operands
 
     def steps(self) -> tuple[Step, ...]:
+        """Return the launches: packing of a non-constant second factor, then the product."""
         node, packed = self.node, list(self.operands.packed)
         steps: list[Step] = []
         if _is_packed(node):
@@ -310,7 +336,7 @@ class _Lowering:
         return tuple(steps)
 
     def product(self, packed: list[View], *, bias: bool) -> tuple[ImplicitGemm, list[View]]:
-        """The sum, and the views of its extra operands."""
+        """Return the product, and the views of its extra operands."""
         node, root = self.node, root_of(self.node)[0]
         a, b = _left(node), _right(node)
         x, shape = input_view(self.operands, 0), result_shape(node)
@@ -319,16 +345,18 @@ class _Lowering:
         operand_strides: list[GemmStrides] = []
         views: list[View] = []
         addend = _addend(node)
-        own = packed.pop(0) if addend is not None and addend.constant and not bias else None
+        constant_addend = (
+            packed.pop(0) if addend is not None and addend.constant and not bias else None
+        )
         for view, strides in epilogue_operand_strides(
             node, self.operands, packed, _channel_axis(node)
         ):
             operand_strides.append(self.walk(strides, depth))
             views.append(view)
         if addend is not None and not bias and isinstance(root, Gemm):
-            read = own or input_view(self.operands, 2)
-            operand_strides.append(self.walk(_aligned(addend, read), depth))
-            views.append(read)
+            view_of_addend = constant_addend or input_view(self.operands, 2)
+            operand_strides.append(self.walk(_aligned(addend, view_of_addend), depth))
+            views.append(view_of_addend)
             epilogue = epilogue.after("add_scaled", len(operand_strides) - 1, beta=root.beta)
         return ImplicitGemm(
             images=shape[:depth],
@@ -350,7 +378,7 @@ class _Lowering:
         ), views
 
     def walk(self, strides: tuple[Dim, ...], depth: int) -> GemmStrides:
-        """Strides along the result's axes as a walk: stack, row, column."""
+        """Return strides along the result's axes as strides along stack, row and column."""
         has_rows = _left(self.node).row_axis is not None
         has_columns = _right(self.node).column_axis is not None
         row = strides[depth] if has_rows else 0
@@ -358,7 +386,7 @@ class _Lowering:
         return GemmStrides(strides[:depth], 0, 0, row, channel)
 
     def pack_launch(self, workspace: View) -> Launch:
-        """The launch that packs the second factor."""
+        """Return the launch that packs the second factor into the workspace."""
         b, view = _right(self.node), input_view(self.operands, 1)
         options, scalars = self.tactic.options, LaunchScalars()
         lanes, vectors = options.integer("lanes"), options.integer("vectors")
@@ -385,22 +413,22 @@ class _Lowering:
 
 
 def _aligned(value: Value, view: View) -> tuple[Dim, ...]:
-    """Strides along the rows and columns of a result; 0 where the value repeats."""
+    """Return an addend's strides along the result's rows and columns; 0 where it broadcasts."""
     shape = value.tensor.shape
     strides = tuple(0 if e == 1 else s for e, s in zip(shape, view.strides, strict=True))
     return (0,) * (2 - len(strides)) + strides
 
 
 def _stack_strides(factor: _Factor, strides: tuple[Dim, ...], depth: int) -> tuple[Dim, ...]:
-    """Strides along the result's stack; 0 where the factor repeats."""
-    found = tuple(
+    """Return a factor's strides along the result's stack; 0 where it broadcasts."""
+    own_strides = tuple(
         0 if extent == 1 else stride for extent, stride in zip(factor.stack, strides, strict=False)
     )
-    return (0,) * (depth - len(found)) + found
+    return (0,) * (depth - len(own_strides)) + own_strides
 
 
 def _matrix_strides(b: _Factor) -> tuple[Dim, ...]:
-    """Packed matrices from one to the next along each axis of the factor's own stack."""
+    """Return the number of packed matrices between neighbours along each axis of the stack."""
     strides: list[Dim] = []
     step: Dim = 1
     for extent in reversed(b.stack):

@@ -1,4 +1,4 @@
-"""GRU: the inputs' share of all time steps first, then the time steps one after another."""
+"""GRU: input projection of all time steps in one launch, then the time steps one after another."""
 
 from __future__ import annotations
 
@@ -40,11 +40,15 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node
 
 _GATES: Final = 3
+"""Number of gates of a GRU: update, reset, candidate."""
 _FLOAT: Final = TensorFormat(DType.FLOAT32, Layout.LINEAR)
 
 
 class GruFamily(Family["CpuTarget"]):
-    """Float32, constant weights, the default activations and no ragged sequences; both forms."""
+    """GRU in float32 with constant weights, default activations and sequences of equal length.
+
+    Both forms of the reset gate (``linear_before_reset``) are supported.
+    """
 
     name: ClassVar[str] = "gru"
 
@@ -90,8 +94,8 @@ class GruFamily(Family["CpuTarget"]):
             self.name, op, tactic, operands, (weights, *biases[:1])
         )
         start = operands.inputs[H] if len(operands.inputs) > H else None
-        given = () if start is None else (start,)
-        views = (sums, recurrent, *biases[1:], *given, *operands.outputs)
+        initial_state = () if start is None else (start,)
+        views = (sums, recurrent, *biases[1:], *initial_state, *operands.outputs)
         time, batch = (1, 0) if op.layout else (0, 1)
         scalars = LaunchScalars()
         all_states, last = operands.outputs
@@ -106,7 +110,7 @@ class GruFamily(Family["CpuTarget"]):
                 batch=scalars.json(x.shape[batch]),
                 reverse=op.direction == "reverse",
                 bias=len(biases) > 0,
-                start=tuple(scalars.all_json(state_strides(v, op.layout)) for v in given),
+                start=tuple(scalars.all_json(state_strides(v, op.layout)) for v in initial_state),
                 y=scalars.all_json(sequence_strides(all_states, op.layout)),
                 last=scalars.all_json(state_strides(last, op.layout)),
             ),
@@ -124,9 +128,10 @@ class GruFamily(Family["CpuTarget"]):
 
 
 class _Gru(RecurrentWriter):
-    """The time steps of a sequence.
+    """Writes the time steps of a sequence.
 
-    Operands: entering sums, weights, their bias if any, initial state if given, results.
+    Operands: input projection, recurrent weights, recurrent bias (if any), initial state (if any),
+    results.
     """
 
     def __init__(self, kernel: KernelSpec, lanes: int) -> None:
@@ -136,10 +141,11 @@ class _Gru(RecurrentWriter):
 
     @override
     def begin(self, direction: Reg, item: Reg) -> None:
-        given = [self.position(self.first, s, 0, direction, item) for s in self.k["start"]]
-        self.copy_state(self._state(direction, item), given[0] if given else None)
+        initial_states = [self.position(self.first, s, 0, direction, item) for s in self.k["start"]]
+        self.copy_state(self._state(direction, item), initial_states[0] if initial_states else None)
 
     def _state(self, direction: Reg, item: Reg) -> Reg:
+        """Return the address of the state, which is the output of the last hidden state."""
         return self.position(self.count - 1, self.k["last"], 0, direction, item)
 
     @override
@@ -158,41 +164,49 @@ class _Gru(RecurrentWriter):
     def _linear_step(
         self, input_projection: Reg, y: Reg, state: Reg, weights: Sequence[Reg]
     ) -> None:
-        """The reset gate acts on the product of the state: all gates in one pass."""
+        """Write a time step whose reset gate scales the recurrent projection.
+
+        All gates need one pass over the recurrent weights.
+        """
         e, gates = self.e, range(_GATES)
         with e.loop(0, self.blocks) as block:
-            given = self.load_gates(
+            input_gates = self.load_gates(
                 e.at(input_projection, e.mul(block.index, self.cell_bytes)), gates
             )
             recurrent_gates = self._recurrent_projection(state, weights, gates, block.index)
             update, reset = (
-                m.sigmoid(e, e.binary("fadd", given[g], recurrent_gates[g])) for g in (0, 1)
+                m.sigmoid(e, e.binary("fadd", input_gates[g], recurrent_gates[g])) for g in (0, 1)
             )
-            candidate = m.tanh(e, m.multiply_add(e, reset, recurrent_gates[2], given[2]))
+            candidate = m.tanh(e, m.multiply_add(e, reset, recurrent_gates[2], input_gates[2]))
             self._finish(update, candidate, state, y, block.index)
 
     def _step(self, input_projection: Reg, y: Reg, state: Reg, weights: Sequence[Reg]) -> None:
-        """The reset gate acts on the state: all of it first, kept in scratch beside the update."""
+        """Write a time step whose reset gate scales the state.
+
+        The candidate needs the whole scaled state, so a first pass over the blocks computes the
+        update gate and the scaled state into scratch memory, and a second pass computes the
+        candidate.
+        """
         e = self.e
-        kept = e.at(e.scratch, self.blocks * self.lanes * FLOAT_BYTES)
+        scaled_state = e.at(e.scratch, self.blocks * self.lanes * FLOAT_BYTES)
         with e.loop(0, self.blocks) as block:
-            given = self.load_gates(
+            input_gates = self.load_gates(
                 e.at(input_projection, e.mul(block.index, self.cell_bytes)), (0, 1)
             )
             recurrent_gates = self._recurrent_projection(state, weights, (0, 1), block.index)
             update, reset = (
-                m.sigmoid(e, e.binary("fadd", given[g], recurrent_gates[g])) for g in (0, 1)
+                m.sigmoid(e, e.binary("fadd", input_gates[g], recurrent_gates[g])) for g in (0, 1)
             )
             at = e.mul(block.index, self.lanes * FLOAT_BYTES)
             previous = e.load_masked(self.vector, e.at(state, at), self.mask(block.index))
             e.store(update, e.at(e.scratch, at))
-            e.store(e.binary("fmul", reset, previous), e.at(kept, at))
+            e.store(e.binary("fmul", reset, previous), e.at(scaled_state, at))
         with e.loop(0, self.blocks) as block:
-            given = self.load_gates(
+            input_gates = self.load_gates(
                 e.at(input_projection, e.mul(block.index, self.cell_bytes)), (2,)
             )
-            recurrent_gates = self._recurrent_projection(kept, weights, (2,), block.index)
-            candidate = m.tanh(e, e.binary("fadd", given[0], recurrent_gates[0]))
+            recurrent_gates = self._recurrent_projection(scaled_state, weights, (2,), block.index)
+            candidate = m.tanh(e, e.binary("fadd", input_gates[0], recurrent_gates[0]))
             update = e.load(
                 self.vector, e.at(e.scratch, e.mul(block.index, self.lanes * FLOAT_BYTES))
             )
@@ -201,7 +215,7 @@ class _Gru(RecurrentWriter):
     def _recurrent_projection(
         self, source: Reg, weights: Sequence[Reg], gates: Sequence[int], block: Int
     ) -> tuple[Reg, ...]:
-        """The state's share of some gates of a block, and its bias."""
+        """Return the state's share of some gates of a block, with the bias added."""
         e, panel, *bias = self.e, *weights
         start: tuple[Reg, ...] = (e.constant(0.0, self.vector),) * len(gates)
         if bias:
@@ -210,7 +224,7 @@ class _Gru(RecurrentWriter):
         return self.multiply([source], self.hidden, panels, gates, start)[0]
 
     def _finish(self, update: Reg, candidate: Reg, state: Reg, y: Reg, block: Int) -> None:
-        """``(1 - update) * candidate + update * state``."""
+        """Write the new state: ``(1 - update) * candidate + update * state``."""
         e = self.e
         at, mask = e.mul(block, self.lanes * FLOAT_BYTES), self.mask(block)
         previous = e.load_masked(self.vector, e.at(state, at), mask)

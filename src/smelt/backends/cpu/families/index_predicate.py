@@ -1,4 +1,4 @@
-"""Elements chosen by where they stand: one-hot vectors and triangles of matrices."""
+"""OneHot and Trilu: elements chosen by a predicate on their index."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 
 class IndexPredicateFamily(Family["CpuTarget"]):
-    """Any element type. A place is walked like an operand: its address is the place itself."""
+    """OneHot and Trilu for any element type.
+
+    The loop nest advances the element's index like the address of an operand: it is an operand with
+    base address 0 and elements of one byte, so its address is the index.
+    """
 
     name: ClassVar[str] = "index_predicate"
 
@@ -52,7 +56,7 @@ class IndexPredicateFamily(Family["CpuTarget"]):
         if isinstance(node.op, Trilu):
             k = constant_input(node, 1)
             rank = len(result.shape)
-            # The place is how far an element lies right of the diagonal.
+            # The index is the element's distance to the right of the main diagonal.
             element_index = (*((0,) * (rank - 2)), -1, 1)
             limit = 0 if k is None else int(k.item())
             return (
@@ -96,6 +100,7 @@ class IndexPredicateFamily(Family["CpuTarget"]):
 
 
 def _unsupported_reason(node: Node) -> str | None:
+    """Return why the family does not support a node, or None if it does."""
     first, second = (*node.inputs, None)[:2]
     if isinstance(node.op, Trilu):
         constant = second is None or second.constant is not None
@@ -113,6 +118,7 @@ def _launch(
     limit: Dim,
     upper: int,
 ) -> Launch:
+    """Return the launch; ``element_index`` holds the strides of the element's index."""
     result = views[-1]
     scalars = LaunchScalars()
     loop_nest = LoopNest.over(
@@ -133,12 +139,16 @@ def _launch(
 
 
 def _triangle(e: Emitter, kernel: KernelSpec, element_index: Reg, source: Reg) -> Reg:
-    kept = e.compare("sge" if kernel["upper"] else "sle", element_index, e.extent(kernel["limit"]))
+    """Return the element if it is inside the triangle, else 0."""
+    is_inside = e.compare(
+        "sge" if kernel["upper"] else "sle", element_index, e.extent(kernel["limit"])
+    )
     kind = f"i{8 * kernel['sizes'][0]}"
-    return e.select(kept, e.load(kind, source), e.constant(0, kind))
+    return e.select(is_inside, e.load(kind, source), e.constant(0, kind))
 
 
 def _one_hot(e: Emitter, kernel: KernelSpec, element_index: Reg, source: Reg) -> Reg:
+    """Return the on-value if the index at ``source`` is the element's, else the off-value."""
     sizes = kernel["sizes"]
     index = e.load(f"i{8 * sizes[0]}", source)
     if index.type != "i64":

@@ -1,8 +1,8 @@
-"""Convolutions and matrix products of bytes: the panel kernel, with sums of integers.
+"""Convolutions and matrix products of int8 and uint8 in the microkernel, with int32 accumulators.
 
-Zero points cost nothing while the kernel runs. That of the activations, times the sum of a
-filter's weights, is taken off the bias beforehand, and what lies around an image is that zero
-point. Weights are int8 without one.
+Zero points cost nothing at run time. The zero point of the activations times the sum of a filter's
+weights is subtracted from the bias at build time, and the halo of an image holds the zero point.
+Weights are int8 with a zero point of 0.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _INT8_OFFSET = 128
-"""How far signed bytes are moved to be unsigned."""
+"""Offset that turns signed bytes into the unsigned bytes that the dot products take."""
 _FEW_CHANNELS = 8
+"""Number of channels below which a run covers all columns of the window."""
 _MAX_SUMMED_PRODUCTS = 1 << 16
-"""More products of bytes than these may not fit into 32 bits."""
+"""Largest number of products of bytes whose sum is certain to fit into int32."""
 
 
 class Int8ProductFamily(Family[CpuTarget]):
@@ -120,11 +121,11 @@ class Int8ProductFamily(Family[CpuTarget]):
         return write_microkernel(kernel)
 
 
-# ---- what kernels of bytes share
+# ---- shared by all kernels of bytes
 
 
 def unsupported_int8_product_reason(node: Node) -> str | None:
-    """Why a node is not a product of bytes by constant signed weights."""
+    """Return why a node is not a product of bytes by constant int8 weights, or None if it is."""
     x, weights, *others = [*node.inputs[: root_of(node)[1]], None, None, None]
     x_zero, w_zero, bias = others[:3]
     if x is None or weights is None or weights.constant is None:
@@ -143,12 +144,12 @@ def unsupported_int8_product_reason(node: Node) -> str | None:
 
 
 def channel_axis_of(node: Node) -> int:
-    """Axis of the result along which filters run."""
+    """Return the axis of the result along which the filters run."""
     return 1 if isinstance(root_of(node)[0], ConvInteger) else node.output.tensor.rank - 1
 
 
 def zero_point_of(node: Node) -> int:
-    """The integer that stands for nothing among the activations."""
+    """Return the activations' zero point: the integer that represents the real number 0."""
     zero = node.inputs[2] if root_of(node)[1] > 2 else None
     return 0 if zero is None else int(constant_of(zero).array.ravel()[0])
 
@@ -160,7 +161,11 @@ def int8_tactic(
     extras: tuple[TensorFormat | None, ...],
     seconds: float,
 ) -> Tactic:
-    """The tactic of a kernel that reads bytes, channels last, with the zero point around them."""
+    """Return the tactic of a kernel that reads bytes.
+
+    Images are channels-last, and their halo holds the zero point. ``extras`` are the formats of the
+    epilogue's operands.
+    """
     root, count = root_of(node)
     layout, halo = Layout.LINEAR, cast("Halo", ())
     if isinstance(root, ConvInteger):
@@ -178,7 +183,11 @@ def int8_tactic(
 
 
 def zero_point_bias(node: Node) -> Constant:
-    """What the sums of each filter start from: its bias, less what the zero point adds to it."""
+    """Return the initial values of the sums: the bias minus the zero point's contribution.
+
+    Signed activations are read as unsigned bytes, which are larger by 128; the same correction
+    removes that offset.
+    """
     x, weights = required_input(node, 0), constant_of(node.inputs[1])
     count = root_of(node)[1]
     zero = node.inputs[2] if count > 2 else None
@@ -190,13 +199,14 @@ def zero_point_bias(node: Node) -> Constant:
     total = Constant.derive("", ReduceSum(keepdims=False), wide, over)
     shift = Constant("", np.array(_INT8_OFFSET if x.tensor.dtype is DType.INT8 else 0, np.int32))
     if zero is not None:
-        given = reshape(Constant.derive("", Cast(DType.INT32), constant_of(zero)))
-        shift = Constant.derive("", Add(), given, shift)
+        zero_as_int32 = reshape(Constant.derive("", Cast(DType.INT32), constant_of(zero)))
+        shift = Constant.derive("", Add(), zero_as_int32, shift)
     start = Constant("", np.array(0, np.int32)) if bias is None else constant_of(bias)
     return named(f"{weights.name}.sums", _minus(start, Constant.derive("", Mul(), total, shift)))
 
 
 def _minus(a: Constant, b: Constant) -> Constant:
+    """Return the recorded difference of two constants."""
     return Constant.derive("", Sub(), a, b)
 
 
@@ -204,6 +214,7 @@ def _minus(a: Constant, b: Constant) -> Constant:
 
 
 def _unsupported_reason(node: Node) -> str | None:
+    """Return why the microkernel does not support a product of bytes, or None if it does."""
     root, weights = root_of(node)[0], constant_of(node.inputs[1]).type.shape
     depth = prod(fixed_shape(weights)) // max(1, fixed_extent(weights[0]))
     if isinstance(root, ConvInteger):
@@ -219,6 +230,7 @@ def _unsupported_reason(node: Node) -> str | None:
 
 
 def _groups(node: Node) -> int:
+    """Return the number of groups of a convolution; 1 for a matrix product."""
     root = root_of(node)[0]
     return root.group if isinstance(root, ConvInteger) else 1
 
@@ -228,13 +240,13 @@ class _Weights:
     """Weights as they are packed."""
 
     filters: Constant
-    """``[filter, run, *taps]``."""
+    """Weights as ``[filter, run, *taps]``."""
     merges_columns: bool
-    """Whether a run goes over the columns of the window: few channels would not fill words."""
+    """Whether a run covers all columns of the window, because few channels would not fill words."""
 
     @staticmethod
     def of(node: Node, dot_product: DotProduct) -> _Weights:
-        """The weights of a node."""
+        """Return the weights of a node."""
         weights = constant_of(node.inputs[1])
         if not isinstance(root_of(node)[0], ConvInteger):
             return _Weights(transpose(weights, 1, 0), merges_columns=False)
@@ -248,6 +260,10 @@ class _Weights:
 
 
 def _problem(node: Node) -> TilingProblem:
+    """Return the extents that determine the choice of tiles.
+
+    The image of a 1x1 convolution counts as one row of pixels.
+    """
     root, shape = root_of(node)[0], node.output.tensor.shape
     weights = list(fixed_shape(constant_of(node.inputs[1]).type.shape))
     if not isinstance(root, ConvInteger):
@@ -271,6 +287,7 @@ def _problem(node: Node) -> TilingProblem:
 def _candidates(
     node: Node, target: CpuTarget
 ) -> Iterator[tuple[tuple[tuple[str, Json], ...], float]]:
+    """Yield the options and estimated seconds of the six best tilings and splits."""
     lanes, dot_product = target.vector_bits // 32, int8_dot_product(target)
     problem = _problem(node)
     words = replace(problem, depth=-(-problem.depth // dot_product.group))
@@ -297,7 +314,7 @@ def _candidates(
 
 @dataclass(frozen=True, slots=True)
 class _EpilogueReads:
-    """The epilogue, and what it reads."""
+    """The epilogue, and the strides and views of its operands."""
 
     epilogue: Epilogue
     strides: tuple[tuple[Dim, ...], ...]
@@ -305,6 +322,7 @@ class _EpilogueReads:
 
 
 def _epilogue_reads(node: Node, operands: Operands, packed: int) -> _EpilogueReads:
+    """Return the epilogue of a node and its operands, which follow ``packed`` packed constants."""
     axis = channel_axis_of(node)
     extras = epilogue_operand_strides(node, operands, operands.packed[packed:], axis)
     return _EpilogueReads(
@@ -317,7 +335,7 @@ def _epilogue_reads(node: Node, operands: Operands, packed: int) -> _EpilogueRea
 def _convolution(
     node: Node, operands: Operands, reads: _EpilogueReads, dot_product: DotProduct
 ) -> ImplicitGemm:
-    """The sum that a convolution is, on the memory of its operands."""
+    """Return a convolution as an implicit GEMM on the memory of its operands."""
     root = root_as(ConvInteger, node)
     x, out = input_view(operands, 0), operands.outputs[0]
     filters, depth, *_ = fixed_shape(constant_of(node.inputs[1]).type.shape)
@@ -332,7 +350,7 @@ def _convolution(
         taps = (window[0], 1, window[1] * depth)
     batch, _, *spatial = node.output.tensor.shape
     height, width = (1, *spatial)[-2:]
-    each = filters // root.group
+    filters_per_group = filters // root.group
 
     def walk(strides: tuple[Dim, ...], group: Dim) -> GemmStrides:
         image, channel, *_ = strides
@@ -343,14 +361,14 @@ def _convolution(
         groups=root.group,
         height=height,
         width=width,
-        filters=each,
+        filters=filters_per_group,
         taps=taps,
         a=GemmStrides((x.strides[0],), depth * x.strides[1], row * steps[0], column * steps[1]),
         a_start=row * -before[0] + column * -before[1],
         a_taps=a_taps,
         b_images=(0,),
-        out=walk(out.strides, each),
-        extras=tuple(walk(strides, each) for strides in reads.strides),
+        out=walk(out.strides, filters_per_group),
+        extras=tuple(walk(strides, filters_per_group) for strides in reads.strides),
         epilogue=reads.epilogue,
         bias=True,
         column_run=depth if joined and not runs_on else 0,
@@ -358,14 +376,14 @@ def _convolution(
 
 
 def _spatial_strides(strides: tuple[Dim, ...]) -> tuple[Dim, Dim]:
-    """Strides along rows and columns; one row where there is one dimension."""
+    """Return the strides along rows and columns; one-dimensional images are one row."""
     return (strides[2], strides[3]) if len(strides) == 4 else (0, strides[2])
 
 
 def _matrix_product(
     node: Node, operands: Operands, reads: _EpilogueReads, dot_product: DotProduct
 ) -> ImplicitGemm:
-    """The product of a stack of matrices with one matrix."""
+    """Return the product of a stack of matrices with one matrix as an implicit GEMM."""
     del dot_product
     x, out = input_view(operands, 0), operands.outputs[0]
     depth, filters = fixed_shape(constant_of(node.inputs[1]).type.shape)

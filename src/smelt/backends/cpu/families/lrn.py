@@ -1,7 +1,7 @@
-"""Local response normalisation on channels-last images, across channels or within one.
+"""Local response normalisation on channels-last images, across channels or within one channel.
 
-Across channels the energy is a banded sum: shifted, masked loads of the same pixel. Within a
-channel it is a clipped window, as in pooling.
+Across channels, the energy is a banded sum: shifted, masked loads of the same pixel. Within a
+channel, it is the sum over a clipped window, as in pooling.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node
 
 _MAX_NEIGHBOURS: Final = 63
+"""Largest number of channels of a window, whose loads are unrolled."""
 
 
 class LrnFamily(Family[CpuTarget]):
-    """``x / (bias + alpha / count * energy) ** beta``."""
+    """Local response normalisation: ``x / (bias + alpha / count * energy) ** beta``."""
 
     name: ClassVar[str] = "lrn"
     supports_reduced_precision: ClassVar[bool] = True
@@ -61,7 +62,7 @@ class LrnFamily(Family[CpuTarget]):
         root, _ = root_of(node)
         if not isinstance(root, LRN):
             return
-        found, reason = formats(node)
+        extra_formats, reason = formats(node)
         reason = unsupported_float_image_reason(node) or reason
         if root.size > _MAX_NEIGHBOURS:
             reason = f"the window has {root.size} channels; at most {_MAX_NEIGHBOURS} are supported"
@@ -73,7 +74,7 @@ class LrnFamily(Family[CpuTarget]):
         yield Tactic(
             self.name,
             parameters(lanes=target.vector_bits // 32),
-            (CHANNELS_LAST, *found),
+            (CHANNELS_LAST, *extra_formats),
             (CHANNELS_LAST,),
             cost_hint=seconds,
         )
@@ -113,6 +114,8 @@ class LrnFamily(Family[CpuTarget]):
 
 
 class _Writer:
+    """Writes one kernel. Operands: image, extras, result."""
+
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.p = PixelLoopSpec.from_spec(kernel)
@@ -122,6 +125,7 @@ class _Writer:
         self.before = (kernel["size"] - 1) // 2
 
     def write(self) -> str:
+        """Write the loops over pixels, and return the module."""
         e = self.e
         with self.w.rows() as (image, row), e.loop(0, e.extent(self.p.width)) as column:
             position = (image, row, column.index)
@@ -135,7 +139,7 @@ class _Writer:
     def normalise(
         self, position: tuple[Int, Int, Int], at: Reg, energy: Reg, channel: Int, mask: Reg | None
     ) -> None:
-        """Divide the element by the power of its energy."""
+        """Write one vector: the element divided by the power of its energy."""
         e, k, kind = self.e, self.k, energy.type
         count = k["size"] ** 2 if k["within"] else k["size"]
         factor = e.constant(k["alpha"] / count, kind)
@@ -144,7 +148,7 @@ class _Writer:
         self.w.finish(self.divided(x, base), position, channel, mask)
 
     def divided(self, x: Reg, base: Reg) -> Reg:
-        """``x / base ** beta``; the usual exponents are square roots."""
+        """Return ``x / base ** beta``; the usual exponents need square roots only."""
         e, beta = self.e, self.k["beta"]
         if beta in {0.5, 0.75}:
             root = e.unary_intrinsic("sqrt", base)
@@ -158,7 +162,10 @@ class _Writer:
     # ---- across channels
 
     def across(self, position: tuple[Int, Int, Int], at: Reg) -> None:
-        """Loop over vectors whose neighbours all exist; those at the ends have masks."""
+        """Write a pixel that is normalised across channels.
+
+        A loop handles the vectors whose neighbours all exist. The vectors at both ends have masks.
+        """
         e, lanes, count = self.e, self.p.lanes, self.p.channels
         after = self.k["size"] - 1 - self.before
         first = -(-self.before // lanes) * lanes
@@ -169,22 +176,29 @@ class _Writer:
             self.vector(position, at, channel, channel)
 
     def vector(
-        self, position: tuple[Int, Int, Int], at: Reg, channel: Int, known: int | None
+        self, position: tuple[Int, Int, Int], at: Reg, channel: Int, first_channel: int | None
     ) -> None:
-        """One vector of channels; ``known`` is its first channel where neighbours may not exist."""
+        """Write one vector of channels.
+
+        ``first_channel`` is the vector's first channel if some neighbours may not exist, else None.
+        """
         e, kind = self.e, self.w.kind
         energy = e.constant(0.0, kind)
         for shift in range(-self.before, self.k["size"] - self.before):
-            here = e.at(at, self.a.bytes_of(e, e.add(channel, shift)))
-            mask = None if known is None else self.mask(known + shift)
-            x = load(e, kind, here, mask, self.a.dtype)
+            pointer = e.at(at, self.a.bytes_of(e, e.add(channel, shift)))
+            mask = None if first_channel is None else self.mask(first_channel + shift)
+            x = load(e, kind, pointer, mask, self.a.dtype)
             energy = multiply_add(e, x, x, energy)
-        left = self.p.channels - (known or 0)
-        own = None if known is None or left >= self.p.lanes else e.tail_mask(left, self.p.lanes)
-        self.normalise(position, at, energy, channel, own)
+        remaining = self.p.channels - (first_channel or 0)
+        store_mask = (
+            None
+            if first_channel is None or remaining >= self.p.lanes
+            else e.tail_mask(remaining, self.p.lanes)
+        )
+        self.normalise(position, at, energy, channel, store_mask)
 
     def mask(self, first: int) -> Reg | None:
-        """Lanes whose channel, from ``first`` on, exists."""
+        """Return the mask of lanes whose channel, from ``first`` on, exists; None if all do."""
         lanes = self.p.lanes
         exist = [0 <= first + lane < self.p.channels for lane in range(lanes)]
         if all(exist):
@@ -194,6 +208,7 @@ class _Writer:
     # ---- within a channel
 
     def within(self, position: tuple[Int, Int, Int], at: Reg) -> None:
+        """Write a pixel that is normalised within each channel."""
         e = self.e
         extents = cast("tuple[Any, Any]", as_json(self.k["extents"]))
         bounds = [
@@ -210,8 +225,8 @@ class _Writer:
             with e.loop(*bounds[0], 1, [zero]) as row:
                 line = e.at(start, e.mul(row.index, strides[0]))
                 with e.loop(*bounds[1], 1, row.values) as column:
-                    here = e.at(line, e.mul(column.index, strides[1]))
-                    x = load(e, self.w.kind, here, mask, self.a.dtype)
+                    pointer = e.at(line, e.mul(column.index, strides[1]))
+                    x = load(e, self.w.kind, pointer, mask, self.a.dtype)
                     column.carry = [multiply_add(e, x, x, column.values[0])]
                 row.carry = column.values
             self.normalise(position, at, row.values[0], channel, mask)

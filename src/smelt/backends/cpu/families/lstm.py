@@ -1,4 +1,4 @@
-"""LSTM: the inputs' share of all time steps first, then the time steps one after another."""
+"""LSTM: input projection of all time steps in one launch, then the time steps one after another."""
 
 from __future__ import annotations
 
@@ -43,11 +43,15 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _GATES: Final = 4
+"""Number of gates of an LSTM: input, output, forget, cell."""
 _FLOAT: Final = TensorFormat(DType.FLOAT32, Layout.LINEAR)
 
 
 class LstmFamily(Family["CpuTarget"]):
-    """Float32, constant weights, the default activations, no peepholes and no ragged sequences."""
+    """LSTM in float32 with constant weights, default activations and sequences of equal length.
+
+    Peepholes are not supported.
+    """
 
     name: ClassVar[str] = "lstm"
 
@@ -98,8 +102,8 @@ class LstmFamily(Family["CpuTarget"]):
             self.name, op, tactic, operands, (operands.packed[0], *inner)
         )
         states = [operands.inputs[i] if len(operands.inputs) > i else None for i in (H, C)]
-        given = [v for v in states if v is not None]
-        views = (sums, recurrent, *given, *operands.outputs)
+        initial_states = [v for v in states if v is not None]
+        views = (sums, recurrent, *initial_states, *operands.outputs)
         time, batch = (1, 0) if op.layout else (0, 1)
         scalars = LaunchScalars()
         all_states, hidden, cell = operands.outputs
@@ -114,7 +118,8 @@ class LstmFamily(Family["CpuTarget"]):
                 initial=tuple(v is not None for v in states),
                 y=scalars.all_json(sequence_strides(all_states, op.layout)),
                 states=tuple(
-                    scalars.all_json(state_strides(v, op.layout)) for v in (*given, hidden, cell)
+                    scalars.all_json(state_strides(v, op.layout))
+                    for v in (*initial_states, hidden, cell)
                 ),
             ),
         )
@@ -131,6 +136,7 @@ class LstmFamily(Family["CpuTarget"]):
 
 
 def _unsupported_reason(node: Node, op: LSTM) -> str | None:
+    """Return why no kernel is generated for an LSTM, or None if one is."""
     if len(node.inputs) > PEEPHOLES and node.inputs[PEEPHOLES] is not None:
         return "peepholes are not supported"
     if op.input_forget:
@@ -141,28 +147,31 @@ def _unsupported_reason(node: Node, op: LSTM) -> str | None:
 
 
 class _Lstm(RecurrentWriter):
-    """The time steps of a sequence. Operands: entering sums, weights, initial states, results."""
+    """Writes the time steps of a sequence.
+
+    Operands: input projection, recurrent weights, initial states (if any), results.
+    """
 
     def __init__(self, kernel: KernelSpec, lanes: int) -> None:
-        self.given = sum(kernel["initial"])
-        super().__init__(kernel, lanes, _GATES, 2 + self.given + 3)
+        self.initial_count = sum(kernel["initial"])
+        super().__init__(kernel, lanes, _GATES, 2 + self.initial_count + 3)
         self.pair = 2 - self.blocks % 2
-        """Blocks done together: a single one would wait for its own sums."""
+        """Blocks computed together: the accumulators of one block would wait for each other."""
 
     @override
     def begin(self, direction: Reg, item: Reg) -> None:
-        given, states = self.given, self.k["states"]
-        starts = [self.position(2 + i, states[i], 0, direction, item) for i in range(given)]
+        count, states = self.initial_count, self.k["states"]
+        starts = [self.position(2 + i, states[i], 0, direction, item) for i in range(count)]
         for state, is_given in enumerate(self.k["initial"]):
-            at = self.position(3 + given + state, states[given + state], 0, direction, item)
+            at = self.position(3 + count + state, states[count + state], 0, direction, item)
             self.copy_state(at, starts.pop(0) if is_given else None)
 
     @override
     def step(self, input_projection: Reg, time_step: Reg, direction: Reg, item: Reg) -> None:
-        e, given, states = self.e, self.given, self.k["states"]
-        y = self.position(2 + given, self.k["y"], time_step, direction, item)
-        state = self.position(3 + given, states[given], 0, direction, item)
-        cell = self.position(4 + given, states[given + 1], 0, direction, item)
+        e, count, states = self.e, self.initial_count, self.k["states"]
+        y = self.position(2 + count, self.k["y"], time_step, direction, item)
+        state = self.position(3 + count, states[count], 0, direction, item)
+        cell = self.position(4 + count, states[count + 1], 0, direction, item)
         weights = e.at(e.pointer(1), e.mul(direction, self.blocks * self.panel_bytes))
         with e.loop(0, self.blocks, self.pair) as pair:
             blocks = [e.add(pair.index, i) for i in range(self.pair)]
@@ -170,13 +179,13 @@ class _Lstm(RecurrentWriter):
             panels = [e.at(weights, e.mul(b, self.panel_bytes)) for b in blocks]
             gates = range(_GATES)
             sums = [s for c in cells for s in self.load_gates(c, gates)]
-            made = self.multiply([state], self.hidden, panels, gates, sums)
-            for block, values in zip(blocks, made, strict=True):
+            totals = self.multiply([state], self.hidden, panels, gates, sums)
+            for block, values in zip(blocks, totals, strict=True):
                 self._unit(values, y, cell, block)
         self.copy_state(state, y)
 
     def _unit(self, sums: Sequence[Reg], y: Reg, cell: Reg, block: Int) -> None:
-        """Input, output, forget and cell gates of a block of units."""
+        """Write the new states of a block from its gates (input, output, forget, cell)."""
         e = self.e
         gate_i, gate_o, gate_f = (m.sigmoid(e, s) for s in sums[:3])
         candidate, mask = m.tanh(e, sums[3]), self.mask(block)

@@ -1,4 +1,4 @@
-"""Softmax and layer normalisation: a few passes along one axis, kept in cache."""
+"""Softmax, layer normalisation and RMS normalisation: passes over a line that stays in cache."""
 
 from __future__ import annotations
 
@@ -35,11 +35,16 @@ if TYPE_CHECKING:
 _SOFT: Final = (Softmax, LogSoftmax)
 _NORMS: Final = (LayerNormalization, RMSNormalization)
 _LARGEST: Final = "max_number"
+"""Reduction that returns the larger number and ignores NaN."""
 _FLOAT: Final = TensorFormat(DType.FLOAT32, Layout.LINEAR)
 
 
 class NormalizeFamily(Family["CpuTarget"]):
-    """Float32, along one axis (softmax) or the trailing axes (layer normalisation)."""
+    """Normalisation in float32, along one axis (softmax) or the trailing axes (the others).
+
+    Lines that are adjacent in memory are computed side by side in the lanes of vectors; contiguous
+    lines are computed one at a time, with vectors along the line.
+    """
 
     name: ClassVar[str] = "normalize"
     supports_reduced_precision: ClassVar[bool] = True
@@ -78,7 +83,7 @@ class NormalizeFamily(Family["CpuTarget"]):
         rank = len(source.shape)
         first = node.op.axis % rank if isinstance(node.op, _SOFT + _NORMS) else 0
         last = first + 1 if isinstance(node.op, _SOFT) else rank
-        # Scale and bias are walked beside the line: they may be windows, too.
+        # Scale and bias have strides of their own, because they may be views.
         strides = [source.strides, result.strides]
         strides += [broadcast_strides(v, source.shape) for v in views[1:-1]]
         along = _axes(source.shape, strides, range(first, last))
@@ -112,16 +117,18 @@ class NormalizeFamily(Family["CpuTarget"]):
         sizes = [d.size_bytes for d in dtypes]
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-            whole = first
-            flat = len(along) == 1 and all(s == 1 for s in along[0][1:])
-            if strides == (1, 1) and not flat:
-                whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-                with e.loop(first, whole, lanes) as steps:
+            full_end = first
+            is_contiguous = len(along) == 1 and all(s == 1 for s in along[0][1:])
+            if strides == (1, 1) and not is_contiguous:
+                full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+                with e.loop(first, full_end, lanes) as steps:
                     at = (*_addresses(e, starts, strides, steps.index, sizes), *extras)
                     emit(_Line(e, along, at, dtypes, lanes, 1, kernel["epsilon"]))
-            with e.loop(whole, last) as steps:
+            with e.loop(full_end, last) as steps:
                 at = (*_addresses(e, starts, strides, steps.index, sizes), *extras)
-                emit(_Line(e, along, at, dtypes, 1, lanes if flat else 1, kernel["epsilon"]))
+                emit(
+                    _Line(e, along, at, dtypes, 1, lanes if is_contiguous else 1, kernel["epsilon"])
+                )
 
         emit_loop_nest(
             e, kernel["loop_nest"], [e.pointer(0), e.pointer(vectors + 1)], sizes[:2], row
@@ -132,6 +139,7 @@ class NormalizeFamily(Family["CpuTarget"]):
 def _axes(
     shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], chosen: Sequence[int]
 ) -> list[Axis]:
+    """Return the chosen axes with their strides, merged where they are contiguous."""
     axes = [Axis(shape[a], tuple(s[a] for s in strides)) for a in chosen]
     return coalesce_axes(sort_axes([a for a in axes if a.extent != 1], 0))
 
@@ -139,6 +147,7 @@ def _axes(
 def _addresses(
     e: Emitter, starts: Sequence[Reg], strides: Sequence[Int], index: Reg, sizes: Sequence[int]
 ) -> tuple[Reg, ...]:
+    """Return the address of each operand after ``index`` steps."""
     return tuple(
         e.at(start, e.mul(index, e.mul(stride, size)))
         for start, stride, size in zip(starts, strides, sizes, strict=False)
@@ -147,21 +156,25 @@ def _addresses(
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Elements normalised together: ``lanes`` lines abreast, or one, ``across`` lanes at a time."""
+    """Elements that are normalised together.
+
+    They are ``lanes`` lines side by side, or one line that is read ``across`` lanes at a time.
+    """
 
     e: Emitter
     axes: Sequence[tuple[Int, ...]]
+    """Extent and strides of each axis of the line."""
     addresses: tuple[Reg, ...]
-    """Where the line begins: in the source, the result, and what else is walked beside it."""
+    """Start of the line in the source, the result, and the scale and bias."""
     dtypes: tuple[DType, ...]
-    """What lies in these places."""
+    """Element type of each of these operands in memory."""
     lanes: int
     across: int
     epsilon: float
 
     @property
     def count(self) -> Int:
-        """Elements of the line."""
+        """Number of elements of the line."""
         count: Int = 1
         for extent, *_ in self.axes:
             count = self.e.mul(count, extent)
@@ -169,7 +182,7 @@ class _Line:
 
     @property
     def vectors_in_registers(self) -> int:
-        """Vectors of the line, where half of the registers hold it whole; else 0."""
+        """Vectors of the line if half of the registers hold all of them, else 0."""
         count = self.count
         if self.across == 1 or not isinstance(count, int) or count % self.across:
             return 0
@@ -177,7 +190,7 @@ class _Line:
         return vectors if vectors <= self.across else 0
 
     def constant(self, value: float) -> Reg:
-        """A literal for what is the same along the line."""
+        """Return a literal of the type of a value per line."""
         return self.e.constant(value, vector_type("float", self.lanes))
 
     def fold(self, op: str, first: float, value: Callable[[Reg, Reg, int], Reg]) -> Reg:
@@ -194,7 +207,7 @@ class _Line:
         )
 
     def each(self, store: Callable[[Sequence[Reg], int], None]) -> None:
-        """Call ``store(addresses, width)`` along the line."""
+        """Call ``store(addresses, width)`` for every step along the line."""
 
         def step(total: Reg, addresses: Sequence[Reg], width: int) -> Reg:
             store(addresses, width)
@@ -206,13 +219,20 @@ class _Line:
     def _walk(
         self, step: Callable[[Reg, Sequence[Reg], int], Reg], wide: Reg, narrow: Reg
     ) -> tuple[Reg, Reg]:
+        """Write the loops along the line, and return the carried values.
+
+        The second value belongs to the elements beyond full vectors.
+        """
         e = self.e
         if self.across == 1:
             return self._nest(step, list(self.axes), self.addresses, wide), narrow
         extent = self.count
-        whole = e.mul(e.div(extent, self.across), self.across)
+        full_end = e.mul(e.div(extent, self.across), self.across)
         totals: list[Reg] = []
-        for low, high, width, total in ((0, whole, self.across, wide), (whole, extent, 1, narrow)):
+        for low, high, width, total in (
+            (0, full_end, self.across, wide),
+            (full_end, extent, 1, narrow),
+        ):
             with e.loop(low, high, width, carried=(total,)) as steps:
                 addresses = [
                     e.at(operand, e.mul(steps.index, dtype.size_bytes))
@@ -229,41 +249,47 @@ class _Line:
         addresses: tuple[Reg, ...],
         total: Reg,
     ) -> Reg:
+        """Write one loop per axis for lines side by side, and return the carried value."""
         if not axes:
             return step(total, addresses, self.lanes)
         (extent, *strides), *inner = axes
         with self.e.loop(0, extent, carried=(total,)) as steps:
             sizes = [d.size_bytes for d in self.dtypes]
-            here = _addresses(self.e, addresses, strides, steps.index, sizes)
-            steps.carry = (self._nest(step, inner, here, steps.values[0]),)
+            inner_addresses = _addresses(self.e, addresses, strides, steps.index, sizes)
+            steps.carry = (self._nest(step, inner, inner_addresses, steps.values[0]),)
         return steps.values[0]
 
     def load(self, at: Reg, width: int, operand: int = 0) -> Reg:
-        """``width`` elements of what is walked as place number ``operand``."""
+        """Load ``width`` elements of operand number ``operand``."""
         return load(self.e, vector_type("float", width), at, None, self.dtypes[operand])
 
     def store(self, value: Reg, at: Reg) -> None:
-        """Elements of the result."""
+        """Store elements of the result."""
         store(self.e, value, at, None, self.dtypes[1])
 
     def spread(self, value: Reg, width: int) -> Reg:
-        """A value of the whole line beside ``width`` of its elements."""
+        """Return a value of the line broadcast to ``width`` elements."""
         return self.e.splat(value, width) if self.across > 1 else value
 
 
 def _softmax(line: _Line) -> None:
+    """Write a softmax: the maximum, the sum of exponentials, and their quotients.
+
+    A float32 result holds the exponentials between the passes. A narrow result would round them a
+    second time, so they are computed twice.
+    """
     e = line.e
     if vectors_in_registers := line.vectors_in_registers:
         _softmax_in_registers(line, vectors_in_registers)
         return
     top = _line_maximum(line)
 
-    kept = line.dtypes[1] is DType.FLOAT32
+    keeps_exponentials = line.dtypes[1] is DType.FLOAT32
 
     def exponential(source: Reg, result: Reg, width: int) -> Reg:
         x = line.load(source, width)
         power = m.scaled_exp(e, e.binary("fsub", x, line.spread(top, width)))
-        if kept:
+        if keeps_exponentials:
             line.store(power, result)
         return power
 
@@ -271,9 +297,9 @@ def _softmax(line: _Line) -> None:
     scale = e.binary("fdiv", line.constant(1.0), total)
 
     def write(addresses: Sequence[Reg], width: int) -> None:
-        if kept:
+        if keeps_exponentials:
             y = line.load(addresses[1], width, 1)
-        else:  # narrow memory would round the powers once more
+        else:  # see above: a narrow result does not hold the exponentials
             x = line.load(addresses[0], width)
             y = m.scaled_exp(e, e.binary("fsub", x, line.spread(top, width)))
         line.store(e.binary("fmul", y, line.spread(scale, width)), addresses[1])
@@ -282,7 +308,7 @@ def _softmax(line: _Line) -> None:
 
 
 def _softmax_in_registers(line: _Line, count: int) -> None:
-    """One pass: the line is ``count`` vectors that stay in registers."""
+    """Write a softmax in one pass over a line of ``count`` vectors that stay in registers."""
     e, width = line.e, line.across
     source, result, *_ = line.addresses
     read, written = (d.size_bytes for d in line.dtypes[:2])
@@ -296,16 +322,17 @@ def _softmax_in_registers(line: _Line, count: int) -> None:
 
 
 def _tree(e: Emitter, op: str, vectors: Sequence[Reg]) -> Reg:
-    """All of the vectors combined, in a balanced tree."""
-    made = list(vectors)
-    while len(made) > 1:
-        odd = made[-1:] if len(made) % 2 else []
-        pairs = zip(made[::2], made[1::2], strict=False)
-        made = [combine(e, op, a, b) for a, b in pairs] + odd
-    return made[0]
+    """Return all vectors combined in a balanced tree."""
+    terms = list(vectors)
+    while len(terms) > 1:
+        odd = terms[-1:] if len(terms) % 2 else []
+        pairs = zip(terms[::2], terms[1::2], strict=False)
+        terms = [combine(e, op, a, b) for a, b in pairs] + odd
+    return terms[0]
 
 
 def _log_softmax(line: _Line) -> None:
+    """Write a log-softmax: the maximum, the sum of exponentials, and the differences."""
     e = line.e
     top = _line_maximum(line)
 
@@ -325,15 +352,20 @@ def _log_softmax(line: _Line) -> None:
 
 
 def _line_maximum(line: _Line) -> Reg:
+    """Return the maximum of the line."""
+
     def element(source: Reg, _result: Reg, width: int) -> Reg:
         return line.load(source, width)
 
-    # A NaN that is passed over here makes the sum of powers NaN all the same.
+    # A NaN that is ignored here still makes the sum of exponentials NaN.
     return line.fold(_LARGEST, float("-inf"), element)
 
 
 def _normalization(*, centred: bool) -> Callable[[_Line], None]:
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``; no mean where not centred."""
+    """Return the writer of ``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
+
+    Without ``centred`` there is no mean: RMS normalisation.
+    """
 
     def emit(line: _Line) -> None:
         e = line.e
@@ -362,10 +394,10 @@ def _normalization(*, centred: bool) -> Callable[[_Line], None]:
             y = e.binary("fmul", low, line.spread(factor, width))
             for number, extra in enumerate(extras):
                 if line.across > 1:
-                    own = line.load(extra, width, 2 + number)
+                    parameter = line.load(extra, width, 2 + number)
                 else:
-                    own = e.splat(line.load(extra, 1, 2 + number), width)
-                y = e.binary("fadd" if number else "fmul", y, own)
+                    parameter = e.splat(line.load(extra, 1, 2 + number), width)
+                y = e.binary("fadd" if number else "fmul", y, parameter)
             line.store(y, result)
 
         line.each(write)
@@ -379,3 +411,4 @@ _EMITTERS: Final[dict[str, Callable[[_Line], None]]] = {
     "layer_normalization": _normalization(centred=True),
     "rms_normalization": _normalization(centred=False),
 }
+"""Writer of a line by op."""

@@ -1,9 +1,9 @@
-"""Pooling on channels-last images: windows that reach beyond the image are clipped, not padded.
+"""Pooling on channels-last images; windows that extend beyond the image are clipped.
 
-Where whole windows lie inside the image, some beside each other are done together: each column of
-taps is reduced once, for all windows that share it. A single window inside has its taps written
-out; at the borders they are looped over. Global pooling sums a channel's places in
-a fixed order.
+Where full windows lie inside the image, several neighbouring windows are computed together: each
+column of taps is reduced once for all windows that share it. A single window inside the image is
+unrolled; windows at the borders loop over their taps. Global pooling reduces the pixels of a
+channel in a fixed order.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _MAX_UNROLLED_TAPS: Final = 16
+"""Largest number of taps of a single window that is unrolled."""
 _VECTORS: Final = 4
-"""Vectors of channels that are pooled side by side."""
+"""Vectors of channels that are reduced side by side."""
 _WINDOWS_PER_RUN: Final = 4
-"""Windows beside each other that share columns."""
+"""Neighbouring windows that share columns of taps."""
 _MAX_RUN_TAPS: Final = 64
-"""Most taps of such windows, shared ones counted once: they are written out."""
+"""Largest number of taps of such a group, shared ones counted once, because they are unrolled."""
 
 
 class PoolFamily(Family[CpuTarget]):
-    """Largest, mean and norm of windows and of whole images."""
+    """Maximum, mean and Lp norm of windows and of whole images."""
 
     name: ClassVar[str] = "pool"
     supports_reduced_precision: ClassVar[bool] = True
@@ -73,24 +74,24 @@ class PoolFamily(Family[CpuTarget]):
         root, _ = root_of(node)
         if not isinstance(root, MaxPool | AveragePool | LpPool | GlobalAveragePool | GlobalMaxPool):
             return
-        found, reason = formats(node)
-        bytewise = computes_on_int8(node)
-        reason = (unsupported_image_reason if bytewise else unsupported_float_image_reason)(
+        extra_formats, reason = formats(node)
+        is_int8 = computes_on_int8(node)
+        reason = (unsupported_image_reason if is_int8 else unsupported_float_image_reason)(
             node
         ) or reason
         if reason:
             yield Refusal(self.name, reason)
             return
-        # Bytes that are only compared fill registers; others become floats.
-        plain = bytewise and isinstance(node.op, MaxPool | GlobalMaxPool)
-        options = parameters(lanes=target.vector_bits // (8 if plain else 32))
+        # Maxima of bytes compare bytes; means and norms convert them to float32.
+        only_compares = is_int8 and isinstance(node.op, MaxPool | GlobalMaxPool)
+        options = parameters(lanes=target.vector_bits // (8 if only_compares else 32))
         count = element_count(required_input(node, 0).tensor.shape)
         seconds = (count if isinstance(count, int) else 1e5) * 8 / MEMORY_BYTES_PER_SECOND
         first, result = (
             TensorFormat(v.tensor.dtype, Layout.CHANNELS_LAST)
             for v in (required_input(node, 0), node.output)
         )
-        yield Tactic(self.name, options, (first, *found), (result,), cost_hint=seconds)
+        yield Tactic(self.name, options, (first, *extra_formats), (result,), cost_hint=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -139,6 +140,7 @@ class PoolFamily(Family[CpuTarget]):
         shared: dict[str, Any],
         scalars: LaunchScalars,
     ) -> Launch:
+        """Return the launch of global pooling; a chunk is `_VECTORS` vectors of an image."""
         blocks = -(-pixels.channels // (pixels.lanes * _VECTORS))
         kernel = KernelSpec(self.name, parameters(**shared, whole=True))
         chunks: Dim = node.output.tensor.shape[0] * blocks
@@ -147,17 +149,17 @@ class PoolFamily(Family[CpuTarget]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         del target
-        whole = kernel.options.get("whole", False)
-        return _GlobalPoolWriter(kernel).write() if whole else _WindowPoolWriter(kernel).write()
+        is_global = kernel.options.get("whole", False)
+        return _GlobalPoolWriter(kernel).write() if is_global else _WindowPoolWriter(kernel).write()
 
 
 def _pair(values: tuple[int, ...], missing: int) -> tuple[int, int]:
-    """Two dimensions of one or two."""
+    """Return the values for rows and columns; in one dimension the rows have ``missing``."""
     return (values[0], values[1]) if len(values) == 2 else (missing, values[0])
 
 
 class _Reducer:
-    """What is accumulated: the largest, the sum, or the sum of powers."""
+    """Reduction of elements: maximum, sum, or sum of powers."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
@@ -170,12 +172,13 @@ class _Reducer:
         self.kind = vector_type("i8", self.p.lanes) if self.compares else self.w.kind
 
     def first(self) -> Reg:
+        """Return the neutral element of the reduction."""
         if self.compares:
             return self.e.constant(LIMITS[self.a.dtype][0], self.kind)
         return self.e.constant(-math.inf if self.is_max else 0.0, self.kind)
 
     def add(self, total: Reg, element: Reg) -> Reg:
-        """One more element."""
+        """Return the total with one more element."""
         if self.compares:
             sign = "u" if self.a.dtype is DType.UINT8 else "s"
             return self.e.call(
@@ -186,11 +189,11 @@ class _Reducer:
         return self.e.binary("fadd", total, self.entered(element))
 
     def entered(self, element: Reg) -> Reg:
-        """What of an element is accumulated."""
+        """Return what an element contributes: its power for Lp pooling, else the element."""
         return self.raised(element) if self.k["reduction"] == "lp_pool" else element
 
     def raised(self, element: Reg) -> Reg:
-        """``|x| ** p``."""
+        """Return ``|x| ** p``."""
         e, exponent = self.e, self.k["exponent"]
         if exponent == 2:
             return e.binary("fmul", element, element)
@@ -200,14 +203,14 @@ class _Reducer:
         return power(e, magnitude, e.constant(float(exponent), self.kind))
 
     def root(self, total: Reg) -> Reg:
-        """``x ** (1 / p)``."""
+        """Return ``total ** (1 / p)``."""
         e, exponent = self.e, self.k["exponent"]
         if exponent == 2:
             return e.unary_intrinsic("sqrt", total)
         return total if exponent == 1 else power(e, total, e.constant(1 / exponent, self.kind))
 
     def divided(self, total: Reg, count: Int) -> Reg:
-        """The sum over a number of elements."""
+        """Return the total divided by a number of elements."""
         e = self.e
         if isinstance(count, int):
             return e.binary("fdiv", total, e.constant(float(count), self.kind))
@@ -215,15 +218,15 @@ class _Reducer:
         return e.binary("fdiv", total, e.splat(number, self.p.lanes))
 
     def element(self, at: Reg, vector: int, mask: Reg | None) -> Reg:
-        """A vector of channels, counted from ``at`` on."""
-        here = self.e.at(at, self.step(1, vector * self.p.lanes))
-        found = load(self.e, self.kind, here, mask, self.a.dtype)
+        """Load one vector of channels, as float32 unless bytes are only compared."""
+        pointer = self.e.at(at, self.step(1, vector * self.p.lanes))
+        value = load(self.e, self.kind, pointer, mask, self.a.dtype)
         if self.compares or self.a.dtype.is_float:
-            return found
-        return self.e.convert("uitofp" if self.a.dtype is DType.UINT8 else "sitofp", found, "float")
+            return value
+        return self.e.convert("uitofp" if self.a.dtype is DType.UINT8 else "sitofp", value, "float")
 
     def step(self, stride: Any, times: Int) -> Int:
-        """Bytes of a number of strides."""
+        """Return the bytes of ``times`` steps of a stride."""
         return self.a.bytes_of(self.e, times, stride)
 
 
@@ -239,6 +242,7 @@ class _WindowPoolWriter(_Reducer):
         self.extents = (self.e.extent(height), self.e.extent(width))
 
     def write(self) -> str:
+        """Write the loops over rows and columns of windows, and return the module."""
         e = self.e
         with self.w.rows() as (image, row):
             top = e.sub(e.mul(row, self.steps[0]), self.before[0])
@@ -258,7 +262,7 @@ class _WindowPoolWriter(_Reducer):
 
     @property
     def offsets(self) -> set[int]:
-        """The columns of a run's windows."""
+        """Input columns that a group of neighbouring windows reads."""
         return {
             window * self.steps[1] + tap * self.dilations[1]
             for window in range(_WINDOWS_PER_RUN)
@@ -266,7 +270,11 @@ class _WindowPoolWriter(_Reducer):
         }
 
     def shared(self, rows: tuple[Int, Int]) -> tuple[Int, Int]:
-        """First and end of the columns that are done in runs, in a row of windows."""
+        """Return the range of output columns that are computed in groups.
+
+        The range is empty if windows share no columns, if a group has too many taps, or if rows of
+        the windows are clipped.
+        """
         e, count = self.e, len(self.offsets)
         if count == _WINDOWS_PER_RUN * self.window[1] or count * self.window[0] > _MAX_RUN_TAPS:
             return 0, 0
@@ -274,47 +282,47 @@ class _WindowPoolWriter(_Reducer):
         width = e.extent(self.p.width)
         start = e.minimum(-(-before // step), width)
         reach = (self.window[1] - 1) * self.dilations[1]
-        # Windows from the start on that end inside the image, and there may be none.
-        room = e.sub(e.add(self.extents[1], before + step), reach + 1)
-        inside = e.sub(e.div(e.maximum(room, 0), step), start)
-        inside = e.minimum(inside, e.sub(width, start))
-        runs = e.mul(e.div(e.maximum(inside, 0), _WINDOWS_PER_RUN), _WINDOWS_PER_RUN)
+        # Windows from ``start`` on that end inside the image; the count may be 0.
+        start_span = e.sub(e.add(self.extents[1], before + step), reach + 1)
+        windows_inside = e.sub(e.div(e.maximum(start_span, 0), step), start)
+        windows_inside = e.minimum(windows_inside, e.sub(width, start))
+        runs = e.mul(e.div(e.maximum(windows_inside, 0), _WINDOWS_PER_RUN), _WINDOWS_PER_RUN)
         full = e.compare("eq", e.sub(rows[1], rows[0]), self.window[0])
         stop = e.select(full, e.i64(e.add(runs, start)), e.i64(start))
         return start, stop
 
     def run(self, position: tuple[Int, Int, Int], corner: tuple[Int, Int]) -> None:
-        """Windows beside each other, all inside the image."""
+        """Write a group of neighbouring windows inside the image."""
         e = self.e
         at = e.at(e.pointer(0), self.w.offset(self.a, position[0], *corner))
         taps = self.window[0] * self.window[1]
 
         def block(channel: Int, masks: list[Reg | None]) -> None:
-            here = e.at(at, self.a.bytes_of(e, channel))
-            known: dict[int, list[Reg]] = {}
+            pointer = e.at(at, self.a.bytes_of(e, channel))
+            columns: dict[int, list[Reg]] = {}
             for window in range(_WINDOWS_PER_RUN):
                 totals: list[Reg] = []
                 for tap in range(self.window[1]):
                     offset = window * self.steps[1] + tap * self.dilations[1]
-                    if offset not in known:
-                        known[offset] = self.column(here, offset, masks)
-                    totals = self.joined(totals, known[offset])
-                there = (position[0], position[1], e.add(position[2], window))
-                self.finish(totals, there, taps, channel, masks)
+                    if offset not in columns:
+                        columns[offset] = self.column(pointer, offset, masks)
+                    totals = self.joined(totals, columns[offset])
+                window_position = (position[0], position[1], e.add(position[2], window))
+                self.finish(totals, window_position, taps, channel, masks)
 
         self.w.channels(_VECTORS, block)
 
     def column(self, at: Reg, offset: int, masks: list[Reg | None]) -> list[Reg]:
-        """A column of taps, for vectors side by side."""
-        here = self.e.at(at, self.step(self.a.column, offset))
-        totals = [self.entered(self.element(here, j, mask)) for j, mask in enumerate(masks)]
+        """Return one column of taps, reduced, for each vector."""
+        pointer = self.e.at(at, self.step(self.a.column, offset))
+        totals = [self.entered(self.element(pointer, j, mask)) for j, mask in enumerate(masks)]
         for row in range(1, self.window[0]):
             down = self.step(self.a.row, row * self.dilations[0])
-            totals = self.add_all(self.e.at(here, down), totals, masks)
+            totals = self.add_all(self.e.at(pointer, down), totals, masks)
         return totals
 
     def joined(self, totals: list[Reg], column: list[Reg]) -> list[Reg]:
-        """What was reduced so far, and one column more."""
+        """Return the totals combined with one more reduced column."""
         if not totals:
             return column
         pairs = zip(totals, column, strict=True)
@@ -329,6 +337,10 @@ class _WindowPoolWriter(_Reducer):
         rows: tuple[Int, Int],
         columns: tuple[Int, Int],
     ) -> None:
+        """Write one window that may be clipped.
+
+        A window of few taps has two versions: unrolled if no tap is clipped, else loops.
+        """
         if self.clamps:
             self.clamped(position, corner)
             return
@@ -347,7 +359,11 @@ class _WindowPoolWriter(_Reducer):
 
     @property
     def clamps(self) -> bool:
-        """Whether taps beyond the image may be those at its border, which are in the window too."""
+        """Whether clipped taps may read the nearest pixel inside the image instead.
+
+        This holds for maxima if that pixel belongs to the window anyway, so it does not change the
+        result and needs no loops.
+        """
         counts = (self.p.height, self.p.width)
         if not self.is_max or self.window[0] * self.window[1] > _MAX_UNROLLED_TAPS:
             return False
@@ -363,10 +379,10 @@ class _WindowPoolWriter(_Reducer):
         return True
 
     def clamped(self, position: tuple[Int, Int, Int], corner: tuple[Int, Int]) -> None:
-        """A window that may reach beyond the image."""
+        """Write a window whose taps beyond the image read the nearest pixel inside."""
         e = self.e
         at = e.at(e.pointer(0), self.w.offset(self.a, position[0], 0, 0))
-        downs, acrosses = (
+        row_offsets, column_offsets = (
             [
                 self.step(stride, e.minimum(e.maximum(e.add(corner[axis], tap), 0), last))
                 for tap in range(self.window[axis])
@@ -378,11 +394,11 @@ class _WindowPoolWriter(_Reducer):
         )
 
         def block(channel: Int, masks: list[Reg | None]) -> None:
-            here = e.at(at, self.a.bytes_of(e, channel))
+            pointer = e.at(at, self.a.bytes_of(e, channel))
             totals = [self.first()] * len(masks)
-            for down in downs:
-                for across in acrosses:
-                    totals = self.add_all(e.at(e.at(here, down), across), totals, masks)
+            for down in row_offsets:
+                for across in column_offsets:
+                    totals = self.add_all(e.at(e.at(pointer, down), across), totals, masks)
             self.finish(totals, position, 1, channel, masks)
 
         self.w.channels(_VECTORS, block)
@@ -390,13 +406,13 @@ class _WindowPoolWriter(_Reducer):
     def divisor(
         self, corner: tuple[Int, Int], rows: tuple[Int, Int], columns: tuple[Int, Int]
     ) -> Int:
-        """Elements of the window that count."""
+        """Return the number of elements of the window by which an average divides."""
         e = self.e
         if not self.k["include_pad"]:
             return e.mul(e.sub(rows[1], rows[0]), e.sub(columns[1], columns[0]))
         counts: list[Int] = []
         for axis in range(2):
-            # Counted from the start of the padding, so that no window begins before it.
+            # Positions count from the start of the padding, so that no window starts before 0.
             padded = e.add(self.extents[axis], self.before[axis] + self.after[axis])
             start = e.add(corner[axis], self.before[axis])
             bounds = clipped(e, start, self.window[axis], self.dilations[axis], padded)
@@ -411,15 +427,16 @@ class _WindowPoolWriter(_Reducer):
         columns: tuple[Int, Int] | None,
         divisor: Int,
     ) -> None:
+        """Write a window for all channels; without ``rows`` and ``columns`` it is unrolled."""
         e = self.e
 
         def block(channel: Int, masks: list[Reg | None]) -> None:
-            here = e.at(at, self.a.bytes_of(e, channel))
+            pointer = e.at(at, self.a.bytes_of(e, channel))
             totals = [self.first()] * len(masks)
             if rows is None or columns is None:
-                totals = self.written_out(here, totals, masks)
+                totals = self.written_out(pointer, totals, masks)
             else:
-                totals = self.looped(here, totals, masks, rows, columns)
+                totals = self.looped(pointer, totals, masks, rows, columns)
             self.finish(totals, position, divisor, channel, masks)
 
         self.w.channels(_VECTORS, block)
@@ -432,7 +449,7 @@ class _WindowPoolWriter(_Reducer):
         channel: Int,
         masks: list[Reg | None],
     ) -> None:
-        """Make results of what was reduced."""
+        """Write the final division or root, the epilogue and the stores of a window."""
         for j, (total, mask) in enumerate(zip(totals, masks, strict=True)):
             value = total
             if self.k["reduction"] == "average_pool":
@@ -442,6 +459,7 @@ class _WindowPoolWriter(_Reducer):
             self.w.finish(value, position, self.e.add(channel, j * self.p.lanes), mask)
 
     def written_out(self, at: Reg, totals: list[Reg], masks: list[Reg | None]) -> list[Reg]:
+        """Return the totals of a window with all taps unrolled."""
         for row in range(self.window[0]):
             down = self.step(self.a.row, row * self.dilations[0])
             for column in range(self.window[1]):
@@ -457,6 +475,7 @@ class _WindowPoolWriter(_Reducer):
         rows: tuple[Int, Int],
         columns: tuple[Int, Int],
     ) -> list[Reg]:
+        """Return the totals of a window with loops over its taps inside the image."""
         e = self.e
         with e.loop(*rows, 1, totals) as row:
             down = e.at(at, self.step(self.a.row, e.mul(row.index, self.dilations[0])))
@@ -467,47 +486,49 @@ class _WindowPoolWriter(_Reducer):
         return list(row.values)
 
     def add_all(self, at: Reg, totals: list[Reg], masks: list[Reg | None]) -> list[Reg]:
-        """One tap, for vectors side by side."""
-        made: list[Reg] = []
+        """Return the totals of all vectors with one more tap."""
+        updated: list[Reg] = []
         for j, (total, mask) in enumerate(zip(totals, masks, strict=True)):
-            made.append(self.add(total, self.element(at, j, mask)))
-        return made
+            updated.append(self.add(total, self.element(at, j, mask)))
+        return updated
 
 
 class _GlobalPoolWriter(_Reducer):
-    """Writes pooling over whole images: a chunk is some channels of one image."""
+    """Writes pooling over whole images; a chunk is a block of channels of one image."""
 
     def write(self) -> str:
+        """Write the loop over chunks, and return the module."""
         e, p = self.e, self.p
         width = p.lanes * _VECTORS
         blocks = -(-p.channels // width)
         with e.loop(e.begin, e.end) as chunk:
             image, block = unravel(e, chunk.index, (p.images, blocks))
-            whole = p.channels // width
-            if whole:
-                with e.when(e.compare("slt", block, whole)):
+            full_blocks = p.channels // width
+            if full_blocks:
+                with e.when(e.compare("slt", block, full_blocks)):
                     self.block(image, e.mul(block, width), [None] * _VECTORS)
-            left = p.channels % width
-            if left:
-                masks: list[Reg | None] = [None] * (left // p.lanes)
-                if left % p.lanes:
-                    masks.append(e.tail_mask(left % p.lanes, p.lanes))
-                with e.when(e.compare("eq", block, whole)):
-                    self.block(image, whole * width, masks)
+            remainder = p.channels % width
+            if remainder:
+                masks: list[Reg | None] = [None] * (remainder // p.lanes)
+                if remainder % p.lanes:
+                    masks.append(e.tail_mask(remainder % p.lanes, p.lanes))
+                with e.when(e.compare("eq", block, full_blocks)):
+                    self.block(image, full_blocks * width, masks)
         return e.module()
 
     def block(self, image: Int, channel: Int, masks: list[Reg | None]) -> None:
+        """Write the reduction of a block of channels over one image."""
         e = self.e
         height, width = (e.extent(x) for x in cast("tuple[Any, Any]", as_json(self.k["extents"])))
         at = e.at(e.pointer(0), self.w.offset(self.a, image, 0, 0))
         at = e.at(at, self.a.bytes_of(e, channel))
         with e.loop(0, height, 1, [self.first()] * len(masks)) as row:
             line = e.at(at, self.step(self.a.row, row.index))
-            # One sum a row, then their sum: rounding grows with a side, not with the area.
+            # Rows are summed before the image: rounding errors grow with the side, not the area.
             with e.loop(0, width, 1, [self.first()] * len(masks)) as column:
-                here = e.at(line, self.step(self.a.column, column.index))
+                pointer = e.at(line, self.step(self.a.column, column.index))
                 column.carry = [
-                    self.add(total, self.element(here, j, m))
+                    self.add(total, self.element(pointer, j, m))
                     for j, (total, m) in enumerate(zip(column.values, masks, strict=True))
                 ]
             pairs = zip(row.values, column.values, strict=True)

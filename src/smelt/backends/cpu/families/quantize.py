@@ -1,4 +1,4 @@
-"""Quantisation: real numbers to integers and back, by one scale or one for each channel."""
+"""Quantisation and dequantisation, with one scale or one per channel."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
+"""Floating-point types that can be quantised."""
 
 
 class QuantizeFamily(Family["CpuTarget"]):
-    """Quantise, dequantise, and quantise by the tensor's own range; computed in float32."""
+    """QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear, computed in float32.
+
+    Nodes without an axis are elementwise ops and belong to the elementwise family.
+    """
 
     name: ClassVar[str] = "quantize"
 
@@ -66,18 +70,18 @@ class QuantizeFamily(Family["CpuTarget"]):
         if x is None:
             raise InternalError(f"{node} has no input")
         if isinstance(node.op, DynamicQuantizeLinear):
-            result, *made = operands.outputs
+            result, *range_outputs = operands.outputs
             return (
-                _dynamic_range(x, *made),
-                _apply_scale(x, made[0], made[1], result, 0, to_real=False),
+                _dynamic_range(x, *range_outputs),
+                _apply_scale(x, range_outputs[0], range_outputs[1], result, 0, to_real=False),
             )
         if not isinstance(node.op, QuantizeLinear | DequantizeLinear) or node.op.axis is None:
             raise InternalError(f"{node} is not quantised")
         scale, zero = (*operands.inputs[1:], None)[:2]
         if scale is None:
             raise InternalError(f"{node} has no scale")
-        real = isinstance(node.op, DequantizeLinear)
-        return (_apply_scale(x, scale, zero, operands.outputs[0], node.op.axis, to_real=real),)
+        to_real = isinstance(node.op, DequantizeLinear)
+        return (_apply_scale(x, scale, zero, operands.outputs[0], node.op.axis, to_real=to_real),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
@@ -88,6 +92,7 @@ class QuantizeFamily(Family["CpuTarget"]):
 
 
 def _unsupported_reason(node: Node) -> str | None:
+    """Return why the family does not support a node, or None if it does."""
     x, scale = node.inputs[0], (*node.inputs[1:], None)[0]
     if scale is not None and scale.tensor.dtype is not DType.FLOAT32:
         return f"scales of {scale.tensor.dtype.value} are not supported"
@@ -100,6 +105,7 @@ def _unsupported_reason(node: Node) -> str | None:
 
 
 def _dynamic_range(x: View, scale: View, zero: View) -> Launch:
+    """Return the launch that computes scale and zero point from a tensor's range."""
     scalars = LaunchScalars()
     loop_nest = LoopNest.over(iteration_axes(x.shape, [x.strides], 0), 1)
     spec = KernelSpec(
@@ -110,12 +116,14 @@ def _dynamic_range(x: View, scale: View, zero: View) -> Launch:
 
 
 def _axes_json(loop_nest: LoopNest, scalars: LaunchScalars) -> Json:
+    """Return all axes of the loop nest as a JSON value."""
     return tuple(a.json(scalars) for a in (*loop_nest.outer, loop_nest.row))
 
 
 def _apply_scale(
     x: View, scale: View, zero: View | None, result: View, axis: int, *, to_real: bool
 ) -> Launch:
+    """Return the launch that quantises, or dequantises if ``to_real``."""
     views = [x, scale, *([] if zero is None else [zero]), result]
     strides = [x.strides, *(_along(v, axis, len(x.shape)) for v in views[1:-1]), result.strides]
     loop_nest = LoopNest.over(iteration_axes(x.shape, strides, len(views) - 1), len(views))
@@ -133,13 +141,14 @@ def _apply_scale(
 
 
 def _along(view: View, axis: int, rank: int) -> tuple[Dim, ...]:
-    """Strides of a vector along one axis, or of a scalar, beside a tensor."""
+    """Return the strides of a scalar, or of a vector along one axis, beside a tensor."""
     if not view.shape or view.shape == (1,):
         return (0,) * rank
     return tuple(view.strides[0] if a == axis % rank else 0 for a in range(rank))
 
 
 def _generate_apply_scale(kernel: KernelSpec, lanes: int) -> str:
+    """Return the LLVM IR that quantises or dequantises."""
     dtypes = [DType(d) for d in kernel["dtypes"]]
     e = emitter_for(kernel, len(dtypes))
     convert = _dequantized if kernel["what"] == "dequantize" else _quantized
@@ -153,12 +162,12 @@ def _generate_apply_scale(kernel: KernelSpec, lanes: int) -> str:
         e.store(result, e.at(starts[-1], e.mul(index, e.mul(strides[-1], dtypes[-1].size_bytes))))
 
     def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-        whole = first
+        full_end = first
         if strides[-1] == 1:
-            whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-            with e.loop(first, whole, lanes) as steps:
+            full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+            with e.loop(first, full_end, lanes) as steps:
                 step(starts, strides, steps.index, lanes)
-        with e.loop(whole, last) as steps:
+        with e.loop(full_end, last) as steps:
             step(starts, strides, steps.index, 1)
 
     pointers = [e.pointer(k) for k in range(len(dtypes))]
@@ -167,23 +176,30 @@ def _generate_apply_scale(kernel: KernelSpec, lanes: int) -> str:
 
 
 def _as_float(e: Emitter, value: Reg, dtype: DType) -> Reg:
+    """Return a value as float32."""
     if dtype.is_float:
         return value
     return e.convert("uitofp" if dtype.value.startswith("u") else "sitofp", value, "float")
 
 
 def _quantized(e: Emitter, values: Sequence[Reg], dtypes: Sequence[DType]) -> Reg:
+    """Return quantised elements from ``values`` (input, scale, optional zero point)."""
     steps = e.binary("fdiv", _as_float(e, values[0], dtypes[0]), values[1])
     return quantized(e, steps, values[2] if len(values) > 2 else None, dtypes[-1])
 
 
 def _dequantized(e: Emitter, values: Sequence[Reg], dtypes: Sequence[DType]) -> Reg:
+    """Return dequantised elements from ``values`` (input, scale, optional zero point)."""
     zero = values[2] if len(values) > 2 else None
     return to_storage_type(e, dequantized(e, values[0], values[1], zero, dtypes[0]), dtypes[-1])
 
 
 def _generate_dynamic_range(kernel: KernelSpec, lanes: int) -> str:
-    """One worker: the range of all elements, then the scale and the zero point."""
+    """Return the LLVM IR that computes scale and zero point from the range of all elements.
+
+    One worker runs it, since the range needs a single result. The range always includes 0, as ONNX
+    DynamicQuantizeLinear requires.
+    """
     e = emitter_for(kernel, 3)
     axes = [tuple(e.extent(x) for x in axis) for axis in kernel["axes"]]
     width = lanes if axes[-1][1] == 1 else 1
@@ -193,39 +209,44 @@ def _generate_dynamic_range(kernel: KernelSpec, lanes: int) -> str:
     if width > 1:
         low = combine(e, "reduce_min", reduce_lanes(e, "reduce_min", low), low_rest)
         high = combine(e, "reduce_max", reduce_lanes(e, "reduce_max", high), high_rest)
-    gap = e.binary("fdiv", e.binary("fsub", high, low), e.constant(255.0, "float"))
-    some = e.compare_float("ogt", high, low)
-    scale = e.select(some, gap, e.constant(1.0, "float"))
-    place = m.round_even(e, e.binary("fdiv", m.negative(e, low), scale))
-    bounded = m.clamp_max(e, m.clamp_min(e, place, 0.0), 255.0)
+    range_step = e.binary("fdiv", e.binary("fsub", high, low), e.constant(255.0, "float"))
+    is_nonzero = e.compare_float("ogt", high, low)
+    scale = e.select(is_nonzero, range_step, e.constant(1.0, "float"))
+    zero_point = m.round_even(e, e.binary("fdiv", m.negative(e, low), scale))
+    bounded = m.clamp_max(e, m.clamp_min(e, zero_point, 0.0), 255.0)
     e.store(scale, e.pointer(1))
     e.store(e.convert("trunc", e.convert("fptosi", bounded, "i32"), "i8"), e.pointer(2))
     return e.module()
 
 
 def _extremes(
-    e: Emitter, axes: Sequence[tuple[Int, ...]], start: Reg, found: Sequence[Reg], width: int
+    e: Emitter, axes: Sequence[tuple[Int, ...]], start: Reg, initial: Sequence[Reg], width: int
 ) -> Sequence[Reg]:
-    """Smallest and largest elements: of whole vectors, then of what lies beyond them."""
+    """Return the smallest and the largest element.
+
+    The first two values cover full vectors, the last two the elements beyond them. ``initial``
+    holds their start values.
+    """
     (extent, stride), *inner = axes
     if inner:
-        with e.loop(0, extent, carried=found) as steps:
+        with e.loop(0, extent, carried=initial) as steps:
             at = e.at(start, e.mul(steps.index, e.mul(stride, 4)))
             steps.carry = _extremes(e, inner, at, steps.values, width)
         return steps.values
-    whole = e.mul(e.div(extent, width), width) if width > 1 else extent
-    with e.loop(0, whole, width, carried=found[:2]) as steps:
+    full_end = e.mul(e.div(extent, width), width) if width > 1 else extent
+    with e.loop(0, full_end, width, carried=initial[:2]) as steps:
         at = e.at(start, e.mul(steps.index, e.mul(stride, 4)))
         value = to_compute_type(e, e.load(vector_type("float", width), at), DType.FLOAT32)
         steps.carry = _extend_range(e, steps.values, value)
-    with e.loop(whole, extent, carried=found[2:]) as singles:
+    with e.loop(full_end, extent, carried=initial[2:]) as singles:
         value = e.load("float", e.at(start, e.mul(singles.index, e.mul(stride, 4))))
         singles.carry = _extend_range(e, singles.values, value)
     return (*steps.values, *singles.values)
 
 
-def _extend_range(e: Emitter, found: Sequence[Reg], value: Reg) -> tuple[Reg, Reg]:
+def _extend_range(e: Emitter, extremes: Sequence[Reg], value: Reg) -> tuple[Reg, Reg]:
+    """Return the range extended by a value."""
     return (
-        combine(e, "reduce_min", found[0], value),
-        combine(e, "reduce_max", found[1], value),
+        combine(e, "reduce_min", extremes[0], value),
+        combine(e, "reduce_max", extremes[1], value),
     )

@@ -1,4 +1,4 @@
-"""Reductions over any axes, in any layout, in a fixed order."""
+"""Reductions over any axes, in any layout, in a fixed order of additions."""
 
 from __future__ import annotations
 
@@ -46,8 +46,10 @@ _POOLS: Final[dict[type, str]] = {
     GlobalAveragePool: ReduceMean.name,
     GlobalMaxPool: ReduceMax.name,
 }
-"""Reductions of all places, where places run on in memory."""
+"""Global pools as reductions over the spatial axes, for linear layouts, where these are
+contiguous."""
 _INDEPENDENT_SUMS: Final = 4
+"""Number of accumulators of a contiguous line, so that additions do not wait for each other."""
 _FIRST: Final = {
     "reduce_sum": 0.0,
     "reduce_mean": 0.0,
@@ -55,6 +57,7 @@ _FIRST: Final = {
     "reduce_max": float("-inf"),
     "reduce_min": float("inf"),
 }
+"""Neutral element of each reduction in floating point."""
 _TYPES: Final = {
     DType.FLOAT32: "float",
     DType.FLOAT64: "double",
@@ -66,28 +69,32 @@ _TYPES: Final = {
     DType.UINT8: "i32",
     DType.BOOL: "i32",
 }
-"""The types in which elements are accumulated."""
+"""LLVM type in which elements are accumulated."""
 _BYTES: Final = {
     DType.INT8: ("sext", -128, 127),
     DType.UINT8: ("zext", 0, 255),
     DType.BOOL: ("zext", 0, 1),
 }
-"""How a byte is widened, and its smallest and largest value."""
+"""For each 8-bit type, how it is widened, and its smallest and largest value."""
 _BOUNDED: Final = ("reduce_max", "reduce_min")
+"""Reductions whose neutral element depends on the element type."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ReductionAxes:
-    """The axes of the input, parted: those that stay and those that go."""
+    """The axes of the input, divided into those that remain and those that are reduced."""
 
     kept: tuple[Axis, ...]
-    """Strides in input and output."""
+    """Remaining axes with their strides in input and output."""
     reduced: tuple[Axis, ...]
-    """Strides in the input alone."""
+    """Reduced axes with their strides in the input."""
 
 
 class ReduceFamily(Family["CpuTarget"]):
-    """Sum, mean, maximum, minimum and product; half floats are accumulated in float32."""
+    """Sum, mean, maximum, minimum and product over any axes.
+
+    float16 and bfloat16 are accumulated in float32.
+    """
 
     name: ClassVar[str] = "reduce"
     supports_reduced_precision: ClassVar[bool] = True
@@ -113,12 +120,12 @@ class ReduceFamily(Family["CpuTarget"]):
         if source.tensor.rank >= 3 and not is_pool:
             layouts = (Layout.CHANNELS_LAST, Layout.LINEAR)
         for layout in layouts:
-            for after in (
+            for result_layout in (
                 layouts if node.output.tensor.rank == source.tensor.rank else (Layout.LINEAR,)
             ):
-                if after in (layout, Layout.LINEAR):
+                if result_layout in (layout, Layout.LINEAR):
                     formats = (TensorFormat(dtype, layout), *absent)
-                    result = (TensorFormat(dtype, after),)
+                    result = (TensorFormat(dtype, result_layout),)
                     yield Tactic(self.name, (), formats, result, cost_hint=5e-6)
 
     @override
@@ -126,7 +133,7 @@ class ReduceFamily(Family["CpuTarget"]):
         source, result = operands.inputs[0], operands.outputs[0]
         axes = reduced_axes(node)
         assert source is not None  # noqa: S101
-        assert axes is not None  # noqa: S101  (the tactic was only given with both)
+        assert axes is not None  # noqa: S101  (a tactic exists only with both)
         space = _part(source, result, axes)
         scalars = LaunchScalars()
         loop_nest = LoopNest.over(
@@ -146,49 +153,50 @@ class ReduceFamily(Family["CpuTarget"]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         e = emitter_for(kernel, 2)
-        dtype, made = (DType(d) for d in kernel["dtypes"])
+        dtype, result_dtype = (DType(d) for d in kernel["dtypes"])
         lanes = target.vector_bits // 8 // max(4, dtype.size_bytes)
         reduced = [tuple(e.extent(x) for x in axis) for axis in kernel["reduced"]]
-        fold = _Reduction(e, kernel["op"], dtype, made, reduced)
+        reduction = _Reduction(e, kernel["op"], dtype, result_dtype, reduced)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-            whole = first
+            full_end = first
             if strides[0] == 1 and strides[1] == 1:
-                whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-                with e.loop(first, whole, lanes) as steps:
-                    fold.column(starts, strides, steps.index, lanes, 1)
+                full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+                with e.loop(first, full_end, lanes) as steps:
+                    reduction.column(starts, strides, steps.index, lanes, 1)
             across = lanes if reduced and reduced[-1][1] == 1 else 1
-            with e.loop(whole, last) as steps:
-                fold.column(starts, strides, steps.index, 1, across)
+            with e.loop(full_end, last) as steps:
+                reduction.column(starts, strides, steps.index, 1, across)
 
         emit_loop_nest(
             e,
             kernel["loop_nest"],
             [e.pointer(0), e.pointer(1)],
-            [dtype.size_bytes, made.size_bytes],
+            [dtype.size_bytes, result_dtype.size_bytes],
             row,
         )
         return e.module()
 
 
 def reduced_axes(node: Node) -> tuple[int, ...] | None:
-    """The axes that a reduction removes, counted from 0; None when they are not constant."""
+    """Return the axes that a reduction removes, counted from 0; None if they are not constant."""
     source = node.inputs[0]
     rank = 0 if source is None else source.tensor.rank
     if type(node.op) in _POOLS:
         return tuple(range(2, rank))
-    given = node.inputs[1] if len(node.inputs) > 1 else None
-    if given is None:
+    axes_input = node.inputs[1] if len(node.inputs) > 1 else None
+    if axes_input is None:
         return () if getattr(node.op, "noop_with_empty_axes", 0) else tuple(range(rank))
-    if given.constant is None:
+    if axes_input.constant is None:
         return None
-    axes = tuple(sorted({int(a) % rank for a in given.constant.array.reshape(-1)}))
+    axes = tuple(sorted({int(a) % rank for a in axes_input.constant.array.reshape(-1)}))
     if not axes and not getattr(node.op, "noop_with_empty_axes", 0):
         return tuple(range(rank))
     return axes
 
 
 def _part(source: View, result: View, axes: tuple[int, ...]) -> _ReductionAxes:
+    """Return the axes of a reduction, without those of extent 1 and merged where contiguous."""
     keeps_rank = len(result.shape) == len(source.shape)
     strides_out = iter(s for a, s in enumerate(result.strides) if not (keeps_rank and a in axes))
     kept: list[Axis] = []
@@ -198,28 +206,31 @@ def _part(source: View, result: View, axes: tuple[int, ...]) -> _ReductionAxes:
             reduced.append(Axis(extent, (stride,)))
         else:
             kept.append(Axis(extent, (stride, next(strides_out))))
-    some = [a for a in kept if a.extent != 1]
-    less = [a for a in reduced if a.extent != 1]
+    kept_nonunit = [a for a in kept if a.extent != 1]
+    reduced_nonunit = [a for a in reduced if a.extent != 1]
     return _ReductionAxes(
-        tuple(coalesce_axes(sort_axes(some, 0))), tuple(coalesce_axes(sort_axes(less, 0)))
+        tuple(coalesce_axes(sort_axes(kept_nonunit, 0))),
+        tuple(coalesce_axes(sort_axes(reduced_nonunit, 0))),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """Writes the reduction of one output, or of several abreast."""
+    """Writes the reduction of one output, or of several side by side."""
 
     e: Emitter
     op: str
     dtype: DType
-    made: DType
-    """What the result is stored as."""
+    """Element type of the input."""
+    result_dtype: DType
+    """Element type of the result."""
     reduced: Sequence[tuple[Int, ...]]
+    """Extent and stride of each reduced axis."""
 
     def column(
         self, starts: Sequence[Reg], strides: tuple[Int, ...], index: Reg, lanes: int, across: int
     ) -> None:
-        """Reduce ``lanes`` outputs abreast, or one, ``across`` lanes along the last axis."""
+        """Reduce ``lanes`` outputs side by side, or one with ``across`` lanes along its axis."""
         e, size = self.e, self.dtype.size_bytes
         pointer = e.at(starts[0], e.mul(index, e.mul(strides[0], size)))
         width = max(lanes, across)
@@ -232,12 +243,12 @@ class _Reduction:
         if self.dtype in _BYTES:
             result = e.convert("trunc", total, LLVM_TYPES[self.dtype])
         else:
-            result = to_storage_type(e, total, self.made)
-        to = e.at(starts[1], e.mul(index, e.mul(strides[1], self.made.size_bytes)))
-        e.store(result, to)
+            result = to_storage_type(e, total, self.result_dtype)
+        target = e.at(starts[1], e.mul(index, e.mul(strides[1], self.result_dtype.size_bytes)))
+        e.store(result, target)
 
     def first(self, lanes: int) -> Reg:
-        """What changes nothing."""
+        """Return the neutral element of the reduction."""
         kind = _TYPES[self.dtype]
         value = _FIRST[self.op]
         if kind.startswith("i") and self.op in _BOUNDED:
@@ -249,6 +260,7 @@ class _Reduction:
         return self.e.constant(value, vector_type(kind, lanes))
 
     def _load(self, at: Reg, lanes: int) -> Reg:
+        """Load elements as the type in which they are accumulated."""
         kind = vector_type(LLVM_TYPES[self.dtype], lanes)
         stored = self.e.load(kind, at)
         if self.dtype in _BYTES:
@@ -256,12 +268,13 @@ class _Reduction:
         return to_compute_type(self.e, stored, self.dtype)
 
     def _divided(self, total: Reg, lanes: int) -> Reg:
+        """Return the total divided by the number of reduced elements."""
         e, kind = self.e, _TYPES[self.dtype]
         count: Int = 1
         for extent, _ in self.reduced:
             count = e.mul(count, extent)
         if kind.startswith("i"):
-            count = e.maximum(count, 1)  # a machine's division by zero kills the process
+            count = e.maximum(count, 1)  # integer division by zero would raise a signal
             number = e.i64(count) if kind == "i64" else e.convert("trunc", e.i64(count), kind)
             return e.binary("sdiv", total, e.splat(number, lanes))
         number = e.emit(kind, f"sitofp {e.i64(count)} to {kind}")
@@ -275,7 +288,10 @@ class _Reduction:
         lanes: int,
         across: int,
     ) -> tuple[Reg, Reg]:
-        """Loop over the reduced axes; the second total is of the elements beyond whole vectors."""
+        """Write the loops over the reduced axes, and return two totals.
+
+        The first total covers full vectors, the second the elements beyond them.
+        """
         e, op, size = self.e, self.op, self.dtype.size_bytes
         if not reduced:
             return combine(e, op, totals[0], self._load(pointer, lanes)), totals[1]
@@ -283,28 +299,31 @@ class _Reduction:
         if inner or across == 1:
             with e.loop(0, extent, carried=totals) as steps:
                 at = e.at(pointer, e.mul(steps.index, e.mul(stride, size)))
-                now = (steps.values[0], steps.values[1])
-                steps.carry = self._nest(inner, at, now, lanes, across)
+                carried = (steps.values[0], steps.values[1])
+                steps.carry = self._nest(inner, at, carried, lanes, across)
             return steps.values[0], steps.values[1]
-        begun, many = self._reduce_vectors(extent, pointer, totals[0], lanes)
-        whole = e.mul(e.div(extent, across), across)
-        with e.loop(many, whole, across, carried=(begun,)) as steps:
+        unrolled_total, unrolled_end = self._reduce_vectors(extent, pointer, totals[0], lanes)
+        full_end = e.mul(e.div(extent, across), across)
+        with e.loop(unrolled_end, full_end, across, carried=(unrolled_total,)) as steps:
             at = e.at(pointer, e.mul(steps.index, size))
             steps.carry = (combine(e, op, steps.values[0], self._load(at, lanes)),)
-        with e.loop(whole, extent, carried=totals[1:]) as singles:
+        with e.loop(full_end, extent, carried=totals[1:]) as singles:
             at = e.at(pointer, e.mul(singles.index, size))
             singles.carry = (combine(e, op, singles.values[0], self._load(at, 1)),)
         return steps.values[0], singles.values[0]
 
     def _reduce_vectors(self, extent: Int, pointer: Reg, total: Reg, lanes: int) -> tuple[Reg, Int]:
-        """Several vectors at a time: none waits for the sum of the one before it."""
+        """Reduce several vectors per iteration into independent accumulators.
+
+        Return the combined total and the number of elements that it covers.
+        """
         e, op, size = self.e, self.op, self.dtype.size_bytes
         step = _INDEPENDENT_SUMS * lanes
         if isinstance(extent, int) and extent < step:
             return total, 0
-        many = e.mul(e.div(extent, step), step)
+        unrolled_end = e.mul(e.div(extent, step), step)
         totals = [total, *[self.first(lanes)] * (_INDEPENDENT_SUMS - 1)]
-        with e.loop(0, many, step, carried=totals) as steps:
+        with e.loop(0, unrolled_end, step, carried=totals) as steps:
             at = e.at(pointer, e.mul(steps.index, size))
             loads = [
                 self._load(e.at(at, k * lanes * size), lanes) for k in range(_INDEPENDENT_SUMS)
@@ -312,24 +331,25 @@ class _Reduction:
             pairs = zip(steps.values, loads, strict=True)
             steps.carry = [combine(e, op, before, x) for before, x in pairs]
         a, b, c, d = steps.values
-        return combine(e, op, combine(e, op, a, b), combine(e, op, c, d)), many
+        return combine(e, op, combine(e, op, a, b), combine(e, op, c, d)), unrolled_end
 
 
 def combine(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
-    """One step of the reduction."""
+    """Return one step of a reduction: ``a`` combined with ``b``."""
     if element_type(a.type).startswith("i"):
         return _combine_integers(e, op, a, b)
-    pick: dict[str, Callable[[Emitter, Reg, Reg], Reg]] = {
+    selections: dict[str, Callable[[Emitter, Reg, Reg], Reg]] = {
         "reduce_max": m.larger,
         "reduce_min": m.smaller,
         "max_number": m.max_number,
     }
-    if op in pick:
-        return pick[op](e, a, b)
+    if op in selections:
+        return selections[op](e, a, b)
     return e.binary("fmul" if op == "reduce_prod" else "fadd", a, b)
 
 
 def _combine_integers(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
+    """Return one step of an integer reduction."""
     if op in ("reduce_max", "reduce_min"):
         name = "smax" if op == "reduce_max" else "smin"
         return e.call(a.type, f"llvm.{name}.{type_suffix(a.type)}", a, b)
@@ -337,7 +357,10 @@ def _combine_integers(e: Emitter, op: str, a: Reg, b: Reg) -> Reg:
 
 
 def reduce_lanes(e: Emitter, op: str, vector: Reg) -> Reg:
-    """Reduce a vector to a scalar as a balanced tree: the same order whoever runs it."""
+    """Reduce a vector to a scalar in a balanced tree.
+
+    The order of operations is fixed, so the result does not depend on the target's instructions.
+    """
     lanes = lane_count(vector.type)
     while lanes > 1:
         lanes //= 2
@@ -347,6 +370,7 @@ def reduce_lanes(e: Emitter, op: str, vector: Reg) -> Reg:
 
 
 def _half(e: Emitter, vector: Reg, start: int, lanes: int) -> Reg:
+    """Return ``lanes`` lanes of a vector from ``start`` on."""
     kind = vector_type(element_type(vector.type), lanes)
     if lanes == 1:
         return e.emit(kind, f"extractelement {vector}, i64 {start}")

@@ -1,4 +1,4 @@
-"""Resize: one pass for each resized axis, by tables of indices and weights made at build."""
+"""Resize: one pass per resized axis, with tables of indices and weights from build time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ResampleFamily(Family["CpuTarget"]):
-    """Nearest of any element type; linear, cubic and free of aliases of float32."""
+    """Resize: nearest for any element type; weighted interpolation (linear, cubic) for float32."""
 
     name: ClassVar[str] = "resample"
     supports_reduced_precision: ClassVar[bool] = True
@@ -93,8 +93,8 @@ class ResampleFamily(Family["CpuTarget"]):
                     strides=strides,
                 )
                 offset = offset + element_count(shape) * result.dtype.size_bytes
-            own = operands.packed[2 * number : 2 * number + 2]
-            launches.append(_launch(table, source, own, destination))
+            table_views = operands.packed[2 * number : 2 * number + 2]
+            launches.append(_launch(table, source, table_views, destination))
             source = destination
         return tuple(launches)
 
@@ -102,61 +102,67 @@ class ResampleFamily(Family["CpuTarget"]):
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         conversion, taps = ElementConversion.from_json(kernel["conversion"]), kernel["taps"]
         e = emitter_for(kernel, 4)
-        size, made = conversion.sizes
+        size, result_size = conversion.sizes
         lanes = target.vector_bits // (8 * conversion.widest)
         if kernel["weighted"]:
             lanes = target.vector_bits // 32
-        line = _Taps(e, conversion, taps, kernel["weighted"], e.extent(kernel["extent"]))
+        taps_writer = _Taps(e, conversion, taps, kernel["weighted"], e.extent(kernel["extent"]))
         along = e.mul(e.extent(kernel["stride"]), size)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-            whole = first
+            full_end = first
             if strides[1] == 0:
-                picked = line.picked(starts, along)
+                picked = taps_writer.picked(starts, along)
                 if strides[0] == 1 and strides[3] == 1:
-                    whole = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-                    with e.loop(first, whole, lanes) as steps:
-                        line.store(picked, starts[3], strides, steps.index, lanes)
-                with e.loop(whole, last) as steps:
-                    line.store(picked, starts[3], strides, steps.index, 1)
+                    full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+                    with e.loop(first, full_end, lanes) as steps:
+                        taps_writer.store(picked, starts[3], strides, steps.index, lanes)
+                with e.loop(full_end, last) as steps:
+                    taps_writer.store(picked, starts[3], strides, steps.index, 1)
                 return
             with e.loop(first, last) as steps:
-                here = [
+                addresses = [
                     e.at(start, e.mul(steps.index, e.mul(stride, width)))
                     for start, stride, width in zip(
-                        starts, strides, (size, 4, 4, made), strict=True
+                        starts, strides, (size, 4, 4, result_size), strict=True
                     )
                 ]
-                line.store(line.picked(here, along), here[3], strides, e.constant(0, "i64"), 1)
+                taps_writer.store(
+                    taps_writer.picked(addresses, along),
+                    addresses[3],
+                    strides,
+                    e.constant(0, "i64"),
+                    1,
+                )
 
         emit_loop_nest(
-            e, kernel["loop_nest"], [e.pointer(k) for k in range(4)], [size, 4, 4, made], row
+            e, kernel["loop_nest"], [e.pointer(k) for k in range(4)], [size, 4, 4, result_size], row
         )
         return e.module()
 
 
 @dataclass(frozen=True, slots=True)
 class _Taps:
-    """Writes the sum over one place's taps."""
+    """Writes the weighted sum of the taps of one output position."""
 
     e: Emitter
     conversion: ElementConversion
     taps: int
     weighted: bool
     extent: Int
-    """Of the source's axis: no table leads out of it."""
+    """Extent of the source's axis; indices are clamped to it."""
 
     def picked(self, starts: Sequence[Reg], along: Int) -> list[tuple[Reg, Reg]]:
-        """Address and weight of each tap of the place that the tables' addresses are of."""
+        """Return address and weight of each tap of the position at the tables' addresses."""
         e = self.e
-        found: list[tuple[Reg, Reg]] = []
+        tap_operands: list[tuple[Reg, Reg]] = []
         for tap in range(self.taps):
             index = e.convert("zext", e.load("i32", e.at(starts[1], 4 * tap)), "i64")
             clamped_index = e.call("i64", "llvm.umin.i64", index, e.i64(e.sub(self.extent, 1)))
             offset = e.mul(clamped_index, along)
             weight = e.load("float", e.at(starts[2], 4 * tap)) if self.weighted else starts[2]
-            found.append((e.at(starts[0], offset), weight))
-        return found
+            tap_operands.append((e.at(starts[0], offset), weight))
+        return tap_operands
 
     def store(
         self,
@@ -166,13 +172,13 @@ class _Taps:
         index: Reg,
         lanes: int,
     ) -> None:
-        """One element of the result, or ``lanes`` of them."""
-        e, (size, made) = self.e, self.conversion.sizes
+        """Write ``lanes`` adjacent elements of the result."""
+        e, (size, result_size) = self.e, self.conversion.sizes
         kind = vector_type("float", lanes)
         at = e.mul(index, e.mul(strides[0], size))
-        to = e.at(result, e.mul(index, e.mul(strides[3], made)))
+        target = e.at(result, e.mul(index, e.mul(strides[3], result_size)))
         if not self.weighted:
-            e.store(self.conversion.load(e, e.at(picked[-1][0], at), lanes), to)
+            e.store(self.conversion.load(e, e.at(picked[-1][0], at), lanes), target)
             return
         total: Reg | None = None
         for address, weight in picked:
@@ -183,10 +189,11 @@ class _Taps:
                 total = m.multiply_add(e, value, e.splat(weight, lanes), total)
         if total is None:
             raise InternalError("an output position of a resized axis has no taps")
-        store(e, total, to, None, self.conversion.destination)
+        store(e, total, target, None, self.conversion.destination)
 
 
-def _launch(table: ResizeTable, source: View, own: Sequence[View], result: View) -> Launch:
+def _launch(table: ResizeTable, source: View, table_views: Sequence[View], result: View) -> Launch:
+    """Return the launch of the pass along one axis."""
     axes = [
         Axis(extent, (0, table.taps, table.taps, stride))
         if axis == table.axis
@@ -211,11 +218,11 @@ def _launch(table: ResizeTable, source: View, own: Sequence[View], result: View)
             loop_nest=loop_nest.json(scalars),
         ),
     )
-    return Launch(spec, (source, *own, result), (3,), scalars.values, loop_nest.chunks)
+    return Launch(spec, (source, *table_views, result), (3,), scalars.values, loop_nest.chunks)
 
 
 def _shapes(node: Node, tables: Sequence[ResizeTable]) -> list[tuple[Dim, ...]]:
-    """What each pass makes."""
+    """Return the shape after each pass."""
     source = node.inputs[0]
     if source is None:
         raise InternalError(f"{node} has no input")

@@ -1,4 +1,4 @@
-"""Elements and slices moved to or from where vectors of indices point."""
+"""ScatterElements, ScatterND and GatherND: elements and slices moved by vectors of indices."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _REDUCIBLE: Final = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64})
+"""Element types for which reductions of updates are supported."""
 _COMBINE: Final = {
     "add": "reduce_sum",
     "mul": "reduce_prod",
     "max": "reduce_max",
     "min": "reduce_min",
 }
+"""Reduction of `combine` for each ONNX reduction."""
 
 _Axes = list[tuple["Dim", ...]]
-"""Extents, each with strides of its own kind."""
+"""Axes as tuples of an extent and strides; the strides depend on the use."""
 
 
 class ScatterFamily(Family["CpuTarget"]):
-    """One worker, in order: of updates of one place the last stays.
+    """ScatterElements, ScatterND and GatherND on one worker, in order.
 
-    An index out of range is told of, and never leaves the memory.
+    If several updates have the same index, the last one is kept. An index out of range is reported
+    in the error buffer and never accesses memory outside the tensor.
     """
 
     name: ClassVar[str] = "scatter"
@@ -85,13 +88,15 @@ class ScatterFamily(Family["CpuTarget"]):
 
 
 def _reduction(node: Node) -> str:
+    """Return the ONNX reduction of a node's updates."""
     return "none" if isinstance(node.op, GatherND) else str(getattr(node.op, "reduction", "none"))
 
 
 def _launch(node: Node, views: tuple[View, View, View, View], batch: int) -> Launch:
-    """Between what is walked beside the indices, and the places of another that they point at.
+    """Return the launch that moves elements between two tensors.
 
-    The views are the indices, these two and the error words.
+    The views are the indices, the tensor that is read or written in order beside them, the tensor
+    at whose elements they point, and the error words.
     """
     indices, flat, pointed, _ = views
     parts: _Axes
@@ -105,9 +110,9 @@ def _launch(node: Node, views: tuple[View, View, View, View], batch: int) -> Lau
         rank, length = len(indices.shape) - 1, indices.shape[-1]
         if not isinstance(length, int):
             raise InternalError(f"{node}: index vectors of length {length} are not supported")
-        own = [*pointed.strides[:batch], *[0] * (rank - batch)]
+        outer = [*pointed.strides[:batch], *[0] * (rank - batch)]
         items = list(
-            zip(indices.shape[:-1], indices.strides[:-1], flat.strides[:rank], own, strict=True)
+            zip(indices.shape[:-1], indices.strides[:-1], flat.strides[:rank], outer, strict=True)
         )
         parts = [
             (pointed.shape[batch + k], k * indices.strides[-1], pointed.strides[batch + k])
@@ -135,6 +140,7 @@ def _launch(node: Node, views: tuple[View, View, View, View], batch: int) -> Lau
 
 
 def _json(axes: Sequence[tuple[Dim, ...]], scalars: LaunchScalars) -> Json:
+    """Return axes as a JSON value."""
     return tuple(scalars.all_json(axis) for axis in axes)
 
 
@@ -145,36 +151,37 @@ def _nest(
     sizes: Sequence[int],
     body: Callable[[tuple[Reg, ...]], None],
 ) -> None:
-    """Loop over axes that move several places together."""
+    """Write loops over axes that advance several addresses together."""
     if not axes:
         body(positions)
         return
     extent, *strides = axes[0]
     with e.loop(0, extent) as steps:
-        here = tuple(
+        inner_positions = tuple(
             e.at(position, e.mul(steps.index, e.mul(stride, size)))
             for position, stride, size in zip(positions, strides, sizes, strict=True)
         )
-        _nest(e, axes[1:], here, sizes, body)
+        _nest(e, axes[1:], inner_positions, sizes, body)
 
 
 def _item(e: Emitter, kernel: KernelSpec, positions: tuple[Reg, ...]) -> None:
-    """One vector of indices: find the place, then move the slice."""
+    """Write one vector of indices: compute the address that it points at, then move the slice."""
     indices, flat, pointed = positions
     size, index_size = DType(kernel["dtype"]).size_bytes, kernel["index_size"]
     reader = IndexReader(e, index_size, e.pointer(3))
-    is_somewhere = e.constant(1, "i1")
+    is_nonempty = e.constant(1, "i1")
     for part in kernel["parts"]:
         extent, offset, stride = (e.extent(x) for x in part)
         index = e.at(indices, e.mul(offset, index_size))
         pointed = e.at(pointed, e.mul(reader.position(index, extent), e.mul(stride, size)))
-        is_somewhere = e.binary("and", is_somewhere, e.compare("sgt", extent, 0))
+        is_nonempty = e.binary("and", is_nonempty, e.compare("sgt", extent, 0))
     axes = [tuple(e.extent(x) for x in axis) for axis in kernel["inner"]]
-    with e.when(is_somewhere):  # where an axis has no elements there is nothing to move
+    with e.when(is_nonempty):  # an empty axis has no elements to move
         _nest(e, axes, (flat, pointed), (size, size), lambda pair: _move(e, kernel, *pair))
 
 
 def _move(e: Emitter, kernel: KernelSpec, flat: Reg, pointed: Reg) -> None:
+    """Write the move, or the reduction, of one element."""
     dtype = DType(kernel["dtype"])
     if kernel["reads"]:
         e.store(e.load(f"i{8 * dtype.size_bytes}", pointed), flat)
@@ -182,5 +189,5 @@ def _move(e: Emitter, kernel: KernelSpec, flat: Reg, pointed: Reg) -> None:
         e.store(e.load(f"i{8 * dtype.size_bytes}", flat), pointed)
     else:
         kind = LLVM_TYPES[dtype]
-        both = e.load(kind, pointed), e.load(kind, flat)
-        e.store(combine(e, _COMBINE[kernel["reduction"]], *both), pointed)
+        values = e.load(kind, pointed), e.load(kind, flat)
+        e.store(combine(e, _COMBINE[kernel["reduction"]], *values), pointed)

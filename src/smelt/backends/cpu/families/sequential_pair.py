@@ -1,8 +1,7 @@
-"""Two ops of a chain, one after the other: what is between them lies in the workspace.
+"""A fused pair as two sets of launches, with the intermediate tensor in the workspace.
 
-This is what the two would be without the chain; it is there for whatever
-`FusedConvDepthwiseFamily` cannot
-do or does no faster.
+The launches are those of the two nodes without fusion. The family exists for pairs that
+`FusedConvDepthwiseFamily` does not support or does not run faster.
 """
 
 from __future__ import annotations
@@ -44,13 +43,18 @@ if TYPE_CHECKING:
 _FAMILIES: Final[dict[str, Family[CpuTarget]]] = {
     family.name: family for family in (ConvFamily(), WinogradFamily())
 }
-"""What runs the first of the two."""
+"""Families that can run the first convolution, by name."""
 _SECOND: Final = DepthwiseFamily()
+"""Family that runs the depthwise convolution."""
 _LINE_BYTES: Final = 64
+"""Size in bytes of a cache line, to which the intermediate tensor is rounded up."""
 
 
 def conv_depthwise_pair(node: Node) -> PairNodes | None:
-    """The nodes of a chain that ends in a depthwise convolution, and keeps nothing; or None."""
+    """Return the nodes of a pair that ends in a depthwise convolution, or None.
+
+    Pairs that also return the intermediate tensor are not accepted.
+    """
     pair_nodes = find_pair_nodes(node)
     if pair_nodes is None or pair_nodes.returns_intermediate:
         return None
@@ -59,7 +63,7 @@ def conv_depthwise_pair(node: Node) -> PairNodes | None:
 
 
 class SequentialPairFamily(Family[CpuTarget]):
-    """A convolution and a depthwise one, each with its own kernels."""
+    """A convolution and a depthwise convolution, each with its own kernels."""
 
     name: ClassVar[str] = "sequential_pair"
 
@@ -79,6 +83,7 @@ class SequentialPairFamily(Family[CpuTarget]):
                 yield self._both(pair_nodes, a, b)
 
     def _both(self, pair_nodes: PairNodes, a: Tactic, b: Tactic) -> Tactic:
+        """Return the tactic that combines a tactic of each convolution."""
         halos = (*(a.halos or ((),) * len(a.inputs)), *(b.halos or ((),) * len(b.inputs))[1:])
         return Tactic(
             self.name,
@@ -94,23 +99,27 @@ class SequentialPairFamily(Family[CpuTarget]):
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
-        """Narrow on both sides and in between."""
-        pair_nodes, made, a = (
+        """Return the tactic with narrow input, intermediate and result."""
+        pair_nodes, narrow, a = (
             pair_nodes_of(node),
             with_storage_dtype(dtype, node, tactic),
             _parts(tactic)[0],
         )
         of_first, dot_product = dict(a.parameters), dot_product_for(dtype, target)
-        read = made.inputs[0]
-        if a.family == ConvFamily.name and read and read.dtype is dot_product.factor:
+        input_format = narrow.inputs[0]
+        if (
+            a.family == ConvFamily.name
+            and input_format
+            and input_format.dtype is dot_product.factor
+        ):
             of_first["dot_product"] = dot_product.name
-        own = tactic.workspace_bytes - _intermediate_bytes(pair_nodes, DType.FLOAT32)
-        options = {**dict(made.parameters), "first": (a.family, parameters(**of_first))}
+        first_workspace = tactic.workspace_bytes - _intermediate_bytes(pair_nodes, DType.FLOAT32)
+        options = {**dict(narrow.parameters), "first": (a.family, parameters(**of_first))}
         return (
             replace(
-                made,
+                narrow,
                 parameters=parameters(**options, intermediate=dtype.value),
-                workspace_bytes=_intermediate_bytes(pair_nodes, dtype) + own,
+                workspace_bytes=_intermediate_bytes(pair_nodes, dtype) + first_workspace,
             ),
         )
 
@@ -130,19 +139,21 @@ class SequentialPairFamily(Family[CpuTarget]):
             _intermediate_view(pair_nodes, workspace, stored),
             _intermediate_bytes(pair_nodes, stored),
         )
-        rest = replace(
+        free_workspace = replace(
             workspace, offset=workspace.offset + used, shape=(workspace.shape[0] - used,)
         )
-        own = len(_FAMILIES[a.family].pack(pair_nodes.first, a))
-        written = Operands(operands.inputs[:count], (intermediate,), operands.packed[:own], rest)
-        steps = list(_FAMILIES[a.family].lower(pair_nodes.first, a, written))
+        first_packed = len(_FAMILIES[a.family].pack(pair_nodes.first, a))
+        first_operands = Operands(
+            operands.inputs[:count], (intermediate,), operands.packed[:first_packed], free_workspace
+        )
+        steps = list(_FAMILIES[a.family].lower(pair_nodes.first, a, first_operands))
         if intermediate.halo:
-            # The first kernel writes beside what is cleared, at the same time.
+            # The first kernel and the clearing write different bytes, so they may run together.
             steps[0] = replace(cast("Launch", steps[0]), waits=False)
             steps.insert(0, clear_launch(intermediate))
         inputs = (intermediate, *operands.inputs[count:])
-        read = Operands(inputs, operands.outputs, operands.packed[own:])
-        return (*steps, *_SECOND.lower(pair_nodes.second, b, read))
+        second_operands = Operands(inputs, operands.outputs, operands.packed[first_packed:])
+        return (*steps, *_SECOND.lower(pair_nodes.second, b, second_operands))
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
@@ -150,19 +161,20 @@ class SequentialPairFamily(Family[CpuTarget]):
 
 
 def _best(answers: Sequence[Tactic | Refusal], count: int) -> list[Tactic]:
+    """Return the ``count`` tactics with the least estimated cost."""
     tactics = [a for a in answers if isinstance(a, Tactic)]
     return sorted(tactics, key=lambda t: t.cost_hint)[:count]
 
 
 def _parts(tactic: Tactic) -> tuple[Tactic, Tactic]:
-    """The two tactics, as far as lowering asks for them."""
+    """Return the two tactics with the fields that packing and lowering use."""
     options: Any = tactic.options
     (first, of_first), (second, of_second) = options["first"], options["second"]
     return Tactic(first, of_first, (), ()), Tactic(second, of_second, (), ())
 
 
 def _intermediate_tensor(pair_nodes: PairNodes, dtype: DType) -> StoredTensor:
-    """The tensor between the two, with the zeros that the second reads."""
+    """Return the intermediate tensor with the halo that the depthwise convolution reads."""
     root = root_as(Conv, pair_nodes.second)
     value, halo = pair_nodes.first.output, halo_of(pair_nodes.second, root)
     form = replace(CHANNELS_LAST, dtype=dtype)
@@ -170,14 +182,14 @@ def _intermediate_tensor(pair_nodes: PairNodes, dtype: DType) -> StoredTensor:
 
 
 def _intermediate_bytes(pair_nodes: PairNodes, dtype: DType) -> Dim:
-    """Its size, rounded up to cache lines."""
+    """Return the size of the intermediate tensor in bytes, rounded up to cache lines."""
     return (
         ceil_div(_intermediate_tensor(pair_nodes, dtype).geometry()[2], _LINE_BYTES) * _LINE_BYTES
     )
 
 
 def _intermediate_view(pair_nodes: PairNodes, workspace: View, dtype: DType) -> View:
-    """Its window on the workspace."""
+    """Return the view of the intermediate tensor in the workspace."""
     stored = _intermediate_tensor(pair_nodes, dtype)
     strides, offset, _ = stored.geometry()
     shape = stored.type.shape

@@ -1,7 +1,8 @@
-"""Integers that are known as dimensions: shapes, and what is computed from them.
+"""Integer tensors that are known as dimensions: shapes, and values computed from them.
 
-Such a tensor's elements are polynomials in the plan's symbols, which every run evaluates anyway;
-the kernel writes them down, whatever op made them, and reads none of the op's inputs.
+The elements of such a tensor are polynomials in the plan's symbols, which every run evaluates
+anyway. The kernel writes their values, whatever op produced them, and reads none of the op's
+inputs.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _MAX_ELEMENTS: Final = 64
-"""Elements that are worth being scalars of a launch."""
+"""Largest number of elements that are passed as scalars of a launch."""
 
 
 class ShapeValuesFamily(Family["CpuTarget"]):
-    """Writes the extents of tensors, and sums and products of them, as integers."""
+    """Writes extents of tensors, and sums and products of them, as integers."""
 
     name: ClassVar[str] = "shape_values"
 

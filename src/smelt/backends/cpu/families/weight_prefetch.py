@@ -1,11 +1,11 @@
-"""Weights asked for ahead of time, over the borders of launches.
+"""Prefetching of weights across launches.
 
-Weights stream from memory: a network has more of them than the caches hold. Memory has time while
-products of many pixels are computed, and too little where weights are many and pixels few
-(Winograd's planes of small images, classifiers). Weights lie in the order of their use, so the
-stream is one pointer that runs ahead of the computation: going backwards from the last launch, each
-launch must find so much in the caches that memory delivers the rest while it runs. A launch for
-which that is more than nothing sends its predecessors ahead.
+A network has more weights than the caches hold, so weights stream from memory. Memory is idle while
+products of many pixels are computed, and too slow where weights are many and pixels few (Winograd
+planes of small images, classifiers). Weights lie in the order of their use, so the stream is one
+pointer that runs ahead of the computation. Going backwards from the last launch, the plan
+determines how many of a launch's weights must be in cache when it starts, such that memory delivers
+the rest while it runs. If that is more than nothing, earlier launches prefetch it.
 """
 
 from __future__ import annotations
@@ -23,35 +23,39 @@ if TYPE_CHECKING:
     from smelt.engine import Step
 
 _BYTES_PER_PRODUCT: Final = 0.12
-"""What memory delivers while a lane multiplies and adds once: some 16 GB/s a thread."""
+"""Bytes that memory delivers per multiply-add of one lane: about 16 GB/s per thread."""
 _MAX_PREFETCH_DISTANCE_BYTES: Final = 12 << 20
-"""How far the stream may be ahead: what the third cache surely keeps."""
+"""Largest lead of the stream in bytes: what the L3 cache keeps with certainty."""
 _MAX_GAP_BYTES: Final = 256 << 10
-"""Weights of other kernels between those of two products that the stream may cross."""
+"""Largest gap in bytes of other kernels' weights between two products that the stream crosses."""
 _CACHED_WEIGHTS_BYTES: Final = 16 << 20
-"""Networks with fewer weights find them in the third cache."""
+"""Total size of weights in bytes below which they stay in the L3 cache between runs."""
 _RATE_BYTES: Final = 16
-"""Rates are multiples of it, so that many launches share a kernel."""
+"""Granularity in bytes of the prefetch rate. Rounded rates make more launches share one kernel."""
 
 
 @dataclass(slots=True)
 class _PrefetchingLaunch:
-    """A launch that can take part."""
+    """A launch of the microkernel whose weights belong to the stream."""
 
     index: int
+    """Index of the launch among the plan's steps."""
     launch: Launch
     panels: MicrokernelSpec
     begin: int
-    """Its own weights, as offsets in the engine's."""
+    """Start of its weights, as a byte offset in the engine's weights."""
     end: int
+    """End of its weights, as a byte offset in the engine's weights."""
     steps: int
+    """Iterations of the microkernel's loops in the whole launch, each of which can prefetch."""
     start: int = 0
-    """Where the stream is when it starts, and when it ends."""
+    """Position of the stream when the launch starts, as a byte offset."""
     stop: int = 0
+    """Position of the stream when the launch ends, as a byte offset."""
 
     @property
     def loadable_bytes(self) -> int:
-        """Bytes that memory delivers while it runs."""
+        """Bytes that memory delivers while the launch runs."""
         p = self.panels
         products = self.steps * p.step * p.tile[0] * p.tile[1] * p.panel_width
         return int(products * _BYTES_PER_PRODUCT)
@@ -60,43 +64,47 @@ class _PrefetchingLaunch:
 def prefetch_weights(
     steps: Sequence[Step], buffers: Sequence[Buffer]
 ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
-    """The steps with their shares of the stream, and the buffers with the stretches they read."""
-    made, known = list(steps), list(buffers)
+    """Return the steps with prefetching added, and the buffers with the ranges that they prefetch.
+
+    Plans whose weights fit into the L3 cache are returned unchanged.
+    """
+    new_steps, new_buffers = list(steps), list(buffers)
     products = _prefetching_launches(steps, buffers)
     if not products or sum(p.end - p.begin for p in products) < _CACHED_WEIGHTS_BYTES:
-        return tuple(made), tuple(known)
+        return tuple(new_steps), tuple(new_buffers)
     _plan_prefetch(products)
     for product in products:
         length = product.stop - product.start
         if length > 0 and (product.start, product.stop) != (product.begin, product.end):
-            known.append(Buffer(Space.WEIGHTS, product.start, length))
-            made[product.index] = _with_prefetch(product, len(known) - 1, length)
-    return tuple(made), tuple(known)
+            new_buffers.append(Buffer(Space.WEIGHTS, product.start, length))
+            new_steps[product.index] = _with_prefetch(product, len(new_buffers) - 1, length)
+    return tuple(new_steps), tuple(new_buffers)
 
 
 def _prefetching_launches(
     steps: Sequence[Step], buffers: Sequence[Buffer]
 ) -> list[_PrefetchingLaunch]:
-    found: list[_PrefetchingLaunch] = []
+    """Return the launches of microkernels with constant extents and weights, in plan order."""
+    launches: list[_PrefetchingLaunch] = []
     for index, step in enumerate(steps):
         if not isinstance(step, Launch) or not isinstance(step.chunks, int):
             continue
         if dict(step.kernel.parameters).get("kernel") != "panels":
             continue
         panels = MicrokernelSpec.from_spec(step.kernel)
-        read = [buffers[view.buffer] for view in step.operands]
-        weights = [buffer for buffer in read if buffer.space is Space.WEIGHTS]
+        operand_buffers = [buffers[view.buffer] for view in step.operands]
+        weights = [buffer for buffer in operand_buffers if buffer.space is Space.WEIGHTS]
         if panels.has_uniform_panels or not panels.is_known or not panels.steps or not weights:
             continue
         begin = min(buffer.start for buffer in weights)
         end = max(buffer.start + buffer.size_bytes for buffer in weights)
         steps_in_all = step.chunks * panels.chunk_steps
-        found.append(_PrefetchingLaunch(index, step, panels, begin, end, steps_in_all))
-    return found
+        launches.append(_PrefetchingLaunch(index, step, panels, begin, end, steps_in_all))
+    return launches
 
 
 def _plan_prefetch(products: Sequence[_PrefetchingLaunch]) -> None:
-    """Say for each launch where the stream is before and after it."""
+    """Set the stream's position at the start and the end of each launch, last launch first."""
     following: _PrefetchingLaunch | None = None
     for product in reversed(products):
         product.stop = product.end
@@ -109,7 +117,7 @@ def _plan_prefetch(products: Sequence[_PrefetchingLaunch]) -> None:
 
 
 def _with_prefetch(product: _PrefetchingLaunch, buffer: int, length: int) -> Launch:
-    """The launch asking for a stretch of weights."""
+    """Return the launch with a range of weights to prefetch as one more operand."""
     rate = -(-length // product.steps)
     rate = -(-rate // _RATE_BYTES) * _RATE_BYTES
     launch, panels = product.launch, replace(product.panels, prefetch_ahead=rate)

@@ -1,10 +1,10 @@
-"""Convolution by Winograd's minimal filtering: fewer multiplications, more memory.
+"""Convolution with Winograd's minimal filtering: fewer multiplications, more memory traffic.
 
-The image is cut into tiles of ``size`` x ``size`` results. A first launch transforms what each
-tile reads into ``side ** 2`` planes, a second multiplies each plane by its transformed weights, a
-third transforms back and runs the epilogue. With 3x3 windows and ``size`` 4 a result costs 2.25
-multiplications instead of 9; errors are some ten times those of the direct sum, and still of the
-order of 1e-5.
+The result is cut into tiles of ``size`` x ``size`` pixels. A first launch transforms the input of
+each tile into ``side ** 2`` planes, a second multiplies each plane by its transformed weights, and
+a third transforms back and applies the epilogue. With 3x3 windows and ``size`` 4 a result costs
+2.25 multiplications instead of 9. Rounding errors are about ten times those of direct convolution,
+around 1e-5.
 """
 
 from __future__ import annotations
@@ -89,15 +89,22 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _FLOAT_BYTES: Final = 4
+"""Size in bytes of a float32."""
 _FEW_CHANNELS: Final = 16
+"""Fewest channels and filters for which Winograd is offered. At 16 SqueezeNet gains 10 % over a
+limit of 32 (docs/lab/convolutions.md)."""
 _SMALL_EXTENT: Final = 11
+"""Side in pixels, the smaller of height and width, up to which all tile sizes are offered."""
 _NARROW_SIZE: Final = 2
+"""Tile size of the variant with planes in bfloat16."""
 _NARROW_REACH: Final = 4
-"""Sides of a filter's tiles whose matrices have only ones and halves: those of 6 lose 10 bits."""
+"""Largest `WinogradScheme.reach` for planes in bfloat16. Up to this reach the matrices hold only
+ones and halves; those of reach 6 lose 10 bits."""
 _TILES: Final = 2
-"""Register tiles to try."""
+"""Number of register tiles that are offered."""
 _GAP: Final = 16
-"""Elements between planes: without them planes 4 KiB apart fight for the same cache lines."""
+"""Elements between planes, so that planes a multiple of 4 KiB long do not map to the same cache
+sets."""
 
 _SIZES: Final[dict[tuple[int, int], tuple[int, ...]]] = {
     (3, 1): (4, 2),
@@ -106,11 +113,12 @@ _SIZES: Final[dict[tuple[int, int], tuple[int, ...]]] = {
     (5, 1): (2,),
     (5, 2): (2,),
 }
-"""Sizes of tiles for each window and stride, those for large images first."""
+"""Tile sizes for each (window, stride), the best guess for large images first."""
 _MAX_S2D_CHANNELS: Final = 64
-"""Channels of a folded pixel, at most."""
+"""Upper bound, exclusive, on the channels of a pixel after space-to-depth."""
 _MIN_S2D_TAPS: Final = 3
-"""Folding adds zeros to windows: those of fewer taps afterwards are not worth it."""
+"""Fewest taps per axis after space-to-depth. Space-to-depth pads windows with zeros, which is
+not worth it for smaller windows."""
 
 
 class WinogradFamily(Family[CpuTarget]):
@@ -153,7 +161,7 @@ class WinogradFamily(Family[CpuTarget]):
         tile: tuple[int, int],
         dot_product: DotProduct,
     ) -> Iterator[Tactic]:
-        """Tiles of one size by register tiles of so many pixels and vectors."""
+        """Yield the tactics for one size of tiles and one register tile (pixels, vectors)."""
         count, scheme = root_of(node)[1], _scheme_of(node, size)
         seconds = _estimate_seconds(node, scheme, tile, target) / dot_product.group
         options: dict[str, Json] = {"size": size, "pixels": tile[0], "vectors": tile[1]}
@@ -174,15 +182,18 @@ class WinogradFamily(Family[CpuTarget]):
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
-        """The tactic as it is, and planes that are narrow, too, where that rounds little."""
-        made = [tactic]
+        """Return the tactic with float32 planes, and one with narrow planes if that rounds little.
+
+        Both store the operands as ``dtype``.
+        """
+        tactics = [tactic]
         dot_product = dot_product_for(dtype, target)
         reach = _scheme_of(node, _NARROW_SIZE).reach
         if dot_product.group > 1 and reach <= _NARROW_REACH:
-            made += self._tactics_of_size(
+            tactics += self._tactics_of_size(
                 node, target, _NARROW_SIZE, register_tiles(target)[0], dot_product
             )
-        return tuple(with_storage_dtype(dtype, node, one) for one in made)
+        return tuple(with_storage_dtype(dtype, node, candidate) for candidate in tactics)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -192,10 +203,12 @@ class WinogradFamily(Family[CpuTarget]):
         filters, channels = fixed_shape(weights.type.shape[:2])
         scheme = _scheme_of(node, size)
         factor = np.array(scheme.weights, np.float32)
-        left = Constant.derive(weights.name, MatMul(), Constant("", factor), weights)
-        both = Constant.derive(weights.name, MatMul(), left, Constant("", factor.T.copy()))
+        half_transformed = Constant.derive(weights.name, MatMul(), Constant("", factor), weights)
+        transformed_weights = Constant.derive(
+            weights.name, MatMul(), half_transformed, Constant("", factor.T.copy())
+        )
         planes = scheme.side**2
-        permuted = transpose(reshape(both, filters, channels, planes), 2, 0, 1)
+        permuted = transpose(reshape(transformed_weights, filters, channels, planes), 2, 0, 1)
         source = reshape(permuted, planes * filters, channels)
         named(f"{weights.name}.winograd{size}", source)
         vectors = options.integer("vectors")
@@ -230,6 +243,7 @@ class WinogradFamily(Family[CpuTarget]):
         return (fuse_launches(launches, planes.tile_rows, views, planes.batch),)
 
     def _transform_in(self, node: Node, planes: _Planes, operands: Operands, lanes: int) -> Launch:
+        """Return the launch that transforms the input into planes; a chunk is a row of tiles."""
         x, scalars = input_view(operands, 0), LaunchScalars()
         before = [pair[0] for pair in root_as(Conv, node).pad_pairs]
         start = x.strides[2] * -before[0] + x.strides[3] * -before[1]
@@ -257,6 +271,7 @@ class WinogradFamily(Family[CpuTarget]):
         packed: Sequence[View],
         lanes: int,
     ) -> Launch:
+        """Return the launch that transforms products back; a chunk is a row of tiles."""
         scalars, has_bias = LaunchScalars(), bias_of(node) is not None
         pixels, extras = pixel_loop_of(node, operands, packed[has_bias:], scalars, lanes, 8)
         kernel = KernelSpec(
@@ -287,6 +302,7 @@ class WinogradFamily(Family[CpuTarget]):
 
 
 def _unsupported_reason(node: Node, root: Conv) -> str | None:
+    """Return why Winograd does not support a convolution, or None if it does."""
     reason = unsupported_float_image_reason(node, (2,))
     if reason:
         return reason
@@ -315,14 +331,18 @@ def _unsupported_reason(node: Node, root: Conv) -> str | None:
 
 
 def _shape_of(node: Node) -> tuple[int, int]:
-    """Extent and stride of the window, of the folded one if it is folded."""
+    """Return the window's extent and stride, after space-to-depth if that applies."""
     root = root_as(Conv, node)
     window, stride = root.kernel_shape[0], root.strides[0]
     return (-(-window // stride), 1) if _s2d_block_of(node) > 1 else (window, stride)
 
 
 def _s2d_block_of(node: Node) -> int:
-    """The stride, where few channels are folded: those of a square of pixels become one's."""
+    """Return the block of space-to-depth, which is the stride, or 1 if it does not apply.
+
+    Space-to-depth turns the channels of a square of pixels into the channels of one pixel. It
+    applies to few channels, whose vectors would be mostly empty.
+    """
     root = root_as(Conv, node)
     window, stride = root.kernel_shape[0], root.strides[0]
     channels = view_shape(node)[1]
@@ -331,11 +351,17 @@ def _s2d_block_of(node: Node) -> int:
 
 
 def _scheme_of(node: Node, size: int) -> WinogradScheme:
+    """Return the Winograd scheme of a node for a tile size."""
     return winograd_scheme(*_shape_of(node), size)
 
 
 def _choices(node: Node) -> tuple[int, ...]:
-    """Tile sizes: small images leave much of large tiles empty."""
+    """Return the tile sizes to offer, best guess first.
+
+    Large tiles of small images extend far beyond the image, so small images try small tiles first.
+    For other images a further size is offered only if it needs fewer multiplications, with the
+    partial tiles at the borders counted in full.
+    """
     extents = list(fixed_shape(node.output.tensor.shape[2:]))
     first, *others = _SIZES[_shape_of(node)]
     if min(extents) <= _SMALL_EXTENT:
@@ -348,55 +374,63 @@ def _choices(node: Node) -> tuple[int, ...]:
 
 
 def _halo(node: Node, scheme: WinogradScheme) -> Halo:
-    """Zeros that tiles read: padding, and what the last tiles have beyond the image."""
+    """Return the halo of zeros: the padding, and what the last tiles read beyond the image."""
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
-    shape, made = view_shape(node), node.output.tensor.shape
+    shape, result_shape = view_shape(node), node.output.tensor.shape
     root, s2d_block = root_as(Conv, node), _s2d_block_of(node)
     for axis, (before, _) in enumerate(root.pad_pairs, 2):
-        extent, count = fixed_extent(shape[axis]), fixed_extent(made[axis])
+        extent, count = fixed_extent(shape[axis]), fixed_extent(result_shape[axis])
         read = s2d_block * ((-(-count // scheme.size) - 1) * scheme.step + scheme.span)
         pairs.append((before, max(0, read - before - extent)))
     return tuple(pairs)
 
 
 def view_shape(node: Node) -> tuple[Dim, ...]:
-    """Shape of the input."""
+    """Return the shape of the input, or () if it is absent."""
     value = node.inputs[0]
     return () if value is None else value.tensor.shape
 
 
 @dataclass(frozen=True, slots=True)
 class _Planes:
-    """The workspace: all planes of all images' transformed inputs, then those of the products."""
+    """The workspace: planes of transformed inputs of all images, then planes of products.
+
+    Each multiplication of a tile has a plane of its own, with the tiles as rows and the channels
+    innermost, so that the products are one matrix product per plane.
+    """
 
     scheme: WinogradScheme
     batch: Dim
+    """Number of images."""
     down: int
+    """Rows of tiles of an image."""
     across: int
+    """Columns of tiles of an image."""
     channels: int
     filters: int
     dot_product: DotProduct
     s2d_block: int
-    """Rows and columns of pixels whose channels are one's; 1 unless there are few."""
+    """Block of space-to-depth in rows and columns; 1 if it does not apply."""
     fused_rows: int = 0
-    """Rows of tiles that are worked on at once, in scratch memory; 0 for all, in the workspace."""
+    """Rows of tiles that the fused kernel handles at once in scratch memory; 0 if three launches
+    handle all rows in the workspace."""
 
     @staticmethod
     def of(
         node: Node, scheme: WinogradScheme, dot_product: DotProduct, fused_rows: int = 0
     ) -> _Planes:
-        """The planes of a node."""
+        """Return the planes of a node."""
         batch, _, height, width = node.output.tensor.shape
         down, across = (-(-fixed_extent(e) // scheme.size) for e in (height, width))
         s2d_block = _s2d_block_of(node)
-        # The weights say how many channels there are, where the image leaves it open.
+        # The image's number of channels may be symbolic; that of the weights is a constant.
         filters, channels = fixed_shape(required_input(node, 1).tensor.shape[:2])
         sizes = (channels * s2d_block**2, filters)
         return _Planes(scheme, batch, down, across, *sizes, dot_product, s2d_block, fused_rows)
 
     @property
     def stored(self) -> DType:
-        """Elements of the transformed inputs; products are float32."""
+        """Element type of the transformed inputs; products are float32."""
         return self.dot_product.factor
 
     @property
@@ -406,7 +440,7 @@ class _Planes:
 
     @property
     def tiles(self) -> int:
-        """Tiles of an image that are worked on at once."""
+        """Number of tiles of an image that are in memory at once."""
         return (self.fused_rows or self.down) * self.across
 
     @property
@@ -421,18 +455,18 @@ class _Planes:
 
     @property
     def image_bytes(self) -> tuple[int, int]:
-        """Size of all planes of one image's inputs, and of those of its products."""
-        read, made = self.stored.size_bytes, _FLOAT_BYTES
-        return self.count * self.plane_in * read, self.count * self.plane_out * made
+        """Size in bytes of an image's planes of inputs, and of its planes of products."""
+        input_bytes, product_bytes = self.stored.size_bytes, _FLOAT_BYTES
+        return self.count * self.plane_in * input_bytes, self.count * self.plane_out * product_bytes
 
     @property
     def bytes_needed(self) -> Dim:
-        """Size of the workspace."""
+        """Size of the workspace in bytes."""
         return 0 if self.fused_rows else self.batch * sum(self.image_bytes)
 
     @property
     def row_choices(self) -> tuple[int, ...]:
-        """What `fused_rows` may be, best guess first."""
+        """Values of `fused_rows` to offer, best guess first."""
         weights = self.count * self.channels * self.filters * self.stored.size_bytes
         return choose_fused_rows(
             self.down, weights, lambda n: sum(replace(self, fused_rows=n).image_bytes)
@@ -440,19 +474,25 @@ class _Planes:
 
     @property
     def tile_rows(self) -> TileRowLayout:
-        """Where planes of some rows of tiles lie in scratch memory."""
-        read, made = self.channels * self.stored.size_bytes, self.filters * _FLOAT_BYTES
-        steps = (self.across * read, self.across * made)
+        """Layout of the planes of some rows of tiles in scratch memory."""
+        input_bytes, product_bytes = (
+            self.channels * self.stored.size_bytes,
+            self.filters * _FLOAT_BYTES,
+        )
+        steps = (self.across * input_bytes, self.across * product_bytes)
         return TileRowLayout(self.fused_rows, self.down, self.image_bytes, steps)
 
     def windows(self, operands: Operands) -> tuple[View, View]:
-        """The two halves of the workspace; of scratch memory only their elements are known."""
+        """Return views of the planes of inputs and of the planes of products.
+
+        For planes in scratch memory only the element type of a view is meaningful.
+        """
         workspace = operands.workspace
         if workspace is None:
             if not self.fused_rows:
                 raise InternalError("the Winograd kernel has no workspace")
-            nowhere = View(0, 0, DType.FLOAT32, (), ())
-            return replace(nowhere, dtype=self.stored), nowhere
+            scratch_view = View(0, 0, DType.FLOAT32, (), ())
+            return replace(scratch_view, dtype=self.stored), scratch_view
         sizes = [self.batch * size for size in self.image_bytes]
         first, second = (
             replace(workspace, dtype=dtype, shape=(ceil_div(size, dtype.size_bytes),), strides=(1,))
@@ -461,7 +501,7 @@ class _Planes:
         return first, replace(second, offset=second.offset + sizes[0])
 
     def json(self, scalars: LaunchScalars, lanes: int) -> dict[str, Any]:
-        """What the transforms' specs hold."""
+        """Return the parameters that the specs of both transforms share."""
         return {
             "scheme": (self.scheme.window, self.scheme.stride, self.scheme.size),
             "batch": scalars.json(self.batch),
@@ -471,7 +511,7 @@ class _Planes:
         }
 
     def product(self) -> ImplicitGemm:
-        """The multiplication of every plane by its weights."""
+        """Return the product of every plane with its transformed weights."""
         images = (self.count, 1 if self.fused_rows else self.batch)
 
         def walk(plane: int, width: int) -> PlaneStrides:
@@ -498,6 +538,7 @@ class _Planes:
 def _estimate_seconds(
     node: Node, scheme: WinogradScheme, tile: tuple[int, int], target: CpuTarget
 ) -> float:
+    """Return the estimated seconds: the products, and the traffic of planes and weights."""
     planes = _Planes.of(node, scheme, DOT_PRODUCTS["float32"])
     batch = planes.batch if isinstance(planes.batch, int) else 1
     problem = TilingProblem(
@@ -505,6 +546,6 @@ def _estimate_seconds(
     )
     shape = choose_tile(problem, *tile)
     weights = planes.count * planes.channels * planes.filters
-    moved = planes.count * batch * planes.tiles * (planes.channels + planes.filters) * 3
+    plane_elements = planes.count * batch * planes.tiles * (planes.channels + planes.filters) * 3
     seconds = estimate_seconds(problem, shape, tile[1], target)
-    return seconds + (moved + 0.5 * weights) * _FLOAT_BYTES / (2 * MEMORY_BYTES_PER_SECOND)
+    return seconds + (plane_elements + 0.5 * weights) * _FLOAT_BYTES / (2 * MEMORY_BYTES_PER_SECOND)
