@@ -34,7 +34,7 @@ class FoldScaleShift(Pass):
     precision. It then stays behind the sum, where an epilogue computes it in float32.
     """
 
-    name: ClassVar[str] = "fold-scales"
+    name: ClassVar[str] = "fold-scale-shift"
 
     storage: DType = DType.FLOAT32
     """Element type in which the weights will be stored."""
