@@ -76,7 +76,7 @@ def test_a_repetition_that_depends_on_a_symbol_is_refused() -> None:
     answers = list(FAMILY.tactics(node, host_target()))
     assert len(answers) == 1
     assert isinstance(answers[0], Refusal)
-    assert "is not known to broadcast" in answers[0].reason
+    assert "may not broadcast to" in answers[0].reason
 
 
 @every_target
