@@ -434,7 +434,7 @@ def test_a_header_of_other_fields_has_another_format_version() -> None:
 def test_another_format_version_says_so() -> None:
     whole = bytearray(data())
     whole[8] = 9
-    with pytest.raises(EngineFormatError, match=r"format 9.*build the engine again"):
+    with pytest.raises(EngineFormatError, match=r"format version 9.*build the engine again"):
         read_engine(bytes(whole))
 
 

@@ -48,7 +48,7 @@ def test_an_equal_or_wider_machine_runs_an_engine() -> None:
 def test_an_engine_made_elsewhere_is_refused_with_what_differs(
     change: dict[str, object], words: str
 ) -> None:
-    with pytest.raises(EngineMismatchError, match=f"{words}(.|\n)*Build it again"):
+    with pytest.raises(EngineMismatchError, match=f"{words}(.|\n)*Build the engine again"):
         check(replace(MADE, **change))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

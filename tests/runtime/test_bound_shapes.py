@@ -35,7 +35,7 @@ def test_arrays_of_other_axes_are_refused(engine: smelt.Engine, shape: tuple[int
     right, wrong = np.ones((2, 3, 1, 1), np.float32), np.ones(shape, np.float32)
     with engine.create_context(threads=1) as context:
         for arrays in ([wrong, right], [right, wrong]):
-            with pytest.raises(BindingError, match="is needed"):
+            with pytest.raises(BindingError, match="expected"):
                 context.execute(1, arrays)
 
 
@@ -47,7 +47,7 @@ def test_a_flat_array_does_not_choose_among_plans() -> None:
     engine = smelt.build(graph, tune="none", shapes={"x": [(2, 6), (3, 4)]})
     flat = np.ones(12, np.float32)
     with engine.create_context(threads=1) as context:
-        with pytest.raises(BindingError, match=r"a has no value; it is from 2 to 3, .* flat array"):
+        with pytest.raises(BindingError, match=r"a has no value between 2 and 3: .* flat array"):
             context.execute(1, [flat, flat.copy()])
         made = flat.copy()
         context.execute(1, [flat.reshape(3, 4), made])

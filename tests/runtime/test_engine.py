@@ -290,7 +290,7 @@ def test_refitted_weights_are_used_by_old_and_new_contexts() -> None:
         ({"c": np.zeros(COLUMNS, np.float32)}, "no weight c"),
         (
             {"a": np.zeros(3, np.float32)},
-            r"new a float32\[3\] does not fit: .* float32\[24\] is needed",
+            r"new a float32\[3\] does not fit: .* float32\[24\] is expected",
         ),
         ({"a": np.zeros(COLUMNS, np.float64)}, "the new a float64"),
     ],

@@ -100,7 +100,7 @@ def test_a_right_kernel_gets_its_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"), [(wrong, "its error is"), (moving, "differ between runs")]
+    ("change", "reason"), [(wrong, "the error is"), (moving, "differ between runs")]
 )
 def test_a_wrong_or_moving_kernel_never_wins(
     change: Any, reason: str, caplog: pytest.LogCaptureFixture

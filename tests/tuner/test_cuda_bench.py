@@ -58,8 +58,8 @@ def test_each_right_candidate_gets_the_time_of_one_launch(dtype: DType) -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("wrong", "its error is"),
-        ("short", "its error is inf"),
+        ("wrong", "the error is"),
+        ("short", "the error is inf"),
         ("moving", "differ between runs"),
         ("racing", "differ between runs"),
         ("broken", "kernel broken does not compile"),
@@ -211,7 +211,7 @@ def test_a_librarys_algorithms_are_checked_and_timed_like_kernels(
     tactics, _ = bench.backend.candidates(node, HOPPER)
     times = bench.timer().seconds(node, tactics)
     assert times == [pytest.approx(3e-5), pytest.approx(2e-6), math.inf]
-    assert "its error is" in str(bench.lab.refused) or "differ between runs" in str(
+    assert "the error is" in str(bench.lab.refused) or "differ between runs" in str(
         bench.lab.refused
     )
     done = library.done

@@ -226,7 +226,7 @@ def test_a_plan_that_computes_something_else_even_once_is_out(
         times = stage.rehearsal.milliseconds([calm, early(calm)], runs=2, seconds=10.0)
     assert np.isfinite(times[0]).all()
     assert np.isinf(times[1]).all() == is_rejected
-    assert ("chain: plan 2 of 2 is rejected: its results" in caplog.text) == is_rejected
+    assert ("chain: plan 2 of 2 is rejected: the results" in caplog.text) == is_rejected
 
 
 @pytest.mark.parametrize(("kind", "is_rejected"), [("fast", False), ("wrong", True)])

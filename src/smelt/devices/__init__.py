@@ -1,4 +1,4 @@
-"""Run half of each device: memory, queues, code loading, launch. No compiler is known here."""
+"""Device runtimes: memory, streams, code loading and launches, without compilers."""
 
 from smelt.devices._base import (
     Allocation,

@@ -1,4 +1,4 @@
-"""What every device offers the runtime, and how memory is accounted for."""
+"""Protocols that every device implements: allocations, trackers, completion, DLPack."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ if TYPE_CHECKING:
 
 
 class AllocationTracker(Protocol):
-    """Hears of every allocation of a device."""
+    """Is notified of every allocation of a device."""
 
     def allocated(self, address: int, size_bytes: int, tag: str) -> None:
-        """Note that memory was taken, for the purpose ``tag``."""
+        """Record that memory was allocated for the purpose ``tag``."""
         ...
 
     def released(self, address: int, size_bytes: int, tag: str) -> None:
-        """Note that it was given back."""
+        """Record that the memory was released."""
         ...
 
 
 class Allocation(Protocol):
-    """A stretch of device memory; it is given back when closed or forgotten."""
+    """A block of device memory; released when closed or garbage-collected."""
 
     @property
     def address(self) -> int:
-        """Where it starts, aligned for every kernel."""
+        """Start address, aligned for every kernel."""
         ...
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes were asked for."""
+        """Requested size in bytes."""
         ...
 
     def close(self) -> None:
-        """Give the memory back; again is harmless."""
+        """Release the memory. Idempotent."""
         ...
 
 
 class HostAllocation(Allocation, Protocol):
-    """An allocation that numpy can look into."""
+    """An allocation that is accessible as a numpy array."""
 
     @property
     def bytes(self) -> NDArray[np.uint8]:
-        """Its content, not copied."""
+        """The content, without a copy."""
         ...
 
 
 class CompletionQuery(Protocol):
-    """Work that goes on elsewhere."""
+    """Asynchronous work whose completion can be queried."""
 
     def query(self) -> bool:
-        """Whether it is complete."""
+        """Return whether the work is complete."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until it is complete."""
+        """Wait until the work is complete."""
         ...
 
 
 class DLPackArray(Protocol):
-    """An array of any library that speaks DLPack."""
+    """An array of any library that supports DLPack."""
 
     def __dlpack__(self, **options: Any) -> object:
-        """The array as a capsule."""
+        """Return the array as a DLPack capsule."""
         ...
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Kind and number of the device that holds it."""
+        """Return the DLPack device type and index of the device that holds the array."""
         ...

@@ -1,10 +1,10 @@
-"""Files that appear whole: a draft beside the place, and drafts of dead processes swept away.
+"""Atomic file writes by drafts that are renamed, and removal of stale drafts of dead processes.
 
-A writer holds a lock on its draft, which ends with the process however that ends. Who next writes
-beside it takes the lock of every draft that nobody holds, and removes it. So no draft of a process
-that lives is touched, whichever machine or container that is on. Nobody waits for a lock.
+A writer holds a lock on its draft; the lock is released when the process ends, however it ends. The
+next writer in the same folder removes every draft that it can lock. Drafts of living processes are
+thus kept, on any machine or in any container. No process waits for a lock.
 
-Only its owner may open a draft: a neighbour in a shared folder neither changes nor locks it.
+Only the owner may open a draft, so other users of a shared folder can neither change nor lock it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _FLOCK: Final[Any] = import_module("fcntl") if os.name == "posix" else None
-"""Windows has no such locks: drafts stay there."""
+"""The fcntl module; None on Windows, where stale drafts are not removed."""
 
 _DRAFT: Final = re.compile(r"\..*\.[0-9a-f]{12}\.part", re.DOTALL)
 _MAX_NAME_BYTES: Final = 80
@@ -34,7 +34,7 @@ _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 
 @dataclass(frozen=True, slots=True)
 class AtomicFile:
-    """A new file without its name."""
+    """A draft: a new file that does not have its final name yet."""
 
     file: BinaryIO
     path: Path
@@ -42,12 +42,12 @@ class AtomicFile:
     mode: int
 
     def replace_target(self) -> None:
-        """Give the file its name and its mode; what has the name is replaced."""
+        """Give the file its final name and mode; an existing file is replaced."""
         self._complete()
         self.path.replace(self.target)
 
     def link_target(self) -> None:
-        """Give the file its name and its mode. Raises FileExistsError: the name is taken."""
+        """Give the file its final name and mode. Raises FileExistsError: the target exists."""
         self._complete()
         os.link(self.path, self.target)
 
@@ -58,16 +58,16 @@ class AtomicFile:
 
 @contextlib.contextmanager
 def open_atomic_file(target: Path, mode: int = 0o666) -> Generator[AtomicFile]:
-    """Open a new file beside ``target``, and remove it in the end if it has not got its name.
+    """Open a draft next to ``target``; it is removed at the end if it was not renamed.
 
-    Drafts of dead writers of the same target are removed first.
+    Stale drafts of the same target are removed first.
 
     Args:
-        target: where the file is to be.
-        mode: who may do what with it once it has its name, but for what the process's mask forbids.
+        target: final path of the file.
+        mode: final permissions of the file, subject to the process's umask.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the draft cannot be created.
     """
     remove_stale_drafts(target.parent, target.name)
     for _ in range(_MAX_DRAFTS):
@@ -77,46 +77,48 @@ def open_atomic_file(target: Path, mode: int = 0o666) -> Generator[AtomicFile]:
                 yield draft
                 return
     raise OSError(
-        errno.EBUSY, "other processes lock or remove each new file in its folder", str(target)
+        errno.EBUSY,
+        "other processes lock or remove each new file in the target's folder",
+        str(target),
     )
 
 
 @contextlib.contextmanager
 def _new_draft(path: Path, target: Path, mode: int) -> Generator[AtomicFile | None]:
-    """A new file on which this process has the lock; None where another process was faster."""
+    """Create and lock a draft; yield None if another process locked it first."""
     try:
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, mode)
         with os.fdopen(number, "w+b") as file:
             final = stat.S_IMODE(os.fstat(number).st_mode)
             _set_mode(number, 0o600)
             yield AtomicFile(file, path, target, final) if _lock(number) else None
-    finally:  # Ctrl-C, too, leaves no half-written file, even if it comes as one is opened
+    finally:  # an interrupt must not leave a draft either
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def _set_mode(number: int, mode: int) -> None:
-    """Say who may open a file; some file systems have no modes."""
+    """Set the permissions of a file; file systems without permissions are ignored."""
     if os.name == "posix":
         with contextlib.suppress(OSError):
             os.fchmod(number, mode)
 
 
 def _lock(number: int) -> bool:
-    """Lock a new file. False: another process found it first, and takes it for a dead one's."""
+    """Lock a new draft; return False if another process locked it as a stale one."""
     if _FLOCK is None:
         return True
     try:
         _FLOCK.flock(number, _FLOCK.LOCK_EX | _FLOCK.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # some network file systems have no locks, and no sweep
+    except OSError:  # some network file systems support no locks, so no drafts are removed there
         return True
     return os.fstat(number).st_nlink > 0
 
 
 def remove_stale_drafts(folder: Path, name: str = "") -> None:
-    """Remove drafts that no process writes any more: of one target, or of every one in a folder."""
+    """Remove stale drafts of one target, or of all targets in a folder."""
     if _FLOCK is None:
         return
     start = _start(name) if name else "."
@@ -128,7 +130,7 @@ def remove_stale_drafts(folder: Path, name: str = "") -> None:
 
 
 def _start(name: str) -> str:
-    """How the names of a target's drafts begin; systems count the bytes of a name."""
+    """Return the prefix of a target's draft names; limited because names have a maximum size."""
     return f".{os.fsencode(name)[:_MAX_NAME_BYTES].decode(errors='ignore')}."
 
 

@@ -1,7 +1,6 @@
-"""Whether steps that may run at once stay out of each other's memory, in time n log n.
+"""Check in O(n log n) that steps which may run concurrently do not access each other's memory.
 
-A hostile plan may say of every step that it need not wait. Comparing each window with each other
-one would take hours where this takes a second.
+A hostile plan may declare all steps concurrent. Comparing all pairs of views could then take hours.
 """
 
 from __future__ import annotations
@@ -14,35 +13,35 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Bytes that a step may touch through a buffer."""
+    """Range of bytes that a step may access through a buffer."""
 
     memory_space_key: Hashable
-    """The memory in which the bytes are counted."""
+    """Identifies the memory that `low` and `high` refer to."""
     low: int
     high: int
-    """Behind the last byte; a span is empty where it is ``low``."""
+    """End of the range (exclusive); equal to ``low`` for an empty span."""
     buffer: int
     step: int
     is_written: bool
 
 
 def find_conflict(spans: Iterable[Span]) -> tuple[Span, Span] | None:
-    """Return two spans of one group of steps that must not run at once; None if there are none.
+    """Return two conflicting spans of a group of concurrent steps; None if there are none.
 
-    Two spans conflict that share a byte, belong to different steps and different buffers, and of
-    which one at least is written.
+    Two spans conflict if they share a byte, belong to different steps and different buffers, and at
+    least one is written.
 
     Args:
-        spans: what all steps of a group touch, in any order.
+        spans: the spans of all steps of the group, in any order.
     """
-    places: defaultdict[Hashable, list[Span]] = defaultdict(list)
+    spans_by_memory: defaultdict[Hashable, list[Span]] = defaultdict(list)
     for span in spans:
         if span.low < span.high:
-            places[span.memory_space_key].append(span)
-    for rows in places.values():
-        rows.sort(key=_low)
+            spans_by_memory[span.memory_space_key].append(span)
+    for spans_of_memory in spans_by_memory.values():
+        spans_of_memory.sort(key=_low)
         all_before, written_before = _FurthestSpans(), _FurthestSpans()
-        for span in rows:
+        for span in spans_of_memory:
             other = (all_before if span.is_written else written_before).beyond(span)
             if other is not None:
                 return other, span
@@ -61,10 +60,10 @@ def _high(span: Span) -> int:
 
 
 class _FurthestSpans:
-    """Of the spans met so far, those few that reach furthest, whatever is left out.
+    """The spans seen so far with the largest ends, enough to answer every query of `beyond`.
 
-    A question leaves out one buffer and one step. Five spans answer all questions: the furthest;
-    without its buffer, the furthest and the furthest of another step; without its step, the
+    A query excludes one buffer and one step. Five spans answer all queries: the furthest span;
+    excluding its buffer, the furthest and the furthest of another step; excluding its step, the
     furthest and the furthest of another buffer.
     """
 
@@ -72,14 +71,14 @@ class _FurthestSpans:
         self._furthest: list[Span] = []
 
     def beyond(self, span: Span) -> Span | None:
-        """A span of another buffer and step that ends behind the start of this one."""
+        """Return a span of another buffer and step that ends behind the start of ``span``."""
         for other in self._furthest:
             if other.high > span.low and other.buffer != span.buffer and other.step != span.step:
                 return other
         return None
 
     def add(self, span: Span) -> None:
-        """Note a span that starts behind all before it."""
+        """Add a span; spans are added in the order of their starts."""
         rows = sorted((*self._furthest, span), key=_high, reverse=True)
         first = rows[0]
         others = [row for row in rows if row.buffer != first.buffer]

@@ -1,9 +1,9 @@
-"""The bytes of an engine, from wherever they come: copied while they are hashed, or mapped.
+"""Reading of engine bytes from a file or buffer: copied while they are hashed, or mapped.
 
-What is checked is what is used. A file may be truncated or rewritten while it is read and after,
-and an application may change its buffer: so each part is copied once, into memory of this process
-alone, and the copy is hashed, piece by piece. A mapped file is the exception that a caller asks
-for; it is refused where anybody else may write to the file.
+The bytes that are checked must be those that are used. A file may be truncated or rewritten while
+it is read or later, and an application may change its buffer. Each section is therefore copied once
+into private memory, and the copy is hashed in chunks. A file is mapped only on request, and only if
+no other user can write to it.
 """
 
 from __future__ import annotations
@@ -30,63 +30,63 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BytesLike = bytes | bytearray | memoryview | mmap.mmap | NDArray[Any]
-"""Bytes that are not copied."""
+"""Buffers from which an engine can be read."""
 
 _CHUNK_BYTES: Final = 1 << 18
-"""Copied and then hashed: a piece is still in the processor's cache when it is hashed."""
+"""Chunk size of copying and hashing; a chunk is still in the CPU's cache when it is hashed."""
 _PAGE_BYTES: Final = 4096
 _MAX_READ_BYTES: Final = 1 << 24
-"""Asked of an open file, which may make an array of it before it reads."""
+"""Maximum bytes per read of an open file, which may allocate a buffer of that size."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePrefix:
-    """The bytes at the start of an engine, which say how long it is."""
+    """Size of the prefix of an engine, and how to read the engine's size from it."""
 
     size: int
     declared: Callable[[bytes], int]
-    """How many bytes an engine has that starts with these; 0 where they are no engine's."""
+    """Returns the size of the engine with this prefix; 0 if it is not an engine's prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBytes:
-    """All bytes of an engine."""
+    """Access to the bytes of an engine."""
 
     size: int
     source: str
-    """Where they come from, for messages."""
+    """Origin of the bytes, for messages."""
     fill: Callable[[int, memoryview], None]
-    """Copies the bytes from an offset on into memory, as many as that holds."""
+    """Copies bytes from an offset into a buffer until it is full."""
     mapped: NDArray[np.uint8] | None = None
-    """The bytes themselves, where the file is mapped."""
+    """The bytes of a mapped file; None if bytes are copied."""
 
     def copy(self, offset: int, size: int) -> bytes:
-        """Return a copy of some bytes, which must be there."""
+        """Return a copy of a range of bytes, which must exist."""
         target = bytearray(size)
         self.fill(offset, memoryview(target))
         return bytes(target)
 
     def section(self, offset: int, size: int) -> tuple[NDArray[np.uint8], str]:
-        """Return some bytes, which must be there, read-only, and their SHA-256 in hexadecimal.
+        """Return a range of bytes, which must exist, read-only, and their SHA-256 in hexadecimal.
 
-        They start at a multiple of 4096 if they are copied, or if ``offset`` is one.
+        Their address is a multiple of 4096 if they are copied or if ``offset`` is a multiple.
         """
         digest = hashlib.sha256()
         if self.mapped is None:
-            found = _page_aligned(size)
+            section = _page_aligned(size)
             for start in range(0, size, _CHUNK_BYTES):
-                piece = found[start : start + _CHUNK_BYTES]
+                piece = section[start : start + _CHUNK_BYTES]
                 self.fill(offset + start, piece.data)
                 digest.update(piece.data)
         else:
-            found = self.mapped[offset : offset + size]
-            digest.update(found.data)
-        found.flags.writeable = False
-        return found, digest.hexdigest()
+            section = self.mapped[offset : offset + size]
+            digest.update(section.data)
+        section.flags.writeable = False
+        return section, digest.hexdigest()
 
 
 def _page_aligned(size: int) -> NDArray[np.uint8]:
-    """Memory of this process alone; numpy asks for large pages where it is much."""
+    """Allocate private memory at a page boundary; numpy requests large pages for large arrays."""
     memory = np.empty(size + _PAGE_BYTES, np.uint8)
     start = -int(memory.ctypes.data) % _PAGE_BYTES
     return memory[start : start + size]
@@ -99,17 +99,17 @@ def open_engine_bytes(
     *,
     mapped: bool = False,
 ) -> Generator[EngineBytes]:
-    """Give the bytes of a path, an open binary file or a buffer, for as long as they are read.
+    """Yield access to the bytes of a path, an open binary file or a buffer.
 
-    Of an open file, ``first`` says how many bytes there are.
+    ``first`` determines how many bytes are read from an open file.
 
     Raises:
-        EngineFormatError: there are none, or they cannot be read.
-        TrustError: a file is to be mapped that others may write to.
+        EngineFormatError: the source is empty or cannot be read.
+        TrustError: the file is to be mapped, but other users may write to it.
     """
     if not isinstance(source, str | os.PathLike):
         if mapped:
-            raise EngineFormatError("only a file that is named by its path can be mapped")
+            raise EngineFormatError("mapped=True requires the path of a file")
         yield _content_of_buffer(source, first)
         return
     path = require_path(source, "an engine", EngineFormatError)
@@ -131,26 +131,26 @@ def _open_file(path: Path, name: str) -> BufferedReader:
 
 def _map_file(file: BufferedReader, path: Path, name: str) -> NDArray[np.uint8]:
     try:
-        found = config.other_writers(path, above=None)
-        # Nobody else can change what the path names now. What was opened before may be another.
-        if not found and not os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            found = "it was replaced while it was opened"
+        problem = config.other_writers(path, above=None)
+        # The path is safe now, but the file may have been opened before it was replaced.
+        if not problem and not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            problem = "it was replaced while it was opened"
     except OSError as error:
         raise _unreadable(name, error) from error
-    if found:
+    if problem:
         raise TrustError(
-            f"{name} cannot be mapped: {found}, and a change of a mapped file changes the engine "
+            f"{name} cannot be mapped: {problem}, and a change of a mapped file changes the engine "
             "while it runs. Load it without mapped=True, which copies the file"
         )
     try:
-        # The mapping lives as long as an array looks into it.
+        # The mapping lives as long as an array refers to it.
         return np.frombuffer(map_file(file.fileno()), np.uint8)
     except (OSError, ValueError) as error:
         raise _unreadable(name, error) from error
 
 
 def _read_at(file: BufferedReader, name: str, offset: int, target: memoryview) -> None:
-    """Read as many bytes of a file as the target holds."""
+    """Read bytes of a file from ``offset`` until the target is full."""
     done = 0
     try:
         file.seek(offset)
@@ -169,23 +169,23 @@ def _unreadable(name: str, error: OSError | ValueError) -> EngineFormatError:
 
 
 def _read_declared(read: Callable[[int], bytes], kind: str, first: EnginePrefix) -> bytearray:
-    """What an open file says that it holds, and a byte more if there is one.
+    """Read the declared size of an engine from an open file, and one more byte if there is one.
 
-    It may be endless, of any class, and raise whatever it likes.
+    The file may be endless, of any class, and raise any exception.
     """
-    content, wanted = bytearray(), first.size
+    content, wanted_bytes = bytearray(), first.size
 
     def refused(reason: str) -> EngineFormatError:
         return EngineFormatError(f"the engine in a {kind} cannot be read: {reason}")
 
     with application_errors(refused):
-        while len(content) < wanted:
-            piece = read(min(wanted - len(content), _MAX_READ_BYTES))
+        while len(content) < wanted_bytes:
+            piece = read(min(wanted_bytes - len(content), _MAX_READ_BYTES))
             if not piece:
                 break
             content += piece
             if len(content) >= first.size:
-                wanted = first.declared(bytes(content[: first.size])) + 1
+                wanted_bytes = first.declared(bytes(content[: first.size])) + 1
     return content
 
 

@@ -4,14 +4,14 @@
 bytes                 content
 ====================  ==========================================================================
 0 .. 64               magic, format version, length of the header, length of the file, zeros
-64 .. 64 + header     JSON: the engine's header, and each section's place and SHA-256
-128 more              signature: kind, public key, ed25519 signature of all bytes before it
+64 .. 64 + header     JSON: the engine's header, and each section's offset, size and SHA-256
+next 128              signature: kind, public key, ed25519 signature of all bytes before it
 multiples of 4096     weights, sources, code, native runtime; zeros between them
 ====================  ==========================================================================
 
-The sources are the arrays of the network as it was given, where the engine keeps it.
+The sources are the arrays of the embedded network, if the engine contains one.
 The header holds the sections' checksums, so the signature covers the whole file. A reader checks
-every length and offset before it follows one, and copies what it reads while it checks it
+every length and offset before it uses them, and copies bytes while it checks them
 (`_engine_bytes.py`).
 """
 
@@ -42,10 +42,11 @@ if TYPE_CHECKING:
     from smelt.engine._plan import EngineHeader
 
 MAGIC: Final = b"\x89SMELT\r\n"
-"""Not text, and broken by whatever translates line ends."""
+"""File magic: a non-text byte, and line ends that text-mode transfers would change."""
 FORMAT_VERSION: Final = 8
-"""Raised with every change of what a header may hold."""
+"""Version of the file format; incremented with every change of the header's content."""
 ALIGNMENT_BYTES: Final = 4096
+"""Alignment of sections in the file, so that they can be mapped."""
 
 _PREFIX: Final = struct.Struct("<8sIIQQ32x")
 _SIGNATURE: Final = struct.Struct("<I32s64s28x")
@@ -55,11 +56,11 @@ _SECTIONS: Final = ("weights", "sources", "code", "runtime")
 
 
 class SignerLike(Protocol):
-    """Whoever signs an engine."""
+    """An object that signs engines."""
 
     @property
     def public_key(self) -> bytes:
-        """The 32 bytes that verify its signatures."""
+        """The 32-byte public key that verifies the signatures."""
         ...
 
     def sign(self, message: bytes) -> bytes:
@@ -69,28 +70,28 @@ class SignerLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Who signed an engine. It says nothing until `verify_signature` has checked it."""
+    """Signature of an engine; not trustworthy until `verify_signature` has checked it."""
 
     public_key: bytes
     signature: bytes
     message: bytes
-    """What was signed."""
+    """The signed bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineFile:
-    """An engine file whose structure and checksums are right."""
+    """An engine file with verified structure and checksums."""
 
     header: EngineHeader
     weights: NDArray[np.uint8]
-    """Read-only, and of this process alone, unless the file is mapped."""
+    """Packed weights, read-only; a private copy unless the file is mapped."""
     code: bytes
     runtime_code: bytes
     signature: Signature | None
     source: str
-    """Where it came from, for messages."""
+    """Origin of the file, for messages."""
     sources: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """As the weights are."""
+    """Arrays of the embedded network, stored like the weights."""
 
 
 def serialize_engine(
@@ -101,7 +102,7 @@ def serialize_engine(
     signer: SignerLike | None,
     sources: BytesLike = b"",
 ) -> bytes:
-    """Return an engine file's bytes; without a signer it is unsigned."""
+    """Return the bytes of an engine file, unsigned if ``signer`` is None."""
     return b"".join(_parts(header, weights, code, runtime_code, signer, sources))
 
 
@@ -114,14 +115,14 @@ def write_engine(
     signer: SignerLike | None,
     sources: BytesLike = b"",
 ) -> None:
-    """Write an engine to a path, whole or not at all, or to an open binary file.
+    """Write an engine atomically to a path, or to an open binary file.
 
     Raises:
-        SmeltError: the path cannot be written; nothing of the engine is left there.
+        SmeltError: the destination cannot be written; a path is left unchanged.
     """
     if not isinstance(destination, str | os.PathLike) and not hasattr(destination, "write"):
         kind = type(destination).__name__
-        raise SmeltError(f"an engine is saved to a path or an open binary file, not to {kind}")
+        raise SmeltError(f"the destination must be a path or an open binary file, not {kind}")
     parts = _parts(header, weights, code, runtime_code, signer, sources)
     if not isinstance(destination, str | os.PathLike):
         for part in parts:
@@ -131,7 +132,7 @@ def write_engine(
 
 
 def _write_all(destination: Any, part: bytes | memoryview) -> None:
-    """Write a part to an open file. Raises SmeltError: it takes no more, or is not an open file."""
+    """Write bytes to an open file. Raises SmeltError: the file does not accept them."""
     rest = memoryview(part).cast("B")
     try:
         while rest:
@@ -146,10 +147,10 @@ def _write_all(destination: Any, part: bytes | memoryview) -> None:
 
 
 def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memoryview]) -> None:
-    """Write a file that appears complete under its name, or not at all.
+    """Write a file atomically; special files are written in place.
 
     Raises:
-        SmeltError: the path cannot be one, or not be written; what was there before is there still.
+        SmeltError: the path is invalid or cannot be written; an existing file is unchanged.
     """
     target = require_path(path, "a file to be written")
     if is_special(target):
@@ -159,10 +160,10 @@ def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memor
 
 
 def replace_file(target: Path, parts: Iterator[bytes | memoryview]) -> None:
-    """Write a file that appears complete under its name, in the place of whatever has the name.
+    """Write a file atomically, replacing an existing one.
 
     Raises:
-        SmeltError: it cannot be written; what was there before is there still.
+        SmeltError: the file cannot be written; an existing file is unchanged.
     """
     if os.path.isdir(target):
         raise SmeltError(f"{target} cannot be written: it is a folder; name a file in it")
@@ -179,7 +180,7 @@ def replace_file(target: Path, parts: Iterator[bytes | memoryview]) -> None:
 
 
 def _write_into(device: Path, parts: Iterator[bytes | memoryview]) -> None:
-    """Write into a device or a pipe: nothing may take its place."""
+    """Write to a device or a pipe, which must not be replaced."""
     try:
         with open_special(device) as file:
             for part in parts:
@@ -210,7 +211,7 @@ def _parts(
 
 
 def _header_text(header: EngineHeader, sections: list[NDArray[np.uint8]]) -> tuple[bytes, int]:
-    """The JSON, padded so that its own length does not depend on the offsets that it holds."""
+    """Return the header's JSON and the file size; padded to a length independent of the offsets."""
     engine = header_to_data(header)
     digests = [hashlib.sha256(section.data).hexdigest() for section in sections]
 
@@ -223,22 +224,22 @@ def _header_text(header: EngineHeader, sections: list[NDArray[np.uint8]]) -> tup
         text = json.dumps({"engine": engine, "sections": rows}, separators=(",", ":"))
         return text.encode(), start
 
-    room = len(text_for(1 << 62)[0])
-    text, total = text_for(_PREFIX.size + room + _SIGNATURE.size)
+    padded_bytes = len(text_for(1 << 62)[0])
+    text, total = text_for(_PREFIX.size + padded_bytes + _SIGNATURE.size)
     if total > Limit.MAX_ENGINE_BYTES.most:
         raise SmeltError(f"the engine has {Limit.MAX_ENGINE_BYTES.excess(total)}")
-    if room > Limit.MAX_HEADER_BYTES.most:
-        raise SmeltError(f"the engine's header has {Limit.MAX_HEADER_BYTES.excess(room)}")
+    if padded_bytes > Limit.MAX_HEADER_BYTES.most:
+        raise SmeltError(f"the engine's header has {Limit.MAX_HEADER_BYTES.excess(padded_bytes)}")
     if (parts := count_json_parts(text)) > Limit.MAX_JSON_PARTS.most:
         raise SmeltError(f"the engine's header has {Limit.MAX_JSON_PARTS.excess(parts)}")
-    return text.ljust(room), total
+    return text.ljust(padded_bytes), total
 
 
 def check_header(header: EngineHeader) -> None:
-    """Check that a file can hold a header, and that whoever reads the file takes it.
+    """Check that a header can be written to a file and read back.
 
     Raises:
-        EngineFormatError: it is beyond a limit; the message says which, and where.
+        EngineFormatError: the header exceeds a limit or cannot be read back.
     """
     text = json.dumps(header_to_data(header), separators=(",", ":")).encode()
     if len(text) > Limit.MAX_HEADER_BYTES.most:
@@ -261,13 +262,13 @@ def read_engine(
     """Read an engine from a path, from bytes or from an open binary file.
 
     Args:
-        source: the engine. Nothing of it is needed afterwards: all of it is copied.
-        mapped: map weights and sources of a path instead, for a file that only this user and root
-            may write to.
+        source: the engine; its content is copied.
+        mapped: map the weights and sources of a path instead of copying them. Only this user and
+            root may be able to write to the file.
 
     Raises:
-        EngineFormatError: it is truncated, damaged or no engine.
-        TrustError: it is to be mapped, and others may write to it.
+        EngineFormatError: the source is truncated, damaged or not an engine.
+        TrustError: the file is to be mapped, but other users may write to it.
     """
     with open_engine_bytes(
         source, EnginePrefix(_PREFIX.size, _declared_bytes), mapped=mapped
@@ -276,7 +277,7 @@ def read_engine(
 
 
 def _declared_bytes(prefix: bytes) -> int:
-    """How long an engine is by its first bytes; 0 where they are no engine's."""
+    """Return the size of an engine by its prefix; 0 if it is not an engine's prefix."""
     magic, version, _, _, total = _PREFIX.unpack(prefix)
     known = magic == MAGIC and version == FORMAT_VERSION
     return min(total, Limit.MAX_ENGINE_BYTES.most) if known else 0
@@ -309,29 +310,29 @@ def _entries(text: bytes) -> dict[str, Any]:
 
 
 def _read_sections(content: EngineBytes, table: object, end: int) -> list[NDArray[np.uint8]]:
-    """The sections that a table names, which follow each other from ``end`` to the file's."""
+    """Read the sections of a table; they must be contiguous from ``end`` to the file's end."""
     rows = cast("list[object]", table) if isinstance(table, list) else []
     if len(rows) != len(_SECTIONS):
         raise EngineFormatError("the header has no engine or no sections")
-    # All places before any content: what ends elsewhere than the file costs no copy of it.
-    places: list[tuple[int, int, str]] = []
+    # All offsets are checked before any content is copied.
+    locations: list[tuple[int, int, str]] = []
     for name, row in zip(_SECTIONS, rows, strict=True):
         offset, size, checksum = _section(content, row, name, end)
-        places.append((offset, size, checksum))
+        locations.append((offset, size, checksum))
         end = offset + size
     if end != content.size:
         raise EngineFormatError(f"{content.size - end} bytes follow the engine")
     parts: list[NDArray[np.uint8]] = []
-    for name, (offset, size, checksum) in zip(_SECTIONS, places, strict=True):
-        part, found = content.section(offset, size)
-        if found != checksum:
+    for name, (offset, size, checksum) in zip(_SECTIONS, locations, strict=True):
+        part, digest = content.section(offset, size)
+        if digest != checksum:
             raise EngineFormatError(f"the checksum of its {name} is wrong")
         parts.append(part)
     return parts
 
 
 def _message(content: EngineBytes) -> bytes:
-    """All that a signature is of: the fixed part, which is checked here, and the header."""
+    """Return the signed bytes: the prefix, which is checked here, and the header."""
     source = content.source
     prefix = content.copy(0, min(content.size, _PREFIX.size))
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
@@ -339,8 +340,8 @@ def _message(content: EngineBytes) -> bytes:
     _, version, reserved, length, total = _PREFIX.unpack(prefix)
     if version != FORMAT_VERSION:
         raise EngineFormatError(
-            f"{source} has format {version}, and this smelt reads {FORMAT_VERSION}; "
-            "build the engine again with this smelt"
+            f"{source} has format version {version}, but this version of smelt reads "
+            f"{FORMAT_VERSION}; build the engine again with this version"
         )
     if total != content.size:
         raise EngineFormatError(
@@ -358,11 +359,11 @@ def _message(content: EngineBytes) -> bytes:
 
 
 def _section(content: EngineBytes, row: object, name: str, end: int) -> tuple[int, int, str]:
-    """Offset, size and checksum of the section that a table row names; it must follow ``end``."""
+    """Return offset, size and checksum of a section in the table; it must follow ``end``."""
     entry = cast("dict[str, object]", row) if isinstance(row, dict) else {}
     offset, size, checksum = entry.get("offset"), entry.get("size"), entry.get("sha256")
-    sound = entry.keys() == {"name", "offset", "size", "sha256"} and entry["name"] == name
-    if not (sound and type(offset) is int and type(size) is int and type(checksum) is str):
+    is_valid = entry.keys() == {"name", "offset", "size", "sha256"} and entry["name"] == name
+    if not (is_valid and type(offset) is int and type(size) is int and type(checksum) is str):
         raise EngineFormatError(f"the header's entry for the section {name!r} is wrong")
     if offset != end + -end % ALIGNMENT_BYTES or not 0 <= size <= content.size - offset:
         raise EngineFormatError(f"the section {name!r} is at a wrong offset")

@@ -1,4 +1,4 @@
-"""Whether this machine and this smelt can run an engine's code."""
+"""Check of an engine's fingerprint against this machine and this version of smelt."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from smelt.engine._plan import Fingerprint
 
 _REBUILD: Final = (
-    "Build it again here from the model (`smelt build`), or there for this processor "
-    "(`smelt build --device cpu:x86-64-v3` runs on most)."
+    "Build the engine again on this machine from the model (`smelt build`), or on the other one "
+    "for this CPU (`smelt build --device cpu:x86-64-v3` runs on most)."
 )
 
 
 def check_fingerprint(
     fingerprint: Fingerprint, *, abi: int, version: str, host: Host | None = None
 ) -> None:
-    """Check that code with this fingerprint runs here.
+    """Check that code with a fingerprint can run on a machine.
 
     Args:
-        fingerprint: what the engine was built for.
-        abi: the version of the calling convention that this device has.
-        version: this smelt's version.
+        fingerprint: fingerprint of the engine.
+        abi: version of the device's calling convention.
+        version: version of smelt.
         host: the machine to run on; None for this one.
 
     Raises:
-        EngineMismatchError: it does not; the message lists each difference and how to rebuild.
+        EngineMismatchError: it cannot; the message lists each difference and how to rebuild.
     """
     machine = host or detect_host()
     pairs = (
@@ -47,7 +47,7 @@ def check_fingerprint(
         differences.append(f"this processor lacks {', '.join(lacking)}")
     if differences:
         raise EngineMismatchError(
-            "this engine was built for another machine or smelt:",
+            "this engine was built for another machine or version of smelt:",
             lines=(
                 *(f"- {difference}" for difference in differences),
                 _REBUILD,

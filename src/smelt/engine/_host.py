@@ -1,8 +1,8 @@
-"""What this machine can run, found without a compiler: the other half of a fingerprint.
+"""Detection of this machine's architecture and CPU features, without a compiler.
 
-Feature names are LLVM's, because compilers write them into fingerprints. On Linux they come from
-the kernel's list of processor flags, which says what the operating system lets a process use, and
-not only what the silicon has. Elsewhere only what every processor of the architecture has is known.
+Feature names are those of LLVM, because compilers write them into fingerprints. On Linux, features
+come from the flags in /proc/cpuinfo, which include only what the operating system enables. On
+other systems, only the baseline of the architecture is known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _CPUINFO_LIMIT_BYTES: Final = 1 << 16
-"""One processor's lines: more than enough, and machines with a thousand processors stay cheap."""
+"""Bytes to read: more than the lines of one CPU, but not those of all CPUs of a large machine."""
 
 _X86_FLAGS: Final = {
     "sse": "sse",
@@ -83,20 +83,20 @@ _BASELINES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A processor and its operating system."""
+    """A CPU and its operating system."""
 
     architecture: str
     """"x86_64", "aarch64"…"""
     features: tuple[str, ...]
-    """Instruction-set features that code may use, sorted, by LLVM's names."""
+    """Instruction-set features that code may use, as sorted LLVM names."""
     system: str
     """"linux", "darwin", "windows"."""
     processor: str = ""
-    """What the system calls the processor; empty where it does not say."""
+    """Name of the CPU according to the system; empty if unknown."""
 
 
 def known_features(architecture: str) -> frozenset[str]:
-    """Return every feature that `detect_host` can find on the architecture."""
+    """Return all features that `detect_host` can detect on an architecture."""
     return frozenset((_X86_FLAGS if architecture == "x86_64" else _ARM_FLAGS).values())
 
 

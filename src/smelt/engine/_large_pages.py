@@ -1,4 +1,4 @@
-"""Files in memory: mapped to be read, in pages of 2 MiB where the system has them."""
+"""Read-only mappings of files, in pages of 2 MiB if the system supports them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Final
 
 _LARGE_PAGE_BYTES: Final = 1 << 21
 _MADV_POPULATE_READ: Final = 22
-"""Of Linux 5.14; Python has no name for it."""
+"""MADV_POPULATE_READ of Linux 5.14, which Python does not define."""
 
 
 def request_large_pages(number: int) -> None:
-    """Have the system's cache hold a file that was just written in pages of 2 MiB where it can.
+    """Move the page cache of a file that was just written to large pages, if possible.
 
-    Weights that stream from memory are found sooner so. What is written lies in small pages, and
-    stays there; what is read for a mapping that asks for large ones does not. The system itself
-    reads the mapping: where the file became shorter, it says so, and no signal ends the process.
+    Large pages reduce TLB misses when weights stream from memory. Written data stay in small pages;
+    data that are read for a mapping with large pages do not. The kernel reads the mapping: if the
+    file was truncated, it returns an error instead of sending a signal.
     """
     size = os.fstat(number).st_size
     if size < _LARGE_PAGE_BYTES or not hasattr(os, "posix_fadvise"):
         return
-    with contextlib.suppress(OSError, ValueError):  # it is only advice
+    with contextlib.suppress(OSError, ValueError):  # optional: failure has no consequence
         os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
         with map_file(number) as view:
             view.madvise(_MADV_POPULATE_READ)
 
 
 def map_file(number: int) -> mmap.mmap:
-    """Map an open file, to be read."""
+    """Map an open file read-only."""
     view = mmap.mmap(number, 0, access=mmap.ACCESS_READ)
     if len(view) >= _LARGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without them says that it knows them not
+        with contextlib.suppress(OSError):  # not every system supports large pages
             view.madvise(mmap.MADV_HUGEPAGE)
     return view

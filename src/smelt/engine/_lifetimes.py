@@ -1,8 +1,8 @@
-"""Lifetimes of buffers: proof that those which share bytes of the arena are never in use together.
+"""Live ranges: check that buffers which share bytes of the arena are never in use together.
 
-The proof is about whole buffers, so it holds for every value of every symbol. A buffer is in use
-from the first step that touches it to the last, and until that step is surely complete. One that is
-read before it is written keeps what an earlier run left, and is in use from the plan's start.
+The check considers whole buffers, so it holds for all symbol values. A buffer is in use from the
+first step that accesses it until the last one is certainly complete. A buffer that is read before
+it is written keeps data of an earlier run, and is in use from the plan's start.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _NO_OWNER = -1
 
 
 class IntervalMap:
-    """Which owner each byte of a range has: a map of intervals, in logarithmic time."""
+    """Map from byte intervals to owners, searched in logarithmic time."""
 
     def __init__(self) -> None:
         self._starts: list[int] = [0]
         self._owners = array("q", [_NO_OWNER])
 
     def owners(self, low: int, high: int) -> set[int]:
-        """The owners of the bytes from ``low`` up to ``high``, -1 for none."""
+        """Return the owners of the bytes from ``low`` up to ``high`` (exclusive); -1 for none."""
         first, last = self._intervals(low, high)
         return set(self._owners[first : last + 1])
 
     def num_intervals(self) -> int:
-        """How many pieces the map has."""
+        """Return the number of intervals."""
         return len(self._starts)
 
     def give(self, low: int, high: int, owner: int) -> None:
-        """Make ``owner`` own the bytes from ``low`` up to ``high``.
+        """Make ``owner`` own the bytes from ``low`` up to ``high`` (exclusive).
 
-        Neighbouring pieces of one owner become one, else a plan of small writes would grow slow.
+        Adjacent intervals of one owner are merged, which keeps plans of many small writes fast.
         """
         first, last = self._intervals(low, high)
         starts, owners = self._starts, self._owners
@@ -65,33 +65,34 @@ class IntervalMap:
 
 
 def completed_before(steps: Sequence[Step]) -> list[int]:
-    """For each step, how many of the earliest steps are surely complete when it starts."""
-    found: list[int] = []
+    """Return for each step the number of leading steps that are complete when it starts."""
+    counts: list[int] = []
     after_host = True
     for number, step in enumerate(steps):
         alone = after_host or isinstance(step, HostCall) or step.waits
-        found.append(number if alone else found[-1])
+        counts.append(number if alone else counts[-1])
         after_host = isinstance(step, HostCall)
-    return found
+    return counts
 
 
 def check_lifetimes(plan: Plan) -> None:
     """Check that buffers which share bytes of the arena are never in use together.
 
-    Raises EngineFormatError: naming the step and both buffers.
+    Raises:
+        EngineFormatError: two buffers overlap; the message names the step and both buffers.
     """
     first, last = _uses(plan)
     before = completed_before(plan.steps)
     owners = IntervalMap()
-    lasting = {b for b, step in first.items() if step < 0}
-    claims = sorted((step, b) for b, step in first.items() if step >= 0)
-    for step, index in [*((0, b) for b in sorted(lasting)), *claims]:
+    from_start = {b for b, step in first.items() if step < 0}
+    first_uses = sorted((step, b) for b, step in first.items() if step >= 0)
+    for step, index in [*((0, b) for b in sorted(from_start)), *first_uses]:
         buffer = plan.buffers[index]
         low, high = buffer.start, buffer.start + buffer.size_bytes
         if low == high:
             continue
         for other in owners.owners(low, high) - {_NO_OWNER}:
-            if other in lasting or last[other] >= before[step]:
+            if other in from_start or last[other] >= before[step]:
                 raise EngineFormatError(
                     f"step {step} uses buffer {index} while buffer {other}, which shares bytes "
                     "with it, is in use"
@@ -100,7 +101,7 @@ def check_lifetimes(plan: Plan) -> None:
 
 
 def _uses(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
-    """First and last step that touches each buffer of the arena; -1 where the first one reads."""
+    """Return the first and last step that access each arena buffer; -1 if the first one reads."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, step in enumerate(plan.steps):
@@ -114,7 +115,7 @@ def _uses(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _touched(step: Step) -> Iterator[tuple[int, bool]]:
-    """Every buffer that a step touches, and whether it writes it."""
+    """Yield every buffer that a step accesses, and whether the step writes it."""
     if isinstance(step, HostCall):
         yield from ((view.buffer, False) for view in step.inputs if view is not None)
         yield from ((view.buffer, True) for view in step.outputs)

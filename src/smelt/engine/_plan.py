@@ -1,8 +1,8 @@
-"""The plan: what a context does, as data. Compilers write it, contexts run it.
+"""The plan: the steps of a context as data. Compilers write plans, and contexts run them.
 
 Addresses are (buffer, byte offset); extents, offsets and strides may be polynomials in the plan's
-symbols, evaluated once for each new set of symbol values. A plan holds no pointer and no code, only
-the names of kernels.
+symbols, evaluated once for each new set of symbol values. A plan contains no pointers and no code,
+only the names of kernels.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Json = None | bool | int | float | str | tuple["Json", ...]
-"""What may stand in the parameters of a kernel or tactic: hashable, and exact in JSON (tuples are
-lists there)."""
+"""Values of kernel and tactic parameters: hashable, and exactly representable in JSON, where tuples
+are lists."""
 
 Parameters = tuple[tuple[str, Json], ...]
 """Named parameters, sorted by name."""
 
 
 def parameters(**values: Json) -> Parameters:
-    """Named parameters in canonical order."""
+    """Return named parameters in canonical order."""
     return tuple(sorted(values.items()))
 
 
 class Options(dict[str, "Json"]):
-    """Named parameters of a tactic or a kernel, read with the type that a reader needs.
+    """Named parameters of a tactic or a kernel, with typed access.
 
-    Each reader raises InternalError where the parameter is of another type, or is absent and has
-    no default: families write what they read, and plans of files are made again from their program.
+    Each method raises InternalError if the parameter has another type, or is absent and has no
+    default. This is an internal error because families write the parameters that they read.
     """
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """An integer."""
+        """Return an integer parameter."""
         value = self.get(name, default)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         raise InternalError(f"the option {name} is {value!r}; it must be an integer")
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A text."""
+        """Return a string parameter."""
         value = self.get(name, default)
         if isinstance(value, str):
             return value
         raise InternalError(f"the option {name} is {value!r}; it must be a string")
 
     def nested(self, name: str) -> Options:
-        """Named parameters within these, as `parameters` gives them."""
+        """Return a parameter that consists of named parameters, as `parameters` creates them."""
         value = self.get(name)
         if isinstance(value, tuple):
             found = Options()
@@ -77,7 +77,7 @@ class Options(dict[str, "Json"]):
         raise InternalError(f"the option {name} is {value!r}; it must be named parameters")
 
     def integers(self, name: str) -> tuple[int, ...]:
-        """A tuple of integers."""
+        """Return a parameter that is a tuple of integers."""
         value = self.get(name)
         if isinstance(value, tuple):
             found = tuple(item for item in value if isinstance(item, int))
@@ -88,13 +88,13 @@ class Options(dict[str, "Json"]):
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """One launchable piece of native code, as data: its code follows from this and a target."""
+    """Specification of a kernel; its code is determined by the specification and the target."""
 
     family: str
     parameters: Parameters
 
     def __getitem__(self, name: str) -> Any:
-        """The parameter called ``name``. Raises KeyError."""
+        """Return the parameter ``name``. Raises KeyError: there is none."""
         return dict(self.parameters)[name]
 
     @property
@@ -110,7 +110,7 @@ class KernelSpec:
 
 
 class Space(Enum):
-    """Where a buffer lies."""
+    """The memory space of a buffer."""
 
     ARENA = "arena"
     """The context's own memory; ``start`` is the byte offset in it."""
@@ -121,13 +121,13 @@ class Space(Enum):
     OUTPUT = "output"
     """Memory of the application; ``start`` is the binding's index."""
     ERRORS = "errors"
-    """The context's error words, zeros as long as nothing was out of range: `ERROR_BYTES` for each
-    layer of the engine. Launches write them, and the host reads them once a run is complete."""
+    """The context's error words: `ERROR_BYTES` for each layer of the engine, zero unless an index
+    was out of range. Launches write them, and the host reads them after a run."""
 
 
 ERROR_BYTES: Final = 16
-"""What a layer tells of an index out of range, as two words: the index, and the complement of the
-extent that it is outside of, which is never zero."""
+"""Size of a layer's error words: the index that is out of range, and the bitwise complement of the
+exceeded extent, which is never zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ Halo = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A strided window on a buffer, in logical axis order (NCHW whatever the layout)."""
+    """A strided view of a buffer, in logical axis order (NCHW for all layouts)."""
 
     buffer: int
     offset: Dim
@@ -153,14 +153,14 @@ class View:
     dtype: DType
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
-    """Elements from one index to the next, for each axis."""
+    """Stride of each axis in elements."""
     halo: Halo = ()
-    """Zeros around the window that a reader may read as padding."""
+    """Elements around the view that a reader may read as padding."""
 
     def footprint(self, values: Mapping[str, int]) -> tuple[int, int]:
-        """First and one past last byte that window and halo touch, from the buffer's start.
+        """Return the first and one past the last byte of view and halo, from the buffer's start.
 
-        Equal where they touch none: the offset may then lie anywhere.
+        Both are equal if the view is empty; the offset may then be arbitrary.
         """
         shape = [evaluate_dim(d, values) for d in self.shape]
         strides = [evaluate_dim(d, values) for d in self.strides]
@@ -177,7 +177,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Run one kernel; its 64-bit argument words are the operands' addresses, then the scalars."""
+    """Launch of a kernel; its 64-bit argument words are the operands' addresses, then scalars."""
 
     kernel: KernelSpec
     operands: tuple[View, ...]
@@ -185,28 +185,28 @@ class Launch:
     """Positions of the operands that are written; the others are only read."""
     scalars: tuple[Dim, ...] = ()
     chunks: Dim = 1
-    """Independent pieces of work; which worker takes which never changes a result."""
+    """Number of independent work items; results do not depend on how workers share them."""
     scratch_bytes: int = 0
-    """Scratch memory for each worker, its content undefined."""
+    """Scratch bytes for each worker, with undefined content."""
     waits: bool = True
     """Whether every earlier step must be complete before this one starts."""
     uses_pdl: bool = False
-    """Whether the device may begin it before the steps that it waits for have ended, where its code
-    itself waits for them."""
+    """Whether the launch may start before the steps that it depends on have ended (PDL), if its
+    code waits for them."""
     layer: int = 0
     """Index into the engine's layers, for the profiler and messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """Run the reference of an op in Python (a reference step, a plugin, If or Loop)."""
+    """Host step: runs the reference of an op in Python (also plugins, If and Loop)."""
 
     op: Json
     """The op, in the op codec's form."""
     inputs: tuple[View | None, ...]
     outputs: tuple[View, ...]
     sizes: tuple[tuple[str, int, int], ...] = ()
-    """(symbol, output, axis): symbols that take the extent which the op's result really has."""
+    """(symbol, output, axis): symbols that are set to the actual extent of the op's result."""
     layer: int = 0
 
 
@@ -215,7 +215,7 @@ Step = Launch | HostCall
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One way to run the engine, for one box of symbol values."""
+    """Steps and buffers to run the engine, for one range of each symbol."""
 
     symbols: tuple[tuple[str, int, int], ...]
     """(name, smallest, largest) value for which the plan is valid."""
@@ -223,21 +223,21 @@ class Plan:
     steps: tuple[Step, ...]
     arena_bytes: int
     scratch_bytes: int
-    """Scratch for each worker: the largest that a step needs."""
+    """Scratch bytes for each worker: the maximum over the steps."""
     guards: tuple[Guard, ...] = ()
-    """What shape inference assumed of the symbols' values, and each run checks."""
+    """Conditions on symbols that shape inference assumed, checked by each run."""
     outputs: tuple[tuple[Dim, ...], ...] = ()
-    """Extents of each output, in the plan's own symbols: what a run decides in one plan may follow
-    from the inputs' shapes in another. Nothing where they are the bindings' own."""
+    """Shape of each output in the plan's symbols; empty if they are those of the bindings. Plans
+    differ here if an extent is data-dependent in one plan and follows from inputs in another."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a symbol may take more than one value, or a run decides one."""
+        """Whether a symbol may have more than one value or is determined by a run."""
         return any(low != high for _, low, high in self.symbols) or bool(self.decided)
 
     @property
     def decided(self) -> dict[str, int]:
-        """Each symbol whose value a run itself decides, and the step that decides it last."""
+        """Symbols whose values a run determines, with the last step that determines each."""
         return {
             name: number
             for number, step in enumerate(self.steps)
@@ -246,12 +246,12 @@ class Plan:
         }
 
     def shapes(self, bindings: Sequence[Binding]) -> list[tuple[Dim, ...]]:
-        """Extents of each binding, in the plan's symbols."""
-        own = iter(self.outputs)
-        return [b.shape if b.is_input else next(own, b.shape) for b in bindings]
+        """Return the shape of each binding in the plan's symbols."""
+        own_shapes = iter(self.outputs)
+        return [b.shape if b.is_input else next(own_shapes, b.shape) for b in bindings]
 
     def max_shapes(self, bindings: Sequence[Binding]) -> list[tuple[Dim, ...]]:
-        """For each binding, extents for which there is memory before a run decides others."""
+        """Return the shape of each binding with data-dependent extents at their maximum."""
         box = {name: (low, high) for name, low, high in self.symbols}
         decided = {name: box[name] for name in self.decided}
 
@@ -285,7 +285,7 @@ class LayerInfo:
     """A layer of the optimised engine: what the profiler and the inspector show."""
 
     name: str
-    """The names of the model's layers that it stands for, joined by " + "."""
+    """Names of the model's layers that it implements, joined by " + "."""
     kind: str
     tactic: str
     details: tuple[tuple[str, Json], ...] = ()
@@ -296,20 +296,20 @@ class LayerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A packed weight: bytes in the engine's weights, and how they follow from the model's own."""
+    """A packed weight: its location in the engine's weights, and its recipe."""
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     offset: int
     recipe: Json = None
-    """The transform from named sources, in the recipe codec's form; None when it cannot be
-    refitted."""
+    """Recipe that computes it from named arrays, in the form of the recipe codec; None if it cannot
+    be refitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenArray:
-    """An array of the model, from which weights follow: what a refit may put in its place."""
+    """An array of the model that recipes use; a refit may replace it by one of this type."""
 
     name: str
     dtype: DType
@@ -318,7 +318,7 @@ class GivenArray:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The machine and smelt for which an engine's code was made; equal or wider machines run it."""
+    """Machine and version of smelt that an engine's code requires."""
 
     device: str
     architecture: str
@@ -332,13 +332,13 @@ class Fingerprint:
     version: str
     """smelt's version."""
     tuned_on: str = ""
-    """Where its tactics were timed: a GPU and its driver, a processor and its threads. Code runs
-    elsewhere, too, but others may be faster there. Empty where tactics were chosen by estimates."""
+    """GPU and driver, or CPU and threads, on which the tactics were timed; empty if they were
+    chosen by estimates. The code also runs elsewhere, but other tactics may be faster there."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHeader:
-    """Everything about an engine but its weights and code."""
+    """All data of an engine except its weights and code."""
 
     name: str
     fingerprint: Fingerprint
@@ -358,14 +358,14 @@ class EngineHeader:
     program: str = "{}"
     """JSON text of the optimised graphs and the tactics that the plans were assembled from."""
     network: str = ""
-    """JSON text of the network as it was given and of what was asked of its build; nothing in an
-    engine that cannot be retuned."""
+    """JSON text of the embedded network and the build options; empty if the engine cannot be
+    retuned."""
     sources: tuple[Weight, ...] = ()
-    """The arrays of that network, which lie in the engine's sources."""
+    """Arrays of the embedded network, stored in the engine's sources section."""
     given: tuple[GivenArray, ...] = ()
-    """The model's arrays that weights' recipes name."""
+    """Arrays of the model that recipes of weights use."""
     scales: tuple[Json, ...] = ()
-    """Recipes, as of weights, of what a build demands to be positive and finite."""
+    """Recipes of values that must be positive and finite, such as scales."""
     metadata: tuple[tuple[str, str], ...] = field(default=())
 
 

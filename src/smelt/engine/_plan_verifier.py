@@ -1,22 +1,22 @@
-"""The plan verifier: nothing that a context will run touches memory that it must not.
+"""The plan verifier: checks that the steps of a plan access only memory that they may access.
 
-It trusts no compiler. For a plan of fixed shapes it evaluates every view once, for one with open
-symbols at the corners of its box, and checks that
+It does not trust the compiler. For a plan of fixed shapes it evaluates every view once, for a plan
+with symbols at the corners of their ranges. It checks that
 
-* every footprint, halo included, lies inside its buffer, and every buffer inside its space;
+* every footprint, including the halo, lies inside its buffer, and every buffer inside its space;
 * weights and inputs are never written;
-* a launch's written operand shares no byte with another operand, unless both are one window;
-* what a step reads was not overwritten since, through another buffer, and launches that may run at
-  the same time write nothing that another one touches (through another buffer: windows of one
-  buffer are one tensor's, and their writers' business);
+* a launch's written operand shares no byte with another operand, unless both are the same view;
+* data that a step reads were not overwritten through another buffer, and concurrent launches write
+  nothing that another one accesses through another buffer (views of one buffer belong to one
+  tensor, whose writers are responsible for them);
 * kernels, layers, symbols and counts exist and are in range.
 
-Between the corners a dimension may be larger or smaller than at any of them. So of a plan with open
-symbols it is proven here, for all their values, that buffers in use at once share no byte; what
-depends on the values is checked by each run, at its own (`RuntimeChecks`).
+Between the corners, a dimension may be larger or smaller than at any of them. For plans with
+symbols, the live ranges of buffers are therefore proven for all values here, while conditions that
+depend on the values are checked by each run (`RuntimeChecks`).
 
-What a kernel does inside its operands' footprints is not seen here: that is why machine code must
-be signed, or generated anew.
+The verifier does not see what a kernel does inside its operands' footprints. This is why machine
+code must be signed or generated again.
 """
 
 from __future__ import annotations
@@ -38,19 +38,18 @@ if TYPE_CHECKING:
     from smelt.engine._plan import EngineHeader, Plan
 
 _MAX_CORNER_SYMBOLS: Final = 4
-"""Every corner is tried up to so many symbols; beyond, the smallest and the largest."""
+"""Number of symbols up to which all corners are evaluated; beyond, only all minima and maxima."""
 
 
 def verify_plans(
     header: EngineHeader, *, weights_bytes: int, code_bytes: int, sources_bytes: int = 0
 ) -> tuple[RuntimeChecks | None, ...]:
-    """Verify every plan of an engine, and what the plans share.
+    """Verify every plan of an engine, its symbols and its weights.
 
-    Returns for each plan what a run must still check at its own values; None where shapes are
-    fixed.
+    Returns the runtime checks of each plan; None for a plan of fixed shapes.
 
     Raises:
-        EngineFormatError: naming the plan, the step and what is wrong with it.
+        EngineFormatError: a check fails; the message names the plan and the step.
     """
     for name, offset in header.symbols:
         if not 0 <= offset < code_bytes:
@@ -60,13 +59,13 @@ def verify_plans(
         raise EngineFormatError("two bindings have the same name")
     if not header.plans:
         raise EngineFormatError("the engine has no plan")
-    for kind, weights, most in (
+    for kind, weights, section_bytes in (
         ("weight", header.weights, weights_bytes),
         ("source", header.sources, sources_bytes),
     ):
         for weight in weights:
             size = int(np.prod([*weight.shape, weight.dtype.size_bytes], dtype=object))
-            if min((0, *weight.shape)) < 0 or not 0 <= weight.offset <= most - size:
+            if min((0, *weight.shape)) < 0 or not 0 <= weight.offset <= section_bytes - size:
                 raise EngineFormatError(f"the {kind} {weight.name!r} lies outside its section")
     kernels = frozenset(name for name, _ in header.symbols)
     return tuple(
@@ -85,10 +84,10 @@ def verify_plan(
 ) -> RuntimeChecks | None:
     """Verify one plan; ``kernels`` are the symbols that its launches may name, None for any.
 
-    Returns what a run must still check, at its own values; None where shapes are fixed.
+    Returns the runtime checks of the plan; None for a plan of fixed shapes.
 
     Raises:
-        EngineFormatError: naming the plan, the step and what is wrong with it.
+        EngineFormatError: a check fails; the message names the plan and the step.
     """
     try:
         _check_symbols(header, plan)
@@ -116,10 +115,10 @@ def _check_symbols(header: EngineHeader, plan: Plan) -> None:
             "smaller shapes or a smaller batch"
         )
     _check_outputs(header, plan, frozenset(names))
-    given = symbols_of(*(d for b in header.bindings if b.is_input for d in b.shape))
-    if twice := given & plan.decided.keys():
+    input_symbols = symbols_of(*(d for b in header.bindings if b.is_input for d in b.shape))
+    if duplicates := input_symbols & plan.decided.keys():
         raise EngineFormatError(
-            f"the symbol {min(twice)!r} is defined both by an input and by a step"
+            f"the symbol {min(duplicates)!r} is defined both by an input and by a step"
         )
     for guard in plan.guards:
         if unknown := guard.symbols - set(names):
@@ -129,7 +128,7 @@ def _check_symbols(header: EngineHeader, plan: Plan) -> None:
 def _check_outputs(header: EngineHeader, plan: Plan, names: frozenset[str]) -> None:
     ranks = [len(binding.shape) for binding in header.bindings if not binding.is_input]
     if plan.outputs and [len(shape) for shape in plan.outputs] != ranks:
-        raise EngineFormatError("its outputs are not those of the bindings")
+        raise EngineFormatError("the ranks of the plan's outputs differ from those of the bindings")
     for shape in plan.shapes(header.bindings):
         if unknown := symbols_of(*shape) - names:
             raise EngineFormatError(f"a binding uses the undefined symbol {min(unknown)!r}")

@@ -1,8 +1,9 @@
-"""Keys: whose machine code this user runs.
+"""Signing keys and the trust store.
 
-Each user has a signing key, made when the first engine is built, and a folder of public keys that
-he trusts beside it. A public key is one line of text, ``smelt-ed25519 <base64> <label>``, to be
-carried to other machines; it is not a secret. A private key never leaves its folder.
+Each user has a signing key, which is created when the first engine is built. A folder next to it
+holds the public keys that the user trusts. A public key is one line of text,
+``smelt-ed25519 <base64> <label>``. It can be copied to other machines and is not a secret. A
+private key never leaves its folder.
 """
 
 from __future__ import annotations
@@ -37,39 +38,41 @@ if TYPE_CHECKING:
     from smelt.engine._file import EngineFile, Signature
 
 _LOG = logging.getLogger(__name__)
-_KIND: Final = "smelt-ed25519"
+_KEY_TYPE: Final = "smelt-ed25519"
 _SECRET_NAME: Final = "signing.key"  # noqa: S105  (a file's name)
 _OWN: Final = "own"
-"""The origin of the user's own key."""
+"""Value of `TrustedKey.origin` for the user's own key."""
 _CACHE_NAME: Final = "cache.key"
 _PUBLIC_SUFFIX: Final = ".pub"
 _TRUSTED_FOLDER: Final = "trusted"
 _KEY_BYTES: Final = 32
+"""Size of an ed25519 key in bytes."""
 _MAX_LABEL: Final = 200
+"""Largest length of a label in characters."""
 _PRIME: Final = 2**255 - 19
-"""Of the field of edwards25519, RFC 8032."""
+"""Prime of the field of edwards25519 (RFC 8032, section 5.1)."""
 _CURVE: Final = -121665 * pow(121666, -1, _PRIME) % _PRIME
-"""Its d: ``y**2 - x**2 == 1 + d * x**2 * y**2``."""
+"""Constant d of edwards25519: ``y**2 - x**2 == 1 + d * x**2 * y**2`` (RFC 8032)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedKey:
-    """A public key whose engines may run."""
+    """A public key; engines that it verifies are trusted."""
 
     public_key: bytes
     label: str
     origin: str
-    """Where it is recorded; "own" for the user's own."""
+    """Path of the file that holds the key; "own" for the user's own key."""
 
     @property
     def key_id(self) -> str:
-        """Sixteen hexadecimal digits, by which people name the key."""
+        """Short identifier of the key: 16 hexadecimal digits."""
         return key_id(self.public_key)
 
     @property
     def text(self) -> str:
-        """The key as a line of text, for `smelt trust add` elsewhere."""
-        return f"{_KIND} {base64.b64encode(self.public_key).decode()} {self.label}".rstrip()
+        """The key as a line of text, as `smelt trust add` accepts it on another machine."""
+        return f"{_KEY_TYPE} {base64.b64encode(self.public_key).decode()} {self.label}".rstrip()
 
 
 class Signer:
@@ -89,15 +92,15 @@ class Signer:
 
 
 def key_id(public_key: bytes) -> str:
-    """Return the short name of a public key."""
+    """Return the short identifier of a public key: 16 hexadecimal digits of its SHA-256."""
     return hashlib.sha256(public_key).hexdigest()[:16]
 
 
 def user_signer() -> Signer | None:
-    """Return the user's signing key, made at the first call; None, with a warning, without a home.
+    """Return the user's signing key, created at the first call; None and a warning without a home.
 
     Raises:
-        TrustError: the key's file is damaged, or others may read it.
+        TrustError: the key file is damaged, or other users can read it.
     """
     folder = config.keys_directory()
     if folder is None:
@@ -118,10 +121,10 @@ def user_signer() -> Signer | None:
 
 
 def cache_secret() -> bytes | None:
-    """Return the key of the user's code cache, made at the first call; None without a home.
+    """Return the key of the user's code cache, created at the first call; None without a home.
 
     Raises:
-        TrustError: the key's file is damaged, or others may read it.
+        TrustError: the key file is damaged, or other users can read it.
     """
     folder = config.keys_directory()
     if folder is None:
@@ -134,34 +137,34 @@ def cache_secret() -> bytes | None:
 
 
 def _user_secret(path: Path) -> bytes:
-    """Thirty-two secret bytes, made when they are first asked for."""
+    """Return the 32 secret bytes in a file; create the file if it does not exist."""
     try:
         _create_private(path, secrets.token_bytes(_KEY_BYTES).hex())
         _LOG.info("a signing key was created: %s", path)
     except FileExistsError:
-        pass  # the usual case, or another process was faster
+        pass  # the usual case, or another process has just created it
     return _read_secret(path)
 
 
 def _create_private(path: Path, text: str) -> None:
-    """Create a file that nobody else can read, complete from the moment when it has its name."""
+    """Create a file atomically that other users cannot read. Raises FileExistsError."""
     if os.path.lexists(path):
         raise FileExistsError(path)
     with open_atomic_file(path, 0o600) as draft:
         draft.file.write(text.encode())
-        # A link, unlike a rename, never replaces the key that another process has just made.
+        # Unlike a rename, a link never replaces a key that another process has just created.
         draft.link_target()
 
 
 def _read_secret(path: Path) -> bytes:
-    """The bytes of a key's file. Raises FileNotFoundError."""
+    """Return the secret of a key file. Raises FileNotFoundError; TrustError: it is not safe."""
     if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise TrustError(
             f"{path} can be read by other users, who could sign engines in your name; delete it "
             "(a new key is created), and inform everyone who trusts it"
         )
-    if found := _other_owner(path):
-        raise TrustError(f"{path} is not your key: {found}; delete it, and a new key is created")
+    if problem := _other_owner(path):
+        raise TrustError(f"{path} is not your key: {problem}; delete it, and a new key is created")
     try:
         secret = bytes.fromhex(read_file(path, Limit.MAX_KEY_BYTES).decode("ascii"))
     except ValueError as error:
@@ -172,25 +175,25 @@ def _read_secret(path: Path) -> bytes:
 
 
 def _other_owner(path: Path) -> str:
-    """Why a file in a directory of keys may not be this user's own doing; "" if it is."""
+    """Return why another user may have written a key file; "" if none can have."""
     if os.path.islink(path):
         return "it is a symbolic link"
     return config.other_writers(path, above=1)
 
 
 def show_trusted_keys() -> tuple[TrustedKey, ...]:
-    """Return every key that is trusted: the user's own, recorded ones, and the environment's."""
+    """Return all trusted keys: the user's own, recorded ones, and those of SMELT_TRUSTED_KEYS."""
     return tuple(_trusted_keys())
 
 
 def _trusted_keys() -> Iterator[TrustedKey]:
-    """Every key that can be read and nobody else can have put there; a warning for the others."""
+    """Yield the trusted keys; warn about keys that are unreadable or that others can write."""
     folder = config.keys_directory()
     if folder is not None:
         if os.path.exists(folder / _SECRET_NAME):
-            yield from _if_sound(lambda: _own_key(folder / _SECRET_NAME))
+            yield from _yield_or_warn(lambda: _own_key(folder / _SECRET_NAME))
         for path in _key_files(folder / _TRUSTED_FOLDER):
-            yield from _if_sound(partial(_read_trusted, path, _other_owner))
+            yield from _yield_or_warn(partial(_read_trusted, path, _other_owner))
     for path in config.trusted_keys():
         try:
             require_path(path, "a key")
@@ -202,7 +205,7 @@ def _trusted_keys() -> Iterator[TrustedKey]:
             _warn(f"SMELT_TRUSTED_KEYS: {error}")
             continue
         for file in _key_files(path) if os.path.isdir(path) else (path,):
-            yield from _if_sound(
+            yield from _yield_or_warn(
                 partial(_read_trusted, file, partial(config.other_writers, above=None))
             )
 
@@ -211,8 +214,8 @@ def _own_key(path: Path) -> TrustedKey:
     return TrustedKey(Signer(_read_secret(path)).public_key, _own_label(), _OWN)
 
 
-def _if_sound(read: Callable[[], TrustedKey]) -> Iterator[TrustedKey]:
-    """A key, or a warning: one that is broken leaves the others as they are."""
+def _yield_or_warn(read: Callable[[], TrustedKey]) -> Iterator[TrustedKey]:
+    """Yield the key that ``read`` returns, or log a warning if it cannot be read or trusted."""
     try:
         yield read()
     except TrustError as error:
@@ -226,19 +229,19 @@ def _warn(text: str) -> None:
 
 
 def _own_label() -> str:
-    """Whose key it is, for those who are to trust it elsewhere: user@host."""
+    """Return the label of the user's own key: user@host."""
     try:
         label = f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError, ImportError):  # a user without a name, as in some containers
+    except (OSError, KeyError, ImportError):  # some containers have no name for the user
         return "this user"
     return sanitize_name(" ".join(label.split())[:_MAX_LABEL])
 
 
 def _key_files(folder: Path) -> list[Path]:
-    """The files of keys in a directory; none, and a warning, if others may put some there."""
+    """Return the key files in a folder; none, with a warning, if other users can write to it."""
     try:
-        if found := config.other_writers(folder):
-            _warn(f"no key in {folder} is trusted: {found}")
+        if problem := config.other_writers(folder):
+            _warn(f"no key in {folder} is trusted: {problem}")
             return []
         return sorted(folder.glob(f"*{_PUBLIC_SUFFIX}"))
     except FileNotFoundError:
@@ -248,16 +251,16 @@ def _key_files(folder: Path) -> list[Path]:
         return []
 
 
-def _read_trusted(path: Path, who_else: Callable[[Path], str]) -> TrustedKey:
-    """A key that its file makes a trusted one."""
+def _read_trusted(path: Path, find_other_writer: Callable[[Path], str]) -> TrustedKey:
+    """Read a trusted key. Raises TrustError: ``find_other_writer`` reports another writer."""
 
     def require_own(file: BufferedReader) -> None:
-        found = who_else(path)
-        # Nobody else can change what the path names now. What was opened before may be another.
-        if not found and not os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            found = "it was replaced while it was opened"
-        if found:
-            raise TrustError(f"the key {path} is not trusted: {found}")
+        problem = find_other_writer(path)
+        # The path is safe now, but the file may have been opened before it was replaced.
+        if not problem and not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            problem = "it was replaced while it was opened"
+        if problem:
+            raise TrustError(f"the key {path} is not trusted: {problem}")
 
     return _read_public(path, require_own)
 
@@ -271,7 +274,7 @@ def _read_public(
             text = file.read(Limit.MAX_KEY_BYTES.most).decode("utf-8", "replace")
     except FileNotFoundError as error:
         raise TrustError(
-            f"{str(path)!r} is neither a key nor a file with one; a key is a line '{_KIND} "
+            f"{str(path)!r} is neither a key nor a file with one; a key is a line '{_KEY_TYPE} "
             "<base64> <label>', as `smelt trust show` prints it"
         ) from error
     except (OSError, ValueError) as error:
@@ -281,41 +284,44 @@ def _read_public(
 
 
 def parse_public_key(text: str, origin: str) -> TrustedKey:
-    """Return the key that a text holds: its line, or all that `smelt trust show` prints.
+    """Return the first public key in a text, e.g. in the output of `smelt trust show`.
 
-    Of several keys it is the first: `smelt trust show` begins with the user's own.
+    `smelt trust show` prints the user's own key first.
 
     Raises:
-        TrustError: it holds none, or one under which anybody can sign.
+        TrustError: the text has no key, or the key is weak.
     """
     lines = [line.strip() for line in text.splitlines()]
-    line = next((line for line in lines if line.startswith(_KIND)), "")
+    line = next((line for line in lines if line.startswith(_KEY_TYPE)), "")
     parts = line.split(maxsplit=2)
-    if len(parts) >= 2 and parts[0] == _KIND:
+    if len(parts) >= 2 and parts[0] == _KEY_TYPE:
         try:
             public_key = base64.b64decode(parts[1], validate=True)
         except (binascii.Error, ValueError):
             public_key = b""
         if len(public_key) == _KEY_BYTES:
-            _require_bound(public_key, origin)
+            _reject_weak_key(public_key, origin)
             label = sanitize_name(parts[2][:_MAX_LABEL]) if len(parts) == 3 else ""
             return TrustedKey(public_key, label.strip(), origin)
     raise TrustError(
-        f"{origin} has no public key; a key is a line '{_KIND} <base64> <label>', as `smelt trust "
-        "show` prints it"
+        f"{origin} has no public key; a key is a line '{_KEY_TYPE} <base64> <label>', as "
+        "`smelt trust show` prints it"
     )
 
 
-def _require_bound(public_key: bytes, origin: str) -> None:
-    """Check that a signature under a key needs its secret, and that the key has one encoding.
+def _reject_weak_key(public_key: bytes, origin: str) -> None:
+    """Check that a key is canonically encoded and is not a point of small order.
 
-    A point whose order divides 8 has no secret: of the messages that anybody tries, one in eight or
-    more verifies. No doubling looks at the sign of x, so y alone says the order. Raises TrustError.
+    For a point whose order divides 8, a forged signature verifies for at least one in eight
+    messages. Doubling does not depend on the sign of x, so y alone determines the order.
+
+    Raises:
+        TrustError: the key is weak or not canonical.
     """
     y = int.from_bytes(public_key, "little") & ((1 << 255) - 1)
     is_canonical = y < _PRIME
     for _ in range(3):
-        y = _doubled(y)
+        y = _double_y(y)
     if y == 1 or not is_canonical:
         raise TrustError(
             f"the key in {origin} is weak (anybody can sign with it), or is not encoded as an "
@@ -323,15 +329,15 @@ def _require_bound(public_key: bytes, origin: str) -> None:
         )
 
 
-def _doubled(y: int) -> int:
-    """The y of a point of edwards25519 added to itself."""
+def _double_y(y: int) -> int:
+    """Return the y coordinate of twice a point of edwards25519."""
     y2 = y * y % _PRIME
     x2 = (y2 - 1) * _inverse(_CURVE * y2 + 1)
     return (y2 + x2) * _inverse(1 - _CURVE * x2 * y2) % _PRIME
 
 
 def _inverse(number: int) -> int:
-    """One over a number of the field; 0 for 0, which only a y of no point leads to."""
+    """Return the inverse in the field; 0 for 0, which occurs only if y is not on the curve."""
     return pow(number, _PRIME - 2, _PRIME)
 
 
@@ -339,11 +345,11 @@ def add_trusted_key(source: str | os.PathLike[str], label: str = "") -> TrustedK
     """Trust a public key, given as its line of text or as the path of a file that holds it.
 
     Raises:
-        TrustError: it is not a public key.
-        SmeltError: there is no home directory to record it in.
+        TrustError: ``source`` is not a public key.
+        SmeltError: there is no home directory to record the key in.
     """
     is_text = isinstance(source, str) and any(
-        line.strip().startswith(_KIND) for line in source.splitlines()
+        line.strip().startswith(_KEY_TYPE) for line in source.splitlines()
     )
     path = Path() if is_text else require_path(source, "a key", TrustError)
     key = parse_public_key(str(source), "the text") if is_text else _read_public(path)
@@ -365,10 +371,10 @@ def add_trusted_key(source: str | os.PathLike[str], label: str = "") -> TrustedK
 
 
 def remove_trusted_key(name: str) -> TrustedKey:
-    """Trust a recorded key no more, named by its id or its label.
+    """Remove a recorded key from the trusted keys, by its identifier or label.
 
     Raises:
-        TrustError: no recorded key, or more than one, has that name; or it is the user's own.
+        TrustError: no recorded key or several have this name, or it is the user's own key.
     """
     keys = [key for key in show_trusted_keys() if name in {key.key_id, key.label} and name]
     folder = config.keys_directory()
@@ -400,8 +406,8 @@ def verify_signature(engine: EngineFile) -> TrustedKey:
     """Return the trusted key that signed an engine.
 
     Raises:
-        TrustError: the engine is unsigned, or nobody whom this user trusts signed it.
-        EngineFormatError: the signature is wrong: the file was changed after it was signed.
+        TrustError: the engine is unsigned or signed by an untrusted key.
+        EngineFormatError: the signature is invalid: the file was changed after signing.
     """
     if engine.signature is None:
         raise TrustError(
@@ -422,10 +428,10 @@ def verify_signature(engine: EngineFile) -> TrustedKey:
 
 
 def check_signature(signature: Signature, source: str) -> bytes:
-    """Return the public key of whoever signed, trusted or not.
+    """Verify a signature and return its public key, whether trusted or not.
 
     Raises:
-        EngineFormatError: the signature is wrong.
+        EngineFormatError: the signature is invalid.
     """
     try:
         public = Ed25519PublicKey.from_public_bytes(signature.public_key)

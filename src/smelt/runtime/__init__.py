@@ -1,4 +1,4 @@
-"""Run engines: load, bind, run, profile. Nothing from here down knows a compiler."""
+"""Runtime: load, bind, run and profile engines. This package does not depend on compilers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load what only GPUs need when it is asked for."""
+    """Load GPU-only names on first access."""
     if name != "CudaSegmentFactory":
         raise AttributeError(f"module 'smelt.runtime' has no attribute {name!r}")
     from smelt.runtime._cuda_graph_segments import CudaSegmentFactory

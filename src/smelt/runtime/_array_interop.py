@@ -1,4 +1,4 @@
-"""Arrays in and out: whatever speaks DLPack or numpy's protocols, and nothing is ever cast."""
+"""Conversion of arrays at the API: DLPack and numpy protocols, without casts."""
 
 from __future__ import annotations
 
@@ -21,40 +21,41 @@ if TYPE_CHECKING:
     from smelt.types import Shape
 
 _HOST_KINDS: Final = frozenset({1, 3})
-"""DLPack's device kinds whose memory a processor reads: its own, and CUDA's pinned."""
+"""DLPack device types in CPU-accessible memory: kDLCPU (1) and kDLCUDAHost (3, pinned)."""
 
 _DLPACK_MODULES: Final = {"jax": "jax.numpy", "jaxlib": "jax.numpy"}
-"""Modules that know DLPack, of libraries whose outermost module does not."""
+"""Modules that offer ``from_dlpack``, for libraries whose root module does not."""
 
 
-def array_from_value(value: object, binding: Binding, wanted: np.dtype[Any]) -> NDArray[Any]:
-    """Return ``value`` as an array of the binding's dtype, in its own memory.
+def array_from_value(value: object, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return ``value`` as a numpy array on the same memory, if it has the binding's dtype.
 
     Raises:
-        BindingError: it is not an array, lies on another device, or has another dtype.
+        BindingError: ``value`` is not an array, is on another device, or has another dtype.
     """
     array = _as_numpy(value, binding)
-    if array.dtype != wanted:
-        raise _refusal(array, binding)
+    if array.dtype != dtype:
+        raise _dtype_error(array, binding)
     return array
 
 
 def contiguous_array(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array for kernels to read: a strided, reversed or misaligned one is copied."""
+    """Return an array that kernels can read; a non-contiguous or misaligned one is copied."""
     if array.flags.c_contiguous and array.flags.aligned:
         return array
     return np.ascontiguousarray(array)
 
 
-def writable_array(value: object, binding: Binding, wanted: np.dtype[Any]) -> NDArray[Any]:
-    """Return ``value`` as an array whose elements are its own memory, to be written.
+def writable_array(value: object, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return ``value`` as a numpy array on the same memory, to be written by kernels.
 
     Raises:
-        BindingError: it is no such array, or not contiguous, or must not be written.
+        BindingError: ``value`` is not an array of the binding's dtype on the host, or is not
+            contiguous, aligned and writable.
     """
     array = _as_numpy(value, binding, is_written=True)
-    if array.dtype != wanted:
-        raise _refusal(array, binding)
+    if array.dtype != dtype:
+        raise _dtype_error(array, binding)
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned and flags.writeable):
         raise BindingError(
@@ -64,7 +65,7 @@ def writable_array(value: object, binding: Binding, wanted: np.dtype[Any]) -> ND
 
 
 def start_addresses(arrays: Sequence[Any]) -> list[int | None]:
-    """Where arrays and addresses begin; None for an array that is copied before it is read."""
+    """Return the addresses of arrays; None for an array that is copied before it is read."""
     return [_start_address(array) for array in arrays]
 
 
@@ -72,10 +73,10 @@ def _start_address(array: Any) -> int | None:
     if isinstance(array, int):
         return array
     if isinstance(array, np.ndarray):
-        known = cast("NDArray[Any]", array)
-        return address_of(known) if known.flags.c_contiguous else None
-    begin: int = array.address
-    return begin
+        host_array = cast("NDArray[Any]", array)
+        return address_of(host_array) if host_array.flags.c_contiguous else None
+    address: int = array.address
+    return address
 
 
 def check_apart(
@@ -83,15 +84,15 @@ def check_apart(
 ) -> None:
     """Check that no output shares memory with an input or another output.
 
-    Kernels write an output while they still read inputs, so the results would be others.
+    Kernels write outputs while they still read inputs, so an overlap would give wrong results.
 
     Args:
-        bindings: the engine's.
-        starts: where the array of each begins; None where a copy is read.
-        sizes: bytes that a run reads or writes of each.
+        bindings: the engine's bindings.
+        starts: address of the array of each binding; None where a copy is read.
+        sizes: bytes of each binding that a run reads or writes.
 
     Raises:
-        BindingError: two do, by name.
+        BindingError: two bindings overlap; the message names both.
     """
     rows = sorted(
         (begin, begin + size, number)
@@ -112,26 +113,28 @@ def check_apart(
 
 
 def _as_numpy(value: object, binding: Binding, *, is_written: bool = False) -> NDArray[Any]:
+    """Return any supported array as a numpy array on the same memory."""
     if type(value) is np.ndarray:
         return value
     if isinstance(value, np.ndarray):
-        # By numpy's own record of it: a subclass may say otherwise of its shape and its type.
+        # A subclass may override shape and dtype; a base-class view has those that numpy records.
         return np.asarray(cast("NDArray[Any]", value))
     with application_errors(partial(unreadable, binding)):
         return _import(value, binding, is_written=is_written)
 
 
 def unreadable(binding: Binding, reason: str) -> BindingError:
-    """The error of an array whose own methods raised one."""
+    """Return the error for an array whose own methods raised one."""
     return BindingError(f"{binding.name}: the array cannot be read: {reason}")
 
 
 def _import(value: object, binding: Binding, *, is_written: bool) -> NDArray[Any]:
-    where = getattr(value, "__dlpack_device__", None)
-    if where is None:
-        # numpy would make a copy of a list, and write that.
-        return np.asarray(_memory_of(value, binding) if is_written else value)
-    kind, number = where()
+    """Import an array by DLPack, or by numpy's protocols if it does not support DLPack."""
+    device_query = getattr(value, "__dlpack_device__", None)
+    if device_query is None:
+        # numpy would copy a list, and kernels would write to the copy.
+        return np.asarray(_writable_buffer(value, binding) if is_written else value)
+    kind, number = device_query()
     if kind not in _HOST_KINDS:
         raise BindingError(
             f"{binding.name}: the array is on device {number} of DLPack device type {int(kind)}; "
@@ -140,7 +143,7 @@ def _import(value: object, binding: Binding, *, is_written: bool) -> NDArray[Any
     return _from_dlpack(value)
 
 
-def _memory_of(value: Any, binding: Binding) -> memoryview:
+def _writable_buffer(value: Any, binding: Binding) -> memoryview:
     try:
         return memoryview(value)
     except TypeError as error:
@@ -151,7 +154,7 @@ def _memory_of(value: Any, binding: Binding) -> memoryview:
 
 
 def _from_dlpack(value: Any) -> NDArray[Any]:
-    """The memory of an array; of a torch tensor in bfloat16, too, which numpy's DLPack has not."""
+    """Import by DLPack; bfloat16 torch tensors go by int16, as numpy's DLPack lacks bfloat16."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
         bits: NDArray[Any] = np.from_dlpack(value.view(torch.int16))
@@ -159,32 +162,33 @@ def _from_dlpack(value: Any) -> NDArray[Any]:
     return np.from_dlpack(value)
 
 
-def _refusal(array: NDArray[Any], binding: Binding) -> BindingError:
-    wanted = binding.dtype.numpy
-    if array.dtype.newbyteorder("=") == wanted:
+def _dtype_error(array: NDArray[Any], binding: Binding) -> BindingError:
+    """Return the error for an array of the wrong dtype or byte order."""
+    expected = binding.dtype.numpy
+    if array.dtype.newbyteorder("=") == expected:
         return BindingError(
             f"{binding.name}: the array is not in native byte order; convert it with "
             "array.astype(array.dtype.newbyteorder('='))"
         )
     advice = (
-        f"convert it with array.astype({str(wanted)!r})"
+        f"convert it with array.astype({str(expected)!r})"
         if binding.is_input
-        else f"allocate the output with np.empty(shape, {str(wanted)!r})"
+        else f"allocate the output with np.empty(shape, {str(expected)!r})"
     )
     return BindingError(
-        f"{binding.name}: the array has dtype {array.dtype}, and {binding.dtype.value} is needed; "
+        f"{binding.name}: the array has dtype {array.dtype}, expected {binding.dtype.value}; "
         f"{advice}"
     )
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Return where the array's first element lies."""
+    """Return the address of the array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def trimmed(extents: Shape, array: NDArray[Any], values: Mapping[str, int]) -> NDArray[Any]:
-    """The part of an output that a run with data-dependent sizes has filled."""
+    """Return the part of an output that a run with data-dependent sizes has filled."""
     shape = [evaluate_dim(dim, values) for dim in extents]
     if tuple(shape) == array.shape:
         return array
@@ -192,21 +196,21 @@ def trimmed(extents: Shape, array: NDArray[Any], values: Mapping[str, int]) -> N
 
 
 def library_of(value: object) -> Any:
-    """Return the module that makes arrays like ``value`` from DLPack's; None for numpy, or none."""
+    """Return the module whose ``from_dlpack`` makes arrays like ``value``; None if none does."""
     root = type(value).__module__.partition(".")[0]
     library: Any = sys.modules.get(_DLPACK_MODULES.get(root, root))
     return None if root == "numpy" or not hasattr(library, "from_dlpack") else library
 
 
 def exporter_for(values: object) -> Callable[[NDArray[Any], DType], Any] | None:
-    """Return what makes a result an array of the same library as ``values``; None for numpy."""
+    """Return a function that converts results to the library of ``values``; None for numpy."""
     if isinstance(values, np.ndarray):
         return None
     library = library_of(values)
     if library is None or not hasattr(values, "__dlpack__"):
         return None
 
-    def export(array: NDArray[Any], dtype: DType) -> Any:  # an array of that library
+    def export(array: NDArray[Any], dtype: DType) -> Any:  # returns an array of that library
         if dtype is not DType.BFLOAT16:
             return library.from_dlpack(array)
         if library.__name__ == "torch":  # numpy's DLPack has no bfloat16

@@ -1,4 +1,4 @@
-"""The execution context: one inference at a time, on memory of its own."""
+"""Execution contexts: each runs one inference at a time in memory of its own."""
 
 from __future__ import annotations
 
@@ -46,57 +46,72 @@ if TYPE_CHECKING:
     """A binding with its index and its dtype."""
 
 _FIRST_ADDRESS: Final = 4096
-"""No system maps the first page: an address in it is a mistaken number or a null pointer."""
+"""Lowest valid address: no system maps the first page, so a lower one is a null pointer or an
+error."""
 _MAX_CACHED_SHAPES: Final = 64
+"""Number of combinations of shapes whose calls are kept."""
 RUN: Final = "run"
+"""Key of the current run's token in `ExecutionContext._owner`."""
 
 
 class Profiler(Protocol):
-    """Hears how long each layer took, after every execution."""
+    """Receives the time of each layer after every execution."""
 
     def report_layer_time(self, name: str, milliseconds: float, /) -> None:
-        """Take the time of one layer of the optimised network."""
+        """Receive the time of one layer of the optimised network."""
         ...
 
 
 class ExecutionContext(Closeable):
     """Runs an engine, one inference at a time; get one from `Engine.create_context`.
 
-    It keeps its engine alive. A second thread that comes while it is busy gets a `ContextError`:
-    give each thread its own context.
+    A context keeps its engine alive. If a second thread uses a context that is busy, a
+    `ContextError` is raised: create one context for each thread.
     """
 
     threads: int
-    """Of the host, that a run uses at most."""
+    """Maximum number of host threads that a run uses."""
 
     def __init__(
         self, engine: Engine, code: LoadedCode, segment_factory: SegmentFactory, staging: Staging
     ) -> None:
         self._engine, self._code = engine, code
         self._header = code.header
-        self._machinery, self._staging = segment_factory, staging
+        self._segment_factory, self._staging = segment_factory, staging
         self._profiler: Profiler | None = None
         self._segments: dict[int, list[Segment]] = {}
         self._weights = code.weights
         self._memories = MemoryMap(0, self._weights.address)
-        self._ports = [(i, b, b.dtype.numpy) for i, b in enumerate(self._header.bindings)]
-        self._inputs = [port for port in self._ports if port[1].is_input]
-        self._outputs = [port for port in self._ports if not port[1].is_input]
-        self._ready: dict[object, StagedCall] = {}
+        self._indexed_bindings = [
+            (i, b, b.dtype.numpy) for i, b in enumerate(self._header.bindings)
+        ]
+        self._inputs = [
+            indexed_binding
+            for indexed_binding in self._indexed_bindings
+            if indexed_binding[1].is_input
+        ]
+        self._outputs = [
+            indexed_binding
+            for indexed_binding in self._indexed_bindings
+            if not indexed_binding[1].is_input
+        ]
+        self._staged_calls: dict[object, StagedCall] = {}
         self._checked_starts: tuple[StagedCall | None, list[int | None]] = (None, [])
-        """Where the arrays of the last call began that was seen to have no overlap."""
-        self._verdicts = [None if c is None else CachedRuntimeChecks(c) for c in engine.conditions]
-        self._latest: tuple[ResolvedCall, dict[str, int]] | None = None
-        """The latest run that is complete: its call, and the values that it has decided."""
+        """The last call that passed the overlap check, with the addresses of its arrays."""
+        self._runtime_checks = [
+            None if c is None else CachedRuntimeChecks(c) for c in engine.conditions
+        ]
+        self._last_completed: tuple[ResolvedCall, dict[str, int]] | None = None
+        """The last completed run: its call, and the symbol values including those it determined."""
         self._is_closed = False
         self.reset()
         _contexts.add(self)
 
     def reset(self) -> None:
-        """Forget runs of other threads, as a forked child must: they are not going on here."""
+        """Discard the state of runs of other threads, which do not exist in a forked child."""
         self._owner: dict[str, list[int]] = {}
-        """Holds what stands for the run that is going on, if one is; `setdefault` takes the context
-        in one step, whatever other threads do."""
+        """Holds the token of the current run under `RUN`, if there is one. `setdefault` is atomic,
+        so one thread at a time acquires the context."""
 
     @property
     def engine(self) -> Engine:
@@ -105,9 +120,9 @@ class ExecutionContext(Closeable):
 
     @property
     def profiler(self) -> Profiler | None:
-        """What hears of every layer after each execution, synchronous or not; None for nothing.
+        """Receives layer times after each execution, also an enqueued one; None to disable.
 
-        Any object with a method ``report_layer_time(name, milliseconds)`` will do.
+        Any object with a method ``report_layer_time(name, milliseconds)`` is accepted.
         """
         return self._profiler
 
@@ -116,30 +131,30 @@ class ExecutionContext(Closeable):
         if profiler is not None and not callable(getattr(profiler, "report_layer_time", None)):
             kind = type(profiler).__name__
             raise ContextError(
-                f"a profiler must have a method report_layer_time(name, milliseconds); {kind} has "
-                "none"
+                f"a profiler must have a method report_layer_time(name, milliseconds), but {kind} "
+                "does not"
             )
         self._profiler = profiler
 
     def output_shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape that an output had in the latest run that was complete.
+        """Return the shape of an output in the last completed run.
 
-        What a run decides itself, as how many elements NonZero finds, is known from then on. After
-        `enqueue`, wait for the stream first.
+        It includes data-dependent extents, such as the number of elements that NonZero finds.
+        After `enqueue`, synchronize the stream first.
 
         Args:
-            name: the output's.
+            name: name of the output.
 
         Raises:
-            BindingError: the engine has no such output.
+            BindingError: the engine has no output with this name.
             ContextError: no run is complete yet.
         """
-        ((index, _, _),) = self._asked([name])
-        if self._latest is None:
+        ((index, _, _),) = self._resolve_output_names([name])
+        if self._last_completed is None:
             raise ContextError(
                 "this context has not completed a run, so its outputs have no shapes yet"
             )
-        call, values = self._latest
+        call, values = self._last_completed
         return tuple([evaluate_dim(dim, values) for dim in call.extents[index]])
 
     # ---- by name
@@ -150,133 +165,139 @@ class ExecutionContext(Closeable):
         """Run once and return the outputs, by name.
 
         Args:
-            inputs: an array for each input, by name: numpy's, or any that speaks DLPack. Strided
-                and read-only arrays are fine; nothing is cast.
+            inputs: an array for each input, by name: a numpy array or one that supports DLPack.
+                Strided and read-only arrays are accepted; dtypes are not cast.
             outputs: names of the outputs to return, in this order; None for all. The others are
-                computed as well, but not brought to the caller.
+                computed but not copied.
 
         Returns:
-            New arrays; of the inputs' library where that takes DLPack, else numpy's.
+            New arrays: of the inputs' library if it supports DLPack, else numpy arrays.
 
         Raises:
             BindingError: a name is missing or unknown, or an array does not fit.
-            DeviceError: there is too little memory, or a stream's task runs what waits for it.
-            ShapeError: the extents violate what an op of the network requires of them.
+            DeviceError: memory is insufficient, or the call would deadlock in a stream's task.
+            ShapeError: the extents violate a requirement of an op in the network.
             IndexRangeError: an index or a length in the data is out of range; the next run is not
                 affected.
-            What a run failed with that was queued before, if nobody has heard of it.
-            ContextError: the context is closed or busy, or the batch too large.
+            ContextError: the context is closed or busy, or the batch is too large.
+            The error of a run that was enqueued before, if it was not raised yet.
         """
-        wanted = self._outputs if outputs is None else self._asked(outputs)
+        requested = self._outputs if outputs is None else self._resolve_output_names(outputs)
         token = [get_ident()]
         try:
             self._enter(token)
             arrays, shapes = self._arrays_from(inputs)
-            ready = self._ready.get(shapes)
-            if ready is None:
-                ready = self._staged_call_for(shapes)
-            return self._compute(ready, arrays, inputs, wanted)
+            staged_call = self._staged_calls.get(shapes)
+            if staged_call is None:
+                staged_call = self._staged_call_for_shapes(shapes)
+            return self._compute(staged_call, arrays, inputs, requested)
         except MemoryError as error:
             raise out_of_memory("the run") from error
         finally:
-            # No call stands here: at a call an interrupt could come before the context is free.
+            # No call here: an interrupt is handled at calls, and could leave the context acquired.
             if RUN in self._owner and self._owner[RUN] is token:
                 del self._owner[RUN]
 
-    def _asked(self, names: object) -> list[IndexedBinding]:
-        """The outputs of these names, or BindingError."""
-        known = [port[1].name for port in self._outputs]
-        listed = require_list(names, "outputs", BindingError)
-        asked = [require_str(name, "the name of an output", BindingError) for name in listed]
-        unknown = [name for name in asked if name not in known]
+    def _resolve_output_names(self, names: object) -> list[IndexedBinding]:
+        """Return the outputs with the given names. Raises BindingError: a name is unknown."""
+        output_names = [indexed_binding[1].name for indexed_binding in self._outputs]
+        name_list = require_list(names, "outputs", BindingError)
+        requested = [require_str(name, "the name of an output", BindingError) for name in name_list]
+        unknown = [name for name in requested if name not in output_names]
         if unknown:
             detail = ", ".join(name or "''" for name in unknown)
-            raise BindingError(f"the engine's outputs are {', '.join(known)}; unknown: {detail}")
-        return [self._outputs[known.index(name)] for name in asked]
+            raise BindingError(
+                f"the engine's outputs are {', '.join(output_names)}; unknown: {detail}"
+            )
+        return [self._outputs[output_names.index(name)] for name in requested]
 
     def _arrays_from(
         self, inputs: Mapping[str, Any]
     ) -> tuple[list[Any], tuple[tuple[int, ...], ...]]:
-        """The inputs' arrays by binding, None for outputs; and the inputs' shapes."""
+        """Return arrays by binding index (None for outputs) and the shapes of the inputs."""
         if inputs.__class__ is not dict:
             _check_mapping(inputs, self._engine.inputs)
         if len(inputs) != len(self._inputs):
-            raise _misnamed(inputs, self._engine.inputs)
-        arrays: list[NDArray[Any] | None] = [None] * len(self._ports)
+            raise _input_names_error(inputs, self._engine.inputs)
+        arrays: list[NDArray[Any] | None] = [None] * len(self._indexed_bindings)
         shapes: list[tuple[int, ...]] = []
         for index, binding, dtype in self._inputs:
             try:
                 array = inputs[binding.name]
             except KeyError:
-                raise _misnamed(inputs, self._engine.inputs) from None
+                raise _input_names_error(inputs, self._engine.inputs) from None
             if type(array) is not ndarray or array.dtype is not dtype:
                 array = self._input(array, binding, dtype)
             arrays[index] = array
             shapes.append(array.shape)
         return arrays, tuple(shapes)
 
-    def _staged_call_for(self, shapes: tuple[tuple[int, ...], ...]) -> StagedCall:
-        """The call for inputs of these shapes."""
+    def _staged_call_for_shapes(self, shapes: tuple[tuple[int, ...], ...]) -> StagedCall:
+        """Create and cache the call for inputs of these shapes."""
         values = values_from_shapes([binding for _, binding, _ in self._inputs], shapes)
         call = call_from_values(self._header, values)
-        return self._keep(shapes, call, call.shapes)
+        return self._cache_call(shapes, call, call.shapes)
 
-    def _keep(
+    def _cache_call(
         self, key: object, call: ResolvedCall, shapes: tuple[tuple[int, ...] | None, ...]
     ) -> StagedCall:
-        if (verdicts := self._verdicts[call.plan]) is not None:
-            verdicts.check(call.values)
-        if len(self._ready) >= _MAX_CACHED_SHAPES:
-            self._ready.clear()
-        self._ready[key] = ready = self._staging.ready(call, shapes)
-        return ready
+        """Check the call's symbol values and cache the staged call under ``key``."""
+        if (runtime_checks := self._runtime_checks[call.plan]) is not None:
+            runtime_checks.check(call.values)
+        if len(self._staged_calls) >= _MAX_CACHED_SHAPES:
+            self._staged_calls.clear()
+        self._staged_calls[key] = staged_call = self._staging.staged_call(call, shapes)
+        return staged_call
 
     @abstractmethod
     def _compute(
         self,
-        ready: StagedCall,
+        staged_call: StagedCall,
         arrays: list[Any],
         inputs: Mapping[str, Any],
-        wanted: Sequence[IndexedBinding],
+        requested: Sequence[IndexedBinding],
     ) -> dict[str, Any]:
-        """Run on inputs, given by binding and as they came; return new ``wanted`` ones by name."""
+        """Run on arrays by binding index; return new arrays of the ``wanted`` outputs by name.
+
+        ``inputs`` are the arrays that the application passed.
+        """
 
     @abstractmethod
     def _input(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
-        """An array of any library as one that has the binding's dtype, or BindingError."""
+        """Convert an input array of any library. Raises BindingError: the dtype is wrong."""
 
     @abstractmethod
     def _output(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
-        """The same for an array that will be written."""
+        """Convert an output array of any library. Raises BindingError: it cannot be written."""
 
     # ---- by index
 
     def execute(self, batch_size: int, bindings: Sequence[Any]) -> None:
-        """Run once on the application's memory, and return when the outputs are there.
+        """Run once on the application's memory and return when the outputs are complete.
 
         Args:
-            batch_size: the implicit batch, or the extent of the symbol ``batch``; 1 where the
-                batch has another name or is fixed: the arrays then say how many.
-            bindings: for each binding index an array, or an address that is taken on trust. An
-                array has the binding's shape, axes of one apart, or is flat; one for more
-                images or rows than there are is filled from its front. Where a run decides an
-                extent of an output itself, its array has the largest shape that any run of the
-                plan gives, which the message about a smaller one names; the result then lies
-                contiguous at the array's front, as
-                ``array.reshape(-1)[:prod(shape)].reshape(shape)``, in the ``shape`` that
-                `output_shape` tells, and what is behind it is not written.
+            batch_size: the implicit batch, or the extent of the symbol ``batch``. It must be 1 if
+                the batch has another name or is fixed: it then follows from the arrays.
+            bindings: for each binding index an array or an address. Addresses are not validated on
+                the host. An array has the binding's shape, apart from axes of extent one, or is
+                flat. An array for more images or rows than the batch is filled from its start.
+                For an output with a data-dependent extent, the array must have the largest shape
+                that the plan can produce; the error message for a smaller array gives it. The
+                result is stored contiguously at the array's start:
+                ``array.reshape(-1)[:prod(shape)].reshape(shape)``, with ``shape`` from
+                `output_shape`. The elements behind it are not written.
 
         Raises:
-            BindingError: an array does not fit, or there are too few or too many.
-            IndexRangeError: as for `run`; what outputs hold is undefined then.
+            BindingError: an array does not fit, or the number of bindings is wrong.
+            IndexRangeError: as for `run`; the content of the outputs is then undefined.
             ContextError: the batch is larger than the engine's maximum, or the context is closed
                 or busy.
         """
-        ready, arrays = self._bind(batch_size, bindings)
+        staged_call, arrays = self._bind(batch_size, bindings)
         token = [get_ident()]
         try:
             self._enter(token)
-            self._execute_bound(ready, arrays)
+            self._execute_bound(staged_call, arrays)
         except MemoryError as error:
             raise out_of_memory("the run") from error
         finally:
@@ -291,63 +312,65 @@ class ExecutionContext(Closeable):
         stream: Any,
         input_consumed: Any = None,
     ) -> None:
-        """Queue one run on a stream and return at once.
+        """Enqueue one run on a stream and return without waiting for it.
 
-        Arguments are checked here. What is found later, as an index out of range is, is raised
-        once: by the stream's ``synchronize`` or the context's next `run`, `execute` or `enqueue`,
-        whichever comes first; events and ``close`` do not raise it. The run's outputs are then
-        undefined, and later work of the stream is done. Where a task of `smelt.Stream.submit`
-        failed before it, the run is dropped. A second run waits for the first, whatever its stream.
+        The arguments are checked at once. An error that occurs in the run, such as an index out of
+        range, is raised once: by the stream's ``synchronize`` or by the context's next `run`,
+        `execute` or `enqueue`, whichever comes first. Events and ``close`` do not raise it. The
+        outputs of that run are then undefined; later work of the stream is executed. A run behind
+        a failed task of `smelt.Stream.submit` is dropped. A second run waits for the first, even
+        on another stream.
 
         Args:
             batch_size: as for `execute`.
-            bindings: as for `execute`; the arrays are kept until the run is complete. What
-                `output_shape` tells is this run's once the stream is synchronized.
-            stream: does the work, in order: a `smelt.Stream` of the engine's device; on a GPU also
-                another library's, or a handle.
-            input_consumed: a `smelt.Event`, recorded when the inputs may be changed again.
+            bindings: as for `execute`; the arrays are kept alive until the run is complete. After
+                the stream is synchronized, `output_shape` returns the shapes of this run.
+            stream: executes the run in order: a `smelt.Stream` of the engine's device; on a GPU
+                also a stream of another library, or a handle.
+            input_consumed: a `smelt.Event` that is recorded when the inputs may be changed again.
 
         Raises:
             BindingError: as for `execute`.
             ContextError: the batch is too large, the context is closed, or ``stream`` or
-                ``input_consumed`` is none.
-            What a run failed with that was queued before; this one is then not queued.
+                ``input_consumed`` has a wrong type or device.
+            The error of a run that was enqueued before; this run is then not enqueued.
         """
 
     def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[StagedCall, list[Any]]:
-        """The call for bindings by index, and these as arrays and addresses."""
+        """Check bindings by index; return their call, and the bindings as arrays and addresses."""
         self._check_open()
         arrays = require_list(bindings, "bindings", BindingError)
-        if len(arrays) != len(self._ports):
-            names = ", ".join(binding.name for _, binding, _ in self._ports)
+        if len(arrays) != len(self._indexed_bindings):
+            names = ", ".join(binding.name for _, binding, _ in self._indexed_bindings)
             raise BindingError(
-                f"{len(arrays)} bindings are given, and the engine has {len(self._ports)}: {names}"
+                f"{len(arrays)} bindings are given, but the engine has "
+                f"{len(self._indexed_bindings)}: {names}"
             )
         shapes: list[tuple[int, ...] | None] = []
-        for index, binding, dtype in self._ports:
+        for index, binding, dtype in self._indexed_bindings:
             array = arrays[index]
             if (
                 type(array) is not ndarray
                 or array.dtype is not dtype
                 or not (binding.is_input or array.flags.carray)
             ):
-                array = arrays[index] = self._bound(array, binding, dtype)
+                array = arrays[index] = self._convert_binding(array, binding, dtype)
             shapes.append(None if isinstance(array, int) else array.shape)
         if type(batch_size) is not int:
             batch_size = require_int(batch_size, "the batch size", ContextError, least=1)
         key = (batch_size, tuple(shapes))
-        ready = self._ready.get(key)
-        if ready is None:
-            ready = self._staged_call_for_batch(batch_size, key[1])
+        staged_call = self._staged_calls.get(key)
+        if staged_call is None:
+            staged_call = self._staged_call_for_batch(batch_size, key[1])
         starts = start_addresses(arrays)
-        known, these = self._checked_starts
-        if known is not ready or these != starts:
-            check_apart(self._header.bindings, starts, ready.sizes)
-            self._checked_starts = ready, starts
-        return ready, arrays
+        checked_call, checked_starts = self._checked_starts
+        if checked_call is not staged_call or checked_starts != starts:
+            check_apart(self._header.bindings, starts, staged_call.sizes)
+            self._checked_starts = staged_call, starts
+        return staged_call, arrays
 
-    def _bound(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
-        """What an application bound, as an array or an address."""
+    def _convert_binding(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
+        """Convert one binding of the application to an array or an address."""
         if isinstance(value, int | np.integer) and not isinstance(value, bool):
             return _checked_address(binding, int(cast("int", value)))
         convert = self._input if binding.is_input else self._output
@@ -356,28 +379,28 @@ class ExecutionContext(Closeable):
     def _staged_call_for_batch(
         self, batch_size: int, shapes: tuple[tuple[int, ...] | None, ...]
     ) -> StagedCall:
-        """The call for a batch size, and arrays of these shapes (None for an address)."""
+        """Create and cache the call for a batch size and shapes (None for an address)."""
         values = values_from_batch(self._header, batch_size, shapes)
         call = call_from_values(self._header, values)
         call = call_for_arrays(call, self._header.bindings, shapes)
-        return self._keep((batch_size, shapes), call, shapes)
+        return self._cache_call((batch_size, shapes), call, shapes)
 
     @abstractmethod
-    def _execute_bound(self, ready: StagedCall, arrays: list[Any]) -> None:
-        """Run on the application's memory, and return when the outputs are there."""
+    def _execute_bound(self, staged_call: StagedCall, arrays: list[Any]) -> None:
+        """Run on the application's memory and return when the outputs are complete."""
 
     # ---- one run
 
     def _enter(self, token: list[int]) -> None:
-        """Take the context for a synchronous run. Whoever calls gives it back if it is his.
+        """Acquire the context for a synchronous run; the caller releases it if it owns it.
 
-        A token is one run's alone, and holds the thread that it is in.
+        Each run has its own token, which holds the identifier of its thread.
         """
         if self._owner.setdefault(RUN, token) is not token or self._is_closed:
-            self._refuse()
+            self._raise_not_available()
 
-    def _refuse(self) -> NoReturn:
-        """Say why the context cannot be entered."""
+    def _raise_not_available(self) -> NoReturn:
+        """Raise ContextError: the context is closed or busy."""
         self._check_open()
         raise ContextError(
             "this context is busy in another thread; create one context for each thread"
@@ -394,26 +417,27 @@ class ExecutionContext(Closeable):
         addresses: list[int],
         consumed: InputsConsumed | None,
     ) -> None:
+        """Run plan ``number``; values that the run determines are set in ``values``."""
         if self._weights is not self._code.weights:
             self._use_new_weights()
         segments = self._segments.get(number)
         if segments is None:
-            plan, verdicts = self._header.plans[number], self._verdicts[number]
-            segments = split_plan(plan, self._machinery, verdicts)
+            plan, runtime_checks = self._header.plans[number], self._runtime_checks[number]
+            segments = split_plan(plan, self._segment_factory, runtime_checks)
             self._segments[number] = segments
         if consumed is None and self._profiler is None and len(segments) == 1:
             segments[0].run(values, self._memories, addresses, timed=False)
         else:
-            self._execute_watched(number, values, addresses, consumed)
+            self._execute_segments(number, values, addresses, consumed)
 
-    def _execute_watched(
+    def _execute_segments(
         self,
         number: int,
         values: dict[str, int],
         addresses: list[int],
         consumed: InputsConsumed | None,
     ) -> None:
-        """The same in several segments, or with somebody who wants to know how far it is."""
+        """Run a plan by segments, timed for a profiler or signalling when inputs are consumed."""
         segments, profiler = self._segments[number], self._profiler
         timed = profiler is not None
         times: dict[int, float] = {}
@@ -429,36 +453,39 @@ class ExecutionContext(Closeable):
             self._report(profiler, number, times)
 
     def _report(self, profiler: Profiler, number: int, times: Mapping[int, float]) -> None:
-        """Report each layer of the plan once; one that was optimised into nothing takes no time."""
+        """Report each layer of the plan once; a layer without steps takes no time."""
         layers = self._header.layers
         if len(self._header.plans) == 1:
-            chosen: Sequence[int] = range(len(layers))
+            layer_indices: Sequence[int] = range(len(layers))
         else:
             steps = self._header.plans[number].steps
-            chosen = list(dict.fromkeys(step.layer for step in steps))
-        for layer in chosen:
+            layer_indices = list(dict.fromkeys(step.layer for step in steps))
+        for layer in layer_indices:
             profiler.report_layer_time(layers[layer].name, times.get(layer, 0.0))
 
     def _use_new_weights(self) -> None:
-        """Interrupted anywhere, it is done again by the next run; until then the old ones live."""
+        """Switch to refitted weights.
+
+        If it is interrupted, the next run repeats it; until then the old weights stay alive.
+        """
         weights = self._code.weights
         self._memories.weights = weights.address
         self._forget_addresses()
         self._weights = weights
 
     def _forget_addresses(self) -> None:
-        """Let segments find anew what lies where."""
+        """Make segments evaluate addresses again."""
         for segments in self._segments.values():
             for segment in segments:
                 segment.forget()
 
-    # ---- the end
+    # ---- release
 
     @abstractmethod
     def close(self) -> None:
-        """Give back the context's memory, once what was enqueued is done. Again is harmless.
+        """Release the context's memory after enqueued runs are complete. Idempotent.
 
-        It raises nothing of what was enqueued: the stream's ``synchronize`` still does.
+        Errors of enqueued runs are not raised here: the stream's ``synchronize`` raises them.
         """
 
     def _close_segments(self) -> None:
@@ -467,20 +494,21 @@ class ExecutionContext(Closeable):
             for segment in segments:
                 segment.close()
         self._segments.clear()
-        self._ready.clear()
+        self._staged_calls.clear()
 
 
-def _check_mapping(inputs: object, wanted: Sequence[Binding]) -> None:
+def _check_mapping(inputs: object, expected: Sequence[Binding]) -> None:
     if not isinstance(inputs, Mapping):
-        name = min((binding.name for binding in wanted), default="name")
+        name = min((binding.name for binding in expected), default="name")
         raise BindingError(
-            f"run takes arrays by name, as {{{name!r}: array}}, not {type(inputs).__name__}"
+            f"run expects a mapping of arrays by name, e.g. {{{name!r}: array}}, not "
+            f"{type(inputs).__name__}"
         )
 
 
-def _misnamed(inputs: Mapping[str, object], wanted: Sequence[Binding]) -> BindingError:
-    """What is wrong with names that are not those of the inputs."""
-    names = {binding.name for binding in wanted}
+def _input_names_error(inputs: Mapping[str, object], expected: Sequence[Binding]) -> BindingError:
+    """Return the error for input names that are missing or unknown."""
+    names = {binding.name for binding in expected}
     missing = sorted(names - set(inputs))
     unknown = sorted(set(map(str, inputs)) - names)
     parts = [f"missing: {', '.join(missing)}"] if missing else []
@@ -489,7 +517,7 @@ def _misnamed(inputs: Mapping[str, object], wanted: Sequence[Binding]) -> Bindin
 
 
 def _checked_address(binding: Binding, address: int) -> int:
-    """An application's address is taken on trust, but for what is none anywhere."""
+    """Return an application's address; only numbers that are never addresses are rejected."""
     if not _FIRST_ADDRESS <= address < 1 << 63:
         raise BindingError(
             f"{binding.name}: {address} is not a valid address; pass an array or its address"
@@ -498,7 +526,7 @@ def _checked_address(binding: Binding, address: int) -> int:
 
 
 def _reset(context: ExecutionContext) -> None:
-    """In a forked child: runs of the parent's other threads are not going on here."""
+    """Reset a context in a forked child, where the parent's threads do not exist."""
     context.reset()
 
 

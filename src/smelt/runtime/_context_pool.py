@@ -1,7 +1,8 @@
-"""A few contexts of one engine, lent to whichever thread has something to run.
+"""Pool of execution contexts of one engine, shared by the threads that call `Engine.run`.
 
-An interrupt may come between any two steps. So what says that a context is lent dies with the call
-that has it: whatever a call leaves undone, the next one that looks finds the context free.
+An interrupt may occur between any two steps of a call. A lease is therefore a weak reference to an
+object that lives as long as the call: whatever an interrupted call leaves undone, later calls find
+its context free.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     from smelt.runtime._engine import Engine
 
 _RECHECK_SECONDS: Final = 1.0
-"""After an interrupt nobody may have woken those who wait."""
+"""Seconds between checks while waiting: an interrupted call may not have notified the waiters."""
 
 
 class _ContextLease:
-    """Stands for one call that has a context."""
+    """Token of one call that uses a context."""
 
     __slots__ = ("__weakref__",)
 
@@ -33,78 +34,79 @@ _RETURNED: Final = weakref.ref(_ContextLease())
 
 
 class ContextPool:
-    """Makes contexts when they are needed, and keeps them until it is closed."""
+    """Creates contexts on demand and keeps them until the pool is closed."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take the engine, whose pool this is.
+        """Create the pool of an engine.
 
-        Contexts of the pool do not keep it alive, as others do: both would live until garbage is
-        collected. Whoever calls its `run` does.
+        Contexts of the pool do not keep the engine alive, unlike others: the reference cycle would
+        delay its release until garbage collection. The caller of `Engine.run` keeps it alive.
         """
         self._engine: Engine = weakref.proxy(engine)
-        self._loans: dict[ExecutionContext, weakref.ref[_ContextLease]] = {}
+        self._leases: dict[ExecutionContext, weakref.ref[_ContextLease]] = {}
         self._is_closed = False
         self.reset()
         _pools.add(self)
 
     def reset(self) -> None:
-        """Forget who has a context, as a forked child must: its parent's threads are not here."""
+        """Discard all leases in a forked child, where the parent's threads do not exist."""
         self._lock = threading.RLock()  # a signal handler may run the engine as well
-        self._freed = threading.Condition(self._lock)
-        self._loans = dict.fromkeys(self._loans, _RETURNED)
+        self._released = threading.Condition(self._lock)
+        self._leases = dict.fromkeys(self._leases, _RETURNED)
 
     def run(
-        self, most: int, inputs: Mapping[str, Any], outputs: Iterable[str] | None
+        self, max_contexts: int, inputs: Mapping[str, Any], outputs: Iterable[str] | None
     ) -> dict[str, Any]:
-        """Run in a free context, in a new one if there are fewer than ``most``, or wait for one.
+        """Run in a free context; create one if there are fewer than ``max_contexts``, else wait.
 
         Raises:
-            ContextError: ``most`` is not a positive number, or the pool is closed.
-            SmeltError: what creating a context or the run itself raises.
+            ContextError: ``max_contexts`` is not a positive number, or the pool is closed.
+            SmeltError: any error of creating a context or of the run.
         """
-        most = require_int(most, "contexts", ContextError, least=1)
-        loan = _ContextLease()
-        context = self._lend(loan, most)
+        max_contexts = require_int(max_contexts, "contexts", ContextError, least=1)
+        lease = _ContextLease()
+        context = self._acquire(lease, max_contexts)
         try:
             return context.run(inputs, outputs)
         finally:
-            self._take_back(context)
+            self._release(context)
 
-    def _lend(self, loan: _ContextLease, most: int) -> ExecutionContext:
+    def _acquire(self, lease: _ContextLease, max_contexts: int) -> ExecutionContext:
+        """Lease a free or new context, or wait for one."""
         with self._lock:
             while not self._is_closed:
-                loans = list(self._loans.items())  # a handler may add one meanwhile
-                free = (context for context, known in loans if known() is None)
+                leases = list(self._leases.items())  # a handler may add one meanwhile
+                free = (context for context, lease_ref in leases if lease_ref() is None)
                 context = next(free, None)
-                if context is None and len(self._loans) < most:
+                if context is None and len(self._leases) < max_contexts:
                     context = self._engine.loaded_code.create_context(self._engine, None, None)
                 if context is not None:
-                    self._loans[context] = weakref.ref(loan)
+                    self._leases[context] = weakref.ref(lease)
                     return context
-                self._freed.wait(_RECHECK_SECONDS)
+                self._released.wait(_RECHECK_SECONDS)
         raise ContextError("this engine is closed; load it again")
 
-    def _take_back(self, context: ExecutionContext) -> None:
+    def _release(self, context: ExecutionContext) -> None:
         with self._lock:
             if self._is_closed:
                 context.close()
             else:
-                self._loans[context] = _RETURNED
-                self._freed.notify()
+                self._leases[context] = _RETURNED
+                self._released.notify()
 
     def close(self) -> None:
-        """Close the contexts, those that are lent when they come back. Again is harmless."""
+        """Close all contexts; leased ones are closed when they are returned. Idempotent."""
         with self._lock:
             self._is_closed = True
-            for context, loan in self._loans.items():
-                if loan() is None:
+            for context, lease in self._leases.items():
+                if lease() is None:
                     context.close()
-            self._loans.clear()
-            self._freed.notify_all()
+            self._leases.clear()
+            self._released.notify_all()
 
 
 def _reset(pool: ContextPool) -> None:
-    """In a forked child: runs of the parent's other threads are not going on here."""
+    """Reset a pool in a forked child, where the parent's threads do not exist."""
     pool.reset()
 
 

@@ -1,7 +1,7 @@
-"""Arrays in a GPU's memory: other libraries' as inputs and outputs, in their own order of work.
+"""Interoperation with arrays of other libraries in GPU memory, in the order of their streams.
 
-torch and cupy have a current stream, on which their arrays are made and used, so work on their
-arrays is queued there and nobody waits. Other libraries say through DLPack when an array is ready.
+PyTorch and CuPy have a current stream on which their arrays are created and used, so work on their
+arrays is enqueued there without waiting. Other libraries synchronise through DLPack.
 """
 
 from __future__ import annotations
@@ -34,41 +34,42 @@ if TYPE_CHECKING:
     from smelt.engine import Binding
 
 ALIGNED_BYTES: Final = 16
-"""Kernels read so many bytes at once: an array elsewhere is copied first."""
-_MAX_KNOWN: Final = 256
+"""Alignment in bytes that kernels require; arrays at other addresses are copied first."""
+_MAX_CHECKED_ADDRESSES: Final = 256
+"""Number of checked addresses that are remembered."""
 
 
 class ArrayLibrary(Protocol):
-    """A library that has a current stream and makes arrays by itself."""
+    """A library that has a current stream and allocates arrays."""
 
     def current_stream(self, device: CudaDevice) -> int:
-        """Handle of the stream on which it works now."""
+        """Return the handle of the library's current stream."""
         ...
 
     def is_on_gpu(self, value: Any) -> bool:
-        """Whether an array of the library is in a GPU's memory."""
+        """Return whether an array of the library is in GPU memory."""
         ...
 
     def view(self, value: Any, device: CudaDevice) -> GpuArray:
-        """An array that is there. Raises BindingError: it is on another GPU."""
+        """Describe a GPU array. Raises BindingError: the array is on another GPU."""
         ...
 
     def address(self, value: Any) -> int:
-        """Where an array starts."""
+        """Return the address of an array."""
         ...
 
     def contiguous(self, value: Any) -> Any:
-        """The array without gaps."""
+        """Return a contiguous array with the same elements."""
         ...
 
     def empty(self, shape: Sequence[int], dtype: DType, device: CudaDevice) -> Any:
-        """A new array."""
+        """Allocate an array on the GPU."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GpuArray:
-    """An array in the engine's GPU."""
+    """An array in the memory of the engine's GPU."""
 
     address: int
     shape: tuple[int, ...]
@@ -76,12 +77,13 @@ class GpuArray:
     is_contiguous: bool
     is_read_only: bool
     framework: ArrayLibrary | None
-    """On whose current stream it is written and read; None: the context's own waits for it."""
+    """Library on whose current stream the array is used; None if the context's stream waits for
+    it."""
     keep_alive: object
 
 
 class _Torch:
-    """PyTorch."""
+    """Adapter for PyTorch."""
 
     def __init__(self, module: Any) -> None:
         self._torch = module
@@ -98,7 +100,7 @@ class _Torch:
     def view(self, value: Any, device: CudaDevice) -> GpuArray:
         index = value.get_device()
         if index != device.index:
-            raise _elsewhere(index, device)
+            raise _device_mismatch(index, device)
         if value.dtype not in self._dtypes:
             raise BindingError(f"the element type {value.dtype} is not supported")
         return GpuArray(
@@ -119,12 +121,12 @@ class _Torch:
 
     def empty(self, shape: Sequence[int], dtype: DType, device: CudaDevice) -> Any:
         torch = self._torch
-        place = torch.device("cuda", device.index)
-        return torch.empty(tuple(shape), dtype=getattr(torch, dtype.value), device=place)
+        target = torch.device("cuda", device.index)
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype.value), device=target)
 
 
 class _Cupy:
-    """CuPy."""
+    """Adapter for CuPy."""
 
     def __init__(self, module: Any) -> None:
         self._cupy = module
@@ -138,7 +140,7 @@ class _Cupy:
 
     def view(self, value: Any, device: CudaDevice) -> GpuArray:
         if value.device.id != device.index:
-            raise _elsewhere(value.device.id, device)
+            raise _device_mismatch(value.device.id, device)
         return GpuArray(
             self.address(value),
             tuple(value.shape),
@@ -156,37 +158,38 @@ class _Cupy:
         return self._cupy.ascontiguousarray(value)
 
     def empty(self, shape: Sequence[int], dtype: DType, device: CudaDevice) -> Any:
-        # CuPy has no bfloat16: it gets, and may give, an array of its bits.
+        # CuPy has no bfloat16; such tensors are exchanged as uint16 arrays of their bits.
         kind = np.dtype(np.uint16) if dtype is DType.BFLOAT16 else dtype.numpy
         with self._cupy.cuda.Device(device.index):
             return self._cupy.empty(tuple(shape), kind)
 
 
-_KINDS: Final[dict[str, Any]] = {"torch": _Torch, "cupy": _Cupy}
+_LIBRARY_CLASSES: Final[dict[str, Any]] = {"torch": _Torch, "cupy": _Cupy}
 _libraries: dict[str, ArrayLibrary] = {}
 
 
 def library_with_stream(value: object) -> ArrayLibrary | None:
-    """Return the library of an array, if it has a current stream."""
+    """Return the adapter of an array's library; None if the library has no current stream."""
     name = type(value).__module__.partition(".")[0]
     if name not in _libraries:
         module = sys.modules.get(name)
-        if name not in _KINDS or not hasattr(module, "from_dlpack"):
+        if name not in _LIBRARY_CLASSES or not hasattr(module, "from_dlpack"):
             return None
-        _libraries[name] = _KINDS[name](module)
+        _libraries[name] = _LIBRARY_CLASSES[name](module)
     return _libraries[name]
 
 
 def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray | None:
-    """Return an array in a GPU's memory as one that has the binding's dtype; None for others.
+    """Return a GPU array after checking its device and dtype; None for an array on the host.
 
     Args:
         value: any array.
-        binding: what it is for.
-        stream: waits for whoever writes it, unless its library has a current stream.
+        binding: the binding that the array is for.
+        stream: stream that waits for pending writes, unless the library has a current stream.
 
     Raises:
-        BindingError: it lies on another GPU, has another dtype, or cannot be written.
+        BindingError: the array is on another GPU, has another dtype, is not contiguous, or is a
+            read-only output.
     """
     library = library_with_stream(value)
     with application_errors(partial(unreadable, binding)):
@@ -194,18 +197,18 @@ def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray |
             if not (is_on_gpu(value) if library is None else library.is_on_gpu(value)):
                 return None
             if library is None:
-                found = _foreign(value, stream)
+                array = _import_array(value, stream)
             else:
-                found = library.view(value, stream.device)
-                if binding.is_input and not found.is_contiguous:
-                    found = library.view(library.contiguous(value), stream.device)
+                array = library.view(value, stream.device)
+                if binding.is_input and not array.is_contiguous:
+                    array = library.view(library.contiguous(value), stream.device)
         except BindingError as error:
             raise BindingError(f"{binding.name}: {error}") from error
-    _check(found, binding)
-    return found
+    _check(array, binding)
+    return array
 
 
-def _foreign(value: object, stream: CudaStream) -> GpuArray:
+def _import_array(value: object, stream: CudaStream) -> GpuArray:
     view = view_of(value, stream)
     return GpuArray(
         view.address,
@@ -219,16 +222,17 @@ def _foreign(value: object, stream: CudaStream) -> GpuArray:
 
 
 def _check(array: GpuArray, binding: Binding) -> None:
-    wanted = binding.dtype
+    """Check dtype, contiguity and writability of a GPU array."""
+    expected = binding.dtype
     are_bits = (
-        wanted is DType.BFLOAT16
+        expected is DType.BFLOAT16
         and array.dtype is DType.UINT16
         and isinstance(array.framework, _Cupy)
     )
-    if array.dtype is not wanted and not are_bits:
+    if array.dtype is not expected and not are_bits:
         raise BindingError(
-            f"{binding.name}: the array has dtype {array.dtype.value}, and {wanted.value} is "
-            "needed; convert it"
+            f"{binding.name}: the array has dtype {array.dtype.value}, expected {expected.value}; "
+            "convert it"
         )
     if not array.is_contiguous:
         raise BindingError(
@@ -238,27 +242,27 @@ def _check(array: GpuArray, binding: Binding) -> None:
         raise BindingError(f"{binding.name}: an output array must be writable")
 
 
-def _elsewhere(index: int, device: CudaDevice) -> BindingError:
+def _device_mismatch(index: int, device: CudaDevice) -> BindingError:
     return BindingError(
-        f"the array is on cuda:{index}, and the engine is on cuda:{device.index}; move the array"
+        f"the array is on cuda:{index}, but the engine is on cuda:{device.index}; move the array"
     )
 
 
 class ResultMaker:
-    """Makes the results of a run as arrays of the library of its inputs."""
+    """Creates the results of a run as arrays of the inputs' library."""
 
     def __init__(self, like: object, device: CudaDevice) -> None:
-        """Take an input that is on the GPU."""
+        """Create results for the library of ``like``, an input on the GPU."""
         self._device = device
         self.framework = library_with_stream(like)
-        self._home = library_of(like)
+        self._dlpack_module = library_of(like)
 
     def current_stream(self) -> int | None:
-        """Handle of the stream on which the library works; None when it has none."""
+        """Return the handle of the library's current stream; None if it has none."""
         return None if self.framework is None else self.framework.current_stream(self._device)
 
     def empty(self, binding: Binding, shape: Sequence[int]) -> tuple[Any, int]:
-        """A new array, and its address."""
+        """Allocate an output array; return it with its address."""
         if self.framework is not None:
             array = self.framework.empty(shape, binding.dtype, self._device)
             return array, self.framework.address(array)
@@ -267,7 +271,7 @@ class ResultMaker:
         return CudaArray(memory, binding.dtype, shape), memory.address
 
     def finish(self, array: Any, shape: Sequence[int], stream: CudaStream) -> Any:
-        """The array cut to the shape that the run gave it, for whoever asked; not waited for."""
+        """Cut an array to its final shape and convert it to the library, without waiting."""
         if tuple(array.shape) != tuple(shape):
             if self.framework is None:
                 array = CudaArray(array.allocation, array.dtype, shape)
@@ -276,30 +280,30 @@ class ResultMaker:
         if self.framework is not None:
             return array
         array.written_on(stream)
-        if self._home is None or not hasattr(self._home, "from_dlpack"):
+        if self._dlpack_module is None or not hasattr(self._dlpack_module, "from_dlpack"):
             return array
-        return self._home.from_dlpack(array)
+        return self._dlpack_module.from_dlpack(array)
 
 
 def libraries_of(arrays: Sequence[Any]) -> set[ArrayLibrary | None]:
-    """Whose arrays are on the GPU; None stands for those without a current stream."""
+    """Return the libraries of the GPU arrays; None stands for those without a current stream."""
     return {array.framework for array in arrays if isinstance(array, GpuArray)}
 
 
 class CheckedAddresses:
-    """Addresses that were seen to be one GPU's, so that the driver is asked once."""
+    """Addresses known to be in one GPU's memory, so that the driver is queried once for each."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._known: set[int] = set()
+        self._checked: set[int] = set()
 
     def check(self, binding: Binding, address: int) -> None:
-        """Refuse at once what would make the GPU unusable for the whole process.
+        """Check an address before a kernel faults on it, which would make the GPU unusable.
 
         Raises:
             BindingError: the address is not in memory that the GPU reaches.
         """
-        if address in self._known:
+        if address in self._checked:
             return
         device = self._device
         owner = owner_of(device, address)
@@ -308,24 +312,24 @@ class CheckedAddresses:
                 "not memory that a GPU can access" if owner is None else f"memory of cuda:{owner}"
             )
             raise BindingError(
-                f"{binding.name}: {address:#x} is {where}, and the engine is on "
+                f"{binding.name}: {address:#x} is {where}, but the engine is on "
                 f"cuda:{device.index}; pass an array, or an address on that GPU"
             )
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        self._known.add(address)
+        if len(self._checked) >= _MAX_CHECKED_ADDRESSES:
+            self._checked.clear()
+        self._checked.add(address)
 
 
 def check_selected(device: CudaDevice) -> None:
-    """Refuse a thread that has selected another GPU: its addresses would be that's.
+    """Check that the thread has not selected another GPU, whose addresses it would pass.
 
     Raises:
-        ContextError: it has.
+        ContextError: the thread's current device is another GPU.
     """
     index = selected_index(device.driver)
     if index is not None and index != device.index:
         raise ContextError(
-            f"the engine is bound to cuda:{device.index}, and the current device of this thread "
+            f"the engine is bound to cuda:{device.index}, but the current device of this thread "
             f"is cuda:{index}; select the engine's device, or load the engine with "
             f"device='cuda:{index}'"
         )

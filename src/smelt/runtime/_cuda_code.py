@@ -1,4 +1,4 @@
-"""An engine's cubins and weights on one GPU, shared by its contexts."""
+"""Loaded kernels and weights of an engine on one GPU, shared by its contexts."""
 
 from __future__ import annotations
 
@@ -39,22 +39,26 @@ _LOG = logging.getLogger(__name__)
 
 
 def find_gpu(fingerprint: Fingerprint, name: str | None) -> tuple[CudaDevice, int]:
-    """Return the GPU of a name, or the calling thread's own, and which of the code it runs.
+    """Return a GPU and the index of the engine's architecture that the GPU runs.
+
+    Args:
+        fingerprint: the engine's fingerprint.
+        name: device name, e.g. "cuda:1"; None for the GPU that the calling thread has selected.
 
     Raises:
-        EngineMismatchError: it runs none.
-        DeviceError: there is no such GPU.
+        EngineMismatchError: the engine has no code for the GPU's architecture.
+        DeviceError: the GPU does not exist.
     """
     device = gpu_named(name)
-    found = device.properties
+    properties = device.properties
     architecture_index = matching_architecture(
-        fingerprint.architecture.split(","), found.capability
+        fingerprint.architecture.split(","), properties.capability
     )
     if architecture_index is None:
         raise EngineMismatchError(
-            f"this engine was built for {fingerprint.architecture}, and {device!r} needs code for "
-            f"{found.architecture}; build it again for that architecture, or for both: "
-            f"device='cuda:{fingerprint.architecture},{found.architecture}'"
+            f"this engine was built for {fingerprint.architecture}, but {device!r} needs code for "
+            f"{properties.architecture}; build it again for that architecture, or for both: "
+            f"device='cuda:{fingerprint.architecture},{properties.architecture}'"
         )
     return device, architecture_index
 
@@ -63,26 +67,26 @@ class CudaCode(LoadedCode):
     """The kernels and weights of an engine on one GPU."""
 
     def __init__(self, file: EngineFile, device: CudaDevice, architecture_index: int) -> None:
-        """Load them.
+        """Load kernels and weights.
 
         Args:
-            file: the engine.
+            file: the engine file.
             device: the GPU.
-            architecture_index: which of the engine's architectures is the GPU's.
+            architecture_index: index of the GPU's architecture among the engine's.
 
         Raises:
-            EngineFormatError: a kernel's record is malformed.
+            EngineFormatError: a kernel record is malformed.
             EngineMismatchError: the driver, the GPU or a library cannot run the code.
-            MissingExtraError: it calls a library that is not installed.
-            DeviceError: there is too little memory.
+            MissingExtraError: a library that the engine calls is not installed.
+            DeviceError: GPU memory is insufficient.
         """
         self.header = file.header
         self.device = device
         tuned_on = self.header.fingerprint.tuned_on
         if tuned_on not in ("", device.timing_key):
             _LOG.info(
-                "%s was tuned on %s; on %s its results are as correct, but other tactics may be "
-                "faster: %s on this machine finds them",
+                "%s was tuned on %s and runs on %s: results are correct, but other tactics may be "
+                "faster; run %s on this machine to find them",
                 file.source,
                 tuned_on,
                 device.timing_key,
@@ -111,16 +115,17 @@ class CudaCode(LoadedCode):
 def _load_kernels(
     file: EngineFile, device: CudaDevice, architecture_index: int
 ) -> dict[str, LoadedKernel | LoadedCall]:
+    """Load the kernels that the plans launch, by symbol."""
     used = _used_symbols(file.header)
     loader = KernelLoader(device)
-    found = {
+    kernels = {
         symbol: loader.load(file.code, offset, architecture_index)
         for symbol, offset in file.header.symbols
         if symbol in used
     }
-    if missing := sorted(used - found.keys()):
+    if missing := sorted(used - kernels.keys()):
         raise EngineFormatError(f"the engine has no code for {', '.join(missing)}")
-    return found
+    return kernels
 
 
 def _used_symbols(header: EngineHeader) -> set[str]:
@@ -129,7 +134,7 @@ def _used_symbols(header: EngineHeader) -> set[str]:
 
 
 def arena_of(code: CudaCode, memory: CudaMemory) -> CudaAllocation | CudaReservation:
-    """What the plans keep tensors in; where a run decides their sizes, memory comes as it does."""
+    """Allocate the arena of the plans; with data-dependent sizes, memory is committed on demand."""
     plans = code.header.plans
     size_bytes = max(plan.arena_bytes for plan in plans)
     if any(plan.decided for plan in plans):

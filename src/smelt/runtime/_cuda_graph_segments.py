@@ -1,8 +1,8 @@
-"""Segments on a GPU: launches as a graph for each set of symbol values, Python's steps by copies.
+"""Segments on a GPU: one CUDA graph per set of symbol values, and host steps by copies.
 
-A graph keeps the addresses that it was recorded with. The arena and the weights never move; where
-the application's arrays are others than in the run before, the few launches that touch them are
-given their words again, which costs far less than a copy or another recording.
+A graph keeps the addresses with which it was recorded. The arena and the weights never move. When
+the application passes other arrays than in the previous run, the arguments of the few launches
+that use them are updated, which costs far less than a copy or a new recording.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ if TYPE_CHECKING:
 
 
 _MAX_RECORDED_GRAPHS: Final = 256
+"""Number of keys that are remembered as seen once, before a graph is recorded for them."""
 
 
 class InputsConsumedEvent:
-    """Records an event once, when the inputs are read."""
+    """Records an event once, when the inputs have been read."""
 
     def __init__(self, event: CudaEvent, stream: CudaStream) -> None:
-        """Take the event, and the stream in which it will be recorded."""
+        """Store the event and the stream on which it will be recorded."""
         self._event: CudaEvent | None = event
         self._stream = stream
 
     def signal(self) -> None:
-        """Record it, if that is still to be done."""
+        """Record the event, unless it was recorded before."""
         if self._event is not None:
             self._event.record(self._stream)
             self._event = None
@@ -61,7 +62,7 @@ class InputsConsumedEvent:
 
 @dataclass(frozen=True, slots=True)
 class PendingProfile:
-    """A profiled run whose times nobody has heard of yet."""
+    """A profiled run whose times have not been reported yet."""
 
     plan: int
     profiler: Any
@@ -69,43 +70,43 @@ class PendingProfile:
 
 @dataclass(slots=True)
 class CudaSegmentFactory:
-    """What segments for one context on a GPU are made with."""
+    """Creates the segments of one context on a GPU, and holds the state that they share."""
 
     device: CudaDevice
     kernels: Mapping[str, LoadedKernel | LoadedCall]
     recorder: CudaStream
-    """Graphs are recorded on it; nothing runs there."""
+    """Stream on which graphs are recorded; no work runs on it."""
     stream: CudaStream
-    """Where the run that is going on is queued."""
+    """Stream of the current run."""
     weights: LoadedWeights
     layers: Sequence[LayerInfo] = ()
-    """The engine's, for messages."""
+    """Layers of the engine, for messages."""
     errors: ErrorWords | None = None
-    """Where launches tell of indices out of range, if any does and somebody asks."""
+    """Error words that launches write on indices out of range; None if they are not checked."""
     consumed: InputsConsumed | None = None
-    """Hears from the segment that runs next, once that has read the inputs."""
+    """Signalled by the next segment when it has read the inputs."""
     commit: Callable[[int, int, CudaStream], None] | None = None
-    """Gives memory to addresses and bytes, before what is queued next touches them; None where
-    everything has memory from the start."""
+    """Commits memory to an address range before launches use it; None if all memory is committed
+    from the start."""
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> GraphSegment:
-        """The launches as one segment."""
+        """Create a segment of launches."""
         return GraphSegment(steps, plan, self)
 
     def host(self, step: HostCall, plan: Plan, check: Check) -> HostSegment:
-        """A step that Python does, on copies."""
+        """Create a segment of a host step, which works on copies."""
         return HostSegment(step, plan, _CopiedMemoryAccess(self), check, self.layers)
 
 
 class _CopiedMemoryAccess:
-    """A GPU's memory through copies, in the order of the run's stream."""
+    """Access to GPU memory by copies in the order of the run's stream."""
 
     def __init__(self, segment_factory: CudaSegmentFactory) -> None:
-        self._machinery = segment_factory
+        self._segment_factory = segment_factory
 
     def load(self, space: Space, address: int, size_bytes: int) -> NDArray[np.uint8]:
-        segment_factory = self._machinery
-        if space is Space.WEIGHTS:  # these are on the host as well
+        segment_factory = self._segment_factory
+        if space is Space.WEIGHTS:  # a copy of the weights is on the host
             start = address - segment_factory.weights.address
             return segment_factory.weights.bytes[start : start + size_bytes]
         if segment_factory.commit is not None:
@@ -113,44 +114,44 @@ class _CopiedMemoryAccess:
         data = np.empty(size_bytes, np.uint8)
         stream = segment_factory.stream
         copy_memory(segment_factory.device, int(data.ctypes.data), address, size_bytes, stream)
-        # Not by `synchronize`, which raises what runs of other contexts have met.
+        # Not `synchronize`, which would raise errors of other contexts' runs.
         segment_factory.device.call("cuStreamSynchronize", stream.handle)
-        if segment_factory.errors is not None:  # what a reference would read is undefined
+        if segment_factory.errors is not None:  # after an index error, the data are undefined
             segment_factory.errors.check()
         return data
 
     def store(self, address: int, data: Any) -> None:
-        segment_factory = self._machinery
+        segment_factory = self._segment_factory
         if len(data):
             source = int(data.ctypes.data)
             copy_memory(segment_factory.device, address, source, len(data), segment_factory.stream)
 
 
 _Key = tuple[range, bool, tuple[int, ...]]
-"""Which rows, whether they are timed, and what a graph depends on: values of symbols, and addresses
-that it cannot be given anew."""
+"""Key of a graph: its rows, whether they are timed, symbol values, and addresses that cannot be
+updated in the graph."""
 
 
 @dataclass(slots=True)
 class _RecordedGraph:
-    """A graph, and the words that it has."""
+    """A recorded graph with its argument words."""
 
     rows: CudaRunList
     graph: RunGraph
     offsets: list[int]
-    """Of the words that name the application's memory."""
+    """Offsets of the words that hold addresses of the application's arrays."""
     addresses: list[int]
-    """The application's, as the graph has them; [] when that is unknown."""
-    marks: dict[int, CudaEvent]
+    """Addresses of the application's arrays in the graph; [] if an update was interrupted."""
+    timing_events: dict[int, CudaEvent]
 
 
 class GraphSegment:
-    """Launches that one graph runs; or two, where somebody waits for the inputs to be read."""
+    """Launches in one graph, or in two if an event is recorded once the inputs have been read."""
 
     def __init__(
         self, steps: Sequence[Launch], plan: Plan, segment_factory: CudaSegmentFactory
     ) -> None:
-        self._machinery = segment_factory
+        self._segment_factory = segment_factory
         self._arguments = arguments = ArgumentWords(steps, plan)
         self.reads_input = arguments.reads_input
         counts = [word_count(step) for step in steps]
@@ -159,63 +160,64 @@ class GraphSegment:
             for step, words, wait_for in zip(steps, counts, dependency_counts(steps), strict=True)
         ]
         owners = np.repeat(np.arange(len(steps)), counts)
-        self._moving = [int(owners[position]) for position in arguments.positions]
-        """The row of each word that names the application's memory."""
-        named = zip(self._moving, arguments.bindings, strict=True)
-        self._fixed = sorted(
-            {b for row, b in named if not self._rows[row].kernel.can_update_in_graph}
+        self._binding_rows = [int(owners[position]) for position in arguments.positions]
+        """Row of each word that holds an address of the application's arrays."""
+        row_bindings = zip(self._binding_rows, arguments.bindings, strict=True)
+        self._fixed_bindings = sorted(
+            {b for row, b in row_bindings if not self._rows[row].kernel.can_update_in_graph}
         )
-        """Bindings whose addresses a graph keeps: a library is called with them."""
+        """Bindings whose addresses are fixed in a graph because a library call uses them."""
         readers = [int(owners[position]) for position in arguments.input_positions]
-        self._whole = range(len(steps))
-        self._parts = _split(self._rows, max(readers, default=-1) + 1)
-        """What reads the inputs, and the rest."""
+        self._all_rows = range(len(steps))
+        self._row_ranges = _split(self._rows, max(readers, default=-1) + 1)
+        """Rows that read the inputs, and the remaining rows."""
         self._groups = groups_of(arguments.layers)
         self._views = [view for step in steps for view in step.operands]
         self._buffers = plan.buffers
-        self._is_open = not plan.decided.keys().isdisjoint(arguments.symbols)
-        """Whether the run itself decides what is launched: then most graphs would be used once."""
-        self._kept: dict[_Key, _RecordedGraph] = {}
-        self._met: set[_Key] = set()
-        self._timed: _RecordedGraph | None = None
+        self._is_data_dependent = not plan.decided.keys().isdisjoint(arguments.symbols)
+        """Whether launches depend on data-dependent sizes: most graphs would then be used once."""
+        self._graphs: dict[_Key, _RecordedGraph] = {}
+        self._seen_keys: set[_Key] = set()
+        self._timed_graph: _RecordedGraph | None = None
 
     def run(
         self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
     ) -> None:
-        """Queue the launches; with ``timed`` one after another, each layer between two marks."""
+        """Enqueue the launches; with ``timed`` serially, each layer between two timing events."""
         key = tuple([values[name] for name in self._arguments.symbols])
-        if self._fixed:
-            key += tuple([addresses[binding] for binding in self._fixed])
-        consumed = self._machinery.consumed
+        if self._fixed_bindings:
+            key += tuple([addresses[binding] for binding in self._fixed_bindings])
+        consumed = self._segment_factory.consumed
         if timed or consumed is None or not self.reads_input:
-            self._queue((self._whole, timed, key), values, memories, addresses)
+            self._queue((self._all_rows, timed, key), values, memories, addresses)
             return
-        for part in self._parts:
+        for part in self._row_ranges:
             self._queue((part, timed, key), values, memories, addresses)
-            if part is self._parts[0]:
+            if part is self._row_ranges[0]:
                 consumed.signal()
 
     def _queue(
         self, key: _Key, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
     ) -> None:
-        recording = self._kept.get(key)
+        """Launch the graph of a key; record it or update its addresses first if necessary."""
+        recording = self._graphs.get(key)
         if recording is None:
-            if self._is_open and not key[1] and key not in self._met:
+            if self._is_data_dependent and not key[1] and key not in self._seen_keys:
                 self._launch_once(key, values, memories, addresses)
                 return
             recording = self._record(key, values, memories, addresses)
         elif recording.addresses != addresses:
-            self._back(values, memories, addresses)
-            self._move(recording, addresses)
-        recording.graph.launch(self._machinery.stream)
+            self._commit_memory(values, memories, addresses)
+            self._update_addresses(recording, addresses)
+        recording.graph.launch(self._segment_factory.stream)
         if key[1]:
-            self._timed = recording
+            self._timed_graph = recording
 
-    def _listed(
+    def _evaluate_rows(
         self, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
     ) -> tuple[CudaRunList, list[int]]:
-        """The rows with their words, and what was where the application's addresses are now."""
-        self._back(values, memories, addresses)
+        """Evaluate the rows; return them with the offsets of words that address the bindings."""
+        self._commit_memory(values, memories, addresses)
         words, blocks = self._arguments.evaluate(values, memories)
         positions = self._arguments.positions
         offsets = [int(words[position]) for position in positions]
@@ -224,9 +226,11 @@ class GraphSegment:
             words[position] = addresses[binding] + offset
         return CudaRunList(self._rows, words, blocks), offsets
 
-    def _back(self, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]) -> None:
-        """Let everything that the launches touch have memory."""
-        commit = self._machinery.commit
+    def _commit_memory(
+        self, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
+    ) -> None:
+        """Commit memory to everything that the launches access."""
+        commit = self._segment_factory.commit
         if commit is None:
             return
         for view in self._views:
@@ -238,81 +242,92 @@ class GraphSegment:
             else:
                 continue
             low, high = view.footprint(values)
-            commit(start + low, high - low, self._machinery.stream)
+            commit(start + low, high - low, self._segment_factory.stream)
 
     def _launch_once(
         self, key: _Key, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
     ) -> None:
-        if len(self._met) >= _MAX_RECORDED_GRAPHS:
-            self._met.clear()
-        self._met.add(key)
-        rows, _ = self._listed(values, memories, addresses)
+        """Launch the rows without a graph and remember the key."""
+        if len(self._seen_keys) >= _MAX_RECORDED_GRAPHS:
+            self._seen_keys.clear()
+        self._seen_keys.add(key)
+        rows, _ = self._evaluate_rows(values, memories, addresses)
         for row in key[0]:
-            rows.launch(row, self._machinery.stream)
+            rows.launch(row, self._segment_factory.stream)
 
     def _record(
         self, key: _Key, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
     ) -> _RecordedGraph:
-        while len(self._kept) >= MAX_CACHED_SHAPES:
-            self._kept.pop(next(iter(self._kept))).graph.close()
-        rows, offsets = self._listed(values, memories, addresses)
+        """Record a graph for a key; the oldest graph is closed if there are too many."""
+        while len(self._graphs) >= MAX_CACHED_SHAPES:
+            self._graphs.pop(next(iter(self._graphs))).graph.close()
+        rows, offsets = self._evaluate_rows(values, memories, addresses)
         part, timed, _ = key
-        marks: dict[int, CudaEvent] | None = None
+        timing_events: dict[int, CudaEvent] | None = None
         if timed:
-            places = [first for _, first, _ in self._groups] + [len(self._rows)]
-            marks = {place: CudaEvent(self._machinery.device) for place in places}
-        updatable_rows = {row for row in self._moving if self._rows[row].kernel.can_update_in_graph}
+            boundaries = [first for _, first, _ in self._groups] + [len(self._rows)]
+            timing_events = {row: CudaEvent(self._segment_factory.device) for row in boundaries}
+        updatable_rows = {
+            row for row in self._binding_rows if self._rows[row].kernel.can_update_in_graph
+        }
         graph = RunGraph(
-            rows, self._machinery.recorder, part=part, updatable_rows=updatable_rows, marks=marks
+            rows,
+            self._segment_factory.recorder,
+            part=part,
+            updatable_rows=updatable_rows,
+            timing_events=timing_events,
         )
-        self._kept[key] = found = _RecordedGraph(
-            rows, graph, offsets, addresses.copy(), marks or {}
+        self._graphs[key] = recording = _RecordedGraph(
+            rows, graph, offsets, addresses.copy(), timing_events or {}
         )
-        return found
+        return recording
 
-    def _move(self, recording: _RecordedGraph, addresses: list[int]) -> None:
-        """Give the launches that touch the application's memory its new addresses."""
+    def _update_addresses(self, recording: _RecordedGraph, addresses: list[int]) -> None:
+        """Update the arguments of launches that use the application's arrays."""
         recording.addresses = []
         words, changed = recording.rows.words, set[int]()
-        places = zip(
+        entries = zip(
             self._arguments.positions,
             self._arguments.bindings,
             recording.offsets,
-            self._moving,
+            self._binding_rows,
             strict=True,
         )
-        for position, binding, offset, row in places:
-            wanted = addresses[binding] + offset
-            if words[position] != wanted:
-                words[position] = wanted
+        for position, binding, offset, row in entries:
+            address = addresses[binding] + offset
+            if words[position] != address:
+                words[position] = address
                 changed.add(row)
         for row in changed:
-            recording.graph.move(row)
+            recording.graph.update_node_params(row)
         recording.addresses = addresses.copy()
 
     def milliseconds(self) -> list[tuple[int, float]]:
-        """Wait for the last timed run, and return the layer and time of each stretch of a layer."""
-        if self._timed is None:
+        """Wait for the last timed run; return the layer and milliseconds of each run of rows."""
+        if self._timed_graph is None:
             return []
-        marks = self._timed.marks
-        marks[len(self._rows)].synchronize()
-        return [(layer, marks[first].elapsed(marks[last])) for layer, first, last in self._groups]
+        timing_events = self._timed_graph.timing_events
+        timing_events[len(self._rows)].synchronize()
+        return [
+            (layer, timing_events[first].elapsed(timing_events[last]))
+            for layer, first, last in self._groups
+        ]
 
     def forget(self) -> None:
-        """Record everything again: the memories have moved."""
+        """Discard all graphs, because memory has moved."""
         self.close()
 
     def close(self) -> None:
-        """Let the graphs go."""
-        for recording in self._kept.values():
+        """Release the graphs."""
+        for recording in self._graphs.values():
             recording.graph.close()
-        self._kept.clear()
-        self._met.clear()
-        self._timed = None
+        self._graphs.clear()
+        self._seen_keys.clear()
+        self._timed_graph = None
 
 
 def _split(rows: Sequence[CudaLaunch], count: int) -> tuple[range, ...]:
-    """The rows in two: so many at least, up to one that waits for all before it, and the rest."""
+    """Split rows into two ranges; the second starts at a row that waits for all rows before it."""
     while count < len(rows) and rows[count].wait_for != count:
         count += 1
     return tuple(part for part in (range(count), range(count, len(rows))) if part)

@@ -1,4 +1,4 @@
-"""Places on the GPU, and in pinned memory, for arrays that kernels cannot read where they are."""
+"""Staging buffers on the GPU and in pinned memory for arrays that kernels cannot use in place."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from smelt.runtime._plan_selection import ResolvedCall
 
 _CHUNK_BYTES: Final = 4 << 20
-"""A large array is sent in such pieces: one is sent while the next is brought to pinned memory."""
+"""Chunk size of uploads: one chunk is transferred while the next is copied to pinned memory."""
 DIRECT_OUTPUT_BYTES: Final = 64 << 10
-"""Up to so many bytes kernels write to pinned memory themselves, which is sooner done than a copy.
-Inputs are copied whatever their size: kernels may read them many times."""
+"""Outputs up to this size are written to pinned memory by kernels, which is faster than a copy.
+Inputs of all sizes are copied, because kernels may read them several times."""
 
 
 class CudaStaging:
-    """One context's places, a binding's each; they grow when a larger array comes."""
+    """Staging buffers of one context, one per binding; they grow with the arrays."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class CudaStaging:
         tracker: AllocationTracker | None,
         arena: CudaAllocation | CudaReservation,
     ) -> None:
-        """Have no places yet. ``arena`` is the context's, for `commit`; it stays the caller's."""
+        """Create empty staging; `commit` also serves ``arena``, which the caller owns."""
         self._device = device
         self._arena = arena
         self._memory = CudaMemory(device, tracker)
@@ -50,24 +50,25 @@ class CudaStaging:
         self._pinned: dict[int, PinnedAllocation] = {}
         self._pending_outputs: list[tuple[NDArray[Any], NDArray[np.uint8]]] = []
         self._has_moved = False
-        """Whether places without memory have come, maybe at addresses that had it."""
+        """Whether buffers were reserved anew, possibly at addresses that were committed before."""
 
     def stage(
         self,
-        ports: Sequence[IndexedBinding],
+        indexed_bindings: Sequence[IndexedBinding],
         call: ResolvedCall,
         arrays: Sequence[Any],
         stream: CudaStream,
         wait: Callable[[], None],
     ) -> tuple[list[int], list[tuple[int, Any, int]]]:
-        """The address of each array on the GPU, and the outputs to be copied from there.
+        """Return the GPU address of each array, and the outputs to be copied from there.
 
-        ``wait`` is called before memory that a run may still read is written.
+        An output to be copied is given as binding index, target and size in bytes. ``wait`` is
+        called before writing memory that a run may still read.
         """
         is_decided = bool(call.decided)
         addresses = [0] * len(arrays)
         commit: list[tuple[int, Any, int]] = []
-        for index, binding, _ in ports:
+        for index, binding, _ in indexed_bindings:
             array = arrays[index]
             address = array.address if isinstance(array, GpuArray) else array
             if isinstance(address, int) and address % ALIGNED_BYTES == 0:
@@ -77,37 +78,38 @@ class CudaStaging:
             if binding.is_input:
                 wait()
                 addresses[index] = self.upload_input(index, address, size, stream)
-            elif address is None:  # an output that nobody asked for
+            elif address is None:  # an output that is not requested
                 addresses[index] = self.device_buffer(index, size, is_decided=is_decided)
             else:
                 addresses[index] = self.reserve(index, address, size, is_decided=is_decided)
                 commit.append((index, address, size))
         return addresses, commit
 
-    def take_moved(self) -> bool:
-        """Whether memory has moved since this was last asked."""
+    def poll_moved(self) -> bool:
+        """Return whether buffers have moved since the last call."""
         has_moved, self._has_moved = self._has_moved, False
         return has_moved
 
     def reserve(self, index: int, target: object, size_bytes: int, *, is_decided: bool) -> int:
-        """Return the address of the place for an output that will be brought to ``target``.
+        """Return the address of the buffer for an output that will be copied to ``target``.
 
-        That is an array of the host, or something on the GPU.
+        ``target`` is an array on the host, or an address or array on the GPU.
 
         Raises:
-            DeviceError: there is too little memory.
+            DeviceError: memory is insufficient.
         """
         if isinstance(target, np.ndarray) and size_bytes <= DIRECT_OUTPUT_BYTES:
             return self._pin(index, size_bytes).address
         return self.device_buffer(index, size_bytes, is_decided=is_decided)
 
     def device_buffer(self, index: int, size_bytes: int, *, is_decided: bool = False) -> int:
-        """Return the address of a binding's place on the GPU, made or enlarged if need be.
+        """Return the address of a binding's GPU buffer; allocate or enlarge it if necessary.
 
-        Where the run itself decides how much of it is used, memory comes when `commit` is called.
+        With ``is_decided``, the run determines the size that is used: addresses are reserved, and
+        `commit` maps memory to them.
 
         Raises:
-            DeviceError: there is too little memory.
+            DeviceError: memory is insufficient.
         """
         buffer = self._device_buffers.get(index)
         if buffer is None or buffer.size_bytes < size_bytes:
@@ -123,10 +125,10 @@ class CudaStaging:
         return buffer.address
 
     def commit(self, address: int, size_bytes: int, stream: CudaStream) -> None:
-        """Give memory to those of the addresses that are a place's or the arena's and have none.
+        """Commit memory to addresses that belong to a reserved buffer or the arena.
 
         Raises:
-            DeviceError: there is too little.
+            DeviceError: memory is insufficient.
         """
         for buffer in (self._arena, *self._device_buffers.values()):
             if isinstance(buffer, CudaReservation):
@@ -144,9 +146,9 @@ class CudaStaging:
     def upload_input(
         self, index: int, source: NDArray[Any] | int, size_bytes: int, stream: CudaStream
     ) -> int:
-        """Queue a copy of an input to its place; return the place's address.
+        """Enqueue a copy of an input to its buffer; return the buffer's address.
 
-        Nothing that was queued for this place may still be going on.
+        Earlier work on this buffer must be complete.
         """
         if isinstance(source, int):
             target = self.device_buffer(index, size_bytes)
@@ -166,42 +168,47 @@ class CudaStaging:
         index: int,
         target: Any,
         capacity_bytes: int,
-        made_bytes: int,
+        size_bytes: int,
         stream: CudaStream,
     ) -> None:
-        """Queue a copy of an output from its place to an address or an array of the host.
+        """Enqueue a copy of an output from its buffer to a GPU address or to the host.
 
-        For the latter `deliver` does the rest.
+        An array on the host is copied to pinned memory; `deliver` copies it to the array.
 
-        A run that decides how large the output is made less of it than there was room for.
+        Args:
+            index: index of the binding.
+            target: GPU address, or array on the host.
+            capacity_bytes: size of the staging buffer.
+            size_bytes: size of the output, which may be less if the run determines it.
+            stream: stream of the run.
         """
         if isinstance(target, int):
             source = self.device_buffer(index, capacity_bytes)
-            copy_memory(self._device, target, source, made_bytes, stream)
+            copy_memory(self._device, target, source, size_bytes, stream)
             return
-        pinned = self._pin(index, made_bytes)
+        pinned = self._pin(index, size_bytes)
         if capacity_bytes > DIRECT_OUTPUT_BYTES:
             source = self.device_buffer(index, capacity_bytes)
-            copy_memory(self._device, pinned.address, source, made_bytes, stream)
-        self._pending_outputs.append((target, pinned.bytes[:made_bytes]))
+            copy_memory(self._device, pinned.address, source, size_bytes, stream)
+        self._pending_outputs.append((target, pinned.bytes[:size_bytes]))
 
     @property
     def has_pending_outputs(self) -> bool:
-        """Whether arrays on the host wait for `deliver`."""
+        """Whether outputs on the host are pending until `deliver`."""
         return bool(self._pending_outputs)
 
-    def forget(self) -> None:
-        """Owe nothing: the run failed."""
+    def drop_outputs(self) -> None:
+        """Discard pending outputs of a failed run."""
         self._pending_outputs.clear()
 
     def deliver(self) -> None:
-        """Bring what is complete to the host's arrays."""
+        """Copy completed outputs from pinned memory to the arrays on the host."""
         for target, data in self._pending_outputs:
             target.reshape(-1).view(np.uint8)[: data.size] = data
         self._pending_outputs.clear()
 
     def close(self) -> None:
-        """Give the places back; nothing may use them."""
+        """Release the buffers; no run may use them any more."""
         buffers: list[Allocation] = [*self._device_buffers.values(), *self._pinned.values()]
         self._device_buffers.clear()
         self._pinned.clear()

@@ -1,4 +1,4 @@
-"""The engine: code and weights in memory, and what they need to run."""
+"""The engine: loads, runs, refits, signs and saves a compiled network."""
 
 from __future__ import annotations
 
@@ -53,14 +53,16 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-_RETUNING: Final = "It contains its network, too: `smelt retune` builds it again for this machine."
+_RETUNE_ADVICE: Final = (
+    "The engine contains its network: `smelt retune` builds it again for this machine."
+)
 
 Trust = Literal["signed", "always"]
 
 
 @dataclass(frozen=True, slots=True)
 class _OriginalSignature:
-    """Gives an unchanged engine the signature that it came with."""
+    """Signer that returns the original signature of an unchanged engine."""
 
     public_key: bytes
     signature: bytes
@@ -87,27 +89,28 @@ class Engine(Closeable):
         elsewhere: bool = False,
         is_vouched_for: bool = True,
     ) -> None:
-        """Take a file whose origin is known to be good. Use `load` for any other.
+        """Create an engine from a trusted file. Use `load` for files from elsewhere.
 
         Args:
-            file: what the engine is made of.
-            device: where it shall run, as "cuda:1"; None for whatever it was built for, on a GPU
-                the one that the calling thread has selected.
-            elsewhere: whether it may be for another machine: it can then be saved and inspected.
-            is_vouched_for: whether it is made here or signed by a key that this user trusts; only
-                then is it saved with a signature unless `save` is told otherwise.
+            file: the engine file.
+            device: device to run on, e.g. "cuda:1"; None for the device that the engine was built
+                for, on a GPU the one that the calling thread has selected.
+            elsewhere: whether the engine may be for another machine; it can then be saved and
+                inspected, but not run.
+            is_vouched_for: whether the engine was made here or is signed by a key that this user
+                trusts. Other engines are saved without a signature unless `save` requests one.
 
         Raises:
-            EngineMismatchError: it was built for another machine, device or smelt.
-            DeviceError: there is no such device.
-            EngineFormatError: its plans are not sound.
+            EngineMismatchError: the engine was built for another machine, device or smelt version.
+            DeviceError: the device does not exist.
+            EngineFormatError: the plans of the engine are invalid.
         """
         self._file = file
         self._is_vouched_for = is_vouched_for
         header = file.header
         self._device_name = device
         self._refusal: EngineMismatchError | None = None
-        """Why the engine does not run here."""
+        """Error that explains why the engine does not run on this machine; None if it does."""
         self._code: LoadedCode | None = None
         self._is_closed = False
         self.conditions = verify_plans(
@@ -116,12 +119,12 @@ class Engine(Closeable):
             code_bytes=len(file.code),
             sources_bytes=file.sources.size,
         )
-        """What a run must check of each plan, at its own values."""
+        """Runtime checks of each plan, evaluated at the symbol values of a run."""
         try:
             check_machine(header.fingerprint)
             self._code = load_code(file, device, is_needed=False)
         except EngineMismatchError as error:
-            advice = (_RETUNING,) if header.network else ()
+            advice = (_RETUNE_ADVICE,) if header.network else ()
             self._refusal = EngineMismatchError(*error.args, lines=(*error.lines, *advice))
             if not elsewhere:
                 raise self._refusal from error
@@ -141,19 +144,19 @@ class Engine(Closeable):
     ) -> Engine:
         """Load an engine from a path, from bytes or from an open binary file.
 
-        An engine is machine code. ``trust="signed"`` runs it only if a key that this user trusts
-        signed it; ``"always"`` runs anything, and is for files that nobody else can have written.
-        An engine for GPUs is bound to ``device``, or else to the GPU that the calling thread has
-        selected. The file is copied: what happens to it afterwards changes nothing. With
-        ``mapped=True`` its weights are mapped instead, which processes share; whoever writes to
-        the file then changes answers, and who truncates it ends the process.
+        An engine contains machine code. With ``trust="signed"`` it is loaded only if it is signed
+        by a key that this user trusts. ``"always"`` accepts any file; use it only for files that
+        nobody else can have written. A GPU engine is bound to ``device``, or else to the GPU that
+        the calling thread has selected. The file is copied, so later changes to it have no effect.
+        With ``mapped=True`` its weights are mapped instead and shared between processes; writing to
+        the file then changes results, and truncating it terminates the process.
 
         Raises:
-            EngineFormatError: the file is damaged or no engine.
-            TrustError: it is unsigned, or signed by nobody whom this user trusts; or it is to be
-                mapped, and others may write to it.
-            EngineMismatchError: it was built for another machine, device or smelt.
-            DeviceError: there is no such device.
+            EngineFormatError: the file is damaged or is not an engine.
+            TrustError: the engine is unsigned or signed by an untrusted key; or it is to be mapped
+                and others may write to the file.
+            EngineMismatchError: the engine was built for another machine, device or smelt version.
+            DeviceError: the device does not exist.
         """
         require_choice(trust, "trust", SmeltError, ("signed", "always"))
         file = read_engine(source, mapped=require_bool(mapped, "mapped", SmeltError))
@@ -174,14 +177,16 @@ class Engine(Closeable):
         *,
         device: str | None = None,
     ) -> Engine:
-        """Make an engine of parts that this process has generated itself."""
-        kept, given = (_read_only(part) for part in (weights, sources))
-        file = EngineFile(header, kept, code, runtime_code, None, "the engine", given)
+        """Create an engine from parts that this process has generated itself."""
+        weights_array, sources_array = (_read_only(part) for part in (weights, sources))
+        file = EngineFile(
+            header, weights_array, code, runtime_code, None, "the engine", sources_array
+        )
         return cls(file, device=device, elsewhere=True)
 
     @property
     def file(self) -> EngineFile:
-        """What the engine is made of, its weights those that it was last refitted to."""
+        """Content of the engine file, with the weights of the last refit."""
         return self._file
 
     @property
@@ -191,7 +196,7 @@ class Engine(Closeable):
 
     @property
     def code(self) -> bytes:
-        """The kernels' machine code, as the file has it."""
+        """Machine code of the kernels, as stored in the file."""
         return self._file.code
 
     @property
@@ -211,12 +216,12 @@ class Engine(Closeable):
 
     @property
     def inputs(self) -> tuple[Binding, ...]:
-        """What a run is given: each has name, dtype and shape."""
+        """Inputs of a run; each has a name, a dtype and a shape."""
         return tuple(binding for binding in self.bindings if binding.is_input)
 
     @property
     def outputs(self) -> tuple[Binding, ...]:
-        """What a run gives: each has name, dtype and shape."""
+        """Outputs of a run; each has a name, a dtype and a shape."""
         return tuple(binding for binding in self.bindings if not binding.is_input)
 
     @property
@@ -233,7 +238,7 @@ class Engine(Closeable):
         """Return the index of the input or output called ``name``.
 
         Raises:
-            ContextError: there is none; the message lists all.
+            ContextError: there is no such binding; the message lists all.
         """
         require_str(name, "a binding's name", ContextError)
         for index, binding in enumerate(self.bindings):
@@ -252,15 +257,15 @@ class Engine(Closeable):
             threads: how many threads a run uses at most; None for `SMELT_THREADS`, else
                 `OMP_NUM_THREADS`, or else as many as this process may use processors, by its
                 affinity and its cgroups' quota. Results do not depend on it.
-            tracker: hears of the context's allocations.
+            tracker: is notified of the context's allocations.
 
         Raises:
             ContextError: the engine is closed, or ``threads`` is not a positive number.
-            DeviceError: the engine is for GPUs, and there is none, or too little memory.
+            DeviceError: the engine is for GPUs and there is none, or memory is insufficient.
         """
         for method in ("allocated", "released") if tracker is not None else ():
-            hears = getattr(tracker, method, None)
-            require_callable(hears, f"{method} of the tracker", ContextError)
+            callback = getattr(tracker, method, None)
+            require_callable(callback, f"{method} of the tracker", ContextError)
         return self.loaded_code.create_context(self, threads, tracker)
 
     def run(
@@ -273,13 +278,13 @@ class Engine(Closeable):
         """Run once and return the outputs, by name; from any thread, several at once.
 
         The engine keeps a few contexts for this, each with the number of threads of
-        `create_context`, and makes one when all are busy and there are fewer than ``contexts``.
-        Whoever finds neither waits for one.
+        `create_context`. If all are busy, the call creates one while there are fewer than
+        ``contexts``, and otherwise waits for one.
 
         Args:
             inputs: as for `ExecutionContext.run`.
             outputs: as for `ExecutionContext.run`.
-            contexts: how many contexts there may be at most: so many calls run at the same time.
+            contexts: maximum number of contexts, and thereby of calls that run at the same time.
 
         Returns:
             New arrays, which are the caller's own.
@@ -294,12 +299,12 @@ class Engine(Closeable):
 
     @property
     def loaded_code(self) -> LoadedCode:
-        """What contexts share.
+        """Code and weights that contexts share.
 
         Raises:
             ContextError: the engine is closed.
-            EngineMismatchError: it was built for another machine.
-            DeviceError: the engine is for GPUs, and there is none.
+            EngineMismatchError: the engine was built for another machine.
+            DeviceError: the engine is for GPUs and there is none.
         """
         if self._refusal is not None:
             raise EngineMismatchError(*self._refusal.args, lines=self._refusal.lines)
@@ -314,77 +319,77 @@ class Engine(Closeable):
 
     @enough_memory_for("the refit")
     def refit(self, weights: Mapping[str, NDArray[np.generic]]) -> None:
-        """Replace weights of the model by new ones of the same shape, packed as the old ones were.
+        """Replace weights of the model by new arrays of the same shape and dtype.
 
-        Contexts use them from their next run on, and so does what the engine is retuned to.
+        Contexts use them from their next run on. A retuned engine contains them, too.
 
         Raises:
             BindingError: a name is unknown, an array does not fit, or another weight that was
                 folded together with one of these is not given.
         """
-        # Few need it, and it needs every op.
+        # Imported here because refits are rare and load all ops.
         from smelt.runtime._refit import refitted_sources, refitted_weights
 
         weights = require_dict(weights, "the weights of a refit", BindingError)
         with self._lock:
             code = self.loaded_code
             file = self._file
-            fresh = refitted_weights(file.header, code.weights.bytes, weights)
+            packed = refitted_weights(file.header, code.weights.bytes, weights)
             sources = refitted_sources(file.header, file.sources, weights)
-            uploaded = code.upload_weights(fresh)
-            refitted = replace(file, weights=fresh, sources=sources, signature=None)
-            # No call stands between these: an interrupt would leave runs and files with different
+            uploaded = code.upload_weights(packed)
+            refitted = replace(file, weights=packed, sources=sources, signature=None)
+            # No call between these: an interrupt would leave runs and files with different
             # weights.
             self._serialized = None
             code.weights, self._file = uploaded, refitted
 
     @enough_memory_for("the engine")
     def serialize(self, *, sign: bool | None = None) -> bytes:
-        """Return the engine as bytes; ``sign`` and what is raised are those of `save`."""
+        """Return the engine as bytes; ``sign`` and the errors are those of `save`."""
         with self._lock:
             if sign is not None or self._serialized is None:
-                made = serialize_engine(*self._parts(sign=sign))
+                serialized = serialize_engine(*self._parts(sign=sign))
                 if sign is not None:
-                    return made
-                self._serialized = made
+                    return serialized
+                self._serialized = serialized
             return self._serialized
 
     @enough_memory_for("the engine")
     def save(
         self, destination: str | os.PathLike[str] | BinaryIO, *, sign: bool | None = None
     ) -> None:
-        """Write the engine to a path, whole or not at all, or to an open binary file.
+        """Write the engine to a path, atomically, or to an open binary file.
 
         Args:
-            destination: where to.
-            sign: None signs what is made here, and what a trusted key had signed: unchanged, with
-                the signature that it came with, else with this user's key where there is one. What
-                was loaded with ``trust="always"`` is then not signed, for nobody vouches for it.
-                True signs it too; False signs nothing.
+            destination: path or file to write to.
+            sign: with None, engines that were built here or signed by a trusted key are signed: an
+                unchanged one keeps its signature, others are signed with this user's key if there
+                is one. An engine loaded with ``trust="always"`` is not signed. True signs any
+                engine; False signs none.
 
         Raises:
-            SmeltError: it cannot be written.
-            TrustError: it shall be signed, and there is no key.
+            SmeltError: the engine cannot be written.
+            TrustError: ``sign`` is True and there is no signing key.
         """
         write_engine(destination, *self._parts(sign=sign))
 
     def _parts(
         self, *, sign: bool | None
     ) -> tuple[EngineHeader, BytesLike, bytes, bytes, SignerLike | None, BytesLike]:
-        """What a file of the engine is made of."""
+        """Return the parts of an engine file."""
         file = self._file
         signer = self._signer(sign=sign)
         return file.header, file.weights, file.code, file.runtime_code, signer, file.sources
 
     def _signer(self, *, sign: bool | None) -> SignerLike | None:
-        """Who signs: the one who signed what has not changed, else this user, or nobody."""
+        """Return the signer: the original of an unchanged engine, else this user's key, or None."""
         if sign is not None:
             sign = require_bool(sign, "sign", SmeltError)
         if sign is False or (sign is None and not self._is_vouched_for):
             return None
-        kept = self._file.signature
-        if kept is not None and self._is_vouched_for:
-            return _OriginalSignature(kept.public_key, kept.signature, kept.message)
+        original = self._file.signature
+        if original is not None and self._is_vouched_for:
+            return _OriginalSignature(original.public_key, original.signature, original.message)
         signer = user_signer()
         if signer is None and sign:
             raise TrustError(
@@ -395,9 +400,9 @@ class Engine(Closeable):
 
     @override
     def close(self) -> None:
-        """Let go of code and weights. Contexts that exist go on; again is harmless.
+        """Release code and weights. Existing contexts remain usable. Idempotent.
 
-        The contexts of `run` end when what runs in them is done.
+        The contexts of `run` are closed when their current runs are complete.
         """
         self._is_closed = True
         self._pool.close()
@@ -409,7 +414,7 @@ class Engine(Closeable):
 
 
 def _read_only(data: BytesLike) -> NDArray[np.uint8]:
-    """The bytes as an array that nobody writes to."""
+    """Return the bytes as a read-only array."""
     array = np.frombuffer(data, np.uint8).view()
     array.flags.writeable = False
     return array

@@ -1,4 +1,4 @@
-"""Execution on the processor, and on the null device: arrays where they are, or copied if small."""
+"""Execution contexts on the CPU and the null device; small arrays are staged by copies."""
 
 from __future__ import annotations
 
@@ -55,11 +55,13 @@ if TYPE_CHECKING:
     from smelt.runtime._staging import StagedCall
 
 _MAX_THREADS: Final = 1024
+"""Largest number of threads that a context accepts."""
 _POLL_S: Final = 2e-4
+"""Seconds between checks whether a run in another thread is complete."""
 
 
 class HostContext(ExecutionContext):
-    """Runs an engine for the processor."""
+    """Runs an engine on the CPU or on the null device."""
 
     def __init__(
         self,
@@ -99,9 +101,9 @@ class HostContext(ExecutionContext):
     def reset(self) -> None:
         super().reset()
         self._pending: CompletionFlag | None = None
-        """The end of the latest `enqueue`."""
+        """Completion flag of the last enqueued run."""
         self._failures: deque[DeferredError] = deque()
-        """Of each queued run that failed: raised by its stream, or by the next call."""
+        """Errors of enqueued runs; each is raised by its stream or by the next call."""
 
     @override
     def _input(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -114,28 +116,28 @@ class HostContext(ExecutionContext):
     @override
     def _compute(
         self,
-        ready: StagedCall,
+        staged_call: StagedCall,
         arrays: list[Any],
         inputs: Mapping[str, Any],
-        wanted: Sequence[IndexedBinding],
+        requested: Sequence[IndexedBinding],
     ) -> dict[str, Any]:
-        call = ready.call
-        for index, staged in ready.outputs:
+        call = staged_call.call
+        for index, staged in staged_call.outputs:
             if staged is None:
-                dtype = self._ports[index][2]
+                dtype = self._indexed_bindings[index][2]
                 arrays[index] = self._new(call.shapes[index], dtype)
-        values = self._perform(ready, arrays, None)
+        values = self._perform(staged_call, arrays, None)
         results: dict[str, Any] = {}
-        for index, binding, _ in wanted:
-            staged = ready.staged_arrays[index]
+        for index, binding, _ in requested:
+            staged = staged_call.staged_arrays[index]
             results[binding.name] = arrays[index] if staged is None else staged.copy()
         if values is not call.values:
-            for index, binding, _ in wanted:
-                made = results[binding.name]
-                results[binding.name] = trimmed(call.extents[index], made, values)
+            for index, binding, _ in requested:
+                result = results[binding.name]
+                results[binding.name] = trimmed(call.extents[index], result, values)
         for value in inputs.values():
             if type(value) is not ndarray and (export := exporter_for(value)) is not None:
-                return {b.name: export(results[b.name], b.dtype) for _, b, _ in wanted}
+                return {b.name: export(results[b.name], b.dtype) for _, b, _ in requested}
         return results
 
     @override
@@ -146,17 +148,17 @@ class HostContext(ExecutionContext):
         stream: Any,
         input_consumed: Any = None,
     ) -> None:
-        queue, event = _checked_queue(stream, input_consumed)
-        ready, arrays = self._bind(batch_size, bindings)
-        # Views: whoever gives another shape or flag to an array meanwhile changes his own alone.
+        queue, event = _checked_stream(stream, input_consumed)
+        staged_call, arrays = self._bind(batch_size, bindings)
+        # Views: later changes of an array's shape or flags by the application have no effect.
         arrays = [a if isinstance(a, int) else a.view() for a in arrays]
         failures = self._failures
         _check_all(failures)
-        before, done, consumed = self._pending, CompletionFlag(), CompletionFlag()
+        previous, done, consumed = self._pending, CompletionFlag(), CompletionFlag()
 
         def work() -> None:
             try:
-                self._execute_queued(ready, arrays, before, consumed)
+                self._execute_queued(staged_call, arrays, previous, consumed)
             except Exception as error:  # noqa: BLE001  (raised by the stream or the next call)
                 failure = DeferredError(error)
                 failures.append(failure)
@@ -177,19 +179,19 @@ class HostContext(ExecutionContext):
 
     def _execute_queued(
         self,
-        ready: StagedCall,
+        staged_call: StagedCall,
         arrays: list[Any],
-        before: CompletionFlag | None,
+        previous: CompletionFlag | None,
         consumed: CompletionFlag,
     ) -> None:
-        """Run on the application's memory, on a stream's thread."""
-        if before is not None:
-            before.wait()
+        """Run on the application's memory, in a stream's thread."""
+        if previous is not None:
+            previous.wait()
         token = [get_ident()]
         try:
-            self._wait_for(token)
+            self._acquire(token)
             self._check_open()
-            self._execute_bound(ready, arrays, consumed)
+            self._execute_bound(staged_call, arrays, consumed)
         except MemoryError as error:
             raise out_of_memory("the run") from error
         finally:
@@ -198,10 +200,10 @@ class HostContext(ExecutionContext):
 
     @override
     def _execute_bound(
-        self, ready: StagedCall, arrays: list[Any], consumed: CompletionFlag | None = None
+        self, staged_call: StagedCall, arrays: list[Any], consumed: CompletionFlag | None = None
     ) -> None:
-        self._perform(ready, arrays, consumed)
-        for index, staged in ready.outputs:
+        self._perform(staged_call, arrays, consumed)
+        for index, staged in staged_call.outputs:
             if staged is not None:
                 arrays[index][...] = staged
 
@@ -211,12 +213,12 @@ class HostContext(ExecutionContext):
         if pending is not None:
             pending.wait()
             _check_all(self._failures)
-        # Written out once more: a small network's run is not much longer than a call.
+        # Inlined from the base class: for small networks a call is a notable part of the run.
         if self._owner.setdefault(RUN, token) is not token or self._is_closed:
-            self._refuse()
+            self._raise_not_available()
 
-    def _wait_for(self, token: list[int]) -> None:
-        """Make ``token`` the owner of the context when a run that is going on is complete."""
+    def _acquire(self, token: list[int]) -> None:
+        """Acquire the context for ``token`` once the current run is complete."""
         while (owner := self._owner.setdefault(RUN, token)) is not token:
             if owner == token:
                 raise ContextError(
@@ -226,22 +228,22 @@ class HostContext(ExecutionContext):
             time.sleep(_POLL_S)  # rare: a synchronous run in another thread
 
     def _perform(
-        self, ready: StagedCall, arrays: list[Any], consumed: CompletionFlag | None
+        self, staged_call: StagedCall, arrays: list[Any], consumed: CompletionFlag | None
     ) -> dict[str, int]:
-        """Run on arrays, or addresses, by binding; outputs that have a place are left there."""
-        addresses = ready.addresses
-        if not ready.is_staged:
+        """Run on arrays or addresses by binding; staged outputs stay in their staging buffers."""
+        addresses = staged_call.addresses
+        if not staged_call.is_staged:
             addresses = addresses.copy()
-            for index, staged in enumerate(ready.staged_arrays):
+            for index, staged in enumerate(staged_call.staged_arrays):
                 if staged is None:
                     addresses[index], arrays[index] = _address(arrays[index])
-        for index, staged in ready.inputs:
+        for index, staged in staged_call.inputs:
             if staged is not None:
                 staged[...] = arrays[index]
-        call = ready.call
+        call = staged_call.call
         values = call.values.copy() if call.decided else call.values
         self._execute(call.plan, values, addresses, consumed)
-        self._latest = call, values
+        self._last_completed = call, values
         return values
 
     @override
@@ -253,7 +255,7 @@ class HostContext(ExecutionContext):
             pending.wait()
         token = [get_ident()]
         try:
-            self._wait_for(token)
+            self._acquire(token)
             self._close_segments()
             for allocation in self._allocations:
                 allocation.close()
@@ -263,32 +265,34 @@ class HostContext(ExecutionContext):
 
 
 def _check_all(failures: deque[DeferredError]) -> None:
-    """Raise the oldest failure that nobody has heard of; the next call raises the one behind it."""
+    """Raise the oldest failure that was not raised yet; the next call raises the one after it."""
     while failures:
         try:
             failure = failures.popleft()
-        except IndexError:  # another thread was quicker
+        except IndexError:  # another thread took it
             return
         failure.check()
 
 
-def _checked_queue(stream: object, event: object) -> tuple[CpuStream, CpuEvent | None]:
-    """The processor's stream and event; refuse others before anything waits for them."""
+def _checked_stream(stream: object, event: object) -> tuple[CpuStream, CpuEvent | None]:
+    """Return the CPU's native stream and event. Raises ContextError: one is of another kind."""
     queue, mark = native_stream(stream), native_event(event)
     if not isinstance(queue, CpuStream):
-        raise ContextError(f"enqueue needs a smelt.Stream, not {_described(stream)}")
+        raise ContextError(f"enqueue requires a smelt.Stream of the CPU, not {_describe(stream)}")
     if not isinstance(mark, CpuEvent | None):
-        raise ContextError(f"input_consumed is a smelt.Event, not {_described(event)}")
+        raise ContextError(
+            f"input_consumed must be a smelt.Event of the CPU, not {_describe(event)}"
+        )
     return queue, mark
 
 
-def _described(thing: object) -> str:
+def _describe(thing: object) -> str:
     name = type(thing).__name__
     return f"{name} of {thing.device}" if isinstance(thing, Stream | Event) else name
 
 
 def _address(array: NDArray[Any] | int) -> tuple[int, NDArray[Any] | int]:
-    """Where kernels find an array, and what must live meanwhile."""
+    """Return the address of an array for kernels, and the object that keeps it alive."""
     if isinstance(array, int):
         return array, array
     array = contiguous_array(array)

@@ -1,8 +1,8 @@
-"""Error words: where launches tell the host of an index that is out of range.
+"""Error words: memory in which launches report an index that is out of range.
 
-A launch that computes an address from data stays inside its memory whatever the data say, and
-writes its layer's words when an index is out of range. Words are zero until then: all that a run
-without errors costs is one comparison, and an engine without such launches has no words.
+A launch that computes addresses from data stays inside its memory for any data, and writes the
+error words of its layer if an index is out of range. The words are zero otherwise, so a run without
+errors costs one comparison. An engine without such launches has no error words.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class Memory(Protocol):
-    """What a device allocates: bytes that the host sees, where launches write them."""
+    """Memory that launches write and the host reads."""
 
     @property
     def address(self) -> int:
-        """Where launches write."""
+        """Address for launches."""
         ...
 
     @property
     def bytes(self) -> NDArray[np.uint8]:
-        """The same memory for the host."""
+        """The memory as an array on the host."""
         ...
 
     def close(self) -> None:
-        """Give it back."""
+        """Release the memory."""
         ...
 
 
@@ -44,7 +44,7 @@ class ErrorWords:
     """The error words of one context."""
 
     is_awaited = True
-    """A stream that follows a run waits for its errors, too."""
+    """`PendingWork` protocol: a stream that follows these words checks them when synchronised."""
 
     def __init__(
         self, memory: Memory, layers: Sequence[LayerInfo], reporters: range | None = None
@@ -60,56 +60,57 @@ class ErrorWords:
         self._words = memory.bytes.view(np.int64).reshape(-1, 2)
         watched = range(len(layers)) if reporters is None else reporters
         self._bytes = memory.bytes.data[watched.start * ERROR_BYTES : watched.stop * ERROR_BYTES]
-        self._none = bytes(self._bytes)
+        self._zeros = bytes(self._bytes)
         self._layers = layers
-        self._last: IndexRangeError | None = None
+        self._pending_error: IndexRangeError | None = None
         self._is_checked = True
 
     def begin(self) -> None:
-        """Start a run that ends with `check`: what one that was cut off has left is forgotten."""
+        """Start a run that ends with `check`; discard errors of an interrupted run."""
         if not self._is_checked:
             self._words[:] = 0
         self._is_checked = False
 
     def expect_check(self) -> None:
-        """Note a queued run: `check` is still to tell of it."""
+        """Record that a run is enqueued whose errors `check` must report."""
         self._is_checked = False
 
     def forget(self) -> None:
-        """Forget what a run told of that was cut off and has ended, but nothing that is owed."""
+        """Discard errors of an interrupted run, unless a `check` of an enqueued run is pending."""
         if self._is_checked:
             self._words[:] = 0
 
     @property
     def are_set(self) -> bool:
-        """Whether launches told of an error since the last `check`."""
-        return self._bytes.tobytes() != self._none
+        """Whether launches reported an error since the last `check`."""
+        return self._bytes.tobytes() != self._zeros
 
     def check(self) -> None:
-        """Forget what launches told of, if they did; none of them may be running.
+        """Raise and reset a reported error; no launch may be running.
 
         Raises:
-            IndexRangeError: an index was out of range; it names the first layer that met one.
+            IndexRangeError: an index was out of range; the error names the first such layer.
         """
-        if self._bytes.tobytes() != self._none:
-            raise self._taken()
+        if self._bytes.tobytes() != self._zeros:
+            raise self._take_error()
         self._is_checked = True
 
     def wait(self) -> None:
-        """Raise what `check` would, also once the words are closed."""
-        error, self._last = self._last, None
+        """Raise what `check` raises, even after `close`."""
+        error, self._pending_error = self._pending_error, None
         if error is not None:
             raise error
         self.check()
 
     def close(self) -> None:
-        """Give the memory back; what launches told of is kept for `wait`. Again is harmless."""
+        """Release the memory; a reported error is kept for `wait`. Idempotent."""
         if self.are_set:
-            self._last = self._taken()
-        self._bytes, self._none = memoryview(b""), b""
+            self._pending_error = self._take_error()
+        self._bytes, self._zeros = memoryview(b""), b""
         self._memory.close()
 
-    def _taken(self) -> IndexRangeError:
+    def _take_error(self) -> IndexRangeError:
+        """Reset the words and return the error that they report."""
         words = self._words.copy()
         self._words[:] = 0
         self._is_checked = True
@@ -122,7 +123,7 @@ class ErrorWords:
 
 
 def error_words(header: EngineHeader, allocate: Callable[[int], Memory]) -> ErrorWords | None:
-    """The error words of a context of the engine; None if no launch writes any."""
+    """Allocate the error words of a context; None if no launch of the engine writes any."""
     words = [b for p in header.plans for b in _written_error_words(p.steps, p)]
     if not words:
         return None
@@ -132,12 +133,12 @@ def error_words(header: EngineHeader, allocate: Callable[[int], Memory]) -> Erro
 
 
 def reports_index_errors(steps: Sequence[Step], plan: Plan) -> bool:
-    """Whether launches among the steps write error words."""
+    """Return whether launches among the steps write error words."""
     return next(_written_error_words(steps, plan), None) is not None
 
 
 def _written_error_words(steps: Sequence[Step], plan: Plan) -> Iterator[Buffer]:
-    """Buffers of the error words that launches among the steps write."""
+    """Yield the buffers of the error words that launches among the steps write."""
     for step in steps:
         if isinstance(step, Launch):
             buffers = [plan.buffers[view.buffer] for view in step.operands]

@@ -1,4 +1,4 @@
-"""What an engine and its contexts share: code and weights, where the device reads them."""
+"""Loaded code and weights of an engine, shared by its contexts."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ _DEVICES: Final = frozenset({"cpu", _CUDA, "null"})
 
 @dataclass(frozen=True, slots=True)
 class LoadedWeights:
-    """An engine's weights on a device; replaced as a whole by a refit."""
+    """Weights of an engine on a device; a refit replaces the whole object."""
 
     bytes: NDArray[np.uint8]
-    """On the host. Read-only."""
+    """The weights on the host, read-only."""
     address: int
-    """Where the device reads them."""
+    """Address of the weights on the device."""
     keep_alive: object = None
-    """What must live as long."""
+    """Object that owns the device memory."""
 
 
 class LoadedCode(ABC):
-    """Code and weights on a device, shared by an engine and its contexts; alive while one is."""
+    """Code and weights on a device, kept alive by the engine and its contexts."""
 
     header: EngineHeader
     weights: LoadedWeights
-    """Contexts notice when it is another."""
+    """Current weights; contexts compare the object's identity to detect a refit."""
 
     @abstractmethod
     def upload_weights(self, weights: NDArray[np.uint8]) -> LoadedWeights:
-        """Bring weights to where the device reads them."""
+        """Copy weights to the device if necessary."""
 
     @abstractmethod
     def create_context(
         self, engine: Engine, threads: int | None, tracker: AllocationTracker | None
     ) -> ExecutionContext:
-        """Create a context of the device's kind."""
+        """Create a context for the device."""
 
 
 class HostCode(LoadedCode):
-    """Code that the processor runs, or nobody."""
+    """Code for the CPU, or none for the null device."""
 
     def __init__(self, file: EngineFile) -> None:
         header = self.header = file.header
@@ -73,8 +73,8 @@ class HostCode(LoadedCode):
 
     @override
     def upload_weights(self, weights: NDArray[np.uint8]) -> LoadedWeights:
-        placed = _aligned(weights)
-        return LoadedWeights(placed, int(placed.ctypes.data))
+        aligned = _aligned(weights)
+        return LoadedWeights(aligned, int(aligned.ctypes.data))
 
     @override
     def create_context(
@@ -86,7 +86,7 @@ class HostCode(LoadedCode):
 
 
 def _aligned(weights: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The weights where kernels may read them: mapped files are aligned, bytes often are not."""
+    """Return weights at an aligned address; copy them if necessary, as bytes objects often need."""
     if weights.ctypes.data % abi.ALIGNMENT_BYTES == 0:
         return weights
     copy = CpuMemory().allocate(weights.size, "weights").bytes
@@ -99,29 +99,29 @@ def check_device(built_for: Fingerprint, device: str | None) -> None:
     """Check that this machine can run what is built for a fingerprint.
 
     Raises:
-        EngineMismatchError: its processor or GPU cannot.
-        DeviceError: there is no such GPU here.
+        EngineMismatchError: the CPU or GPU cannot run it.
+        DeviceError: the GPU does not exist.
         MissingExtraError: ``cuda.bindings`` is not installed.
     """
     check_machine(built_for)
     if built_for.device == _CUDA:
-        from smelt.runtime._cuda_code import find_gpu  # few have a GPU
+        from smelt.runtime._cuda_code import find_gpu  # imported only for GPU engines
 
         find_gpu(built_for, device)
 
 
 def check_machine(built_for: Fingerprint) -> None:
-    """Check that this machine and this smelt can run an engine of a fingerprint.
+    """Check that this machine and this smelt version can run an engine with a fingerprint.
 
-    One for GPUs is not held to this machine's processor, and a machine without a GPU may hold it.
+    For a GPU engine, neither the CPU nor the presence of a GPU is checked.
 
     Raises:
-        EngineMismatchError: they cannot.
+        EngineMismatchError: the machine or the version does not fit.
     """
     if built_for.device not in _DEVICES:
         raise EngineMismatchError(
-            f"this engine is for the device {built_for.device!r}, "
-            f"and this smelt runs {', '.join(sorted(_DEVICES))}"
+            f"this engine is for the device {built_for.device!r}; this version of smelt supports "
+            f"{', '.join(sorted(_DEVICES))}"
         )
     host = Host(built_for.architecture, built_for.features, built_for.system)
     if built_for.device == "cpu":
@@ -134,14 +134,14 @@ def load_code(file: EngineFile, device: str | None, *, is_needed: bool = True) -
     """Load an engine's code and weights onto a device.
 
     Args:
-        file: the engine.
-        device: the device's name, "cuda:1"; None for any that fits.
-        is_needed: whether it is an error that there is no GPU at all; else the result is None.
+        file: the engine file.
+        device: device name, e.g. "cuda:1"; None for the device that the engine was built for.
+        is_needed: whether the absence of any GPU is an error; if not, None is returned.
 
     Raises:
-        UnsupportedError: no device is called so.
-        EngineMismatchError: the engine is for another device, or another GPU.
-        DeviceError: there is no such GPU, or it has too little memory.
+        UnsupportedError: the device name is unknown.
+        EngineMismatchError: the engine is for another device or another GPU.
+        DeviceError: the GPU does not exist, or GPU memory is insufficient.
         MissingExtraError: ``cuda.bindings`` is not installed.
     """
     built_for = file.header.fingerprint
@@ -149,30 +149,30 @@ def load_code(file: EngineFile, device: str | None, *, is_needed: bool = True) -
     if name.kind != built_for.device:
         raise EngineMismatchError(
             f"{file.source} was built for {built_for.device!r}, not {device!r}; build it again for "
-            "that"
+            "that device"
         )
     if name.kind != _CUDA:
         return HostCode(file)
-    from smelt.runtime._cuda_code import CudaCode, find_gpu  # few have a GPU
+    from smelt.runtime._cuda_code import CudaCode, find_gpu  # imported only for GPU engines
 
     try:
-        found = find_gpu(built_for, device)
+        gpu = find_gpu(built_for, device)
     except (DeviceError, MissingExtraError) as error:
         if not is_needed and name.index is None:
             return None
         if name.index is not None or isinstance(error, CudaError):
             raise
-        raise _without_gpu(error, file) from error
-    return CudaCode(file, *found)
+        raise _no_gpu_error(error, file) from error
+    return CudaCode(file, *gpu)
 
 
-def _without_gpu(error: DeviceError | MissingExtraError, file: EngineFile) -> SmeltError:
-    """The error of one who runs an engine for GPUs where there is none: what else can be done."""
+def _no_gpu_error(error: DeviceError | MissingExtraError, file: EngineFile) -> SmeltError:
+    """Return the error for running a GPU engine without a GPU, with advice on alternatives."""
     lead = f"{file.source} is for NVIDIA GPUs ({file.header.fingerprint.architecture}): "
-    again = "build it again from its model, device='cpu' (`smelt build MODEL --device cpu`)"
+    alternative = "build it again from its model, device='cpu' (`smelt build MODEL --device cpu`)"
     if file.header.network:
-        again = "retune it, device='cpu' (`smelt retune ENGINE --device cpu -o NEW.engine`)"
-    advice = f". It runs where such a GPU is; for this machine's processor {again}"
+        alternative = "retune it, device='cpu' (`smelt retune ENGINE --device cpu -o NEW.engine`)"
+    advice = f". It runs where such a GPU is; for this machine's processor {alternative}"
     if isinstance(error, DeviceError):
         return DeviceError(f"{lead}{error}{advice}")
     return MissingExtraError(error.package, error.extra, lead=lead, advice=error.advice + advice)

@@ -1,4 +1,4 @@
-"""Ranges on the time line of a system profiler."""
+"""NVTX ranges, which system profilers show on their time line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def load_nvtx() -> Any:
-    """The package by which the time line of a system profiler shows runs; None where it is not."""
+    """Return the ``nvtx`` package; None if it is not installed."""
     try:
         return importlib.import_module("nvtx")
     except ImportError:

@@ -1,4 +1,4 @@
-"""Which plan runs, and with which symbol values: found from the shapes of the inputs."""
+"""Selection of the plan and the symbol values of a run from the shapes of its inputs."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ if TYPE_CHECKING:
     from smelt.types import Dim, Shape
 
 BATCH: Final = "batch"
-"""The symbol of the implicit batch."""
+"""Name of the symbol of the implicit batch."""
 
 
 def values_from_shapes(
     bindings: Sequence[Binding], shapes: Sequence[tuple[int, ...]]
 ) -> dict[str, int]:
-    """Return the symbol values under which the inputs have these shapes.
+    """Return the symbol values for which the inputs have the given shapes.
 
     Raises:
-        BindingError: there are none; the message names the input and both shapes.
+        BindingError: the shapes are inconsistent; the message names the input and both shapes.
     """
     values: dict[str, int] = {}
     owners: dict[str, str] = {}
     for binding, shape in zip(bindings, shapes, strict=True):
         if len(shape) != len(binding.shape):
-            raise _misfit(binding, shape, f"it has {len(shape)} axes")
+            raise _shape_error(binding, shape, f"the array has {len(shape)} axes")
         for extent, dim in zip(shape, binding.shape, strict=True):
             name = _symbol_name(dim)
             if name is None:
                 continue
             if values.setdefault(name, extent) != extent:
-                raise _misfit(binding, shape, f"{owners[name]} has {name} = {values[name]}")
+                raise _shape_error(binding, shape, f"{owners[name]} has {name} = {values[name]}")
             owners.setdefault(name, binding.name)
     for binding, shape in zip(bindings, shapes, strict=True):
         for axis, (extent, dim) in enumerate(zip(shape, binding.shape, strict=True)):
             if _evaluate(dim, values, binding) != extent:
-                raise _misfit(
-                    binding, shape, f"axis {axis} must be {dim}{_hint(axis, dim, extent)}"
+                raise _shape_error(
+                    binding, shape, f"axis {axis} must be {dim}{_batch_advice(axis, dim, extent)}"
                 )
     return values
 
 
-def _hint(axis: int, dim: Dim, extent: int) -> str:
-    """What an engine for a larger batch needs, where that seems to be meant."""
+def _batch_advice(axis: int, dim: Dim, extent: int) -> str:
+    """Return advice on larger batches if only the batch extent of a fixed shape differs."""
     if axis == 0 and dim == 1 and extent > 1:
         return (
             "; to allow larger batches, build it with max_batch_size= or shapes= from a model "
@@ -73,25 +73,27 @@ def _evaluate(dim: Dim, values: Mapping[str, int], binding: Binding) -> int:
         raise BindingError(f"{binding.name}: {error}") from error
 
 
-def _misfit(binding: Binding, shape: tuple[int, ...], why: str) -> BindingError:
-    wanted = ", ".join(map(str, binding.shape))
-    return BindingError(f"{binding.name}: the array's shape {list(shape)} is not [{wanted}]: {why}")
+def _shape_error(binding: Binding, shape: tuple[int, ...], reason: str) -> BindingError:
+    expected = ", ".join(map(str, binding.shape))
+    return BindingError(
+        f"{binding.name}: the array's shape {list(shape)} is not [{expected}]: {reason}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCall:
-    """What follows from the shapes of one run's inputs."""
+    """Plan, symbol values and shapes of a run, derived from the shapes of its inputs."""
 
     plan: int
-    """The plan's number."""
+    """Index of the plan."""
     values: dict[str, int]
-    """Every symbol's value; those that the run itself decides have their largest."""
+    """Value of every symbol; the maximum for symbols that the run determines."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of each binding; where the run decides an extent, what there must be room for."""
+    """Shape of each binding; the largest possible one if the run determines an extent."""
     extents: tuple[Shape, ...]
-    """Of each binding, in the plan's symbols."""
+    """Shape of each binding in the plan's symbols."""
     decided: frozenset[str]
-    """The symbols whose values the run itself decides."""
+    """Symbols whose values the run determines."""
 
 
 def call_from_values(header: EngineHeader, values: dict[str, int]) -> ResolvedCall:
@@ -99,13 +101,13 @@ def call_from_values(header: EngineHeader, values: dict[str, int]) -> ResolvedCa
 
     Raises:
         ContextError: the batch is larger than the engine's maximum.
-        BindingError: no plan is for these values.
+        BindingError: no plan covers these values.
     """
     number = find_plan(header, values)
     plan = header.plans[number]
     shapes = tuple(
-        tuple([max(evaluate_dim(dim, values), 0) for dim in room])
-        for room in plan.max_shapes(header.bindings)
+        tuple([max(evaluate_dim(dim, values), 0) for dim in max_shape])
+        for max_shape in plan.max_shapes(header.bindings)
     )
     extents = tuple(plan.shapes(header.bindings))
     return ResolvedCall(number, values, shapes, extents, frozenset(plan.decided))
@@ -116,11 +118,11 @@ def call_for_arrays(
 ) -> ResolvedCall:
     """Return the call for arrays of these shapes; None stands for an address.
 
-    An output whose first extent the run decides may have less room than the engine: then the run
-    decides on no more than there is room for.
+    If the run determines the first extent of an output, its array may be shorter than the engine's
+    maximum. The extent is then limited to that of the array.
 
     Raises:
-        BindingError: an array has no room for what the call needs.
+        BindingError: an array is too small.
     """
     values, needed = call.values.copy(), list(call.shapes)
     for index, (binding, shape) in enumerate(zip(bindings, shapes, strict=True)):
@@ -138,11 +140,12 @@ def call_for_arrays(
 def values_from_batch(
     header: EngineHeader, batch_size: int, shapes: Sequence[tuple[int, ...] | None]
 ) -> dict[str, int]:
-    """Return the symbol values for a batch size, and for the inputs' shapes where they are known.
+    """Return the symbol values for a batch size and for the known shapes of the inputs.
 
     Raises:
-        ContextError: the batch is not a positive number, or the engine has none.
-        BindingError: an input's array is neither flat nor has as many axes as the input.
+        ContextError: the batch is not a positive number or too large, or the engine has no batch
+            symbol and it is not 1.
+        BindingError: an input's array is neither flat nor has the rank of the input.
     """
     require_int(batch_size, "the batch size", ContextError, least=1)
     inputs = [(b, s) for b, s in zip(header.bindings, shapes, strict=True) if b.is_input]
@@ -160,9 +163,9 @@ def values_from_batch(
         if shape is None:
             continue
         if len(shape) != len(binding.shape):
-            # Where nothing but the batch is open, `check_capacity` compares what is needed.
+            # If the batch is the only symbol, `check_capacity` checks the array later.
             if len(shape) != 1 and symbols_of(*binding.shape) - {BATCH}:
-                raise _misfit(binding, shape, f"it has {len(shape)} axes")
+                raise _shape_error(binding, shape, f"the array has {len(shape)} axes")
             continue
         for extent, dim in zip(shape, binding.shape, strict=True):
             name = _symbol_name(dim)
@@ -172,13 +175,13 @@ def values_from_batch(
 
 
 def check_capacity(binding: Binding, array_shape: tuple[int, ...], needed: tuple[int, ...]) -> None:
-    """Check that an application's array has room for a binding of a certain shape.
+    """Check that an application's array can hold a binding of shape ``needed``.
 
-    It has the binding's shape, axes of one element apart, or is flat and has as many elements or
-    more. An array for the largest batch serves smaller ones.
+    The array must have that shape, apart from axes of extent one, or be flat with at least as many
+    elements. An array for a larger batch is accepted, too.
 
     Raises:
-        BindingError: it has not.
+        BindingError: the array cannot hold the binding.
     """
     if array_shape == needed:
         return
@@ -192,7 +195,7 @@ def check_capacity(binding: Binding, array_shape: tuple[int, ...], needed: tuple
     )
     if not (is_flat or is_equal or is_longer):
         raise BindingError(
-            f"{binding.name}: the array has shape {list(array_shape)}; it must be {list(needed)}"
+            f"{binding.name}: the array has shape {list(array_shape)}, expected {list(needed)}"
         )
 
 
@@ -201,56 +204,56 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
-    """Return the number of the first plan for these values, and add those that a run decides.
+    """Return the index of the first plan for these values, and add maxima of decided symbols.
 
     Raises:
         ContextError: the batch is larger than the engine's maximum.
-        BindingError: no plan is for these values.
+        BindingError: no plan covers these values.
     """
-    batch, most = values.get(BATCH), header.max_batch_size
-    if batch is not None and most is not None and batch > most:
-        raise _batch_too_large(batch, most)
+    batch, maximum = values.get(BATCH), header.max_batch_size
+    if batch is not None and maximum is not None and batch > maximum:
+        raise _batch_too_large(batch, maximum)
     fitting = [
         number
         for number, plan in enumerate(header.plans)
         if all(low <= values.get(name, high) <= high for name, low, high in plan.symbols)
     ]
     if fitting:
-        _complete([header.plans[number] for number in fitting], values)
+        _add_maximum_values([header.plans[number] for number in fitting], values)
         return fitting[0]
     raise BindingError(
-        f"the engine has no plan for {_text(values)}; it has: "
-        + "; or ".join(_ranges(plan) for plan in header.plans)
+        f"the engine has no plan for {_describe_values(values)}; it has: "
+        + "; or ".join(_describe_ranges(plan) for plan in header.plans)
     )
 
 
-def _batch_too_large(batch: int, most: int) -> ContextError:
+def _batch_too_large(batch: int, maximum: int) -> ContextError:
     return ContextError(
-        f"the batch has {batch} and the engine was built for at most {most}; "
+        f"the batch size is {batch}, but the engine was built for at most {maximum}; "
         f"build it for more (max_batch_size={batch}, or a shape with a range where the batch is "
         "part of the shapes), or run it in parts"
     )
 
 
-def _complete(fitting: Sequence[Plan], values: dict[str, int]) -> None:
-    """Give symbols that a run itself decides their largest values in the first plan that fits."""
+def _add_maximum_values(fitting: Sequence[Plan], values: dict[str, int]) -> None:
+    """Add the maximum of each symbol without a value: those of the first plan that fits."""
     decided = fitting[0].decided
     for name, _, high in fitting[0].symbols:
         ranges = [row[1:] for plan in fitting for row in plan.symbols if row[0] == name]
-        least, most = min(low for low, _ in ranges), max(high for _, high in ranges)
-        if name not in values and name not in decided and least != most:
+        least, maximum = min(low for low, _ in ranges), max(high for _, high in ranges)
+        if name not in values and name not in decided and least != maximum:
             raise BindingError(
-                f"{name} has no value; it is from {least} to {most}, and an address or a flat "
+                f"{name} has no value between {least} and {maximum}: an address or a flat "
                 "array does not determine it: pass an array with the rank of that input"
             )
         values.setdefault(name, high)
 
 
-def _ranges(plan: Plan) -> str:
+def _describe_ranges(plan: Plan) -> str:
     return (
         ", ".join(f"{name} {low} to {high}" for name, low, high in plan.symbols) or "fixed shapes"
     )
 
 
-def _text(values: Mapping[str, int]) -> str:
+def _describe_values(values: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items())

@@ -1,4 +1,4 @@
-"""Refitting: new weights through the transforms that the build recorded."""
+"""Refit: compute packed weights from new arrays by the recipes that the build recorded."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
     from smelt.engine import EngineHeader, Json, Weight
 
 
-_SHOWN_NAMES: Final = 20
+_MAX_SHOWN_NAMES: Final = 20
+"""Number of weight names that a message lists."""
 
 
 @dataclass(slots=True)
-class _Work:
-    """Operations that all recipes of a refit have taken: one limit is for all of them."""
+class _WorkBudget:
+    """Operations that the recipes of a refit have used so far; the limit is for all together."""
 
     spent: int = 0
 
 
 class _Sources:
-    """The new arrays, by name, and which of a recipe's sources are among them."""
+    """Resolves the sources of recipes to new arrays, and records the names that were requested."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.arrays = arrays
-        self.wanted: list[str] = []
+        self.requested: list[str] = []
 
     def resolve(self, name: str) -> Constant:
-        self.wanted.append(name)
+        self.requested.append(name)
         array = self.arrays.get(name)
         return Constant(name, np.zeros(0, np.float32) if array is None else array)
 
@@ -48,90 +49,92 @@ class _Sources:
 def refitted_weights(
     header: EngineHeader, old: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]
 ) -> NDArray[np.uint8]:
-    """Return a copy of the packed weights in which all that follows from ``arrays`` is new.
+    """Return a copy of the packed weights, recomputed where they depend on ``arrays``.
 
     Raises:
-        BindingError: a name is unknown, an array does not fit what it replaces, a scale is none, or
-            arrays that belong together are not all given.
+        BindingError: a name is unknown, an array differs in shape or dtype from the one that it
+            replaces, a scale is invalid, or arrays that were folded together are not all given.
     """
     arrays = {name: _array(name, array) for name, array in arrays.items()}
     _check_arrays(header, arrays)
-    work = _Work()
+    budget = _WorkBudget()
     for recipe in header.scales:
-        if (scale := _Derived.of(recipe, arrays, work)) is not None:
+        if (scale := _Derived.of(recipe, arrays, budget)) is not None:
             reason = why_no_scale(scale.computed())
             if reason is not None:
-                raise BindingError(f"the new {scale.shown} is invalid: {reason}")
-    fresh = CpuMemory().allocate(old.size, "weights").bytes
-    fresh[:] = old
+                raise BindingError(f"the new {scale.description} is invalid: {reason}")
+    packed = CpuMemory().allocate(old.size, "weights").bytes
+    packed[:] = old
     used: set[str] = set()
     for weight in header.weights:
-        made = None if weight.recipe is None else _Derived.of(weight.recipe, arrays, work)
-        if made is not None:
-            used.update(made.given)
-            _store(weight, made.combined(), fresh, made.shown)
+        derived = None if weight.recipe is None else _Derived.of(weight.recipe, arrays, budget)
+        if derived is not None:
+            used.update(derived.new_names)
+            _store(weight, derived.combined(), packed, derived.description)
     unknown = sorted(set(arrays) - used)
     if unknown:
         raise BindingError(
             f"the engine has no refittable weight {', '.join(unknown)}; it has: "
             f"{_refittable(header)}"
         )
-    fresh.flags.writeable = False
-    return fresh
+    packed.flags.writeable = False
+    return packed
 
 
 def _check_arrays(header: EngineHeader, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """What recipes begin with must be like the old: a recipe may well make weights of another."""
-    for given in header.given:
-        array = arrays.get(given.name)
-        if array is not None and (array.shape, array.dtype) != (given.shape, given.dtype.numpy):
+    """Check shapes and dtypes: a recipe might also accept arrays of other shapes or dtypes."""
+    for old in header.given:
+        array = arrays.get(old.name)
+        if array is not None and (array.shape, array.dtype) != (old.shape, old.dtype.numpy):
             raise BindingError(
-                f"the new {_shown(given.name, array)} does not fit: it replaces "
-                f"{given.dtype.value}{list(given.shape)}; give an array of the old shape and dtype"
+                f"the new {_describe(old.name, array)} does not fit: it replaces "
+                f"{old.dtype.value}{list(old.shape)}; give an array of the old shape and dtype"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Derived:
-    """What follows from new arrays, and not yet computed."""
+    """A constant that depends on new arrays, computed on demand."""
 
     constant: Constant
-    given: tuple[str, ...]
-    """The new arrays, by name."""
-    shown: str
-    work: _Work
+    new_names: tuple[str, ...]
+    """Names of the new arrays that it depends on."""
+    description: str
+    budget: _WorkBudget
 
     @classmethod
-    def of(cls, recipe: Json, arrays: Mapping[str, NDArray[Any]], work: _Work) -> _Derived | None:
-        """What a recipe makes of new arrays; None where it starts from none of them."""
+    def of(
+        cls, recipe: Json, arrays: Mapping[str, NDArray[Any]], budget: _WorkBudget
+    ) -> _Derived | None:
+        """Return the constant of a recipe; None if it depends on no new array."""
         sources = _Sources(arrays)
         constant = recipe_from_json(recipe, sources.resolve)
-        given = tuple(dict.fromkeys(name for name in sources.wanted if name in arrays))
-        if not given:
+        new_names = tuple(dict.fromkeys(name for name in sources.requested if name in arrays))
+        if not new_names:
             return None
-        missing = sorted(set(sources.wanted) - set(given))
+        missing = sorted(set(sources.requested) - set(new_names))
         if missing:
             raise BindingError(
-                f"{given[0]} was folded together with {', '.join(missing)}; give these weights as "
-                "well"
+                f"{new_names[0]} was folded together with {', '.join(missing)}; give these "
+                "weights, too"
             )
-        shown = ", ".join(_shown(name, arrays[name]) for name in given)
-        return cls(constant, given, shown, work)
+        description = ", ".join(_describe(name, arrays[name]) for name in new_names)
+        return cls(constant, new_names, description, budget)
 
     def computed(self) -> NDArray[Any]:
         try:
-            self.work.spent = compute_untrusted(self.constant, spent=self.work.spent)
+            self.budget.spent = compute_untrusted(self.constant, spent=self.budget.spent)
         except GraphError as error:
-            raise BindingError(f"the new {self.shown} is invalid: {error}") from error
+            raise BindingError(f"the new {self.description} is invalid: {error}") from error
         return self.constant.array
 
     def combined(self) -> NDArray[Any]:
-        """What was computed, where a build would combine the arrays as well."""
+        """Compute the constant. Raises BindingError: a build would not fold these arrays."""
         array, reason = self.computed(), derived_overflow_reason(self.constant)
         if reason is not None:
             raise BindingError(
-                f"the new {self.shown} cannot be folded with the other weights as the old one was: "
-                f"{reason}; build an engine of the network with the new weights"
+                f"the new {self.description} cannot be folded with the other weights as the old "
+                f"one was: {reason}; build an engine of the network with the new weights"
             )
         return array
 
@@ -139,47 +142,53 @@ class _Derived:
 def refitted_sources(
     header: EngineHeader, old: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]
 ) -> NDArray[np.uint8]:
-    """Return the network's own arrays, ``arrays`` in the place of those that they replace.
+    """Return the arrays of the embedded network, with ``arrays`` replaced.
 
     Raises:
         BindingError: an array has another shape or dtype than the one that it replaces.
     """
-    given = [source for source in header.sources if source.name in arrays]
-    if not given:
+    replaced = [source for source in header.sources if source.name in arrays]
+    if not replaced:
         return old
-    fresh = old.copy()
-    for source in given:
+    arrays_bytes = old.copy()
+    for source in replaced:
         array = _array(source.name, arrays[source.name])
-        _store(source, array, fresh, _shown(source.name, array))
-    fresh.flags.writeable = False
-    return fresh
+        _store(source, array, arrays_bytes, _describe(source.name, array))
+    arrays_bytes.flags.writeable = False
+    return arrays_bytes
 
 
 def _refittable(header: EngineHeader) -> str:
-    """The names of the model's arrays that a refit may replace; not too many."""
+    """Return the names of refittable arrays as text, shortened if there are many."""
     sources = _Sources({})
     for weight in header.weights:
         if weight.recipe is not None:
             recipe_from_json(weight.recipe, sources.resolve)
-    names = list(dict.fromkeys(sources.wanted))
-    shown = ", ".join(names[:_SHOWN_NAMES]) or "none"
-    return shown if len(names) <= _SHOWN_NAMES else f"{shown} and {len(names) - _SHOWN_NAMES} more"
+    names = list(dict.fromkeys(sources.requested))
+    description = ", ".join(names[:_MAX_SHOWN_NAMES]) or "none"
+    return (
+        description
+        if len(names) <= _MAX_SHOWN_NAMES
+        else f"{description} and {len(names) - _MAX_SHOWN_NAMES} more"
+    )
 
 
-def _array(name: str, given: object) -> NDArray[Any]:
-    return require_array(given, f"the new {name}", BindingError)
+def _array(name: str, value: object) -> NDArray[Any]:
+    return require_array(value, f"the new {name}", BindingError)
 
 
-def _shown(name: str, array: NDArray[Any]) -> str:
+def _describe(name: str, array: NDArray[Any]) -> str:
     return f"{name} {array.dtype}{list(array.shape)}"
 
 
-def _store(weight: Weight, array: NDArray[Any], memory: NDArray[np.uint8], given: str) -> None:
+def _store(
+    weight: Weight, array: NDArray[Any], memory: NDArray[np.uint8], description: str
+) -> None:
     if array.shape != weight.shape or array.dtype != weight.dtype.numpy:
         raise BindingError(
-            f"the new {given} does not fit: {weight.name} is computed from it and becomes "
+            f"the new {description} does not fit: {weight.name} is computed from it and becomes "
             f"{array.dtype}{list(array.shape)} where {weight.dtype.value}{list(weight.shape)} "
-            "is needed; give an array of the old shape and dtype"
+            "is expected; give an array of the old shape and dtype"
         )
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     memory[weight.offset : weight.offset + data.size] = data

@@ -1,7 +1,7 @@
-"""Segments: a plan cut where the host must work, each ready to run on given memory.
+"""Segments: parts of a plan between host steps, prepared to run on the memory of a context.
 
-Argument words are evaluated when symbol values change, and kept for the values met lately; from run
-to run only the addresses of the application's arrays are written, and only when they are others.
+Argument words are evaluated when symbol values change, and are cached for recent values. Between
+runs, only addresses of the application's arrays are written, and only if they have changed.
 """
 
 from __future__ import annotations
@@ -34,87 +34,87 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 Check = Callable[[Mapping[str, int]], None]
-"""Checks what depends on symbols that a step has just decided."""
+"""Checks the conditions on symbols whose values a step has just determined."""
 
 MAX_CACHED_SHAPES: Final = 16
-"""Sets of symbol values for which words are kept."""
+"""Number of sets of symbol values for which argument words are cached."""
 
 
 @dataclass(slots=True)
 class MemoryMap:
-    """Where a context's memory is."""
+    """Base addresses of a context's memory."""
 
     arena: int
     weights: int
     errors: int = 0
-    """The error words, if there are any."""
+    """Address of the error words; 0 if there are none."""
 
 
 class InputsConsumed(Protocol):
-    """Hears that the inputs of a run are no longer needed."""
+    """Is notified when the inputs of a run are no longer needed."""
 
     def signal(self) -> None:
-        """Take note."""
+        """Signal that the inputs may be changed."""
         ...
 
 
 class Segment(Protocol):
-    """A stretch of a plan, ready to run."""
+    """A part of a plan, ready to run."""
 
     @property
     def reads_input(self) -> bool:
-        """Whether it reads the application's inputs."""
+        """Whether the segment reads the application's inputs."""
         ...
 
     def run(
         self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
     ) -> None:
-        """Run; ``addresses`` are the application's, by binding.
+        """Run; ``addresses`` are those of the application's arrays, by binding.
 
-        Symbols that the results decide are set in ``values``. Who changes ``values`` or
-        ``addresses`` afterwards passes others the next time.
+        Symbols that the results determine are set in ``values``. A caller that changes ``values``
+        or ``addresses`` afterwards must pass new objects to the next run.
         """
         ...
 
     def milliseconds(self) -> list[tuple[int, float]]:
-        """Return layers and times of the last timed run."""
+        """Return the layers and milliseconds of the last timed run."""
         ...
 
     def forget(self) -> None:
-        """Evaluate everything again: the memories have moved."""
+        """Discard cached addresses, because memory has moved."""
         ...
 
     def close(self) -> None:
-        """Give back what the segment holds."""
+        """Release the resources of the segment."""
         ...
 
 
 class SegmentFactory(Protocol):
-    """What a device makes segments with."""
+    """Creates the segments of a device."""
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> Segment:
-        """The launches as one segment."""
+        """Create a segment of launches."""
         ...
 
     def host(self, step: HostCall, plan: Plan, check: Check) -> Segment | None:
-        """A step that Python does; None where nothing is done at all."""
+        """Create a segment of a host step; None if the device executes nothing."""
         ...
 
 
 class MemoryAccessor(Protocol):
-    """How Python's steps reach the memory of a plan."""
+    """Access of host steps to the memory of a plan."""
 
     def load(self, space: Space, address: int, size_bytes: int) -> Any:
         """Return the bytes at an address, as an object with a writable buffer."""
         ...
 
     def store(self, address: int, data: Any) -> None:
-        """Put back what was loaded from an address, and changed."""
+        """Write back bytes that were loaded from an address and changed."""
         ...
 
 
 class HostMemoryAccessor:
-    """The process's own memory: everything is changed where it is."""
+    """Access to the memory of the process, which is changed in place."""
 
     def load(self, space: Space, address: int, size_bytes: int) -> Any:
         """Return the memory itself."""
@@ -122,12 +122,12 @@ class HostMemoryAccessor:
         return memoryview((ctypes.c_uint8 * size_bytes).from_address(address))
 
     def store(self, address: int, data: Any) -> None:
-        """Nothing: it is there."""
+        """Do nothing: the memory was changed in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuSegmentFactory:
-    """What native segments for a processor are made with."""
+    """Creates the segments of a context on the CPU."""
 
     functions: Mapping[str, int]
     """Address of each kernel."""
@@ -137,28 +137,28 @@ class CpuSegmentFactory:
     threads: int
     scratch: Scratch
     layers: Sequence[LayerInfo] = ()
-    """The engine's, for messages."""
+    """Layers of the engine, for messages."""
     errors: ErrorWords | None = None
-    """Where launches tell of indices out of range; None if nobody asks."""
+    """Error words that launches write on indices out of range; None if they are not checked."""
 
     @property
     def milliseconds_per_tick(self) -> float:
-        """Length of the ticks in which rows are timed."""
+        """Milliseconds per tick of the clock that times rows."""
         return self.runtime.milliseconds_per_tick()
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> Segment:
-        """The launches as one segment."""
+        """Create a segment of launches."""
         segment = NativeSegment(steps, plan, self)
         if self.errors is not None and reports_index_errors(steps, plan):
             return CheckedSegment(segment, self.errors)
         return segment
 
     def host(self, step: HostCall, plan: Plan, check: Check) -> HostSegment:
-        """A step that Python does."""
+        """Create a segment of a host step."""
         return HostSegment(step, plan, HostMemoryAccessor(), check, self.layers)
 
     def run_list(self, steps: Sequence[Launch]) -> RunList:
-        """The launches as a list for workers."""
+        """Create a run list of launches."""
         rows = [
             Row(self.functions[step.kernel.symbol], word_count(step), wait_for)
             for step, wait_for in zip(steps, dependency_counts(steps), strict=True)
@@ -175,43 +175,43 @@ class CpuSegmentFactory:
 
 
 class NullSegmentFactory:
-    """What native segments that compute nothing are made with."""
+    """Creates segments that compute nothing, for the null device."""
 
     milliseconds_per_tick = 0.0
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> NativeSegment:
-        """The launches as one segment."""
+        """Create a segment of launches."""
         return NativeSegment(steps, plan, self)
 
     def host(self, step: HostCall, plan: Plan, check: Check) -> None:
-        """Nothing."""
+        """Return None: host steps are not executed."""
 
     def run_list(self, steps: Sequence[Launch]) -> NullRunList:
-        """The launches as a list for nobody."""
+        """Create a run list that executes nothing."""
         return NullRunList(sum(map(word_count, steps)), len(steps))
 
 
 def word_count(step: Launch) -> int:
-    """Argument words of a launch."""
+    """Return the number of argument words of a launch."""
     return len(step.operands) + len(step.scalars)
 
 
 def dependency_counts(steps: Sequence[Launch]) -> list[int]:
     """Return for each launch how many of the launches must be complete before it starts."""
-    found: list[int] = []
+    counts: list[int] = []
     for number, step in enumerate(steps):
-        found.append(number if step.waits or not found else found[-1])
-    return found
+        counts.append(number if step.waits or not counts else counts[-1])
+    return counts
 
 
 class ArgumentWords:
-    """The argument words of a sequence of launches, as they follow from values and memories."""
+    """Argument words of a sequence of launches, as functions of symbol values and addresses."""
 
     def __init__(self, steps: Sequence[Launch], plan: Plan) -> None:
         self.layers = [step.layer for step in steps]
         self._buffers = plan.buffers
         self._words: list[tuple[int, Dim]] = []
-        """Buffer, or -1 for a scalar, and offset or value, of each argument word."""
+        """Buffer index (-1 for a scalar) and offset or value of each argument word."""
         for step in steps:
             self._words += [(view.buffer, view.offset) for view in step.operands]
             self._words += [(-1, scalar) for scalar in step.scalars]
@@ -225,9 +225,9 @@ class ArgumentWords:
         ]
         self.reads_input = bool(self.input_positions)
         self.positions: list[int] = []
-        """Of the words that name the application's memory; until then they hold an offset."""
+        """Positions of the words that address bindings; `evaluate` sets them to offsets."""
         self.bindings: list[int] = []
-        """The binding of each of these."""
+        """Binding of each word in `positions`."""
         for position, (buffer, _) in enumerate(self._words):
             if buffer < 0 or plan.buffers[buffer].space not in {Space.INPUT, Space.OUTPUT}:
                 continue
@@ -257,7 +257,7 @@ class ArgumentWords:
 
 
 class NativeSegment:
-    """Launches that one foreign call runs."""
+    """Launches that one native call runs."""
 
     def __init__(
         self,
@@ -266,22 +266,23 @@ class NativeSegment:
         segment_factory: CpuSegmentFactory | NullSegmentFactory,
     ) -> None:
         self._arguments = ArgumentWords(steps, plan)
-        self._machinery = segment_factory
+        self._segment_factory = segment_factory
         self.reads_input = self._arguments.reads_input
         self._symbols = self._arguments.symbols
         self._list = segment_factory.run_list(steps)
         self._positions, self._bindings = self._arguments.positions, self._arguments.bindings
         self._offsets: list[int] = []
-        self._kept: dict[tuple[int, ...], tuple[NDArray[np.int64], list[int]]] = {}
+        self._cached_words: dict[tuple[int, ...], tuple[NDArray[np.int64], list[int]]] = {}
         self._values: tuple[int, ...] | None = None
         self._addresses: list[int] = []
         self._seen_values: Mapping[str, int] | None = None
         self._seen_addresses: list[int] = []
-        """For what the list's words were last written; None for the values if it is unknown."""
+        """Arguments for which the words were last written; values are None if that was
+        interrupted."""
 
     def forget(self) -> None:
-        """Evaluate every word again: the memories have moved."""
-        self._kept.clear()
+        """Discard the cached words, because memory has moved."""
+        self._cached_words.clear()
         self._values = self._seen_values = None
 
     def run(
@@ -292,21 +293,21 @@ class NativeSegment:
         *,
         timed: bool,
     ) -> None:
-        """Run the launches; ``addresses`` are the application's, by binding.
+        """Run the launches; ``addresses`` are those of the application's arrays, by binding.
 
-        Who changes ``values`` or ``addresses`` afterwards passes others the next time.
+        A caller that changes ``values`` or ``addresses`` must pass new objects to the next run.
         """
         if values is not self._seen_values or addresses is not self._seen_addresses:
-            self._prepare(values, memories, addresses)
+            self._write_words(values, memories, addresses)
         self._list.run(timed=timed)
 
-    def _prepare(
+    def _write_words(
         self, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
     ) -> None:
-        self._seen_values = None  # whatever interrupts the writing: it is not done
+        self._seen_values = None  # an interrupt from here on leaves the words incomplete
         key = tuple([values[name] for name in self._symbols])
         if key != self._values:
-            self._use(key, values, memories)
+            self._load_words(key, values, memories)
         if addresses != self._addresses:
             self._addresses = []
             words = self._list.words
@@ -317,13 +318,15 @@ class NativeSegment:
         self._seen_addresses = addresses
         self._seen_values = values
 
-    def _use(self, key: tuple[int, ...], values: Mapping[str, int], memories: MemoryMap) -> None:
-        if key not in self._kept:
-            while len(self._kept) >= MAX_CACHED_SHAPES:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = self._arguments.evaluate(values, memories)
-        words, chunks = self._kept[key]
-        self._values = None  # not this segment's until it is complete
+    def _load_words(
+        self, key: tuple[int, ...], values: Mapping[str, int], memories: MemoryMap
+    ) -> None:
+        if key not in self._cached_words:
+            while len(self._cached_words) >= MAX_CACHED_SHAPES:
+                self._cached_words.pop(next(iter(self._cached_words)))
+            self._cached_words[key] = self._arguments.evaluate(values, memories)
+        words, chunks = self._cached_words[key]
+        self._values = None  # unknown until all words are written
         self._list.set_chunks(chunks)
         self._list.words[:] = words
         self._offsets = [int(words[position]) for position in self._positions]
@@ -331,20 +334,20 @@ class NativeSegment:
         self._values = key
 
     def milliseconds(self) -> list[tuple[int, float]]:
-        """Return the layer and time of each launch of the last timed run."""
-        scale = self._machinery.milliseconds_per_tick
+        """Return the layer and milliseconds of each launch of the last timed run."""
+        scale = self._segment_factory.milliseconds_per_tick
         return [
             (layer, ticks * scale)
             for layer, ticks in zip(self._arguments.layers, self._list.row_ticks(), strict=True)
         ]
 
     def close(self) -> None:
-        """Give back what the segment holds."""
+        """Release the resources of the segment."""
         self._list.close()
 
 
 class CheckedSegment:
-    """A segment whose launches may tell of an index out of range: that is raised at its end."""
+    """A segment whose launches may report an index out of range, which is raised at its end."""
 
     def __init__(self, segment: NativeSegment, errors: ErrorWords) -> None:
         self._segment, self._errors = segment, errors
@@ -355,14 +358,14 @@ class CheckedSegment:
     def run(
         self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
     ) -> None:
-        """Run the launches. Raises IndexRangeError: one of them has met an index out of range."""
+        """Run the launches. Raises IndexRangeError: a launch met an index out of range."""
         self._errors.begin()
         self._segment.run(values, memories, addresses, timed=timed)
         self._errors.check()
 
 
 class HostSegment:
-    """One step that Python does: the reference of an op on the plan's memory."""
+    """A host step: runs the reference of an op on the plan's memory."""
 
     def __init__(
         self,
@@ -377,7 +380,7 @@ class HostSegment:
         self._check = check
         self._step = step
         self._plan = plan
-        # Most engines have no such step, and need not load what every op means.
+        # Most engines have no host step and need not load the ops.
         from smelt.ops import op_from_json
 
         self._op = op_from_json(step.op)
@@ -389,17 +392,17 @@ class HostSegment:
     def run(
         self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
     ) -> None:
-        """Run the reference; symbols that its results decide are set in ``values``, and checked.
+        """Run the reference; set the symbols that its results determine, and check them.
 
         Raises:
-            ShapeError: a result is larger than the plan allows, the values that it decides violate
-                a guard, or a result has another shape than its inputs' extents let expect.
+            ShapeError: a result is larger than the plan allows, its extents violate a guard, or its
+                shape or dtype differs from what the engine expects.
             IndexRangeError: an index is out of range.
             GraphError: the reference fails on the inputs in another way.
         """
         start_ns = time.perf_counter_ns() if timed else 0
         inputs = [
-            None if view is None else self._look(view, values, memories, addresses)[0]
+            None if view is None else self._view_memory(view, values, memories, addresses)[0]
             for view in self._step.inputs
         ]
         for array in inputs:
@@ -408,14 +411,13 @@ class HostSegment:
         results = evaluate(self._op, inputs, self._where, values)
         if len(results) < len(self._step.outputs):
             raise InternalError(f"{self._op.name} has {len(results)} results")
-        self._decide(results, values)
+        self._set_decided_symbols(results, values)
         for view, result in zip(self._step.outputs, results, strict=False):
-            target, address, memory = self._look(view, values, memories, addresses)
+            target, address, memory = self._view_memory(view, values, memories, addresses)
             if target.shape != result.shape or target.dtype != result.dtype:
                 raise ShapeError(
-                    f"the result is {result.dtype}{list(result.shape)} but the engine reserved "
-                    f"memory "
-                    f"for {target.dtype}{list(target.shape)}",
+                    f"the result is {result.dtype}{list(result.shape)}, but the engine reserved "
+                    f"memory for {target.dtype}{list(target.shape)}",
                     node=self._op.name,
                 )
             target[...] = result
@@ -423,27 +425,27 @@ class HostSegment:
         if timed:
             self._milliseconds = (time.perf_counter_ns() - start_ns) / 1e6
 
-    def _decide(self, results: Sequence[NDArray[Any]], values: dict[str, int]) -> None:
-        """Set the symbols that the results decide, and check what depends on them."""
+    def _set_decided_symbols(self, results: Sequence[NDArray[Any]], values: dict[str, int]) -> None:
+        """Set the symbols that the results determine, and check the conditions on them."""
         for name, output, axis in self._step.sizes:
             size = int(results[output].shape[axis])
-            if size > values[name]:  # until it is decided: what there is room for
+            if size > values[name]:  # the value so far is the capacity
                 raise ShapeError(count_excess(name, size, values[name]), node=self._where)
             values[name] = size
         if self._step.sizes:
             self._check(values)
 
     def milliseconds(self) -> list[tuple[int, float]]:
-        """Return the layer and time of the last timed run."""
+        """Return the layer and milliseconds of the last timed run."""
         return [(self.layer, self._milliseconds)]
 
     def forget(self) -> None:
-        """Nothing depends on where the memories are."""
+        """Do nothing: the segment caches no addresses."""
 
-    def _look(
+    def _view_memory(
         self, view: View, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
     ) -> tuple[NDArray[Any], int, Any]:
-        """The view's elements, and the address and the bytes of its footprint."""
+        """Return a view's elements, and the address and bytes of its footprint."""
         buffer = self._plan.buffers[view.buffer]
         if buffer.space is Space.ARENA:
             start = memories.arena + buffer.start
@@ -462,20 +464,20 @@ class HostSegment:
         return np.ndarray(shape, dtype, memory, offset, strides), start + low, memory
 
     def close(self) -> None:
-        """Give back what the segment holds: nothing."""
+        """Do nothing: the segment holds no resources."""
 
 
 @one_file_of_formulas()
 def split_plan(
-    plan: Plan, segment_factory: SegmentFactory, verdicts: CachedRuntimeChecks | None = None
+    plan: Plan, segment_factory: SegmentFactory, runtime_checks: CachedRuntimeChecks | None = None
 ) -> list[Segment]:
     """Return the plan's segments, in order.
 
     Args:
-        plan: what is cut.
-        segment_factory: what a device makes segments with.
-        verdicts: what checks the symbols that a step decides, before the next step runs; None for
-            a plan that decides none.
+        plan: the plan.
+        segment_factory: creates the segments of the device.
+        runtime_checks: checks the symbols that a step determines before the next step runs; None
+            for a plan without such symbols.
     """
     segments: list[Segment] = []
     launches: list[Launch] = []
@@ -490,7 +492,9 @@ def split_plan(
             launches.append(step)
             continue
         finish()
-        check = _unchecked if verdicts is None else partial(verdicts.check, stage=number)
+        check = (
+            _unchecked if runtime_checks is None else partial(runtime_checks.check, stage=number)
+        )
         if (segment := segment_factory.host(step, plan, check)) is not None:
             segments.append(segment)
     finish()
@@ -498,7 +502,7 @@ def split_plan(
 
 
 def _unchecked(values: Mapping[str, int], /) -> None:
-    """Refuse a plan that decides symbols where nobody can check them."""
+    """Raise InternalError: a step determines symbols that no runtime check covers."""
     raise InternalError(
-        f"no run-time check covers the symbols that a step decides: {sorted(values)}"
+        f"no runtime check covers the symbols that a step determines: {sorted(values)}"
     )

@@ -1,7 +1,7 @@
-"""Places for small inputs and outputs in a context's own memory.
+"""Staging buffers for small inputs and outputs in a context's own memory.
 
-numpy takes longer to say where an array lies than to copy a few kilobytes. So small arrays are
-copied to and from places that never move, and then no address is written from run to run either.
+Reading the address of a numpy array takes longer than copying a few kilobytes. Small arrays are
+therefore copied to and from buffers that never move; no address changes between runs then.
 """
 
 from __future__ import annotations
@@ -23,47 +23,52 @@ if TYPE_CHECKING:
     from smelt.types import Shape
 
 STAGED_BYTES: Final = 16384
-"""Larger arrays are read and written where they are."""
+"""Largest array in bytes that is staged; larger ones are used in place."""
 _ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class StagedCall:
-    """A call on the memory of one context."""
+    """A resolved call with the staging buffers of one context."""
 
     call: ResolvedCall
     staged_arrays: tuple[NDArray[Any] | None, ...]
-    """Of each binding that is small."""
+    """Staging array of each binding; None if it is not staged."""
     addresses: list[int]
-    """Of the places, by binding; 0 where there is none. Nobody writes here."""
+    """Addresses of the staging arrays, by binding; 0 if not staged. Read-only."""
     sizes: tuple[int, ...]
     """Bytes of each binding."""
     is_staged: bool
-    """Whether every binding has a place."""
+    """Whether every binding is staged."""
     inputs: tuple[tuple[int, NDArray[Any] | None], ...]
-    """Binding and place of each input."""
+    """Binding index and staging array of each input."""
     outputs: tuple[tuple[int, NDArray[Any] | None], ...]
-    """The same of each output."""
+    """Binding index and staging array of each output."""
 
 
 class Staging:
-    """The places of one context."""
+    """Staging buffers of one context."""
 
     def __init__(self, memory: CpuMemory | None, header: EngineHeader) -> None:
-        """Take memory for them; without memory there are none."""
+        """Allocate the staging buffers; with ``memory`` None, nothing is staged."""
         self._bindings = header.bindings
         self._capacities = [0] * len(header.bindings)
         self._starts = list(self._capacities)
         self._memory: CpuAllocation | None = None
         if memory is None:
             return
-        given = symbols_of(*(dim for b in header.bindings if b.is_input for dim in b.shape))
+        input_symbols = symbols_of(*(dim for b in header.bindings if b.is_input for dim in b.shape))
         total = 0
         shapes = [plan.shapes(header.bindings) for plan in header.plans]
-        for index, (binding, *own) in enumerate(zip(header.bindings, *shapes, strict=True)):
-            # What a run itself decides may fill a part.
-            if symbols_of(*(dim for shape in own for dim in shape)) <= given:
-                largest = max(map(_largest_count, own, header.plans)) * binding.dtype.size_bytes
+        for index, (binding, *binding_shapes) in enumerate(
+            zip(header.bindings, *shapes, strict=True)
+        ):
+            # Data-dependent outputs may fill only a part of their buffer, so they are not staged.
+            if symbols_of(*(dim for shape in binding_shapes for dim in shape)) <= input_symbols:
+                largest = (
+                    max(map(_largest_count, binding_shapes, header.plans))
+                    * binding.dtype.size_bytes
+                )
                 self._capacities[index] = min(largest, STAGED_BYTES)
                 self._starts[index] = total
                 total += -(-self._capacities[index] // _ALIGNMENT) * _ALIGNMENT
@@ -71,16 +76,18 @@ class Staging:
 
     @property
     def allocations(self) -> list[CpuAllocation]:
-        """The memory, for whoever gives it back."""
+        """Allocations for the owner to release."""
         return [] if self._memory is None else [self._memory]
 
-    def ready(self, call: ResolvedCall, shapes: Sequence[tuple[int, ...] | None]) -> StagedCall:
-        """The call with places for small arrays that have just the shapes that it needs."""
+    def staged_call(
+        self, call: ResolvedCall, shapes: Sequence[tuple[int, ...] | None]
+    ) -> StagedCall:
+        """Return the call with staging arrays for small arrays whose shapes match exactly."""
         staged_arrays = tuple(map(self._staged_array, range(len(shapes)), shapes, call.shapes))
         base = 0 if self._memory is None else self._memory.address
         pairs = zip(staged_arrays, self._starts, strict=True)
         addresses = [0 if staged is None else base + start for staged, start in pairs]
-        chosen = list(zip(enumerate(staged_arrays), self._bindings, strict=True))
+        indexed = list(zip(enumerate(staged_arrays), self._bindings, strict=True))
         return StagedCall(
             call,
             staged_arrays,
@@ -90,8 +97,8 @@ class Staging:
                 for shape, b in zip(call.shapes, self._bindings, strict=True)
             ),
             all(staged is not None for staged in staged_arrays),
-            tuple(pair for pair, binding in chosen if binding.is_input),
-            tuple(pair for pair, binding in chosen if not binding.is_input),
+            tuple(pair for pair, binding in indexed if binding.is_input),
+            tuple(pair for pair, binding in indexed if not binding.is_input),
         )
 
     def _staged_array(
@@ -106,6 +113,6 @@ class Staging:
 
 
 def _largest_count(shape: Shape, plan: Plan) -> int:
-    """Most elements; an extent may be largest anywhere between the ends of the plan's ranges."""
+    """Return an upper bound of the number of elements over the plan's symbol ranges."""
     box = {name: (low, high) for name, low, high in plan.symbols}
     return prod(max(bounds_of(dim, box)[1], 0) for dim in shape)

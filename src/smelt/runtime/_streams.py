@@ -1,4 +1,4 @@
-"""Streams and events by the device's name."""
+"""Public streams and events, by device name."""
 
 from __future__ import annotations
 
@@ -18,136 +18,139 @@ _CUDA_STREAM_PROTOCOL: Final = "__cuda_stream__"
 
 
 class Stream(Closeable):
-    """Work that is done in order, beside the thread that queues it."""
+    """A queue of work that is executed in order, asynchronously to the submitting thread."""
 
     def __init__(self, device: str = "cpu") -> None:
-        """Make a stream of ``device``.
+        """Create a stream on ``device``.
 
         Raises:
-            UnsupportedError: no device is called so.
-            DeviceError: there is no such GPU.
+            UnsupportedError: the device name is unknown.
+            DeviceError: the GPU does not exist.
         """
         self.device = device
         self.native: CpuStream | CudaStream
-        """The device's own."""
+        """The native object of the device."""
         if DeviceName.from_text(device).kind == _CUDA:
-            from smelt.devices.cuda import CudaStream  # few have a GPU
+            from smelt.devices.cuda import CudaStream  # imported only for GPUs
 
             self.native = CudaStream(gpu_named(device))
         else:
             self.native = CpuStream()
 
     def submit(self, task: Callable[[], object]) -> None:
-        """Queue a task of Python's; on a processor only.
+        """Enqueue a Python task; on CPU streams only.
 
-        If it raises, `synchronize` raises that, and what was queued behind it until then is
-        dropped, runs of contexts too: it may need what the task has not done.
+        If the task raises, `synchronize` raises its exception. Work that was enqueued behind the
+        task until then is dropped, including runs of contexts: it may depend on the task.
 
         Raises:
-            DeviceError: the stream is closed, or a GPU's.
+            DeviceError: the stream is closed or is a GPU stream.
         """
         if not isinstance(self.native, CpuStream):
-            raise DeviceError(f"a stream of {self.device} accepts no Python tasks")
+            raise DeviceError(
+                f"a stream of {self.device} does not accept Python tasks; use a stream of the CPU"
+            )
         self.native.submit(task)
 
     def query(self) -> bool:
-        """Whether everything that was queued is done."""
+        """Return whether all enqueued work is complete."""
         return self.native.query()
 
     def synchronize(self) -> None:
-        """Wait until everything that was queued is done.
+        """Wait until all enqueued work is complete.
 
         Raises:
-            What a task raised, or a run failed with and nobody has heard of; once.
+            The error of a failed task or run, unless it was raised before.
         """
         self.native.synchronize()
 
     def wait(self, event: Event) -> None:
-        """Let later work wait until ``event``, as it is now, has come."""
+        """Make later work wait for the last recording of ``event``."""
         native: Any = self.native
         native.wait(_same_kind(self, event))
 
     @override
     def close(self) -> None:
-        """Finish what was queued and let the stream go. Again is harmless.
+        """Complete enqueued work and release the stream. Idempotent.
 
-        It raises nothing of what was queued; the next call of a context whose run failed does.
+        Errors of enqueued work are not raised; the next call of a failed run's context raises its
+        error.
         """
         self.native.close()
 
     @property
     def __cuda_stream__(self) -> Callable[[], tuple[int, int]]:
-        """The protocol by which other libraries take a GPU's stream."""
-        found: Callable[[], tuple[int, int]] = getattr(self.native, _CUDA_STREAM_PROTOCOL)
-        return found
+        """The protocol by which other libraries accept a GPU stream."""
+        protocol: Callable[[], tuple[int, int]] = getattr(self.native, _CUDA_STREAM_PROTOCOL)
+        return protocol
 
 
 class Event:
-    """A mark in a stream. Before it is first recorded it counts as reached."""
+    """A point in a stream's work. Before it is first recorded it counts as complete."""
 
     __slots__ = ("device", "native")
 
     def __init__(self, device: str = "cpu") -> None:
-        """Make an event of ``device``.
+        """Create an event on ``device``.
 
         Raises:
-            UnsupportedError: no device is called so.
-            DeviceError: there is no such GPU.
+            UnsupportedError: the device name is unknown.
+            DeviceError: the GPU does not exist.
         """
         self.device = device
         self.native: CpuEvent | CudaEvent
-        """The device's own."""
+        """The native object of the device."""
         if DeviceName.from_text(device).kind == _CUDA:
-            from smelt.devices.cuda import CudaEvent  # few have a GPU
+            from smelt.devices.cuda import CudaEvent  # imported only for GPUs
 
             self.native = CudaEvent(gpu_named(device))
         else:
             self.native = CpuEvent()
 
     def record(self, stream: Stream) -> None:
-        """Mark the place in ``stream`` behind everything that is queued now."""
+        """Record the event behind all work that is enqueued on ``stream`` now."""
         native: Any = self.native
         native.record(_same_kind(self, stream))
 
     def wait(self, stream: Stream) -> None:
-        """Let later work of ``stream`` wait for the mark."""
+        """Make later work of ``stream`` wait for the event."""
         _same_kind(self, stream)
         stream.wait(self)
 
     def query(self) -> bool:
-        """Whether the mark is reached."""
+        """Return whether the event is complete."""
         return self.native.query()
 
     def synchronize(self) -> None:
-        """Wait until the mark is reached, also where work before it has failed on a processor."""
+        """Wait until the event is complete; on the CPU, failed work before it raises nothing."""
         self.native.synchronize()
 
     def elapsed(self, end: Event) -> float:
-        """Return the milliseconds from this mark to ``end``.
+        """Return the milliseconds from this event to ``end``.
 
         Raises:
-            DeviceError: one of the two is not recorded or not reached.
+            DeviceError: one of the two is not recorded or not complete.
         """
         native: Any = self.native
         return float(native.elapsed(_same_kind(self, end)))
 
 
 def native_stream(stream: object) -> object:
-    """Return the device's own stream behind one of ours; others as they are."""
+    """Return the native stream of a `Stream`; other objects unchanged."""
     return stream.native if isinstance(stream, Stream) else stream
 
 
 def native_event(event: object) -> object:
-    """Return the device's own event behind one of ours; others as they are."""
+    """Return the native event of an `Event`; other objects unchanged."""
     return event.native if isinstance(event, Event) else event
 
 
 def gpu_named(device: str | None) -> CudaDevice:
-    """Return the GPU that a device's name means: the thread's own where no number is given.
+    """Return the GPU with a device name; the thread's current GPU if the name has no index.
 
     Raises:
-        UnsupportedError: no device is called so.
-        DeviceError: there is no driver, or no such GPU.
+        UnsupportedError: the device name is unknown.
+        DeviceError: there is no driver, or the GPU does not exist.
         MissingExtraError: ``cuda.bindings`` is not installed.
     """
     from smelt.devices.cuda import cuda_device, selected_device
@@ -156,16 +159,14 @@ def gpu_named(device: str | None) -> CudaDevice:
     return selected_device() if index is None else cuda_device(index)
 
 
-def _same_kind(mine: Stream | Event, other: object) -> object:
+def _same_kind(own: Stream | Event, other: object) -> object:
     if not isinstance(other, Stream | Event):
         kind = type(other).__name__
-        raise DeviceError(
-            f"a {type(mine).__name__} of {mine.device} cannot be combined with {kind}"
-        )
-    if isinstance(mine.native, CpuEvent | CpuStream) != isinstance(
+        raise DeviceError(f"a {type(own).__name__} of {own.device} cannot be combined with {kind}")
+    if isinstance(own.native, CpuEvent | CpuStream) != isinstance(
         other.native, CpuEvent | CpuStream
     ):
         raise DeviceError(
-            f"an object of {mine.device} cannot be combined with an object of {other.device}"
+            f"an object of {own.device} cannot be combined with an object of {other.device}"
         )
     return other.native

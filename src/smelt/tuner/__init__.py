@@ -1,4 +1,4 @@
-"""Times candidates, keeps the timing cache, and chooses tactics and formats for the whole graph."""
+"""Tactic tuning: benches, the timing cache, and the choice of tactics and tensor formats."""
 
 from smelt.tuner._benchmark_timer import BenchmarkTimer, tensor_bytes
 from smelt.tuner._cost_model_timer import CostModelTimer

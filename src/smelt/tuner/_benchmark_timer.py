@@ -1,4 +1,8 @@
-"""Estimates say which candidates are worth a clock; the clock says which of them is best alone."""
+"""Timer that measures the candidates with the best cost estimates, each as an isolated node.
+
+Estimates from the cost model select the candidates that are worth measuring. The measured times
+then rank them.
+"""
 
 from __future__ import annotations
 
@@ -21,48 +25,61 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 LONG_SECONDS: Final = 8e-6
+"""Estimated seconds above which a node counts as long and `max_timed_long` applies."""
 
 
 class Bench(Protocol):
-    """Where tactics of single nodes are tried, on some device."""
+    """Compiles, checks and times tactics of single nodes on one device."""
 
     copy_sample_types: ClassVar[tuple[TensorType, TensorType]]
-    """A small tensor and a large one, by whose copies other copies are priced."""
+    """A small and a large tensor; costs of other copies are interpolated from their copy times."""
     trial_limit: ClassVar[Limit]
-    """The most bytes of tensors of a node that is run: the reference computes them on the host."""
+    """Maximum total bytes of a node's tensors for the node to be run.
+
+    The reference results are computed on the host, which is slow for larger nodes.
+    """
 
     @property
     def refused(self) -> Mapping[tuple[str, str], str]:
-        """Why candidates are out, by the node's name and the tactic's text."""
+        """Rejection reasons of candidates by node name and tactic text."""
         ...
 
     @property
     def where(self) -> str:
-        """What times depend on beside nodes, tactics and sizes: machine, compiler, generators."""
+        """Key of what times depend on besides node, tactic and sizes.
+
+        It names the machine, the compiler and the code generators.
+        """
         ...
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The symbol values that are tuned for."""
+        """Symbol values at which candidates are measured."""
         ...
 
     def compile_candidates(self, work: Sequence[tuple[Node, Tactic]], *, deadline: float) -> None:
-        """Compile what is going to be timed, as much as can be until ``deadline``."""
+        """Compile the candidates in ``work``; stop at ``deadline`` (``time.perf_counter``)."""
         ...
 
     def seconds(
         self, node: Node, tactics: Sequence[Tactic], *, repeats: TimingRepeats
     ) -> list[float]:
-        """The time of each tactic; infinity for one that is wrong, NaN where there was no time."""
+        """Return the seconds of each tactic.
+
+        Infinity marks a tactic with wrong results, NaN one that was not measured in time.
+        """
         ...
 
     def copy_seconds(self, kind: TensorType, *, repeats: TimingRepeats) -> float:
-        """The time of a copy of a tensor between the model's axis order and channels last."""
+        """Return the seconds of a copy of a tensor from the model's axis order to channels last."""
         ...
 
 
 class BenchmarkTimer:
-    """Measures the few best candidates by their estimates; believes the estimates of the others."""
+    """Measures the candidates with the best estimates.
+
+    Candidates that are never timed (views and references) keep their estimates.
+    """
 
     def __init__(
         self,
@@ -77,18 +94,19 @@ class BenchmarkTimer:
         seconds_per_trial: float = 0.02,
         min_sample_seconds: float = 0.0,
     ) -> None:
-        """Measure candidates of single nodes.
+        """Create a timer.
 
         Args:
-            bench: where they are tried.
-            cache: what was measured, and will be.
-            max_timed: how many are measured of each family, arithmetic and formats.
-            max_timed_long: the same where even the best takes long: estimates are surer there.
-            repeats: how often each is measured.
-            runs_per_mean: of how many runs each time is the mean.
-            seconds: time for everything.
-            seconds_per_trial: time for a candidate, after two repeats.
-            min_sample_seconds: a mean is taken of more runs where it would last less.
+            bench: compiles and runs the candidates.
+            cache: timing cache that is read before and updated after each measurement.
+            max_timed: number of candidates measured per family, dot product and formats.
+            max_timed_long: the same for groups whose best estimate exceeds `LONG_SECONDS`, where
+                estimates are more reliable; None for ``max_timed``.
+            repeats: number of samples per candidate.
+            runs_per_mean: number of runs that one sample averages.
+            seconds: time limit for all measurements.
+            seconds_per_trial: time limit for one candidate, checked after two samples.
+            min_sample_seconds: minimum duration of a sample; shorter ones average more runs.
         """
         self.bench, self.cache = bench, cache
         self.max_timed = max_timed
@@ -98,17 +116,21 @@ class BenchmarkTimer:
         self._wrong_result_reasons: dict[str, str] = {}
 
     def announce(self, work: Sequence[tuple[Node, Sequence[Tactic]]]) -> None:
-        """Compile what will have to be measured."""
-        wanted: dict[str, tuple[Node, Tactic]] = {}
+        """Compile the candidates that the cache has no time for."""
+        pending: dict[str, tuple[Node, Tactic]] = {}
         for node, tactics in work:
             for i in self._best_by_estimate(tactics):
                 key = self._key(node, tactics[i])
                 if self.cache.get(key) is None:
-                    wanted.setdefault(key, (node, tactics[i]))
-        self.bench.compile_candidates(list(wanted.values()), deadline=self.deadline)
+                    pending.setdefault(key, (node, tactics[i]))
+        self.bench.compile_candidates(list(pending.values()), deadline=self.deadline)
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """Seconds of the most promising tactics of each format, infinity for the others."""
+        """Return the seconds of each tactic; infinity for one that is wrong or was not measured.
+
+        Views and references keep their estimates. If nothing could be measured, the tactics that
+        were selected for measurement keep theirs, too.
+        """
         times = [t.cost_hint if is_not_timed(t) else math.inf for t in tactics]
         chosen = self._best_by_estimate(tactics)
         for i, seconds in self._measured(node, tactics, chosen).items():
@@ -121,11 +143,11 @@ class BenchmarkTimer:
         return _without_unknown_times(times, tactics, chosen)
 
     def wrong_result_reason(self, node: Node) -> str:
-        """Why all kernels that were tried for a node are wrong; empty where one is right."""
+        """Return why all measured tactics of a node were rejected; empty if one was accepted."""
         return self._wrong_result_reasons.get(node.name, "")
 
     def verified_seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """Seconds by the clock; infinity for what is wrong, and for what was not tried."""
+        """Return measured seconds only; infinity for a tactic that is wrong or not measured."""
         known = self._measured(node, tactics, self._best_by_estimate(tactics))
         times = (known.get(i, math.inf) for i in range(len(tactics)))
         return [math.inf if math.isnan(seconds) else seconds for seconds in times]
@@ -133,7 +155,10 @@ class BenchmarkTimer:
     def _measured(
         self, node: Node, tactics: Sequence[Tactic], chosen: Sequence[int]
     ) -> dict[int, float]:
-        """The time of each chosen tactic; infinity for one that is wrong, NaN for lack of time."""
+        """Return the seconds of each chosen tactic by its index, from the cache or the bench.
+
+        Infinity marks a tactic with wrong results, NaN one that was not measured.
+        """
         keys = {i: self._key(node, tactics[i]) for i in chosen}
         times = {i: self.cache.get(key) or math.nan for i, key in keys.items()}
         unknown = [i for i, seconds in times.items() if math.isnan(seconds)]
@@ -141,7 +166,7 @@ class BenchmarkTimer:
             return times
         limit = self.bench.trial_limit
         if (size := tensor_bytes(node, self.bench.sizes)) > limit.most:
-            _LOG.info("%s is not timed: its tensors have %s", node, limit.excess(size))
+            _LOG.info("%s is not timed: the tensors of the node have %s", node, limit.excess(size))
             return times
         measured = self.bench.seconds(node, [tactics[i] for i in unknown], repeats=self.repeats)
         for i, seconds in zip(unknown, measured, strict=True):
@@ -151,22 +176,22 @@ class BenchmarkTimer:
         return times
 
     def copy_seconds(self, moved_bytes: int) -> float:
-        """Seconds of a copy between formats, by those that were measured."""
+        """Return seconds of a format copy, interpolated between the two measured copies."""
         small, large = self.bench.copy_sample_types
-        least, most = self._copy_of(small), self._copy_of(large)
-        share = (moved_bytes - _moved_bytes(small)) / (_moved_bytes(large) - _moved_bytes(small))
-        return least + max(0.0, most - least) * max(0.0, share)
+        small_seconds, large_seconds = self._copy_of(small), self._copy_of(large)
+        share = (moved_bytes - _copied_bytes(small)) / (_copied_bytes(large) - _copied_bytes(small))
+        return small_seconds + max(0.0, large_seconds - small_seconds) * max(0.0, share)
 
     def _copy_of(self, kind: TensorType) -> float:
         key = f"copy of {kind} | {self.bench.where}"
-        known = self.cache.get(key)
-        if known is None:
-            known = self.bench.copy_seconds(kind, repeats=self.repeats)
-            self.cache.put(key, known)
-        return known
+        seconds = self.cache.get(key)
+        if seconds is None:
+            seconds = self.bench.copy_seconds(kind, repeats=self.repeats)
+            self.cache.put(key, seconds)
+        return seconds
 
     def _best_by_estimate(self, tactics: Sequence[Tactic]) -> list[int]:
-        """The best by estimate of each family and arithmetic, for every combination of formats."""
+        """Return indices of the best estimates of each family, dot product and formats."""
         groups: dict[object, list[int]] = {}
         for i, tactic in enumerate(tactics):
             if not is_not_timed(tactic):
@@ -181,31 +206,31 @@ class BenchmarkTimer:
         return sorted(best)
 
     def _key(self, node: Node, tactic: Tactic) -> str:
-        lab = self.bench
-        where = f"{lab.where}, {sorted(lab.sizes.items())}"
+        bench = self.bench
+        where = f"{bench.where}, {sorted(bench.sizes.items())}"
         return f"{node_text(node)} | {tactic_text(tactic)} | {where}"
 
 
 def tensor_bytes(node: Node, sizes: Mapping[str, int]) -> int:
-    """What a node reads and writes in a run, its constants apart."""
+    """Return the bytes of the tensors that a node reads and writes, without its constants."""
     values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.constant is None]
     kinds = [v.type for v in values if isinstance(v.type, TensorType)]
     return sum(k.dtype.size_bytes * evaluate_dim(element_count(k.shape), sizes) for k in kinds)
 
 
-def _moved_bytes(kind: TensorType) -> int:
-    """What a copy of the tensor reads and writes."""
+def _copied_bytes(kind: TensorType) -> int:
+    """Return the bytes that a copy of the tensor reads and writes."""
     return 2 * kind.dtype.size_bytes * evaluate_dim(element_count(kind.shape), {})
 
 
 def node_text(node: Node) -> str:
-    """What a node computes: equal for nodes that take the same time."""
+    """Describe what a node computes; equal for nodes that take the same time."""
     inputs = ", ".join("-" if v is None else str(v.type) for v in node.inputs)
     return f"{node.op} on {inputs} -> {', '.join(str(v.type) for v in node.outputs)}"
 
 
 def tactic_text(tactic: Tactic) -> str:
-    """A tactic with its formats."""
+    """Describe a tactic with its formats."""
     formats = " ".join("-" if f is None else str(f) for f in (*tactic.inputs, *tactic.outputs))
     return f"{tactic} | {formats}"
 
@@ -213,20 +238,21 @@ def tactic_text(tactic: Tactic) -> str:
 def _without_unknown_times(
     times: Sequence[float], tactics: Sequence[Tactic], chosen: Sequence[int]
 ) -> list[float]:
-    """Times of which none is unknown: where nothing could be measured, estimates are believed.
+    """Replace unknown times: by infinity, or by estimates if no chosen tactic was measured.
 
-    What is wrong is never believed: it takes forever.
+    A chosen tactic with wrong results stays at infinity. If no time is left, the tactics that were
+    not chosen take their estimates.
     """
     is_measured = any(math.isfinite(times[i]) for i in chosen)
-    settled = [
+    resolved = [
         seconds if not math.isnan(seconds) else math.inf if is_measured else tactic.cost_hint
         for seconds, tactic in zip(times, tactics, strict=True)
     ]
-    if any(map(math.isfinite, settled)):
-        return settled
+    if any(map(math.isfinite, resolved)):
+        return resolved
     return [math.inf if i in chosen else t.cost_hint for i, t in enumerate(tactics)]
 
 
 def is_not_timed(tactic: Tactic) -> bool:
-    """Whether there is nothing to measure: windows cost nothing, references are the last resort."""
+    """Return whether a tactic is never timed: views cost nothing, references are the fallback."""
     return tactic.is_reference or tactic.aliasing.value != "none"

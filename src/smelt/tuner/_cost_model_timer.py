@@ -1,4 +1,4 @@
-"""Costs without a clock."""
+"""Timer that returns cost-model estimates and measures nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 STEP_SECONDS: Final = 1.5e-6
-"""What a step of a processor takes that does next to nothing."""
+"""Seconds of a CPU step that does almost no work."""
 _MOVED_BYTES_PER_SECOND: Final = 5e10
-"""Copies within a processor's caches."""
+"""Bytes per second of copies within a CPU's caches."""
 
 
 class CostModelTimer:
-    """Believes the families' estimates: for absent machines, and for ``tune="none"``."""
+    """Returns the families' estimates: for absent devices, and for ``tune="none"``."""
 
     def __init__(
         self,
@@ -26,26 +26,31 @@ class CostModelTimer:
         step_seconds: float = STEP_SECONDS,
         bytes_per_second: float = _MOVED_BYTES_PER_SECOND,
     ) -> None:
-        """Believe also that copies go at this rate. The defaults are a processor's."""
+        """Create a timer. The defaults describe a CPU.
+
+        Args:
+            step_seconds: fixed seconds of a copy step.
+            bytes_per_second: rate of copies, counting bytes read and written.
+        """
         self._step_seconds, self._bytes_per_second = step_seconds, bytes_per_second
 
     def announce(self, work: Sequence[tuple[Node, Sequence[Tactic]]]) -> None:
-        """Nothing: there will be no measurements."""
+        """Do nothing: there are no measurements to prepare."""
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """The cost hints."""
+        """Return the cost hints of the tactics."""
         del node
         return [tactic.cost_hint for tactic in tactics]
 
     def verified_seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """The same: nothing is proven without a clock."""
+        """Return the cost hints: nothing is measured, so nothing is verified."""
         return self.seconds(node, tactics)
 
     def wrong_result_reason(self, node: Node) -> str:
-        """Nothing: nothing is tried."""
+        """Return an empty string: no tactic is run."""
         del node
         return ""
 
     def copy_seconds(self, moved_bytes: int) -> float:
-        """A step, and the time that the bytes take."""
+        """Return the seconds of a step that moves ``moved_bytes``."""
         return self._step_seconds + moved_bytes / self._bytes_per_second

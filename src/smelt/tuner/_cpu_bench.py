@@ -1,4 +1,4 @@
-"""Trying tactics on this machine: right first, then how fast."""
+"""Bench that checks and times tactics of single nodes on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -42,29 +42,32 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCES: Final = {DType.BFLOAT16: 0.1, DType.FLOAT16: 1e-2}
-"""Of tensors that are rounded on the way: activations may bound what errors are compared with."""
+"""Relative error limits by storage type. They are loose because intermediate tensors are rounded,
+while an activation may bound the magnitudes that errors are relative to."""
 _TOLERANCE: Final = 1e-4
+"""Relative error limit of float32 results."""
 _COMPILE_BATCH: Final = 32
-"""Kernels that are compiled between two looks at the clock."""
+"""Number of kernels compiled between two checks of the deadline."""
 _MAX_RUNS_PER_MEAN: Final = 64
+"""Maximum number of runs that one sample averages to reach its minimum duration."""
 
 
 @dataclass(slots=True)
 class _BoundNode:
-    """Steps on memory."""
+    """An isolated node with allocated memory."""
 
     lowered: IsolatedNode
     memories: list[CpuAllocation]
     inputs: list[NDArray[Any] | None]
-    """The inputs as windows on their memory, in logical axis order."""
+    """Views of the inputs' memory in logical axis order; None for an absent input."""
     outputs: list[NDArray[Any]]
 
 
 class CpuBench:
     """Compiles tactics of single nodes, checks them against the reference and times them.
 
-    They are checked on all threads, for races, and timed on one: a neighbour that takes a processor
-    for a while would make one candidate seem twice as slow as the next.
+    Tactics are checked on all threads, to detect races. They are timed on one thread: with several,
+    another process that occupies one CPU for a while would distort the comparison of candidates.
     """
 
     trial_limit: ClassVar[Limit] = Limit.MAX_TRIAL_BYTES
@@ -72,7 +75,7 @@ class CpuBench:
         TensorType(DType.FLOAT32, (1, 64, 7, 7)),
         TensorType(DType.FLOAT32, (1, 64, 56, 56)),
     )
-    """Copies of larger tensors are as fast."""
+    """Sample tensors for copy costs; copies of larger tensors run at the same rate."""
 
     def __init__(
         self,
@@ -88,68 +91,70 @@ class CpuBench:
         self.sizes = sizes
         self.memory = CpuMemory()
         self.refused: dict[tuple[str, str], str] = {}
-        """Why candidates are out, by the node's name and the tactic's text."""
+        """Rejection reasons of candidates by node name and tactic text."""
 
     @property
     def where(self) -> str:
-        """What times depend on beside nodes, tactics and sizes."""
+        """Key of what times depend on besides node, tactic and sizes."""
         return f"{self.target.name}, {VERSION} {self.backend.codegen_version}"
 
     def compile_candidates(
         self, work: Sequence[tuple[Node, Tactic]], *, deadline: float = math.inf
     ) -> None:
-        """Compile the kernels of many tactics, on all processors at once.
+        """Compile the kernels of many tactics on all CPUs.
 
         Args:
-            work: what is going to be timed.
-            deadline: when to stop, in the time of ``time.perf_counter``.
+            work: nodes and tactics that will be timed.
+            deadline: time of ``time.perf_counter`` at which to stop.
         """
         lowered = [
             lower_isolated_node(self.backend, node, tactic, self.sizes) for node, tactic in work
         ]
-        kernels = {s.kernel.symbol: s.kernel for made in lowered for s in made.launches}
-        waiting = list(kernels.values())
-        while waiting and time.perf_counter() < deadline:
-            self.backend.precompile(waiting[:_COMPILE_BATCH], self.target)
-            del waiting[:_COMPILE_BATCH]
+        kernels = {
+            s.kernel.symbol: s.kernel for lowered_node in lowered for s in lowered_node.launches
+        }
+        pending = list(kernels.values())
+        while pending and time.perf_counter() < deadline:
+            self.backend.precompile(pending[:_COMPILE_BATCH], self.target)
+            del pending[:_COMPILE_BATCH]
 
     def seconds(
         self, node: Node, tactics: Sequence[Tactic], *, repeats: TimingRepeats
     ) -> list[float]:
-        """The time of each tactic; infinity for one whose results are wrong or move."""
+        """Return the seconds of each tactic; infinity if results are wrong or vary between runs."""
         lowered = [
             lower_isolated_node(self.backend, node, tactic, self.sizes) for tactic in tactics
         ]
-        code, addresses = self._mapped(lowered)
+        code, addresses = self._map_code(lowered)
         rng = np.random.default_rng(len(node.name))
         trials = [
             random_inputs_and_reference(node, self.sizes, rng, storage_dtype_of(tactics))
             for _ in range(2)
         ]
         weight_cache = _PackedWeightCache(self.memory)
-        with ExitStack() as later:  # a worker may look at a list for a while: wait once for all
+        with ExitStack() as cleanup:  # workers may still read a run list: wait once for all
             times = [
                 self._time(
                     node,
                     tactic,
-                    self._bind_memory(made, weight_cache),
+                    self._bind_memory(lowered_node, weight_cache),
                     addresses,
                     trials,
                     repeats,
-                    later,
+                    cleanup,
                 )
-                for tactic, made in zip(tactics, lowered, strict=True)
+                for tactic, lowered_node in zip(tactics, lowered, strict=True)
             ]
         del code
         return times
 
     def copy_seconds(self, kind: TensorType, *, repeats: TimingRepeats) -> float:
-        """The time of a copy of a tensor between the model's axis order and channels last."""
+        """Return the seconds of a copy of a tensor from the model's axis order to channels last."""
         lowered = lower_isolated_copy(self.backend, kind, self.sizes)
-        prepared = self._bind_memory(lowered, _PackedWeightCache(self.memory))
-        code, addresses = self._mapped([lowered])
+        bound_node = self._bind_memory(lowered, _PackedWeightCache(self.memory))
+        code, addresses = self._map_code([lowered])
         scratch = Scratch(self.memory, lowered.scratch_bytes, 1)
-        run_list = self._run_list(prepared, addresses, scratch, 1)
+        run_list = self._run_list(bound_node, addresses, scratch, 1)
         try:
             return best_mean(run_list, repeats)
         finally:
@@ -157,9 +162,12 @@ class CpuBench:
             scratch.close()
             del code
 
-    def _mapped(self, lowered: Sequence[IsolatedNode]) -> tuple[MappedCode, dict[str, int]]:
-        """The code of all launches, to be kept while it runs, and each kernel's address."""
-        kernels = [launch.kernel for made in lowered for launch in made.launches]
+    def _map_code(self, lowered: Sequence[IsolatedNode]) -> tuple[MappedCode, dict[str, int]]:
+        """Compile and map the code of all launches; return it with each kernel's address.
+
+        The code stays mapped while the returned object is referenced.
+        """
+        kernels = [launch.kernel for lowered_node in lowered for launch in lowered_node.launches]
         image = self.backend.compile(kernels, self.target)
         code = MappedCode(image.code)
         return code, {name: code.address + offset for name, offset in image.symbols}
@@ -168,40 +176,46 @@ class CpuBench:
         self,
         node: Node,
         tactic: Tactic,
-        prepared: _BoundNode,
+        bound_node: _BoundNode,
         addresses: Mapping[str, int],
         trials: Sequence[tuple[list[Array | None], tuple[Array, ...]]],
         repeats: TimingRepeats,
-        later: ExitStack,
+        cleanup: ExitStack,
     ) -> float:
-        scratch = Scratch(self.memory, prepared.lowered.scratch_bytes, self.threads)
-        shared = self._run_list(prepared, addresses, scratch, self.threads)
-        alone = self._run_list(prepared, addresses, scratch, 1)
-        for used in (scratch, shared, alone):
-            later.callback(used.close)
+        """Check one tactic and return its seconds; infinity if it is rejected.
+
+        The run lists are closed by ``cleanup``.
+        """
+        scratch = Scratch(self.memory, bound_node.lowered.scratch_bytes, self.threads)
+        all_threads = self._run_list(bound_node, addresses, scratch, self.threads)
+        single_thread = self._run_list(bound_node, addresses, scratch, 1)
+        for resource in (scratch, all_threads, single_thread):
+            cleanup.callback(resource.close)
         try:
             for arrays, expected in trials:
-                if reason := _check(tactic, prepared, arrays, expected, shared):
+                if reason := _check(tactic, bound_node, arrays, expected, all_threads):
                     _LOG.warning("%s: tactic %s is rejected: %s", node, tactic, reason)
                     self.refused[node.name, str(tactic)] = reason
                     return math.inf
-            return best_mean(alone, repeats)
+            return best_mean(single_thread, repeats)
         finally:
-            prepared.memories.clear()  # all chunks are done, though workers may look at the lists
+            bound_node.memories.clear()  # all chunks are done; workers read only the run lists
 
     def _run_list(
-        self, prepared: _BoundNode, addresses: Mapping[str, int], scratch: Scratch, threads: int
+        self, bound_node: _BoundNode, addresses: Mapping[str, int], scratch: Scratch, threads: int
     ) -> RunList:
-        launches = prepared.lowered.launches
+        """Build the run list of a node's launches."""
+        launches = bound_node.lowered.launches
         words, rows, waits = list[int](), list[Row](), 0
         for index, launch in enumerate(launches):
-            own = [
-                prepared.memories[v.buffer].address + self._value(v.offset) for v in launch.operands
+            operand_words = [
+                bound_node.memories[v.buffer].address + self._value(v.offset)
+                for v in launch.operands
             ]
-            own += [self._value(s) for s in launch.scalars]
-            words += own
+            operand_words += [self._value(s) for s in launch.scalars]
+            words += operand_words
             waits = index if launch.waits else waits
-            rows.append(Row(addresses[launch.kernel.symbol], len(own), waits))
+            rows.append(Row(addresses[launch.kernel.symbol], len(operand_words), waits))
         run_list = RunList(
             rows,
             self.runtime,
@@ -220,6 +234,7 @@ class CpuBench:
     # ---- memory
 
     def _bind_memory(self, lowered: IsolatedNode, weight_cache: _PackedWeightCache) -> _BoundNode:
+        """Allocate the memory of an isolated node; packed constants are shared by the cache."""
         memories: list[CpuAllocation] = []
         for allocation in lowered.allocations:
             if allocation.content is not None:
@@ -236,7 +251,7 @@ class CpuBench:
 
 
 class _PackedWeightCache:
-    """Packed constants, each once however many tactics read it."""
+    """Memory of packed constants; each is stored once, even if several tactics read it."""
 
     def __init__(self, memory: CpuMemory) -> None:
         self._memory = memory
@@ -244,7 +259,7 @@ class _PackedWeightCache:
         self._packed: dict[object, CpuAllocation] = {}
 
     def memory_of(self, constant: Constant) -> CpuAllocation:
-        """Where the constant's elements are."""
+        """Return memory that holds the constant's elements."""
         key = self._keys.key(constant)
         if key not in self._packed:
             array = np.ascontiguousarray(constant.array)
@@ -256,35 +271,40 @@ class _PackedWeightCache:
 
 def _check(
     tactic: Tactic,
-    prepared: _BoundNode,
+    bound_node: _BoundNode,
     arrays: Sequence[Array | None],
     expected: Sequence[Array],
     run_list: RunList,
 ) -> str | None:
-    """Why the results of two runs are not the reference's."""
-    for window, array, fmt in zip(prepared.inputs, arrays, tactic.inputs, strict=True):
+    """Run a tactic twice and return why its results are rejected; None if they are accepted.
+
+    Results must be equal in both runs and match the reference within the tolerance.
+    """
+    for window, array, fmt in zip(bound_node.inputs, arrays, tactic.inputs, strict=True):
         if window is not None and fmt is not None:
             if array is None:
                 raise InternalError(f"{tactic} reads an input that is missing")
             window[...] = cast_to_storage(array, fmt.dtype)
     tolerance = _TOLERANCES.get(storage_dtype_of([tactic]), _TOLERANCE)
     run_list.run()
-    first = [window.copy() for window in prepared.outputs]
+    first_results = [window.copy() for window in bound_node.outputs]
     run_list.run()
-    results = zip(prepared.outputs, first, expected, tactic.outputs, strict=True)
-    for window, before, wanted, fmt in results:
-        if not np.array_equal(window, before, equal_nan=is_float_dtype(window.dtype)):
-            return "its results differ between runs"
-        if (error := relative_error(before, wanted, smallest_nonzero(fmt.dtype))) > tolerance:
-            return f"its error is {error:.1e} of the largest magnitude"
+    results = zip(bound_node.outputs, first_results, expected, tactic.outputs, strict=True)
+    for window, first_result, reference, fmt in results:
+        if not np.array_equal(window, first_result, equal_nan=is_float_dtype(window.dtype)):
+            return "the results differ between runs"
+        if (
+            error := relative_error(first_result, reference, smallest_nonzero(fmt.dtype))
+        ) > tolerance:
+            return f"the error is {error:.1e} of the largest magnitude"
     return None
 
 
 def best_mean(run_list: RunList, repeats: TimingRepeats) -> float:
-    """Seconds of a run: the least of several samples.
+    """Return the seconds of a run: the minimum over several samples.
 
-    What lasts only microseconds is run several times for one sample. Alone, a late worker would
-    decide how long it seems to take.
+    A sample of a short list averages several runs; in a single short run, one worker that wakes up
+    late would dominate the time.
     """
     deadline = time.perf_counter() + repeats.seconds
     best = _mean_seconds(run_list, repeats.runs_per_mean)

@@ -1,9 +1,9 @@
-"""Trying tactics on a GPU: right on fresh data, again and again; then how fast, with a cold cache.
+"""Bench that checks tactics of single nodes on a GPU and times them with a cold cache.
 
-A candidate first computes, into poisoned memory, what two sets of random inputs ask for, twice
-each. Then a graph of several launches is replayed, each launch with its own copy of the weights,
-after everything else was taken out of the cache; activations are where the node before would have
-left them. Whatever all these runs wrote must be what the first one did, bit for bit.
+A candidate first computes two sets of random inputs, twice each, into poisoned memory. Then the L2
+cache is flushed and a graph of several launches is replayed. Each launch has its own copy of the
+weights; activations are in the cache, where the preceding node would have left them. All runs must
+write the same bits as the first one.
 """
 
 from __future__ import annotations
@@ -49,17 +49,21 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCES: Final = {DType.FLOAT16: 3e-3, DType.BFLOAT16: 2e-2}
+"""Error limits relative to the largest magnitude of a result, by storage type."""
 _TOLERANCE: Final = 1e-4
+"""Relative error limit of float32 results."""
 _TF32_TOLERANCE: Final = 3e-3
+"""Relative error limit of float32 results computed with TF32 products."""
 _ACTIVATION_SETS: Final = 2
-"""Sets of activations, which launches use by turns."""
+"""Number of sets of activations; consecutive launches alternate between them."""
 _LAUNCHES_PER_GRAPH: Final = 12
-"""Launches of a graph."""
+"""Number of launches in a timed graph."""
 _LONG_SECONDS: Final = 1e-4
+"""Estimated seconds above which a launch counts as long."""
 _LAUNCHES_PER_LONG_GRAPH: Final = 4
-"""Launches of a graph if one takes longer than that."""
+"""Number of launches in a timed graph of long launches."""
 _MAX_WEIGHT_COPY_BYTES: Final = 512 << 20
-"""Copies of weights take no more than this."""
+"""Maximum total bytes of the copies of a tactic's weights."""
 
 
 class CudaBench:
@@ -79,11 +83,11 @@ class CudaBench:
         *,
         sizes: Mapping[str, int],
     ) -> None:
-        """A bench on a GPU.
+        """Create a bench on a GPU.
 
         Args:
-            backend: has the tactics' families.
-            target: what the GPU runs; of several architectures, the GPU's own.
+            backend: provides the kernel families of the tactics.
+            target: compilation target; its architecture must be the GPU's own.
             device: the GPU.
             sizes: symbol values to tune for.
         """
@@ -91,12 +95,12 @@ class CudaBench:
         self.sizes = sizes
         self.measurer = CudaMeasurer(backend, target, device)
         self.refused: dict[tuple[str, str], str] = {}
-        """Why candidates are out, by the node's name and the tactic's text."""
+        """Rejection reasons of candidates by node name and tactic text."""
         self._deadline = math.inf
 
     @property
     def where(self) -> str:
-        """What times depend on beside nodes, tactics and sizes."""
+        """Key of what times depend on besides node, tactic and sizes."""
         return (
             f"{self.target.name} on {self.device.timing_key}, {VERSION} "
             f"{self.backend.codegen_version}"
@@ -105,14 +109,14 @@ class CudaBench:
     def compile_candidates(
         self, work: Sequence[tuple[Node, Tactic]], *, deadline: float = math.inf
     ) -> None:
-        """Have the kernels of many tactics compiled, meanwhile what is ready is timed.
+        """Start to compile the kernels of many tactics; kernels that are ready can be timed.
 
-        When time is short, each node's most promising candidate comes first.
+        With a finite deadline, the candidate with the best estimate of each node comes first.
         """
         self._deadline = deadline
         if math.isfinite(deadline):
             work = _by_rank(work)
-        if work:  # the choice cannot do without the copies' times, whatever else is late
+        if work:  # the choice of formats always needs the copy times
             copies = [
                 lower_isolated_copy(self.backend, kind, self.sizes)
                 for kind in self.copy_sample_types
@@ -127,9 +131,9 @@ class CudaBench:
     def seconds(
         self, node: Node, tactics: Sequence[Tactic], *, repeats: TimingRepeats
     ) -> list[float]:
-        """The time of each tactic; infinity for one whose results are wrong or move.
+        """Return the seconds of each tactic; infinity if results are wrong or vary between runs.
 
-        NaN for one that is not compiled in time.
+        NaN marks a tactic that was not compiled in time.
         """
         node_bench = _NodeBench(self, node, tactics)
         try:
@@ -140,6 +144,7 @@ class CudaBench:
     def _seconds_or_inf(
         self, node_bench: _NodeBench, node: Node, tactic: Tactic, repeats: TimingRepeats
     ) -> float:
+        """Check and time one tactic; record the reason if it is rejected."""
         try:
             trial = node_bench.trial(tactic)
             reason = node_bench.find_error(tactic, trial)
@@ -160,7 +165,7 @@ class CudaBench:
         return math.inf
 
     def _check_device(self, node: Node, tactic: Tactic) -> None:
-        """Raise DeviceError if a candidate has lost the GPU for this process."""
+        """Raise DeviceError if a candidate left the GPU unusable for this process."""
         try:
             self.device.synchronize()
         except DeviceError as error:
@@ -170,7 +175,7 @@ class CudaBench:
             ) from error
 
     def copy_seconds(self, kind: TensorType, *, repeats: TimingRepeats) -> float:
-        """The time of a copy of a tensor between the model's axis order and channels last."""
+        """Return the seconds of a copy of a tensor from the model's axis order to channels last."""
         isolated = lower_isolated_copy(self.backend, kind, self.sizes)
         rng = np.random.default_rng(0)
         shape = tuple(evaluate_dim(d, self.sizes) for d in kind.shape)
@@ -185,7 +190,7 @@ class CudaBench:
                 allocated += [source, destination]
                 host = np.zeros(source.size_bytes, np.uint8)
                 view = isolated.inputs[0]
-                assert view is not None  # noqa: S101  (a copy reads)
+                assert view is not None  # noqa: S101  (a copy has an input)
                 tensor_view(view, host, self.sizes)[...] = random_array(kind.dtype, shape, rng)
                 source.fill_from(host)
                 sets.append([source.address, destination.address])
@@ -198,9 +203,13 @@ class CudaBench:
     # ---- launches
 
     def loaded(self, isolated: IsolatedNode) -> list[LoadedKernel | LoadedCall]:
-        """The kernels of an isolated node, on the GPU. Raises TimeoutError: they are late."""
-        left = self._deadline - time.perf_counter()
-        return self._loaded(isolated, max(0.0, left) if math.isfinite(left) else None)
+        """Load the kernels of an isolated node onto the GPU.
+
+        Raises:
+            TimeoutError: they are not compiled before the deadline.
+        """
+        remaining_s = self._deadline - time.perf_counter()
+        return self._loaded(isolated, max(0.0, remaining_s) if math.isfinite(remaining_s) else None)
 
     def _loaded(
         self, isolated: IsolatedNode, wait_s: float | None
@@ -211,59 +220,61 @@ class CudaBench:
         ]
 
     def rows(self, trial: _LoadedTactic, sets: Sequence[int]) -> CudaRunList:
-        """Launches of a trial, once for each number of a set of memory."""
+        """Build a run list that launches a trial once on each of the memory sets ``sets``."""
         rows, words, blocks = list[CudaLaunch](), list[int](), list[int]()
         for number in sets:
             allocations = trial.sets[number]
             for launch, kernel in zip(trial.isolated.launches, trial.kernels, strict=True):
-                own = [allocations[v.buffer] + self.value(v.offset) for v in launch.operands]
-                own += [self.value(s) for s in launch.scalars]
-                words += own
-                rows.append(CudaLaunch(kernel, len(own), len(rows)))
+                operand_words = [
+                    allocations[v.buffer] + self.value(v.offset) for v in launch.operands
+                ]
+                operand_words += [self.value(s) for s in launch.scalars]
+                words += operand_words
+                rows.append(CudaLaunch(kernel, len(operand_words), len(rows)))
                 blocks.append(self.value(launch.chunks))
         return CudaRunList(rows, np.array(words, np.int64), blocks)
 
     def value(self, dim: Any) -> int:
-        """A dim at the sizes that are tuned for."""
+        """Evaluate a dimension at the sizes to tune for."""
         return evaluate_dim(dim, self.sizes)
 
     def run(self, trial: _LoadedTactic, number: int) -> None:
-        """Queue a trial's launches on one set of memory."""
+        """Enqueue a trial's launches on memory set ``number``."""
         rows = self.rows(trial, [number])
         rows.launch_all(self.measurer.stream)
 
     def median(
         self, trial: _LoadedTactic, repeats: TimingRepeats, launches_per_graph: int
     ) -> float:
-        """Seconds of a trial's launches: the median of replays of a graph of many."""
+        """Return the seconds of a trial's launches: the median over replays of a graph."""
         stream, count = self.measurer.stream, len(trial.sets)
-        # The last sets bring the activations into the cache, with weights that are not used again.
-        warm = RunGraph(self.rows(trial, range(count - _ACTIVATION_SETS, count)), stream)
+        # The last sets load the activations into the cache, with weights that are not used again.
+        warm_up = RunGraph(self.rows(trial, range(count - _ACTIVATION_SETS, count)), stream)
         timed = RunGraph(self.rows(trial, [k % count for k in range(launches_per_graph)]), stream)
         try:
-            return self.measurer.median_ms(warm, timed, repeats.count) / launches_per_graph / 1e3
+            return self.measurer.median_ms(warm_up, timed, repeats.count) / launches_per_graph / 1e3
         finally:
-            warm.close()
+            warm_up.close()
             timed.close()
 
 
 @dataclass(slots=True)
 class _LoadedTactic:
-    """An isolated node with its code and memory."""
+    """An isolated node with its loaded kernels and memory."""
 
     isolated: IsolatedNode
     kernels: list[LoadedKernel | LoadedCall]
     sets: list[list[int]]
-    """Addresses of all rooms, for each set of memory that launches use by turns."""
+    """Addresses of all allocations, for each memory set; launches alternate between the sets."""
     outputs: list[list[Memory]] = field(default_factory=list["list[Memory]"])
-    """For each set of activations, the rooms of the outputs."""
+    """Memory of the outputs, for each set of activations."""
     workspace: Memory | None = None
     first: list[list[Memory]] = field(default_factory=list["list[Memory]"])
-    """What the first run wrote, for each set of activations."""
+    """Copies of the outputs of the first run, for each set of activations."""
 
 
 class _NodeBench:
-    """What the trials of one node share: data, what is expected, and memory."""
+    """State that the trials of one node share: inputs, expected results and memory."""
 
     def __init__(self, cuda_bench: CudaBench, node: Node, tactics: Sequence[Tactic]) -> None:
         self.cuda_bench, self.node = cuda_bench, node
@@ -275,9 +286,9 @@ class _NodeBench:
 
     @property
     def data(self) -> list[tuple[list[Array | None], tuple[Array, ...]]]:
-        """Random inputs and what they lead to, for each set.
+        """Random inputs and expected results, for each set of activations.
 
-        They are made when the first kernel is there: until then compilers need the processors.
+        They are computed when the first kernel is loaded: until then compilers need the CPUs.
         """
         if not self._data:
             rng = np.random.default_rng(len(self.node.name))
@@ -288,12 +299,12 @@ class _NodeBench:
         return self._data
 
     def close(self) -> None:
-        """Give all memory back."""
+        """Release all memory."""
         for memory in self._allocations.values():
             memory.close()
 
     def _allocation(self, key: object, size_bytes: int) -> tuple[Memory, bool]:
-        """Memory by name, and whether it is new."""
+        """Return the memory for ``key`` and whether it was allocated just now."""
         is_new = key not in self._allocations
         if is_new:
             self._allocations[key] = self.cuda_bench.measurer.allocation(size_bytes)
@@ -302,12 +313,18 @@ class _NodeBench:
     # ---- memory of a tactic
 
     def trial(self, tactic: Tactic) -> _LoadedTactic:
-        """A tactic with its code and memory. Raises BuildError, TimeoutError, DeviceError."""
+        """Load a tactic's kernels and allocate its memory.
+
+        Raises:
+            BuildError: a kernel does not compile.
+            TimeoutError: a kernel is not compiled before the deadline.
+            DeviceError: the GPU is out of memory or a kernel cannot be loaded.
+        """
         cuda_bench = self.cuda_bench
         isolated = lower_isolated_node(cuda_bench.backend, self.node, tactic, cuda_bench.sizes)
         trial = _LoadedTactic(isolated, cuda_bench.loaded(isolated), [])
         weights = self._weights(isolated, tactic)
-        copies = min((len(found) for found in weights.values()), default=1)
+        copies = min((len(copy_addresses) for copy_addresses in weights.values()), default=1)
         sets = math.lcm(_ACTIVATION_SETS, copies) if weights else _ACTIVATION_SETS
         outputs = {view.buffer: n for n, view in enumerate(isolated.outputs)}
         inputs = {v.buffer: n for n, v in enumerate(isolated.inputs) if v is not None}
@@ -336,7 +353,7 @@ class _NodeBench:
         return trial
 
     def _weights(self, isolated: IsolatedNode, tactic: Tactic) -> dict[int, list[int]]:
-        """For each room of constants, the addresses of its copies."""
+        """Return the addresses of the copies of each constant, by allocation index."""
         constant = [
             i for i, allocation in enumerate(isolated.allocations) if allocation.is_constant
         ]
@@ -346,7 +363,7 @@ class _NodeBench:
             min(_LAUNCHES_PER_GRAPH + _ACTIVATION_SETS, _MAX_WEIGHT_COPY_BYTES // max(total, 1)),
         )
         inputs = {v.buffer: n for n, v in enumerate(isolated.inputs) if v is not None}
-        found: dict[int, list[int]] = {}
+        addresses: dict[int, list[int]] = {}
         for index in constant:
             allocation = isolated.allocations[index]
             stride = -(-allocation.size_bytes // 256) * 256
@@ -356,24 +373,25 @@ class _NodeBench:
                 key = ("constant", inputs[index], tactic.inputs[inputs[index]])
             memory, is_new = self._allocation((key, copies), stride * copies)
             if is_new:
-                content = self._constant(isolated, tactic, index, inputs.get(index))
+                content = self._constant_bytes(isolated, tactic, index, inputs.get(index))
                 memory.fill_with_copies(content, stride, copies)
-            found[index] = [memory.address + stride * k for k in range(copies)]
-        return found
+            addresses[index] = [memory.address + stride * k for k in range(copies)]
+        return addresses
 
-    def _constant(
+    def _constant_bytes(
         self, isolated: IsolatedNode, tactic: Tactic, index: int, position: int | None
     ) -> NDArray[np.uint8]:
+        """Return a constant's bytes: a packed constant's, or a constant input's as stored."""
         content = isolated.allocations[index].content
         if content is not None:
             return np.ascontiguousarray(content.array).reshape(-1).view(np.uint8)
-        assert position is not None  # noqa: S101  (a constant is packed, or an input)
-        return self._host(isolated, tactic, position, 0)
+        assert position is not None  # noqa: S101  (a constant is packed or an input)
+        return self._stored_input(isolated, tactic, position, 0)
 
-    def _host(
+    def _stored_input(
         self, isolated: IsolatedNode, tactic: Tactic, position: int, set_index: int
     ) -> NDArray[np.uint8]:
-        """An input as it lies in memory."""
+        """Return the bytes of an input in the storage format of a tactic."""
         view, fmt = isolated.inputs[position], tactic.inputs[position]
         array = self.data[set_index][0][position]
         assert view is not None and fmt is not None and array is not None  # noqa: S101, PT018
@@ -391,10 +409,11 @@ class _NodeBench:
         set_index: int,
         allocation: NodeAllocation,
     ) -> int:
+        """Return the address of an input; its memory is written when it is first used."""
         key = ("input", position, tactic.inputs[position], tactic.halos[position:], set_index)
         memory, is_new = self._allocation(key, allocation.size_bytes)
         if is_new:
-            memory.fill_from(self._host(isolated, tactic, position, set_index))
+            memory.fill_from(self._stored_input(isolated, tactic, position, set_index))
         return memory.address
 
     def _output(
@@ -403,10 +422,10 @@ class _NodeBench:
         key = ("output", position, tactic.outputs[position], set_index)
         return self._allocation(key, allocation.size_bytes)[0]
 
-    # ---- is it right
+    # ---- result checks
 
     def find_error(self, tactic: Tactic, trial: _LoadedTactic) -> str | None:
-        """Why the results of the first runs are not the reference's."""
+        """Run a trial twice per set; return why it is rejected, or None if results are right."""
         for set_index in range(_ACTIVATION_SETS):
             if reason := self._find_error_in(tactic, trial, set_index):
                 return reason
@@ -430,76 +449,79 @@ class _NodeBench:
         self.cuda_bench.run(trial, set_index)
 
     def _snapshot(self, position: int, set_index: int, memory: Memory) -> Memory:
-        """A copy of what lies in memory now."""
-        kept, _ = self._allocation(
+        """Return a copy of the current content of memory."""
+        snapshot, _ = self._allocation(
             ("first", position, set_index, memory.size_bytes), memory.size_bytes
         )
-        kept.copy_from(memory)
-        return kept
+        snapshot.copy_from(memory)
+        return snapshot
 
     def _find_error_in(self, tactic: Tactic, trial: _LoadedTactic, set_index: int) -> str | None:
+        """Run one set and return why the results differ from the reference, if they do."""
         self._run_poisoned(trial, set_index)
         expected = self.data[set_index][1]
         outputs = zip(trial.outputs[set_index], trial.isolated.outputs, expected, strict=True)
         for position, (memory, view, result) in enumerate(outputs):
             fmt = tactic.outputs[position]
-            wanted = to_stored_layout(result, fmt.layout)
+            reference = to_stored_layout(result, fmt.layout)
             key = ("expected", position, fmt, set_index, memory.size_bytes)
             count = memory.size_bytes // fmt.dtype.size_bytes
             if not fmt.dtype.is_float:
-                truth, is_new = self._allocation(key, memory.size_bytes)
+                reference_memory, is_new = self._allocation(key, memory.size_bytes)
                 if is_new:
-                    truth.fill_from(self._stored_bytes(view, wanted, memory.size_bytes))
-                if self.cuda_bench.measurer.differs(memory, truth):
-                    return "its results are wrong"
+                    reference_memory.fill_from(
+                        self._stored_bytes(view, reference, memory.size_bytes)
+                    )
+                if self.cuda_bench.measurer.differs(memory, reference_memory):
+                    return "the results are wrong"
                 continue
-            truth, is_new = self._allocation(key, 4 * count)
+            reference_memory, is_new = self._allocation(key, 4 * count)
             if is_new:
-                truth.fill_from(self._stored_float32(view, wanted, count))
-            error = self.cuda_bench.measurer.error(memory, truth, fmt.dtype, count)
+                reference_memory.fill_from(self._stored_float32(view, reference, count))
+            error = self.cuda_bench.measurer.error(memory, reference_memory, fmt.dtype, count)
             error = max(0.0, error - smallest_nonzero(fmt.dtype)) / self._magnitude(
                 set_index, position
             )
             if error > _tolerance(tactic):
-                return f"its error is {error:.1e} of the largest magnitude"
+                return f"the error is {error:.1e} of the largest magnitude"
         return None
 
     def _magnitude(self, set_index: int, position: int) -> float:
-        """The largest finite number of what is wanted, found once; 1 where all are zeros."""
+        """Return the largest finite magnitude of an expected result, cached; 1 if all are zero."""
         if (set_index, position) not in self._magnitudes:
-            wanted = self.data[set_index][1][position]
-            finite = np.max(np.abs(wanted), where=np.isfinite(wanted), initial=0.0)
+            reference = self.data[set_index][1][position]
+            finite = np.max(np.abs(reference), where=np.isfinite(reference), initial=0.0)
             self._magnitudes[set_index, position] = float(finite) or 1.0
         return self._magnitudes[set_index, position]
 
-    def _stored_bytes(self, view: View, wanted: Array, size_bytes: int) -> NDArray[np.uint8]:
+    def _stored_bytes(self, view: View, reference: Array, size_bytes: int) -> NDArray[np.uint8]:
         host = np.full(size_bytes, POISON, np.uint8)
-        tensor_view(view, host, self.cuda_bench.sizes)[...] = wanted
+        tensor_view(view, host, self.cuda_bench.sizes)[...] = reference
         return host
 
-    def _stored_float32(self, view: View, wanted: Array, count: int) -> NDArray[np.uint8]:
-        """What is wanted as float32, at the places of narrower elements; elsewhere poison."""
+    def _stored_float32(self, view: View, reference: Array, count: int) -> NDArray[np.uint8]:
+        """Return expected results as float32 at the positions of the elements; elsewhere NaN."""
         value = self.cuda_bench.value
         flat = np.full(count, np.nan, np.float32)
         start = value(view.offset) // view.dtype.size_bytes
         strides = tuple(4 * value(s) for s in view.strides)
         shape = tuple(value(d) for d in view.shape)
-        np.lib.stride_tricks.as_strided(flat[start:], shape, strides)[...] = wanted
+        np.lib.stride_tricks.as_strided(flat[start:], shape, strides)[...] = reference
         return flat.view(np.uint8)
 
     def find_nondeterminism(self, trial: _LoadedTactic) -> str | None:
-        """Why what lies in the outputs is not what the first runs wrote."""
+        """Return a reason if the outputs differ from those of the first run, else None."""
         measurer = self.cuda_bench.measurer
         for set_index, memories in enumerate(trial.outputs):
             for memory, first in zip(memories, trial.first[set_index], strict=True):
                 if measurer.differs(memory, first):
-                    return "its results differ between runs"
+                    return "the results differ between runs"
         return None
 
-    # ---- how fast is it
+    # ---- timing
 
     def time(self, tactic: Tactic, trial: _LoadedTactic, repeats: TimingRepeats) -> float:
-        """Seconds; the outputs hold what the last launches wrote into poison."""
+        """Return seconds per launch. The outputs are poisoned before and hold results after."""
         measurer = self.cuda_bench.measurer
         for memories in trial.outputs:
             for memory in memories:
@@ -516,12 +538,12 @@ def _tolerance(tactic: Tactic) -> float:
 
 
 def _by_rank(work: Sequence[tuple[Node, Tactic]]) -> list[tuple[Node, Tactic]]:
-    """The same, each node's most promising tactic first, then each one's second, and so on."""
+    """Order work by rank: the best estimate of every node, then every second best, and so on."""
     ranks: dict[Node, int] = {}
-    placed: list[tuple[int, int]] = []
+    ranked: list[tuple[int, int]] = []
     order = sorted(range(len(work)), key=lambda i: (work[i][1].cost_hint, i))
     for i in order:
         node = work[i][0]
         ranks[node] = ranks.get(node, -1) + 1
-        placed.append((ranks[node], i))
-    return [work[i] for _, i in sorted(placed)]
+        ranked.append((ranks[node], i))
+    return [work[i] for _, i in sorted(ranked)]

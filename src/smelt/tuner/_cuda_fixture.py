@@ -1,13 +1,13 @@
-"""The stage on a GPU: plans of one graph share an arena and weights, and run as graphs by turns.
+"""Fixture of in-network trials on a GPU: plans share an arena and weights and run as CUDA graphs.
 
-Weights are what they are, so that activations are as in the engine: what numbers are multiplied
-decides how much power a GPU takes, and by that its clock.
+The weights have their real values, so that activations are those of the engine. The numbers that a
+GPU multiplies determine its power draw, and thereby its clock rate.
 
-Launches that start early, or lie side by side, may touch what an earlier one has not done with, and
-be right for all that nine times in ten. So before a plan is timed it computes fresh inputs a few
-times, each time in memory that holds nothing that it could have read too soon, and once with every
-launch waiting for the one before: all of it must agree in every bit, and with a plan that differs
-from it in the ways of its launches alone.
+Launches that start early (PDL) or run concurrently may race with an earlier launch and still give
+right results most of the time. Each plan is therefore checked before it is timed. It computes
+random inputs several times in poisoned memory, and once with every launch waiting for the one
+before. All results must be equal bit for bit, also to those of a plan that differs in launch
+variants only.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _RUNS: Final = 4
-"""Runs of which one time is the mean."""
+"""Number of runs that one measured time averages."""
 _CHECKED_INPUTS: Final = 3
+"""Number of sets of random inputs with which each plan is checked."""
 _CHECKED_RUNS: Final = 3
-"""Runs of a plan on each inputs that must agree with the one in which launches wait."""
+"""Number of runs per input set that must equal the run in which launches wait."""
 
 
 class CudaPlanFixture(PlanFixture):
-    """Plans on one GPU."""
+    """Plans that share memory and kernels on one GPU."""
 
     def __init__(
         self,
@@ -67,46 +68,47 @@ class CudaPlanFixture(PlanFixture):
         symbols: Symbols,
         sizes: Mapping[str, int],
     ) -> None:
-        """Assemble plans of ``assignments``; one that the compiler or a library refuses is None.
+        """Build a plan of each assignment; None where the compiler or a library rejects a kernel.
 
-        Each is of one of ``graphs``, whose inputs and outputs are alike.
+        Each assignment is of one of ``graphs``, which have equal inputs and outputs.
         """
         self.device, graph = device, graphs[0]
-        self._open = ExitStack()
+        self._resources = ExitStack()
         store = WeightStore()
-        made = [
+        built_plans = [
             build_plan(graph_of(assignment, graphs), assignment, backend, store, symbols=symbols)
             for assignment in assignments
         ]
-        for one in made:
-            backend.begin([s.kernel for s in _launches(one)], target)
+        for built in built_plans:
+            backend.begin([s.kernel for s in _launches(built)], target)
         self._backend, self._target = backend, target
         self._loader = KernelLoader(device)
         self._kernels: dict[str, LoadedKernel | LoadedCall | None] = {}
-        self.plans = [one if self._is_loaded(one) else None for one in made]
-        self.stream = self._open.enter_context(CudaStream(device))
-        recorder = self._open.enter_context(CudaStream(device))
+        self.plans = [built if self._is_loaded(built) else None for built in built_plans]
+        self.stream = self._resources.enter_context(CudaStream(device))
+        recorder = self._resources.enter_context(CudaStream(device))
         data = store.data()
         weights = self._uploaded(data)
         self._inputs, self._sizes = graph.inputs, sizes
-        self._bindings = self._bound(graph, made, sizes)
-        self._arena = arena = self._allocate(max(one.plan.arena_bytes for one in made))
+        self._bindings = self._allocate_bindings(graph, built_plans, sizes)
+        self._arena = arena = self._allocate(max(built.plan.arena_bytes for built in built_plans))
         kernels = {name: kernel for name, kernel in self._kernels.items() if kernel is not None}
-        self.machinery = CudaSegmentFactory(
+        self.segment_factory = CudaSegmentFactory(
             device, kernels, recorder, self.stream, LoadedWeights(data, weights.address, weights)
         )
-        errors = self._allocate(max(len(one.layers) for one in made) * ERROR_BYTES)
+        errors = self._allocate(max(len(built.layers) for built in built_plans) * ERROR_BYTES)
         self.memories = MemoryMap(arena.address, weights.address, errors.address)
         self.addresses = [memory.address for memory in self._bindings]
-        self._marks = [CudaEvent(device) for _ in range(2)]
+        self._events = [CudaEvent(device) for _ in range(2)]
 
     # ---- code
 
-    def _is_loaded(self, made: BuiltPlan) -> bool:
-        """Whether all of a plan's kernels are on the GPU."""
-        return all(self._loaded(step) is not None for step in _launches(made))
+    def _is_loaded(self, built_plan: BuiltPlan) -> bool:
+        """Load all kernels of a plan; return whether none was rejected."""
+        return all(self._loaded(step) is not None for step in _launches(built_plan))
 
     def _loaded(self, step: Launch) -> LoadedKernel | LoadedCall | None:
+        """Compile and load a launch's kernel once; return None and log a warning on failure."""
         name = step.kernel.symbol
         if name not in self._kernels:
             self._kernels[name] = None
@@ -116,7 +118,7 @@ class CudaPlanFixture(PlanFixture):
             except (BuildError, EngineMismatchError) as error:
                 _LOG.warning("%s is rejected: %s", name, error)
             except LibraryError as error:
-                self.device.synchronize()  # raises if the GPU is lost with it
+                self.device.synchronize()  # raises if the GPU is unusable
                 _LOG.warning("%s is rejected: %s", name, error)
         return self._kernels[name]
 
@@ -124,7 +126,7 @@ class CudaPlanFixture(PlanFixture):
 
     def _allocate(self, size_bytes: int) -> CudaAllocation:
         memory = CudaMemory(self.device).allocate(max(size_bytes, 1), "trial")
-        self._open.callback(memory.close)
+        self._resources.callback(memory.close)
         return memory
 
     def _uploaded(self, data: NDArray[np.uint8], size_bytes: int = 0) -> CudaAllocation:
@@ -136,13 +138,13 @@ class CudaPlanFixture(PlanFixture):
         copy_memory(self.device, memory.address, int(data.ctypes.data), data.size, self.stream)
         self.stream.synchronize()
 
-    def _bound(
-        self, graph: Graph, made: Sequence[BuiltPlan], sizes: Mapping[str, int]
+    def _allocate_bindings(
+        self, graph: Graph, built_plans: Sequence[BuiltPlan], sizes: Mapping[str, int]
     ) -> list[CudaAllocation]:
-        """Memory for inputs and outputs, as large as any plan needs it."""
+        """Allocate memory of inputs and outputs, each as large as the largest plan requires."""
         spaces = {Space.INPUT, Space.OUTPUT}
         largest: dict[int, int] = {}
-        for buffer in (b for one in made for b in one.plan.buffers if b.space in spaces):
+        for buffer in (b for built in built_plans for b in built.plan.buffers if b.space in spaces):
             largest[buffer.start] = max(largest.get(buffer.start, 0), buffer.size_bytes)
         rng = np.random.default_rng(0)
         arrays: list[Array] = [
@@ -153,51 +155,51 @@ class CudaPlanFixture(PlanFixture):
             for number, array in enumerate(arrays)
         ]
 
-    # ---- whether launches wait for each other as they must
+    # ---- race checks
 
     @override
     def find_nondeterministic_plans(
-        self, plan_runs: Sequence[PlanRun | None], alike: Sequence[int]
+        self, plan_runs: Sequence[PlanRun | None], references: Sequence[int]
     ) -> set[int]:
-        found: set[int] = set()
+        nondeterministic: set[int] = set()
         rng = np.random.default_rng(1)
         for _ in range(_CHECKED_INPUTS):
             for value, memory in zip(self._inputs, self._bindings, strict=False):
                 self._upload(
                     random_binding(value, self._sizes, rng).reshape(-1).view(np.uint8), memory
                 )
-            made: dict[int, list[bytes]] = {}
+            serial_results: dict[int, list[bytes]] = {}
             for number, plan_run in enumerate(plan_runs):
-                if plan_run is None or number in found:
+                if plan_run is None or number in nondeterministic:
                     continue
-                made[number] = self._results(plan_run, timed=True)
-                wanted = made.get(alike[number], made[number])
+                serial_results[number] = self._results(plan_run, timed=True)
+                expected = serial_results.get(references[number], serial_results[number])
                 runs = (self._results(plan_run, timed=False) for _ in range(_CHECKED_RUNS))
-                if made[number] != wanted or any(run != wanted for run in runs):
-                    found.add(number)
-        return found
+                if serial_results[number] != expected or any(run != expected for run in runs):
+                    nondeterministic.add(number)
+        return nondeterministic
 
     def _results(self, plan_run: PlanRun, *, timed: bool) -> list[bytes]:
-        """What a plan writes to its outputs, where all memory was poison before."""
+        """Run a plan in poisoned memory and return the bytes of its outputs."""
         outputs = self._bindings[len(self._inputs) :]
         for memory in (self._arena, *outputs):
             self.device.call(
                 "cuMemsetD8Async", memory.address, POISON, memory.size_bytes, self.stream.handle
             )
         plan_run(timed=timed)
-        found = [np.empty(memory.size_bytes, np.uint8) for memory in outputs]
-        for host, memory in zip(found, outputs, strict=True):
-            place = int(host.ctypes.data)
-            copy_memory(self.device, place, memory.address, host.size, self.stream)
+        host_copies = [np.empty(memory.size_bytes, np.uint8) for memory in outputs]
+        for host, memory in zip(host_copies, outputs, strict=True):
+            address = int(host.ctypes.data)
+            copy_memory(self.device, address, memory.address, host.size, self.stream)
         self.stream.synchronize()
-        return [host.tobytes() for host in found]
+        return [host.tobytes() for host in host_copies]
 
     # ---- time
 
     @override
     def measure_plan_ms(self, run: Callable[[], None]) -> float:
-        start, end = self._marks
-        run()  # after another plan this one's code must come back into the cache
+        start, end = self._events
+        run()  # reload this plan's code into the cache after another plan
         start.record(self.stream)
         for _ in range(_RUNS):
             run()
@@ -208,8 +210,8 @@ class CudaPlanFixture(PlanFixture):
     @override
     def close(self) -> None:
         self.device.synchronize()
-        self._open.close()
+        self._resources.close()
 
 
-def _launches(made: BuiltPlan) -> list[Launch]:
-    return [step for step in made.plan.steps if isinstance(step, Launch)]
+def _launches(built_plan: BuiltPlan) -> list[Launch]:
+    return [step for step in built_plan.plan.steps if isinstance(step, Launch)]

@@ -1,4 +1,4 @@
-"""What a bench measures with on a GPU: memory, comparisons, events around graphs."""
+"""Primitives of GPU benches: poisoned memory, comparisons on the GPU, timing of graphs."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ if TYPE_CHECKING:
     from smelt.types import DType
 
 POISON: Final = 0xFF
-"""Bytes of memory that is going to be written: no number in floats, and no bool."""
+"""Byte that fills memory before kernels write it; NaN in floats and invalid as a bool."""
 _WORD_BYTES: Final = 4
 _PADDED_BYTES: Final = 256
+"""Allocations are padded to a multiple of this size; the padding detects overruns."""
 _FLUSH_SIZE_FACTOR: Final = 2
-"""How often the cache's size is read to empty it."""
+"""Bytes read to flush the L2 cache, as a multiple of its size."""
 
 
 class Memory:
-    """Memory of the GPU, poison behind its end up to a round size."""
+    """GPU memory filled with poison and padded to a multiple of `_PADDED_BYTES`."""
 
     __slots__ = ("_allocation", "_measurer", "address", "padded_bytes", "size_bytes")
 
@@ -54,23 +55,23 @@ class Memory:
         measurer.fill(self, POISON)
 
     def fill_from(self, content: NDArray[np.uint8]) -> None:
-        """Write bytes of the host; the rest stays."""
+        """Copy host bytes to the start; the remaining bytes are unchanged."""
         self._measurer.upload(self.address, content)
 
     def fill_with_copies(self, content: NDArray[np.uint8], stride: int, count: int) -> None:
-        """Write the same bytes several times, ``stride`` apart."""
+        """Write ``count`` copies of host bytes, ``stride`` bytes apart."""
         self._measurer.upload(self.address, content)
         device, stream = self._measurer.device, self._measurer.stream
         for k in range(1, count):
             copy_memory(device, self.address + k * stride, self.address, content.size, stream)
 
     def copy_from(self, other: Memory) -> None:
-        """Become a copy of memory of the same size, poison included."""
+        """Copy memory of the same size, including its padding."""
         device, stream = self._measurer.device, self._measurer.stream
         copy_memory(device, self.address, other.address, self.padded_bytes, stream)
 
     def close(self) -> None:
-        """Give it back; work that uses it must be done."""
+        """Release the memory; work that uses it must be complete."""
         self._allocation.close()
 
 
@@ -88,7 +89,7 @@ class CudaMeasurer:
         self._events: list[CudaEvent] = []
 
     def loaded(self, record: bytes) -> LoadedKernel | LoadedCall:
-        """A compiled kernel, or a library call, on the GPU."""
+        """Load a compiled kernel or library call onto the GPU, once per record."""
         key = hashlib.sha256(record).digest()
         if key not in self._loaded:
             self._loaded[key] = self._loader.load(record)
@@ -97,44 +98,47 @@ class CudaMeasurer:
     # ---- memory
 
     def allocation(self, size_bytes: int) -> Memory:
-        """Memory that holds poison."""
+        """Allocate memory filled with poison."""
         return Memory(self, size_bytes)
 
     def fill(self, memory: Memory, value: int) -> None:
-        """Set every byte, to the padded end."""
+        """Set every byte of an allocation, including its padding, to ``value``."""
         self.device.call(
             "cuMemsetD8Async", memory.address, value, memory.padded_bytes, self.stream.handle
         )
 
     def upload(self, address: int, content: NDArray[np.uint8]) -> None:
-        """Copy bytes of the host to the GPU."""
+        """Copy host bytes to GPU address ``address`` and wait for the copy."""
         flat = np.ascontiguousarray(content)
         copy_memory(self.device, address, int(flat.ctypes.data), flat.size, self.stream)
         self.stream.synchronize()
 
     # ---- comparisons
 
-    def error(self, memory: Memory, wanted: Memory, dtype: DType, count: int) -> float:
-        """The largest difference from float32 numbers."""
-        return self._max_over_blocks(error_kernel(dtype), [memory.address, wanted.address], count)
+    def error(self, memory: Memory, reference: Memory, dtype: DType, count: int) -> float:
+        """Return the largest absolute difference from float32 reference values."""
+        return self._max_over_blocks(
+            error_kernel(dtype), [memory.address, reference.address], count
+        )
 
     def differs(self, memory: Memory, other: Memory) -> bool:
-        """Whether any bit differs."""
+        """Return whether any bit differs, including the padding."""
         words = memory.padded_bytes // _WORD_BYTES
         return self._max_over_blocks(mismatch_kernel(), [memory.address, other.address], words) != 0
 
     def _max_over_blocks(self, kernel: KernelSpec, operands: list[int], count: int) -> float:
+        """Run a check kernel on ``count`` elements; return the maximum of its block results."""
         blocks = -(-count // RESULT_CHECK_BLOCK)
         if blocks == 0:
             return 0.0
         if self._block_results is None or self._block_results.size_bytes < blocks * _WORD_BYTES:
             self._block_results = self.allocation(2 * blocks * _WORD_BYTES)
         self._run(kernel, [*operands, self._block_results.address], count)
-        found = np.empty(blocks, np.float32)
-        place = int(found.ctypes.data)
-        copy_memory(self.device, place, self._block_results.address, found.nbytes, self.stream)
+        maxima = np.empty(blocks, np.float32)
+        address = int(maxima.ctypes.data)
+        copy_memory(self.device, address, self._block_results.address, maxima.nbytes, self.stream)
         self.stream.synchronize()
-        return float(found.max())
+        return float(maxima.max())
 
     def _run(self, kernel: KernelSpec, operands: list[int], count: int) -> None:
         loaded = self.loaded(self.backend.records(kernel, self.target))
@@ -147,7 +151,7 @@ class CudaMeasurer:
     # ---- time
 
     def flush(self) -> None:
-        """Take everything out of the GPU's cache, and leave nothing in it that must be written."""
+        """Evict everything from the GPU's L2 cache and leave no dirty lines in it."""
         if self._flush_buffer is None:
             self._flush_buffer = self.allocation(
                 _FLUSH_SIZE_FACTOR * self.device.properties.l2_bytes
@@ -157,14 +161,14 @@ class CudaMeasurer:
             cache_flush_kernel(), [self._flush_buffer.address, self._flush_buffer.address], words
         )
 
-    def median_ms(self, before: RunGraph, timed: RunGraph, count: int) -> float:
-        """Milliseconds of a graph, each time with a cold cache but for what another one reads."""
+    def median_ms(self, warm_up: RunGraph, timed: RunGraph, count: int) -> float:
+        """Return the median milliseconds of ``timed`` with a cache that only ``warm_up`` filled."""
         while len(self._events) < 2 * count:
             self._events.append(CudaEvent(self.device))
         pairs = list(zip(self._events[:count], self._events[count : 2 * count], strict=True))
         for start, end in pairs:
             self.flush()
-            before.launch(self.stream)
+            warm_up.launch(self.stream)
             start.record(self.stream)
             timed.launch(self.stream)
             end.record(self.stream)

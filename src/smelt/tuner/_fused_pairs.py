@@ -1,8 +1,8 @@
-"""Whether two nodes are better computed by one launch: by the same times that choose tactics.
+"""Selection of fused pairs (back-to-back fusion) by measured times.
 
-Alone, a chain of two competes with the best tactic of each of the two. Where whole plans can be
-timed, that only says which chains are worth a plan. Where several would have a node in common,
-those come first that save most.
+The time of a fused pair as an isolated node is compared with the sum of the best times of its two
+parts. Where whole plans can be timed, this comparison only selects the pairs that are worth a
+plan. Of pairs that share a node, the one that saves most is fused.
 """
 
 from __future__ import annotations
@@ -32,72 +32,73 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _MAX_ESTIMATED_RATIO: Final = 1.15
-"""How much longer than both its parts a chain may be estimated to take, and still be timed: where
-both take little, for a launch less saves more than estimates know."""
+"""Maximum ratio of a fused pair's estimate to the sum of its parts' estimates for it to be timed.
+It applies to short nodes, where saving a launch gains more than the estimates account for."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairProposal:
-    """Two nodes of a graph, by their positions, and the chain that they would be."""
+    """Two nodes of a graph, by position, and the fused pair that could replace them."""
 
     node_indices: tuple[int, int]
     chain: Node
-    """In a copy of the graph, for what can run it depends on its place."""
+    """The fused node in a copy of the graph; which tactics support it depends on its neighbours."""
     tactics: tuple[Tactic, ...]
 
 
 def propose_fused_pairs(
     graph: Graph, can_fuse_pair: CanFusePair, list_tactics: Lister
 ) -> list[PairProposal]:
-    """The chains that estimates do not rule out."""
-    found: list[PairProposal] = []
-    best: dict[Node, float] = {}
+    """Return the fused pairs whose estimates are good enough for them to be timed."""
+    proposals: list[PairProposal] = []
+    least_seconds: dict[Node, float] = {}
 
     def least(node: Node) -> float:
-        if node not in best:
-            best[node] = min((t.cost_hint for t in list_tactics(node)), default=math.inf)
-        return best[node]
+        if node not in least_seconds:
+            least_seconds[node] = min((t.cost_hint for t in list_tactics(node)), default=math.inf)
+        return least_seconds[node]
 
-    for fused_seconds in _disjoint_groups(graph, _pairs(graph, can_fuse_pair)):
+    for group in _disjoint_groups(graph, _pairs(graph, can_fuse_pair)):
         copy = clone(graph)
         nodes = list(copy.nodes)
-        chained = [
-            fuse_pair_nodes(copy, *(nodes[place] for place in node_indices))
-            for node_indices in fused_seconds
+        chains = [
+            fuse_pair_nodes(copy, *(nodes[index] for index in node_indices))
+            for node_indices in group
         ]
-        for node_indices, chain in zip(fused_seconds, chained, strict=True):
+        for node_indices, chain in zip(group, chains, strict=True):
             tactics = [t for t in list_tactics(chain) if not t.is_reference]
-            separate_seconds = sum(least(graph.nodes[place]) for place in node_indices)
-            most = (
+            separate_seconds = sum(least(graph.nodes[index]) for index in node_indices)
+            limit = (
                 separate_seconds
                 if separate_seconds > 2 * LONG_SECONDS
                 else _MAX_ESTIMATED_RATIO * separate_seconds
             )
-            if min((t.cost_hint for t in tactics), default=math.inf) < most:
-                found.append(PairProposal(node_indices, chain, tuple(tactics)))
-    return sorted(found, key=lambda proposal: proposal.node_indices[::-1])
+            if min((t.cost_hint for t in tactics), default=math.inf) < limit:
+                proposals.append(PairProposal(node_indices, chain, tuple(tactics)))
+    return sorted(proposals, key=lambda proposal: proposal.node_indices[::-1])
 
 
 def _disjoint_groups(
     graph: Graph, pairs: Iterable[tuple[Node, Node]]
 ) -> list[list[tuple[int, int]]]:
-    """The places of pairs, by groups in which none has a node in common with another.
+    """Return positions of pairs in groups; pairs of one group have no node in common.
 
-    So two or three copies of a graph do for all of its chains.
+    All pairs of a group can be fused in one copy of the graph, so few copies are needed.
     """
-    order = {node: place for place, node in enumerate(graph.nodes)}
+    order = {node: index for index, node in enumerate(graph.nodes)}
     groups: list[tuple[list[tuple[int, int]], set[int]]] = []
     for first, second in pairs:
         node_indices = order[first], order[second]
-        free = next((group for group in groups if group[1].isdisjoint(node_indices)), None)
-        if free is None:
-            groups.append(free := ([], set()))
-        free[0].append(node_indices)
-        free[1].update(node_indices)
-    return [found for found, _ in groups]
+        target = next((group for group in groups if group[1].isdisjoint(node_indices)), None)
+        if target is None:
+            groups.append(target := ([], set()))
+        target[0].append(node_indices)
+        target[1].update(node_indices)
+    return [pairs_of_group for pairs_of_group, _ in groups]
 
 
 def _pairs(graph: Graph, can_fuse_pair: CanFusePair) -> Iterator[tuple[Node, Node]]:
+    """Yield the pairs of nodes that may be fused without delaying a parallel branch."""
     for second in graph.nodes:
         source = second.inputs[0] if second.inputs else None
         first = None if source is None else source.producer
@@ -110,9 +111,9 @@ def _pairs(graph: Graph, can_fuse_pair: CanFusePair) -> Iterator[tuple[Node, Nod
 
 
 def _would_delay_parallel_branch(first: Node, second: Node) -> bool:
-    """Whether another reader of the first's result could run beside the second.
+    """Return whether another reader of the first's result could run concurrently with the second.
 
-    It would then have to wait for both, where now it hides what the second takes.
+    After fusion that reader would wait for both nodes; without it, the two overlap.
     """
     after: set[Node] = set()
     stack = [second]
@@ -126,7 +127,7 @@ def _would_delay_parallel_branch(first: Node, second: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PairTiming:
-    """Two nodes of a graph, by their positions, and seconds: as one launch, and apart."""
+    """Seconds of two nodes, given by position: as one fused launch and as separate launches."""
 
     node_indices: tuple[int, int]
     fused_seconds: float
@@ -142,11 +143,11 @@ class PairTiming:
 
 
 EquivalentPairs = tuple[PairTiming, ...]
-"""Chains that compute alike, by the same tactics."""
+"""Timings of fused pairs that compute the same with the same tactics."""
 
 
 class FusedPairTimings:
-    """What chains of a graph take beside their parts, and the graph with some of them."""
+    """Times of fused pairs and of their parts, and graphs in which some pairs are fused."""
 
     def __init__(
         self, graph: Graph, proposals: Sequence[PairProposal], list_tactics: Lister, timer: Timer
@@ -154,15 +155,15 @@ class FusedPairTimings:
         """Time the proposals.
 
         Args:
-            graph: optimised, its types inferred; it stays as it is.
-            proposals: chains of its nodes.
-            list_tactics: tells what can run a node.
-            timer: tells what each tactic costs.
+            graph: optimised graph with inferred types; it is not changed.
+            proposals: fused pairs of its nodes.
+            list_tactics: returns the tactics that support a node.
+            timer: returns the seconds of each tactic.
         """
         self.graph = graph
         self.timed: dict[str, list[tuple[Tactic, float]]] = {}
-        """What each tactic of a chain takes, by its name: that of its second node, which is in one
-        proposal. What can run it depends on its place, too."""
+        """Tactics of each fused pair with their seconds, fastest first, by the name of the fused
+        node. That is the name of its second node, which is in one proposal only."""
         pair_groups: dict[object, list[PairTiming]] = {}
         for proposal in proposals:
             parts = [graph.nodes[place] for place in proposal.node_indices]
@@ -180,39 +181,42 @@ class FusedPairTimings:
             tuple(pair_timings) for pair_timings in pair_groups.values()
         ]
 
-    def faster(self, most: float) -> list[EquivalentPairs]:
-        """The kinds that take no more than such a share of what their parts do."""
+    def faster(self, max_ratio: float) -> list[EquivalentPairs]:
+        """Return the groups whose fused time is at most ``max_ratio`` of their parts' time."""
         return [
             kind
             for kind in self.pair_groups
-            if kind[0].fused_seconds <= kind[0].separate_seconds * most
+            if kind[0].fused_seconds <= kind[0].separate_seconds * max_ratio
         ]
 
     def graph_with(self, pair_groups: Sequence[EquivalentPairs]) -> tuple[Graph, PassReport]:
-        """A copy of the graph with the chains of some kinds; and what was done, and what not."""
+        """Return a copy of the graph with the pairs of some groups fused, and the pass report."""
         copy = clone(self.graph)
         pair_timings = tuple(pair_timing for kind in self.pair_groups for pair_timing in kind)
         wanted = frozenset(pair_timing.node_indices for kind in pair_groups for pair_timing in kind)
         return copy, run_passes(copy, (FuseProductPairs(pair_timings, wanted),))
 
-    def choice(self, graph: Graph, held: Choice) -> Choice:
-        """The choice for a graph with chains: theirs by the clock, elsewhere what holds without."""
+    def choice(self, graph: Graph, base_choice: Choice) -> Choice:
+        """Return the choice for a graph with fused pairs; other nodes keep ``base_choice``."""
         names = {node.name: node for node in self.graph.nodes}
-        made = Choice(times=dict(held.times), in_network=dict(held.in_network))
+        choice = Choice(times=dict(base_choice.times), in_network=dict(base_choice.in_network))
         for node in graph.nodes:
             if isinstance(node.op, FusedPair):
                 timed = self.timed[node.name]
-                made.tactics[node], made.timed[node] = timed[0][0], timed
-                made.times[node.name] = [(str(tactic), seconds) for tactic, seconds in timed]
-                made.in_network.pop(node.name, None)
+                choice.tactics[node], choice.timed[node] = timed[0][0], timed
+                choice.times[node.name] = [(str(tactic), seconds) for tactic, seconds in timed]
+                choice.in_network.pop(node.name, None)
             else:
-                twin = names[node.name]
-                made.tactics[node], made.timed[node] = held.tactics[twin], held.timed[twin]
-        return made
+                base_node = names[node.name]
+                choice.tactics[node], choice.timed[node] = (
+                    base_choice.tactics[base_node],
+                    base_choice.timed[base_node],
+                )
+        return choice
 
 
 def with_pair_pdl(graph: Graph, choice: Choice, *, early: bool) -> dict[Node, Tactic]:
-    """The tactics of a choice; chains start early, or not."""
+    """Return the tactics of a choice, with PDL of fused pairs switched on or off (``early``)."""
     chains = [node for node in graph.nodes if isinstance(node.op, FusedPair)]
     tactics = {n: replace(choice.tactics[n], uses_pdl=early) for n in chains}
     return {**choice.tactics, **tactics}
@@ -220,7 +224,7 @@ def with_pair_pdl(graph: Graph, choice: Choice, *, early: bool) -> dict[Node, Ta
 
 @dataclass(frozen=True)
 class FuseProductPairs(Pass):
-    """Make one node of two; no node is in two chains, and those that save most come first."""
+    """Fuses pairs of nodes, those that save most first; a node is fused at most once."""
 
     name: ClassVar[str] = "fuse-product-pairs"
 
@@ -230,16 +234,19 @@ class FuseProductPairs(Pass):
     @override
     def apply(self, graph: Graph) -> PassResult:
         nodes = list(graph.nodes)
-        taken: set[int] = set()
+        fused: set[int] = set()
         notes: list[Note] = []
         ranked = sorted(
             self.pair_timings,
-            key=lambda one: (one.fused_seconds - one.separate_seconds, one.node_indices),
+            key=lambda timing: (
+                timing.fused_seconds - timing.separate_seconds,
+                timing.node_indices,
+            ),
         )
         for pair_timing in ranked:
-            first, second = (nodes[place] for place in pair_timing.node_indices)
+            first, second = (nodes[index] for index in pair_timing.node_indices)
             layers = (*first.layers, *second.layers)
-            if pair_timing.node_indices not in self.wanted or not taken.isdisjoint(
+            if pair_timing.node_indices not in self.wanted or not fused.isdisjoint(
                 pair_timing.node_indices
             ):
                 is_slow = pair_timing.node_indices not in self.wanted
@@ -250,7 +257,7 @@ class FuseProductPairs(Pass):
                 )
                 notes.append(Note.refusal(layers, reason))
                 continue
-            taken.update(pair_timing.node_indices)
+            fused.update(pair_timing.node_indices)
             notes.append(
                 Note(layers, fuse_pair_nodes(graph, first, second).layers, str(pair_timing))
             )

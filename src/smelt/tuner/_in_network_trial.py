@@ -1,11 +1,11 @@
-"""Whole plans run as their engine will run them, with a stamp at the end of every node.
+"""In-network trials: timing of whole plans in interleaved runs, with the end time of every node.
 
-A kernel that is timed alone finds its weights in the cache; in a network it finds those of its
-neighbours. So the last word on a tactic is had here: several plans of one graph, which differ in
-some tactics, take turns on the same memory.
+A kernel that is timed as an isolated node finds its weights in the cache. In a network, the cache
+holds data of the nodes around it. Tactics are therefore compared in whole plans of one graph, which
+differ in some tactics and run alternately on the same memory, as the engine would run them.
 
-Large packed weights are not computed for it. What they hold decides no time, and to lie where the
-engine will have them, in the order in which they are read, is what counts.
+Large packed weights of CPU plans are not computed but filled with random numbers. Times do not
+depend on their values, only on their addresses and on the order in which they are read.
 """
 
 from __future__ import annotations
@@ -45,15 +45,18 @@ Symbols = tuple[tuple[str, int, int], ...]
 """Every symbol with its smallest and largest value."""
 
 _SMALL_BYTES: Final = 64 << 10
-"""Constants up to this size are what they are: they may be indices, axes, or bounds."""
+"""Constants up to this size in bytes keep their values: they may be indices, axes or bounds."""
 _OUTLIER_RATIO: Final = 1.1
-"""A run that takes this many times the least is not one to learn from."""
+"""Runs that take more than this multiple of the fastest run are discarded."""
 _SPREAD: Final = 0.1
-"""Standard deviation of what stands for weights: activations neither vanish nor explode."""
+"""Standard deviation of random weights: activations neither vanish nor overflow."""
 
 
 def _first_with_same_kernels(assignments: Sequence[Assignment]) -> list[int]:
-    """For each cast the first that differs from it in the ways of its launches at most."""
+    """Return for each assignment the index of the first with the same kernels.
+
+    Tactics with the same kernel may differ in launch variants: PDL and tile order.
+    """
     kernels = [
         {
             key: replace(t, uses_pdl=False, reversed_tile_order=False)
@@ -61,60 +64,66 @@ def _first_with_same_kernels(assignments: Sequence[Assignment]) -> list[int]:
         }
         for assignment in assignments
     ]
-    return [kernels.index(own) for own in kernels]
+    return [kernels.index(kernel_assignment) for kernel_assignment in kernels]
 
 
 def graph_of(assignment: Assignment, graphs: Sequence[Graph]) -> Graph:
-    """The one of several graphs whose nodes a cast is for."""
+    """Return the graph whose nodes have their tactics in ``assignment``."""
     return next(graph for graph in graphs if all(node in assignment for node in graph.nodes[:1]))
 
 
 @dataclass(slots=True)
 class _TimedPlan:
-    """One plan on the common memory."""
+    """One plan, ready to run on the fixture's memory."""
 
     segments: list[Segment]
     ends: list[int]
-    """For each node, how many layers are complete when it is."""
+    """For each node, the number of layers that are complete when the node is."""
     layers: int
     node_end_ms: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """When each node was complete in the latest run that had stamps, in milliseconds."""
-    whole: float = 0.0
-    """When all was."""
+    """End time of each node in the latest run with timestamps, in milliseconds."""
+    plan_ms: float = 0.0
+    """End time of the plan in that run, in milliseconds."""
     is_rejected: bool = False
-    """Whether it did not always compute what its launches do one after another."""
+    """Whether its results differed from those of its launches run one after another."""
 
 
 class PlanRun(Protocol):
-    """Runs a plan once."""
+    """Callable that runs a plan once."""
 
     def __call__(self, *, timed: bool) -> None:
-        """Run it; with ``timed`` its launches wait for each other, and none starts early."""
+        """Run the plan; with ``timed``, each launch waits until the one before is complete."""
         ...
 
 
 class PlanFixture(ABC):
-    """The memory and code that plans share while they run by turns."""
+    """Memory, code and weights that plans share while they run alternately."""
 
     plans: Sequence[BuiltPlan | None]
-    """A plan for each cast; None where its code cannot be had."""
-    machinery: SegmentFactory
+    """One plan per assignment; None where a kernel does not compile or load."""
+    segment_factory: SegmentFactory
     memories: MemoryMap
     addresses: list[int]
-    """Of the bindings."""
+    """Addresses of the bindings."""
 
     def measure_plan_ms(self, run: Callable[[], None]) -> float:
-        """How long ``run`` takes, which runs a plan without stamps, in a sequence of such runs."""
-        raise InternalError(f"{type(self).__name__} measures by timestamps, not by {run}")
+        """Return the mean milliseconds of ``run``, which runs a plan without timestamps.
+
+        Only fixtures whose plans are timed as a whole implement it.
+        """
+        raise InternalError(
+            f"{type(self).__name__} measures nodes by timestamps and cannot time {run}"
+        )
 
     def find_nondeterministic_plans(
-        self, plan_runs: Sequence[PlanRun | None], alike: Sequence[int]
+        self, plan_runs: Sequence[PlanRun | None], references: Sequence[int]
     ) -> set[int]:
-        """Which plans do not always compute what their launches do one after another.
+        """Return the indices of plans whose results differ from those of serial launches.
 
         Args:
-            plan_runs: run the plans; None where one cannot be run.
-            alike: for each plan the first that must compute the same bits; itself, if none before.
+            plan_runs: callables that run the plans; None for a plan that cannot be run.
+            references: for each plan, the index of the first one that must give equal bits; its
+                own if there is none before it.
         """
         raise InternalError(
             f"{type(self).__name__} supports only one order of {len(plan_runs)} plans"
@@ -122,13 +131,13 @@ class PlanFixture(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
 
 
 class InNetworkTrial:
-    """Runs plans of one graph by turns.
+    """Times plans of one graph in interleaved runs.
 
-    What Python itself would do between native segments is left out: it has no tactics.
+    Host segments, which run in Python, are left out: they have no tactics.
     """
 
     def __init__(
@@ -140,14 +149,15 @@ class InNetworkTrial:
         times_whole_plan: bool = False,
         seconds_per_trial: float = 0.0,
     ) -> None:
-        """Rehearse a graph.
+        """Create a trial.
 
         Args:
-            graph: optimised, its types inferred.
-            open_fixture: assembles plans of casts on a device.
+            graph: optimised graph with inferred types.
+            open_fixture: builds plans of assignments on a device.
             sizes: values of all symbols.
-            times_whole_plan: whether stamps would disturb a plan: all but the first have none.
-            seconds_per_trial: what it takes to prepare a plan.
+            times_whole_plan: whether plans are timed as a whole because timestamps would disturb
+                them; only the first plan is then also run with timestamps.
+            seconds_per_trial: seconds that it takes to prepare a plan.
         """
         self.graph, self.open_fixture, self.sizes = graph, open_fixture, dict(sizes)
         self.times_whole_plan, self.seconds_per_trial = times_whole_plan, seconds_per_trial
@@ -155,26 +165,30 @@ class InNetworkTrial:
     def milliseconds(
         self, assignments: Sequence[Assignment], *, runs: int, seconds: float
     ) -> list[NDArray[np.float64]]:
-        """For each cast an array (runs, nodes + 1): when each node was complete, then the whole.
+        """Time the plans of several assignments in interleaved runs.
 
-        Where only wholes are judged, nodes are complete when those of the first cast are. Runs in
-        which something else held the machine up are left out. A cast whose code cannot be had takes
-        forever, and so does one that computes something else where its launches overlap.
+        Returns for each assignment an array of shape (runs, nodes + 1) in milliseconds: the end
+        time of each node, then that of the plan. If plans are timed as a whole, the end times of
+        nodes are those of the first assignment. Slow outliers are left out. All times are infinite
+        for an assignment whose code does not compile or load, or whose results are wrong when its
+        launches overlap.
 
         Args:
-            assignments: tactics of all nodes; one plan is made of each.
-            runs: how many runs of each plan are wanted, after a first time that does not count.
-            seconds: after this time there are as many as there are, but one.
+            assignments: tactics of all nodes; one plan is built of each.
+            runs: number of runs of each plan, after a first run that is not counted.
+            seconds: time limit; at least one run is made of each plan.
         """
         fixture = self.open_fixture(assignments)
         timed_plans: list[_TimedPlan | None] = []
         try:
-            timed_plans += [self._prepare_plan(made, fixture) for made in fixture.plans]
+            timed_plans += [self._prepare_plan(built_plan, fixture) for built_plan in fixture.plans]
             for timed_plan in timed_plans:
                 if timed_plan is not None:
-                    self._record_timestamps(timed_plan, timed_plans[0], fixture)
+                    self._record_node_ends(timed_plan, timed_plans[0], fixture)
             if self.times_whole_plan:
-                self._compare(timed_plans, fixture, _first_with_same_kernels(assignments))
+                self._reject_nondeterministic(
+                    timed_plans, fixture, _first_with_same_kernels(assignments)
+                )
             return self._run_interleaved(timed_plans, fixture, runs, seconds)
         finally:
             for timed_plan in timed_plans:
@@ -182,24 +196,26 @@ class InNetworkTrial:
                     segment.close()
             fixture.close()
 
-    def _compare(
-        self, timed_plans: Sequence[_TimedPlan | None], fixture: PlanFixture, alike: Sequence[int]
+    def _reject_nondeterministic(
+        self,
+        timed_plans: Sequence[_TimedPlan | None],
+        fixture: PlanFixture,
+        references: Sequence[int],
     ) -> None:
-        """Find out the plans whose launches do not wait for each other as they must."""
+        """Mark plans as rejected whose results depend on whether launches overlap."""
 
-        def play_of(timed_plan: _TimedPlan | None) -> PlanRun | None:
+        def plan_run_of(timed_plan: _TimedPlan | None) -> PlanRun | None:
             return None if timed_plan is None else partial(self._run_plan, timed_plan, fixture)
 
         for number in fixture.find_nondeterministic_plans(
-            [play_of(one) for one in timed_plans], alike
+            [plan_run_of(plan) for plan in timed_plans], references
         ):
             timed_plan = timed_plans[number]
             if timed_plan is not None:
                 timed_plan.is_rejected = True
                 _LOG.warning(
-                    "%s: plan %d of %d is rejected: its results differ from those of its launches "
-                    "run one "
-                    "after another",
+                    "%s: plan %d of %d is rejected: the results differ from those of the same "
+                    "launches run one after another",
                     sanitize_name(self.graph.name),
                     number + 1,
                     len(timed_plans),
@@ -216,58 +232,65 @@ class InNetworkTrial:
         runs: int,
         seconds: float,
     ) -> list[NDArray[np.float64]]:
+        """Run the plans alternately until there are enough runs or ``seconds`` have passed."""
         deadline = time.perf_counter() + seconds
-        never = np.full(len(self.graph.nodes) + 1, np.inf)
+        infinite = np.full(len(self.graph.nodes) + 1, np.inf)
         times: list[list[NDArray[np.float64]]] = [[] for _ in timed_plans]
         while True:
-            for own, timed_plan in zip(times, timed_plans, strict=True):
+            for plan_times, timed_plan in zip(times, timed_plans, strict=True):
                 if timed_plan is None or timed_plan.is_rejected:
-                    own.append(never)
+                    plan_times.append(infinite)
                 else:
-                    own.append(self._run(timed_plan, fixture))
-            good = [without_outliers(np.array(own)) for own in times]
-            if min(map(len, good)) >= runs or time.perf_counter() > deadline:
-                return good
+                    plan_times.append(self._run(timed_plan, fixture))
+            kept = [without_outliers(np.array(plan_times)) for plan_times in times]
+            if min(map(len, kept)) >= runs or time.perf_counter() > deadline:
+                return kept
 
-    def _prepare_plan(self, made: BuiltPlan | None, fixture: PlanFixture) -> _TimedPlan | None:
-        if made is None:
+    def _prepare_plan(
+        self, built_plan: BuiltPlan | None, fixture: PlanFixture
+    ) -> _TimedPlan | None:
+        """Split a plan into segments and find the layer after which each node is complete."""
+        if built_plan is None:
             return None
-        segments = split_plan(made.plan, fixture.machinery)
-        positions = {dict(info.details).get("node"): i for i, info in enumerate(made.layers)}
+        segments = split_plan(built_plan.plan, fixture.segment_factory)
+        positions = {dict(info.details).get("node"): i for i, info in enumerate(built_plan.layers)}
         ends: list[int] = []
         for node in self.graph.nodes:
             before = ends[-1] if ends else 0
             ends.append(max(before, positions.get(node.name, -1) + 1))
         native = [s for s in segments if not isinstance(s, HostSegment)]
-        return _TimedPlan(native, ends, len(made.layers))
+        return _TimedPlan(native, ends, len(built_plan.layers))
 
-    def _record_timestamps(
+    def _record_node_ends(
         self, timed_plan: _TimedPlan, first: _TimedPlan | None, fixture: PlanFixture
     ) -> None:
-        """Run a plan for the first time, and note when its nodes are complete."""
+        """Run a plan with timestamps and record the end times of its nodes.
+
+        If plans are timed as a whole, all but the first take the end times of the first.
+        """
         if self.times_whole_plan and timed_plan is not first:
             timed_plan.node_end_ms = (
                 np.zeros(len(self.graph.nodes)) if first is None else first.node_end_ms
             )
             return
-        spent = np.zeros(timed_plan.layers + 1)
+        layer_ms = np.zeros(timed_plan.layers + 1)
         self._run_plan(timed_plan, fixture, timed=True)
         for segment in timed_plan.segments:
             for layer, milliseconds in segment.milliseconds():
-                spent[layer + 1] += milliseconds
-        clock = np.cumsum(spent)
-        timed_plan.node_end_ms, timed_plan.whole = clock[timed_plan.ends], float(clock[-1])
+                layer_ms[layer + 1] += milliseconds
+        end_ms = np.cumsum(layer_ms)
+        timed_plan.node_end_ms, timed_plan.plan_ms = end_ms[timed_plan.ends], float(end_ms[-1])
 
     def _run(self, timed_plan: _TimedPlan, fixture: PlanFixture) -> NDArray[np.float64]:
         if not self.times_whole_plan:
-            self._record_timestamps(timed_plan, timed_plan, fixture)
-            return np.append(timed_plan.node_end_ms, timed_plan.whole)
+            self._record_node_ends(timed_plan, timed_plan, fixture)
+            return np.append(timed_plan.node_end_ms, timed_plan.plan_ms)
         run = partial(self._run_plan, timed_plan, fixture, timed=False)
         return np.append(timed_plan.node_end_ms, fixture.measure_plan_ms(run))
 
 
 class CpuPlanFixture(PlanFixture):
-    """The stage on this machine's processors."""
+    """Plans that share memory and code on this machine's CPU."""
 
     def __init__(
         self,
@@ -281,22 +304,22 @@ class CpuPlanFixture(PlanFixture):
         sizes: Mapping[str, int],
         threads: int,
     ) -> None:
-        """Assemble plans of ``assignments``."""
-        made, weights_bytes, exact = _assembled(graph, assignments, backend, symbols)
-        self.plans = made
-        plans = [one.plan for one in made]
+        """Build a plan of each assignment; weights that may be random are not packed."""
+        built, weights_bytes, constants = _build_plans(graph, assignments, backend, symbols)
+        self.plans = built
+        plans = [plan.plan for plan in built]
         memory, rng = CpuMemory(), np.random.default_rng(0)
         arena = memory.allocate(max(plan.arena_bytes for plan in plans), "trial")
         arena.bytes[:] = 0
-        weights = memory.allocate(weights_bytes + exact.size_bytes, "trial")
+        weights = memory.allocate(weights_bytes + constants.size_bytes, "trial")
         _fill_random(weights.bytes[:weights_bytes], rng)
-        weights.bytes[weights_bytes:] = exact.data()
+        weights.bytes[weights_bytes:] = constants.data()
         launches = [s for plan in plans for s in plan.steps if isinstance(s, Launch)]
         image = backend.compile([s.kernel for s in launches], target)
         self.code = MappedCode(image.code)
-        most = max((s.scratch_bytes for s in launches), default=0)
-        scratch = Scratch(memory, most, threads)
-        self.machinery = CpuSegmentFactory(
+        max_scratch_bytes = max((s.scratch_bytes for s in launches), default=0)
+        scratch = Scratch(memory, max_scratch_bytes, threads)
+        self.segment_factory = CpuSegmentFactory(
             {name: self.code.address + offset for name, offset in image.symbols},
             runtime,
             worker_pool(),
@@ -304,8 +327,8 @@ class CpuPlanFixture(PlanFixture):
             threads,
             scratch,
         )
-        # Random indices may be out of range, which costs nothing and is nobody's error here.
-        errors = memory.allocate(max(len(one.layers) for one in made) * ERROR_BYTES, "trial")
+        # Random indices may be out of range; the error records are written and ignored.
+        errors = memory.allocate(max(len(plan.layers) for plan in built) * ERROR_BYTES, "trial")
         self.memories = MemoryMap(arena.address, weights.address, errors.address)
         self.allocations: list[CpuAllocation | Scratch] = [arena, weights, errors, scratch]
         self.bindings = [random_binding(v, sizes, rng) for v in (*graph.inputs, *graph.outputs)]
@@ -317,51 +340,55 @@ class CpuPlanFixture(PlanFixture):
             allocation.close()
 
 
-def _assembled(
+def _build_plans(
     graph: Graph, assignments: Sequence[Assignment], backend: Backend[CpuTarget], symbols: Symbols
 ) -> tuple[list[BuiltPlan], int, WeightStore]:
-    """The plans, the bytes that large weights take, and the small constants behind them."""
-    made: list[tuple[BuiltPlan, WeightStore]] = []
+    """Build the plans of several assignments on one weights buffer.
+
+    Returns the plans, the bytes of the random weights at the buffer's start, and the small
+    constants, which are stored behind them with their own values.
+    """
+    built: list[tuple[BuiltPlan, WeightStore]] = []
     for assignment in assignments:
         weights = WeightStore()
-        made.append((build_plan(graph, assignment, backend, weights, symbols=symbols), weights))
-    exact, largest = WeightStore(), max(weights.size_bytes for _, weights in made)
+        built.append((build_plan(graph, assignment, backend, weights, symbols=symbols), weights))
+    small_constants, random_bytes = WeightStore(), max(weights.size_bytes for _, weights in built)
     plans: list[BuiltPlan] = []
-    for assembled, weights in made:
+    for built_plan, weights in built:
         moved = {
-            offset: largest + exact.place(constant)
+            offset: random_bytes + small_constants.place(constant)
             for constant, offset in weights.entries
             if constant_bytes(constant) and not _may_be_random(constant)
         }
         buffers = tuple(
             replace(b, start=moved.get(b.start, b.start)) if b.space is Space.WEIGHTS else b
-            for b in assembled.plan.buffers
+            for b in built_plan.plan.buffers
         )
-        plans.append(replace(assembled, plan=replace(assembled.plan, buffers=buffers)))
-    return plans, largest, exact
+        plans.append(replace(built_plan, plan=replace(built_plan.plan, buffers=buffers)))
+    return plans, random_bytes, small_constants
 
 
 def without_outliers(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The runs, given as rows that end with the whole time, that took hardly longer than the best.
+    """Return the rows of ``times`` whose last entry is within `_OUTLIER_RATIO` of the least.
 
-    On a machine that does other things as well, a run may last twice as long as the next; what it
-    says of single nodes is worth nothing.
+    Each row is a run; its last entry is the time of the whole plan. A run that other processes
+    slowed down says nothing about single nodes.
     """
-    whole = times[:, -1]
-    good: NDArray[np.float64] = times[whole <= _OUTLIER_RATIO * whole.min()]
-    return good
+    plan_ms = times[:, -1]
+    kept: NDArray[np.float64] = times[plan_ms <= _OUTLIER_RATIO * plan_ms.min()]
+    return kept
 
 
 def _may_be_random(constant: Constant) -> bool:
-    """Whether any floats do in the constant's place."""
+    """Return whether random floats may replace the constant: large float weights."""
     large = constant_bytes(constant) > _SMALL_BYTES
     return large and constant.recipe is not None and constant.type.dtype.is_float
 
 
 def _fill_random(memory: NDArray[np.uint8], rng: np.random.Generator) -> None:
-    """Fill memory with floats, the same few over and over.
+    """Fill memory with a repeated block of random floats.
 
-    They are bfloat16 numbers; two of them are a float32 as large as the second.
+    The numbers are bfloat16. Read as float32, a pair has the magnitude of its second number.
     """
     numbers = _SPREAD * rng.standard_normal(_SMALL_BYTES // 2, np.float32)
     block = numbers.astype(DType.BFLOAT16.numpy).view(np.uint8)
@@ -371,6 +398,6 @@ def _fill_random(memory: NDArray[np.uint8], rng: np.random.Generator) -> None:
 
 
 def random_binding(value: Value, sizes: Mapping[str, int], rng: np.random.Generator) -> Array:
-    """An array for an input or output, at random."""
+    """Return a random array with the shape and dtype of an input or output."""
     shape = tuple(evaluate_dim(d, sizes) for d in value.tensor.shape)
     return np.ascontiguousarray(random_array(value.tensor.dtype, shape, rng))

@@ -1,10 +1,10 @@
-"""The last word on tactics, where it counts: in the network.
+"""Final tactic selection by timing candidates in the whole network.
 
-Alone, the fastest candidate may be one with large weights, which then lie in the cache; in a
-network they come from memory each time, and push out those of others. So the best few candidates of
-each node play by turns in whole plans, and a node's candidate is judged by the time from shortly
-before the node to shortly after it: what it costs its neighbours counts. Many nodes try something
-in one plan, but none near another that does.
+As an isolated node, the fastest candidate may be one with large weights, which stay in the cache.
+In a network they are read from memory in each run and evict data of other nodes. The best
+candidates of each node are therefore timed in interleaved runs of whole plans. A candidate is
+judged by the time from shortly before its node to shortly after it, so that its effect on the
+neighbours counts. One plan tries candidates of many nodes that are not near each other.
 """
 
 from __future__ import annotations
@@ -37,85 +37,91 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _NODES_JUDGED_BEFORE: Final = 1
-"""How many nodes before one are judged with it: they fetch its weights, and write its input."""
+"""Number of preceding nodes in a judged span: they prefetch the weights and write the input."""
 _NODES_JUDGED_AFTER: Final = 2
-"""How many after it: it may have pushed out what they read."""
+"""Number of following nodes in a judged span: the node may have evicted what they read."""
 _NEGLIGIBLE: Final = 0.003
-"""Nodes that take a smaller share of the whole stay as they are."""
+"""Nodes that take a smaller share of the total time keep their tactics."""
 _MIN_RUNS: Final = 3
-"""Fewer runs than this are not worth a plan."""
+"""Minimum number of runs for which a trial plan is worth its preparation."""
 _SHORT_PLAN_PASS_FACTOR: Final = 3
-"""So many times the passes have brief plans."""
+"""Factor on the number of passes for short plans."""
 _TIE_TOLERANCE: Final = 0.01
-"""Times that differ by a smaller share are equal: the one that goes through less memory wins."""
+"""Relative difference up to which times count as equal; the tactic that touches less memory
+wins."""
 
 
 class PlanRunner(Protocol):
-    """Where plans run by turns; a `InNetworkTrial`."""
+    """Runs plans alternately and times them; implemented by `InNetworkTrial`."""
 
     times_whole_plan: bool
-    """Whether a stretch of a plan says nothing: launches run into each other there. Then each
-    candidate has a plan to itself, and is judged by the whole."""
+    """Whether only whole plans can be timed because launches overlap. Each candidate then has a
+    plan of its own and is judged by the time of that plan."""
     seconds_per_trial: float
-    """What it takes to prepare a plan."""
+    """Seconds that it takes to prepare a plan."""
 
     def milliseconds(
         self, assignments: Sequence[Assignment], *, runs: int, seconds: float
     ) -> list[NDArray[np.float64]]:
-        """For each cast an array (runs, nodes + 1): when each node was complete, then the whole."""
+        """Return an array of shape (runs, nodes + 1) in milliseconds for each assignment.
+
+        It holds the end time of each node, then that of the plan.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InNetworkEffort:
-    """How much is tried."""
+    """Limits on how much the in-network tuner tries."""
 
     extra_candidates: int = 3
-    """Candidates of a node beside the one that is fastest alone."""
+    """Number of candidates per node besides the current tactic."""
     max_slowdown: float = 2.0
-    """How much slower than the fastest alone a candidate may be and still be tried."""
+    """Maximum ratio of a candidate's isolated time to the fastest isolated time."""
     passes: int = 1
+    """Number of passes over the network."""
     runs: int = 8
-    """Runs of each plan."""
+    """Number of runs of each plan in a pass."""
     seconds: float = 4.0
-    """Time for the runs of a pass."""
+    """Time limit in seconds for the runs of a pass."""
     short_plan_seconds: float = 0.0
-    """Plans that take less have several times the passes: what is best in one place changes
-    with what is chosen in others, most of all where launches run into each other."""
+    """Plans that take less than this get `_SHORT_PLAN_PASS_FACTOR` times the passes. The best
+    tactic of a node depends on the tactics of others, in particular where launches overlap."""
     change_subsets: int = 1
-    """How much of what a pass changes is tried: all of it, then the half that gains most, and so
-    on. What is better by itself may be worse together, and a gain that was luck is among the least.
-    """
+    """Number of subsets of a pass's changes that are tried: all changes, then the half that gains
+    most, and so on. Changes that are better one by one may be worse together, and the smallest
+    gains are the most likely to be noise."""
     min_plan_seconds: float = 1e-4
-    """Plans that take less stay as they are: they find all their weights in the cache."""
+    """Plans that take less seconds are not tuned: all their weights stay in the cache."""
 
 
 @dataclass(slots=True)
 class _NodeGroup:
-    """Nodes that compute alike, and are given the same tactic."""
+    """Nodes that compute the same and get the same tactic."""
 
     text: str
-    """What they compute, and where the first is: unlike that of any other part."""
+    """Unique key: what the nodes compute and the position of the first node."""
     nodes: list[Node]
     tactics: list[Tactic]
-    """What is tried, the one that holds first."""
+    """Candidates, the current tactic first."""
     bytes_touched: list[int] = field(default_factory=list[int])
+    """Bytes of packed constants and workspace of each candidate."""
     spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Stretches of the plan by which it is judged: positions of nodes, after the first of which
-    and up to the second."""
+    """Spans of the plan by whose time candidates are judged: pairs of node positions, the first
+    exclusive and the second inclusive."""
 
 
 @dataclass(slots=True)
 class _TrialPlan:
-    """A plan to try: the tactics that hold, but for parts that are not near each other."""
+    """A plan to try: the current assignment with changed tactics of groups far from each other."""
 
     assignment: Assignment
     judged_nodes: set[int] = field(default_factory=set[int])
-    """Positions of nodes that are judged."""
+    """Positions of nodes that lie in judged spans."""
 
 
 class InNetworkTuner:
-    """Compares candidates in whole plans, and remembers what came of it."""
+    """Selects tactics by timing candidates in whole plans; keeps the times in the timing cache."""
 
     def __init__(
         self,
@@ -133,22 +139,22 @@ class InNetworkTuner:
         compile_seconds: float = 0.0,
         progress: Callable[[int, int], None] = lambda _done, _total: None,
     ) -> None:
-        """A trial of the candidates that ``choice`` holds.
+        """Create a tuner for the candidates in ``choice``.
 
         Args:
-            graph: optimised, its types inferred.
-            choice: the decision so far; `run` improves it.
-            plan_runner: runs plans.
-            backend: has the tactics' families.
-            cache: what was measured, and will be.
-            effort: how much to try.
-            where: what times depend on beside the graph: machine, threads.
+            graph: optimised graph with inferred types.
+            choice: choice by isolated times; `run` updates it.
+            plan_runner: runs and times plans.
+            backend: provides the kernel families of the tactics.
+            cache: timing cache that is read before and updated after each measurement.
+            effort: limits on how much to try.
+            where: key of what times depend on besides the graph: machine, threads.
             sizes: symbol values to tune for.
-            fits_workspace: whether a tactic is to be considered for a node.
-            deadline: when to be done, in the time of ``time.perf_counter``.
-            compile_seconds: what it may take to compile the candidates once more, for their places
-                in the plan.
-            progress: told how many of its rounds are done, and of how many.
+            fits_workspace: returns whether a tactic may be considered for a node.
+            deadline: time of ``time.perf_counter`` at which to be done.
+            compile_seconds: seconds to reserve for compiling the candidates once more, as part of
+                the plan.
+            progress: called with the number of rounds that are done and the total.
         """
         self.graph, self.choice, self.plan_runner, self.backend = (
             graph,
@@ -157,7 +163,7 @@ class InNetworkTuner:
             backend,
         )
         self.graphs = [graph]
-        """Graphs that compute the same, which casts may be of."""
+        """Equivalent graphs; each assignment is of one of them."""
         self.cache, self.effort, self.where, self.sizes = cache, effort, where, sizes
         self.fits_workspace, self.deadline, self.compile_seconds = (
             fits_workspace,
@@ -168,120 +174,123 @@ class InNetworkTuner:
         self.timed = [
             i for i, node in enumerate(graph.nodes) if not is_not_timed(choice.tactics[node])
         ]
-        """Positions of the nodes that take time."""
+        """Positions of the nodes that are timed: neither views nor references."""
 
     def run(self) -> None:
-        """Put the best tactics into the choice, with the reasons."""
+        """Tune the plan; store the best tactics and their measured times in the choice."""
         first = dict(self.choice.tactics)
         seconds = sum(self._isolated_seconds(first).values())
         if seconds < self.effort.min_plan_seconds:
             return
-        is_brief = seconds < self.effort.short_plan_seconds
-        rounds = self.effort.passes * (_SHORT_PLAN_PASS_FACTOR if is_brief else 1) + 1
+        is_short = seconds < self.effort.short_plan_seconds
+        rounds = self.effort.passes * (_SHORT_PLAN_PASS_FACTOR if is_short else 1) + 1
         self.progress(0, rounds)
         best = self._fastest([first, *self._uniform_launch_variants(first)])
         for number in range(1, rounds):
             self.progress(number, rounds)
-            better = self._fastest([*self._improved(best), best])
-            if better is best:
+            improved = self._fastest([*self._improved(best), best])
+            if improved is best:
                 break
-            best = better
-        # What was right the first time and is wrong now was lucky; the first starts nothing early.
+            best = improved
+        # A plan that was right when it was first timed and was rejected later has a race; the
+        # initial assignment starts no launch early.
         self.choice.tactics = first if self._is_rejected(best) else best
         self.progress(rounds, rounds)
 
     def _uniform_launch_variants(self, assignment: Assignment) -> list[Assignment]:
-        """The cast with all kernels launched in one way, for each way."""
+        """Return the assignment with the same launch variant on all nodes, for each variant."""
         if self._seconds_left() <= 0:
             return []
-        launch_ways = {k: self.backend.launch_variants(tactic) for k, tactic in assignment.items()}
-        count = max(map(len, launch_ways.values()), default=0)
-        alike = [
-            {
-                k: launch_ways[k][number] if launch_ways[k] else tactic
-                for k, tactic in assignment.items()
-            }
+        variants = {k: self.backend.launch_variants(tactic) for k, tactic in assignment.items()}
+        count = max(map(len, variants.values()), default=0)
+        uniform = [
+            {k: variants[k][number] if variants[k] else tactic for k, tactic in assignment.items()}
             for number in range(count)
         ]
-        return [one for one in alike if one != assignment]
+        return [
+            variant_assignment for variant_assignment in uniform if variant_assignment != assignment
+        ]
 
     # ---- one pass
 
     def _improved(self, assignment: Assignment) -> list[Assignment]:
-        """The cast with what is better in its context: all of it, and subsets.
+        """Return the assignment with the tactics that are faster in its context, and with subsets.
 
-        Nothing when there is no time to find out, or when nothing is better.
+        The list is empty if there is no time to measure or no tactic is faster.
         """
-        parts = self._node_groups(assignment)
+        groups = self._node_groups(assignment)
         context = self._context(assignment)
         keys = {
-            (part.text, tactic): f"{context} | {part.text} | {tactic_text(tactic)}"
-            for part in parts
-            for tactic in part.tactics
+            (group.text, tactic): f"{context} | {group.text} | {tactic_text(tactic)}"
+            for group in groups
+            for tactic in group.tactics
         }
-        if any(self.cache.get(keys[part.text, part.tactics[0]]) is None for part in parts):
-            most = self._max_trial_plans(assignment)
-            if most < 1:
+        if any(self.cache.get(keys[group.text, group.tactics[0]]) is None for group in groups):
+            max_plans = self._max_trial_plans(assignment)
+            if max_plans < 1:
                 return []
-            measured = self._measured(parts, assignment, most)
+            measured = self._measure_groups(groups, assignment, max_plans)
             if self._is_rejected(assignment):
                 return []
-            for played, seconds in measured.items():
-                self.cache.put(keys[played], seconds)
+            for candidate, seconds in measured.items():
+                self.cache.put(keys[candidate], seconds)
         gains: list[tuple[float, Assignment]] = []
-        for part in parts:
-            known = [self.cache.get(keys[part.text, tactic]) for tactic in part.tactics]
-            times = [math.inf if seconds is None else seconds for seconds in known]
-            least = _least(times, part.bytes_touched)
+        for group in groups:
+            cached = [self.cache.get(keys[group.text, tactic]) for tactic in group.tactics]
+            times = [math.inf if seconds is None else seconds for seconds in cached]
+            least = _best_index(times, group.bytes_touched)
             sorted_times = sorted(
                 (seconds, str(tactic))
-                for seconds, tactic in zip(times, part.tactics, strict=True)
+                for seconds, tactic in zip(times, group.tactics, strict=True)
                 if math.isfinite(seconds)
             )
-            for node in part.nodes:
+            for node in group.nodes:
                 self.choice.in_network[node.name] = [
                     (text, seconds) for seconds, text in sorted_times
                 ]
             if least:
-                gain = (times[0] - times[least]) * len(part.nodes)
-                gains.append((gain, dict.fromkeys(part.nodes, part.tactics[least])))
+                gain = (times[0] - times[least]) * len(group.nodes)
+                gains.append((gain, dict.fromkeys(group.nodes, group.tactics[least])))
         return self._subsets(assignment, gains)
 
     def _subsets(
         self, assignment: Assignment, gains: list[tuple[float, Assignment]]
     ) -> list[Assignment]:
-        """A cast with all of several changes, with the half that gains most, and so on."""
+        """Return the assignment with all changes, with the half that gains most, and so on."""
         gains.sort(key=lambda change: -change[0])
-        found: list[Assignment] = []
+        subsets: list[Assignment] = []
         for halvings in range(self.effort.change_subsets):
             if count := len(gains) >> halvings:
-                found.append(dict(assignment))
+                subsets.append(dict(assignment))
                 for _, change in gains[:count]:
-                    found[-1] |= change
-        return found
+                    subsets[-1] |= change
+        return subsets
 
     def _max_trial_plans(self, assignment: Assignment) -> int:
-        """How many plans there is time to try beside the one that holds."""
-        left = max(0.0, self.deadline - time.perf_counter() - self.compile_seconds)
-        whole = sum(self._isolated_seconds(assignment).values())
-        each = self.plan_runner.seconds_per_trial + _MIN_RUNS * max(whole, 1e-6)
-        return int(min(self.effort.seconds, left) / each) - 1
+        """Return the number of trial plans that fit into the time besides the current plan."""
+        remaining = max(0.0, self.deadline - time.perf_counter() - self.compile_seconds)
+        plan_seconds = sum(self._isolated_seconds(assignment).values())
+        seconds_per_plan = self.plan_runner.seconds_per_trial + _MIN_RUNS * max(plan_seconds, 1e-6)
+        return int(min(self.effort.seconds, remaining) / seconds_per_plan) - 1
 
     def _isolated_seconds(self, assignment: Assignment) -> dict[Node, float]:
-        """The seconds of each node by itself, where it takes any."""
+        """Return the isolated seconds of each timed node."""
         nodes = [self.graph.nodes[i] for i in self.timed]
-        found: dict[Node, float] = {}
+        node_seconds: dict[Node, float] = {}
         for node in nodes:
             times, tactic = dict(self.choice.timed[node]), assignment[node]
-            launch_ways = self.backend.launch_variants(tactic) or (tactic,)
-            found[node] = max((times.get(way, 0.0) for way in launch_ways), default=0.0)
-        return found
+            variants = self.backend.launch_variants(tactic) or (tactic,)
+            node_seconds[node] = max((times.get(variant, 0.0) for variant in variants), default=0.0)
+        return node_seconds
 
-    def _measured(
-        self, parts: Sequence[_NodeGroup], assignment: Assignment, most: int
+    def _measure_groups(
+        self, groups: Sequence[_NodeGroup], assignment: Assignment, max_plans: int
     ) -> dict[tuple[str, Tactic], float]:
-        """Seconds of what there is time to try, with what it costs the nodes around."""
-        trial_plans, plan_of_candidate = _schedule_trials(parts, assignment, self.timed, most)
+        """Measure as many candidates as fit into ``max_plans``; return seconds by group and tactic.
+
+        The seconds of a candidate include its effect on the nodes in the judged spans.
+        """
+        trial_plans, plan_of_candidate = _schedule_trials(groups, assignment, self.timed, max_plans)
         runs = self._milliseconds(
             [assignment, *(t.assignment for t in trial_plans)], self.effort.runs
         )
@@ -290,106 +299,109 @@ class InNetworkTuner:
         position = {node: i for i, node in enumerate(self.graph.nodes)}
 
         def seconds_unchanged(first: int, last: int) -> float:
-            """The time of a stretch in all the plans that change nothing there."""
+            """Return the milliseconds of a span over all plans that change nothing in it."""
             judged = {i for i in self.timed if first < i <= last}
-            plain = [
+            unchanged_runs = [
                 r
                 for r, t in zip(runs[1:], trial_plans, strict=True)
                 if not t.judged_nodes & judged and np.isfinite(r).all()
             ]
-            return _median(np.concatenate([runs[0], *plain]), first, last)
+            return _median(np.concatenate([runs[0], *unchanged_runs]), first, last)
 
         seconds: dict[tuple[str, Tactic], float] = {}
-        for part in parts:
-            own = sum(seconds_unchanged(i - 1, i) for i in (position[n] for n in part.nodes))
-            before = sum(seconds_unchanged(*span) for span in part.spans)
-            seconds[part.text, part.tactics[0]] = own / len(part.nodes) / 1e3
-            for tactic in part.tactics[1:]:
-                if (part.text, tactic) not in plan_of_candidate:
+        for group in groups:
+            own_ms = sum(seconds_unchanged(i - 1, i) for i in (position[n] for n in group.nodes))
+            unchanged_ms = sum(seconds_unchanged(*span) for span in group.spans)
+            seconds[group.text, group.tactics[0]] = own_ms / len(group.nodes) / 1e3
+            for tactic in group.tactics[1:]:
+                if (group.text, tactic) not in plan_of_candidate:
                     continue
-                played = runs[1 + plan_of_candidate[part.text, tactic]]
-                if not np.isfinite(played).all():
+                times = runs[1 + plan_of_candidate[group.text, tactic]]
+                if not np.isfinite(times).all():
                     continue
-                after = sum(_median(played, *span) for span in part.spans)
-                charged = max(0.0, own + after - before) / len(part.nodes)
-                seconds[part.text, tactic] = charged / 1e3
+                changed_ms = sum(_median(times, *span) for span in group.spans)
+                attributed_ms = max(0.0, own_ms + changed_ms - unchanged_ms) / len(group.nodes)
+                seconds[group.text, tactic] = attributed_ms / 1e3
         return seconds
 
     def _milliseconds(
         self, assignments: Sequence[Assignment], runs: int
     ) -> list[NDArray[np.float64]]:
-        """What the stage says of plans; of those that take forever that is noted."""
+        """Time plans, and record those with infinite times as rejected in the timing cache."""
         times = self.plan_runner.milliseconds(assignments, runs=runs, seconds=self._seconds_left())
-        for assignment, own in zip(assignments, times, strict=True):
-            if not np.isfinite(own).all():
-                self.cache.put(f"{self._context(assignment)} | is out", 0.0)
+        for assignment, plan_times in zip(assignments, times, strict=True):
+            if not np.isfinite(plan_times).all():
+                self.cache.put(f"{self._context(assignment)} | rejected", 0.0)
         return times
 
     def _is_rejected(self, assignment: Assignment) -> bool:
-        """Whether a plan was once found not to run, or not to compute the same each time."""
-        return self.cache.get(f"{self._context(assignment)} | is out") is not None
+        """Return whether a plan is recorded as not running or as nondeterministic."""
+        return self.cache.get(f"{self._context(assignment)} | rejected") is not None
 
     def _seconds_left(self) -> float:
         return min(self.effort.seconds, self.deadline - time.perf_counter())
 
-    # ---- who plays
+    # ---- candidates
 
     def _node_groups(self, assignment: Assignment) -> list[_NodeGroup]:
-        alone = self._isolated_seconds(assignment)
-        least = _NEGLIGIBLE * sum(alone.values())
-        parts: dict[object, _NodeGroup] = {}
+        """Group nodes with equal computation and candidates; skip those that take little time."""
+        isolated = self._isolated_seconds(assignment)
+        threshold = _NEGLIGIBLE * sum(isolated.values())
+        groups: dict[object, _NodeGroup] = {}
         for i in self.timed:
             node = self.graph.nodes[i]
-            if alone[node] < least:
+            if isolated[node] < threshold:
                 continue
             tactics = self._candidates_of(node, assignment[node])
             if len(tactics) > 1:
                 text = node_text(node)
-                part = _NodeGroup(f"{text} at {i}", [], tactics)
-                parts.setdefault((text, *tactics), part).nodes.append(node)
-        for part in parts.values():
-            part.bytes_touched = [self._bytes(part.nodes[0], t) for t in part.tactics]
-            part.spans = self._spans(part)
-        return list(parts.values())
+                group = _NodeGroup(f"{text} at {i}", [], tactics)
+                groups.setdefault((text, *tactics), group).nodes.append(node)
+        for group in groups.values():
+            group.bytes_touched = [self._bytes(group.nodes[0], t) for t in group.tactics]
+            group.spans = self._spans(group)
+        return list(groups.values())
 
     def _candidates_of(self, node: Node, current: Tactic) -> list[Tactic]:
-        """The tactic that holds, then the fastest others of its formats."""
-        same = [
+        """Return the current tactic, its launch variants, and the fastest others of its formats."""
+        same_formats = [
             (tactic, seconds)
             for tactic, seconds in self.choice.timed[node]
             if (tactic.inputs, tactic.outputs) == (current.inputs, current.outputs)
             and not is_not_timed(tactic)
         ]
-        most = min((seconds for _, seconds in same), default=0.0) * self.effort.max_slowdown
-        launch_ways = self.backend.launch_variants(current) or (current,)
+        limit = (
+            min((seconds for _, seconds in same_formats), default=0.0) * self.effort.max_slowdown
+        )
+        variants = self.backend.launch_variants(current) or (current,)
         others = [
             replace(t, uses_pdl=current.uses_pdl)
-            for t, s in same
-            if s <= most and t not in launch_ways and self.fits_workspace(node, t)
+            for t, s in same_formats
+            if s <= limit and t not in variants and self.fits_workspace(node, t)
         ]
         families = {t.family: t for t in reversed(others) if t.family != current.family}
-        # What works in another way may fare quite differently here, so its best comes first.
-        first = list(families.values())
-        rest = [t for t in others if t not in first]
+        # Other families may rank differently in the network, so the best of each comes first.
+        best_of_families = list(families.values())
+        rest = [t for t in others if t not in best_of_families]
         return [
             current,
-            *(t for t in launch_ways if t != current),
-            *[*first, *rest][: self.effort.extra_candidates],
+            *(t for t in variants if t != current),
+            *[*best_of_families, *rest][: self.effort.extra_candidates],
         ]
 
     def _bytes(self, node: Node, tactic: Tactic) -> int:
-        """Memory that a tactic goes through beside the tensors."""
+        """Return the bytes of the packed constants and the workspace of a tactic."""
         packed = self.backend.family(tactic.family).pack(node, tactic)
         workspace = evaluate_dim(tactic.workspace_bytes, self.sizes)
         return sum(map(constant_bytes, packed)) + workspace
 
-    def _spans(self, part: _NodeGroup) -> list[tuple[int, int]]:
-        """Where the part is judged: around each of its nodes, what overlaps made one."""
+    def _spans(self, group: _NodeGroup) -> list[tuple[int, int]]:
+        """Return the spans around each node of a group; overlapping spans are merged."""
         if self.plan_runner.times_whole_plan:
             return [(-1, len(self.graph.nodes))]
-        place = {self.graph.nodes[i]: k for k, i in enumerate(self.timed)}
+        rank_of = {self.graph.nodes[i]: k for k, i in enumerate(self.timed)}
         spans: list[tuple[int, int]] = []
-        for k in sorted(place[node] for node in part.nodes):
+        for k in sorted(rank_of[node] for node in group.nodes):
             start = k - _NODES_JUDGED_BEFORE - 1
             first = self.timed[start] if start >= 0 else -1
             last = self.timed[min(k + _NODES_JUDGED_AFTER, len(self.timed) - 1)]
@@ -398,22 +410,22 @@ class InNetworkTuner:
             spans.append((first, last))
         return spans
 
-    # ---- the whole
+    # ---- whole plans
 
     def _fastest(self, assignments: Sequence[Assignment]) -> Assignment:
-        """Of several casts the fastest; of equal ones the first."""
+        """Return the fastest of several assignments; the first of equal ones."""
         if len(assignments) == 1:
             return assignments[0]
         seconds = self.plan_seconds(assignments)
         return assignments[min(range(len(assignments)), key=lambda i: (seconds[i], i))]
 
     def plan_seconds(self, assignments: Sequence[Assignment]) -> list[float]:
-        """What whole plans take that run by turns; infinity for one that is out.
+        """Return the seconds of whole plans in interleaved runs; infinity for a rejected one.
 
-        They may be of any of ``graphs``, if the stage knows it.
+        Assignments may be of any graph in ``graphs`` that the plan runner supports.
         """
         contexts = [self._context(assignment) for assignment in assignments]
-        keys = [f"{own} | whole, beside {' '.join(contexts)}" for own in contexts]
+        keys = [f"{context} | whole, beside {' '.join(contexts)}" for context in contexts]
         if any(
             self.cache.get(key) is None and not self._is_rejected(assignment)
             for key, assignment in zip(keys, assignments, strict=True)
@@ -430,7 +442,7 @@ class InNetworkTuner:
         return seconds
 
     def _context(self, assignment: Assignment) -> str:
-        """Everything on which times in the network depend, as a short name."""
+        """Return a short key of everything that times in the network depend on."""
         graph = graph_of(assignment, self.graphs)
         position = {node: i for i, node in enumerate(graph.nodes)}
         codegen_version = f"{VERSION} {self.backend.codegen_version}"
@@ -438,49 +450,54 @@ class InNetworkTuner:
             f"{codegen_version} {self.where} {sorted(self.sizes.items())}".encode()
         )
         for node in graph.nodes:
-            makers = [
+            producers = [
                 None if v is None or v.producer is None else position[v.producer]
                 for v in node.inputs
             ]
-            digest.update(f"\n{node_text(node)} {makers} {tactic_text(assignment[node])}".encode())
+            digest.update(
+                f"\n{node_text(node)} {producers} {tactic_text(assignment[node])}".encode()
+            )
         return f"network {digest.hexdigest()[:24]}"
 
 
 def _schedule_trials(
-    parts: Sequence[_NodeGroup], assignment: Assignment, timed: Sequence[int], most: int
+    groups: Sequence[_NodeGroup], assignment: Assignment, timed: Sequence[int], max_plans: int
 ) -> tuple[list[_TrialPlan], dict[tuple[str, Tactic], int]]:
-    """As few plans as will do, and in which of them each part plays each of its tactics.
+    """Distribute candidates over few plans; return the plans and the plan index of each candidate.
 
-    What ``most`` plans have no room for is left out: the least promising tactics.
+    At most ``max_plans`` plans are made; the candidates with the lowest rank are left out.
     """
     trial_plans: list[_TrialPlan] = []
     plan_of_candidate: dict[tuple[str, Tactic], int] = {}
     ranked = [
-        (rank, part, tactic) for part in parts for rank, tactic in enumerate(part.tactics) if rank
+        (rank, group, tactic)
+        for group in groups
+        for rank, tactic in enumerate(group.tactics)
+        if rank
     ]
-    for _, part, tactic in sorted(ranked, key=lambda entry: entry[0]):
-        judged = {i for first, last in part.spans for i in timed if first < i <= last}
+    for _, group, tactic in sorted(ranked, key=lambda entry: entry[0]):
+        judged = {i for first, last in group.spans for i in timed if first < i <= last}
         number = next(
             (n for n, t in enumerate(trial_plans) if not t.judged_nodes & judged), len(trial_plans)
         )
-        if number == most:
+        if number == max_plans:
             continue
         if number == len(trial_plans):
             trial_plans.append(_TrialPlan(dict(assignment)))
         trial_plans[number].judged_nodes |= judged
-        trial_plans[number].assignment.update((node, tactic) for node in part.nodes)
-        plan_of_candidate[part.text, tactic] = number
+        trial_plans[number].assignment.update((node, tactic) for node in group.nodes)
+        plan_of_candidate[group.text, tactic] = number
     return trial_plans, plan_of_candidate
 
 
 def _median(times: NDArray[np.float64], first: int, last: int) -> float:
-    """Milliseconds from the end of one node to the end of another."""
+    """Return the median milliseconds from the end of node ``first`` to that of node ``last``."""
     start = times[:, first] if first >= 0 else 0.0
     return float(np.median(times[:, last] - start))
 
 
-def _least(times: Sequence[float], bytes_touched: Sequence[int]) -> int:
-    """The position of the least time; among times that are nearly equal, of the fewest bytes."""
-    most = min(times) * (1 + _TIE_TOLERANCE)
-    equal = [i for i, seconds in enumerate(times) if seconds <= most]
+def _best_index(times: Sequence[float], bytes_touched: Sequence[int]) -> int:
+    """Return the index of the least time; among nearly equal times, that of the fewest bytes."""
+    limit = min(times) * (1 + _TIE_TOLERANCE)
+    equal = [i for i, seconds in enumerate(times) if seconds <= limit]
     return min(equal, key=lambda i: (bytes_touched[i], times[i], i))

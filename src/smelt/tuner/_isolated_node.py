@@ -1,6 +1,6 @@
-"""One tactic by itself: its steps on memory of its own, what goes in, and what must come out.
+"""Isolated nodes: the steps of one tactic on memory of their own, inputs and expected results.
 
-This is what every bench prepares, whatever it measures with.
+Benches of all devices prepare tactics with these functions.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Constant, Node, Op
 
 _DISTINCT_IMAGES: Final = 4
-"""Different images in a large batch."""
+"""Number of distinct images in a large batch."""
 _NARROW_DTYPES: Final = (DType.BFLOAT16, DType.FLOAT16)
-"""Narrow types of storage, the narrowest first."""
+"""Narrow storage types in order of precision, the least precise first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimingRepeats:
-    """How a candidate is timed: the best of ``count`` means of ``runs_per_mean`` runs."""
+    """Sampling of a time: ``count`` samples, each the mean of ``runs_per_mean`` runs."""
 
     count: int
     runs_per_mean: int = 1
     seconds: float = 0.02
-    """Time for it, after two means."""
+    """Time limit in seconds, checked after two samples."""
     min_sample_seconds: float = 0.0
-    """A mean is taken of more runs where it would last less than this."""
+    """Minimum duration of a sample in seconds; shorter samples average more runs."""
 
 
 @dataclass(slots=True)
 class NodeAllocation:
-    """A stretch of memory that a tactic needs."""
+    """A block of memory that a tactic requires."""
 
     size_bytes: int
     fill: int = 0
-    """What its bytes are before anything is written: halos have values."""
+    """Initial value of each byte; it determines the values in halos."""
     content: Constant | None = None
-    """What the family has packed into it."""
+    """The packed constant that it holds; None for other memory."""
     is_constant: bool = False
-    """Whether it holds what no run changes: weights."""
+    """Whether it holds constants, which no run changes."""
 
 
 @dataclass(slots=True)
 class IsolatedNode:
-    """Steps on rooms, which nobody has allocated yet: buffer k is room k."""
+    """Steps of one tactic on memory that is not allocated yet: buffer k is allocation k."""
 
     steps: tuple[Step, ...]
     allocations: list[NodeAllocation]
@@ -76,23 +76,24 @@ class IsolatedNode:
 
     @property
     def launches(self) -> list[Launch]:
-        """The steps that a device does."""
+        """The steps that are device launches."""
         return [s for s in self.steps if isinstance(s, Launch)]
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that each worker needs to itself."""
+        """Bytes of scratch memory that each worker needs."""
         return max((launch.scratch_bytes for launch in self.launches), default=0)
 
 
 @dataclass(slots=True)
 class _AllocationPlan:
-    """Rooms while they are being made."""
+    """Collects the allocations of an isolated node."""
 
     sizes: Mapping[str, int]
     allocations: list[NodeAllocation] = field(default_factory=list[NodeAllocation])
 
     def view(self, stored: StoredTensor, *, fill: int = 0, is_constant: bool = False) -> View:
+        """Add an allocation for a stored tensor and return the view of the tensor in it."""
         stored.buffer = len(self.allocations)
         size = evaluate_dim(stored.geometry()[2], self.sizes)
         self.allocations.append(NodeAllocation(size, fill, is_constant=is_constant))
@@ -102,10 +103,10 @@ class _AllocationPlan:
 def lower_isolated_node(
     backend: Backend[Any], node: Node, tactic: Tactic, sizes: Mapping[str, int]
 ) -> IsolatedNode:
-    """The steps of one tactic of one node, on rooms of their own."""
+    """Lower one tactic of one node to steps on allocations of their own."""
     allocation_plan = _AllocationPlan(sizes)
     family = backend.family(tactic.family)
-    fill = tactic.halo_value & 0xFF  # only bytes have any but zero
+    fill = tactic.halo_value & 0xFF  # only 1-byte types have halo values other than zero
     halos = tactic.halos or ((),) * len(node.inputs)
     inputs = [
         None
@@ -129,9 +130,9 @@ def lower_isolated_node(
         allocation_plan.allocations[-1].content = constant
     workspace = None
     if tactic.workspace_bytes != 0:
-        kind = TensorType(DType.UINT8, (evaluate_dim(tactic.workspace_bytes, sizes),))
-        linear = TensorFormat(kind.dtype, Layout.LINEAR)
-        workspace = allocation_plan.view(StoredTensor("workspace", kind, linear, Space.ARENA))
+        tensor = TensorType(DType.UINT8, (evaluate_dim(tactic.workspace_bytes, sizes),))
+        linear = TensorFormat(tensor.dtype, Layout.LINEAR)
+        workspace = allocation_plan.view(StoredTensor("workspace", tensor, linear, Space.ARENA))
     errors = None
     if family.reports_index_errors(node):
         errors = error_view(len(allocation_plan.allocations))
@@ -145,7 +146,7 @@ def lower_isolated_node(
 def lower_isolated_copy(
     backend: Backend[Any], kind: TensorType, sizes: Mapping[str, int]
 ) -> IsolatedNode:
-    """A copy of a tensor from the model's axis order to channels last."""
+    """Lower a copy of a tensor from the model's axis order to channels last."""
     allocation_plan = _AllocationPlan(sizes)
     views = [
         allocation_plan.view(
@@ -159,7 +160,7 @@ def lower_isolated_copy(
 
 
 def tensor_view(view: View, memory: NDArray[np.uint8], sizes: Mapping[str, int]) -> NDArray[Any]:
-    """A tensor in the memory of its room, in logical axis order."""
+    """Return a tensor as an array in the memory of its allocation, in logical axis order."""
     dtype = view.dtype.numpy
     flat = memory[evaluate_dim(view.offset, sizes) :]
     flat = flat[: flat.size // dtype.itemsize * dtype.itemsize].view(dtype)
@@ -169,9 +170,10 @@ def tensor_view(view: View, memory: NDArray[np.uint8], sizes: Mapping[str, int])
 
 
 def to_stored_layout(array: Array, layout: Layout) -> Array:
-    """An array in the axis order of views of a layout; an image without a twin gets a copy for one.
+    """Arrange an array in the axis order that views of a layout have.
 
-    So its twin's results are copies, too.
+    In the paired layout, the last image of an odd batch is paired with a copy of itself, so the
+    results of the copy equal those of the image.
     """
     if layout is not Layout.PAIRED:
         return array
@@ -180,11 +182,11 @@ def to_stored_layout(array: Array, layout: Layout) -> Array:
     return np.moveaxis(array.reshape(-1, 2, *array.shape[1:]), 1, -1)
 
 
-# ---- what goes in, and what must come out
+# ---- inputs and expected results
 
 
 def storage_dtype_of(tactics: Sequence[Tactic]) -> DType:
-    """The narrowest type in which tactics store float32."""
+    """Return the least precise storage type of the tactics; float32 if none is narrow."""
     formats = {f.dtype for t in tactics for f in (*t.inputs, *t.outputs) if f is not None}
     return next((dtype for dtype in _NARROW_DTYPES if dtype in formats), DType.FLOAT32)
 
@@ -192,11 +194,11 @@ def storage_dtype_of(tactics: Sequence[Tactic]) -> DType:
 def random_inputs_and_reference(
     node: Node, sizes: Mapping[str, int], rng: np.random.Generator, storage: DType
 ) -> tuple[list[Array | None], tuple[Array, ...]]:
-    """Random inputs of a node (its constants as they are), and what the reference makes of them.
+    """Return random inputs of a node, with its own constants, and the reference results.
 
-    The numbers are such as ``storage`` holds exactly: all tactics then compute from the same. Where
-    each image of a batch is computed by itself, a large batch is a few images in random order: the
-    reference takes its time.
+    ``storage`` represents the numbers exactly, so that all tactics compute from equal inputs. If
+    the images of a batch are independent, a large batch repeats a few images in random order,
+    because the reference is slow.
     """
     arrays: list[Array | None] = []
     batch = _independent_batch_size(node, sizes)
@@ -208,7 +210,7 @@ def random_inputs_and_reference(
         shape = tuple(evaluate_dim(d, sizes) for d in value.tensor.shape)
         if batch:
             shape = (_DISTINCT_IMAGES, *shape[1:])
-        if value.dims is not None:  # kernels may rely on what follows from shapes
+        if value.dims is not None:  # the values follow from shapes, and kernels may rely on them
             known = [evaluate_dim(d, sizes) for d in value.dims]
             arrays.append(np.array(known, value.tensor.dtype.numpy).reshape(shape))
             continue
@@ -229,7 +231,7 @@ def random_inputs_and_reference(
 def _with_valid_indices(
     node: Node, arrays: list[Array | None]
 ) -> tuple[list[Array | None], tuple[Array, ...]]:
-    """The inputs and their results; integers are zeros where some are indices out of range."""
+    """Run the reference; retry with zeros as integer inputs if some are indices out of range."""
     try:
         return arrays, run_node(node, arrays)
     except IndexRangeError:
@@ -244,7 +246,7 @@ def _with_valid_indices(
 
 
 def _independent_batch_size(node: Node, sizes: Mapping[str, int]) -> int:
-    """The images of a batch, if there are many and each is computed by itself; else 0."""
+    """Return the batch size if it is large and its images are independent, else 0."""
     if not isinstance(_first_op(node), Conv | ConvSum | MaxPool | AveragePool):
         return 0
     images = [v.tensor for v in node.inputs if v is not None and v.constant is None]
@@ -254,19 +256,19 @@ def _independent_batch_size(node: Node, sizes: Mapping[str, int]) -> int:
 
 
 def _first_op(node: Node) -> Op:
-    """What a node computes first of all; chains are of ops alike in this."""
+    """Return the first op that a node computes; of a fused pair, the root of its first op."""
     root = root_of(node)[0]
     first = root.first if isinstance(root, FusedPair) else root
     return first.root if isinstance(first, Fused) else first
 
 
 def cast_to_storage(array: Array, stored: DType) -> Array:
-    """The elements as memory of another type holds them."""
+    """Convert floats to the storage dtype; other elements are returned unchanged."""
     return array.astype(stored.numpy) if is_float_dtype(array.dtype) else array
 
 
 def random_array(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Something for an input: any floats, and small integers, which may be indices."""
+    """Return a random input: normal floats, booleans, or integers 0 and 1 (valid as indices)."""
     if dtype is DType.BOOL:
         return rng.random(shape) < 0.5
     if dtype.is_float:
@@ -275,22 +277,24 @@ def random_array(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator)
 
 
 def smallest_nonzero(stored: DType) -> float:
-    """The distance of numbers next to zero in a type of fewer digits: no result can be closer."""
+    """Return the spacing of float16 numbers near zero, which bounds the accuracy; else 0."""
     return float(np.finfo(np.float16).smallest_subnormal) if stored is DType.FLOAT16 else 0.0
 
 
-def relative_error(got: Array, wanted: Array, step: float = 0.0) -> float:
-    """Largest difference, relative to the largest finite magnitude wanted; 0 or inf for ints.
+def relative_error(actual: Array, wanted: Array, step: float = 0.0) -> float:
+    """Return the largest difference relative to the largest finite magnitude of ``wanted``.
 
-    One of up to ``step`` is none.
+    Integers give 0 if all are equal, else infinity. So do different shapes and non-finite elements
+    that differ. ``step`` is subtracted from the difference: it is the spacing of stored numbers
+    near zero.
     """
-    if got.shape != wanted.shape:
+    if actual.shape != wanted.shape:
         return math.inf
-    if got.size == 0:
+    if actual.size == 0:
         return 0.0
     if not is_float_dtype(wanted.dtype):
-        return 0.0 if np.array_equal(got, wanted) else math.inf
-    a, b = got.astype(np.float64), wanted.astype(np.float64)
+        return 0.0 if np.array_equal(actual, wanted) else math.inf
+    a, b = actual.astype(np.float64), wanted.astype(np.float64)
     finite = np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return math.inf

@@ -1,4 +1,4 @@
-"""One tactic for each node: the least total of measured times and of copies between formats."""
+"""Choice of one tactic per node that minimises the total of node times and format copies."""
 
 from __future__ import annotations
 
@@ -25,32 +25,35 @@ _LOG = logging.getLogger(__name__)
 
 
 class Timer(Protocol):
-    """Says what tactics cost."""
+    """Interface of timers: returns the costs of tactics and of format copies in seconds."""
 
     def announce(self, work: Sequence[tuple[Node, Sequence[Tactic]]]) -> None:
-        """Told first of everything that it is going to be asked, to prepare it together."""
+        """Prepare for timing all nodes and tactics in ``work``, e.g. compile them together."""
         ...
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """The time of each tactic, measured or estimated; infinity for one that is wrong."""
+        """Return measured or estimated seconds of each tactic; infinity for wrong results."""
         ...
 
     def verified_seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """The same of what one can do without: where there is a clock, it alone is believed."""
+        """Return seconds of optional tactics: measured times only, if the timer measures at all.
+
+        Infinity marks a tactic that is wrong or was not measured.
+        """
         ...
 
     def copy_seconds(self, moved_bytes: int) -> float:
-        """The time of a step that copies between formats, reading and writing so many bytes."""
+        """Return seconds of a format copy that reads and writes ``moved_bytes`` in total."""
         ...
 
     def wrong_result_reason(self, node: Node) -> str:
-        """Why all kernels that were tried for a node are wrong; empty where one is right."""
+        """Return why all measured tactics of a node were rejected; empty if one was accepted."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a backend answered for a node."""
+    """Tactics that a backend offers for a node, and its reasons against others."""
 
     tactics: tuple[Tactic, ...]
     refusals: tuple[Refusal, ...]
@@ -58,23 +61,23 @@ class Candidates:
 
 @dataclass(slots=True)
 class Choice:
-    """The decision for a graph, and its grounds for the inspector."""
+    """The chosen tactics of a graph, with the times on which the choice is based."""
 
     tactics: dict[Node, Tactic] = field(default_factory=dict["Node", "Tactic"])
-    """The tactic of each node, by ``node``."""
+    """The chosen tactic of each node."""
     times: dict[str, list[tuple[str, float]]] = field(
         default_factory=dict[str, "list[tuple[str, float]]"]
     )
-    """For each node by name, every candidate and its seconds, fastest first."""
+    """Candidates of each node with their seconds, fastest first, as text by node name."""
     timed: dict[Node, list[tuple[Tactic, float]]] = field(
         default_factory=dict["Node", "list[tuple[Tactic, float]]"]
     )
-    """The same, by ``node``."""
+    """Candidates of each node with their seconds, fastest first."""
     in_network: dict[str, list[tuple[str, float]]] = field(
         default_factory=dict[str, "list[tuple[str, float]]"]
     )
-    """For nodes whose best candidates were compared in the whole plan, the seconds of each there,
-    with what it costs the nodes around it."""
+    """Seconds of candidates measured in the whole plan, by node name, fastest first. They include
+    the effect on the nodes around."""
 
 
 def choose(
@@ -87,58 +90,61 @@ def choose(
     """Choose tactics, and with them formats, for the whole graph.
 
     Args:
-        graph: optimised, its types inferred.
-        candidates: for each node; each must have a tactic.
-        timer: tells what each tactic costs.
-        sizes: symbol values at which copies are priced.
-        progress: told how many nodes are done, and of how many.
+        graph: optimised graph with inferred types.
+        candidates: candidates of each node.
+        timer: returns the seconds of tactics and copies.
+        sizes: symbol values at which the costs of copies are computed.
+        progress: called with the number of nodes that are done and the total.
+
+    Raises:
+        UnsupportedError: a node has no candidate, or all its candidates give wrong results.
     """
     choice = Choice()
-    kept: list[list[tuple[Tactic, float]]] = []
+    options: list[list[tuple[Tactic, float]]] = []
     progress(0, len(graph.nodes))
     timer.announce([(node, candidates[node].tactics) for node in graph.nodes])
     for node in graph.nodes:
-        kept.append(_best_by_format(node, candidates[node], timer, choice))
-        progress(len(kept), len(graph.nodes))
-    copies = _Copies(timer, sizes)
+        options.append(_best_by_format(node, candidates[node], timer, choice))
+        progress(len(options), len(graph.nodes))
+    copies = _CopyCosts(timer, sizes)
     index = {n: i for i, n in enumerate(graph.nodes)}
-    costs = [np.array([seconds for _, seconds in options]) for options in kept]
+    costs = [np.array([seconds for _, seconds in entries]) for entries in options]
     edges: dict[tuple[int, int], Costs] = {}
     for number, node in enumerate(graph.nodes):
         for position, value in enumerate(node.inputs):
             if value is None or value.constant is not None:
                 continue
-            wanted = [tactic.inputs[position] for tactic, _ in kept[number]]
+            required = [tactic.inputs[position] for tactic, _ in options[number]]
             if value.producer is None:
                 costs[number] = costs[number] + [
-                    copies.price(value, linear_format(value), w) for w in wanted
+                    copies.price(value, linear_format(value), r) for r in required
                 ]
                 continue
-            maker = index[value.producer]
-            made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
-            matrix = np.array([[copies.price(value, m, w) for w in wanted] for m in made])
-            edges[maker, number] = edges.get((maker, number), 0.0) + matrix
+            producer = index[value.producer]
+            formats = [t.outputs[value.producer.outputs.index(value)] for t, _ in options[producer]]
+            matrix = np.array([[copies.price(value, p, r) for r in required] for p in formats])
+            edges[producer, number] = edges.get((producer, number), 0.0) + matrix
     for value in graph.outputs:
         if value.producer is not None:
-            maker, asked = index[value.producer], linear_format(value)
-            made = [t.outputs[value.producer.outputs.index(value)] for t, _ in kept[maker]]
-            costs[maker] = costs[maker] + [copies.price(value, m, asked) for m in made]
-    for node, options, chosen in zip(graph.nodes, kept, solve(costs, edges), strict=True):
-        choice.tactics[node] = options[chosen][0]
+            source, target = index[value.producer], linear_format(value)
+            formats = [t.outputs[value.producer.outputs.index(value)] for t, _ in options[source]]
+            costs[source] = costs[source] + [copies.price(value, p, target) for p in formats]
+    for node, entries, chosen in zip(graph.nodes, options, solve(costs, edges), strict=True):
+        choice.tactics[node] = entries[chosen][0]
     return choice
 
 
 def _best_by_format(
     node: Node, candidates: Candidates, timer: Timer, choice: Choice
 ) -> list[tuple[Tactic, float]]:
-    """The fastest tactic of each combination of formats: what remains to be decided together."""
+    """Time the candidates of a node; return the fastest of each combination of formats."""
     if not candidates.tactics:
         reasons = [str(refusal) for refusal in candidates.refusals] or [
             "no kernel family supports the op"
         ]
         raise UnsupportedError(f"no backend family can run {node}", reasons=reasons)
     seconds = timer.seconds(node, candidates.tactics)
-    # Without a clock nothing is tried, and what has no estimate is infinite as well.
+    # A timer that measures nothing gives no reason; a missing estimate is infinite, too.
     if min(seconds) == math.inf and (wrong_result_reason := timer.wrong_result_reason(node)):
         reasons = [wrong_result_reason, *map(str, candidates.refusals)]
         raise UnsupportedError(
@@ -158,18 +164,18 @@ def _best_by_format(
 
 
 @dataclass(frozen=True, slots=True)
-class _Copies:
-    """What copies between formats cost."""
+class _CopyCosts:
+    """Costs of copies between formats."""
 
     timer: Timer
     sizes: Mapping[str, int]
 
-    def price(self, value: Value, made: TensorFormat, wanted: TensorFormat | None) -> float:
-        """Seconds of the copy between two formats, if one is needed."""
-        if wanted is None or is_same_memory_order(value.tensor, made, wanted):
+    def price(self, value: Value, produced: TensorFormat, required: TensorFormat | None) -> float:
+        """Return the seconds of a copy from one format to another; 0 if no copy is needed."""
+        if required is None or is_same_memory_order(value.tensor, produced, required):
             return 0.0
-        if wanted.layout is Layout.STRIDED and made.layout is Layout.LINEAR:
+        if required.layout is Layout.STRIDED and produced.layout is Layout.LINEAR:
             return 0.0
         count = evaluate_dim(element_count(value.tensor.shape), self.sizes)
-        moved = made.dtype.size_bytes + wanted.dtype.size_bytes
+        moved = produced.dtype.size_bytes + required.dtype.size_bytes
         return self.timer.copy_seconds(count * moved)

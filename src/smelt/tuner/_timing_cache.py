@@ -1,8 +1,8 @@
-"""The timing cache: what was measured, in a file that people can read.
+"""The timing cache: measured seconds in a readable JSON file.
 
-One JSON object: for each key, which says what was measured and on what, the seconds. Files merge by
-union. A file that cannot be read or written is never an error: the worst is that something is
-measured again. A device, as the null device, is neither read nor written.
+The file is one JSON object. Each key describes what was measured and on which machine; its value is
+the seconds. Files are merged by union. A file that cannot be read or written is not an error: the
+times are measured again. Special files, such as /dev/null, are neither read nor written.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _FORMAT: Final = "smelt timing cache 1"
 
 
 class TimingCache:
-    """Seconds by key. It only chooses among tactics that the backend lists: it does no harm."""
+    """Measured seconds by key; wrong entries only change how tactics are ranked."""
 
     def __init__(self, path: str | Path | None = None) -> None:
-        """An empty cache, or what ``path`` holds."""
+        """Create a cache with the entries of ``path``, or an empty one if it is None or missing."""
         self.path = None if path is None else require_path(path, "a timing cache")
         self.entries: dict[str, float] = {}
         self.changed = False
@@ -47,17 +47,20 @@ class TimingCache:
         return self.entries.get(key)
 
     def put(self, key: str, seconds: float) -> None:
-        """Note a measurement."""
+        """Add or replace a measurement."""
         self.entries[key] = seconds
         self.changed = True
 
     def merge(self, other: Mapping[str, float]) -> None:
-        """Add what another cache knows; what this one measured itself stays."""
+        """Add entries of another cache; existing entries are kept."""
         for key, seconds in other.items():
             self.entries.setdefault(key, seconds)
 
     def save(self) -> None:
-        """Write the file, with what other processes wrote meanwhile; nothing without a path."""
+        """Write the file, merged with entries that other processes have written meanwhile.
+
+        Nothing is written without a path or without changes. A failure is logged as a warning.
+        """
         if self.path is None or not self.changed or is_special(self.path):
             return
         self.merge(read_timings(self.path))
@@ -74,26 +77,29 @@ class TimingCache:
 
 
 def check_timings(path: Path) -> None:
-    """See to it that nothing else is lost where a user has named a file for timings.
+    """Check that saving timings to ``path`` would not overwrite another kind of file.
 
-    Raises BuildError: the file is there, and is not a timing cache.
+    Raises:
+        BuildError: the file exists and is not a timing cache, or it is a folder.
     """
     try:
         if not is_special(path) and path.stat().st_size:
             _entries(path)
     except IsADirectoryError as error:
-        raise BuildError(f"timing_cache is {path}, which is a folder; give a file in it") from error
+        raise BuildError(
+            f"timing_cache must be a file, but {path} is a folder; give a file in it"
+        ) from error
     except OSError:
-        return  # whoever reads it says so
+        return  # reading the cache reports the error
     except (ValueError, RecursionError) as error:
         raise BuildError(
-            f"timing_cache is {path}, which is not a timing cache ({error}) and would be "
-            "overwritten; give another file, or remove this one"
+            f"timing_cache {path} is not a timing cache ({error}) and would be overwritten; give "
+            "another file or remove this one"
         ) from error
 
 
 def read_timings(path: Path) -> dict[str, float]:
-    """The entries of a file; those that are not sound are left out."""
+    """Return the valid entries of a file; a file that cannot be read is logged as a warning."""
     if is_special(path):
         return {}
     try:
@@ -115,5 +121,5 @@ def _entries(path: Path) -> dict[str, object]:
     fields = fields_of(document)
     entries = fields.get("seconds")
     if fields.get("format") != _FORMAT or not isinstance(entries, dict):
-        raise ValueError(f"its format is not {_FORMAT!r}")
+        raise ValueError(f"the format field is not {_FORMAT!r}")
     return cast("dict[str, object]", entries)

@@ -1,4 +1,4 @@
-"""The processor as a device: memory, mapped code, the worker pool and run lists."""
+"""The CPU as a device: memory, mapped code, worker pool, run lists, streams and events."""
 
 from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._mapped_code import MappedCode

@@ -1,4 +1,4 @@
-"""Machine code, mapped: written once, then sealed."""
+"""Executable memory for machine code: written once, then read-only."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from smelt.devices.cpu._memory import map_pages, protect
 
 
 class MappedCode:
-    """An executable copy of a code image, which nobody can write any more.
+    """An executable, read-only copy of a code image.
 
-    It is unmapped when it is forgotten, so whoever may call into it holds on to it.
+    It is unmapped when garbage-collected, so callers of the code must keep a reference.
     """
 
     __slots__ = ("_memory", "address", "size_bytes")
@@ -21,12 +21,12 @@ class MappedCode:
         """Map ``image``.
 
         Raises:
-            DeviceError: the system refuses executable memory.
+            DeviceError: the system does not permit executable memory.
         """
         source = np.frombuffer(image, np.uint8)
         self.size_bytes = source.size
-        room = -(-max(source.size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._memory = map_pages(room)
+        mapped_bytes = -(-max(source.size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._memory = map_pages(mapped_bytes)
         self._memory[: source.size] = source
         self.address = int(self._memory.ctypes.data)
-        protect(self.address, room, executable=True)
+        protect(self.address, mapped_bytes, executable=True)

@@ -1,4 +1,4 @@
-"""Memory of the process: aligned allocations, and allocations between guard pages for tests."""
+"""CPU memory: aligned allocations, and allocations between guard pages for tests."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from smelt.devices._base import AllocationTracker
 
 _LARGE_PAGE_BYTES: Final = 1 << 21
+"""Size of a large page; larger allocations are mapped and aligned to it."""
 _PROT_NONE: Final = 0
 _PROT_READ: Final = 1
 _PROT_WRITE: Final = 2
@@ -27,23 +28,23 @@ _PROT_EXECUTE: Final = 4
 
 
 class CpuAllocation:
-    """Memory of the process, 64-byte aligned; much of it in large pages where the system has them.
+    """CPU memory, 64-byte aligned; large allocations use large pages if the system has them.
 
-    Its first content is undefined.
+    The initial content is undefined.
     """
 
     __slots__ = ("__weakref__", "_finalizer", "address", "bytes", "size_bytes", "tag")
 
     def __init__(
         self,
-        whole: NDArray[np.uint8],
+        storage: NDArray[np.uint8],
         start: int,
         size_bytes: int,
         tag: str,
         tracker: AllocationTracker | None,
     ) -> None:
-        self.bytes = whole[start : start + size_bytes]
-        self.address = int(whole.ctypes.data) + start  # numpy gives an empty slice no address
+        self.bytes = storage[start : start + size_bytes]
+        self.address = int(storage.ctypes.data) + start  # numpy gives an empty slice no address
         self.size_bytes = size_bytes
         self.tag = tag
         self._finalizer: weakref.finalize[..., CpuAllocation] | None = None
@@ -54,14 +55,14 @@ class CpuAllocation:
             )
 
     def close(self) -> None:
-        """Give the memory back; again is harmless. Nothing may use it any more."""
+        """Release the memory, which nothing may use any more. Idempotent."""
         self.bytes = np.empty(0, np.uint8)
         if self._finalizer is not None:
             self._finalizer()
 
 
 class CpuMemory:
-    """Allocates memory of the process; tells a tracker if there is one."""
+    """Allocates CPU memory and notifies the tracker, if there is one."""
 
     __slots__ = ("tracker",)
 
@@ -71,15 +72,15 @@ class CpuMemory:
     def allocate(self, size_bytes: int, tag: str) -> CpuAllocation:
         """Return ``size_bytes`` of zeros for the purpose ``tag``.
 
-        Of much memory the system gives pages when they are first touched: what a plan for large
-        shapes might need costs nothing where shapes are small.
+        The system provides pages of large allocations at the first access, so memory for the
+        largest shapes of a plan costs nothing while shapes are small.
 
         Raises:
-            DeviceError: there is not so much.
+            DeviceError: memory is insufficient.
         """
         align = ALIGNMENT_BYTES if size_bytes < _LARGE_PAGE_BYTES else _LARGE_PAGE_BYTES
         try:
-            whole = (
+            storage = (
                 np.zeros(size_bytes + align, np.uint8)
                 if size_bytes < _LARGE_PAGE_BYTES
                 else map_pages(size_bytes + align, large=True)
@@ -89,15 +90,15 @@ class CpuMemory:
                 f"{tag}: {size_bytes} bytes of memory cannot be allocated; use a smaller batch or "
                 "fewer contexts at a time"
             ) from error
-        start = -int(whole.ctypes.data) % align
-        return CpuAllocation(whole, start, size_bytes, tag, self.tracker)
+        start = -int(storage.ctypes.data) % align
+        return CpuAllocation(storage, start, size_bytes, tag, self.tracker)
 
 
 class GuardedMemory(CpuMemory):
-    """Allocates between pages that nobody may touch: an overrun dies where it happens.
+    """Allocates between inaccessible guard pages, so that an overrun faults immediately.
 
-    Memory ends at the guard page, but for the bytes that alignment costs (``at_end``), or starts
-    right behind one.
+    With ``at_end``, memory ends at a guard page apart from alignment; otherwise it starts directly
+    behind one.
     """
 
     __slots__ = ("align", "at_end")
@@ -110,24 +111,24 @@ class GuardedMemory(CpuMemory):
     def allocate(self, size_bytes: int, tag: str) -> CpuAllocation:
         """Return ``size_bytes`` of memory with an inaccessible page on either side."""
         page = mmap.PAGESIZE
-        room = -(-max(size_bytes, 1) // page) * page
-        whole = map_pages(room + 2 * page)
-        base = int(whole.ctypes.data)
+        rounded_bytes = -(-max(size_bytes, 1) // page) * page
+        pages = map_pages(rounded_bytes + 2 * page)
+        base = int(pages.ctypes.data)
         protect(base, page, readable=False)
-        protect(base + page + room, page, readable=False)
-        slack = (room - size_bytes) // self.align * self.align if self.at_end else 0
-        return CpuAllocation(whole, page + slack, size_bytes, tag, None)
+        protect(base + page + rounded_bytes, page, readable=False)
+        slack = (rounded_bytes - size_bytes) // self.align * self.align if self.at_end else 0
+        return CpuAllocation(pages, page + slack, size_bytes, tag, None)
 
 
 def map_pages(size_bytes: int, *, large: bool = False) -> NDArray[np.uint8]:
-    """Return whole pages of zeros, this process's alone; they live as long as an array does.
+    """Map private pages of zeros; they are unmapped when no array refers to them.
 
     Args:
-        size_bytes: how many bytes.
-        large: whether to ask for large pages: what streams through them is found sooner.
+        size_bytes: size in bytes.
+        large: whether to request large pages, which reduce TLB misses of streamed data.
 
     Raises:
-        DeviceError: there is not so much memory.
+        DeviceError: memory is insufficient.
     """
     try:
         if sys.platform == "win32":
@@ -137,7 +138,7 @@ def map_pages(size_bytes: int, *, large: bool = False) -> NDArray[np.uint8]:
     except (OSError, ValueError, OverflowError) as error:
         raise DeviceError(f"{size_bytes} bytes of memory cannot be mapped: {error}") from error
     if large and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without them says that it knows them not
+        with contextlib.suppress(OSError):  # not every system supports large pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
 
@@ -150,10 +151,10 @@ def protect(
     writable: bool = False,
     executable: bool = False,
 ) -> None:
-    """Change what may be done with whole pages.
+    """Change the access permissions of pages.
 
     Raises:
-        DeviceError: the system does not allow it.
+        DeviceError: the system does not permit the change.
     """
     if sys.platform == "win32":
         raise DeviceError("machine code cannot be mapped on Windows yet; use Linux")

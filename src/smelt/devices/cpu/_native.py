@@ -1,4 +1,4 @@
-"""The native runtime of an engine, mapped: functions of generated code that Python may call."""
+"""The native runtime of an engine: mapped functions of generated code, callable from Python."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ _POST: Final = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _INT, _INT)
 _CLOCK: Final = ctypes.CFUNCTYPE(_INT)
 _REQUIRED: Final = (abi.BEGIN, abi.CLOSE, abi.RUN, abi.CLOCK)
 _CALIBRATION_NS: Final = 5_000_000
+"""Minimum time over which the tick length is measured."""
 
 _lock = ForkLock()
 _mapped: dict[bytes, NativeRuntime] = {}
 
 
 class NativeRuntime:
-    """Run loop, worker loop and clock. `native_runtime` maps it, until the process ends."""
+    """Run loop, worker loop and clock; `native_runtime` maps it until the process ends."""
 
     def __init__(self, image: bytes, symbols: Mapping[str, int]) -> None:
         self._code = MappedCode(image)
@@ -42,7 +43,7 @@ class NativeRuntime:
         self.run = _RUN(at[abi.RUN])
         self.clock = _CLOCK(at[abi.CLOCK])
         self.has_workers = {abi.EXECUTE, abi.WORKER, abi.POST} <= symbols.keys()
-        """Whether workers can sleep natively; else they wait in Python."""
+        """Whether workers sleep in native code; otherwise they wait in Python."""
         if self.has_workers:
             self.execute = _EXECUTE(at[abi.EXECUTE])
             self.worker = _WORKER(at[abi.WORKER])
@@ -50,7 +51,7 @@ class NativeRuntime:
         self._clock_origin = (int(self.clock()), time.perf_counter_ns())
 
     def milliseconds_per_tick(self) -> float:
-        """Measure the clock against Python's, over the time since it was mapped."""
+        """Return the milliseconds per clock tick, measured since the runtime was mapped."""
         ticks_before, ns_before = self._clock_origin
         while (ns_now := time.perf_counter_ns()) - ns_before < _CALIBRATION_NS:
             time.sleep(_CALIBRATION_NS / 1e9)
@@ -58,13 +59,13 @@ class NativeRuntime:
 
 
 def native_runtime(image: bytes, symbols: Mapping[str, int]) -> NativeRuntime:
-    """Return the runtime that ``image`` holds, mapped once in a process and never unmapped.
+    """Return the runtime in ``image``, mapped once per process and never unmapped.
 
-    Workers sleep inside it, so nothing may ever take it from under them.
+    It is never unmapped because workers sleep in its code.
 
     Raises:
-        EngineFormatError: it lacks a function, or one lies outside it.
-        DeviceError: the system refuses executable memory.
+        EngineFormatError: a function is missing or lies outside the image.
+        DeviceError: the system does not permit executable memory.
     """
     for name in _REQUIRED:
         if name not in symbols:

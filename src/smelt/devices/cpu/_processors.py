@@ -1,8 +1,8 @@
-"""How many processors this process may keep busy: its affinity, and its cgroups' quota of time.
+"""Number of CPUs that this process may use, by its affinity and the CPU quota of its cgroups.
 
-A quota gives all threads together so much processor time in each period (100 ms by default).
-Threads beyond it use that time up sooner, and then all of them stand still until the next period,
-one in the middle of what the others wait for. So a fraction is rounded down, to one at least.
+A quota limits the CPU time of all threads together in each period (100 ms by default). More threads
+than the quota use it up sooner, and are then all suspended until the next period, even while others
+wait for one of them. A fractional quota is therefore rounded down, to at least one.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOT = Path("/")
-"""Where proc and the cgroups' file systems are mounted; tests have another."""
+"""Root of the paths of proc and cgroup file systems; tests replace it."""
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
 def available_processors() -> frozenset[int]:
-    """Return the processors that this thread may run on."""
+    """Return the CPUs that this thread may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def processor_count() -> int:
-    """Return how many processors this thread and those that it starts may keep busy."""
-    return max(1, int(min(len(available_processors()), _quota())))
+    """Return the number of CPUs that this thread and its child threads may use."""
+    return max(1, int(min(len(available_processors()), _cpu_quota())))
 
 
 def default_thread_count() -> int:
-    """Return the threads of a run for which the caller says no number.
+    """Return the default number of threads of a run.
 
     Raises:
-        SmeltError: SMELT_THREADS is not a number of threads.
+        SmeltError: SMELT_THREADS is not a valid number of threads.
     """
     return config.thread_count() or processor_count()
 
 
-def _quota() -> float:
-    """The least quota of this process's cgroups and those around them, in processors."""
-    limits = [_limit(folder) for top, inner in _cgroups() for folder in _upwards(inner, top)]
+def _cpu_quota() -> float:
+    """Return the least quota of this process's cgroups and their parents, in CPUs."""
+    limits = [_cgroup_limit(folder) for top, inner in _cgroups() for folder in _upwards(inner, top)]
     return min(limits, default=inf)
 
 
-def _limit(cgroup: Path) -> float:
-    """The processor time that a cgroup may use in a period, by that period."""
-    if text := _text(cgroup / "cpu.max"):  # version 2: "200000 100000", or "max 100000"
+def _cgroup_limit(cgroup: Path) -> float:
+    """Return the quota of a cgroup divided by its period; infinity if there is no limit."""
+    if text := _read_text(cgroup / "cpu.max"):  # version 2: "200000 100000", or "max 100000"
         words = text.split()
     else:
-        words = [_text(cgroup / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+        words = [_read_text(cgroup / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     try:
         quota, period = map(int, words)
     except ValueError:
@@ -64,27 +64,27 @@ def _limit(cgroup: Path) -> float:
 
 
 def _cgroups() -> Iterator[tuple[Path, Path]]:
-    """The cgroups that may limit processor time, each with the topmost one that can be seen."""
+    """Yield the cgroups that may limit CPU time, each with the topmost visible one."""
     paths: dict[str, str] = {}
-    for line in _text(_ROOT / "proc/self/cgroup").splitlines():
+    for line in _read_text(_ROOT / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
             paths["cgroup2"] = path
         elif "cpu" in controllers.split(","):
             paths["cgroup"] = path
-    for line in _text(_ROOT / "proc/self/mountinfo").splitlines():
+    for line in _read_text(_ROOT / "proc/self/mountinfo").splitlines():
         here, _, there = line.partition(" - ")
         fields, kinds = here.split(" "), there.split(" ")
         if len(fields) < 5 or len(kinds) < 3 or kinds[0] not in paths:
             continue
         if kinds[0] == "cgroup2" or "cpu" in kinds[2].split(","):
             top = _ROOT / _unescaped(fields[4]).lstrip("/")
-            yield top, top / _inner(paths[kinds[0]], _unescaped(fields[3]))
+            yield top, top / _relative_cgroup(paths[kinds[0]], _unescaped(fields[3]))
 
 
-def _inner(path: str, mounted: str) -> PurePosixPath:
-    """A cgroup's path below the one that is mounted; that one's where it is outside."""
+def _relative_cgroup(path: str, mounted: str) -> PurePosixPath:
+    """Return a cgroup's path relative to the mounted one; empty if it is outside."""
     try:
         inner = PurePosixPath(path).relative_to(mounted)
     except ValueError:
@@ -99,8 +99,8 @@ def _upwards(inner: Path, top: Path) -> Iterator[Path]:
         yield inner
 
 
-def _text(path: Path) -> str:
-    """What a file holds; empty where it cannot be read."""
+def _read_text(path: Path) -> str:
+    """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

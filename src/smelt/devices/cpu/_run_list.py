@@ -1,4 +1,4 @@
-"""Run lists: launches as a table that native workers go through."""
+"""Run lists: launches as a table that native workers process."""
 
 from __future__ import annotations
 
@@ -29,44 +29,45 @@ _ROW_WORDS: Final = abi.ROW_BYTES // _WORD_BYTES
 _CHUNKS: Final = abi.ROW_CHUNKS // _WORD_BYTES
 _FINISHED: Final = abi.ROW_FINISHED_TICKS // _WORD_BYTES
 _SHARES: Final = 4
-"""How finely the work that is left is cut: small enough that a preempted worker holds up little."""
+"""Divisor of the remaining chunks that a worker takes; small shares limit the delay by a preempted
+worker."""
 
 
 _SHORT_NS: Final = 100_000
-"""Lists that take longer are surely worth the workers' wake-up."""
+"""Run time above which workers are always used: their wake-up is then negligible."""
 _TINY_NS: Final = 10_000
-"""Lists that take less without workers never want any."""
+"""Run time without workers below which workers are never used."""
 _TRIALS: Final = 14
-"""Runs of a short list, one half with workers and then one without, until it is known which is
-faster. In blocks, for a worker that has just worked is awake."""
+"""Number of runs of a trial: first half with workers, second half without. The runs are in blocks
+because a worker that has just worked is still awake."""
 _VALID_RUNS: Final = 5000
-"""Then it is found out again: what else the machine does changes."""
+"""Number of runs after which the trial is repeated, since the load of the machine changes."""
 _FOREVER: Final = 1 << 62
 _MIN_GAIN: Final = 1.1
-"""How much faster a short list must be with workers: they take processors from others."""
+"""Minimum speed-up of a short list by workers, which occupy CPUs that others could use."""
 
 
 class WorkerTrial:
-    """Whether a list is faster without workers, found out in some of its runs.
+    """Determines by timing some runs whether a list is faster without workers.
 
-    Results are the same either way. A list is short when one of its first runs with workers was.
+    Results are the same in both cases. A list is short if one of its first runs with workers was.
     """
 
     __slots__ = ("_best_ns", "_runs", "alone", "settled_runs")
 
     def __init__(self, *, settled: bool) -> None:
         self.settled_runs = _FOREVER if settled else 0
-        """How many runs need not tell their times."""
+        """Number of further runs that need no timing."""
         self._restart()
 
     def _restart(self) -> None:
         self.alone = False
-        """Whether the next run is without workers."""
+        """Whether the next run uses no workers."""
         self._runs = 0
         self._best_ns = [_FOREVER, _FOREVER]
 
     def note(self, nanoseconds: int) -> None:
-        """Tell how long the run took."""
+        """Record the time of a run."""
         best = self._best_ns
         best[self.alone] = min(best[self.alone], nanoseconds)
         self._runs += 1
@@ -81,7 +82,7 @@ class WorkerTrial:
             self.settled_runs = _FOREVER if best[1] < _TINY_NS else _VALID_RUNS
 
     def note_untimed(self) -> None:
-        """Tell of a run whose time need not be told."""
+        """Record a run without timing."""
         self.settled_runs -= 1
         if not self.settled_runs:
             self._restart()
@@ -89,18 +90,18 @@ class WorkerTrial:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One launch: what of it never changes."""
+    """The constant part of a launch."""
 
     function: int
     """Address of the kernel."""
     words: int
     """Number of argument words."""
     wait_for: int
-    """How many leading rows must be complete before it starts."""
+    """Number of leading rows that must be complete before it starts."""
 
 
 class Scratch:
-    """Memory that each worker has to itself in a launch; lists that never run at once share it."""
+    """Private memory of each worker in a launch; lists that never run concurrently share it."""
 
     def __init__(self, memory: CpuMemory, scratch_bytes: int, threads: int) -> None:
         self.stride = -(-scratch_bytes // abi.ALIGNMENT_BYTES) * abi.ALIGNMENT_BYTES
@@ -108,7 +109,7 @@ class Scratch:
         self.address = self._memory.address
 
     def close(self) -> None:
-        """Give the memory back. Again is harmless."""
+        """Release the memory. Idempotent."""
         self._memory.close()
 
 
@@ -130,17 +131,17 @@ class RunList:
         scratch: Scratch,
         may_run_alone: bool = False,
     ) -> None:
-        """Make the table.
+        """Create the table.
 
         Args:
             rows: the launches.
-            runtime: runs them.
-            pool: whose idle workers help.
-            memory: where the table and the words are.
-            threads: how many may take part, the caller included.
-            scratch: memory for each of them.
-            may_run_alone: whether the first runs may find out that a short list is faster without
-                workers, and the later ones do without.
+            runtime: native runtime that executes the list.
+            pool: pool whose idle workers take part.
+            memory: allocates the table and the words.
+            threads: maximum number of threads, including the caller.
+            scratch: scratch memory of the threads.
+            may_run_alone: whether a short list may run without workers if a trial in its first runs
+                shows that this is faster.
         """
         self._runtime, self._pool = runtime, pool
         self._threads = threads
@@ -164,7 +165,7 @@ class RunList:
         self._mailboxes = (ctypes.c_void_p * max(1, threads - 1))()
         self._mailboxes_of: list[Worker] = []
         self._seen: set[Worker] = set()
-        """Every worker that was ever given this list."""
+        """All workers that the list was posted to."""
         self._generation = pool.generation
         self._may_run_alone = may_run_alone
         self._timed = False
@@ -173,7 +174,7 @@ class RunList:
 
     @property
     def _regions(self) -> int:
-        """Into how many regions the chunks of each row are cut."""
+        """Number of regions into which the chunks of each row are divided."""
         return min(self._threads, abi.MAX_REGIONS)
 
     def _fill(self, rows: Sequence[Row], words: int) -> None:
@@ -192,12 +193,12 @@ class RunList:
         """Set every row's number of chunks.
 
         Raises:
-            ContextError: a number is negative, or more than a list can count.
+            ContextError: a number is negative or exceeds the maximum.
         """
         for count in chunks:
             if not 0 <= count <= abi.MAX_CHUNKS:
                 raise ContextError(f"a launch has {Limit.MAX_CHUNKS.excess(count)}")
-        # A worker that is late out of an earlier run may be looking at the old numbers.
+        # A worker that leaves an earlier run late may still read the old numbers.
         self._runtime.close(self._address)
         self._table[:, _CHUNKS] = chunks
         for region in range(self._regions):
@@ -213,17 +214,17 @@ class RunList:
     def _restart_trial(self) -> None:
         self._trial = WorkerTrial(settled=not self._may_run_alone)
         self._is_alone = self._threads == 1
-        """Whether runs are without workers from now on."""
+        """Whether all further runs use no workers."""
 
     def _executor(self) -> Callable[[], None]:
-        """What runs the list without workers; its arguments are converted once."""
+        """Return a function that runs the list without workers, with arguments converted once."""
         runtime, address = self._runtime, ctypes.c_void_p(self._address)
         if runtime.has_workers:
             return functools.partial(runtime.execute, address, None, 0)
         return lambda: runtime.run(address, runtime.begin(address), 0)
 
     def run(self, *, timed: bool = False) -> None:
-        """Run the list once, with as many workers as are idle, and return when it is complete.
+        """Run the list once with the idle workers, and return when it is complete.
 
         Raises:
             ContextError: the list is closed.
@@ -255,7 +256,9 @@ class RunList:
 
     def _run_leased(self) -> None:
         pool = self._pool
-        if pool.generation != self._generation:  # forked: those workers stayed with the parent
+        if (
+            pool.generation != self._generation
+        ):  # after a fork, the workers exist only in the parent
             self._seen.clear()
             self._mailboxes_of = []
             self._generation = pool.generation
@@ -268,7 +271,7 @@ class RunList:
             pool.release(lease)
 
     def _run_with(self, workers: list[Worker]) -> None:
-        # Noted before anything is posted: close() must find them even after a KeyboardInterrupt.
+        # Recorded before posting: close() must know them even after a KeyboardInterrupt.
         self._seen.update(workers)
         for worker in workers:
             worker.holds = self._memories
@@ -277,7 +280,7 @@ class RunList:
             try:
                 for slot, worker in enumerate(workers, 1):
                     worker.post(self._address, slot, epoch)
-            finally:  # what is posted runs, so it must be complete before anything is freed
+            finally:  # posted workers run, so the run must complete before memory is freed
                 self._runtime.run(self._address, epoch, 0)
             return
         if workers != self._mailboxes_of:
@@ -288,7 +291,7 @@ class RunList:
         self._runtime.execute(self._address, self._mailboxes, len(workers))
 
     def row_ticks(self) -> list[int]:
-        """Return the clock's ticks that each row of the last timed run added to the run's time."""
+        """Return the ticks by which each row extended the last timed run."""
         ticks: list[int] = []
         latest = int(self._header[abi.LIST_STARTED_TICKS // 8])
         for finished in self._table[:, _FINISHED].tolist():
@@ -297,7 +300,7 @@ class RunList:
         return ticks
 
     def close(self) -> None:
-        """Give the memory back, once no worker looks at the list any more. Again is harmless."""
+        """Release the memory once no worker reads the list any more. Idempotent."""
         if not self._memories:
             return
         if self._pool.generation == self._generation:

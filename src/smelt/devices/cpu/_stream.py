@@ -1,4 +1,4 @@
-"""Streams and events of the processor: work done in order on a thread, and marks in it."""
+"""CPU streams and events: work executed in order on a thread, and completion flags."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _EXIT_TIMEOUT_S = 10.0
+"""Seconds to wait for a stream's current task at interpreter exit."""
 
 
 class CompletionFlag:
-    """A flag that a stream sets once, when the work before it is complete; threads wait for it."""
+    """A flag that a stream sets once when the work before it is complete; threads wait on it."""
 
     __slots__ = ("_signaled", "stream", "time_ns")
 
     def __init__(self, stream: CpuStream | None = None) -> None:
         self._signaled = threading.Event()
         self.stream = stream
-        """The stream whose thread sets the flag; None until it is submitted."""
+        """Stream whose thread sets the flag; None until the flag is submitted."""
         self.time_ns = 0
 
     @property
@@ -37,14 +38,14 @@ class CompletionFlag:
         return self._signaled.is_set()
 
     def signal(self) -> None:
-        """Set the flag; again is harmless."""
+        """Set the flag. Idempotent."""
         if self._signaled.is_set():
             return
         self.time_ns = time.perf_counter_ns()
         self._signaled.set()
 
     def leave_parent(self) -> None:
-        """In a forked child: set the flag, whoever held its lock in the parent."""
+        """Set the flag in a forked child, even if its lock was held in the parent."""
         self._signaled = threading.Event()
         self.signal()
 
@@ -52,7 +53,7 @@ class CompletionFlag:
         """Wait until the flag is set.
 
         Raises:
-            DeviceError: only work behind the calling thread's own task sets it: a deadlock.
+            DeviceError: the flag is set only after the calling thread's own task: a deadlock.
         """
         if not self._signaled.is_set():
             with _waiting_on_thread(self):
@@ -61,64 +62,64 @@ class CompletionFlag:
 
 @contextmanager
 def _waiting_on_thread(mark: CompletionFlag) -> Generator[None]:
-    """Note that a stream's thread waits; refuse what would wait for that very thread.
+    """Record what a stream's thread waits for, and raise DeviceError on a cycle of waits.
 
-    Each thread first notes for what it waits, then looks: of those in a circle, one sees it.
+    Each thread records its flag before it checks, so one thread of every cycle detects it.
     """
-    mine: CpuStream | None = getattr(_of_thread, "stream", None)
-    if mine is None:
+    own_stream: CpuStream | None = getattr(_thread_local, "stream", None)
+    if own_stream is None:
         yield
         return
-    mine.awaited = mark
+    own_stream.awaited = mark
     try:
-        _refuse_deadlock(mark, mine)
+        _check_deadlock(mark, own_stream)
         yield
     finally:
-        mine.awaited = None
+        own_stream.awaited = None
 
 
-def _refuse_deadlock(mark: CompletionFlag | None, mine: CpuStream) -> None:
-    met: set[CpuStream] = set()
-    while mark is not None and not mark.is_signaled and mark.stream not in met | {None}:
-        if mark.stream is mine:
+def _check_deadlock(mark: CompletionFlag | None, own_stream: CpuStream) -> None:
+    visited: set[CpuStream] = set()
+    while mark is not None and not mark.is_signaled and mark.stream not in visited | {None}:
+        if mark.stream is own_stream:
             raise DeviceError(
                 "a stream cannot wait for itself: this task waits for work that is queued behind "
                 "it, or that waits for it; wait in another thread, or queue that work before"
             )
         assert mark.stream is not None  # noqa: S101  (the loop has ended)
-        met.add(mark.stream)
+        visited.add(mark.stream)
         mark = mark.stream.awaited
 
 
 class DeferredError:
-    """A failure that is raised once, by whoever asks first."""
+    """An error that is raised once, by the first `check`."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_pending",)
 
     def __init__(self, error: Exception) -> None:
-        self._kept = [error]
-        """At most one; `pop` is one step, whatever other threads do."""
+        self._pending = [error]
+        """At most one error; `pop` is atomic."""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether nobody has heard of it yet."""
-        return bool(self._kept)
+        """Whether the error was not raised yet."""
+        return bool(self._pending)
 
     def check(self) -> None:
-        """Raise the failure, unless it was raised before."""
+        """Raise the error, unless it was raised before."""
         try:
-            error = self._kept.pop()
+            error = self._pending.pop()
         except IndexError:
             return
         raise error
 
 
 class CpuStream(Closeable):
-    """A queue of work that one thread does in order.
+    """A queue of work that one thread executes in order.
 
-    A task that raises stops the queue: what is behind it is dropped, its marks are reached, and the
-    next `synchronize` raises the very exception. A task whose failure is nobody else's matter gives
-    it to `defer` instead: later work is done, and `synchronize` raises what nobody has heard of.
+    A task that raises stops the queue: later tasks are dropped, their flags are set, and the next
+    `synchronize` raises the exception. A task whose error must not stop later work passes it to
+    `defer` instead; `synchronize` raises it unless it was raised elsewhere before.
     """
 
     def __init__(self) -> None:
@@ -131,19 +132,19 @@ class CpuStream(Closeable):
         self._is_working = False
         self._is_closed = False
         self._error: BaseException | None = None
-        """Of the task that stopped the queue."""
+        """Exception of the task that stopped the queue."""
         self._deferred: list[DeferredError] = []
         self._thread: threading.Thread | None = None
         self.awaited: CompletionFlag | None = None
-        """What the thread waits for just now."""
+        """Flag that the thread waits for, if any."""
         self._marks: tuple[CompletionFlag, ...] = ()
-        """Those of the task that is being done."""
+        """Flags of the current task."""
 
     def submit(self, task: Callable[[], object], *marks: CompletionFlag) -> None:
-        """Queue ``task``; ``marks`` are reached after it, also when it fails or is dropped.
+        """Enqueue ``task``; ``marks`` are set after it, even if it fails or is dropped.
 
         Raises:
-            DeviceError: the stream is closed, or the system starts no more threads.
+            DeviceError: the stream is closed, or the system cannot start a thread.
         """
         with self._condition:
             if self._is_closed:
@@ -152,28 +153,28 @@ class CpuStream(Closeable):
                 self._thread = start_thread(self._work, name="smelt-stream")
             for mark in marks:
                 mark.stream = self
-            # Last: behind an interrupt before it nothing is queued, and nobody sleeps on what is.
+            # Last: after an interrupt before this line, nothing is queued that the thread misses.
             self._condition.notify_all()
             self._tasks.append((task, marks))
 
     def has_taken(self, mark: CompletionFlag) -> bool:
-        """Whether the stream signals a mark, or has: of a submission that was interrupted."""
+        """Return whether the stream sets a flag or has set it, after an interrupted submission."""
         with self._condition:
             queued = any(mark in marks for _, marks in self._tasks)
             return queued or mark in self._marks or mark.is_signaled
 
     def query(self) -> bool:
-        """Whether everything that was queued is done."""
+        """Return whether all enqueued work is complete."""
         with self._condition:
             return not self._tasks and not self._is_working
 
     def synchronize(self) -> None:
-        """Wait until everything that was queued is done.
+        """Wait until all enqueued work is complete.
 
         Raises:
-            DeviceError: a task of the stream waits for it, or one that it waits for.
-            Whatever a queued task raised, or deferred and nobody has heard of; once. Of several
-                failures the next calls raise the others.
+            DeviceError: the call is in a task of the stream, or of a stream that it waits for.
+            The error that a task raised or deferred, unless it was raised before; if there are
+                several, the next calls raise the others.
         """
         idle = CompletionFlag(self)
         with _waiting_on_thread(idle), self._condition:
@@ -187,20 +188,20 @@ class CpuStream(Closeable):
                 self._deferred.pop(0).check()
 
     def defer(self, failure: DeferredError) -> None:
-        """Let `synchronize` raise what a task has failed with, unless somebody does before."""
+        """Make `synchronize` raise a task's error, unless it is raised elsewhere before."""
         with self._condition:
             self._deferred = [d for d in self._deferred if d.is_awaited]
             self._deferred.append(failure)
 
     def wait(self, event: CpuEvent) -> None:
-        """Let later work wait until ``event``, as it is now, has come."""
+        """Make later work wait for the last recording of ``event``."""
         mark = event.mark
         if mark is not None and not mark.is_signaled:
             self.submit(mark.wait)
 
     @override
     def close(self) -> None:
-        """Finish what was queued and let the thread go. Again is harmless."""
+        """Complete enqueued work and end the thread. Idempotent."""
         with self._condition:
             self._is_closed = True
             self._condition.notify_all()
@@ -211,7 +212,7 @@ class CpuStream(Closeable):
             self._thread = None
 
     def _work(self) -> None:
-        _of_thread.stream = self
+        _thread_local.stream = self
         while True:
             with self._condition:
                 while not self._tasks and not self._is_closed:
@@ -219,7 +220,7 @@ class CpuStream(Closeable):
                 if not self._tasks:
                     return
                 task, marks = self._tasks[0]
-                self._marks = marks  # before the task is no longer queued: a fork may come between
+                self._marks = marks  # before the task is removed: a fork may occur in between
                 self._tasks.popleft()
                 self._is_working = True
                 failed = self._error is not None
@@ -241,7 +242,7 @@ class CpuStream(Closeable):
                 self._error = error
 
     def leave_parent(self) -> None:
-        """In a forked child: the thread stayed with the parent, so what was queued is dropped."""
+        """Drop enqueued work in a forked child, where the stream's thread does not exist."""
         dropped = [mark for _, marks in self._tasks for mark in marks]
         dropped += self._marks
         is_closed = self._is_closed
@@ -251,7 +252,7 @@ class CpuStream(Closeable):
             mark.leave_parent()
 
     def abandon(self) -> None:
-        """Drop what is queued, finish what is being done, and close."""
+        """Drop enqueued work, wait for the current task, and close."""
         with self._condition:
             self._is_closed = True
             dropped = list(self._tasks)
@@ -266,7 +267,7 @@ class CpuStream(Closeable):
 
 
 class CpuEvent:
-    """A mark in a stream. Before it is first recorded it counts as reached."""
+    """A point in a stream's work. Before it is first recorded it counts as complete."""
 
     __slots__ = ("mark",)
 
@@ -274,29 +275,29 @@ class CpuEvent:
         self.mark: CompletionFlag | None = None
 
     def record(self, stream: CpuStream) -> None:
-        """Mark the place in ``stream`` behind everything that is queued now."""
+        """Record the event behind all work that is enqueued on ``stream`` now."""
         mark = CompletionFlag()
         stream.submit(_nothing, mark)
         self.mark = mark
 
     def wait(self, stream: CpuStream) -> None:
-        """Let later work of ``stream`` wait for the mark."""
+        """Make later work of ``stream`` wait for the event."""
         stream.wait(self)
 
     def query(self) -> bool:
-        """Whether the mark is reached."""
+        """Return whether the event is complete."""
         return self.mark is None or self.mark.is_signaled
 
     def synchronize(self) -> None:
-        """Wait until the mark is reached."""
+        """Wait until the event is complete."""
         if self.mark is not None:
             self.mark.wait()
 
     def elapsed(self, end: CpuEvent) -> float:
-        """Return the milliseconds from this mark to ``end``.
+        """Return the milliseconds from this event to ``end``.
 
         Raises:
-            DeviceError: one of the two is not recorded or not reached.
+            DeviceError: one of the two is not recorded or not complete.
         """
         first, last = self.mark, end.mark
         if first is None or last is None or not (first.is_signaled and last.is_signaled):
@@ -309,8 +310,8 @@ def _nothing() -> None:
 
 
 _streams = reset_in_child(CpuStream.leave_parent)
-_of_thread = threading.local()
-"""The stream whose work the thread does, if any."""
+_thread_local = threading.local()
+"""Attribute ``stream``: the stream whose work the thread executes, if any."""
 
 
 @atexit.register

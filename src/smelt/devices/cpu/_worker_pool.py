@@ -1,9 +1,8 @@
-"""Workers: threads that sleep in native code until a run leases them.
+"""Worker pool: threads that sleep in native code until a run leases them.
 
-A pool belongs to a set of processors, for threads inherit the set from the thread that starts them.
-A run takes the workers that are idle, and does without those that are not; so contexts that run at
-once share the processors instead of fighting for them. A worker that was kept from its processor
-may still be leaving an earlier list: it is not idle until it has said so.
+A pool belongs to a set of CPUs, since threads inherit the affinity of the thread that starts them.
+A run leases only idle workers, so concurrent contexts share the CPUs instead of oversubscribing
+them. A preempted worker may still be leaving an earlier list; it is idle only after it has left.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
 
 _MAX_WORKERS: Final = 1023
 _SPINS_BEFORE_SLEEP: Final = 400
-"""About ten microseconds: spares the next run of a tight loop the wake-up, and idles nobody."""
+"""Polls before a worker sleeps, about 10 us: avoids the wake-up between runs in a tight loop."""
 _LEAVE_TIMEOUT_S: Final = 2.0
 _MASK: Final = 0xFFFFFFFF
 
 
 class Worker:
-    """One thread, and the mailbox at which it waits."""
+    """A worker thread and its mailbox."""
 
     __slots__ = (
         "_avoids",
@@ -61,26 +60,26 @@ class Worker:
         self._finished = ctypes.c_uint32.from_address(self.mailbox + abi.MAILBOX_FINISHED)
         ctypes.c_int64.from_address(self.mailbox + abi.MAILBOX_SPINS).value = _SPINS_BEFORE_SLEEP
         self.holds: object = None
-        """The latest list's memory: a late worker looks at it even when nobody else has it."""
+        """Memory of the last list, kept alive because a late worker may still read it."""
         self._avoids: int | None = None
         self._wakes = None if native else threading.Semaphore(0)
         self.thread = start_thread(self._work, name="smelt-worker")
 
     @property
     def is_native(self) -> bool:
-        """Whether it waits in native code, and native code may post to its mailbox."""
+        """Whether the worker waits in native code, which may then post to its mailbox."""
         return self._wakes is None
 
     @property
     def is_idle(self) -> bool:
-        """Whether every list that was posted has been left."""
+        """Whether the worker has left every posted list."""
         return self._finished.value == self._posted.value
 
     def avoid(self, processor: int | None, processors: frozenset[int]) -> None:
-        """Stay off one of ``processors`` from now on, where its lessee runs; None for off none.
+        """Exclude the lessee's CPU from the worker's affinity; None excludes no CPU.
 
-        The system likes to put a worker that is woken on the processor of who woke it; there it
-        waits until the run is over.
+        The system tends to schedule a woken worker on the CPU of the waking thread, where it would
+        wait until the run is over.
         """
         if processor == self._avoids:
             return
@@ -88,11 +87,13 @@ class Worker:
         native_id = self.thread.native_id
         others = processors if processor is None else processors - {processor}
         if native_id is not None and others:
-            with contextlib.suppress(OSError):  # a sandbox may forbid it, and it may be leaving
+            with contextlib.suppress(
+                OSError
+            ):  # a sandbox may forbid it, or the thread may be ending
                 os.sched_setaffinity(native_id, others)
 
     def post(self, run_list: int, slot: int, epoch: int) -> None:
-        """Hand over a list; the worker must be idle. The list 0 tells it to leave."""
+        """Post a list to the worker, which must be idle. List 0 ends the worker."""
         if self._wakes is None:
             self._runtime.post(self.mailbox, run_list, slot, epoch)
             return
@@ -106,7 +107,7 @@ class Worker:
         self._wakes.release()
 
     def wait_until_left(self) -> None:
-        """Wait until all lists posted so far are left: then nothing of theirs is looked at."""
+        """Wait until the worker has left all posted lists and no longer reads their memory."""
         target = self._posted.value
         while 0 < (target - self._finished.value) & _MASK < 1 << 31:
             time.sleep(20e-6)
@@ -129,7 +130,7 @@ class Worker:
 
 
 class Lease:
-    """The workers that one run has. While it exists they are its."""
+    """The workers leased by one run, for as long as this object exists."""
 
     __slots__ = ("__weakref__", "workers")
 
@@ -148,7 +149,7 @@ class WorkerPool:
         _pools.add(self)
 
     def reset(self) -> None:
-        """Forget every worker, as a forked child must: its parent's threads are not here."""
+        """Discard all workers in a forked child, where the parent's threads do not exist."""
         self._lock = threading.Lock()
         self._free: list[Worker] = []
         self._busy: dict[Worker, weakref.ref[Lease]] = {}
@@ -156,35 +157,34 @@ class WorkerPool:
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """Number of workers in the pool."""
         return len(self._free) + len(self._busy)
 
-    def lease(self, lease: Lease, wanted: int, runtime: NativeRuntime) -> None:
-        """Put up to ``wanted`` idle workers into ``lease``; the pool grows to that many in all.
+    def lease(self, lease: Lease, count: int, runtime: NativeRuntime) -> None:
+        """Lease up to ``count`` idle workers; the pool grows to ``count`` workers in total.
 
-        A pool that has ``wanted`` workers starts no more for a second lessee at the same time: they
-        would only take the processors from each other. Where the system starts no more threads,
-        the run has fewer.
+        No further workers are started for a second lessee at the same time, because they would
+        compete for the same CPUs. If the system cannot start a thread, the run has fewer workers.
         """
         with self._lock:
-            if len(self._free) < wanted and self._busy:
+            if len(self._free) < count and self._busy:
                 self._reclaim()
             free = self._free
             for position in range(len(free) - 1, -1, -1):
-                if len(lease.workers) == wanted:
+                if len(lease.workers) == count:
                     break
                 if free[position].is_idle:
                     self._busy[free[position]] = weakref.ref(lease)
                     lease.workers.append(free.pop(position))
-            room = min(wanted, _MAX_WORKERS) - len(free) - len(self._busy)
-            for _ in range(room):
+            missing = min(count, _MAX_WORKERS) - len(free) - len(self._busy)
+            for _ in range(missing):
                 try:
                     native = self._native and runtime.has_workers
                     worker = Worker(runtime, self._memory, native=native)
                 except DeviceError as error:
                     config.log_once(
                         logging.WARNING,
-                        f"runs have {len(lease.workers) + 1} threads instead of {wanted + 1}: "
+                        f"runs have {len(lease.workers) + 1} threads instead of {count + 1}: "
                         f"{error}",
                     )
                     break
@@ -192,7 +192,7 @@ class WorkerPool:
                 lease.workers.append(worker)
 
     def release(self, lease: Lease) -> None:
-        """Give leased workers back."""
+        """Return the leased workers to the pool."""
         with self._lock:
             for worker in lease.workers:
                 if self._busy.pop(worker, None) is not None:
@@ -200,7 +200,7 @@ class WorkerPool:
             lease.workers.clear()
 
     def spread(self, lease: Lease) -> None:
-        """Keep the leased workers off the caller's processor where they have another."""
+        """Exclude the caller's CPU from the workers' affinity if there are enough other CPUs."""
         if _processor_now is None:
             return
         is_crowded = len(lease.workers) >= len(self._processors)
@@ -209,13 +209,13 @@ class WorkerPool:
             worker.avoid(processor, self._processors)
 
     def _reclaim(self) -> None:
-        """Free the workers of lessees that are gone: an interrupt kept them from releasing."""
+        """Free the workers of leases that are gone because an interrupt prevented their release."""
         for worker in [worker for worker, lease in self._busy.items() if lease() is None]:
             del self._busy[worker]
             self._free.append(worker)
 
     def dismiss(self) -> None:
-        """Tell the idle workers to leave, and wait for them."""
+        """End the idle workers and wait for their threads."""
         with self._lock:
             leaving = [worker for worker in self._free if worker.is_idle]
             self._free = [worker for worker in self._free if worker not in leaving]
@@ -226,7 +226,7 @@ class WorkerPool:
 
 
 def _find_processor_now() -> Callable[[], int] | None:
-    """What tells the processor that the caller is on, where the system can say and set it."""
+    """Return ``sched_getcpu`` if the system supports it and affinities, else None."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     return getattr(ctypes.PyDLL(None), "sched_getcpu", None)
@@ -239,9 +239,9 @@ _table_lock = threading.Lock()
 
 
 def worker_pool(*, native: bool = True) -> WorkerPool:
-    """Return the pool for the calling thread's processors.
+    """Return the pool for the CPUs of the calling thread.
 
-    ``native=False`` makes workers wait in Python, as they do where there is no futex.
+    ``native=False`` makes workers wait in Python, as they do on systems without futexes.
     """
     key = (available_processors(), native)
     with _table_lock:

@@ -1,4 +1,4 @@
-"""A GPU: what it is, and its primary context, which every library in the process shares.
+"""GPU devices: properties, and the primary context that all libraries of the process share.
 
 Source: CUDA Driver API reference, "Device Management" and "Primary Context Management".
 """
@@ -31,27 +31,27 @@ _ATTRIBUTES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CudaProperties:
-    """What decides which code a GPU runs, and how fast."""
+    """Properties of a GPU that determine which code it runs and how fast."""
 
     name: str
     capability: tuple[int, int]
-    """Compute capability: (9, 0) is Hopper."""
+    """Compute capability, e.g. (9, 0) for Hopper."""
     multiprocessors: int
     shared_bytes: int
-    """Shared memory that one block may have."""
+    """Maximum shared memory per block in bytes (opt-in limit)."""
     l2_bytes: int
     memory_bytes: int
     has_virtual_memory: bool
-    """Whether addresses can be reserved without memory."""
+    """Whether virtual memory management (reserve and map) is supported."""
 
     @property
     def architecture(self) -> str:
-        """Name of the target: "sm_90"."""
+        """Name of the target architecture, e.g. "sm_90"."""
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
 
 class CudaDevice:
-    """One GPU. There is one object for each; get it from `cuda_device`."""
+    """One GPU. There is one object per GPU; get it from `cuda_device`."""
 
     def __init__(self, driver: Driver, index: int) -> None:
         count = driver.call("cuDeviceGetCount")
@@ -69,7 +69,7 @@ class CudaDevice:
 
     def _read_properties(self) -> CudaProperties:
         kinds = self.driver.api.CUdevice_attribute
-        found = {
+        attributes = {
             field: int(
                 self.driver.call(
                     "cuDeviceGetAttribute",
@@ -82,10 +82,10 @@ class CudaDevice:
         name: bytes = self.driver.call("cuDeviceGetName", _NAME_BYTES, self._handle)
         return CudaProperties(
             name=name.split(b"\0", 1)[0].decode(errors="replace"),
-            capability=(found.pop("major"), found.pop("minor")),
-            has_virtual_memory=bool(found.pop("has_virtual_memory")),
+            capability=(attributes.pop("major"), attributes.pop("minor")),
+            has_virtual_memory=bool(attributes.pop("has_virtual_memory")),
             memory_bytes=int(self.driver.call("cuDeviceTotalMem", self._handle)),
-            **found,
+            **attributes,
         )
 
     def __repr__(self) -> str:
@@ -93,13 +93,13 @@ class CudaDevice:
 
     @property
     def timing_key(self) -> str:
-        """What times depend on beside the code: the GPU and the CUDA of its driver."""
+        """Key of what times depend on besides the code: GPU and CUDA version of the driver."""
         return f"{self.properties.name}, driver for CUDA {dotted_cuda(self.driver.version)}"
 
     def select(self) -> Any:
-        """Make this GPU the calling thread's own, and return what `restore` takes to undo that.
+        """Make this GPU's context current in the calling thread; return the argument of `restore`.
 
-        Other libraries may change the thread's GPU at any time, and rely on it themselves.
+        Other libraries may change the current context at any time and rely on their own.
 
         Raises:
             DeviceError: the device was released, at the interpreter's end.
@@ -113,12 +113,12 @@ class CudaDevice:
         return current
 
     def restore(self, previous: Any) -> None:
-        """Give the thread the GPU back, or none, that it had before `select`."""
+        """Restore the context that was current before `select`."""
         if previous is not None:
             self.driver.call("cuCtxSetCurrent", previous)
 
     def call(self, name: str, *arguments: Any, what: str | None = None) -> Any:
-        """Call the driver with this GPU as the thread's own. Raises what `Driver.call` does."""
+        """Call the driver with this GPU's context current. Raises what `Driver.call` raises."""
         previous = self.select()
         if previous is None:
             return self.driver.call(name, *arguments, what=what)
@@ -128,7 +128,7 @@ class CudaDevice:
             self.restore(previous)
 
     def is_done(self, name: str, handle: Any) -> bool:
-        """Whether a query says that work is complete. Raises CudaError: the work failed."""
+        """Return whether a query reports completion. Raises CudaError: the work failed."""
         previous = self.select()
         try:
             return self.driver.is_done(name, handle)
@@ -136,7 +136,7 @@ class CudaDevice:
             self.restore(previous)
 
     def give_back(self, name: str, *arguments: Any) -> None:
-        """Call a function that gives something back. Where the GPU is lost, so is what it held."""
+        """Call a release function of the driver; log errors, since the GPU may be unusable."""
         try:
             self.call(name, *arguments)
         except DeviceError as error:
@@ -144,20 +144,20 @@ class CudaDevice:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that nobody has taken."""
+        """Free GPU memory in bytes."""
         free, _ = self.call("cuMemGetInfo")
         return int(free)
 
     def synchronize(self) -> None:
-        """Wait until everything that was queued on this GPU is done.
+        """Wait until all work of this GPU is complete.
 
         Raises:
-            CudaError: some of it failed.
+            CudaError: some of the work failed.
         """
         self.call("cuCtxSynchronize")
 
     def release(self) -> None:
-        """Give the primary context back; nothing may use the device any more."""
+        """Release the primary context; nothing may use the device any more."""
         if self._context is not None:
             self._context = None
             self.driver.call("cuDevicePrimaryCtxRelease", self._handle)
@@ -168,7 +168,7 @@ _devices: dict[tuple[int, int], CudaDevice] = {}
 
 
 def cuda_device(index: int = 0) -> CudaDevice:
-    """Return the GPU of this number.
+    """Return the GPU with an index.
 
     Raises:
         MissingExtraError: ``cuda.bindings`` is not installed.
@@ -183,15 +183,15 @@ def cuda_device(index: int = 0) -> CudaDevice:
 
 
 def selected_device() -> CudaDevice:
-    """Return the GPU that the calling thread has selected through any library, or else the first.
+    """Return the current GPU of the calling thread, or the first GPU if there is none.
 
-    Raises what `cuda_device` does.
+    Raises what `cuda_device` raises.
     """
     return cuda_device(selected_index(cuda_driver()) or 0)
 
 
 def selected_index(driver: Driver) -> int | None:
-    """Return the number of the calling thread's GPU; None where it has selected none."""
+    """Return the index of the calling thread's current GPU; None if it has none."""
     if not int(driver.call("cuCtxGetCurrent")):
         return None
     return int(driver.call("cuCtxGetDevice"))
@@ -199,7 +199,7 @@ def selected_index(driver: Driver) -> int | None:
 
 @atexit.register
 def release_devices() -> None:
-    """Give every primary context back."""
+    """Release all primary contexts."""
     with _lock:
         for device in _devices.values():
             device.release()

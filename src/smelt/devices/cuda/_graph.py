@@ -1,4 +1,4 @@
-"""CUDA graphs: a sequence of launches, recorded once and started by one call.
+"""CUDA graphs: launches that are captured once and started by one call.
 
 Source: CUDA Driver API reference, "Graph Management"; stream capture.
 """
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 
 class CudaGraph:
-    """Recorded work. What it reads and writes must stay where it was when it was recorded."""
+    """Captured work; memory that it accesses must keep its addresses."""
 
     __slots__ = ("__weakref__", "_finalizer", "_handle", "device")
 
     def __init__(
         self, stream: CudaStream, record: Callable[[], None], *, loads_code: bool = False
     ) -> None:
-        """Record what ``record`` queues on ``stream``; nothing of it runs yet.
+        """Capture the work that ``record`` enqueues on ``stream``, without running it.
 
         Args:
-            stream: nothing else may use it meanwhile.
-            record: queues the work.
-            loads_code: whether it may do more than queue work: load code, for example. Otherwise
-                the driver refuses that.
+            stream: stream for capturing; nothing else may use it meanwhile.
+            record: enqueues the work.
+            loads_code: whether ``record`` may also make other driver calls, such as loading code,
+                which the default capture mode rejects.
 
         Raises:
-            CudaError: something was queued that a graph cannot hold.
-            Whatever ``record`` raises; the stream can be used again.
+            CudaError: a graph cannot contain the enqueued work.
+            Any error of ``record``; the stream remains usable.
         """
         device = self.device = stream.device
         modes = device.driver.api.CUstreamCaptureMode
@@ -47,7 +47,8 @@ class CudaGraph:
             mode = modes.CU_STREAM_CAPTURE_MODE_RELAXED
         with _COLLECTOR.paused():
             graph = _record(stream, record, mode)
-        # The recorded graph stays: its nodes name what is to be changed in the executable one.
+        # The captured graph is kept: its nodes identify the nodes to update in the executable
+        # graph.
         try:
             self._handle: Any = device.call("cuGraphInstantiate", graph, 0)
         except BaseException:
@@ -57,28 +58,28 @@ class CudaGraph:
         self._finalizer.atexit = False
 
     def launch(self, stream: CudaStream) -> None:
-        """Queue all of it. Raises CudaError: earlier work failed."""
+        """Enqueue the graph. Raises CudaError: earlier work failed."""
         self.device.call("cuGraphLaunch", self._handle, stream.handle)
 
     def set_kernel(self, node: Any, parameters: Any) -> None:
-        """Give a recorded launch other arguments, for later launches of the graph.
+        """Set the parameters of a kernel node for later launches of the graph.
 
         Args:
-            node: the launch's, as the capture told.
+            node: the node of the launch, from the capture.
             parameters: a ``CUDA_KERNEL_NODE_PARAMS`` of the same kernel.
         """
         self.device.call("cuGraphExecKernelNodeSetParams", self._handle, node, parameters)
 
     def close(self) -> None:
-        """Let the graph go once its work is done; again is harmless."""
+        """Destroy the graph once its work is complete. Idempotent."""
         self._finalizer()
 
 
 class _Collector:
-    """Python's garbage collector, which rests while any thread records.
+    """Disables Python's garbage collector while any thread captures a graph.
 
-    What it finds may give memory, modules or a library's handle back. Between a capture's beginning
-    and its end the driver refuses that of the thread that records, and the capture is lost with it.
+    Finalizers may free memory, modules or library handles. During a capture, the driver rejects
+    such calls of the capturing thread and invalidates the capture.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class _Collector:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Let nothing be collected meanwhile."""
+        """Disable garbage collection while the context is active."""
         with self._lock:
             if not self._pauses:
                 self._was_on = gc.isenabled()
@@ -125,7 +126,7 @@ def _abandon_capture(stream: CudaStream) -> None:
     device = stream.device
     try:
         graph = device.call("cuStreamEndCapture", stream.handle)
-    except CudaError:  # the capture was broken already, and ended by that
+    except CudaError:  # the capture was invalidated and ended already
         return
     if int(graph):
         device.call("cuGraphDestroy", graph)

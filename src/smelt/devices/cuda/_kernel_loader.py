@@ -1,4 +1,4 @@
-"""From records to what can be launched on one GPU: kernels of cubins, and calls of libraries."""
+"""Loading of records on one GPU: kernels of cubins, and library calls."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class LaunchArguments(Arguments, Protocol):
-    """Arguments of one launch, as the driver wants them and as numbers."""
+    """Arguments of one launch, in the driver's form and as integers."""
 
     @property
     def words(self) -> NDArray[np.int64]:
-        """Addresses and integers, the compiler's scratch left out."""
+        """Addresses and integers, without the compiler's scratch words."""
         ...
 
 
@@ -36,20 +36,20 @@ class LoadedKernel:
     """A kernel of an engine on one GPU."""
 
     can_update_in_graph: ClassVar[bool] = True
-    """Whether a graph's launch of it can be given other words."""
+    """Whether the arguments of its launch can be updated in a graph."""
 
     function: CudaFunction
     kernel: CudaKernel
     module: CudaModule
-    """What the function is part of; it must live as long."""
+    """Module that contains the function and keeps it loaded."""
 
     @property
     def scratch_words(self) -> int:
-        """Words of zero that it takes behind its arguments."""
+        """Number of zero words behind its arguments."""
         return self.kernel.scratch_words
 
     def shape(self, blocks: int, *, uses_pdl: bool = True) -> LaunchShape:
-        """A launch of so many blocks; it starts early only if its code can wait by itself."""
+        """Return the shape of a launch; it uses PDL only if the kernel supports it."""
         return LaunchShape(
             (blocks, 1, 1),
             self.kernel.threads,
@@ -61,13 +61,13 @@ class LoadedKernel:
     def launch(
         self, blocks: int, arguments: LaunchArguments, stream: CudaStream, *, uses_pdl: bool
     ) -> None:
-        """Queue a launch. Raises CudaError: the driver refuses it, or earlier work failed."""
+        """Enqueue a launch. Raises CudaError: the driver rejects it, or earlier work failed."""
         launch(self.function, self.shape(blocks, uses_pdl=uses_pdl), arguments, stream)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedCall:
-    """A library call of an engine on one GPU: the library makes launches of its own of it."""
+    """A library call of an engine on one GPU; the library enqueues its own launches."""
 
     can_update_in_graph: ClassVar[bool] = False
     scratch_words: ClassVar[int] = 0
@@ -78,7 +78,7 @@ class LoadedCall:
     def launch(
         self, blocks: int, arguments: LaunchArguments, stream: CudaStream, *, uses_pdl: bool
     ) -> None:
-        """Queue the call. Raises LibraryError: the library refuses it."""
+        """Enqueue the call. Raises LibraryError: the library rejects it."""
         del uses_pdl
         if len(arguments.words) != self.call.words:
             raise EngineFormatError(
@@ -89,7 +89,7 @@ class LoadedCall:
 
 
 class KernelLoader:
-    """Brings records to one GPU: each piece of code, and each library, once."""
+    """Loads records on one GPU; each cubin and each library is loaded once."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
@@ -99,12 +99,12 @@ class KernelLoader:
     def load(
         self, code: bytes | memoryview, offset: int = 0, architecture_index: int = 0
     ) -> LoadedKernel | LoadedCall:
-        """Load the record at an offset; `CudaKernel.from_bytes` says more.
+        """Load a record; the arguments are those of `CudaKernel.from_bytes`.
 
         Raises:
-            EngineFormatError: it is malformed, or names no function of its code.
+            EngineFormatError: the record is malformed or names no function of its code.
             EngineMismatchError: the driver, the GPU or the library cannot run it.
-            MissingExtraError: it calls a library that is not here.
+            MissingExtraError: the library of a call is not installed.
             DeviceError: the GPU has too little shared memory, or earlier work failed.
         """
         kernel = read_record(code, offset, architecture_index)

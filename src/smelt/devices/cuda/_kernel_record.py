@@ -1,9 +1,9 @@
-"""How kernels for GPUs lie in an engine's code: a cubin, and what its launches need to know.
+"""Kernel records: compiled GPU kernels and library calls as stored in an engine's code.
 
-A *record* is two lengths, that many bytes of JSON and of a cubin, and zeros up to a multiple of 16.
-Where a library is called instead of a kernel there is no cubin: the JSON names the library.
-The engine's table of symbols says where each kernel's records start: one for every architecture
-that the engine is for, in the order in which its fingerprint names them.
+A record consists of two lengths, the JSON fields and the cubin of these lengths, and zeros up to a
+multiple of 16 bytes. The record of a library call has no cubin; its JSON names the library. The
+engine's symbol table gives the offset of each kernel's records: one for each architecture of the
+engine, in the order of the fingerprint.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ABI_VERSION: Final = 3
-"""Changes with records, and with how launches pass their arguments."""
+"""Version of the record format and of the argument convention of launches."""
 _LENGTHS: Final = struct.Struct("<II")
 _ALIGNMENT_BYTES: Final = 16
 _FIRST_EXACT: Final = 90
-"""From this capability on code is for one architecture alone."""
+"""From sm_90 on, code runs on exactly one architecture (arch-specific features)."""
 _MAX_TEXT_BYTES: Final = 1 << 14
 _MAX_THREADS: Final = 1024
-_MAX_BESIDE: Final = 8
-"""Blocks of a cluster that every GPU with clusters can hold."""
+_MAX_CLUSTER_SIZE: Final = 8
+"""Largest cluster size in blocks that every GPU with clusters supports."""
 _MAX_SHARED_BYTES: Final = 1 << 20
 
 
@@ -38,20 +38,20 @@ class CudaKernel:
     """A compiled kernel as data."""
 
     entry: str
-    """Name of its function in the cubin."""
+    """Name of the kernel function in the cubin."""
     cubin: bytes
     threads: int
-    """Threads of a block."""
+    """Threads per block."""
     dynamic_shared_bytes: int
     scratch_words: int = 0
-    """Words of zero that it takes behind its arguments: the compiler's scratch pointers."""
+    """Number of zero words behind the arguments: null scratch pointers of the compiler."""
     supports_pdl: bool = False
-    """Whether it may start before the launch before it has ended."""
+    """Whether its code supports programmatic dependent launch (PDL)."""
     cluster: int = 1
-    """Blocks that must run at the same time, because they wait for each other."""
+    """Blocks per cluster; they run at the same time and wait for each other."""
 
     def to_bytes(self) -> bytes:
-        """The kernel's record."""
+        """Return the kernel's record."""
         fields = asdict(self)
         del fields["cubin"]
         return _record(fields, self.cubin)
@@ -63,12 +63,12 @@ class CudaKernel:
         """Read the record at an offset of the engine's code.
 
         Args:
-            code: the engine's.
-            offset: where the kernel's records start.
-            architecture_index: which of them, for an engine of several architectures.
+            code: the engine's code.
+            offset: offset of the kernel's first record.
+            architecture_index: index of the record, for an engine of several architectures.
 
         Raises:
-            EngineFormatError: it is truncated or malformed, or a library's.
+            EngineFormatError: the record is truncated, malformed, or that of a library call.
         """
         kernel = read_record(code, offset, architecture_index)
         if isinstance(kernel, LibraryCall):
@@ -77,17 +77,17 @@ class CudaKernel:
 
 
 def call_to_bytes(call: LibraryCall) -> bytes:
-    """The record of a library call."""
+    """Return the record of a library call."""
     return _record({"library": call.provider, **call.to_fields()}, b"")
 
 
 def read_record(
     code: bytes | memoryview, offset: int, architecture_index: int = 0
 ) -> CudaKernel | LibraryCall:
-    """Read the record at an offset of the engine's code; `CudaKernel.from_bytes` says more.
+    """Read a record; the arguments are those of `CudaKernel.from_bytes`.
 
     Raises:
-        EngineFormatError: it is truncated or malformed.
+        EngineFormatError: the record is truncated or malformed.
     """
     view = memoryview(code)
     try:
@@ -99,7 +99,7 @@ def read_record(
             raise EngineFormatError("a kernel's record has no fields")
         fields = cast("dict[str, Any]", fields)
         if "library" not in fields:
-            return _checked(fields, cubin)
+            return _kernel_from_fields(fields, cubin)
         if (name := fields.pop("library")) not in LIBRARIES or cubin:
             raise EngineFormatError(f"there is no library {name!r}")
         return LIBRARIES[name].read(fields)
@@ -108,22 +108,22 @@ def read_record(
 
 
 def matching_architecture(built_for: Sequence[str], capability: tuple[int, int]) -> int | None:
-    """Which of an engine's architectures a GPU runs best; None when it runs none.
+    """Return the index of the newest architecture that a GPU can run; None if there is none.
 
-    Code for sm_90 and newer uses what only that very architecture has. Older code runs on GPUs of
-    the same major number and the same or a larger minor one.
+    Code for sm_90 and newer uses architecture-specific features and runs on that architecture only.
+    Older code runs on GPUs of the same major and the same or a larger minor number.
     """
     major, minor = capability
-    best = -1
-    found = None
+    best_number = -1
+    best_index = None
     for architecture_index, name in enumerate(built_for):
         number = int(name.removeprefix("sm_")) if name.removeprefix("sm_").isdecimal() else 0
         runs = number == 10 * major + minor
         if number < _FIRST_EXACT:
             runs = number // 10 == major and number % 10 <= minor
-        if runs and number > best:
-            best, found = number, architecture_index
-    return found
+        if runs and number > best_number:
+            best_number, best_index = number, architecture_index
+    return best_index
 
 
 def _record(fields: Mapping[str, Any], cubin: bytes) -> bytes:
@@ -133,7 +133,7 @@ def _record(fields: Mapping[str, Any], cubin: bytes) -> bytes:
 
 
 def _parts(view: memoryview, offset: int) -> tuple[memoryview, memoryview, int]:
-    """A record's text and cubin, and where the next record starts."""
+    """Return a record's text, its cubin, and the offset of the next record."""
     text_size, cubin_size = _LENGTHS.unpack_from(view, offset)
     start = offset + _LENGTHS.size
     middle, end = start + text_size, start + text_size + cubin_size
@@ -145,26 +145,23 @@ def _parts(view: memoryview, offset: int) -> tuple[memoryview, memoryview, int]:
     return view[start:middle], view[middle:end], after
 
 
-def _whole(value: object) -> int:
-    """A whole number of a record: infinity and fractions are JSON, too, and true is one to Python.
-
-    Raises TypeError.
-    """
+def _require_integer(value: object) -> int:
+    """Return an integer field. Raises TypeError: it is another JSON value, such as true or 1.5."""
     if type(value) is not int:
         raise TypeError(f"{str(value)[:40]!r} is not an integer")
     return value
 
 
-def _checked(fields: Any, cubin: memoryview) -> CudaKernel:
-    known = cast("Mapping[str, Any]", fields)
+def _kernel_from_fields(fields: Any, cubin: memoryview) -> CudaKernel:
+    mapping = cast("Mapping[str, Any]", fields)
     kernel = CudaKernel(
-        entry=str(known["entry"]),
+        entry=str(mapping["entry"]),
         cubin=b"",
-        threads=_whole(known["threads"]),
-        dynamic_shared_bytes=_whole(known["dynamic_shared_bytes"]),
-        scratch_words=_whole(known["scratch_words"]),
-        supports_pdl=bool(known["supports_pdl"]),
-        cluster=_whole(known["cluster"]),
+        threads=_require_integer(mapping["threads"]),
+        dynamic_shared_bytes=_require_integer(mapping["dynamic_shared_bytes"]),
+        scratch_words=_require_integer(mapping["scratch_words"]),
+        supports_pdl=bool(mapping["supports_pdl"]),
+        cluster=_require_integer(mapping["cluster"]),
     )
     if not 0 < kernel.threads <= _MAX_THREADS:
         raise EngineFormatError(
@@ -174,7 +171,7 @@ def _checked(fields: Any, cubin: memoryview) -> CudaKernel:
         raise EngineFormatError(
             f"{kernel.entry}: {kernel.dynamic_shared_bytes} bytes of shared memory are not possible"
         )
-    if not 1 <= kernel.cluster <= _MAX_BESIDE:
+    if not 1 <= kernel.cluster <= _MAX_CLUSTER_SIZE:
         raise EngineFormatError(
             f"{kernel.entry}: a cluster of {kernel.cluster} blocks is not possible"
         )
@@ -182,5 +179,5 @@ def _checked(fields: Any, cubin: memoryview) -> CudaKernel:
         raise EngineFormatError(
             f"{kernel.entry}: {kernel.scratch_words} words of scratch memory are not possible"
         )
-    # Copied last: of a file of strangers each kernel may claim all code, and be refused.
+    # Copied last: in an untrusted file, each of many invalid records could span all the code.
     return replace(kernel, cubin=bytes(cubin))

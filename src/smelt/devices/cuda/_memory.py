@@ -1,4 +1,4 @@
-"""Memory of a GPU, pinned memory of the host, and copies between whatever there is.
+"""GPU memory, pinned host memory, and copies between them.
 
 Source: CUDA Driver API reference, "Memory Management".
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from smelt.devices.cuda._stream import CudaStream
 
 _ON_DEVICE: Final = 2
-"""The driver's number for memory of a GPU."""
+"""CU_MEMORYTYPE_DEVICE: the memory is on a GPU."""
 
 
 class CudaAllocation:
-    """Memory of a GPU, 256-byte aligned. Its first content is undefined."""
+    """GPU memory, 256-byte aligned, with undefined initial content."""
 
     __slots__ = ("__weakref__", "_finalizer", "address", "device", "size_bytes", "tag")
 
@@ -38,22 +38,22 @@ class CudaAllocation:
         address: int,
         size_bytes: int,
         tag: str,
-        give_back: Callable[[], None],
+        release: Callable[[], None],
     ) -> None:
         self.device = device
         self.address = address
         self.size_bytes = size_bytes
         self.tag = tag
-        self._finalizer = weakref.finalize(self, give_back)
-        self._finalizer.atexit = False  # the context goes first, and all memory with it
+        self._finalizer = weakref.finalize(self, release)
+        self._finalizer.atexit = False  # at exit, releasing the context frees all memory
 
     def close(self) -> None:
-        """Give the memory back, once work that uses it is done; again is harmless."""
+        """Free the memory once work that uses it is complete. Idempotent."""
         self._finalizer()
 
 
 class CudaMemory:
-    """Allocates memory of one GPU; tells a tracker if there is one."""
+    """Allocates memory of one GPU and notifies the tracker, if there is one."""
 
     __slots__ = ("device", "tracker")
 
@@ -65,15 +65,15 @@ class CudaMemory:
         """Return ``size_bytes`` of memory for the purpose ``tag``.
 
         Raises:
-            DeviceError: there is not so much.
+            DeviceError: GPU memory is insufficient.
         """
         device, tracker = self.device, self.tracker
         pointer: Any = 0
         if size_bytes:
-            pointer = _taken(device, "cuMemAlloc", (size_bytes,), tag, size_bytes)
+            pointer = _allocate(device, "cuMemAlloc", (size_bytes,), tag, size_bytes)
         address = int(pointer)
 
-        def give_back() -> None:
+        def release() -> None:
             if size_bytes:
                 device.give_back("cuMemFree", pointer)
             if tracker is not None:
@@ -81,11 +81,11 @@ class CudaMemory:
 
         if tracker is not None:
             tracker.allocated(address, size_bytes, tag)
-        return CudaAllocation(device, address, size_bytes, tag, give_back)
+        return CudaAllocation(device, address, size_bytes, tag, release)
 
 
 class PinnedAllocation:
-    """Memory of the host that GPUs read and write directly, seen through ``bytes``."""
+    """Pinned host memory that GPUs access directly; ``bytes`` is its content."""
 
     __slots__ = ("__weakref__", "_finalizer", "address", "bytes", "size_bytes")
 
@@ -96,7 +96,7 @@ class PinnedAllocation:
         self._finalizer: weakref.finalize[..., PinnedAllocation] | None = None
         if not size_bytes:
             return
-        pointer = _taken(device, "cuMemHostAlloc", (size_bytes, 0), tag, size_bytes)
+        pointer = _allocate(device, "cuMemHostAlloc", (size_bytes, 0), tag, size_bytes)
         self.address = int(pointer)
         memory = (ctypes.c_uint8 * size_bytes).from_address(self.address)
         self.bytes = np.frombuffer(memoryview(memory), np.uint8)
@@ -104,44 +104,44 @@ class PinnedAllocation:
         self._finalizer.atexit = False
 
     def close(self) -> None:
-        """Give the memory back; again is harmless. Nothing may use it any more."""
+        """Free the memory, which nothing may use any more. Idempotent."""
         self.bytes = np.empty(0, np.uint8)
         if self._finalizer is not None:
             self._finalizer()
 
 
-def _taken(
-    device: CudaDevice, take: str, arguments: tuple[Any, ...], tag: str, size_bytes: int
+def _allocate(
+    device: CudaDevice, function: str, arguments: tuple[Any, ...], tag: str, size_bytes: int
 ) -> Any:
     if size_bytes < 0:
         raise DeviceError(f"{tag}: {size_bytes} bytes cannot be allocated")
-    return device.call(take, *arguments, what=f"{tag}: {size_bytes} bytes on {device!r}")
+    return device.call(function, *arguments, what=f"{tag}: {size_bytes} bytes on {device!r}")
 
 
 def copy_memory(
     device: CudaDevice, target: int, source: int, size_bytes: int, stream: CudaStream
 ) -> None:
-    """Queue a copy between two addresses, wherever they are: the driver knows whose they are.
+    """Enqueue a copy between two addresses on GPUs or the host (unified addressing).
 
-    Pageable memory of the host is read before this returns.
+    Pageable host memory is read before the function returns.
 
     Raises:
-        CudaError: an address is nobody's.
+        CudaError: an address is invalid.
     """
     if size_bytes:
         device.call("cuMemcpyAsync", target, source, size_bytes, stream.handle)
 
 
 def fill_memory(device: CudaDevice, target: int, size_bytes: int, stream: CudaStream) -> None:
-    """Queue zeros over a stretch of the GPU's memory. Raises CudaError: it is not the GPU's."""
+    """Enqueue zeroing of GPU memory. Raises CudaError: the address is invalid."""
     if size_bytes:
         device.call("cuMemsetD8Async", target, 0, size_bytes, stream.handle)
 
 
 def owner_of(device: CudaDevice, address: int) -> int | None:
-    """Return the number of the GPU whose memory an address is in; None for the host's.
+    """Return the index of the GPU that owns an address; None for pageable host memory.
 
-    Pinned memory of the host counts as ``device``'s: every GPU reaches it.
+    Pinned host memory counts as memory of ``device``, since every GPU can access it.
     """
     kinds = device.driver.api.CUpointer_attribute
 
@@ -150,13 +150,13 @@ def owner_of(device: CudaDevice, address: int) -> int | None:
         return device.call("cuPointerGetAttribute", attribute, address)
 
     try:
-        read("DEVICE_ORDINAL")  # only whether there is one: cuda.bindings 13.3 always reads 0
+        read("DEVICE_ORDINAL")  # only to test for success: cuda.bindings 13.3 always reads 0
     except CudaError:
         return None
     if int(read("MEMORY_TYPE")) != _ON_DEVICE:
         return device.index
     context = read("CONTEXT")
-    if not int(context):  # memory of a pool has none
+    if not int(context):  # memory of a pool has no context
         return device.index
     previous = device.driver.call("cuCtxGetCurrent")
     device.driver.call("cuCtxSetCurrent", context)

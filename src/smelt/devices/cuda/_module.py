@@ -1,4 +1,4 @@
-"""Cubins on a GPU: loaded once, launched by name.
+"""Loading of cubins on a GPU, and launches of their kernels.
 
 Source: CUDA Driver API reference, "Library Management" and "Execution Control".
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smelt.devices.cuda._stream import CudaStream
 
 _FREE_SHARED_BYTES: Final = 48 << 10
-"""Dynamic shared memory that a kernel may have without asking."""
+"""Dynamic shared memory in bytes above which a kernel must opt in by an attribute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class CudaFunction:
 
 
 class CudaModule:
-    """The kernels of one code object on one GPU; unloaded when closed or forgotten."""
+    """Kernels of one cubin on one GPU; unloaded when closed or garbage-collected."""
 
     __slots__ = ("__weakref__", "_finalizer", "_functions", "_library", "device")
 
@@ -40,9 +40,9 @@ class CudaModule:
         """Load a cubin.
 
         Raises:
-            EngineFormatError: it is not a cubin, or damaged.
-            EngineMismatchError: it is for another GPU, or newer than the driver.
-            CudaError: the driver refuses it for another reason.
+            EngineFormatError: the code is not a cubin, or is damaged.
+            EngineMismatchError: the code is for another GPU or newer than the driver.
+            CudaError: the driver rejects the code for another reason.
         """
         check_is_whole(code)
         self.device = device
@@ -51,15 +51,15 @@ class CudaModule:
         self._functions: dict[tuple[str, int], CudaFunction] = {}
         self._finalizer = weakref.finalize(self, device.give_back, "cuLibraryUnload", self._library)
         self._finalizer.atexit = False
-        # A library is looked at only when it is first used; what is wrong with it shall come now.
+        # The driver loads a library lazily: force loading now so that errors surface here.
         device.call("cuLibraryGetModule", self._library, what=what)
 
     def function(self, name: str, dynamic_shared_bytes: int = 0) -> CudaFunction:
-        """Return the kernel of this name, allowed to have so much dynamic shared memory.
+        """Return a kernel by name, configured for ``dynamic_shared_bytes`` of shared memory.
 
         Raises:
-            EngineFormatError: there is no such kernel.
-            DeviceError: the GPU has less shared memory.
+            EngineFormatError: the code has no such kernel.
+            DeviceError: the GPU has less shared memory per block.
         """
         key = (name, dynamic_shared_bytes)
         if key not in self._functions:
@@ -68,11 +68,11 @@ class CudaModule:
 
     def _find(self, name: str, dynamic_shared_bytes: int) -> CudaFunction:
         device = self.device
-        most = device.properties.shared_bytes
-        if dynamic_shared_bytes > most:
+        limit = device.properties.shared_bytes
+        if dynamic_shared_bytes > limit:
             raise DeviceError(
-                f"{name} needs {dynamic_shared_bytes} bytes of shared memory, and {device!r} "
-                f"allows {most} per block; build the engine for this GPU"
+                f"{name} needs {dynamic_shared_bytes} bytes of shared memory, but {device!r} "
+                f"allows {limit} per block; build the engine for this GPU"
             )
         try:
             kernel = device.call("cuLibraryGetKernel", self._library, name.encode())
@@ -86,7 +86,7 @@ class CudaModule:
         return CudaFunction(name, handle)
 
     def close(self) -> None:
-        """Unload the code once no launch uses it; again is harmless."""
+        """Unload the code once no launch uses it. Idempotent."""
         self._finalizer()
 
 
@@ -95,7 +95,7 @@ class Arguments(Protocol):
 
     @property
     def address(self) -> int:
-        """Where the pointers to the arguments lie."""
+        """Address of the array of pointers to the arguments."""
         ...
 
 
@@ -108,7 +108,7 @@ class KernelArguments:
     __slots__ = ("_pointers", "_words")
 
     def __init__(self, words: Sequence[int]) -> None:
-        """Take addresses and integers of up to 64 bits, negative or not."""
+        """Store addresses and integers of up to 64 bits, signed or unsigned."""
         self._words = (ctypes.c_uint64 * len(words))(*[word & (1 << 64) - 1 for word in words])
         first = ctypes.addressof(self._words)
         addresses = range(first, first + ctypes.sizeof(self._words), ctypes.sizeof(ctypes.c_uint64))
@@ -116,24 +116,24 @@ class KernelArguments:
 
     @property
     def address(self) -> int:
-        """Where the pointers to the arguments lie, as a launch wants it."""
+        """Address of the array of pointers to the arguments, as cuLaunchKernelEx expects it."""
         return ctypes.addressof(self._pointers)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """How many threads a launch has, and what each block gets."""
+    """Grid, block size, shared memory and attributes of a launch."""
 
     grid: tuple[int, int, int]
-    """Blocks."""
+    """Number of blocks in each dimension."""
     threads: int
-    """Threads of a block."""
+    """Threads per block."""
     dynamic_shared_bytes: int = 0
     supports_pdl: bool = False
-    """Whether it may start before the launch before it has ended: its code waits by itself
-    (programmatic dependent launch)."""
+    """Whether it may start before its predecessor has ended (programmatic dependent launch); its
+    code then waits for the predecessor's results."""
     cluster: int = 1
-    """Blocks that run at the same time, side by side in the grid; their number divides it."""
+    """Blocks per cluster, which run at the same time; the grid must be a multiple of it."""
 
 
 def launch(
@@ -142,10 +142,10 @@ def launch(
     arguments: Arguments,
     stream: CudaStream,
 ) -> None:
-    """Queue one launch; the arguments are read before this returns.
+    """Enqueue one launch; the arguments are read before the function returns.
 
     Raises:
-        CudaError: the driver refuses the shape, or earlier work failed.
+        CudaError: the driver rejects the launch, or earlier work failed.
     """
     if 0 in shape.grid:
         return
@@ -157,16 +157,16 @@ def launch(
     config.hStream = stream.handle
     attributes: list[Any] = []
     if shape.supports_pdl:
-        early = api.CUlaunchAttribute()
-        early.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        early.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(early)
+        pdl = api.CUlaunchAttribute()
+        pdl.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        pdl.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(pdl)
     if shape.cluster > 1:
-        side_by_side = api.CUlaunchAttribute()
-        side_by_side.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        extents = side_by_side.value.clusterDim
+        cluster = api.CUlaunchAttribute()
+        cluster.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        extents = cluster.value.clusterDim
         extents.x, extents.y, extents.z = shape.cluster, 1, 1
-        attributes.append(side_by_side)
+        attributes.append(cluster)
     config.attrs, config.numAttrs = attributes, len(attributes)
     what = f"{function.name} on {shape.grid} blocks of {shape.threads} threads"
     stream.device.call("cuLaunchKernelEx", config, function.handle, arguments.address, 0, what=what)

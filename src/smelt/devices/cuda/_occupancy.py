@@ -1,4 +1,4 @@
-"""What a multiprocessor of each GPU architecture has room for.
+"""Occupancy: resources of a multiprocessor of each GPU architecture.
 
 Source: CUDA Programming Guide, "Compute Capabilities", tables of multiprocessors and of memory; how
 room is rounded up: CUDA's occupancy calculator.
@@ -10,51 +10,53 @@ from dataclasses import dataclass
 from typing import Final
 
 SIZE_FEATURE: Final = "multiprocessors"
-"""The feature of an engine that tells for how large a GPU it was tuned: no requirement."""
+"""Feature name for the number of multiprocessors tuned for; it is not a requirement."""
 _LANES: Final = 32
 _REGISTER_UNIT: Final = 256
-"""A warp gets registers by so many."""
+"""Allocation granularity of registers per warp."""
 _PARTITIONS: Final = 4
-"""A warp's registers come from one of so many parts of a multiprocessor."""
+"""Number of partitions of a multiprocessor; a warp's registers come from one of them."""
 _SHARED_UNIT_BYTES: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class SmResources:
-    """A multiprocessor's room."""
+    """Resources of a multiprocessor."""
 
     threads: int
     blocks: int
     shared_kib: int
     reserved_kib: int = 1
-    """Shared memory that the system takes of each block's."""
+    """Shared memory per block that the system reserves, in KiB."""
     registers: int = 1 << 16
 
     @property
     def block_shared_bytes(self) -> int:
-        """Shared memory that a block may have."""
+        """Maximum shared memory of a block in bytes."""
         return (self.shared_kib - self.reserved_kib) << 10
 
     def resident_blocks(self, threads: int, registers: int, shared_bytes: int) -> tuple[int, str]:
-        """How many blocks a multiprocessor holds at once, and what it lacks for more.
+        """Return the number of resident blocks per multiprocessor, and the limiting resource.
 
         Args:
-            threads: of a block.
-            registers: of a thread.
-            shared_bytes: of a block, static and dynamic.
+            threads: threads per block.
+            registers: registers per thread.
+            shared_bytes: static and dynamic shared memory per block in bytes.
         """
         warps = -(-threads // _LANES) or 1
-        each = max(_rounded(registers * _LANES, _REGISTER_UNIT), _REGISTER_UNIT)
-        held = self.registers // _PARTITIONS // each * _PARTITIONS
-        taken = _rounded(shared_bytes + (self.reserved_kib << 10), _SHARED_UNIT_BYTES)
-        room = {
+        warp_registers = max(_rounded(registers * _LANES, _REGISTER_UNIT), _REGISTER_UNIT)
+        resident_warps = self.registers // _PARTITIONS // warp_registers * _PARTITIONS
+        block_bytes = _rounded(shared_bytes + (self.reserved_kib << 10), _SHARED_UNIT_BYTES)
+        blocks_by_resource = {
             "threads": self.threads // _LANES // warps,
-            "registers": held // warps,
-            "shared memory": (self.shared_kib << 10) // taken if taken else self.threads,
+            "registers": resident_warps // warps,
+            "shared memory": (self.shared_kib << 10) // block_bytes
+            if block_bytes
+            else self.threads,
             "blocks": self.blocks,
         }
-        least = min(room, key=lambda what: room[what])
-        return room[least], least
+        least = min(blocks_by_resource, key=lambda what: blocks_by_resource[what])
+        return blocks_by_resource[least], least
 
 
 def _rounded(size: int, unit: int) -> int:
@@ -74,4 +76,4 @@ SM_RESOURCES: Final = {
     120: SmResources(1536, 24, 100),
     121: SmResources(1536, 24, 100),
 }
-"""By compute capability, ten times: every architecture that code is made for."""
+"""Resources by ten times the compute capability, for every supported architecture."""

@@ -1,4 +1,4 @@
-"""Addresses of a GPU that are reserved at once, with memory mapped behind them as it is needed.
+"""Reserved GPU address ranges to which memory is mapped on demand.
 
 Source: CUDA Driver API reference, "Virtual Memory Management".
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CudaReservation:
-    """Addresses without memory at first. What is mapped stays, and holds zeros at first."""
+    """A reserved address range; mapped memory is zeroed and stays mapped until the end."""
 
     __slots__ = (
         "__weakref__",
@@ -42,7 +42,7 @@ class CudaReservation:
         """Reserve the addresses of ``size_bytes`` for the purpose ``tag``.
 
         Raises:
-            DeviceError: the driver has not so many.
+            DeviceError: the address range cannot be reserved.
         """
         self.device, self.size_bytes, self.tag = device, size_bytes, tag
         self._tracker = tracker
@@ -50,26 +50,26 @@ class CudaReservation:
         granularity = device.driver.api.CUmemAllocationGranularity_flags
         minimum = granularity.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self._granule = int(device.call("cuMemGetAllocationGranularity", self._properties, minimum))
-        whole = -(-size_bytes // self._granule) * self._granule
+        reserved_bytes = -(-size_bytes // self._granule) * self._granule
         what = f"{tag}: reserving {size_bytes} bytes of addresses on {device!r}"
-        pointer: Any = device.call("cuMemAddressReserve", whole, 0, 0, 0, what=what)
+        pointer: Any = device.call("cuMemAddressReserve", reserved_bytes, 0, 0, 0, what=what)
         self.address = int(pointer)
         self._mapped: set[int] = set()
-        """Numbers of the granules that have memory."""
+        """Indices of the granules that are mapped."""
         self._sizes: dict[int, int] = {}
-        """Bytes of each mapping, by its address."""
+        """Size in bytes of each mapping, by address."""
         self._finalizer = weakref.finalize(
-            self, _give_back, device, self.address, whole, self._sizes, tag, tracker
+            self, _release, device, self.address, reserved_bytes, self._sizes, tag, tracker
         )
-        self._finalizer.atexit = False  # the context goes first, and all memory with it
+        self._finalizer.atexit = False  # at exit, releasing the context frees all memory
 
     def commit(self, address: int, size_bytes: int, stream: CudaStream) -> None:
-        """Map memory behind those of the addresses that are of this reservation and have none.
+        """Map zeroed memory to the unmapped part of a range; addresses outside are ignored.
 
-        Work that is queued on ``stream`` from now on finds zeros there.
+        Work that is enqueued on ``stream`` afterwards may use the memory.
 
         Raises:
-            DeviceError: the GPU has not so much memory.
+            DeviceError: GPU memory is insufficient.
         """
         first = max(address - self.address, 0)
         last = min(address + size_bytes - self.address, self.size_bytes)
@@ -92,24 +92,24 @@ class CudaReservation:
             device.give_back("cuMemUnmap", address, size)
             raise
         finally:
-            device.give_back("cuMemRelease", memory)  # a mapping keeps its memory
+            device.give_back("cuMemRelease", memory)  # the mapping keeps the memory alive
         self._sizes[address] = size
         self._mapped.update(granules)
         if self._tracker is not None:
             self._tracker.allocated(address, size, self.tag)
 
     def close(self) -> None:
-        """Give everything back, once work that uses it is done; again is harmless."""
+        """Unmap and release everything once work that uses it is complete. Idempotent."""
         self._finalizer()
 
 
 def reserve_memory(
     memory: CudaMemory, size_bytes: int, tag: str
 ) -> CudaReservation | CudaAllocation:
-    """Return addresses whose memory comes as it is needed, or at once where the GPU cannot do that.
+    """Reserve memory to be committed on demand; allocate it at once if the GPU lacks support.
 
     Raises:
-        DeviceError: there is not so much.
+        DeviceError: memory or addresses are insufficient.
     """
     if size_bytes and memory.device.properties.has_virtual_memory:
         return CudaReservation(memory.device, size_bytes, tag, memory.tracker)
@@ -117,7 +117,7 @@ def reserve_memory(
 
 
 def _descriptions(device: CudaDevice) -> tuple[Any, Any]:
-    """What memory is made, and who may read and write it: the GPU that it is of."""
+    """Return the allocation properties and the access descriptor for memory of a GPU."""
     api = device.driver.api
     properties, access = api.CUmemAllocationProp(), api.CUmemAccessDesc()
     properties.type = api.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
@@ -128,18 +128,20 @@ def _descriptions(device: CudaDevice) -> tuple[Any, Any]:
     return properties, access
 
 
-def _give_back(
+def _release(
     device: CudaDevice,
     start: int,
-    whole: int,
+    reserved_bytes: int,
     sizes: dict[int, int],
     tag: str,
     tracker: AllocationTracker | None,
 ) -> None:
     if sizes:
-        device.give_back("cuCtxSynchronize")  # to unmap waits for nobody, unlike cuMemFree
+        device.give_back(
+            "cuCtxSynchronize"
+        )  # unlike cuMemFree, unmapping does not wait for running work
     for address, size in sizes.items():
         device.give_back("cuMemUnmap", address, size)
         if tracker is not None:
             tracker.released(address, size, tag)
-    device.give_back("cuMemAddressFree", start, whole)
+    device.give_back("cuMemAddressFree", start, reserved_bytes)

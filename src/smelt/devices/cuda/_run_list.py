@@ -1,7 +1,7 @@
-"""Launches with their arguments: queued one by one, or recorded into graphs that are moved.
+"""Run lists on a GPU: launches with arguments, enqueued singly or recorded in updatable graphs.
 
-Arguments are one array of 64-bit words. The driver reads them when a launch is queued or recorded;
-a graph keeps what it read, so where a word changes the graph's node must be given its words again.
+Arguments are one array of 64-bit words. The driver copies them when a launch is enqueued or
+recorded. If a word changes, the parameters of the graph's node must therefore be updated.
 
 Source: CUDA Driver API reference, "Graph Management" (cuGraphExecKernelNodeSetParams) and "Stream
 Management" (cuStreamGetCaptureInfo, cuStreamUpdateCaptureDependencies).
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from smelt.devices.cuda._stream import CudaEvent, CudaStream
 
 _SET_DEPENDENCIES: Final = 1
+"""CU_STREAM_SET_CAPTURE_DEPENDENCIES: replace the set of dependencies."""
 _WORD_BYTES: Final = 8
 
 
@@ -37,28 +38,28 @@ class CudaLaunch:
 
     kernel: LoadedKernel | LoadedCall
     words: int
-    """Argument words, scratch left out."""
+    """Number of argument words, without scratch words."""
     wait_for: int
-    """How many rows of the list must be complete before this one starts."""
+    """Number of leading rows of the list that must be complete before this one starts."""
     uses_pdl: bool = True
-    """Whether it may begin before they are, if its code can wait by itself."""
+    """Whether it may start earlier by PDL, if its code waits for its dependencies."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """Where the pointers to one launch's words lie, and the words."""
+    """Address of the pointers to one launch's words, and the words."""
 
     address: int
     words: NDArray[np.int64]
 
 
 class CudaRunList:
-    """Rows with their words and numbers of blocks."""
+    """Launches with their argument words and numbers of blocks."""
 
     def __init__(
         self, rows: Sequence[CudaLaunch], words: NDArray[np.int64], blocks: Sequence[int]
     ) -> None:
-        """Take a list's rows; ``words`` has those of all rows, one row's after another's.
+        """Create a list; ``words`` holds the argument words of all rows in order.
 
         Raises:
             ContextError: a number of blocks is negative.
@@ -67,43 +68,43 @@ class CudaRunList:
             raise ContextError("a launch has a negative number of blocks")
         self.rows, self.blocks = rows, blocks
         self.words = np.append(words, np.int64(0))
-        """Who changes them gives them again to each graph that is kept; the last one is 0."""
+        """Argument words, then one 0. After a change, recorded graphs must be updated."""
         base = int(self.words.ctypes.data)
-        nothing = base + len(words) * _WORD_BYTES
+        zero_address = base + len(words) * _WORD_BYTES
         pointers: list[int] = []
         starts: list[tuple[int, int]] = []
         first = 0
         for row in rows:
             starts.append((len(pointers) * _WORD_BYTES, first))
-            pointers += range(base + first * _WORD_BYTES, nothing, _WORD_BYTES)[: row.words]
-            pointers += [nothing] * row.kernel.scratch_words
+            pointers += range(base + first * _WORD_BYTES, zero_address, _WORD_BYTES)[: row.words]
+            pointers += [zero_address] * row.kernel.scratch_words
             first += row.words
         self._pointers = np.array([*pointers, 0], np.uint64)
-        place = int(self._pointers.ctypes.data)
+        pointers_address = int(self._pointers.ctypes.data)
         self.arguments = [
-            _Arguments(place + start, self.words[first : first + row.words])
+            _Arguments(pointers_address + start, self.words[first : first + row.words])
             for row, (start, first) in zip(rows, starts, strict=True)
         ]
 
     def launch(self, row: int, stream: CudaStream, *, uses_pdl: bool = True) -> None:
-        """Queue one row. Raises DeviceError: it is refused, or earlier work failed."""
-        early = uses_pdl and self.rows[row].uses_pdl and not self._follows_call(row)
-        self.rows[row].kernel.launch(self.blocks[row], self.arguments[row], stream, uses_pdl=early)
+        """Enqueue one row. Raises DeviceError: the launch is rejected, or earlier work failed."""
+        pdl = uses_pdl and self.rows[row].uses_pdl and not self._follows_call(row)
+        self.rows[row].kernel.launch(self.blocks[row], self.arguments[row], stream, uses_pdl=pdl)
 
     def _follows_call(self, row: int) -> bool:
-        """Whether a library's call is among what a row waits for: who knows what that ends with."""
+        """Return whether a row depends on a library call, after which PDL is not safe."""
         end = self.rows[row].wait_for
         first = self.rows[end - 1].wait_for if end else 0
         return any(not before.kernel.can_update_in_graph for before in self.rows[first:end])
 
     def launch_all(self, stream: CudaStream) -> None:
-        """Queue every row, one after another. Raises what `launch` does."""
+        """Enqueue every row in order. Raises what `launch` raises."""
         for row in range(len(self.rows)):
             self.launch(row, stream)
 
 
 class RunGraph:
-    """A run list's rows as a graph."""
+    """Rows of a run list as a CUDA graph."""
 
     def __init__(
         self,
@@ -112,76 +113,77 @@ class RunGraph:
         *,
         part: range | None = None,
         updatable_rows: Collection[int] = (),
-        marks: Mapping[int, CudaEvent] | None = None,
+        timing_events: Mapping[int, CudaEvent] | None = None,
     ) -> None:
         """Record the rows.
 
         Args:
-            rows: the list, which must live as long.
-            stream: nothing else may use it meanwhile.
-            part: consecutive rows, if not all; the first must not wait for less than all before.
-            updatable_rows: the rows whose words may change: `move` gives them to the graph. A
-                library's calls cannot be among them.
-            marks: events to be marked before the rows of these numbers, and after the last. With
-                marks all rows run one after another.
+            rows: the list, which must outlive the graph.
+            stream: stream for recording; nothing else may use it meanwhile.
+            part: range of rows to record, None for all; the first row must wait for all rows before
+                it.
+            updatable_rows: rows whose words may change; `update_node_params` updates them. Library
+                calls are not supported.
+            timing_events: events to record before the rows with these numbers, and one past the
+                last row. With events, all rows run one after another.
 
         Raises:
-            DeviceError: a launch is refused.
+            DeviceError: a launch is rejected.
         """
         self._list = rows
         self._device = stream.device
         self._nodes: dict[int, Any] = {}
         self._parameters: dict[int, Any] = {}
-        self._moving = frozenset(updatable_rows)
-        chosen = range(len(rows.rows)) if part is None else part
-        branches = any(rows.rows[number].wait_for != number for number in chosen)
+        self._updatable_rows = frozenset(updatable_rows)
+        selected = range(len(rows.rows)) if part is None else part
+        branches = any(rows.rows[number].wait_for != number for number in selected)
 
         def record() -> None:
-            if marks is not None:
-                self._record_marked(stream, chosen, marks)
+            if timing_events is not None:
+                self._record_timed(stream, selected, timing_events)
             elif branches:
-                self._record_branches(stream, chosen)
+                self._record_branches(stream, selected)
             else:
-                for row in chosen:
+                for row in selected:
                     self._record_row(stream, row)
 
-        # A library may load code when it is first called.
-        calls = any(not rows.rows[number].kernel.can_update_in_graph for number in chosen)
+        # A library may load code at its first call.
+        calls = any(not rows.rows[number].kernel.can_update_in_graph for number in selected)
         self._graph = CudaGraph(stream, record, loads_code=calls)
 
     def _record_row(self, stream: CudaStream, row: int, *, uses_pdl: bool = True) -> None:
         self._list.launch(row, stream, uses_pdl=uses_pdl)
-        if row in self._moving and self._list.blocks[row]:
+        if row in self._updatable_rows and self._list.blocks[row]:
             self._nodes[row] = captured_nodes(stream)[0]
 
-    def _record_marked(
-        self, stream: CudaStream, part: range, marks: Mapping[int, CudaEvent]
+    def _record_timed(
+        self, stream: CudaStream, part: range, timing_events: Mapping[int, CudaEvent]
     ) -> None:
         for row in part:
-            if row in marks:
-                marks[row].record_in_graph(stream)
+            if row in timing_events:
+                timing_events[row].record_in_graph(stream)
             self._record_row(stream, row, uses_pdl=False)
-        if part.stop in marks:
-            marks[part.stop].record_in_graph(stream)
+        if part.stop in timing_events:
+            timing_events[part.stop].record_in_graph(stream)
 
     def _record_branches(self, stream: CudaStream, part: range) -> None:
-        """Rows that wait for the same rows lie side by side."""
-        before: list[Any] = []
-        side_by_side: list[Any] = []
+        """Record rows with the same dependencies as concurrent branches."""
+        dependencies: list[Any] = []
+        concurrent: list[Any] = []
         for number in part:
-            if self._list.rows[number].wait_for == number and side_by_side:
-                before, side_by_side = side_by_side, []
-            depend_on(stream, before)
+            if self._list.rows[number].wait_for == number and concurrent:
+                dependencies, concurrent = concurrent, []
+            depend_on(stream, dependencies)
             self._record_row(stream, number)
             if self._list.blocks[number]:
-                side_by_side.append(captured_nodes(stream)[0])
-        depend_on(stream, side_by_side or before)
+                concurrent.append(captured_nodes(stream)[0])
+        depend_on(stream, concurrent or dependencies)
 
-    def move(self, row: int) -> None:
-        """Give the graph the words that a row has now, for its next launches.
+    def update_node_params(self, row: int) -> None:
+        """Update the graph's node of a row to the current words, for later launches.
 
         Raises:
-            CudaError: the driver refuses.
+            CudaError: the driver rejects the update.
         """
         node = self._nodes.get(row)
         if node is None:
@@ -194,45 +196,49 @@ class RunGraph:
         kernel = self._list.rows[row].kernel
         if not isinstance(kernel, LoadedKernel):
             raise InternalError("the arguments of a library call cannot be updated in a graph")
-        made = self._device.driver.api.CUDA_KERNEL_NODE_PARAMS()
-        made.func = kernel.function.handle
-        made.gridDimX, made.gridDimY, made.gridDimZ = self._list.blocks[row], 1, 1
-        made.blockDimX, made.blockDimY, made.blockDimZ = kernel.kernel.threads, 1, 1
-        made.sharedMemBytes = kernel.kernel.dynamic_shared_bytes
-        made.kernelParams = self._list.arguments[row].address
-        return made
+        parameters = self._device.driver.api.CUDA_KERNEL_NODE_PARAMS()
+        parameters.func = kernel.function.handle
+        parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = self._list.blocks[row], 1, 1
+        parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = (
+            kernel.kernel.threads,
+            1,
+            1,
+        )
+        parameters.sharedMemBytes = kernel.kernel.dynamic_shared_bytes
+        parameters.kernelParams = self._list.arguments[row].address
+        return parameters
 
     def launch(self, stream: CudaStream) -> None:
-        """Queue all rows. Raises CudaError: earlier work failed."""
+        """Enqueue the graph. Raises CudaError: earlier work failed."""
         self._graph.launch(stream)
 
     def close(self) -> None:
-        """Let the graph go once its work is done; again is harmless."""
+        """Release the graph once its work is complete. Idempotent."""
         self._graph.close()
 
 
 def captured_nodes(stream: CudaStream) -> list[Any]:
-    """Return the nodes on which the next work of a stream that is being captured will depend."""
+    """Return the nodes that the next work of a capturing stream will depend on."""
     device = stream.device
     api = device.driver.api
-    # Until CUDA 13 the first name was that of a form which refuses early starts.
+    # Until CUDA 13, the name without suffix was a version that rejects PDL.
     newer = "cuStreamGetCaptureInfo_v3"
     name = newer if hasattr(api, newer) else "cuStreamGetCaptureInfo"
-    found = device.driver.call(name, stream.handle)
-    return list(found[3])
+    info = device.driver.call(name, stream.handle)
+    return list(info[3])
 
 
 def depend_on(stream: CudaStream, nodes: Sequence[Any]) -> None:
-    """Let the next work of a stream that is being captured depend on just these nodes."""
+    """Make the next work of a capturing stream depend on exactly these nodes."""
     device = stream.device
-    # The same history: the second name was another form's until CUDA 13.
+    # Until CUDA 13, the name without suffix was a version with other parameters.
     newer = "cuStreamUpdateCaptureDependencies_v2"
     name = newer if hasattr(device.driver.api, newer) else "cuStreamUpdateCaptureDependencies"
     device.driver.call(name, stream.handle, list(nodes), None, len(nodes), _SET_DEPENDENCIES)
 
 
 def groups_of(layers: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return runs of rows of the same layer: the layer, the first row, and one past the last."""
+    """Return runs of rows of one layer: the layer, the first row, and one past the last row."""
     starts = [row for row, layer in enumerate(layers) if row == 0 or layers[row - 1] != layer]
     ends = [*starts, len(layers)]
     return [(layers[first], first, last) for first, last in pairwise(ends)]

@@ -1,4 +1,4 @@
-"""Streams and events of a GPU, our own or another library's.
+"""CUDA streams and events: owned ones and those of other libraries.
 
 Source: CUDA Driver API reference, "Stream Management" and "Event Management"; the protocol
 ``__cuda_stream__`` of cuda.core.
@@ -22,29 +22,29 @@ _NON_BLOCKING: Final = 1
 _DISABLE_TIMING: Final = 2
 _EXTERNAL: Final = 1
 _HANDLE_NAMES: Final = ("cuda_stream", "ptr", "handle")
-"""What torch, cupy and numba call a stream's handle."""
+"""Attributes that hold a stream's handle in PyTorch, CuPy and Numba."""
 
 
 class CudaStream(Closeable):
-    """Work that a GPU does in order, beside other streams and beside the host."""
+    """A CUDA stream: work that a GPU executes in order, asynchronously to the host."""
 
     __slots__ = ("__weakref__", "_finalizer", "_followers", "_keeps", "device", "handle")
 
     def __init__(
         self, device: CudaDevice, foreign: object = None, *, follows_default: bool = False
     ) -> None:
-        """Make a stream, or use another library's.
+        """Create a stream, or wrap a stream of another library.
 
         Args:
             device: the GPU.
-            foreign: a stream of torch, cupy, numba or cuda.core, anything with
+            foreign: a stream of PyTorch, CuPy, Numba or cuda.core, any object with
                 ``__cuda_stream__``, or a handle as an integer (0 is the default stream). It is
                 kept alive and never destroyed.
-            follows_default: whether a new stream takes turns with the default stream, which other
-                streams of ours do not wait for.
+            follows_default: whether a new stream synchronises with the legacy default stream;
+                otherwise it is a non-blocking stream.
 
         Raises:
-            DeviceError: it is not a stream.
+            DeviceError: ``foreign`` is not a stream.
         """
         self.device = device
         self._keeps = foreign
@@ -58,15 +58,15 @@ class CudaStream(Closeable):
         self._finalizer.atexit = False
 
     def query(self) -> bool:
-        """Whether everything that was queued is done. Raises CudaError: some of it failed."""
+        """Return whether all enqueued work is complete. Raises CudaError: some of it failed."""
         return self.device.is_done("cuStreamQuery", self.handle)
 
     def synchronize(self) -> None:
-        """Wait until everything that was queued is done.
+        """Wait until all enqueued work is complete.
 
         Raises:
-            CudaError: some of it failed.
-            What a follower raises; of several the next calls raise the others.
+            CudaError: some of the work failed.
+            The error of a follower; if several failed, the next calls raise the others.
         """
         self.device.call("cuStreamSynchronize", self.handle)
         followers, self._followers = self._followers, []
@@ -77,46 +77,46 @@ class CudaStream(Closeable):
             self._followers += followers
 
     def follow(self, follower: PendingWork) -> None:
-        """Let `synchronize` wait for what is done on the host about the stream's work, too."""
+        """Make `synchronize` also wait for host work that follows the stream's work."""
         self._followers = [f for f in self._followers if f.is_awaited and f is not follower]
         self._followers.append(follower)
 
     def wait(self, event: CudaEvent) -> None:
-        """Let later work wait until ``event``, as it is now, has come."""
+        """Make later work wait for the last recording of ``event``."""
         self.device.call("cuStreamWaitEvent", self.handle, event.handle, 0)
 
     @override
     def close(self) -> None:
-        """Finish what was queued and let the stream go; a foreign one stays. Again is harmless."""
+        """Complete enqueued work and destroy the stream, unless it is foreign. Idempotent."""
         if self._finalizer is not None and self._finalizer.alive:
             self.device.give_back("cuStreamSynchronize", self.handle)
             self._finalizer()
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Version of the protocol, and the handle."""
+        """Return the version of the protocol and the handle."""
         return 0, int(self.handle)
 
 
 class PendingWork(Protocol):
-    """What a stream's `synchronize` waits for beside the stream's work."""
+    """Host work that a stream's `synchronize` also waits for."""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether there is something to wait for, or to hear."""
+        """Whether the work is not complete, or its error was not raised yet."""
         ...
 
     def wait(self) -> None:
-        """Wait until it is done. Raises what went wrong; once."""
+        """Wait until the work is complete; raise its error once."""
         ...
 
 
 class HostTask:
-    """Something that the host does once work of a GPU is complete, on a thread of its own."""
+    """A task on its own host thread, which waits for GPU work and then processes it."""
 
     __slots__ = ("_error", "_task", "_thread")
 
     def __init__(self, task: Callable[[], object]) -> None:
-        """Begin; the task itself waits for the GPU."""
+        """Start the thread; the task itself waits for the GPU."""
         self._task = task
         self._error: BaseException | None = None
         self._thread = start_thread(self._work, name="smelt-follower")
@@ -129,11 +129,11 @@ class HostTask:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether there is something to wait for, or to hear."""
+        """Whether the work is not complete, or its error was not raised yet."""
         return self._thread.is_alive() or self._error is not None
 
     def wait(self) -> None:
-        """Wait until it is done. Raises what the task raised; once."""
+        """Wait until the task is complete; raise its error once."""
         if self._thread is not threading.current_thread():
             self._thread.join()
         error, self._error = self._error, None
@@ -142,10 +142,10 @@ class HostTask:
 
 
 def handle_of(stream: object) -> int:
-    """Return the handle of any library's stream.
+    """Return the handle of a stream of any library.
 
     Raises:
-        DeviceError: it is not a stream.
+        DeviceError: ``stream`` is not a stream.
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
         if stream < 0:
@@ -153,17 +153,17 @@ def handle_of(stream: object) -> int:
         return stream
     if hasattr(stream, "__cuda_stream__"):
         protocol = cast("Any", stream).__cuda_stream__
-        said = cast("tuple[int, int]", protocol() if callable(protocol) else protocol)
-        if said[0] != 0:
+        reported = cast("tuple[int, int]", protocol() if callable(protocol) else protocol)
+        if reported[0] != 0:
             raise DeviceError(
-                f"the stream implements version {said[0]} of __cuda_stream__; version 0 is "
+                f"the stream implements version {reported[0]} of __cuda_stream__; version 0 is "
                 "supported"
             )
-        return int(said[1])
+        return int(reported[1])
     for name in _HANDLE_NAMES:
-        found = getattr(stream, name, None)
-        if isinstance(found, int):
-            return found
+        handle = getattr(stream, name, None)
+        if isinstance(handle, int):
+            return handle
     raise DeviceError(
         f"{type(stream).__name__} is not a CUDA stream; give a stream of torch, cupy, numba or "
         "cuda.core, or a handle"
@@ -171,12 +171,12 @@ def handle_of(stream: object) -> int:
 
 
 class CudaEvent:
-    """A mark in a stream. Before it is first recorded it counts as reached."""
+    """A CUDA event. Before it is first recorded it counts as complete."""
 
     __slots__ = ("__weakref__", "_finalizer", "_is_recorded", "device", "handle", "times")
 
     def __init__(self, device: CudaDevice, *, times: bool = True) -> None:
-        """Make an event; without ``times`` it is cheaper, and knows no `elapsed`."""
+        """Create an event; without ``times`` it is cheaper but does not support `elapsed`."""
         self.device = device
         self.times = times
         self._is_recorded = False
@@ -185,32 +185,32 @@ class CudaEvent:
         self._finalizer.atexit = False
 
     def record(self, stream: CudaStream) -> None:
-        """Mark the place in ``stream`` behind everything that is queued now."""
+        """Record the event behind all work that is enqueued on ``stream`` now."""
         self.device.call("cuEventRecord", self.handle, stream.handle)
         self._is_recorded = True
 
     def record_in_graph(self, stream: CudaStream) -> None:
-        """Mark a place in the graph that is being recorded; each run of the graph comes by it."""
+        """Add a record node to the graph being captured; each of its launches records the event."""
         self.device.call("cuEventRecordWithFlags", self.handle, stream.handle, _EXTERNAL)
         self._is_recorded = True
 
     def wait(self, stream: CudaStream) -> None:
-        """Let later work of ``stream`` wait for the mark."""
+        """Make later work of ``stream`` wait for the event."""
         stream.wait(self)
 
     def query(self) -> bool:
-        """Whether the mark is reached. Raises CudaError: work before it failed."""
+        """Return whether the event is complete. Raises CudaError: work before it failed."""
         return self.device.is_done("cuEventQuery", self.handle)
 
     def synchronize(self) -> None:
-        """Wait until the mark is reached. Raises CudaError: work before it failed."""
+        """Wait until the event is complete. Raises CudaError: work before it failed."""
         self.device.call("cuEventSynchronize", self.handle)
 
     def elapsed(self, end: CudaEvent) -> float:
-        """Return the milliseconds from this mark to ``end``.
+        """Return the milliseconds from this event to ``end``.
 
         Raises:
-            DeviceError: one of the two does not keep times, or is not recorded or not reached.
+            DeviceError: an event was created without timing, or is not recorded or not complete.
         """
         if not (self.times and end.times):
             raise DeviceError("the event was created without timing")
@@ -220,5 +220,5 @@ class CudaEvent:
         return float(self.device.call("cuEventElapsedTime", self.handle, end.handle))
 
     def close(self) -> None:
-        """Let the event go; again is harmless."""
+        """Destroy the event. Idempotent."""
         self._finalizer()

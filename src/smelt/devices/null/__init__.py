@@ -1,7 +1,7 @@
-"""The device that computes nothing: engines load, bind and schedule on it, and results are zeros.
+"""The null device, which computes nothing: engines load and run on it, and results are zeros.
 
-It stands in for any device where only the way to it is of interest: what a context costs without
-its kernels, or whether an engine for another processor is sound.
+It replaces a real device to measure the overhead of a context without kernels, or to check an
+engine for another CPU.
 """
 
 from smelt.devices.null._device import NullAllocation, NullMemory, NullRunList

@@ -1,4 +1,4 @@
-"""Memory without bytes, and run lists that do not run."""
+"""Memory without storage, and run lists that execute nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class NullAllocation:
-    """So many bytes of nothing, at the address 0."""
+    """An allocation without storage, at address 0."""
 
     __slots__ = ("__weakref__", "_finalizer", "address", "bytes", "size_bytes")
 
@@ -32,13 +32,13 @@ class NullAllocation:
             self._finalizer = weakref.finalize(self, tracker.released, 0, size_bytes, tag)
 
     def close(self) -> None:
-        """Give nothing back; again is harmless."""
+        """Notify the tracker. Idempotent."""
         if self._finalizer is not None:
             self._finalizer()
 
 
 class NullMemory:
-    """Counts allocations and makes none."""
+    """Notifies a tracker of allocations and allocates nothing."""
 
     __slots__ = ("tracker",)
 
@@ -46,12 +46,12 @@ class NullMemory:
         self.tracker = tracker
 
     def allocate(self, size_bytes: int, tag: str) -> NullAllocation:
-        """Return ``size_bytes`` of nothing for the purpose ``tag``."""
+        """Return an allocation of ``size_bytes`` without storage for the purpose ``tag``."""
         return NullAllocation(size_bytes, tag, self.tracker)
 
 
 class NullRunList:
-    """Rows that are never run. Its words are real, so that preparing a run costs what it costs."""
+    """A run list that executes nothing; it stores words, so that preparing a run has its cost."""
 
     def __init__(self, words: int, rows: int) -> None:
         self.words: NDArray[np.int64] = np.zeros(words, np.int64)
@@ -59,7 +59,7 @@ class NullRunList:
         self._is_closed = False
 
     def set_chunks(self, chunks: Sequence[int]) -> None:
-        """Take every row's number of chunks. Raises ContextError: one is negative."""
+        """Check every row's number of chunks. Raises ContextError: one is negative."""
         if min(chunks, default=0) < 0:
             raise ContextError("a launch has a negative number of chunks")
 
@@ -70,9 +70,9 @@ class NullRunList:
             raise ContextError("this run list is closed")
 
     def row_ticks(self) -> list[int]:
-        """Return how long nothing took, for each row."""
+        """Return 0 ticks for each row."""
         return [0] * self._rows
 
     def close(self) -> None:
-        """Refuse to run from now on."""
+        """Close the list; later runs raise ContextError."""
         self._is_closed = True
