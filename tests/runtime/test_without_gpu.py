@@ -28,7 +28,7 @@ def test_a_gpu_that_fails_is_told_by_the_drivers_own_number(
 
 
 @pytest.mark.parametrize(
-    ("missing", "told"),
+    ("missing", "detail"),
     [
         (DeviceError("the NVIDIA driver cannot be loaded"), "the NVIDIA driver cannot be loaded. "),
         (

@@ -165,7 +165,7 @@ def _from_dlpack(value: Any) -> NDArray[Any]:
 def _dtype_error(array: NDArray[Any], binding: Binding) -> BindingError:
     """Return the error for an array of the wrong dtype or byte order."""
     expected = binding.dtype.numpy
-    if array.dtype.newbyteorder("=") == expected:
+    if not array.dtype.isnative and array.dtype.newbyteorder("=") == expected:
         return BindingError(
             f"{binding.name}: the array is not in native byte order; convert it with "
             "array.astype(array.dtype.newbyteorder('='))"

@@ -27,7 +27,10 @@ _RECHECK_SECONDS: Final = 1.0
 class _ContextLease:
     """Token of one call that uses a context."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
 
 
 _RETURNED: Final = weakref.ref(_ContextLease())
@@ -83,6 +86,14 @@ class ContextPool:
                 if context is not None:
                     self._leases[context] = weakref.ref(lease)
                     return context
+                users = [user for _, lease_ref in leases if (user := lease_ref()) is not None]
+                if users and all(user.thread == lease.thread for user in users):
+                    raise ContextError(
+                        f"all {len(users)} contexts of the engine are in use by this thread, in "
+                        "calls that this one interrupts or is called from; allow more contexts "
+                        "(contexts=), or create one (create_context)"
+                    )
+                del users
                 self._released.wait(_RECHECK_SECONDS)
         raise ContextError("this engine is closed; load it again")
 

@@ -19,6 +19,7 @@ from smelt.devices.cpu import (
     DeferredError,
     Scratch,
     default_thread_count,
+    is_awaited_by,
     worker_pool,
 )
 from smelt.devices.null import NullMemory
@@ -224,6 +225,12 @@ class HostContext(ExecutionContext):
                 raise ContextError(
                     "a context cannot be closed during its own run in the same thread; close it "
                     "after the run has returned"
+                )
+            if is_awaited_by(owner[0]):  # the run's profiler or a signal handler enqueued this one
+                raise ContextError(
+                    "this run waits for the end of another run of its context, in which the thread "
+                    "waits for this one; create another context for a run that is started within "
+                    "a run"
                 )
             time.sleep(_POLL_S)  # rare: a synchronous run in another thread
 

@@ -252,7 +252,10 @@ class ArgumentWords:
             if buffer >= 0 and self._buffers[buffer].space in bases:
                 found = self._buffers[buffer]
                 base = bases[found.space] + found.start
-            words[position] = base + evaluate_dim(dim, values)
+            number = base + evaluate_dim(dim, values)
+            if not -(1 << 63) <= number < 1 << 63:
+                raise ShapeError(f"{dim} is {number} in this run, which does not fit into int64")
+            words[position] = number
         return words, [evaluate_dim(chunks, values) for chunks in self._chunks]
 
 

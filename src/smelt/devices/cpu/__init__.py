@@ -10,7 +10,13 @@ from smelt.devices.cpu._processors import (
     processor_count,
 )
 from smelt.devices.cpu._run_list import Row, RunList, Scratch
-from smelt.devices.cpu._stream import CompletionFlag, CpuEvent, CpuStream, DeferredError
+from smelt.devices.cpu._stream import (
+    CompletionFlag,
+    CpuEvent,
+    CpuStream,
+    DeferredError,
+    is_awaited_by,
+)
 from smelt.devices.cpu._worker_pool import Lease, WorkerPool, worker_pool
 
 __all__ = [
@@ -31,6 +37,7 @@ __all__ = [
     "abi",
     "available_processors",
     "default_thread_count",
+    "is_awaited_by",
     "native_runtime",
     "processor_count",
     "protect",

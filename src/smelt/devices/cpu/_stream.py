@@ -62,20 +62,51 @@ class CompletionFlag:
 
 @contextmanager
 def _waiting_on_thread(mark: CompletionFlag) -> Generator[None]:
-    """Record what a stream's thread waits for, and raise DeviceError on a cycle of waits.
+    """Record what a thread waits for, and raise DeviceError on a cycle of waits.
 
     Each thread records its flag before it checks, so one thread of every cycle detects it.
     """
     own_stream: CpuStream | None = getattr(_thread_local, "stream", None)
-    if own_stream is None:
-        yield
-        return
-    own_stream.awaited = mark
+    thread = threading.get_ident()
+    outer = _awaited_flags.get(thread)  # a signal handler may wait within a wait
     try:
-        _check_deadlock(mark, own_stream)
+        _awaited_flags[thread] = mark
+        if own_stream is not None:
+            own_stream.awaited = mark
+            _check_deadlock(mark, own_stream)
         yield
+    except RuntimeError as error:
+        # A handler that raises while `Condition.wait` takes its lock again leaves it unlocked; the
+        # end of the ``with`` block then raises this instead of what the handler has raised.
+        interrupt = error.__context__
+        if interrupt is None or "un-acquired lock" not in str(error):
+            raise
+        raise interrupt from None
     finally:
-        own_stream.awaited = None
+        if own_stream is not None:
+            own_stream.awaited = None
+        if outer is None:
+            _awaited_flags.pop(thread, None)
+        else:
+            _awaited_flags[thread] = outer
+
+
+def is_awaited_by(thread: int) -> bool:
+    """Return whether a thread waits for the stream whose thread calls, directly or indirectly.
+
+    A task that waits until ``thread`` has ended a run would wait forever.
+    """
+    own_stream: CpuStream | None = getattr(_thread_local, "stream", None)
+    mark, visited = _awaited_flags.get(thread), set[CpuStream]()
+    while mark is not None and not mark.is_signaled:
+        stream = mark.stream
+        if stream is None or stream in visited:
+            return False
+        if stream is own_stream:
+            return True
+        visited.add(stream)
+        mark = stream.awaited
+    return False
 
 
 def _check_deadlock(mark: CompletionFlag | None, own_stream: CpuStream) -> None:
@@ -310,6 +341,8 @@ def _nothing() -> None:
 
 
 _streams = reset_in_child(CpuStream.leave_parent)
+_awaited_flags: dict[int, CompletionFlag] = {}
+"""By the identifier of each thread that waits for a stream: what it waits for."""
 _thread_local = threading.local()
 """Attribute ``stream``: the stream whose work the thread executes, if any."""
 
