@@ -25,7 +25,7 @@ def test_shared_memory_of_older_gpus_is_the_kernels_alone() -> None:
 def test_a_kernel_that_is_not_there_is_told() -> None:
     with pytest.raises(EngineFormatError, match="no kernel 'third'"):
         resources_of(CUBIN, "third")
-    with pytest.raises(EngineFormatError, match="no sound cubin"):
+    with pytest.raises(EngineFormatError, match="not a valid cubin"):
         resources_of(CUBIN, "\ud800")
 
 
@@ -51,8 +51,8 @@ def test_the_driver_is_given_no_cubin_that_was_cut(length: int) -> None:
         (_SECTIONS_END + 8, len(CUBIN), "a segment reaches beyond its end"),
         (_SECTIONS_END + 32, 1 << 63, "a segment reaches beyond its end"),
         (_SECTIONS_END + 56 + 32, len(CUBIN) + 1, "a segment reaches beyond its end"),
-        (32, len(CUBIN) - 8, "no sound cubin"),  # the table of segments
-        (54, int.from_bytes(CUBIN[54:62], "little") + 1, "its segments' entries have"),
+        (32, len(CUBIN) - 8, "not a valid cubin"),  # the table of segments
+        (54, int.from_bytes(CUBIN[54:62], "little") + 1, "its program headers have"),
     ],
 )
 def test_the_driver_is_given_no_cubin_whose_segments_lie_beyond_its_end(

@@ -168,7 +168,7 @@ def test_a_call_of_too_few_operands_is_refused(device: CudaDevice, library: Stub
     rows = rows_of(device, chosen(device, CALL), [256] * 4)
     with (
         CudaStream(device) as stream,
-        pytest.raises(EngineFormatError, match="4 operands, but takes 5"),
+        pytest.raises(EngineFormatError, match="4 operands, expected 5"),
     ):
         rows.launch_all(stream)
 
@@ -215,7 +215,9 @@ def test_another_version_is_refused_with_the_remedy(
 ) -> None:
     call = chosen(device, CALL)
     library.version = 130200
-    with pytest.raises(EngineMismatchError, match=r"calls cuBLASLt 13\.1\.2, and here is 13\.2\.0"):
+    with pytest.raises(
+        EngineMismatchError, match=r"requires cuBLASLt 13\.1\.2, and version 13\.2\.0"
+    ):
         KernelLoader(device).load(call_to_bytes(call))
 
 
@@ -224,7 +226,8 @@ def test_without_the_library_the_error_names_the_extra(
 ) -> None:
     hide_cublaslt(monkeypatch)
     with pytest.raises(
-        MissingExtraError, match="cuBLASLt is part of it, and smelt's extra 'cuda-libraries'"
+        MissingExtraError,
+        match="cuBLASLt is part of it, and it is in smelt's extra 'cuda-libraries'",
     ):
         open_cublaslt(device)
 
@@ -240,6 +243,8 @@ def test_with_a_driver_that_is_too_old_for_the_library_the_error_says_so(
         assert open_cublaslt(cuda_device(0)).version == 120805
     else:
         hide_cublaslt(monkeypatch)
-    what = "too old for (cuBLASLt 13|what the extra 'cuda-libraries' brings); update the driver"
-    with pytest.raises(DeviceError, match=rf"offers CUDA 12\.8, which is {what}"):
+    what = (
+        "too old for (cuBLASLt 13|the libraries of the extra 'cuda-libraries'); update the driver"
+    )
+    with pytest.raises(DeviceError, match=rf"supports CUDA 12\.8, which is {what}"):
         open_cublaslt(cuda_device(0), VERSION if is_there else None)

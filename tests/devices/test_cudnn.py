@@ -233,7 +233,7 @@ def test_without_the_library_or_with_an_old_one_the_error_says_what_to_do(
     hide_cudnn(monkeypatch)
     with pytest.raises(
         MissingExtraError,
-        match="nvidia-cudnn-cu13 is not installed; cuDNN is part of it, and smelt's extra",
+        match="nvidia-cudnn-cu13 is not installed; cuDNN is part of it, and it is in smelt's extra",
     ):
         open_cudnn(device)
 
@@ -284,5 +284,5 @@ def test_it_is_opened_only_beside_the_cublaslt_that_it_was_made_for(
     library.cuda = 12090
     assert open_cudnn(device).version == library.version
     library.cuda = 14000
-    with pytest.raises(DeviceError, match=r"offers CUDA 13\.0, which is too old for cuBLASLt 14"):
+    with pytest.raises(DeviceError, match=r"supports CUDA 13\.0, which is too old for cuBLASLt 14"):
         open_cudnn(device)

@@ -29,7 +29,7 @@ def test_memory_is_aligned_for_every_kernel(size: int) -> None:
 
 
 def test_memory_that_cannot_be_had_is_a_clear_error() -> None:
-    with pytest.raises(DeviceError, match=r"arena: .* bytes of memory cannot be had"):
+    with pytest.raises(DeviceError, match=r"arena: .* bytes of memory cannot be allocated"):
         CpuMemory().allocate(1 << 62, "arena")
 
 

@@ -144,7 +144,7 @@ def test_a_draft_that_a_neighbour_locks_is_made_again(
     write_atomically(tmp_path / "m", iter([b"whole"]))
     assert len(held) == most
     most = 1000
-    with pytest.raises(SmeltError, match="lock or remove each new file beside it"):
+    with pytest.raises(SmeltError, match="lock or remove each new file in the target's folder"):
         write_atomically(tmp_path / "m", iter([b"another"]))
     assert (tmp_path / "m").read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [tmp_path / "m"]
@@ -177,7 +177,7 @@ def test_a_pipe_that_nobody_reads_is_not_awaited_for_ever(
 ) -> None:
     monkeypatch.setattr("smelt.types._files._READER_SECONDS", 0.01)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SmeltError, match="nobody reads the pipe"):
+    with pytest.raises(SmeltError, match="no process reads the pipe"):
         write_atomically(tmp_path / "pipe", iter([b"x"]))
 
 

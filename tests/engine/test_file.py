@@ -140,7 +140,7 @@ def test_an_open_file_is_read_as_far_as_an_engine_goes(piece: int) -> None:
     whole = data()
     assert read_engine(io.BufferedReader(io.BytesIO(whole))).header == rich_header()
     nothing = Endless(b"", piece)
-    with pytest.raises(EngineFormatError, match="is no smelt engine"):
+    with pytest.raises(EngineFormatError, match="is not a smelt engine"):
         read_engine(nothing)  # type: ignore[arg-type]
     longer = Endless(whole, piece)
     with pytest.raises(EngineFormatError, match=f"where {len(whole)} are declared"):
@@ -183,7 +183,7 @@ def test_a_file_that_takes_a_part_gets_the_rest_or_is_refused(full: int | None) 
     write_engine(whole, *arguments)
     write_engine(raw, *arguments)  # type: ignore[arg-type]
     assert raw.data == whole.getvalue()
-    with pytest.raises(SmeltError, match="takes no more of the engine"):
+    with pytest.raises(SmeltError, match="accepts no more bytes"):
         write_engine(Raw(500), *arguments)  # type: ignore[arg-type]
     whole.close()
     with pytest.raises(SmeltError, match="cannot be written to the file"):
@@ -234,7 +234,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_refused(
         return found
 
     monkeypatch.setattr(_file, "_message", shortened)
-    with pytest.raises(EngineFormatError, match="became shorter"):
+    with pytest.raises(EngineFormatError, match="was truncated while it was read"):
         read_engine(path)
 
 
@@ -446,7 +446,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(EngineFormatError, match="empty"):
         read_engine(tmp_path / "empty")
-    with pytest.raises(EngineFormatError, match="not int"):
+    with pytest.raises(EngineFormatError, match="not as int"):
         read_engine(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

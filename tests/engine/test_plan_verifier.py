@@ -82,9 +82,9 @@ def test_a_sound_engine_is_accepted() -> None:
         ),
         (view(9, BATCH, COLUMNS), "no buffer 9"),
         (view(0, BATCH + 1, COLUMNS), "of buffer 0"),
-        (view(0, BATCH - 3, COLUMNS), "a shape of"),
-        (view(0, SymbolicDim.symbol("n"), COLUMNS), "needs a value for 'n'"),
-        (view(0, 1 << 62, 1 << 62), "a shape of"),
+        (view(0, BATCH - 3, COLUMNS), "the extents"),
+        (view(0, SymbolicDim.symbol("n"), COLUMNS), "needs a value of the symbol 'n'"),
+        (view(0, 1 << 62, 1 << 62), "the extents"),
     ],
 )
 def test_an_operand_outside_its_buffer_is_refused(operand: View, words: str) -> None:
@@ -114,14 +114,17 @@ def test_inputs_and_weights_are_never_written(target: int) -> None:
     ("buffer", "words"),
     [
         (Buffer(Space.ARENA, 1000, 6 * ROW), "ends beyond the arena"),
-        (Buffer(Space.ARENA, -1, 6 * ROW), "wrong start"),
-        (Buffer(Space.ARENA, 0, 1 << 60), "wrong start or size"),
+        (Buffer(Space.ARENA, -1, 6 * ROW), "invalid offset"),
+        (Buffer(Space.ARENA, 0, 1 << 60), "invalid offset or size"),
         (Buffer(Space.WEIGHTS, 200, 6 * ROW), "ends beyond the weights"),
-        (Buffer(Space.INPUT, 1, 6 * ROW), "names no input"),
-        (Buffer(Space.OUTPUT, 0, 6 * ROW), "names no output"),
-        (Buffer(Space.OUTPUT, 7, 6 * ROW), "names no output"),
-        (Buffer(Space.ERRORS, len(HEADER.layers) * ERROR_BYTES, 8), "no layer's error words"),
-        (Buffer(Space.ERRORS, 8, 8), "no layer's error words"),
+        (Buffer(Space.INPUT, 1, 6 * ROW), "has no input"),
+        (Buffer(Space.OUTPUT, 0, 6 * ROW), "has no output"),
+        (Buffer(Space.OUTPUT, 7, 6 * ROW), "has no output"),
+        (
+            Buffer(Space.ERRORS, len(HEADER.layers) * ERROR_BYTES, 8),
+            "does not belong to the error words of a layer",
+        ),
+        (Buffer(Space.ERRORS, 8, 8), "does not belong to the error words of a layer"),
     ],
 )
 def test_a_buffer_outside_its_space_is_refused(buffer: Buffer, words: str) -> None:
@@ -135,10 +138,10 @@ def test_a_buffer_outside_its_space_is_refused(buffer: Buffer, words: str) -> No
         ({"chunks": 1 << 40}, "chunks"),
         ({"chunks": BATCH - 2}, "-1 chunks"),
         ({"scratch_bytes": 65}, "scratch"),
-        ({"writes": (3,)}, "has not"),
-        ({"writes": (-1,)}, "has not"),
+        ({"writes": (3,)}, "does not exist"),
+        ({"writes": (-1,)}, "does not exist"),
         ({"layer": 2}, "no layer 2"),
-        ({"scalars": (BATCH * (1 << 62),)}, "no 64-bit value"),
+        ({"scalars": (BATCH * (1 << 62),)}, "does not fit into 64 bits"),
         ({"scalars": (SymbolicDim.symbol("n"),)}, "'n'"),
     ],
 )
@@ -154,7 +157,7 @@ def test_error_words_are_written_by_launches_alone() -> None:
     verify(detail)
     refuse(replace(with_first(operands=operands), buffers=buffers), "reads the error words")
     call = HostCall(None, (), (words,))
-    refuse(replace(detail, steps=(*detail.steps, call)), "step of the host writes error words")
+    refuse(replace(detail, steps=(*detail.steps, call)), "host step writes error words")
 
 
 def test_a_launch_may_work_in_place_but_on_nothing_shifted() -> None:
@@ -227,8 +230,8 @@ def test_what_plans_share_is_checked() -> None:
         ({"symbols": ((MULTIPLY.symbol, 0),)}, "no kernel"),
         ({"plans": ()}, "no plan"),
         ({"bindings": HEADER.bindings[:1] * 2}, "same name"),
-        ({"weights": (PackedWeight("w", DType.FLOAT32, (1 << 40,), 0),)}, "outside the weights"),
-        ({"weights": (PackedWeight("w", DType.FLOAT32, (-1, -1), 0),)}, "outside the weights"),
+        ({"weights": (PackedWeight("w", DType.FLOAT32, (1 << 40,), 0),)}, "outside its section"),
+        ({"weights": (PackedWeight("w", DType.FLOAT32, (-1, -1), 0),)}, "outside its section"),
     ):
         with pytest.raises(EngineFormatError, match=words):
             verify_plans(replace(HEADER, **changes), weights_bytes=size, code_bytes=10_000)
@@ -256,7 +259,7 @@ def test_a_plan_whose_outputs_are_not_those_of_the_bindings_is_refused() -> None
     shapes = plan.shapes(HEADER.bindings)
     own = tuple(s for s, b in zip(shapes, HEADER.bindings, strict=True) if not b.is_input)
     wrong = {
-        "are not those": ((*own, ()), ((), *own[1:])),
+        "differ from those of the bindings": ((*own, ()), ((), *own[1:])),
         "needs a value for 'what'": (((SymbolicDim.symbol("what"),) * len(own[0]), *own[1:]),),
     }
     for words, outputs in wrong.items():

@@ -49,7 +49,7 @@ def test_a_context_cannot_be_closed_from_within_its_run(engine: smelt.Engine) ->
     """The thread once waited for itself, for ever."""
     context = engine.create_context()
     context.profiler = _Closing(context)
-    with pytest.raises(smelt.ContextError, match="from within its own run"):
+    with pytest.raises(smelt.ContextError, match="during its own run"):
         context.run({"x": X})
     context.profiler = None
     assert (context.run({"x": X})["y"] == 16).all()

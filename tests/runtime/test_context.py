@@ -129,7 +129,9 @@ def test_an_array_of_another_library_comes_in_through_dlpack(engine: Engine) -> 
     x = batch_of(2)
     with engine.create_context() as context:
         np.testing.assert_array_equal(context.run({"x": DLPackOnly(x)})["y"], affine(x))
-        with pytest.raises(BindingError, match="x: the array lies on device 3 of DLPack's kind 2"):
+        with pytest.raises(
+            BindingError, match="x: the array is on device 3 of DLPack device type 2"
+        ):
             context.run({"x": DLPackOnly(x, (2, 3))})
 
 
@@ -162,7 +164,7 @@ def test_results_come_back_in_the_library_of_the_inputs(
     [
         (batch_of(1).astype(np.float64), r"dtype float64, expected float32.*astype"),
         (batch_of(1).astype(np.int32), "dtype int32"),
-        (batch_of(1).astype(">f4"), "foreign byte order"),
+        (batch_of(1).astype(">f4"), "not in native byte order"),
         ([[1.0] * COLUMNS], "dtype float64"),
         (batch_of(1)[0], r"shape \[24\] is not \[batch, 24\]: the array has 1 axes"),
         (batch_of(1)[:, 1:], r"shape \[1, 23\] is not \[batch, 24\]: axis 1 must be 24"),
@@ -232,7 +234,7 @@ def test_a_batch_that_is_no_positive_number_is_refused(engine: Engine, batch: An
     x = batch_of(1)
     with (
         engine.create_context() as context,
-        pytest.raises(ContextError, match="it must be a whole number from 1 on"),
+        pytest.raises(ContextError, match="it must be an integer from 1 on"),
     ):
         context.execute(batch, [x, x.copy()])
 
@@ -243,7 +245,7 @@ def test_bindings_that_do_not_fit_are_refused_by_name(engine: Engine) -> None:
     frozen.flags.writeable = False
     with engine.create_context() as context:
         for bindings, words in (
-            ([x], "1 bindings for 2: x, y"),
+            ([x], "1 bindings are given, but the engine has 2: x, y"),
             ([x, y, y], "3 bindings for 2"),
             ([x[:1], y], r"x: .* shape \[1, 24\], expected \[2, 24\]"),
             ([x[:, :20].copy(), y], r"x: an array of \[2, 20\]"),
@@ -362,7 +364,7 @@ def test_a_failed_stream_does_not_block_the_context(engine: Engine) -> None:
 
 def test_streams_of_unknown_devices_are_refused() -> None:
     for make in (Stream, Event):
-        with pytest.raises(UnsupportedError, match="device 'dla' is not one of"):
+        with pytest.raises(UnsupportedError, match="device 'dla' does not exist"):
             make("dla")
 
 
@@ -606,7 +608,7 @@ def test_the_null_device_binds_and_gives_zeros() -> None:
 
 @pytest.mark.parametrize("address", [0, 1, 4095, -8, 1 << 64, True, np.bool_(True)])  # noqa: FBT003
 def test_a_number_that_is_no_address_is_refused(engine: Engine, address: int) -> None:
-    detail = "bool" if str(address) == "True" else f"{address} is no address"
+    detail = "bool" if str(address) == "True" else f"{address} is not a valid address"
     with engine.create_context() as context:
         for index, name in enumerate("xy"):
             arrays: list[Any] = [batch_of(1), batch_of(1)]

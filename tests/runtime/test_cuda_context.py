@@ -156,7 +156,7 @@ def test_addresses_that_the_gpu_does_not_reach_are_refused(engine: Engine, where
     address = {"host": int(x.ctypes.data), "nowhere": 4096, "the other GPU": other.address}[where]
     with (
         engine.create_context() as context,
-        pytest.raises(BindingError, match=r"^x: 0x.* is (no memory that|memory of cuda:1)"),
+        pytest.raises(BindingError, match=r"^x: 0x.* is (not memory that|memory of cuda:1)"),
     ):
         context.execute(1, [address, y.address])
 
@@ -207,7 +207,7 @@ def test_sizes_that_a_run_decides_trim_the_outputs(stub: StubDriver, where: str)
             y.synchronize()
             memory: Any = (ctypes.c_int64 * wanted.size).from_address(y.allocation.address)
             np.testing.assert_array_equal(np.array(memory).reshape(y.shape), wanted)
-        with pytest.raises(ShapeError, match=r"count = 24.*at most 20"):
+        with pytest.raises(ShapeError, match=r"count is 24.*at most 20"):
             context.run({"x": np.ones((6, 4), np.float32)})
 
 
@@ -355,9 +355,9 @@ def test_a_thread_that_selected_another_gpu_is_told(engine: Engine, stub: StubDr
     x, y = StubGpuArray(batch_of(1)), empty_there(1)
     with engine.create_context() as context, Stream("cuda:1") as other:
         stub.current = 1
-        with pytest.raises(ContextError, match=r"bound to cuda:0, .*selected cuda:1"):
+        with pytest.raises(ContextError, match=r"bound to cuda:0, .*this thread is cuda:1"):
             context.execute(1, [x.address, y.address])
-        with pytest.raises(ContextError, match=r"bound to cuda:0, .*selected cuda:1"):
+        with pytest.raises(ContextError, match=r"bound to cuda:0, .*this thread is cuda:1"):
             context.enqueue(1, [x.address, y.address], 0)
         assert context.run({"x": batch_of(1)})["y"].shape == (1, COLUMNS)
         assert stub.current == 1  # as the thread left it

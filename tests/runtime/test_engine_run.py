@@ -122,7 +122,7 @@ def test_a_context_is_made_only_when_all_are_busy(engine: Engine, gate: Gate) ->
 
 @pytest.mark.parametrize("contexts", [0, -1, 1.0, "2", True, None])
 def test_an_impossible_number_of_contexts_is_refused(engine: Engine, contexts: Any) -> None:
-    with pytest.raises(ContextError, match="it must be a whole number from 1 on"):
+    with pytest.raises(ContextError, match="it must be an integer from 1 on"):
         engine.run({"x": batch_of(1)}, contexts=contexts)
 
 
@@ -258,9 +258,9 @@ def test_an_unknown_output_is_refused_with_those_that_there_are(branches: Engine
         branches.run(_inputs(branches), outputs=[""])
     wrong: Any
     for wrong, words in (
-        (branches.outputs[0].name, f"come as a list, not as '{branches.outputs[0].name}'"),
-        (3, "come as a list, not as 3"),
-        ([1], "the name of an output is 1; it must be text"),
+        (branches.outputs[0].name, f"outputs is '{branches.outputs[0].name}'; it must be a list"),
+        (3, "outputs is 3; it must be a list"),
+        ([1], "the name of an output is 1; it must be a string"),
         ([["y"]], r"is \['y'\]"),
     ):
         with pytest.raises(BindingError, match=words):

@@ -170,7 +170,7 @@ def test_a_reference_that_meets_an_index_out_of_range_names_its_layer(where: str
     net.mark_output(put)
     good = {"x": np.zeros(4, np.uint8), "i": np.array([3, -4]), "u": np.array([1, 2], np.uint8)}
     bad = good | {"i": np.array([0, -5])}
-    message = "scatter_elements.*put.*: index -5 is outside an axis of 4 elements"
+    message = "scatter_elements.*put.*: index -5 is out of range for an axis of 4 elements"
     if where == "interpreter":
         with pytest.raises(smelt.IndexRangeError, match=message):
             interpret(net.graph, bad)

@@ -258,8 +258,10 @@ class _Verifier:
     def _evaluate(self, shape: Sequence[Dim]) -> list[int]:
         extents = [self._value(dim) for dim in shape]
         if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
-            detail = Limit.MAX_EXTENT.excess(str(extents))
-            raise EngineFormatError(f"a shape has {detail}, at {_text(self.values)}")
+            raise EngineFormatError(
+                f"the extents {extents} of a view must be 0 to {MAX_EXTENT:,} "
+                f"({Limit.MAX_EXTENT.name}), at {_text(self.values)}"
+            )
         return extents
 
 
