@@ -1,4 +1,4 @@
-"""Compile half of each backend: what it can run, by which tactics, and its kernels' code."""
+"""Compile-time backends: supported ops, their tactics and kernel code generation."""
 
 from smelt.backends._base import (
     Aliasing,

@@ -1,4 +1,4 @@
-"""Offsets in the arena: buffers whose lives do not meet share bytes."""
+"""Assign arena offsets so that buffers with disjoint live ranges share bytes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ALIGNMENT_BYTES: Final = 128
-"""A line of a GPU's caches, and two of a processor's: rows of whole lines then touch no more of
-them than they have."""
+"""Alignment of every buffer in bytes: one cache line of a GPU, two of a CPU. Rows that are a
+multiple of it then span no additional cache line."""
 _ATTEMPTS: Final = 100
+"""Maximum number of orders that first-fit placement tries after the greedy one."""
 _MAX_INTERFERENCES: Final = 2_000_000
-"""Pairs of buffers that live at once."""
+"""Maximum number of pairs of simultaneously live buffers for which the search by interference
+runs."""
 _MAX_INTERFERENCE_VISITS: Final = 10_000_000
-"""Neighbours that all attempts together look at: those of a very large network have fewer."""
+"""Maximum number of neighbours that all attempts together visit: a very large network gets fewer
+attempts."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRange:
-    """A buffer that is written first in a step and read last in another, both counted from 0."""
+    """Size of a buffer, and the first and last step that use it, counted from 0."""
 
     size_bytes: int
     first_step: int
@@ -32,19 +35,20 @@ class LiveRange:
 def assign_offsets(
     live_ranges: Sequence[LiveRange], complete_before_step: Sequence[int]
 ) -> tuple[list[int], int]:
-    """An offset for each buffer, and the arena's size, both in bytes.
+    """Return an offset for each buffer and the size of the arena, both in bytes.
+
+    Buffers are placed by decreasing size, each at the lowest offset at which it overlaps no live
+    neighbour (greedy by size: Pisarchyk and Lee, "Efficient memory management for deep neural net
+    inference", 2020). While the result exceeds the lower bound, the buffer that reaches the end of
+    the arena is moved ahead of its neighbours in the order, and all buffers are placed again. If
+    more than ``_MAX_INTERFERENCES`` pairs are live at once, each buffer takes the smallest gap that
+    fits when its live range begins, because visiting all neighbours would take too long.
 
     Args:
         live_ranges: the buffers.
-        complete_before_step: for each step, how many of the earliest steps are surely complete
-            when it starts; never fewer than for the step before. Two buffers may share bytes only
-            if one's last use is complete when the other's first write starts.
-
-    Largest first, each at the lowest place where it meets no living neighbour (greedy by size:
-    Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020). While
-    that takes more than the lower bound, the buffer that sticks out is placed before its
-    neighbours, and all are placed anew. Where very many live at once, each takes the smallest gap
-    that fits when its life begins: neighbours of each other would be too many to look at.
+        complete_before_step: for each step, how many of the earliest steps are guaranteed to be
+            complete when it starts; the values never decrease. Two buffers may share bytes only if
+            the last use of one is complete when the first write of the other starts.
     """
     interferences = _interferences(live_ranges, complete_before_step)
     if interferences is None:
@@ -55,27 +59,27 @@ def assign_offsets(
         key=lambda i: (-live_ranges[i].size_bytes, live_ranges[i].first_step),
     )
     bound = lower_bound(live_ranges, complete_before_step)
-    best, least = _assign_first_fit(sizes, interferences, order)
-    offsets, size = best, least
+    best, best_size = _assign_first_fit(sizes, interferences, order)
+    offsets, size = best, best_size
     for _ in range(
         min(_ATTEMPTS, _MAX_INTERFERENCE_VISITS // max(sum(map(len, interferences)), 1))
     ):
-        if least <= bound:
+        if best_size <= bound:
             break
         highest = next(i for i in order if offsets[i] + sizes[i] == size)
         order.remove(highest)
         positions = {index: position for position, index in enumerate(order)}
         order.insert(min(positions[i] for i in interferences[highest]), highest)
         offsets, size = _assign_first_fit(sizes, interferences, order)
-        if size < least:
-            best, least = offsets, size
-    return best, least
+        if size < best_size:
+            best, best_size = offsets, size
+    return best, best_size
 
 
 def _assign_first_fit(
     sizes: Sequence[int], interferences: Sequence[Sequence[int]], order: Sequence[int]
 ) -> tuple[list[int], int]:
-    """Place buffers in order, each as low as those before it allow; return the end of all, too."""
+    """Place buffers in order, each at its lowest free offset; also return the end of the last."""
     offsets = [-1] * len(sizes)
     for index in order:
         position = 0
@@ -90,17 +94,17 @@ def _assign_first_fit(
 
 
 def lower_bound(live_ranges: Sequence[LiveRange], complete_before_step: Sequence[int]) -> int:
-    """The largest sum of sizes of which none may share bytes, in bytes: no arena can be smaller.
+    """Return the largest sum of sizes that are live at once, in bytes: no arena can be smaller.
 
-    Alive in a step is what the step or an earlier one writes, and what is read in a step that may
-    still be running.
+    A buffer is live in a step if this step or an earlier one writes the buffer, and if a step that
+    may still be running reads it.
     """
     change = [0] * (len(complete_before_step) + 1)
     for live_range in live_ranges:
         size = _align(live_range.size_bytes)
         change[live_range.first_step] += size
-        over = bisect_right(complete_before_step, live_range.last_step)
-        change[over] -= size
+        end_step = bisect_right(complete_before_step, live_range.last_step)
+        change[end_step] -= size
     total = largest = 0
     for delta in change:
         total += delta
@@ -111,19 +115,19 @@ def lower_bound(live_ranges: Sequence[LiveRange], complete_before_step: Sequence
 def _assign_by_first_step(
     live_ranges: Sequence[LiveRange], complete_before_step: Sequence[int]
 ) -> tuple[list[int], int]:
-    """Place buffers as their lives begin, each in the smallest gap that is left and fits."""
+    """Place buffers in the order of their first steps, each in the smallest free gap that fits."""
     offsets, end = [0] * len(live_ranges), 0
     alive: list[tuple[int, int]] = []
     gaps: list[tuple[int, int]] = []
-    """Size and start of each, sorted."""
+    """Free gaps as (size, start) in bytes, sorted."""
     for index in sorted(range(len(live_ranges)), key=lambda i: live_ranges[i].first_step):
         while alive and alive[0][0] < complete_before_step[live_ranges[index].first_step]:
-            _, over = heappop(alive)
-            insort(gaps, (_align(live_ranges[over].size_bytes), offsets[over]))
+            _, dead = heappop(alive)
+            insort(gaps, (_align(live_ranges[dead].size_bytes), offsets[dead]))
         size = _align(live_ranges[index].size_bytes)
-        fitting = bisect_left(gaps, (size, 0))
-        if fitting < len(gaps):
-            gap_bytes, offsets[index] = gaps.pop(fitting)
+        gap_index = bisect_left(gaps, (size, 0))
+        if gap_index < len(gaps):
+            gap_bytes, offsets[index] = gaps.pop(gap_index)
             if gap_bytes > size:
                 insort(gaps, (gap_bytes - size, offsets[index] + size))
         else:
@@ -135,13 +139,13 @@ def _assign_by_first_step(
 def _interferences(
     live_ranges: Sequence[LiveRange], complete_before_step: Sequence[int]
 ) -> list[list[int]] | None:
-    """For each buffer the others that must not share bytes with it; None if they are too many."""
+    """Return, for each buffer, those it must not share bytes with; None if there are too many."""
     interferences: list[list[int]] = [[] for _ in live_ranges]
     count = 0
     alive: list[tuple[int, int]] = []
     for index in sorted(range(len(live_ranges)), key=lambda i: live_ranges[i].first_step):
         while alive and alive[0][0] < complete_before_step[live_ranges[index].first_step]:
-            heappop(alive)  # over for all later ones, too
+            heappop(alive)  # dead for all later buffers, too
         count += len(alive)
         if count > _MAX_INTERFERENCES:
             return None
@@ -153,4 +157,5 @@ def _interferences(
 
 
 def _align(size_bytes: int) -> int:
+    """Round a size up to a multiple of ``ALIGNMENT_BYTES``."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

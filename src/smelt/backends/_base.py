@@ -1,9 +1,9 @@
-"""What a backend is: families of kernels that answer for nodes with tactics.
+"""Backend interface: kernel families that offer tactics for nodes and lower the chosen ones.
 
 A *family* is one generator of kernels. For a node it yields tactics (frozen data) or refuses with a
-reason. Once the tuner has chosen, the builder plans memory and asks the family to *lower* the node:
-to turn the tactic and the views of the node's tensors into launches. The code of a launch's kernel
-is generated from its spec alone.
+reason. Once the tuner has chosen, the builder plans memory and calls the family's *lower*, which
+turns the tactic and the views of the node's tensors into launches. The code of a launch's kernel is
+generated from its spec alone.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class Aliasing(Enum):
-    """Whether a tactic moves data at all."""
+    """Whether the outputs of a tactic share memory with its inputs."""
 
     NONE = "none"
     """The outputs have their own memory, written by the launches."""
     VIEW = "view"
     """Each output is a strided window on input 0 (transpose, slice, split)."""
     SQUEEZE = "squeeze"
-    """The output is input 0 with other axes of extent 1 (squeeze, unsqueeze): a strided window that
-    lies contiguously where input 0 does."""
+    """The output is input 0 with axes of extent 1 added or removed (squeeze, unsqueeze): a strided
+    window that is contiguous wherever input 0 is contiguous."""
     RESHAPE = "reshape"
-    """The output has the bytes of input 0, which must lie contiguously (reshape, squeeze,
+    """The output has the bytes of input 0, which must be contiguous (reshape, squeeze,
     identity)."""
     CONCAT = "concat"
     """Each input is a window on output 0, written in place by its producer (concatenation)."""
@@ -44,7 +44,7 @@ class Aliasing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tactic:
-    """A decision about one node, as data: it serialises, hashes, times and explains itself."""
+    """One way to compute a node, as data that can be serialised, hashed, timed and printed."""
 
     family: str
     parameters: Parameters
@@ -53,30 +53,33 @@ class Tactic:
     absent input."""
     outputs: tuple[TensorFormat, ...]
     halos: tuple[Halo, ...] = ()
-    """For each input, what must lie around it; () when nothing need."""
+    """Halo that each input must have; () if no input needs one."""
     halo_value: int = 0
-    """What the elements of the halos hold: zero, or the integer that stands for it."""
+    """Value of the elements in the halos: zero, or the zero point of a quantised tensor."""
     workspace_bytes: Dim = 0
-    """Memory that the launches share between them, beside the operands."""
+    """Scratch memory in bytes that the launches share, in addition to the operands."""
     aliasing: Aliasing = Aliasing.NONE
     uses_pdl: bool = False
-    """Whether its launches may begin before those before have ended: see `Launch.uses_pdl`."""
+    """Whether launches may start before the preceding ones have ended: see `Launch.uses_pdl`."""
     reversed_tile_order: bool = False
-    """Whether its launches begin with what they else do last, for that is in the cache yet."""
+    """Whether launches process their tiles last to first, because the last tiles of their input are
+    still in the cache."""
     is_reference: bool = False
-    """Whether this runs the op's numpy reference: always right, never fast."""
+    """Whether the tactic runs the op's numpy reference on the host."""
     cost_hint: float = field(default=0.0, compare=False)
-    """Estimated seconds, by which hopeless candidates are dropped before any is timed."""
+    """Estimated seconds, by which slow candidates are discarded before any is timed."""
 
     @property
     def options(self) -> Options:
-        """The parameters by name."""
+        """Parameters by name."""
         return Options(self.parameters)
 
     def __str__(self) -> str:
         options = ", ".join(f"{k}={v}" for k, v in self.parameters)
-        ways = (" pdl" if self.uses_pdl else "") + (" reversed" if self.reversed_tile_order else "")
-        return f"{self.family}({options}){ways}"
+        suffix = (" pdl" if self.uses_pdl else "") + (
+            " reversed" if self.reversed_tile_order else ""
+        )
+        return f"{self.family}({options}){suffix}"
 
 
 def with_storage_dtype(
@@ -87,29 +90,35 @@ def with_storage_dtype(
     constants: bool = False,
     outputs: bool = False,
 ) -> Tactic:
-    """The tactic with every float32 tensor that it reads or writes stored as ``dtype``.
+    """Return the tactic with every float32 tensor that it reads or writes stored as ``dtype``.
 
-    Constants are small and stay as they are, unless a family only moves them (``constants``). So
-    does what nothing but a binding of the network takes, unless it must be alike (``outputs``).
+    Args:
+        dtype: storage type.
+        node: node of the tactic.
+        tactic: tactic to change.
+        constants: also store constants as ``dtype``. They are small and stay float32 otherwise; a
+            family that only moves its constants needs them converted.
+        outputs: also store graph outputs that no node reads as ``dtype``. A family sets this if its
+            outputs must have the type of its inputs.
     """
 
     def stored(value: Value | None, fmt: TensorFormat | None) -> TensorFormat | None:
         if value is None or fmt is None or fmt.dtype is not DType.FLOAT32:
             return fmt
-        kept = value.constant is not None and not constants
-        return fmt if kept else replace(fmt, dtype=dtype)
+        is_kept = value.constant is not None and not constants
+        return fmt if is_kept else replace(fmt, dtype=dtype)
 
     inputs = map(stored, node.inputs, tactic.inputs)
-    made = (
+    output_formats = (
         replace(f, dtype=dtype) if (v.users or outputs) and f.dtype is DType.FLOAT32 else f
         for v, f in zip(node.outputs, tactic.outputs, strict=True)
     )
-    return replace(tactic, inputs=tuple(inputs), outputs=tuple(made))
+    return replace(tactic, inputs=tuple(inputs), outputs=tuple(output_formats))
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a family cannot run a node."""
+    """Reason why a family cannot run a node."""
 
     family: str
     reason: str
@@ -120,29 +129,29 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The memory of one node: what its tactic is lowered onto."""
+    """Memory of one node, onto which its tactic is lowered."""
 
     inputs: tuple[View | None, ...]
     """A view for each input that the tactic gives a format; None for packed constants and absent
     inputs."""
     outputs: tuple[View, ...]
     packed: tuple[View, ...]
-    """The constants of ``Family.pack``, in its order, contiguous in the weights."""
+    """Constants returned by ``Family.pack``, in its order, contiguous in the weights."""
     workspace: View | None = None
     errors: View | None = None
-    """The node's error words, where its family asks for them."""
+    """Error words of the node, if its family reports index errors."""
 
 
 class Target(Protocol):
-    """What code is generated for. Two equal targets get equal code."""
+    """Device that code is generated for. Two equal targets get equal code."""
 
     @property
     def name(self) -> str:
-        """The target's name in engines and caches."""
+        """Name of the target in engines and caches."""
         ...
 
     def storage(self, wanted: DType) -> DType:
-        """How float32 tensors are stored where ``wanted`` is asked for."""
+        """Return the storage type of float32 tensors if ``wanted`` is requested."""
         ...
 
 
@@ -154,46 +163,47 @@ class Family(ABC, Generic[TargetT]):
 
     name: ClassVar[str]
     supports_reduced_precision: ClassVar[bool] = False
-    """Whether kernels go by the element types of views, where nodes have float32."""
+    """Whether kernels follow the element types of their views where a node has float32 tensors."""
     requires_contiguous: ClassVar[bool] = False
-    """Whether operands must lie without holes, from round addresses on: never as windows."""
+    """Whether operands must be contiguous and aligned, and therefore never windows on other
+    tensors."""
     is_reference: ClassVar[bool] = False
-    """Whether it runs an op's reference on the host."""
+    """Whether the family runs an op's numpy reference on the host."""
 
     @abstractmethod
     def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
-        """The ways to run the node, best guess first, or why not; nothing for foreign ops."""
+        """Yield the tactics of a node, best guess first, or a refusal; nothing for other ops."""
 
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: TargetT
     ) -> tuple[Tactic, ...]:
-        """What becomes of the tactic when float32 tensors may be stored as ``dtype``."""
+        """Return the variants of a tactic whose float32 tensors are stored as ``dtype``."""
         del target
         return (
             with_storage_dtype(dtype, node, tactic) if self.supports_reduced_precision else tactic,
         )
 
     def storage_dtype_tactics(self, node: Node, storage: DType) -> Iterator[Tactic]:
-        """Ways to run the node that there are only where float32 tensors are stored so."""
+        """Yield the tactics that exist only if float32 tensors are stored as ``storage``."""
         del node, storage
         yield from ()
 
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        """The constants that the launches read, derived (and so recorded) from the node's own."""
+        """Return the constants that the launches read, derived from the node's own by recipes."""
         del node, tactic
         return ()
 
     def reports_index_errors(self, node: Node) -> bool:
-        """Whether launches look for indices out of range: ``Operands.errors`` is there then."""
+        """Return whether launches check index ranges; ``Operands.errors`` is set if so."""
         del node
         return False
 
     @abstractmethod
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        """The steps that compute the node's outputs from its inputs."""
+        """Return the steps that compute the node's outputs from its inputs."""
 
     def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
-        """The outputs as windows on input 0; for ``CONCAT``, the inputs as windows on output 0."""
+        """Return outputs as windows on input 0; for ``CONCAT``, inputs as windows on output 0."""
         raise TypeError(
             f"the backend {self.name} writes every output itself, and {tactic} of {node} on "
             f"{view} is not a view"
@@ -201,39 +211,40 @@ class Family(ABC, Generic[TargetT]):
 
     @abstractmethod
     def generate(self, kernel: KernelSpec, target: TargetT) -> str:
-        """The kernel's code, deterministic: LLVM IR on the CPU, Triton on the GPU."""
+        """Return the code of a kernel: LLVM IR on the CPU, Triton on the GPU; deterministic."""
 
 
 def _has_no_elements(node: Node) -> bool:
-    """Whether a tensor that a run makes has none; constants without any are absent arguments."""
-    made = [v.type for v in (*node.inputs, *node.outputs) if v is not None and v.constant is None]
-    return any(isinstance(kind, TensorType) and 0 in kind.shape for kind in made)
+    """Return whether a non-constant tensor of the node is empty; empty constants are ignored."""
+    types = [v.type for v in (*node.inputs, *node.outputs) if v is not None and v.constant is None]
+    return any(isinstance(value_type, TensorType) and 0 in value_type.shape for value_type in types)
 
 
 class Backend(ABC, Generic[TargetT]):
-    """A kind of device to compile for."""
+    """Compiler for one kind of device."""
 
     name: ClassVar[str]
     families: tuple[Family[TargetT], ...]
     composite_ops: ClassVar[tuple[str, ...]] = ()
-    """Ops made of several that passes may form, for there is code for them."""
+    """Composite ops that passes may form, because the backend has code for them."""
     non_fusable_ops: ClassVar[tuple[str, ...]] = ()
-    """Ops that passes must not fuse as elementwise ones, for there is no code for them so."""
+    """Elementwise ops that passes must not fuse, because the backend cannot generate code for them
+    as part of a fused node."""
 
     def candidates(
         self, node: Node, target: TargetT, storage: DType = DType.FLOAT32
     ) -> tuple[list[Tactic], list[Refusal]]:
-        """Every tactic of every family for the node, and every refusal.
+        """Return every tactic of every family for the node, and every refusal.
 
-        Tensors of float32 are stored as ``storage`` wherever a family can read and write that.
-        Where a tensor is known to have no elements there is nothing to be fast at: a node has its
-        reference alone, and generated code need not divide by an extent of zero.
+        Float32 tensors are stored as ``storage`` wherever a family can read and write that type. A
+        node with a tensor that is known to be empty gets its reference only: speed does not matter
+        there, and generated code need not handle a division by an extent of zero.
         """
         tactics: list[Tactic] = []
         refusals: list[Refusal] = []
-        of_nothing = _has_no_elements(node)
+        is_empty = _has_no_elements(node)
         for family in self.families:
-            if of_nothing and not family.is_reference:
+            if is_empty and not family.is_reference:
                 refusals.append(
                     Refusal(family.name, "a tensor of the node is empty: an extent is 0")
                 )
@@ -252,7 +263,7 @@ class Backend(ABC, Generic[TargetT]):
     def mixed_precision_candidates(
         self, node: Node, target: TargetT, storage: DType, kept: Collection[str]
     ) -> tuple[list[Tactic], list[Refusal]]:
-        """The same where the nodes whose names are ``kept`` compute in float32 all the same."""
+        """Return the candidates of a node where the nodes named in ``kept`` compute in float32."""
         if kept:
             raise InternalError(
                 f"the backend {self.name} does not support keeping single layers in float32"
@@ -260,70 +271,70 @@ class Backend(ABC, Generic[TargetT]):
         return self.candidates(node, target, storage)
 
     def canonical_tactic(self, node: Node, tactic: Tactic) -> Tactic:
-        """What tactics have in common that differ only by which nodes around them are kept."""
+        """Return the common form of tactics that differ only in which readers use float32."""
         del node
         return tactic
 
     def can_fuse_pair(self, first: Node, second: Node) -> bool:
-        """Whether there is code for a node and one that reads its result as one ``FusedPair``.
+        """Return whether there is code for a node and a reader of its result as one ``FusedPair``.
 
-        Which of the two ways is faster is the tuner's question.
+        The tuner decides whether the pair or the two separate nodes are faster.
         """
         del first, second
         return False
 
     def launch_variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
-        """The ways to launch the kernels of a tactic, itself among them; () if there is but one."""
+        """Return the ways to launch a tactic's kernels, itself included; () if there is one."""
         del tactic
         return ()
 
     def family(self, name: str) -> Family[TargetT]:
-        """The family called ``name``. Raises KeyError."""
+        """Return the family called ``name``. Raises KeyError."""
         return {family.name: family for family in self.families}[name]
 
     @abstractmethod
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
-        """Steps that copy a tensor between windows of one shape, of any strides and floats."""
+        """Return steps that copy a tensor between views of one shape, any strides and floats."""
 
     @abstractmethod
     def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
-        """Steps that write ``value`` into the halo around a window, and nowhere else."""
+        """Return steps that write ``value`` into the halo around a window and nowhere else."""
 
     def concurrent_groups(
         self, steps: Sequence[Step], largest: Mapping[str, int]
     ) -> list[list[int]] | None:
-        """Which steps of a plan run at once: positions in a new order, each group after another.
+        """Return groups of step numbers of a plan, in a new order; each group runs at once.
 
-        None leaves them as they are. ``largest`` has the largest value of each symbol.
+        None keeps the order of the steps. ``largest`` has the largest value of each symbol.
         """
         del steps, largest
         return None
 
     def shape_guards(self, node: Node) -> tuple[Guard, ...]:
-        """What kernels for a node require of extents that symbols leave open."""
+        """Return the conditions that kernels for a node impose on symbolic extents."""
         del node
         return ()
 
     def with_reversed_tiles(self, step: Step) -> Step:
-        """A step of a tactic that goes backwards: what knows one order alone stays as it is."""
+        """Return a step with its tile order reversed; a step with a fixed order is unchanged."""
         return step
 
     def prefetch_weights(
         self, steps: Sequence[Step], buffers: Sequence[Buffer]
     ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
-        """The steps of a plan, changed to ask for weights before they are needed; and its buffers.
+        """Return a plan's steps and buffers with prefetches of later steps' weights added.
 
-        Results stay what they are.
+        Results do not change.
         """
         return tuple(steps), tuple(buffers)
 
     @property
     def codegen_version(self) -> str:
-        """What kernels' code depends on beside spec and target: another has other times."""
+        """Hash of what kernel code depends on besides spec and target."""
         return ""
 
     def precompile(self, kernels: Sequence[KernelSpec], target: TargetT) -> None:
-        """Compile kernels that images will soon be made of, as many at once as the machine can."""
+        """Compile kernels of later images ahead of time, as many at once as the machine allows."""
         del kernels, target
 
     @abstractmethod
@@ -333,7 +344,7 @@ class Backend(ABC, Generic[TargetT]):
 
 @dataclass(frozen=True, slots=True)
 class CodeImage:
-    """Linked native code: bytes to map, and where each kernel starts."""
+    """Linked native code: bytes to map, and the offset of each kernel."""
 
     code: bytes
     symbols: tuple[tuple[str, int], ...]

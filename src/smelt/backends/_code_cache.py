@@ -1,8 +1,8 @@
-"""Compiled kernels kept between builds, in a folder that is the user's alone.
+"""Cache of compiled kernels between builds, in a private folder of the user.
 
-What is in the cache is run, so each entry carries a MAC under a key of the user's. An entry that is
-damaged, cut short or made by somebody else is not there; it is compiled and written again. Entries
-appear whole or not at all, so processes may share the folder.
+Cached code is executed, so each entry carries a MAC under a key of the user. An entry that is
+damaged, truncated or written with another key is ignored, compiled again and replaced. Entries are
+written atomically, so processes may share the folder.
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _MAGIC: Final = b"smeltobj"
+"""First bytes of every entry."""
 _MAC_BYTES: Final = 32
+"""Size of the HMAC-SHA256 after the magic, in bytes."""
 
 
 class CodeCache:
-    """A folder of compiled kernels, by kernel and target."""
+    """Folder of compiled kernels, by kernel and target."""
 
     def __init__(self, folder: Path, secret: bytes, codegen_version: str) -> None:
-        """Keep entries in ``folder``, sealed with ``secret``; see `open`."""
+        """Keep entries in ``folder``, authenticated with ``secret``; see `open`."""
         self._folder = folder
         self._secret = secret
         self._codegen_version = codegen_version
 
     @classmethod
     def open(cls, codegen_version: str) -> CodeCache | None:
-        """Return the user's cache; None where there is none, or the user wants none.
+        """Return the user's cache; None if it is disabled or has no private folder.
 
         Args:
-            codegen_version: what code depends on beside kernel and target: generators, compiler.
+            codegen_version: hash of the generators and the compiler, on which code depends in
+                addition to kernel and target.
         """
         if not config.code_cache_enabled():
             return None
@@ -58,7 +61,7 @@ class CodeCache:
         return cls(code, secret, codegen_version)
 
     def get(self, kernel: KernelSpec, target: Target, /) -> bytes | None:
-        """Return the kernel's code, if it is known and unharmed."""
+        """Return the kernel's code; None if it is not cached or fails authentication."""
         path = self._path(kernel, target)
         try:
             data = read_file(path, Limit.MAX_CODE_BYTES)
@@ -74,7 +77,7 @@ class CodeCache:
         return content
 
     def put(self, kernel: KernelSpec, target: Target, content: bytes, /) -> None:
-        """Keep a kernel's code. That it cannot be kept is not an error."""
+        """Store a kernel's code. A failure to write is logged and not an error."""
         path = self._path(kernel, target)
         try:
             replace_file(path, iter((self._seal(path.name, content), content)))
@@ -82,11 +85,12 @@ class CodeCache:
             _LOG.debug("%s", error)
 
     def _path(self, kernel: KernelSpec, target: Target) -> Path:
-        made_for = (kernel.symbol, repr(target), VERSION, self._codegen_version)
-        digest = hashlib.sha256(repr(made_for).encode()).hexdigest()
+        """Return the path of an entry, named after all that its code depends on."""
+        key = (kernel.symbol, repr(target), VERSION, self._codegen_version)
+        digest = hashlib.sha256(repr(key).encode()).hexdigest()
         return self._folder / f"{kernel.symbol[:60]}-{digest[:32]}.o"
 
     def _seal(self, name: str, content: bytes) -> bytes:
-        """What stands before an entry. The name is sealed too: entries cannot be exchanged."""
+        """Return the header of an entry. The MAC covers the name: entries cannot be exchanged."""
         message = len(name).to_bytes(4, "little") + name.encode() + content
         return _MAGIC + hmac.digest(self._secret, message, "sha256")

@@ -1,4 +1,4 @@
-"""Which compiler and generators make a backend's code: with others, cached code is of no use."""
+"""Version hash of a backend's compiler and code generators; a change invalidates cached code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def codegen_version_of(folder: Path, compiler: str) -> str:
-    """What makes code: the compiler by name and version, and the generators in a folder."""
+    """Return the SHA-256 of the compiler's name and version and the generators in a folder."""
     digest = hashlib.sha256(compiler.encode())
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode())

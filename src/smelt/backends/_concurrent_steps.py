@@ -1,8 +1,8 @@
-"""Steps that do not need each other, put side by side.
+"""Group independent steps of a plan so that their launches may run at the same time.
 
-A small launch leaves most of a GPU idle, and where each waits for the one before, branches of a
-network add up. Here the steps of a plan that only follow one another by chance become groups whose
-launches may run at once.
+A small launch leaves most of a GPU idle. If each launch waits for the one before, the times of a
+network's parallel branches add up. This module forms groups of steps that do not depend on each
+other.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from smelt.engine import Step, View
 
 _LOOKAHEAD_STEPS: Final = 24
-"""How many steps ahead one is looked for that may join: its results live longer for it."""
+"""Maximum distance, in steps, at which a step may be moved forward into a group. A larger distance
+would extend the live ranges of results."""
 
 
 def group_concurrent_steps(
     steps: Sequence[Step], may_join: Callable[[Launch], bool]
 ) -> list[list[int]]:
-    """Positions of the steps in a new order, in groups; each group waits for all before it.
+    """Return the positions of the steps in groups; each group waits for all groups before it.
 
     Args:
-        steps: of a plan, in an order that is right, each waiting for those before it.
-        may_join: whether a launch gains by running beside others.
+        steps: steps of a plan in a valid order, in which each waits for those before it.
+        may_join: whether a launch benefits from running at the same time as others.
     """
     needs = _dependencies(steps)
     done: set[int] = set()
@@ -50,7 +51,7 @@ def group_concurrent_steps(
 
 
 def _following_launches(steps: Sequence[Step], first: int) -> Iterator[tuple[int, Launch]]:
-    """The next launches with their positions, up to a step that Python does."""
+    """Yield the next launches with their positions, up to the first host call."""
     for number in range(first + 1, min(first + 1 + _LOOKAHEAD_STEPS, len(steps))):
         step = steps[number]
         if isinstance(step, HostCall):
@@ -59,26 +60,26 @@ def _following_launches(steps: Sequence[Step], first: int) -> Iterator[tuple[int
 
 
 def _dependencies(steps: Sequence[Step]) -> list[set[int]]:
-    """For each step, the earlier ones that it needs, or that must be through with its memory."""
+    """Return, for each step, the earlier steps whose results or memory it depends on."""
     seen: dict[int, list[tuple[int, View, bool]]] = defaultdict(list)
-    needs: list[set[int]] = []
+    needed_steps: list[set[int]] = []
     for number, step in enumerate(steps):
-        own: set[int] = set()
+        dependencies: set[int] = set()
         accesses = list(accesses_of(step))
         for view, is_written in accesses:
-            own |= {
+            dependencies |= {
                 earlier
                 for earlier, other, was_written in seen[view.buffer]
                 if (is_written or was_written) and not are_disjoint(view, other)
             }
         for view, is_written in accesses:
             seen[view.buffer].append((number, view, is_written))
-        needs.append(own)
-    return needs
+        needed_steps.append(dependencies)
+    return needed_steps
 
 
 def accesses_of(step: Step) -> Iterator[tuple[View, bool]]:
-    """The windows that a step reads or writes, and which of the two."""
+    """Yield the views that a step accesses, each with whether the step writes it."""
     if isinstance(step, HostCall):
         yield from ((view, False) for view in step.inputs if view is not None)
         yield from ((view, True) for view in step.outputs)
@@ -88,7 +89,7 @@ def accesses_of(step: Step) -> Iterator[tuple[View, bool]]:
 
 
 def are_disjoint(a: View, b: View) -> bool:
-    """Whether two windows on one buffer surely share no byte: those side by side along an axis."""
+    """Return whether two views on one buffer are known to be disjoint, by a shift on an axis."""
     size = a.dtype.size_bytes
     if a.strides != b.strides or size != b.dtype.size_bytes or a.halo or b.halo:
         return False
@@ -102,7 +103,7 @@ def are_disjoint(a: View, b: View) -> bool:
 def _are_disjoint_along(
     rows: Sequence[tuple[object, object, object]], axis: int, shift: int
 ) -> bool:
-    """Whether windows that are ``shift`` elements apart are so along one axis, and do not meet."""
+    """Return whether views ``shift`` elements apart are separated along one axis."""
     stride, before, after = rows[axis]
     if shift < 0:
         shift, before, after = -shift, after, before
@@ -116,9 +117,9 @@ def _are_disjoint_along(
             continue
         if not isinstance(other, int) or other < 1:
             return False
-        longest = max((e for e in extents if isinstance(e, int)), default=0)
-        axes.append((other, longest if all(isinstance(e, int) for e in extents) else 0))
+        longest_extent = max((e for e in extents if isinstance(e, int)), default=0)
+        axes.append((other, longest_extent if all(isinstance(e, int) for e in extents) else 0))
     axes.sort()
-    # Each axis goes through less than one step of the next: no element has two sets of coordinates.
+    # Each axis spans less than one stride of the next: no element has two sets of coordinates.
     inner = pairwise(axes)
     return all(extent and step * extent <= wider for (step, extent), (wider, _) in inner)

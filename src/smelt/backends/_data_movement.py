@@ -1,4 +1,4 @@
-"""Ops that only move elements: each is one or a few strided copies between windows."""
+"""Family of ops that only move elements: each becomes one or a few strided copies."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _MAX_RAMP_ELEMENTS: Final = 1 << 24
-"""Elements along an axis that are enlarged to see what a Resize does: float32 counts no further."""
+"""Maximum number of output elements of the ramp that shows what a Resize does along an axis:
+float32 represents consecutive integers exactly only up to 2**24."""
 
 
 class Copier(Protocol):
-    """The copies of one backend."""
+    """Copy kernels of one backend."""
 
     def copy(self, source: View, destination: View) -> Launch:
-        """Copy between windows of one shape and of any strides."""
+        """Copy between views of one shape and any strides."""
         ...
 
     def pad(self, source: View, inside: View, value: Array) -> Iterable[Launch]:
-        """Copy to a window, and write the one element of ``value`` into the halo around it."""
+        """Copy to a view, and write the single element of ``value`` into the halo around it."""
         ...
 
 
@@ -46,7 +47,7 @@ class DataMovementFamily(Family[TargetT]):
     supports_reduced_precision: ClassVar[bool] = True
 
     def __init__(self, copier: Copier) -> None:
-        """A family that moves by the copies of a backend."""
+        """Create a family that moves data by the copy kernels of a backend."""
         self.copier = copier
 
     @override
@@ -87,10 +88,12 @@ class DataMovementFamily(Family[TargetT]):
 
 
 def _is_absent(node: Node, index: int) -> bool:
+    """Return whether an optional input is missing."""
     return index >= len(node.inputs) or node.inputs[index] is None
 
 
 def _unsupported_reason(node: Node) -> str | None:
+    """Return why a node cannot be lowered to copies, or None."""
     checks: dict[type, Callable[[Node], str | None]] = {
         Slice: _slice_refusal,
         Pad: _pad_refusal,
@@ -103,21 +106,24 @@ def _unsupported_reason(node: Node) -> str | None:
     return None if check is None else check(node)
 
 
-# ---- one op each
+# ---- lowering of each op
 
 
 def _transpose(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    """Copy a view of the source with permuted axes."""
     perm = getattr(node.op, "perm", None) or tuple(reversed(range(len(source.shape))))
     strides = tuple(source.strides[axis] for axis in perm)
     yield copier.copy(replace(source, shape=result.shape, strides=strides, halo=()), result)
 
 
 def _expand(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    """Copy a view of the source with strides of 0 along broadcast axes."""
     strides = broadcast_strides(source, result.shape)
     yield copier.copy(replace(source, shape=result.shape, strides=strides, halo=()), result)
 
 
 def _slice_refusal(node: Node) -> str | None:
+    """Return why a Slice cannot be lowered to a copy, or None."""
     for index, what in ((1, "starts"), (2, "ends"), (3, "axes"), (4, "steps")):
         if not _is_absent(node, index) and constant_input(node, index) is None:
             return f"the {what} are not constant"
@@ -128,6 +134,7 @@ def _slice_refusal(node: Node) -> str | None:
 
 
 def _slice(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    """Copy a strided window of the source."""
     begins, axes, steps = (constant_input(node, i) for i in (1, 3, 4))
     if begins is None:
         raise InternalError(f"{node}: the starts are not constant")
@@ -141,16 +148,16 @@ def _slice(node: Node, source: View, result: View, copier: Copier) -> Iterator[L
             raise InternalError(f"{node}: extent {extent} is symbolic")
         begin = int(begins[number])
         begin = begin + extent if begin < 0 else begin
-        begin = max(min(begin, extent - 1), 0)  # inside, even where nothing is taken
+        begin = max(min(begin, extent - 1), 0)  # in range even if the slice is empty
         offset = offset + strides[axis] * begin * source.dtype.size_bytes
-        # Of a single element no step is taken, and one of 2**63 would be no stride.
+        # An axis of at most one element needs no stride, and a step may be as large as 2**63.
         strides[axis] = strides[axis] * (step if result.shape[axis] not in {0, 1} else 1)
     window = replace(source, offset=offset, shape=result.shape, strides=tuple(strides), halo=())
     yield copier.copy(window, result)
 
 
 def _repeats_of(node: Node) -> Sequence[Dim] | None:
-    """How often each axis is repeated: constant, or known as dimensions."""
+    """Return how often each axis is repeated, if known at build time as constants or dimensions."""
     repeats = constant_input(node, 1)
     if repeats is not None:
         return [int(count) for count in repeats]
@@ -159,9 +166,10 @@ def _repeats_of(node: Node) -> Sequence[Dim] | None:
 
 
 def _tile(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    """Copy the source with every axis split into repeats, of source stride 0, and elements."""
     repeats = _repeats_of(node)
     if repeats is None:
-        raise InternalError(f"{node}: the repeats are not known at build time at build time")
+        raise InternalError(f"{node}: the repeats are not known at build time")
     shape: list[Dim] = []
     source_strides: list[Dim] = []
     result_strides: list[Dim] = []
@@ -178,6 +186,7 @@ def _tile(node: Node, source: View, result: View, copier: Copier) -> Iterator[La
 
 
 def _pads(node: Node, rank: int) -> list[tuple[int, int]] | None:
+    """Return the pads (before, after) of each axis, or None if they are not constant."""
     pads, axes = constant_input(node, 1), constant_input(node, 3)
     if pads is None or (axes is None and not _is_absent(node, 3)):
         return None
@@ -189,6 +198,7 @@ def _pads(node: Node, rank: int) -> list[tuple[int, int]] | None:
 
 
 def _pad_refusal(node: Node) -> str | None:
+    """Return why a Pad cannot be lowered to copies, or None."""
     source = node.inputs[0]
     pads = None if source is None else _pads(node, source.tensor.rank)
     if source is None or pads is None:
@@ -202,11 +212,11 @@ def _pad_refusal(node: Node) -> str | None:
             if _is_absent(node, 2) or constant_input(node, 2) is not None
             else "the padding value is not constant"
         )
-    wide = [a for a, pair in enumerate(pads) if any(pair)]
-    if not all(isinstance(source.tensor.shape[a], int) for a in wide):
+    padded_axes = [a for a, pair in enumerate(pads) if any(pair)]
+    if not all(isinstance(source.tensor.shape[a], int) for a in padded_axes):
         return "padded extents are symbolic"
     limit = 0 if mode == "reflect" else 1
-    for axis in wide:
+    for axis in padded_axes:
         extent = source.tensor.shape[axis]
         if isinstance(extent, int) and mode != "edge" and max(pads[axis]) >= extent + limit:
             return f"pads of {pads[axis]} exceed the axis extent {extent}"
@@ -214,6 +224,7 @@ def _pad_refusal(node: Node) -> str | None:
 
 
 def _pad(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    """Copy the source into the result; then fill the border by a constant or by further copies."""
     pads = _pads(node, len(source.shape))
     if pads is None:
         raise InternalError(f"{node}: the pads are not constant")
@@ -228,20 +239,20 @@ def _pad(node: Node, source: View, result: View, copier: Copier) -> Iterator[Lau
         yield from copier.pad(source, inside, value)
         return
     yield copier.copy(source, replace(inside, halo=()))
-    # Each axis copies the slabs beside what the axes before it have filled.
+    # Each axis copies slabs of the region that the axes before it have filled.
     filled = replace(inside, halo=())
     for axis, (before, after) in enumerate(pads):
         for count, at_end in ((before, False), (after, True)):
             if count:
                 yield copier.copy(*_slab(filled, axis, count, mode, at_end=at_end))
-        grown = list(filled.shape)
-        grown[axis] = grown[axis] + before + after
+        shape = list(filled.shape)
+        shape[axis] = shape[axis] + before + after
         start = filled.offset - filled.strides[axis] * before * filled.dtype.size_bytes
-        filled = replace(filled, offset=start, shape=tuple(grown))
+        filled = replace(filled, offset=start, shape=tuple(shape))
 
 
 def _slab(view: View, axis: int, count: int, mode: str, *, at_end: bool) -> tuple[View, View]:
-    """From where in a view ``count`` places beside it along an axis are filled; and these."""
+    """Return source and destination of ``count`` padding positions beside a view on an axis."""
     extent = view.shape[axis]
     if not isinstance(extent, int):
         raise InternalError(f"extent {extent} is symbolic")
@@ -267,7 +278,7 @@ def _slab(view: View, axis: int, count: int, mode: str, *, at_end: bool) -> tupl
 
 
 def _split_axis(view: View, axis: int, outer: Dim, inner: Dim) -> View:
-    """The view with an axis as two: ``outer`` blocks, then ``inner`` elements of each."""
+    """Return the view with one axis split into ``outer`` blocks of ``inner`` elements."""
     shape = (*view.shape[:axis], outer, inner, *view.shape[axis + 1 :])
     stride = view.strides[axis]
     strides = (*view.strides[:axis], stride * inner, stride, *view.strides[axis + 1 :])
@@ -275,11 +286,12 @@ def _split_axis(view: View, axis: int, outer: Dim, inner: Dim) -> View:
 
 
 def _split_image(view: View, height: Dim, width: Dim, block: int) -> View:
-    """The view of an image as ``height`` by ``width`` blocks."""
+    """Return the view of an image as ``height`` by ``width`` blocks."""
     return _split_axis(_split_axis(view, 3, width, block), 2, height, block)
 
 
 def _permute(view: View, order: tuple[int, ...]) -> View:
+    """Return the view with its axes in another order."""
     return replace(
         view,
         shape=tuple(view.shape[a] for a in order),
@@ -288,6 +300,7 @@ def _permute(view: View, order: tuple[int, ...]) -> View:
 
 
 def _depth_to_space(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    """Copy blocks of channels to squares of pixels."""
     block = int(getattr(node.op, "blocksize", 1))
     channels, height, width = result.shape[1], *source.shape[2:]
     if getattr(node.op, "mode", "DCR") == "DCR":  # axes: N, block, block, C, H, W
@@ -300,14 +313,16 @@ def _depth_to_space(node: Node, source: View, result: View, copier: Copier) -> I
 
 
 def _space_to_depth(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    """Copy squares of pixels to blocks of channels."""
     block = int(getattr(node.op, "blocksize", 1))
     channels, height, width = source.shape[1], *result.shape[2:]
     parts = _permute(_split_image(source, height, width, block), (0, 3, 5, 1, 2, 4))
-    whole = _split_axis(_split_axis(result, 1, block * block, channels), 1, block, block)
-    yield copier.copy(parts, whole)
+    split_result = _split_axis(_split_axis(result, 1, block * block, channels), 1, block, block)
+    yield copier.copy(parts, split_result)
 
 
 def _resize_refusal(node: Node) -> str | None:
+    """Return why a Resize cannot be lowered to a copy, or None."""
     return (
         None
         if _resize_factors(node)
@@ -316,7 +331,7 @@ def _resize_refusal(node: Node) -> str | None:
 
 
 def _resize_factors(node: Node) -> tuple[int, ...] | None:
-    """How often each axis repeats its elements, if the resize does nothing else.
+    """Return how often each axis repeats its elements; None if the resize does anything else.
 
     The op's reference decides, with the node's own scales and region: extents alone do not tell
     4 elements resized by 2.2 to 8 from 4 resized by 2.
@@ -348,10 +363,11 @@ def _resize_factors(node: Node) -> tuple[int, ...] | None:
 def _repeats(
     op: Resize, extent: int, factor: int, scale: float, window: tuple[float, float]
 ) -> bool:
-    """Whether the op, on a ramp along an axis, gives each element ``factor`` times."""
+    """Return whether the op repeats each element of a ramp along an axis ``factor`` times."""
     if scale == 1 and factor == 1 and window == (0.0, 1.0):
         return True
-    # The other modes mix elements. A long ramp would take the reference's weights of every element.
+    # Other modes mix elements. A large extent is refused because its ramp takes too much memory
+    # and is not exact in float32.
     if op.mode != "nearest" or extent * factor > _MAX_RAMP_ELEMENTS:
         return False
     ramp = np.arange(extent, dtype=np.float32).reshape(1, -1)
@@ -361,18 +377,21 @@ def _repeats(
 
 
 def _resize(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+    """Copy the source with every axis split into elements and their repeats, of source stride 0."""
     factors = _resize_factors(node)
     if factors is None:
         raise InternalError(f"{node} is not nearest-neighbour upsampling by integer factors")
-    whole = result
+    split_result = result
     shape: list[Dim] = []
     strides: list[Dim] = []
     for axis in reversed(range(len(factors))):
-        whole = _split_axis(whole, axis, source.shape[axis], factors[axis])
+        split_result = _split_axis(split_result, axis, source.shape[axis], factors[axis])
     for extent, stride, factor in zip(source.shape, source.strides, factors, strict=True):
         shape += [extent, factor]
         strides += [stride, 0]
-    yield copier.copy(replace(source, shape=tuple(shape), strides=tuple(strides), halo=()), whole)
+    yield copier.copy(
+        replace(source, shape=tuple(shape), strides=tuple(strides), halo=()), split_result
+    )
 
 
 _LOWERINGS: dict[type, Callable[[Node, View, View, Copier], Iterator[Launch]]] = {
@@ -385,3 +404,4 @@ _LOWERINGS: dict[type, Callable[[Node, View, View, Copier], Iterator[Launch]]] =
     Tile: _tile,
     Transpose: _transpose,
 }
+"""Function that writes the copies of each op."""

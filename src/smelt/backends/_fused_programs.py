@@ -1,4 +1,4 @@
-"""What fused nodes compute, as every backend's generators want it: ops as data, in order."""
+"""Programs of fused nodes: their ops as data, in order, for the generators of every backend."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
     UnsupportedReason = Callable[[Op, Sequence[DType]], str | None]
-    """Says why an op of arguments of these types is not written, or None."""
+    """Returns why a family cannot generate an op with arguments of these types, or None."""
 
 ABSENT_INPUT: Final = 1 << 20
-"""Stands for an optional input that is not there."""
+"""Argument number that stands for an optional input that is absent."""
 
 Program = list[tuple["Op", tuple[int, ...], tuple[DType, ...]]]
-"""(op, arguments, their dtypes): ``k >= 0`` is the node's input k, ``-1 - j`` the result of op
-j."""
+"""Ops with their arguments and the arguments' dtypes. Argument ``k >= 0`` is the node's input k;
+``-1 - j`` is the result of op j."""
 
 
 _NOT_FINITE: Final = ("nan", "inf", "-inf")
-"""Floats for which JSON has no numbers: they are written as text."""
+"""Floats that JSON has no numbers for: they are written as text."""
 
 OpT = TypeVar("OpT", bound=Op)
 
@@ -40,19 +40,19 @@ Stage = tuple[Any, tuple[int, ...], tuple[str, ...]]
 
 
 def root_of(node: Node) -> tuple[Op, int]:
-    """The op that a node computes before its epilogue, and how many inputs are its own."""
+    """Return the op that a node computes before its epilogue, and the number of the op's inputs."""
     if isinstance(node.op, Fused):
         return node.op.root, node.op.root_inputs
     return node.op, len(node.inputs)
 
 
 def root_as(kind: type[OpT], node: Node) -> OpT:
-    """The root of a node that the caller knows to be of a kind. Raises InternalError: it is not."""
+    """Return the root of a node, which must be a ``kind``. Raises InternalError otherwise."""
     return _checked(kind, root_of(node)[0], node)
 
 
 def op_as(kind: type[OpT], node: Node) -> OpT:
-    """The op of a node that the caller knows to be of a kind. Raises InternalError: it is not."""
+    """Return the op of a node, which must be a ``kind``. Raises InternalError otherwise."""
     return _checked(kind, node.op, node)
 
 
@@ -63,17 +63,18 @@ def _checked(kind: type[OpT], op: Op, node: Node) -> OpT:
 
 
 def op_as_json(op: Op) -> Json:
-    """The op as a spec holds it: its name, and its attributes by name."""
+    """Return the op as a spec holds it: its name, and its attributes by name."""
     fields = {f.name: _plain(getattr(op, f.name)) for f in dataclasses.fields(op)}
     return (op.name, as_json(parameters(**fields)))
 
 
 def attributes_in(attributes: Sequence[tuple[str, Json]]) -> dict[str, Any]:
-    """The attributes that `op_as_json` wrote."""
+    """Return the attributes that `op_as_json` wrote."""
     return {name: float(v) if v in _NOT_FINITE else v for name, v in attributes}
 
 
 def _plain(value: Any) -> Json:
+    """Return a value of an attribute as JSON."""
     if isinstance(value, DType):
         return value.value
     if isinstance(value, float) and not math.isfinite(value):
@@ -82,7 +83,7 @@ def _plain(value: Any) -> Json:
 
 
 def program_of(node: Node) -> Program:
-    """The ops of an elementwise node in order, the root first."""
+    """Return the ops of an elementwise node in order, the root first."""
     op = node.op
     if not isinstance(op, Fused):
         arguments = tuple(k if v is not None else ABSENT_INPUT for k, v in enumerate(node.inputs))
@@ -94,7 +95,7 @@ def program_of(node: Node) -> Program:
 def typed_program(
     node: Node, steps: Sequence[tuple[Op, tuple[int, ...]]], kinds: list[DType]
 ) -> Program:
-    """The steps with the types of their arguments; ``kinds`` of results begin before them."""
+    """Return the steps with their arguments' types, and append each result's type to ``kinds``."""
     program: Program = []
     for op, arguments in steps:
         present: list[DType] = []
@@ -111,13 +112,13 @@ def typed_program(
             operands.append(Operand(TensorType(kind, ())))
             resolved.append(a)
         program.append((op, tuple(resolved), tuple(present)))
-        (made,) = op.infer(operands)
-        kinds.append(made.dtype if isinstance(made, TensorType) else DType.FLOAT32)
+        (result_type,) = op.infer(operands)
+        kinds.append(result_type.dtype if isinstance(result_type, TensorType) else DType.FLOAT32)
     return program
 
 
 def stages_of(node: Node) -> tuple[Stage, ...]:
-    """The program of an elementwise node as a spec holds it, inputs counted without absent ones."""
+    """Return the program of an elementwise node as a spec holds it, without absent inputs."""
     present = [k for k, value in enumerate(node.inputs) if value is not None]
     positions = {k: position for position, k in enumerate(present)}
     return tuple(
@@ -131,14 +132,14 @@ def stages_of(node: Node) -> tuple[Stage, ...]:
 
 
 def layouts_of(rank: int) -> tuple[Layout, ...]:
-    """How a tensor may lie, the likelier first: images with their channels last."""
+    """Return the layouts a tensor may have, the more likely first: channels last from rank 3 on."""
     return (Layout.CHANNELS_LAST, Layout.LINEAR) if rank >= 3 else (Layout.LINEAR,)
 
 
 def operand_format(value: Value, layout: Layout, rank: int) -> TensorFormat:
-    """How an operand is stored beside a result of this rank and layout.
+    """Return the format of an operand that is broadcast to a result of this rank and layout.
 
-    With fewer axes, as a bias has, it lies in its own order.
+    An operand of smaller rank, such as a bias, is linear.
     """
     own = layout if value.tensor.rank == rank else Layout.LINEAR
     return TensorFormat(value.tensor.dtype, own)
@@ -150,31 +151,31 @@ def elementwise_tactics(
     unsupported_reason: UnsupportedReason,
     seconds_of: Callable[[Node], float],
 ) -> Iterator[Tactic | Refusal]:
-    """Yield the tactics of a family that runs a program over its result, in every layout.
+    """Yield the tactics of an elementwise family, one for each layout of the result.
 
     Args:
-        family: its name.
-        node: any; one that is not elementwise has none.
-        unsupported_reason: why the family cannot write one op.
-        seconds_of: estimates what a node takes.
+        family: name of the family.
+        node: node of any op; a node that is not elementwise yields nothing.
+        unsupported_reason: returns why the family cannot generate an op, or None.
+        seconds_of: estimates the time of a node in seconds.
     """
     if not node.op.elementwise:
         return
     if reason := unsupported_elementwise_reason(node, unsupported_reason):
         yield Refusal(family, reason)
         return
-    kind = node.output.tensor
+    result_type = node.output.tensor
     seconds = seconds_of(node)
-    for layout in layouts_of(kind.rank):
+    for layout in layouts_of(result_type.rank):
         inputs = tuple(
-            None if v is None else operand_format(v, layout, kind.rank) for v in node.inputs
+            None if v is None else operand_format(v, layout, result_type.rank) for v in node.inputs
         )
-        output = TensorFormat(kind.dtype, layout)
+        output = TensorFormat(result_type.dtype, layout)
         yield Tactic(family, (), inputs, (output,), cost_hint=seconds)
 
 
 def unsupported_elementwise_reason(node: Node, unsupported_reason: UnsupportedReason) -> str | None:
-    """Why a node is not a program over its result; ``unsupported_reason`` says it of one op."""
+    """Return why a node cannot be generated as an elementwise program, or None."""
     shape = node.output.tensor.shape
     for value in node.inputs:
         if value is not None and not _broadcasts(value.tensor.shape, shape):
@@ -184,6 +185,9 @@ def unsupported_elementwise_reason(node: Node, unsupported_reason: UnsupportedRe
     )
 
 
-def _broadcasts(shape: tuple[Dim, ...], onto: tuple[Dim, ...]) -> bool:
-    tail = onto[len(onto) - len(shape) :]
-    return all(extent in (1, whole) for extent, whole in zip(shape, tail, strict=True))
+def _broadcasts(shape: tuple[Dim, ...], target: tuple[Dim, ...]) -> bool:
+    """Return whether a shape is known to broadcast to another of at least its rank."""
+    tail = target[len(target) - len(shape) :]
+    return all(
+        extent in (1, target_extent) for extent, target_extent in zip(shape, tail, strict=True)
+    )

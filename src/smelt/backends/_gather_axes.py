@@ -1,4 +1,4 @@
-"""Where the elements lie that indices pick: strides of the data, the indices and the result."""
+"""Iteration axes of Gather and GatherElements over data, indices and result."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 def gather_axes(data: View, indices: View, result: View, axis: int) -> list[Axis]:
-    """Axes of a Gather: the indices' stand where the gathered one stood."""
+    """Return the axes of a Gather; the axes of the indices replace the gathered axis."""
     index_rank = len(indices.shape)
     axes: list[Axis] = []
     for result_axis, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True)):
         if axis <= result_axis < axis + index_rank:
             axes.append(Axis(extent, (0, indices.strides[result_axis - axis], stride)))
         else:
-            own = result_axis if result_axis < axis else result_axis - index_rank + 1
-            axes.append(Axis(extent, (data.strides[own], 0, stride)))
+            data_axis = result_axis if result_axis < axis else result_axis - index_rank + 1
+            axes.append(Axis(extent, (data.strides[data_axis], 0, stride)))
     return axes
 
 
 def gather_elements_axes(data: View, indices: View, result: View, axis: int) -> list[Axis]:
-    """Axes of a GatherElements: every element has an index of its own."""
+    """Return the axes of a GatherElements, in which every element has its own index."""
     return [
         Axis(extent, (0 if a == axis else data.strides[a], indices.strides[a], stride))
         for a, (extent, stride) in enumerate(zip(result.shape, result.strides, strict=True))

@@ -1,4 +1,4 @@
-"""Iteration spaces: the axes that several operands are walked along together."""
+"""Iteration spaces: the axes along which several strided operands are traversed together."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ class Axis:
     strides: tuple[Dim, ...]
 
     def json(self, scalars: LaunchScalars) -> Json:
-        """What a spec holds."""
+        """Return the axis as a spec holds it."""
         return scalars.all_json((self.extent, *self.strides))
 
 
 def broadcast_strides(view: View, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Strides of a view along the axes of a shape that it broadcasts to: 0 where it repeats."""
+    """Return the strides of a view broadcast to a shape; 0 along repeated axes."""
     missing = len(shape) - len(view.shape)
-    own = [
+    strides = [
         0 if extent == 1 else stride
         for extent, stride in zip(view.shape, view.strides, strict=True)
     ]
-    return (*([0] * missing), *own)
+    return (*([0] * missing), *strides)
 
 
 def iteration_axes(
     shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], lead: int
 ) -> list[Axis]:
-    """The axes of an iteration space, in operand ``lead``'s memory order, as few as possible."""
+    """Return the coalesced axes of an iteration space, in the memory order of operand ``lead``."""
     axes = [
         Axis(extent, tuple(s[i] for s in strides)) for i, extent in enumerate(shape) if extent != 1
     ]
@@ -46,10 +46,10 @@ def iteration_axes(
 
 
 def sort_axes(axes: Sequence[Axis], lead: int) -> list[Axis]:
-    """The axes, outermost in the memory of operand ``lead`` first."""
+    """Return the axes in the memory order of operand ``lead``, the outermost first."""
     known = [abs(s) for a in axes if isinstance(s := a.strides[lead], int)]
     if len(known) < len(axes):
-        # A symbolic stride is a product of inner extents: the unit stride alone is surely
+        # A symbolic stride is a product of inner extents: only the unit stride is known to be
         # innermost.
         return sorted(axes, key=lambda a: a.strides[lead] == 1)
     order = sorted(range(len(axes)), key=lambda i: -known[i])
@@ -57,17 +57,17 @@ def sort_axes(axes: Sequence[Axis], lead: int) -> list[Axis]:
 
 
 def coalesce_axes(axes: Sequence[Axis]) -> list[Axis]:
-    """Neighbours become one axis where, in every operand, the outer steps over all the inner."""
-    joined: list[Axis] = []
+    """Merge neighbouring axes wherever they are contiguous in every operand."""
+    coalesced: list[Axis] = []
     for axis in axes:
-        if joined:
-            above = joined[-1]
-            runs_on = all(
+        if coalesced:
+            outer_axis = coalesced[-1]
+            is_contiguous = all(
                 outer == axis.extent * inner
-                for outer, inner in zip(above.strides, axis.strides, strict=True)
+                for outer, inner in zip(outer_axis.strides, axis.strides, strict=True)
             )
-            if runs_on:
-                joined[-1] = Axis(above.extent * axis.extent, axis.strides)
+            if is_contiguous:
+                coalesced[-1] = Axis(outer_axis.extent * axis.extent, axis.strides)
                 continue
-        joined.append(axis)
-    return joined
+        coalesced.append(axis)
+    return coalesced

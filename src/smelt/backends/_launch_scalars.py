@@ -1,4 +1,4 @@
-"""Extents of views in kernel specs: known ones are baked in, others become scalars."""
+"""Extents in kernel specs: known ones are embedded, symbolic ones become launch scalars."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class LaunchScalars:
-    """Collects the run-time scalars of one launch, each once."""
+    """Collector of the run-time scalars of one launch, without duplicates."""
 
     def __init__(self) -> None:
         self._dims: list[Dim] = []
 
     def json(self, dim: Dim) -> Json:
-        """What a spec holds for the dim: the int, or ``("arg", k)`` for scalar ``k``."""
+        """Return a dim as a spec holds it: the int, or ``("arg", k)`` for scalar ``k``."""
         if isinstance(dim, int):
             return dim
         if dim not in self._dims:
@@ -26,10 +26,10 @@ class LaunchScalars:
         return ("arg", self._dims.index(dim))
 
     def all_json(self, dims: Iterable[Dim]) -> tuple[Json, ...]:
-        """``json`` of each."""
+        """Return ``json`` of each dim."""
         return tuple(self.json(dim) for dim in dims)
 
     @property
     def values(self) -> tuple[Dim, ...]:
-        """The scalars, for ``Launch.scalars``."""
+        """Scalars for ``Launch.scalars``."""
         return tuple(self._dims)

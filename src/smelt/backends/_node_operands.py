@@ -1,4 +1,4 @@
-"""What every family asks of a node and of its memory."""
+"""Accessors to the inputs of a node and their memory, with checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def required_input(node: Node, index: int) -> Value:
-    """An input that the node must have."""
+    """Return an input that the node must have. Raises InternalError if it is absent."""
     value = node.inputs[index]
     if value is None:
         raise InternalError(f"input {index} of {node} is missing")
@@ -21,7 +21,7 @@ def required_input(node: Node, index: int) -> Value:
 
 
 def input_view(operands: Operands, index: int) -> View:
-    """The memory of an input that the tactic reads."""
+    """Return the memory of an input that the tactic reads. Raises InternalError if it has none."""
     view = operands.inputs[index]
     if view is None:
         raise InternalError(f"input {index} of a kernel has no memory")
@@ -29,6 +29,6 @@ def input_view(operands: Operands, index: int) -> View:
 
 
 def constant_input(node: Node, index: int) -> Array | None:
-    """The elements of a constant input; None when it is absent or not constant."""
+    """Return the elements of a constant input; None if it is absent or not constant."""
     value = node.inputs[index] if index < len(node.inputs) else None
     return None if value is None or value.constant is None else value.constant.array

@@ -1,4 +1,4 @@
-"""The two nodes that a chain stands for, as families of single nodes know them."""
+"""The two nodes of a fused pair, in a form that the families of single nodes accept."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PairNodes:
-    """The two nodes that a chain stands for."""
+    """The two nodes of a fused pair."""
 
     first: Node
     second: Node
     returns_intermediate: bool
-    """Whether what is between them is a result of the chain, too."""
+    """Whether the intermediate between the two nodes is also a result of the pair."""
 
 
 def find_pair_nodes(node: Node) -> PairNodes | None:
-    """The nodes of a chain, in a graph of their own; None for any other op."""
+    """Return the two nodes of a fused pair, in a graph of their own; None for any other op."""
     if not isinstance(node.op, FusedPair):
         return None
     graph, count = Graph(node.name), node.op.first_inputs
@@ -44,7 +44,7 @@ def find_pair_nodes(node: Node) -> PairNodes | None:
 
 
 def pair_nodes_of(node: Node) -> PairNodes:
-    """The nodes of a chain that has tactics."""
+    """Return the two nodes of a fused pair. Raises InternalError for any other op."""
     pair_nodes = find_pair_nodes(node)
     if pair_nodes is None:
         raise InternalError(f"{node} is not a fused pair")

@@ -1,4 +1,4 @@
-"""From a graph with chosen tactics to a plan: storage, steps, lifetimes, arena."""
+"""Build a plan from a graph with chosen tactics: storage, steps, live ranges and arena."""
 
 from __future__ import annotations
 
@@ -31,57 +31,60 @@ if TYPE_CHECKING:
 
 
 _INLINE_BYTES: Final = 256
-"""Constants up to this size are the same when their names and elements are."""
+"""Maximum size of constants that are deduplicated by name and contents, in bytes."""
 
 
 def constant_bytes(constant: Constant) -> int:
-    """Bytes of the constant's elements, known without computing them."""
+    """Return the size of the constant's elements in bytes, without computing them."""
     kind = constant.type
     return evaluate_dim(element_count(kind.shape), {}) * kind.dtype.size_bytes
 
 
 class WeightStore:
-    """Packed weights of an engine, each once however many plans and layers read it.
+    """Packed weights of an engine, stored once even if several plans and layers read them.
 
-    Two constants are one when they follow from the same sources by the same transforms: nothing is
-    compared that would have to be computed first.
+    Two constants are equal if they are derived from the same sources by the same transforms. No
+    constant has to be computed to be compared.
     """
 
     def __init__(self) -> None:
         self.entries: list[tuple[Constant, int]] = []
-        """Each packed constant and its byte offset, in the order of first use."""
+        """Packed constants and their byte offsets, in the order of first use."""
         self.size_bytes = 0
         self._offsets: dict[int, int] = {}
         self._keys: dict[Constant, int] = {}
         self._numbers: dict[object, int] = {}
 
     def declare_distinct(self, constant: Constant) -> None:
-        """Never take the constant for another: its elements stand for unknown ones."""
-        self._note(constant, ("source", constant))
+        """Never merge the constant with another one: its elements are placeholders."""
+        self._record(constant, ("source", constant))
 
     def key(self, constant: Constant) -> int:
-        """What two equal constants have in common, and no others."""
+        """Return a number that is the same for equal constants and only for those."""
         for part in sources_first(constant, is_known=lambda c: c in self._keys):
-            self._note(part, self._contents(part))
+            self._record(part, self._contents(part))
         return self._keys[constant]
 
-    def _note(self, constant: Constant, contents: object) -> None:
+    def _record(self, constant: Constant, contents: object) -> None:
+        """Record the number of a constant's contents."""
         number = self._numbers.setdefault(contents, len(self._numbers))
         self._keys[constant] = number
 
     def _contents(self, constant: Constant) -> object:
+        """Return a hashable value that identifies the elements of a constant."""
         recipe = constant.recipe
         if recipe is not None:
             inputs = tuple(None if c is None else self._keys[c] for c in recipe.inputs)
             return (recipe.op, recipe.output, inputs)
         array = constant.array
         if array.nbytes <= _INLINE_BYTES:
-            # What is called otherwise may be refitted to something else.
+            # The name is part of the key: an equal constant of another name may be refitted
+            # differently.
             return (constant.name, array.dtype.str, array.shape, array.tobytes())
         return ("source", constant)
 
     def place(self, constant: Constant) -> int:
-        """Byte offset of the constant in the weights."""
+        """Return the byte offset of the constant in the weights, allocating it on first use."""
         key = self.key(constant)
         if key not in self._offsets:
             self._offsets[key] = self.size_bytes
@@ -91,30 +94,32 @@ class WeightStore:
         return self._offsets[key]
 
     def data(self) -> NDArray[np.uint8]:
-        """The weights' bytes, aligned as kernels read them, so that an engine takes them as is."""
+        """Return the bytes of the weights, aligned so that engines can use them without a copy."""
         memory = CpuMemory().allocate(self.size_bytes, "weights").bytes
         memory[:] = 0
         for constant, offset in self.entries:
             array = np.ascontiguousarray(constant.array)
             memory[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-            constant.forget()  # else every step of every derivation would stay
+            constant.forget()  # frees the intermediate results of its derivation
         return memory
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltPlan:
-    """A plan and what the inspector tells about it."""
+    """A plan and the data that the inspector reports about it."""
 
     plan: Plan
     layers: tuple[LayerInfo, ...]
     notes: tuple[str, ...]
     lower_bound_bytes: int
-    """The largest live set: no arena can be smaller."""
+    """Size of the largest live set in bytes: no arena can be smaller."""
     live_ranges: tuple[tuple[str, int, int, int, int], ...]
-    """(tensor, offset, bytes, first step, last step) of everything in the arena."""
+    """(tensor, offset, bytes, first step, last step) of every tensor in the arena."""
 
 
 class _PlanBuilder:
+    """State while the actions of a storage plan are lowered to the steps of a plan."""
+
     def __init__(
         self,
         storage: StoragePlan,
@@ -140,14 +145,16 @@ class _PlanBuilder:
         self.complete_before_step: list[int] = []
         self.layers: list[LayerInfo] = []
         self.layer_names: set[str] = set()
-        self.alike_layers: dict[tuple[str, str], int] = {}
-        """How many layers of a name and a kind have had to be told apart."""
+        self.suffix_counts: dict[tuple[str, str], int] = {}
+        """Number of layers of each name and kind whose names needed a suffix."""
         self.packed: dict[int, int] = {}
+        """Buffer of each packed constant, by its offset in the weights."""
 
     def run(self) -> BuiltPlan:
+        """Number the buffers, emit the steps, order them and assign arena offsets."""
         for stored in self.storage.tensors:
             if stored.parent is None:
-                self._number(stored)
+                self._create_buffer(stored)
         for action in self.storage.actions:
             self._emit(action)
         concurrent_groups = self.backend.concurrent_groups(self.steps, self.largest)
@@ -175,29 +182,30 @@ class _PlanBuilder:
         return BuiltPlan(plan, tuple(self.layers), tuple(self.storage.notes), bound, names)
 
     def _reorder_steps(self, concurrent_groups: Sequence[Sequence[int]]) -> None:
-        """Bring the steps into another order, in which those of a group may run at once."""
+        """Reorder the steps so that those of each group may run at once."""
         steps = self.steps
         self.steps, self.complete_before_step = [], []
         for group in concurrent_groups:
             complete = len(self.steps)
-            for number, old in enumerate(group):
-                step = steps[old]
+            for number, old_position in enumerate(group):
+                step = steps[old_position]
                 if isinstance(step, Launch):
                     step = replace(step, waits=number == 0)
                 self.steps.append(step)
                 self.complete_before_step.append(complete)
-        used: dict[int, list[int]] = defaultdict(list)
-        for place, step in enumerate(self.steps):
+        uses: dict[int, list[int]] = defaultdict(list)
+        for position, step in enumerate(self.steps):
             for view, _ in accesses_of(step):
-                used[view.buffer].append(place)
+                uses[view.buffer].append(position)
         for buffer, owner in enumerate(self.buffer_tensors):
             if owner is not None:
-                positions = used[buffer] or [-1]
-                owner.first_step, owner.last_step = positions[0], positions[-1]
+                used_positions = uses[buffer] or [-1]
+                owner.first_step, owner.last_step = used_positions[0], used_positions[-1]
 
     # ---- buffers
 
-    def _number(self, stored: StoredTensor) -> None:
+    def _create_buffer(self, stored: StoredTensor) -> None:
+        """Create the buffer of a tensor that owns memory."""
         size = max(size_bytes(stored, self.symbol_ranges), 0)
         start = stored.binding
         owner = None
@@ -208,6 +216,7 @@ class _PlanBuilder:
         stored.buffer = self._buffer(Buffer(stored.space, start, size), owner)
 
     def _buffer(self, buffer: Buffer, owner: StoredTensor | None = None) -> int:
+        """Append a buffer and return its number."""
         self.buffers.append(buffer)
         self.buffer_tensors.append(owner)
         return len(self.buffers) - 1
@@ -218,34 +227,36 @@ class _PlanBuilder:
 
     def _live_range(self, index: int) -> LiveRange:
         stored = self.buffer_tensors[index]
-        assert stored is not None  # noqa: S101  (only owned buffers are asked for)
+        assert stored is not None  # noqa: S101  (only owned buffers have ranges)
         return LiveRange(self.buffers[index].size_bytes, stored.first_step, stored.last_step)
 
     # ---- steps
 
     def _emit(self, action: Action) -> None:
+        """Append the steps of an action, and extend the live ranges of the tensors it uses."""
         first = len(self.steps)
         if isinstance(action, Compute):
             written, read = list(action.outputs), [s for s in action.inputs if s is not None]
             if action.workspace is not None:
                 written.append(action.workspace)
-            # Where a halo lies may rest on a count that a reference decides: it is filled after it.
-            late = written if action.tactic.is_reference else []
-            self._clear([] if late else written)
+            # The offset of a halo may depend on a runtime symbol that the reference determines:
+            # the halo is filled after it.
+            written_late = written if action.tactic.is_reference else []
+            self._clear([] if written_late else written)
             steps, info = self._compute(action)
         else:
-            written, read, late = [action.destination], [action.source], []
+            written, read, written_late = [action.destination], [action.source], []
             self._clear(written)
             steps, info = self._copy(action)
         self._append(steps, info, after_clearing=len(self.steps) > first)
-        self._clear(late)
+        self._clear(written_late)
         for stored in (*written, *read) if len(self.steps) > first else ():
             root = stored.root
             root.first_step = first if root.first_step < 0 else root.first_step
             root.last_step = max(root.last_step, len(self.steps) - 1, first)
 
     def _clear(self, written: Iterable[StoredTensor]) -> None:
-        """Fill the halo of what is written for the first time; the writer need not wait."""
+        """Fill the halos of tensors before their first write; their writers need not wait."""
         for stored in written:
             root = stored.root
             if root.first_step < 0 and any(b or a for b, a in root.halo):
@@ -255,28 +266,30 @@ class _PlanBuilder:
     def _append(
         self, steps: tuple[Step, ...], info: LayerInfo, *, after_clearing: bool = False
     ) -> None:
+        """Append the steps of one layer. After a halo fill, the first launch need not wait."""
         layer = self.first_layer + len(self.layers)
         self.layers.append(replace(info, name=self._unique_name(info)))
         for position, step in enumerate(steps):
             complete = len(self.steps)
-            made = replace(step, layer=layer)
-            if after_clearing and position == 0 and isinstance(made, Launch):
-                made = replace(made, waits=False)
+            layer_step = replace(step, layer=layer)
+            if after_clearing and position == 0 and isinstance(layer_step, Launch):
+                layer_step = replace(layer_step, waits=False)
                 complete = self.complete_before_step[-1]
-            self.steps.append(made)
+            self.steps.append(layer_step)
             self.complete_before_step.append(complete)
 
     def _unique_name(self, info: LayerInfo) -> str:
-        """Of what stands for the same layer of the model, all but the first tell their kind."""
-        name, alike = info.name, (info.name, info.kind)
+        """Return a unique layer name; repeated names get the layer's kind as a suffix."""
+        name, name_key = info.name, (info.name, info.kind)
         while name in self.layer_names:
-            # Not from one on: thousands of layers may stand for the same.
-            number = self.alike_layers[alike] = self.alike_layers.get(alike, 0) + 1
+            # Counting continues from the last suffix: thousands of layers may share a name.
+            number = self.suffix_counts[name_key] = self.suffix_counts.get(name_key, 0) + 1
             name = f"{info.name} ({info.kind}{'' if number == 1 else f' {number}'})"
         self.layer_names.add(name)
         return name
 
     def _copy(self, action: Copy) -> tuple[tuple[Step, ...], LayerInfo]:
+        """Return the steps and the layer info of a format conversion."""
         source, destination = action.source, action.destination
         name = f"{source.name} to {destination.format.layout.value}"
         if source.format.dtype is not destination.format.dtype:
@@ -285,6 +298,7 @@ class _PlanBuilder:
         return steps, LayerInfo(name, "reformat", str(destination.format))
 
     def _compute(self, action: Compute) -> tuple[tuple[Step, ...], LayerInfo]:
+        """Return the steps and the layer info of a node."""
         node, tactic = action.node, action.tactic
         family = self.backend.family(tactic.family)
         errors = self._error_words() if family.reports_index_errors(node) else None
@@ -306,11 +320,12 @@ class _PlanBuilder:
         return steps, _layer_info(node, tactic)
 
     def _error_words(self) -> View:
-        """The words of the layer that is being made."""
+        """Return a view of the error words of the current layer."""
         layer = self.first_layer + len(self.layers)
         return error_view(self._buffer(Buffer(Space.ERRORS, layer * ERROR_BYTES, ERROR_BYTES)))
 
     def _packed(self, constant: Constant) -> View:
+        """Return a view of a packed constant in the weights."""
         kind = constant.type
         offset = self.weights.place(constant)
         if offset not in self.packed:
@@ -330,31 +345,33 @@ def build_plan(
     guards: Iterable[Guard] = (),
     first_layer: int = 0,
 ) -> BuiltPlan:
-    """The plan of a graph.
+    """Build the plan of a graph.
 
     Args:
-        graph: optimised, its types inferred.
-        tactics: the chosen tactic of each node.
-        backend: who lowers.
-        weights: where packed constants go; shared by an engine's plans.
-        symbols: (name, smallest, largest) of every symbol left in the graph.
-        guards: what the network assumed before it was optimised; the graph's own are added.
+        graph: optimised graph with inferred types.
+        tactics: chosen tactic of each node.
+        backend: backend whose families lower the nodes.
+        weights: store of packed constants, shared by the plans of an engine.
+        symbols: (name, smallest, largest) of every symbol in the graph.
+        guards: conditions assumed before the graph was optimised; the graph's own are added.
         first_layer: index of the plan's first layer among the engine's layers.
+
+    Raises:
+        ShapeError: a guard fails for the fixed symbols.
     """
     storage = StoragePlanner(graph, tactics, backend).run()
-    own = (g for node in graph.nodes for g in (*node.guards, *backend.shape_guards(node)))
-    found = _open_guards((*guards, *own), symbols)
+    graph_guards = (g for node in graph.nodes for g in (*node.guards, *backend.shape_guards(node)))
+    open_guards = _open_guards((*guards, *graph_guards), symbols)
     outputs = tuple(value.tensor.shape for value in graph.outputs)
-    return _PlanBuilder(storage, backend, weights, symbols, found, outputs, first_layer).run()
+    return _PlanBuilder(storage, backend, weights, symbols, open_guards, outputs, first_layer).run()
 
 
 def _open_guards(
     guards: Iterable[Guard], symbols: tuple[tuple[str, int, int], ...]
 ) -> tuple[Guard, ...]:
-    """The guards that symbols leave open, each condition once.
+    """Return the guards that depend on symbols without a fixed value, each condition once.
 
-    Raises ShapeError: the symbols settle a guard, and it fails; a count of which there can be none
-    settles it, too.
+    Raises ShapeError if the fixed symbols determine a guard and it fails.
     """
     fixed = {name: low for name, low, high in symbols if low == high}
     conditions: dict[object, Guard] = {}
@@ -368,13 +385,14 @@ def _open_guards(
 
 
 def error_view(buffer: int) -> View:
-    """The window on a node's error words."""
+    """Return a view of a node's error words."""
     return View(buffer, 0, DType.INT64, (ERROR_BYTES // DType.INT64.size_bytes,), (1,))
 
 
 def _constant_in_format(stored: StoredTensor) -> Constant:
+    """Return the constant derived by the transpose and cast that its format needs."""
     constant = stored.constant
-    assert constant is not None  # noqa: S101  (asked only for constants)
+    assert constant is not None  # noqa: S101  (called only for constants)
     order = stored.format.layout.axis_order(stored.type.rank)
     name = f"{constant.name} as {stored.format}"
     if order != tuple(range(stored.type.rank)):
@@ -385,7 +403,7 @@ def _constant_in_format(stored: StoredTensor) -> Constant:
 
 
 def stored_type(value: Value, stored: TensorFormat | None) -> str:
-    """The type of a value as memory holds it; its own where a kernel has packed it."""
+    """Return the type of a value as stored in memory; its own type if a kernel packs it."""
     kind = value.type
     if stored is None or not isinstance(kind, TensorType):
         return str(kind)
@@ -393,6 +411,7 @@ def stored_type(value: Value, stored: TensorFormat | None) -> str:
 
 
 def _layer_info(node: Node, tactic: Tactic) -> LayerInfo:
+    """Return the inspector's record of a node and its tactic."""
     inputs = tuple(
         "-" if v is None else stored_type(v, f)
         for v, f in zip(node.inputs, tactic.inputs, strict=True)

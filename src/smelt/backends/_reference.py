@@ -1,4 +1,4 @@
-"""The last tactic of every op: its numpy reference, run by the host. Always right, never fast."""
+"""Fallback tactic of every op: its numpy reference, run on the host."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 REFERENCE_SECONDS = 1e3
-"""Cost by which a reference never wins against a kernel that exists."""
+"""Cost hint in seconds, so large that any kernel is preferred to the reference."""
 
 
 class ReferenceFamily(Family[TargetT]):
-    """Runs any op on linear tensors through its reference."""
+    """Family that runs any op on linear tensors by its numpy reference."""
 
     name: ClassVar[str] = "reference"
     is_reference: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
-        kinds = [v.type for v in (*node.inputs, *node.outputs) if v is not None]
-        if not all(isinstance(kind, TensorType) for kind in kinds):
+        value_types = [v.type for v in (*node.inputs, *node.outputs) if v is not None]
+        if not all(isinstance(value_type, TensorType) for value_type in value_types):
             yield Refusal(self.name, "only tensors are supported, not sequences or optionals")
             return
         yield Tactic(
@@ -59,18 +59,21 @@ class ReferenceFamily(Family[TargetT]):
 
 
 def _own_symbol(node: Node, extent: Dim) -> str | None:
-    """The symbol that an extent is, if a run of the node decides its value."""
+    """Return the symbol that an extent consists of, if a run of the node determines its value."""
     if not isinstance(extent, SymbolicDim) or len(extent.symbols) != 1:
         return None
     (name,) = extent.symbols
-    is_own = any(name == own or name.startswith(f"{own}_") for own in _counted(node.op))
+    is_own = any(
+        name == prefix or name.startswith(f"{prefix}_")
+        for prefix in _count_symbol_prefixes(node.op)
+    )
     return name if is_own and extent == SymbolicDim.symbol(name) else None
 
 
-def _counted(op: Op) -> Iterator[str]:
-    """What the symbols that a run of the op decides begin with; those of If number its results."""
-    if counted := getattr(op, "count_symbol", ""):
-        yield counted
+def _count_symbol_prefixes(op: Op) -> Iterator[str]:
+    """Yield the prefixes of the symbols that a run determines; those of If number its results."""
+    if prefix := getattr(op, "count_symbol", ""):
+        yield prefix
     for region in op.regions:
         for node in region.nodes:
-            yield from _counted(node.op)
+            yield from _count_symbol_prefixes(node.op)

@@ -1,6 +1,6 @@
-"""Resizing by tables: for each axis that changes, which elements make each place, and how much.
+"""Resize tables: the input elements and weights of each output position along an axis.
 
-The tables follow from the op's own reference, so they mean what it means.
+The tables are computed by the op's own reference, so kernels that use them agree with it.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _MAX_TABLE_ELEMENTS: Final = 1 << 24
-"""Elements of an axis' square of weights that are worth being looked at."""
+"""Maximum number of elements of the dense weight matrix of an axis."""
 _MAX_TAPS: Final = 64
+"""Maximum number of input elements per output element."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeTable:
-    """How each place of one axis of the result follows from places of the input's."""
+    """Input elements and weights of each output position along one axis."""
 
     axis: int
     indices: Array
-    """[extent, taps], int32."""
+    """[output extent, taps], int32: input positions."""
     weights: Array
-    """[extent, taps], float32."""
+    """[output extent, taps], float32: weights of the input positions."""
 
     @property
     def taps(self) -> int:
+        """Number of input elements per output position."""
         return int(self.indices.shape[1])
 
     @property
     def is_weighted(self) -> bool:
-        """Whether a place is more than a copy of one element."""
+        """Whether any output element is not a copy of one input element."""
         return bool(self.taps > 1 or (self.weights != 1).any())
 
 
 def tables_of(node: Node) -> list[ResizeTable]:
-    """The tables of a node that has tactics."""
+    """Return the tables of a node that has tactics. Raises InternalError for any other."""
     tables = (
         resize_tables(node, node.op) if isinstance(node.op, Resize) else "the node is not a Resize"
     )
@@ -57,24 +59,24 @@ def tables_of(node: Node) -> list[ResizeTable]:
 
 
 def resize_tables(node: Node, op: Resize) -> list[ResizeTable] | str:
-    """A table for each axis that changes, those that shrink first; or why there are none."""
+    """Return a table for each resized axis, shrinking axes first, or the reason there are none."""
     source = node.inputs[0]
     if source is None:
         return "the input is missing"
     axes = op.resized_axes(source.tensor.rank)
-    given = resize_arguments(node, op, [source.tensor.shape[a] for a in axes])
-    if isinstance(given, str):
-        return given
-    scales, region = given
+    arguments = resize_arguments(node, op, [source.tensor.shape[a] for a in axes])
+    if isinstance(arguments, str):
+        return arguments
+    scales, region = arguments
     tables: list[ResizeTable] = []
     for number, axis in enumerate(axes):
         window = crop_window(op, region, number, len(axes))
         before, after = source.tensor.shape[axis], node.output.tensor.shape[axis]
-        made = _axis_weights(op, before, after, float(scales[number]), window)
-        if isinstance(made, str):
-            return f"axis {axis}: {made}"
-        if made is not None:
-            tables.append(_compressed(axis, made))
+        weights = _axis_weights(op, before, after, float(scales[number]), window)
+        if isinstance(weights, str):
+            return f"axis {axis}: {weights}"
+        if weights is not None:
+            tables.append(_compress(axis, weights))
     if any(t.taps > _MAX_TAPS for t in tables):
         return f"more than {_MAX_TAPS} input elements contribute to one output element"
     if not tables:
@@ -95,8 +97,8 @@ def resize_arguments(
             return "a resized extent is symbolic or zero"
         ratios = np.array([int(s) / int(str(e)) for s, e in zip(sizes, extents, strict=True)])
         if op.keep_aspect_ratio_policy != "stretch":
-            kept = ratios.min() if op.keep_aspect_ratio_policy == "not_larger" else ratios.max()
-            ratios = np.full(len(extents), kept)
+            ratio = ratios.min() if op.keep_aspect_ratio_policy == "not_larger" else ratios.max()
+            ratios = np.full(len(extents), ratio)
         return ratios, region if region is None or region.size else None
     if scales is None:
         return "neither scales nor sizes are given"
@@ -116,7 +118,10 @@ def crop_window(op: Resize, region: Array | None, number: int, count: int) -> tu
 def _axis_weights(
     op: Resize, before: Dim, after: Dim, scale: float, window: tuple[float, float]
 ) -> Array | str | None:
-    """One row for each place: the weight of every element; None where the axis stays as it is."""
+    """Return the weights [output extent, input extent] of an axis; None if it is unchanged.
+
+    A string is the reason why there are no weights.
+    """
     if scale == 1 and before == after and window == (0.0, 1.0):
         return None
     if not isinstance(before, int) or not isinstance(after, int):
@@ -132,35 +137,36 @@ def _axis_weights(
 
 
 def resample_columns(
-    op: Resize, data: Array, scale: float, window: tuple[float, float], beyond: float
+    op: Resize, data: Array, scale: float, window: tuple[float, float], extrapolation_value: float
 ) -> Array:
-    """Resize the rows of a matrix [n, extent] by the op's reference, with ``beyond`` outside."""
-    alone = replace(op, axes=(1,), extrapolation_value=beyond, keep_aspect_ratio_policy="stretch")
-    (made,) = alone.reference(data, np.array(window), np.array([scale]), None)
-    return made
+    """Return what the op's own reference computes from the columns of a matrix."""
+    axis_op = replace(
+        op, axes=(1,), extrapolation_value=extrapolation_value, keep_aspect_ratio_policy="stretch"
+    )
+    (resized,) = axis_op.reference(data, np.array(window), np.array([scale]), None)
+    return resized
 
 
-def _compressed(axis: int, weights: Array) -> ResizeTable:
-    """The nonzero weights of each row, as many for every row as the fullest has.
+def _compress(axis: int, weights: Array) -> ResizeTable:
+    """Return the nonzero weights of each row, padded to the number of taps of the longest row.
 
-    A row with fewer repeats its first element and divides that element's weight by two for each
-    further tap. A tap without weight would turn an infinite element into NaN, and dividing by two
-    is exact.
+    A shorter row repeats its first element and halves that element's weight for each further tap. A
+    tap of weight 0 would turn an infinite element into NaN, and halving is exact.
     """
-    used = weights != 0
-    taps = max(1, int(used.sum(1).max(initial=0)))
-    order = np.argsort(~used, 1, kind="stable")[:, :taps]
+    is_nonzero = weights != 0
+    taps = max(1, int(is_nonzero.sum(1).max(initial=0)))
+    order = np.argsort(~is_nonzero, 1, kind="stable")[:, :taps]
     chosen = np.take_along_axis(weights, order, 1)
     for tap in range(1, taps):
-        spare = chosen[:, tap] == 0
-        order[spare, tap] = order[spare, 0]
-        chosen[spare, 0] /= 2
-        chosen[spare, tap] = chosen[spare, 0]
+        is_padding = chosen[:, tap] == 0
+        order[is_padding, tap] = order[is_padding, 0]
+        chosen[is_padding, 0] /= 2
+        chosen[is_padding, tap] = chosen[is_padding, 0]
     return ResizeTable(axis, order.astype(np.int32), chosen.astype(np.float32))
 
 
 def table_constants(node: Node) -> tuple[Constant, ...]:
-    """Indices and weights of each axis that changes."""
+    """Return indices and weights of each resized axis as constants."""
     packed: list[Constant] = []
     for table in tables_of(node):
         packed.append(Constant(f"{node.name} indices of axis {table.axis}", table.indices))

@@ -1,9 +1,9 @@
-"""Where each tensor of a graph lies, in which format, and which copies that takes.
+"""Storage of each tensor of a graph: its memory, its format and the copies that are needed.
 
-Every value has a *home*: the tensor as its producer writes it. A home is its own stretch of memory,
-a window on the tensor that it is concatenated into, or (for a reshape or slice) a window on the
-tensor it was made from. A reader that wants another format, or zeros around a tensor that cannot
-have them, gets a copy, made once for all readers alike.
+Every value has a *home*: the tensor as its producer writes it. A home owns memory, is a window on
+the tensor that it is concatenated into, or (for a reshape or slice) is a window on the tensor that
+it was made from. A reader that needs another format, or a halo that the home cannot have, gets a
+copy, which all readers with the same requirements share.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ class StoredTensor:
     constant: Constant | None = None
     halo: Halo = ()
     halo_value: int | None = None
-    """What the elements of halos hold, once somebody reads them; the owner of the memory says."""
+    """Value of the elements in the halo once a reader needs one; the owner of the memory has it."""
     parent: StoredTensor | None = None
     window: Callable[[View], View] | None = None
-    """With a parent: the tensor as a window on the parent's view."""
+    """Function from the parent's view to this tensor's view, if there is a parent."""
     is_concat_part: bool = False
-    """Whether the parent is what this tensor is concatenated into (its producer then writes the
-    parent)."""
+    """Whether the parent is the tensor that this one is concatenated into. The producer of this
+    tensor then writes into the parent."""
     must_be_contiguous: bool = False
-    """Whether someone relies on the bytes lying contiguously."""
+    """Whether a reader or writer requires contiguous bytes."""
     covers_parent: bool = False
-    """Whether the window is all of the parent, and contiguous where that is."""
+    """Whether the window covers all of the parent and is contiguous whenever the parent is."""
     buffer: int = -1
     first_step: int = -1
     last_step: int = -1
 
     @property
     def root(self) -> StoredTensor:
-        """The tensor that owns the memory."""
+        """Tensor that owns the memory."""
         return self if self.parent is None else self.parent.root
 
     def view(self) -> View:
-        """The window, once buffers are numbered."""
+        """Return the view of the tensor. Raises InternalError before buffers are numbered."""
         if self.parent is not None and self.window is not None:
             return self.window(self.parent.view())
         if self.buffer < 0:
@@ -69,7 +69,7 @@ class StoredTensor:
         return View(self.buffer, offset, self.format.dtype, shape, strides, self.halo)
 
     def geometry(self) -> tuple[tuple[Dim, ...], Dim, Dim]:
-        """Strides in elements, then offset of the first element and whole size in bytes."""
+        """Return the strides in elements, the offset of the first element and the size in bytes."""
         shape = self.format.layout.stored_shape(self.type.shape)
         rank = len(shape)
         halo = self.halo or ((0, 0),) * rank
@@ -87,7 +87,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Run a node."""
+    """Action: run a node."""
 
     node: Node
     tactic: Tactic
@@ -98,7 +98,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy a tensor into another format or place."""
+    """Action: copy a tensor into another format or memory."""
 
     source: StoredTensor
     destination: StoredTensor
@@ -109,16 +109,16 @@ Action = Compute | Copy
 
 @dataclass(slots=True)
 class StoragePlan:
-    """What to do, in order, and every tensor there is."""
+    """Actions of a plan in order, and all its tensors."""
 
     actions: list[Action] = field(default_factory=list[Action])
     tensors: list[StoredTensor] = field(default_factory=list[StoredTensor])
     notes: list[str] = field(default_factory=list[str])
-    """What was elided, and what could not be, for the build log."""
+    """Which copies were avoided and which were not, for the build log."""
 
 
 class StoragePlanner:
-    """Decides homes and copies for a graph whose tactics are chosen."""
+    """Decides homes and copies of the tensors of a graph whose tactics are chosen."""
 
     def __init__(self, graph: Graph, tactics: Mapping[Node, Tactic], backend: Backend[Any]) -> None:
         self.graph = graph
@@ -129,10 +129,12 @@ class StoragePlanner:
         self.copies: dict[tuple[Value, TensorFormat, int], StoredTensor] = {}
         self.constants: dict[tuple[Value, TensorFormat], StoredTensor] = {}
         self.output_of = {v: i for i, v in reversed(list(enumerate(graph.outputs)))}
-        self.given = symbols_of(*(d for value in graph.inputs for d in value.tensor.shape))
+        """First graph output of each value."""
+        self.input_symbols = symbols_of(*(d for value in graph.inputs for d in value.tensor.shape))
+        """Symbols in the shapes of the graph's inputs."""
 
     def run(self) -> StoragePlan:
-        """Plan the whole graph."""
+        """Plan the storage of the whole graph."""
         for index, value in enumerate(self.graph.inputs):
             self.homes[value] = self._new(value, linear_format(value), Space.INPUT, binding=index)
         for node in self.graph.nodes:
@@ -145,6 +147,7 @@ class StoragePlanner:
     # ---- one node
 
     def _plan_node(self, node: Node, tactic: Tactic) -> None:
+        """Plan the inputs, the outputs and the workspace of a node."""
         if tactic.aliasing in (Aliasing.VIEW, Aliasing.SQUEEZE, Aliasing.RESHAPE):
             self._plan_view(node, tactic)
             return
@@ -155,9 +158,11 @@ class StoragePlanner:
             if tactic.aliasing is Aliasing.CONCAT or value is None or wanted is None:
                 inputs.append(None)
             else:
-                around = (halo, tactic.halo_value)
+                halo_and_value = (halo, tactic.halo_value)
                 inputs.append(
-                    self._read(value, wanted, around, requires_contiguous=requires_contiguous)
+                    self._read(
+                        value, wanted, halo_and_value, requires_contiguous=requires_contiguous
+                    )
                 )
         outputs = [self._new_home(v, f) for v, f in zip(node.outputs, tactic.outputs, strict=True)]
         for home in outputs:
@@ -169,6 +174,7 @@ class StoragePlanner:
         self.plan.actions.append(Compute(node, tactic, tuple(inputs), tuple(outputs), workspace))
 
     def _workspace(self, node: Node, tactic: Tactic) -> StoredTensor | None:
+        """Return the scratch tensor of a node, or None."""
         if tactic.workspace_bytes == 0:
             return None
         kind = TensorType(DType.UINT8, (tactic.workspace_bytes,))
@@ -179,6 +185,7 @@ class StoragePlanner:
         return stored
 
     def _new_home(self, value: Value, wanted: TensorFormat) -> StoredTensor:
+        """Create the home of a value; in the binding itself if the formats allow."""
         index = self.output_of.get(value)
         direct = index is not None and is_same_memory_order(
             value.tensor, wanted, linear_format(value)
@@ -192,13 +199,14 @@ class StoragePlanner:
         return home
 
     def _plan_view(self, node: Node, tactic: Tactic) -> None:
+        """Make the outputs of a view op windows on its input."""
         source_value, wanted = node.inputs[0], tactic.inputs[0]
         if source_value is None or wanted is None:
             raise InternalError(f"{node}: a view needs its first input")
         requires_contiguous = tactic.aliasing is Aliasing.RESHAPE
         source = self._read(source_value, wanted, ((), 0), requires_contiguous=requires_contiguous)
         family = self.backend.family(tactic.family)
-        views = lru_cache(1)(partial(family.views, node, tactic))  # of all results at once
+        views = lru_cache(1)(partial(family.views, node, tactic))  # computed once for all results
         for index, (value, fmt) in enumerate(zip(node.outputs, tactic.outputs, strict=True)):
 
             def window(view: View, index: int = index) -> View:
@@ -209,11 +217,14 @@ class StoragePlanner:
             stored.covers_parent = tactic.aliasing is not Aliasing.VIEW
             self.homes[value] = stored
 
-    def _plan_concat(self, node: Node, tactic: Tactic, whole: StoredTensor) -> None:
+    def _plan_concat(self, node: Node, tactic: Tactic, result: StoredTensor) -> None:
+        """Make the inputs of a concatenation windows on its output, or copy them into it."""
         family = self.backend.family(tactic.family)
-        views = lru_cache(1)(partial(family.views, node, tactic))  # of all parts at once
-        taken: set[Value] = set()
-        counts = symbols_of(*(d for v in node.inputs if v for d in v.tensor.shape)) - self.given
+        views = lru_cache(1)(partial(family.views, node, tactic))  # computed once for all parts
+        written_in_place: set[Value] = set()
+        runtime_symbols = (
+            symbols_of(*(d for v in node.inputs if v for d in v.tensor.shape)) - self.input_symbols
+        )
         for index, value in enumerate(node.inputs):
             if value is None:
                 raise InternalError(f"{node}: input {index} is missing")
@@ -222,32 +233,42 @@ class StoragePlanner:
                 return views(view)[index]
 
             home = self.homes.get(value)
-            # Where a part lies follows from the extents of all: a run may not know them yet when it
-            # writes the part.
-            is_known = counts <= symbols_of(*value.tensor.shape)
-            is_free = is_known and value not in taken
-            if home is not None and is_free and self._can_concat_in_place(home, whole):
-                whole.halo_value = home.halo_value if whole.halo_value is None else whole.halo_value
-                home.parent, home.window, home.is_concat_part = whole, window, True
-                taken.add(value)
+            # The offset of a part depends on the extents of all parts. If an extent is a runtime
+            # symbol of another part, it may be unknown when this part is written.
+            is_known = runtime_symbols <= symbols_of(*value.tensor.shape)
+            is_free = is_known and value not in written_in_place
+            if home is not None and is_free and self._can_concat_in_place(home, result):
+                result.halo_value = (
+                    home.halo_value if result.halo_value is None else result.halo_value
+                )
+                home.parent, home.window, home.is_concat_part = result, window, True
+                written_in_place.add(value)
                 self.plan.notes.append(f"{node.name}: {value.name} is written in place")
                 continue
-            part = self._new(value, whole.format, whole.space)
-            part.parent, part.window, part.is_concat_part = whole, window, True
-            self.plan.actions.append(Copy(home or self._constant(value, whole.format), part))
+            part = self._new(value, result.format, result.space)
+            part.parent, part.window, part.is_concat_part = result, window, True
+            self.plan.actions.append(Copy(home or self._constant(value, result.format), part))
             self.plan.notes.append(f"{node.name}: {value.name} is copied")
 
     @staticmethod
-    def _can_concat_in_place(home: StoredTensor, whole: StoredTensor) -> bool:
-        owned = home.parent is None and home.space is Space.ARENA and not home.must_be_contiguous
-        if not _can_hold_halo(home, whole, home.halo):
+    def _can_concat_in_place(home: StoredTensor, result: StoredTensor) -> bool:
+        """Return whether a producer can write its result directly into the concatenation."""
+        owns_memory = (
+            home.parent is None and home.space is Space.ARENA and not home.must_be_contiguous
+        )
+        if not _can_hold_halo(home, result, home.halo):
             return False
-        if None not in (home.halo_value, whole.halo_value) and home.halo_value != whole.halo_value:
+        if (
+            None not in (home.halo_value, result.halo_value)
+            and home.halo_value != result.halo_value
+        ):
             return False
         if home.format.layout is Layout.STRIDED:
-            return owned and not home.halo and home.format.dtype is whole.format.dtype
+            return owns_memory and not home.halo and home.format.dtype is result.format.dtype
         return (
-            owned and home.format == whole.format and not (whole.must_be_contiguous and home.halo)
+            owns_memory
+            and home.format == result.format
+            and not (result.must_be_contiguous and home.halo)
         )
 
     # ---- reading
@@ -256,17 +277,18 @@ class StoragePlanner:
         self,
         value: Value,
         wanted: TensorFormat,
-        around: tuple[Halo, int],
+        halo_and_value: tuple[Halo, int],
         *,
         requires_contiguous: bool = False,
     ) -> StoredTensor:
-        halo, fill_value = around
+        """Return the tensor that a reader uses: the home, a reinterpretation of it or a copy."""
+        halo, fill_value = halo_and_value
         home = self.homes.get(value) or self._constant(value, wanted)
         has_halo = any(before or after for before, after in halo)
-        suits = satisfies_format(home.format, wanted) and (
+        is_usable = satisfies_format(home.format, wanted) and (
             not has_halo or self._may_have_halo(home, halo, fill_value)
         )
-        if suits and (not requires_contiguous or self._is_contiguous(home)):
+        if is_usable and (not requires_contiguous or self._is_contiguous(home)):
             home.halo = _halo_union(home.halo, halo if has_halo else ())
             if has_halo:
                 home.root.halo_value = fill_value
@@ -278,7 +300,7 @@ class StoragePlanner:
             and self._is_contiguous(home)
             and is_same_memory_order(value.tensor, home.format, wanted)
         ):
-            return self._reinterpreted(value, home, wanted)
+            return self._reinterpret(value, home, wanted)
         key = (value, wanted, fill_value)
         if requires_contiguous or key not in self.copies:
             copy = self._new(value, wanted, Space.ARENA)
@@ -293,19 +315,18 @@ class StoragePlanner:
         copy.halo_value = fill_value
         return copy
 
-    def _reinterpreted(
-        self, value: Value, home: StoredTensor, wanted: TensorFormat
-    ) -> StoredTensor:
-        """The home in a format that has the same bytes: one channel, or one pixel."""
+    def _reinterpret(self, value: Value, home: StoredTensor, wanted: TensorFormat) -> StoredTensor:
+        """Return a view of the home in a format with the same bytes: one channel or one pixel."""
         strides = contiguous_strides(value.tensor, wanted.layout)
-        renamed = self._new(value, wanted, home.space)
-        renamed.parent, renamed.covers_parent = home, True
-        renamed.window = lambda view: replace(view, strides=strides)
+        reinterpreted = self._new(value, wanted, home.space)
+        reinterpreted.parent, reinterpreted.covers_parent = home, True
+        reinterpreted.window = lambda view: replace(view, strides=strides)
         _keep_contiguous(home)
-        return renamed
+        return reinterpreted
 
     @staticmethod
     def _may_have_halo(home: StoredTensor, halo: Halo, fill_value: int) -> bool:
+        """Return whether all tensors that share the home's memory permit the halo."""
         root = home.root
         if root.halo_value not in (None, fill_value):
             return False
@@ -321,12 +342,13 @@ class StoragePlanner:
         return True
 
     def _is_contiguous(self, home: StoredTensor) -> bool:
+        """Return whether the bytes of a tensor are contiguous."""
         if home.parent is not None:
             return home.covers_parent and self._is_contiguous(home.parent)
         return not any(b or a for b, a in home.halo)
 
     def _constant(self, value: Value, wanted: TensorFormat) -> StoredTensor:
-        """The constant in the weights, laid out as wanted: packing it costs nothing at run time."""
+        """Return the constant in the weights, converted at build time to the wanted format."""
         if value.constant is None:
             raise InternalError(f"{value.name} is read before it is written")
         key = (value, wanted)
@@ -336,6 +358,7 @@ class StoragePlanner:
         return self.constants[key]
 
     def _finish_output(self, index: int, value: Value) -> None:
+        """Make a graph output's memory a binding, or copy the value to the binding."""
         home = self.homes.get(value) or self._constant(value, linear_format(value))
         binding = len(self.graph.inputs) + index
         if home.space is Space.OUTPUT and home.parent is None and home.binding == binding:
@@ -347,7 +370,7 @@ class StoragePlanner:
         self.plan.actions.append(Copy(home, output))
 
     def _may_be_output(self, value: Value, home: StoredTensor) -> bool:
-        """Whether the memory that a tensor is all of may be the application's."""
+        """Return whether the memory of a tensor may be a binding of the application."""
         root = home.root
         is_own = root.space is Space.ARENA and root.halo_value is None
         in_order = is_same_memory_order(value.tensor, home.format, linear_format(value))
@@ -356,31 +379,31 @@ class StoragePlanner:
     def _new(
         self, value: Value, fmt: TensorFormat, space: Space, *, binding: int = -1
     ) -> StoredTensor:
+        """Create a tensor and add it to the plan."""
         stored = StoredTensor(value.name, value.tensor, fmt, space, binding)
         self.plan.tensors.append(stored)
         return stored
 
     def _propagate_halos(self) -> None:
-        """A window that readers pad makes the whole tensor padded: they share strides."""
-        for (
-            stored
-        ) in self.plan.tensors:  # a whole comes after its parts, so one sweep reaches the outermost
+        """Extend the halos of concatenations by those of their parts, which share their strides."""
+        # A concatenation comes after its parts, so one pass reaches the outermost tensor.
+        for stored in self.plan.tensors:
             if stored.is_concat_part and stored.parent is not None:
                 stored.parent.halo = _halo_union(stored.parent.halo, stored.halo)
 
 
-def _can_hold_halo(part: StoredTensor, whole: StoredTensor, halo: Halo) -> bool:
-    """Whether a part may have a halo in the whole: along the joined axis lie its neighbours."""
-    shapes = (s.format.layout.stored_shape(s.type.shape) for s in (part, whole))
-    around = halo or ((0, 0),) * len(part.type.shape)
+def _can_hold_halo(part: StoredTensor, result: StoredTensor, halo: Halo) -> bool:
+    """Return whether a part may have a halo: not along the joined axis, next to other parts."""
+    shapes = (s.format.layout.stored_shape(s.type.shape) for s in (part, result))
+    pads_by_axis = halo or ((0, 0),) * len(part.type.shape)
     return all(
-        sum(pads) == 0 or mine == theirs
-        for pads, mine, theirs in zip(around, *shapes, strict=False)
+        sum(pads) == 0 or part_extent == result_extent
+        for pads, part_extent, result_extent in zip(pads_by_axis, *shapes, strict=False)
     )
 
 
 def _keep_contiguous(home: StoredTensor) -> None:
-    """Let the bytes lie contiguously for good: those of all that the home is a window on, too."""
+    """Require contiguous bytes of a tensor and of all tensors that it is a window on."""
     stored: StoredTensor | None = home
     while stored is not None:
         stored.must_be_contiguous = True
@@ -388,12 +411,12 @@ def _keep_contiguous(home: StoredTensor) -> None:
 
 
 def satisfies_format(made: TensorFormat, wanted: TensorFormat) -> bool:
-    """Whether a reader of one format takes a tensor that is stored in the other as it is."""
+    """Return whether a reader of format ``wanted`` accepts a tensor stored as ``made``."""
     return made == wanted or (wanted.layout is Layout.STRIDED and made.dtype is wanted.dtype)
 
 
 def is_same_memory_order(kind: TensorType, a: TensorFormat, b: TensorFormat) -> bool:
-    """Whether two formats of a tensor have the same bytes: only axes of extent 1 lie elsewhere."""
+    """Return whether two formats of a tensor have the same bytes, apart from axes of extent 1."""
     orders = (fmt.layout.axis_order(kind.rank) for fmt in (a, b))
     first, second = ([x for x in order if kind.shape[x] != 1] for order in orders)
     if a != b and {a.layout, b.layout} & {Layout.STRIDED, Layout.PAIRED}:
@@ -402,7 +425,7 @@ def is_same_memory_order(kind: TensorType, a: TensorFormat, b: TensorFormat) -> 
 
 
 def contiguous_strides(kind: TensorType, layout: Layout) -> tuple[Dim, ...]:
-    """Strides, in elements, of a tensor without holes."""
+    """Return the strides in elements of a contiguous tensor."""
     strides: list[Dim] = [0] * kind.rank
     step: Dim = 1
     for axis in reversed(layout.axis_order(kind.rank)):
@@ -412,16 +435,17 @@ def contiguous_strides(kind: TensorType, layout: Layout) -> tuple[Dim, ...]:
 
 
 def linear_format(value: Value) -> TensorFormat:
-    """The format that bindings have: the model's dtype and axis order."""
+    """Return the format of bindings: the model's dtype and axis order."""
     return TensorFormat(value.tensor.dtype, Layout.LINEAR)
 
 
 def _halo_union(a: Halo, b: Halo) -> Halo:
+    """Return the smallest halo that contains both."""
     if not a or not b:
         return a or b
     return tuple((max(x[0], y[0]), max(x[1], y[1])) for x, y in zip(a, b, strict=True))
 
 
 def size_bytes(stored: StoredTensor, symbol_ranges: Mapping[str, tuple[int, int]]) -> int:
-    """Bytes that a tensor's own memory needs at most, for symbol values in a box."""
+    """Return the maximum size of a tensor's own memory in bytes over ranges of symbol values."""
     return bounds_of(stored.geometry()[2], symbol_ranges)[1]

@@ -1,4 +1,4 @@
-"""Ops that move no data: results are windows on inputs, or inputs windows on the result."""
+"""Family of ops that move no data: results are windows on inputs, or inputs on the result."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _LAYOUTS = (Layout.LINEAR, Layout.CHANNELS_LAST)
+"""Layouts of tensors of rank 3 or more."""
 
 
 class ViewFamily(Family[TargetT]):
-    """Reshapes, transposes between layouts, slices, splits and concatenations that cost nothing."""
+    """Reshapes, transposes between layouts, slices, splits and concatenations without a copy."""
 
     name: ClassVar[str] = "view"
 
@@ -65,6 +66,7 @@ class ViewFamily(Family[TargetT]):
                 return
 
     def _reshapes(self, node: Node) -> Iterator[Tactic | Refusal]:
+        """Yield the pairs of layouts between which a reshape needs no copy."""
         source, result = _first(node).tensor, node.output.tensor
         for before in _layouts(source):
             for after in _layouts(result):
@@ -76,33 +78,35 @@ class ViewFamily(Family[TargetT]):
                     yield self._tactic(node, before, after, Aliasing.RESHAPE)
 
     def _transposes(self, node: Node, op: Transpose) -> Iterator[Tactic | Refusal]:
+        """Yield the pairs of layouts between which a transpose needs no copy."""
         source, result = _first(node).tensor, node.output.tensor
         perm = _permutation(op, source.rank)
-        found = False
+        has_layouts = False
         for before in _layouts(source):
             in_memory = [perm.index(axis) for axis in before.axis_order(source.rank)]
             for after in _layouts(result):
                 if _without_units(in_memory, result) == _without_units(
                     after.axis_order(result.rank), result
                 ):
-                    found = True
+                    has_layouts = True
                     yield self._tactic(node, before, after, Aliasing.VIEW)
         strided = list(self._strided_transposes(node, perm))
         yield from strided
-        if not found and not strided:
+        if not has_layouts and not strided:
             yield Refusal(self.name, f"axes {perm} do not turn one memory layout into another")
 
     def _strided_transposes(self, node: Node, perm: tuple[int, ...]) -> Iterator[Tactic]:
-        """A window for products that read any strides; or memory that a product writes in."""
+        """Yield tactics by which a MatMul reads a strided window or writes into one."""
         source = _first(node)
         if any(isinstance(_root(user), MatMul) for user in node.output.users):
             yield self._tactic(node, Layout.LINEAR, Layout.STRIDED, Aliasing.VIEW)
-        made = source.producer
-        lasts = perm[-1:] == (len(perm) - 1,)
-        if lasts and made is not None and isinstance(_root(made), MatMul):
+        producer = source.producer
+        keeps_last_axis = perm[-1:] == (len(perm) - 1,)
+        if keeps_last_axis and producer is not None and isinstance(_root(producer), MatMul):
             yield self._tactic(node, Layout.STRIDED, Layout.LINEAR, Aliasing.CONCAT)
 
     def _slices(self, node: Node) -> Iterator[Tactic | Refusal]:
+        """Yield a tactic for each layout if the slice is a view."""
         if _view_starts(node) is None:
             yield Refusal(self.name, "only slices with constant starts and steps of 1 are views")
             return
@@ -110,6 +114,7 @@ class ViewFamily(Family[TargetT]):
             yield self._tactic(node, layout, layout, Aliasing.VIEW)
 
     def _single_index_gathers(self, node: Node, op: Gather) -> Iterator[Tactic | Refusal]:
+        """Yield the pairs of layouts in which a gather of one index is a view."""
         kind = _first(node).tensor
         if _gathered_index(node, op) is None:
             yield Refusal(
@@ -121,17 +126,19 @@ class ViewFamily(Family[TargetT]):
         for before in _layouts(kind):
             order = before.axis_order(kind.rank)
             if order[-1] == op.axis % kind.rank:
-                continue  # no axis of the result would run on in memory
+                continue  # no axis of the result would have stride 1
             in_memory = [rest.index(a) for a in order if a in rest]
             for after in _layouts(node.output.tensor):
                 if in_memory == list(after.axis_order(len(rest))):
                     yield self._tactic(node, before, after, Aliasing.VIEW)
 
     def _concats(self, node: Node) -> Iterator[Tactic | Refusal]:
+        """Yield a tactic for each layout of a concatenation."""
         for layout in _layouts(node.output.tensor):
             yield self._tactic(node, layout, layout, Aliasing.CONCAT)
 
     def _tactic(self, node: Node, before: Layout, after: Layout, aliasing: Aliasing) -> Tactic:
+        """Return the tactic that reads layout ``before`` and writes layout ``after``."""
         reads = node.inputs if aliasing is Aliasing.CONCAT else node.inputs[:1]
         wanted = [TensorFormat(v.tensor.dtype, before) for v in reads if v is not None]
         absent = [None] * (len(node.inputs) - len(wanted))
@@ -145,14 +152,16 @@ class ViewFamily(Family[TargetT]):
         source, result = _first(node).tensor, node.output.tensor
         if {source.dtype, result.dtype} == {DType.FLOAT32, storage}:
             for layout in _layouts(source):
-                alike = TensorFormat(storage, layout)
-                yield Tactic(self.name, (), (alike,), (alike,), aliasing=Aliasing.SQUEEZE)
+                narrow_format = TensorFormat(storage, layout)
+                yield Tactic(
+                    self.name, (), (narrow_format,), (narrow_format,), aliasing=Aliasing.SQUEEZE
+                )
 
     @override
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: TargetT
     ) -> tuple[Tactic, ...]:
-        """Windows are of what there is: wide ones too, between ops that compute in float32."""
+        """Return the tactic for the narrow type, and for float32 between ops that compute in it."""
         del target
         narrow = with_storage_dtype(dtype, node, tactic, constants=True, outputs=True)
         return (narrow,) if narrow == tactic else (narrow, tactic)
@@ -164,7 +173,7 @@ class ViewFamily(Family[TargetT]):
                 perm = _permutation(node.op, len(view.shape))
                 if tactic.aliasing is Aliasing.CONCAT:
                     perm = tuple(perm.index(axis) for axis in range(len(perm)))
-                return (_permuted(view, perm),)
+                return (_permute(view, perm),)
             case Slice() | Split():
                 starts = _view_starts(node)
                 if starts is None:
@@ -195,10 +204,12 @@ class ViewFamily(Family[TargetT]):
 
 
 def _root(node: Node) -> Op:
+    """Return the op of a node without its epilogue."""
     return node.op.root if isinstance(node.op, Fused) else node.op
 
 
-def _permuted(view: View, perm: tuple[int, ...]) -> View:
+def _permute(view: View, perm: tuple[int, ...]) -> View:
+    """Return a view with permuted axes."""
     return replace(
         view,
         shape=tuple(view.shape[axis] for axis in perm),
@@ -208,6 +219,7 @@ def _permuted(view: View, perm: tuple[int, ...]) -> View:
 
 
 def _first(node: Node) -> Value:
+    """Return the first input of a node. Raises InternalError if it is absent."""
     value = node.inputs[0]
     if value is None:
         raise InternalError(f"the first input of {node} is missing")
@@ -215,79 +227,85 @@ def _first(node: Node) -> Value:
 
 
 def _layouts(kind: TensorType) -> tuple[Layout, ...]:
+    """Return the layouts that a tensor may have."""
     return _LAYOUTS if kind.rank >= 3 else (Layout.LINEAR,)
 
 
 def _keeps_order(kind: TensorType, layout: Layout) -> bool:
-    """Whether the layout has the bytes of the linear one: only axes of extent 1 lie elsewhere."""
+    """Return whether a layout has the bytes of the linear one, apart from axes of extent 1."""
     order = _without_units(layout.axis_order(kind.rank), kind)
     return order == sorted(order)
 
 
 def _without_units(axes: Sequence[int], kind: TensorType) -> list[int]:
+    """Return the axes whose extent is not 1."""
     return [axis for axis in axes if kind.shape[axis] != 1]
 
 
 def _unit_axes(source: TensorType, result: TensorType) -> list[int | None] | None:
-    """For each axis of the result the source's (None for a unit); None where more differs."""
-    mine = _without_units(range(result.rank), result)
-    theirs = _without_units(range(source.rank), source)
-    if [result.shape[a] for a in mine] != [source.shape[a] for a in theirs]:
+    """Return the source axis of each result axis (None for extent 1); None if others differ."""
+    result_axes = _without_units(range(result.rank), result)
+    source_axes = _without_units(range(source.rank), source)
+    if [result.shape[a] for a in result_axes] != [source.shape[a] for a in source_axes]:
         return None
-    pairs = dict(zip(mine, theirs, strict=True))
+    pairs = dict(zip(result_axes, source_axes, strict=True))
     return [pairs.get(axis) for axis in range(result.rank)]
 
 
 def _keeps_strides(source: TensorType, before: Layout, result: TensorType, after: Layout) -> bool:
-    """Whether any window of the source, in memory order, is one of the result but for unit axes."""
+    """Return whether any strided source is a strided result, apart from axes of extent 1."""
     axes = _unit_axes(source, result)
     if axes is None or not source.rank:
         return False
     order = list(before.axis_order(source.rank))
     if order[-1] not in axes and source.shape != result.shape:
-        return False  # the axis that runs on in memory would be lost
-    mine = [axes[a] for a in after.axis_order(result.rank) if axes[a] is not None]
-    return mine == _without_units(order, source)
+        return False  # the axis of stride 1 would be lost
+    source_order = [axes[a] for a in after.axis_order(result.rank) if axes[a] is not None]
+    return source_order == _without_units(order, source)
 
 
 def _split_axes(source: TensorType, result: TensorType) -> list[int] | None:
-    """For each axis of the result the source's of which it is a part; None where axes merge."""
+    """Return the source axis that each result axis is part of; None if axes are merged."""
     owners: list[int] = []
     axis = 0
-    for own, extent in enumerate(source.shape):
+    for source_axis, extent in enumerate(source.shape):
         product: Dim = 1
         while axis < result.rank and (product != extent or result.shape[axis] == 1):
             product = product * result.shape[axis]
-            owners.append(own)
+            owners.append(source_axis)
             axis += 1
         if product != extent:
             return None
-    runs_on = bool(owners) and owners[-1] == source.rank - 1
-    return owners if runs_on and axis == result.rank else None
+    ends_with_last_axis = bool(owners) and owners[-1] == source.rank - 1
+    return owners if ends_with_last_axis and axis == result.rank else None
 
 
 def _with_splits(kind: TensorType, owners: Sequence[int], view: View) -> View:
+    """Return the view with its axes split into those of a type, by their source axes."""
     strides: list[Dim] = [0] * kind.rank
-    inside: dict[int, Dim] = {}
+    next_strides: dict[int, Dim] = {}
     for axis in reversed(range(kind.rank)):
-        step = inside.get(owners[axis], view.strides[owners[axis]])
+        step = next_strides.get(owners[axis], view.strides[owners[axis]])
         strides[axis] = step
-        inside[owners[axis]] = step * kind.shape[axis]
+        next_strides[owners[axis]] = step * kind.shape[axis]
     return replace(view, shape=kind.shape, strides=tuple(strides), halo=())
 
 
 def _with_units(kind: TensorType, layout: Layout, view: View) -> View:
+    """Return the view with axes of extent 1 added or removed, or with axes split."""
     source = TensorType(view.dtype, view.shape)
     axes = _unit_axes(source, kind)
     if axes is None:
         return _with_splits(kind, _split_axes(source, kind) or [], view)
-    own = contiguous_strides(kind, layout)
-    strides = tuple(s if a is None else view.strides[a] for a, s in zip(axes, own, strict=True))
+    unit_strides = contiguous_strides(kind, layout)
+    strides = tuple(
+        s if a is None else view.strides[a] for a, s in zip(axes, unit_strides, strict=True)
+    )
     return replace(view, shape=kind.shape, strides=strides, halo=())
 
 
 def _gathered_index(node: Node, op: Gather) -> int | None:
-    """The one place that a gather takes from its axis, counted from the front."""
+    """Return the one index that a gather takes from its axis, not negative; None otherwise."""
     indices = node.inputs[1]
     extent = _first(node).tensor.shape[op.axis]
     if indices is None or indices.constant is None or indices.tensor.rank:
@@ -299,6 +317,7 @@ def _gathered_index(node: Node, op: Gather) -> int | None:
 
 
 def _without_axis(node: Node, op: Gather, view: View) -> View:
+    """Return the view at the gathered index of an axis."""
     axis, picked_index = op.axis % len(view.shape), _gathered_index(node, op)
     if picked_index is None:
         raise InternalError(f"{node} is not a view")
@@ -313,11 +332,12 @@ def _without_axis(node: Node, op: Gather, view: View) -> View:
 
 
 def _permutation(op: Transpose, rank: int) -> tuple[int, ...]:
+    """Return the permutation of a transpose; by default it reverses the axes."""
     return op.perm or tuple(reversed(range(rank)))
 
 
 def _view_starts(node: Node) -> list[tuple[Dim, ...]] | None:
-    """First index along each axis, for each result; None where this is not a view."""
+    """Return the first index along each axis for each result; None if the node is not a view."""
     kind = _first(node).tensor
     if isinstance(node.op, Split):
         axis = node.op.axis % kind.rank
@@ -331,6 +351,7 @@ def _view_starts(node: Node) -> list[tuple[Dim, ...]] | None:
 
 
 def _slice_starts(node: Node, kind: TensorType) -> list[tuple[Dim, ...]] | None:
+    """Return the first index of a slice along each axis; None if the slice is not a view."""
     arrays = [
         None if v is None or v.constant is None else v.constant.array for v in node.inputs[1:]
     ]
@@ -346,7 +367,7 @@ def _slice_starts(node: Node, kind: TensorType) -> list[tuple[Dim, ...]] | None:
     for axis, begin in zip(chosen, begins, strict=False):
         extent, start = kind.shape[axis], int(begin)
         if isinstance(extent, int):
-            # Inside, even where nothing is taken: an address must lie in its buffer.
+            # In range even if the slice is empty: an address must lie in its buffer.
             result[axis] = max(min(start + extent if start < 0 else start, extent - 1), 0)
         elif start >= 0:
             result[axis] = start
@@ -356,6 +377,7 @@ def _slice_starts(node: Node, kind: TensorType) -> list[tuple[Dim, ...]] | None:
 
 
 def _offset_view(view: View, start: Sequence[Dim], shape: tuple[Dim, ...]) -> View:
+    """Return the view of a shape that begins at an index along each axis."""
     offset = view.offset
     for begin, stride in zip(start, view.strides, strict=True):
         offset = offset + begin * stride * view.dtype.size_bytes
@@ -363,6 +385,7 @@ def _offset_view(view: View, start: Sequence[Dim], shape: tuple[Dim, ...]) -> Vi
 
 
 def _parts(node: Node, axis: int, view: View) -> tuple[View, ...]:
+    """Return the inputs of a concatenation as windows on the result."""
     axis %= len(view.shape)
     position: Dim = 0
     parts: list[View] = []

@@ -336,7 +336,7 @@ _DAMAGES: list[tuple[Callable[[bytes], bytes], str]] = [
         lambda b: b.replace(b'"threads": 128', b'"threads":9999'),
         "a block of 9999 threads",
     ),
-    (lambda b: b.replace(b'"threads": 128', b'"threads": 1e9'), "no whole number"),
+    (lambda b: b.replace(b'"threads": 128', b'"threads": 1e9'), "is not an integer"),
     (lambda b: b.replace(b'"threads"', b'"thrEads"'), "malformed"),
     (lambda b: b.replace(b"{", b"["), "malformed"),
     (lambda b: b.replace(b": 4096", b": -409"), "shared memory"),

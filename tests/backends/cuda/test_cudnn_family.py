@@ -83,9 +83,9 @@ def test_what_it_cannot_do_is_refused_with_the_reason(bench: Bench) -> None:
     squashed = ops.Fused(_WINDOW, 2, (Stage(ops.Sigmoid(), (-1,)),))
     assert "sigmoid" in bench.reason(squashed, (1, 4, 5, 5), weights)
     deep = ops.Conv((1, 1, 1, 1))
-    assert "4 axes" in bench.reason(deep, (1, 4, 2, 2, 2, 2), noise(8, 4, 1, 1, 1, 1))
+    assert "4 spatial axes" in bench.reason(deep, (1, 4, 2, 2, 2, 2), noise(8, 4, 1, 1, 1, 1))
     bench.stub.refuses_graphs = True
-    assert "proposes no algorithm" in bench.reason(_WINDOW, (1, 4, 5, 5), weights)
+    assert "has no algorithm" in bench.reason(_WINDOW, (1, 4, 5, 5), weights)
 
 
 def test_the_residual_must_be_stored_as_the_result_is(bench: Bench) -> None:

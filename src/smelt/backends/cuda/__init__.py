@@ -1,4 +1,4 @@
-"""Kernels for NVIDIA GPUs: Triton, compiled ahead of time; no GPU is needed to build."""
+"""CUDA backend: Triton kernels for NVIDIA GPUs, compiled ahead of time without a GPU."""
 
 from smelt.backends.cuda._backend import CudaBackend
 from smelt.backends.cuda._compiler_pool import CompilerPool

@@ -1,4 +1,4 @@
-"""The CUDA backend: its families, its copies, and kernels to cubins."""
+"""CUDA backend: its kernel families, copies, and compilation of kernels to cubins."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smelt.backends._views import ViewFamily
 from smelt.backends.cuda._compiler_pool import CompilerPool
 from smelt.backends.cuda._elementwise import EXPRESSIONS
 from smelt.backends.cuda._float32_logits import keep_logits_float32
-from smelt.backends.cuda._index_width import index_limits_of, why_index_overflow
+from smelt.backends.cuda._index_width import index_limits_of, index_overflow_reason
 from smelt.backends.cuda._kernel_source import without_pdl
 from smelt.backends.cuda._mixed_precision import (
     reads_float32,
@@ -72,36 +72,38 @@ if TYPE_CHECKING:
     from smelt.ir import Node
     from smelt.types import Guard
 
-_FEW_BLOCKS: Final = 1024
-"""Launches of more fill a GPU by themselves."""
+_MAX_CONCURRENT_BLOCKS: Final = 1024
+"""Maximum number of thread blocks of a launch that may run concurrently with others; larger
+launches fill a GPU alone."""
 _INT32_INDEXED_FAMILIES: Final = (
     "prefetch", "attention", "fused_pair", "conv", "conv_sum", "cudnn", "depthwise", "gemm",
     "persistent",
     "half2", "window_reuse", "stem", "stem_direct", "fused_stem_pool",
 )  # fmt: skip
-"""Families whose kernels count in 32 bits."""
+"""Families whose kernels compute offsets in 32 bits."""
 _LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
+"""Families of vendor libraries by the name of the library."""
 
 
 def _has_launches(tactic: Tactic) -> bool:
-    """Whether a tactic has launches."""
+    """Return whether a tactic launches kernels."""
     return not tactic.is_reference and tactic.aliasing is Aliasing.NONE
 
 
 class KernelCache(Protocol):
-    """Keeps compiled kernels between builds."""
+    """Cache of compiled kernels between builds."""
 
     def get(self, kernel: KernelSpec, target: CudaTarget, /) -> bytes | None:
-        """The kernel's record, if it is known and unharmed."""
+        """Return the kernel's record; None if it is not cached or fails authentication."""
         ...
 
     def put(self, kernel: KernelSpec, target: CudaTarget, content: bytes, /) -> None:
-        """Keep a kernel's record."""
+        """Store a kernel's record."""
         ...
 
 
 class CudaBackend(Backend[CudaTarget]):
-    """Compiles for NVIDIA GPUs: NHWC or linear, through Triton, with or without a GPU."""
+    """Backend for NVIDIA GPUs: linear and channels-last tensors, with or without a GPU present."""
 
     name: ClassVar[str] = "cuda"
     composite_ops: ClassVar[tuple[str, ...]] = ("attention", "conv_sum", "gather")
@@ -117,10 +119,13 @@ class CudaBackend(Backend[CudaTarget]):
         pool: CompilerPool | None = None,
         libraries: Sequence[LoadedLibrary] = (),
     ) -> None:
-        """A backend that keeps compiled kernels in ``cache`` and compiles ``jobs`` at a time.
+        """Create a backend.
 
-        Unless told otherwise, it compiles one kernel a processor. What ``libraries`` propose is
-        among the candidates.
+        Args:
+            cache: cache of compiled kernels; None compiles every kernel.
+            jobs: number of kernels that are compiled at once; by default one per processor.
+            pool: pool of compiler processes to use instead of a new one.
+            libraries: loaded vendor libraries, whose algorithms become candidates.
         """
         self.families: tuple[Family[CudaTarget], ...] = (
             ViewFamily(),
@@ -151,8 +156,8 @@ class CudaBackend(Backend[CudaTarget]):
         )
         self.cache = cache
         self.pool = pool or CompilerPool(jobs or processor_count())
-        self._made: dict[tuple[str, CudaTarget], bytes | Future[bytes]] = {}
-        """Records, and those on their way."""
+        self._records: dict[tuple[str, CudaTarget], bytes | Future[bytes]] = {}
+        """Kernel records that exist or are being compiled, by kernel symbol and target."""
 
     @override
     def candidates(
@@ -160,7 +165,7 @@ class CudaBackend(Backend[CudaTarget]):
     ) -> tuple[list[Tactic], list[Refusal]]:
         tactics, refusals = super().candidates(node, replace(target, narrow_dtype=storage), storage)
         if any(tactic.family in _INT32_INDEXED_FAMILIES for tactic in tactics) and (
-            reason := why_index_overflow(node)
+            reason := index_overflow_reason(node)
         ):
             refused = sorted({tactic.family for tactic in tactics} & set(_INT32_INDEXED_FAMILIES))
             refusals += [Refusal(family, reason) for family in refused]
@@ -175,10 +180,10 @@ class CudaBackend(Backend[CudaTarget]):
     ) -> tuple[list[Tactic], list[Refusal]]:
         if not kept:
             return self.candidates(node, target, storage)
-        own = DType.FLOAT32 if reads_float32(node, kept) else storage
-        tactics, refusals = self.candidates(node, target, own)
-        made = (with_results_for_readers(node, tactic, storage, kept) for tactic in tactics)
-        return list(dict.fromkeys(made)), refusals
+        node_storage = DType.FLOAT32 if reads_float32(node, kept) else storage
+        tactics, refusals = self.candidates(node, target, node_storage)
+        adjusted = (with_results_for_readers(node, tactic, storage, kept) for tactic in tactics)
+        return list(dict.fromkeys(adjusted)), refusals
 
     @override
     def canonical_tactic(self, node: Node, tactic: Tactic) -> Tactic:
@@ -193,7 +198,7 @@ class CudaBackend(Backend[CudaTarget]):
         if not _has_launches(tactic):
             return ()
         forwards = replace(tactic, reversed_tile_order=False)
-        return tuple(replace(forwards, uses_pdl=early) for early in (False, True))
+        return tuple(replace(forwards, uses_pdl=uses_pdl) for uses_pdl in (False, True))
 
     @override
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
@@ -218,7 +223,7 @@ class CudaBackend(Backend[CudaTarget]):
         self, steps: Sequence[Step], largest: Mapping[str, int]
     ) -> list[list[int]]:
         return group_concurrent_steps(
-            steps, lambda launch: evaluate_dim(launch.chunks, largest) <= _FEW_BLOCKS
+            steps, lambda launch: evaluate_dim(launch.chunks, largest) <= _MAX_CONCURRENT_BLOCKS
         )
 
     @override
@@ -226,7 +231,7 @@ class CudaBackend(Backend[CudaTarget]):
         return with_reversed_tiles(step)
 
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
-        """The kernel's text."""
+        """Return the Triton source of a kernel."""
         copies = {COPY: write_pointwise, HALF2_PACKING: write_half2_packing}
         if kernel.family in copies:
             text = copies[kernel.family](kernel)
@@ -237,51 +242,53 @@ class CudaBackend(Backend[CudaTarget]):
         return text if target.uses_pdl else without_pdl(text)
 
     def begin(self, kernels: Sequence[KernelSpec], target: CudaTarget) -> None:
-        """Have kernels compiled, and go on; `records` waits for one."""
+        """Start the compilation of kernels without waiting; `records` waits for one."""
         for kernel in kernels:
             for part in target.parts:
-                if (kernel.symbol, part) not in self._made:
-                    self._made[kernel.symbol, part] = self._begun(kernel, part)
+                if (kernel.symbol, part) not in self._records:
+                    self._records[kernel.symbol, part] = self._begin_kernel(kernel, part)
 
-    def _begun(self, kernel: KernelSpec, part: CudaTarget) -> bytes | Future[bytes]:
+    def _begin_kernel(self, kernel: KernelSpec, part: CudaTarget) -> bytes | Future[bytes]:
+        """Return the record of a kernel if it is available, else a future of its compilation."""
         if (call := library_call(kernel)) is not None:
             return call_to_bytes(call)
-        known = None if self.cache is None else self.cache.get(kernel, part)
-        if known is not None:
-            return known
+        cached = None if self.cache is None else self.cache.get(kernel, part)
+        if cached is not None:
+            return cached
         keep = None if self.cache is None else partial(self.cache.put, kernel, part)
         return self.pool.submit(kernel, self.generate(kernel, part), part, keep)
 
     def records(
         self, kernel: KernelSpec, target: CudaTarget, *, wait_s: float | None = None
     ) -> bytes:
-        """The kernel's records, compiled if need be.
+        """Return the kernel's records for all parts of a target, compiled if necessary.
 
         Args:
-            kernel: what to compile.
-            target: for which GPUs.
-            wait_s: how long to wait at most for each; else until it is compiled.
+            kernel: kernel to compile.
+            target: GPUs to compile for.
+            wait_s: maximum time to wait for each part, in seconds; None waits until it is compiled.
 
         Raises:
-            BuildError: the compiler refuses it.
-            TimeoutError: it is not compiled yet.
+            BuildError: the kernel does not compile.
+            TimeoutError: compilation has not finished within ``wait_s``.
             MissingExtraError: Triton is not installed.
         """
         self.begin([kernel], target)
         return b"".join(self._record(kernel, part, wait_s) for part in target.parts)
 
     def _record(self, kernel: KernelSpec, part: CudaTarget, wait_s: float | None) -> bytes:
-        made = self._made[kernel.symbol, part]
-        if isinstance(made, bytes):
-            return made
-        record = self._made[kernel.symbol, part] = made.result(wait_s)
+        """Return the record for one GPU, waiting for its compilation."""
+        entry = self._records[kernel.symbol, part]
+        if isinstance(entry, bytes):
+            return entry
+        record = self._records[kernel.symbol, part] = entry.result(wait_s)
         return record
 
     @override
     def precompile(self, kernels: Sequence[KernelSpec], target: CudaTarget) -> None:
         self.begin(kernels, target)
         for kernel in kernels:
-            with suppress(BuildError):  # whoever needs this one will be told
+            with suppress(BuildError):  # raised again when the record is requested
                 self.records(kernel, target)
 
     @override

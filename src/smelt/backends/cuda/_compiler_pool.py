@@ -1,8 +1,8 @@
-"""Kernels compiled many at once, in processes: the compiler keeps global state, and may fail badly.
+"""Pool of compiler processes: the compiler keeps global state and may crash.
 
-The processes are new ones, never forks: a fork of a process that uses a GPU is of no use to anyone.
-One that dies or takes too long at a kernel is replaced, and that kernel is refused; nothing else is
-lost. A record does not depend on which process made it, nor on when.
+Processes are spawned, never forked: CUDA does not work in a fork of a process that uses a GPU. A
+process that dies or exceeds its time limit is replaced, and only its current kernel fails. A record
+does not depend on the process that compiled it, nor on the order of compilation.
 """
 
 from __future__ import annotations
@@ -31,16 +31,21 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
 
 _SECONDS: Final = 60.0
-"""A kernel that is not compiled after this time never will be."""
+"""Time limit of one kernel's compilation, in seconds."""
 _START_SECONDS: Final = 60.0
+"""Time limit of a process's start, in seconds."""
 _MAX_REPORTED_CHARACTERS: Final = 500
-"""How much of what a compiler prints is told."""
+"""Maximum length of the compiler output that is included in an error, in characters."""
 _PATHS: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1])"
+"""Program text that gives a worker this process's ``sys.path``."""
 _PROGRAM: Final = "from smelt.backends.cuda._compiler_worker import main; main(sys.argv[2])"
+"""Program text that runs the worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CompileJob:
+    """One kernel to compile, and the future of its record."""
+
     kernel: KernelSpec
     text: str
     target: CudaTarget
@@ -49,19 +54,19 @@ class _CompileJob:
 
 
 class CompilerPool:
-    """Processes that are started when there is work for them, and end with the pool."""
+    """Pool of processes that are started on demand and end with the pool."""
 
     def __init__(self, jobs: int, *, seconds: float = _SECONDS, program: str = _PROGRAM) -> None:
-        """A pool without processes.
+        """Create a pool without processes.
 
         Args:
-            jobs: how many kernels may be compiled at once.
-            seconds: how long one may take.
-            program: what a process runs; its ``sys.argv[2]`` is a folder for the compiler.
+            jobs: maximum number of kernels that are compiled at once.
+            seconds: time limit of one kernel, in seconds.
+            program: program text of a worker; its ``sys.argv[2]`` is a folder for the compiler.
         """
         self._jobs = jobs
-        self._shop = _PoolState(seconds, program)
-        self._finalizer = weakref.finalize(self, self._shop.close)
+        self._state = _PoolState(seconds, program)
+        self._finalizer = weakref.finalize(self, self._state.close)
 
     def submit(
         self,
@@ -70,19 +75,19 @@ class CompilerPool:
         target: CudaTarget,
         keep: Callable[[bytes], None] | None = None,
     ) -> Future[bytes]:
-        """Have a kernel compiled. The future has its record, or a BuildError.
+        """Queue a kernel for compilation; return a future of its record or a BuildError.
 
         Args:
-            kernel: what is compiled.
-            text: its text.
-            target: for which GPU.
-            keep: told the record first, in the thread that waited for the compiler.
+            kernel: kernel to compile.
+            text: Triton source of the kernel.
+            target: GPU to compile for.
+            keep: called with the record before the future is set, in a thread of the pool.
 
         Raises:
             MissingExtraError: Triton is not installed.
         """
         require_triton()
-        state, done = self._shop, Future[bytes]()
+        state, done = self._state, Future[bytes]()
         state.jobs.put(_CompileJob(kernel, text, target, keep, done))
         with state.lock:
             if len(state.threads) < self._jobs and state.jobs.qsize() > state.idle:
@@ -94,13 +99,13 @@ class CompilerPool:
         return done
 
     def close(self) -> None:
-        """End all processes; what is not compiled is cancelled. Again is harmless."""
+        """End all processes and cancel pending kernels. Further calls have no effect."""
         self._finalizer()
 
 
 @dataclass(slots=True)
 class _PoolState:
-    """What the pool shares with its threads, each of which waits for one process."""
+    """State that the pool shares with its threads, each of which serves one process."""
 
     seconds: float
     program: str
@@ -115,7 +120,7 @@ class _PoolState:
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def folder(self) -> str:
-        """Where the compiler writes: a folder of this pool alone, not what others may change."""
+        """Return the folder for the compiler's output, private to this pool."""
         with self.lock:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(
@@ -124,6 +129,7 @@ class _PoolState:
             return self._folder.name
 
     def close(self) -> None:
+        """Kill the processes, end the threads and delete the folder."""
         with self.lock:
             self.is_closed = True
             workers, threads = list(self.workers), list(self.threads)
@@ -138,7 +144,7 @@ class _PoolState:
 
 
 def _run_worker(state: _PoolState) -> None:
-    """Do jobs until the pool is closed, with one process and, where it dies, its successors."""
+    """Process jobs until the pool is closed, with one process that is replaced if it dies."""
     worker: _CompilerProcess | None = None
     while True:
         with state.lock:
@@ -153,37 +159,38 @@ def _run_worker(state: _PoolState) -> None:
             continue
         try:
             if worker is None or not worker.is_alive:
-                worker = _started(state, worker)
-            record = _compiled(job, worker, state.seconds)
+                worker = _start_process(state, worker)
+            record = _compile(job, worker, state.seconds)
             if job.keep is not None:
                 job.keep(record)
             job.done.set_result(record)
-        except BaseException as error:  # noqa: BLE001  (who waits for the future gets it)
+        except BaseException as error:  # noqa: BLE001  (passed to the future)
             job.done.set_exception(error)
     if worker is not None:
         worker.close()
 
 
-def _compiled(job: _CompileJob, worker: _CompilerProcess | None, seconds: float) -> bytes:
+def _compile(job: _CompileJob, worker: _CompilerProcess | None, seconds: float) -> bytes:
+    """Return the record of a job's kernel. Raises BuildError if compilation fails."""
     if worker is None:
         return compile_kernel(job.kernel, job.text, job.target).to_bytes()
-    asked = request(job.kernel, job.text, job.target)
-    reply = worker.ask(asked, seconds)
+    payload = request(job.kernel, job.text, job.target)
+    reply = worker.ask(payload, seconds)
     if reply is None:
-        why = worker.cause_of_death(seconds)
-        detail = f"kernel {job.kernel.symbol} does not compile: {why}"
+        cause = worker.cause_of_death(seconds)
+        detail = f"kernel {job.kernel.symbol} does not compile: {cause}"
         raise BuildError(detail, lines=() if worker.timed_out else worker.printed())
     if reply[:1] == DONE:
         return reply[1:]
-    detail, *more = reply[1:].decode(errors="replace").splitlines()
-    raise BuildError(detail, lines=(*more, *worker.printed()))
+    detail, *other_lines = reply[1:].decode(errors="replace").splitlines()
+    raise BuildError(detail, lines=(*other_lines, *worker.printed()))
 
 
 class _CompilerProcess:
-    """One process, and what it prints."""
+    """One compiler process and its error output."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Start it. Raises OSError: it cannot be."""
+        """Start the process. Raises OSError if that fails."""
         with ExitStack() as stack:
             self.errors = stack.enter_context(tempfile.TemporaryFile(buffering=0))
             self.process = subprocess.Popen(  # noqa: S603  (our own program)
@@ -194,22 +201,22 @@ class _CompilerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the process accepts requests."""
         return self.process.poll() is None
 
-    def ask(self, asked: bytes, seconds: float) -> bytes | None:
-        """Its answer; None when it has died of the question, or was ended after ``seconds``."""
+    def ask(self, payload: bytes, seconds: float) -> bytes | None:
+        """Return the reply to a request; None if the process died or exceeded ``seconds``."""
         assert self.process.stdin is not None  # noqa: S101  (a pipe)
         self.errors.seek(0)
         self.errors.truncate()
         try:
-            write_frame(self.process.stdin, asked)
+            write_frame(self.process.stdin, payload)
         except OSError:
             return None
         return self.reply(seconds)
 
     def reply(self, seconds: float) -> bytes | None:
-        """What it says next; None when it has died, or was ended after ``seconds``."""
+        """Return the next frame; None if the process died or exceeded ``seconds``."""
         assert self.process.stdout is not None  # noqa: S101  (a pipe)
         watchdog = threading.Timer(seconds, self._end)
         watchdog.daemon = True
@@ -220,11 +227,12 @@ class _CompilerProcess:
             watchdog.cancel()
 
     def _end(self) -> None:
+        """Kill the process because of its time limit."""
         self.timed_out = True
         self.process.kill()
 
     def cause_of_death(self, seconds: float) -> str:
-        """Why there was no answer; the process is gone for certain."""
+        """Kill the process, and return why it gave no reply."""
         self.process.kill()
         status = self.process.wait()
         if self.timed_out:
@@ -232,35 +240,37 @@ class _CompilerProcess:
         return f"the compiler ended with status {status}"
 
     def printed(self) -> list[str]:
-        """The last lines of what the compiler printed."""
+        """Return the last lines of the compiler's output."""
         self.errors.seek(0)
         text = self.errors.read().decode(errors="replace").strip()
         return text[-_MAX_REPORTED_CHARACTERS:].splitlines()
 
     def close(self) -> None:
-        """End it, and forget what it printed."""
+        """End the process and discard its output."""
         self.process.kill()
         with self.process:
             pass
         self.errors.close()
 
 
-def _started(state: _PoolState, before: _CompilerProcess | None) -> _CompilerProcess | None:
-    """A new process, in place of one that died; None where there can be none."""
-    if before is not None:
-        _end(before, state)
+def _start_process(
+    state: _PoolState, predecessor: _CompilerProcess | None
+) -> _CompilerProcess | None:
+    """Start a process in place of one that died; None if no process can be started."""
+    if predecessor is not None:
+        _end(predecessor, state)
     if not sys.executable:
         return None
-    start = f"{_PATHS}\n{state.program}"
-    command = [sys.executable, "-I", "-c", start, json.dumps(sys.path), state.folder()]
+    program = f"{_PATHS}\n{state.program}"
+    command = [sys.executable, "-I", "-c", program, json.dumps(sys.path), state.folder()]
     try:
         worker = _CompilerProcess(command)
     except OSError:
         return None
     with state.lock:
         state.workers.append(worker)
-        is_late = state.is_closed
-    if is_late:
+        is_closed = state.is_closed
+    if is_closed:
         worker.process.kill()
     if worker.reply(_START_SECONDS) == READY:
         return worker
@@ -269,6 +279,7 @@ def _started(state: _PoolState, before: _CompilerProcess | None) -> _CompilerPro
 
 
 def _end(worker: _CompilerProcess, state: _PoolState) -> None:
+    """Close a process and remove it from the pool."""
     worker.close()
     with state.lock:
         state.workers.remove(worker)

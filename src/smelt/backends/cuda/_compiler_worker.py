@@ -1,8 +1,8 @@
-"""A process that compiles kernels: one request after another on its input, replies on its output.
+"""Worker process of the compiler pool: reads requests from stdin and writes replies to stdout.
 
-A *frame* is a length and that many bytes. A request is JSON: the kernel, its text, the capability
-of the GPU. A reply is a byte that says how it went, then the kernel's record or the reason. What
-the compiler itself prints goes to the process's error stream.
+A *frame* is a 4-byte length and that many bytes. A request is JSON: the kernel, its text and the
+capability of the GPU. A reply is a status byte, then the kernel's record or the error message. The
+compiler's own output goes to stderr.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ if TYPE_CHECKING:
     from smelt.engine import Parameters
 
 READY: Final = b"ready"
-"""What a worker says first."""
+"""First frame of a worker."""
 DONE: Final = b"+"
+"""Status byte of a reply with a record."""
 REFUSED: Final = b"-"
+"""Status byte of a reply with an error message."""
 _LENGTH: Final = struct.Struct("<I")
+"""Length field of a frame."""
 
 
 def write_frame(file: IO[bytes], content: bytes) -> None:
-    """Send one frame."""
+    """Write one frame."""
     file.write(_LENGTH.pack(len(content)) + content)
     file.flush()
 
 
 def read_frame(file: IO[bytes]) -> bytes | None:
-    """The next frame; None when the other side is gone."""
+    """Read the next frame; None at the end of the stream."""
     head = file.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -45,14 +48,14 @@ def read_frame(file: IO[bytes]) -> bytes | None:
 
 
 def request(kernel: KernelSpec, text: str, target: CudaTarget) -> bytes:
-    """What a worker is asked."""
+    """Return a request to compile a kernel."""
     return json.dumps([kernel.family, kernel.parameters, text, target.capability]).encode()
 
 
-def answer(asked: bytes) -> bytes:
-    """What a worker replies."""
-    family, listed, text, capability = json.loads(asked)
-    parameters: Parameters = tuple((str(name), as_json(value)) for name, value in listed)
+def answer(payload: bytes) -> bytes:
+    """Compile the kernel of a request and return the reply."""
+    family, raw_parameters, text, capability = json.loads(payload)
+    parameters: Parameters = tuple((str(name), as_json(value)) for name, value in raw_parameters)
     kernel = KernelSpec(family, parameters)
     try:
         return DONE + compile_kernel(kernel, text, CudaTarget(capability)).to_bytes()
@@ -61,12 +64,12 @@ def answer(asked: bytes) -> bytes:
 
 
 def main(folder: str) -> None:
-    """Answer requests until there are no more; the compiler may write to ``folder``."""
+    """Answer requests until the end of stdin; the compiler may write to ``folder``."""
     keep_compiled_in(folder)
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a compiler that prints must not break a frame
+    os.dup2(2, 1)  # the compiler's output must not mix with frames
     sys.stdout = sys.stderr
     write_frame(replies, READY)
-    while (asked := read_frame(requests)) is not None:
-        write_frame(replies, answer(asked))
+    while (payload := read_frame(requests)) is not None:
+        write_frame(replies, answer(payload))

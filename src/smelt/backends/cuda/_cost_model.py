@@ -1,12 +1,12 @@
-"""What a launch costs on a GPU when there is none to time it.
+"""Cost model of GPU launches, used when tactics cannot be timed.
 
-A multiprocessor runs as many programs beside each other as their registers and shared memory allow;
-the launch goes through all programs in such *waves*, of which the last may be nearly empty. A wave
-lasts as long as one program would alone, or as all of its programs keep the multiprocessor busy,
-whichever is longer. Beside that stands the way through the second-level cache and memory.
+A multiprocessor runs as many programs at once as their registers and shared memory allow. A launch
+runs its programs in such *waves*; the last wave may be nearly empty. A wave lasts as long as one
+program alone, or as long as all of its programs keep the multiprocessor busy, whichever is longer.
+Traffic through the L2 cache and memory is added to that.
 
-Constants without a source of their own were fitted to 5,900 times of products on an H200, which is
-what ranks are judged by; other GPUs differ by what is public of them.
+Constants without a source of their own were fitted to 5,900 measured times of products on an H200;
+the ranking of tactics is judged by the same times. Other GPUs differ by their published data.
 """
 
 from __future__ import annotations
@@ -25,76 +25,90 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 WARP_LANES: Final = 32
+"""Threads of a warp."""
 LAUNCH_SECONDS: Final = 8.9e-7
+"""Fixed time of a launch, in seconds; fitted."""
 _NEXT_PROGRAM_SECONDS: Final = 3.9e-7
-"""Until a program that follows another asks for its first elements."""
+"""Time until a program of a later wave issues its first loads, in seconds; fitted."""
 _L2_LATENCY_SECONDS: Final = 1.6e-7
-"""From asking for elements to having them, from the second-level cache."""
+"""Latency of a load from the L2 cache, in seconds; fitted."""
 _MEMORY_LATENCY_SECONDS: Final = 9.4e-7
-"""The same from memory, under load."""
+"""Latency of a load from memory under load, in seconds; fitted."""
 _SM_LOAD_BYTES_PER_SECOND: Final = 1.9e11
-"""What a multiprocessor takes in."""
+"""Rate at which a multiprocessor loads elements; fitted."""
 _EPILOGUE_BYTES_PER_SECOND: Final = 2.8e10
-"""At which a multiprocessor writes results, and reads what is added to them."""
+"""Rate at which a multiprocessor writes results and reads the operands of their epilogue;
+fitted."""
 _ACCUMULATOR_SECONDS: Final = 6.0e-9
-"""Of a program's end, for each element that a thread holds."""
+"""Time at the end of a program for each accumulator of a thread, in seconds; fitted."""
 _WARP_GROUPS_SYNC_SECONDS: Final = 2.2e-8
-"""Of a step that more than one group of warps waits for."""
-_WARPS: Final = 4
+"""Time to synchronise more than one warp group in a step, in seconds; fitted."""
+_WARPS_PER_GROUP: Final = 4
+"""Warps of a warp group."""
 _L2_BYTES_PER_SECOND: Final = 2.95e10
-"""Through the second-level cache for each multiprocessor, of a source of no size at all; it grows
-with the root of the source's bytes, for all programs ask for the same few lines of a small one."""
+"""L2 bandwidth per multiprocessor in the limit of a very small source; fitted. It grows with the
+square root of the source's bytes, because all programs read the same few lines of a small
+source."""
 _L2_STREAM_BYTES_PER_SECOND: Final = 5.1e10
-"""The same for elements that are read once, where they lie in the cache."""
+"""L2 bandwidth per multiprocessor for elements that are read once and are in the cache; fitted."""
 _L2_SOURCE_BYTES: Final = 1e6
+"""Size of a source at which the L2 bandwidth is twice `_L2_BYTES_PER_SECOND`, in bytes."""
 _L2_LINE_BYTES_PER_SECOND: Final = 5.9e11
-"""Of one line for everybody."""
+"""L2 bandwidth of one line that all programs read; fitted."""
 _OUTSTANDING_LOADS: Final = 8
-"""Loads of a thread that are on their way at once, where nothing was asked for ahead."""
+"""Loads of a thread in flight at once without software prefetch; fitted."""
 LOAD_BYTES: Final = 16
-"""The most that a thread loads at once."""
+"""Maximum bytes that a thread loads with one instruction."""
 _SPILL_PENALTY: Final = 2.3
-"""How much longer steps take for each share of the registers that is wanted beyond all."""
+"""Relative increase of a step's time per register file share that exceeds the limit; fitted."""
 _OVERLAP: Final = 3.0
-"""How well what a multiprocessor does at once hides each other: 1 not at all."""
+"""Exponent by which concurrent work on a multiprocessor overlaps (1: not at all); fitted."""
 _L2_OVERLAP: Final = 2.0
-"""The same of multiprocessors and the cache."""
+"""Exponent by which multiprocessors and the L2 cache overlap (1: not at all); fitted."""
 MAX_REGISTERS_PER_THREAD: Final = 255
-"""Of a thread."""
+"""Maximum number of registers of a thread."""
 _MIN_REGISTERS: Final = 32
+"""Minimum number of registers per thread that the model assumes."""
 _TF32_SHARE: Final = {"tf32": 0.5, "tf32x3": 0.17}
-"""Of what tensor cores do in 16 bits."""
+"""Throughput of tensor cores in TF32 relative to 16-bit types."""
 _SMALL_TILE_MMA_SHARE: Final = 0.22
-"""The same of the older instructions, beside which nothing else is hidden."""
+"""Throughput of the warp-level MMA instructions, which small tiles use on GPUs with warp-group
+instructions, relative to the peak; fitted."""
 _LEGACY_MMA_SHARE: Final = 0.85
-"""The same where there are no others."""
+"""Throughput of warp-level MMA on GPUs without warp-group instructions, relative to the peak."""
 _CUDA_CORE_SHARE: Final = 0.62
+"""Throughput of CUDA cores with many accumulators, relative to the peak; fitted."""
 _CUDA_CORE_ACCUMULATORS: Final = 4.0
-"""Sums that a thread needs for half of the share above: it reads less for each of many."""
+"""Accumulators per thread at which half of `_CUDA_CORE_SHARE` is reached: with more, a thread loads
+fewer operands for each."""
 _SHARED_READ_BYTES_PER_SECOND: Final = 2.25e11
-"""Of tensor cores from a multiprocessor's shared memory."""
+"""Rate at which tensor cores read a multiprocessor's shared memory; fitted."""
 _WIDE_MMA_ROWS: Final = 64
-"""Rows that wide instructions do at once."""
+"""Rows of a warp-group MMA instruction."""
 _GUESSED_EXTENT: Final = 8
+"""Value assumed for a symbol in an extent."""
 _MIN_EXTENT: Final = 16
+"""Minimum extent of a tile on tensor cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """What a GPU has, and does at best."""
+    """Resources and peak rates of a GPU."""
 
     multiprocessors: int
     tensor_flops: float
-    """Of tensor cores, a second: factors of 16 bits, sums of 32."""
+    """Flop/s of tensor cores with 16-bit operands and 32-bit sums."""
     cuda_core_flops: float
-    """The same in float32 without tensor cores."""
+    """Flop/s of CUDA cores in float32."""
     memory_bytes_per_second: float
-    """A second."""
+    """Bandwidth of memory."""
     l2_bytes: float
+    """Size of the L2 cache."""
     wide_mma_rows: int
-    """Tiles of fewer rows go through older and slower instructions."""
+    """Rows of a warp-group MMA instruction, or 0. Smaller tiles use the slower warp-level
+    instructions."""
     limits: SmResources
-    """What a multiprocessor has room for."""
+    """Resources of a multiprocessor."""
 
 
 _DATA_SHEETS: Final = {
@@ -103,33 +117,36 @@ _DATA_SHEETS: Final = {
     86: (72, 125, 31.2, 600, 6),  # A10
     87: (16, 43, 5.3, 205, 4),  # Orin
     89: (142, 362, 91.6, 864, 96),  # L40S
-    90: (132, 989, 67, 4300, 50),  # H200, its memory as measured
+    90: (132, 989, 67, 4300, 50),  # H200, memory bandwidth as measured
     100: (148, 2250, 75, 8000, 126),  # B200
     103: (148, 2500, 75, 8000, 126),  # B300
     110: (20, 259, 8.1, 273, 32),  # Thor
     120: (188, 504, 125, 1792, 128),  # RTX PRO 6000
     121: (48, 125, 31, 273, 24),  # GB10
 }
-"""The largest common GPU of each architecture, by its data sheet: multiprocessors, TFLOP/s with and
-without tensor cores, GB/s of memory, MB of cache."""
+"""Largest common GPU of each architecture by its data sheet: multiprocessors, dense 16-bit TFLOP/s
+of tensor cores, float32 TFLOP/s without them, memory bandwidth in GB/s, L2 cache in MB."""
 _WITH_WIDE_MMA: Final = {90, 100, 103, 110}
+"""Architectures with warp-group MMA instructions."""
 
 
 def multiprocessors_of(capability: int) -> int:
-    """Of the largest common GPU of an architecture."""
+    """Return the number of multiprocessors of the largest common GPU of an architecture."""
     return _DATA_SHEETS[capability][0]
 
 
 def gpu_spec_of(target: CudaTarget) -> GpuSpec:
-    """The GPU of a target; of several architectures the oldest, whose tactics all can run."""
-    known, tensor, plain, memory, cache = _DATA_SHEETS[target.capability]
-    share = target.multiprocessors / known
+    """Return the GPU of a target: its oldest architecture, whose tactics run on all of them."""
+    multiprocessors, tensor_tflops, cuda_core_tflops, memory_gbytes, l2_mbytes = _DATA_SHEETS[
+        target.capability
+    ]
+    share = target.multiprocessors / multiprocessors
     return GpuSpec(
         multiprocessors=target.multiprocessors,
-        tensor_flops=tensor * 1e12 * share,
-        cuda_core_flops=plain * 1e12 * share,
-        memory_bytes_per_second=memory * 1e9,
-        l2_bytes=cache * 1e6,
+        tensor_flops=tensor_tflops * 1e12 * share,
+        cuda_core_flops=cuda_core_tflops * 1e12 * share,
+        memory_bytes_per_second=memory_gbytes * 1e9,
+        l2_bytes=l2_mbytes * 1e6,
         wide_mma_rows=_WIDE_MMA_ROWS if target.capability in _WITH_WIDE_MMA else 0,
         limits=SM_RESOURCES[target.capability],
     )
@@ -137,97 +154,109 @@ def gpu_spec_of(target: CudaTarget) -> GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class LaunchWorkload:
-    """A launch as data: what each of its programs does, and the memory it goes through."""
+    """Workload of a launch: what each program does, and the memory that it reads and writes."""
 
     programs: int
     num_warps: int
     registers: float
-    """That a thread would like to have."""
+    """Registers that a thread needs; more than the limit are spilled."""
     shared_bytes: int
     steps: int
-    """Of a program, one after another."""
+    """Sequential steps of a program's main loop."""
     num_stages: int
-    """Steps whose elements are held: one where nothing is asked for ahead."""
+    """Steps whose elements are in flight; 1 without prefetch."""
     step_seconds: float
-    """That a step's arithmetic keeps a multiprocessor busy."""
+    """Time that the arithmetic of a step keeps a multiprocessor busy, in seconds."""
     step_overhead_seconds: float
-    """The same of all else that a step does."""
+    """Time that all other work of a step keeps a multiprocessor busy, in seconds."""
     dependency_seconds: float
-    """Of a step's instructions that wait for each other, whatever runs beside them."""
+    """Latency of the dependent instructions of a step, which other programs cannot hide, in
+    seconds."""
     step_bytes: float
-    """That a step asks for; more where they are hard to find."""
+    """Bytes that a step loads, weighted by the cost of their addresses."""
     epilogue_bytes: float
-    """That a program writes, and reads for it."""
+    """Bytes that a program writes, and reads for its epilogue."""
     accumulators: float
-    """Elements that a thread holds at its end."""
+    """Accumulators per thread."""
     l2_read_bytes: float
-    """Of all programs together."""
+    """Bytes that all programs together read through the L2 cache."""
     source_bytes: float
-    """Of what several programs read."""
+    """Size of the operands that several programs read, in bytes."""
     moved_bytes: float
-    """Of all operands and results, once each."""
+    """Size of all operands and results, each counted once, in bytes."""
     reuse: float = 1.0
-    """How much faster elements come through the cache, for their programs want more of a line."""
+    """Factor on the L2 bandwidth if programs use more of each line."""
     contended_bytes: float = 0.0
-    """Of lines that all programs read, one after the other."""
+    """Bytes of lines that all programs read one after another."""
 
 
-def seconds_of(work: LaunchWorkload, gpu: GpuSpec) -> float:
-    """What a launch takes."""
-    needs_int64_offsets = work.source_bytes > gpu.l2_bytes / 2
-    own = _programs_seconds(
-        work, gpu, _MEMORY_LATENCY_SECONDS if needs_int64_offsets else _L2_LATENCY_SECONDS
+def seconds_of(workload: LaunchWorkload, gpu: GpuSpec) -> float:
+    """Return the estimated time of a launch in seconds."""
+    exceeds_l2 = workload.source_bytes > gpu.l2_bytes / 2
+    programs_seconds = _programs_seconds(
+        workload, gpu, _MEMORY_LATENCY_SECONDS if exceeds_l2 else _L2_LATENCY_SECONDS
     )
     rate = (
         gpu.memory_bytes_per_second
-        if needs_int64_offsets
+        if exceeds_l2
         else gpu.multiprocessors * _L2_STREAM_BYTES_PER_SECOND
     )
-    moved = max(work.l2_read_bytes / l2_bytes_per_second(work, gpu), work.moved_bytes / rate)
-    crowded = work.contended_bytes / _L2_LINE_BYTES_PER_SECOND
-    return LAUNCH_SECONDS + _overlapped(_overlapped(own, moved, _L2_OVERLAP), crowded)
+    traffic_seconds = max(
+        workload.l2_read_bytes / l2_bytes_per_second(workload, gpu), workload.moved_bytes / rate
+    )
+    contention_seconds = workload.contended_bytes / _L2_LINE_BYTES_PER_SECOND
+    return LAUNCH_SECONDS + _overlapped_seconds(
+        _overlapped_seconds(programs_seconds, traffic_seconds, _L2_OVERLAP), contention_seconds
+    )
 
 
-def l2_bytes_per_second(work: LaunchWorkload, gpu: GpuSpec) -> float:
-    """Bytes that all programs together get through the second-level cache in a second."""
-    root = 1 + sqrt(work.source_bytes / _L2_SOURCE_BYTES)
-    return gpu.multiprocessors * _L2_BYTES_PER_SECOND * root * work.reuse
+def l2_bytes_per_second(workload: LaunchWorkload, gpu: GpuSpec) -> float:
+    """Return the L2 bandwidth of all programs together, in bytes per second."""
+    scale = 1 + sqrt(workload.source_bytes / _L2_SOURCE_BYTES)
+    return gpu.multiprocessors * _L2_BYTES_PER_SECOND * scale * workload.reuse
 
 
 def _programs_seconds(work: LaunchWorkload, gpu: GpuSpec, latency: float) -> float:
-    """Of all waves, as long as memory keeps up."""
-    beyond = max(0.0, work.registers / MAX_REGISTERS_PER_THREAD - 1)
-    taken = work.step_bytes / _SM_LOAD_BYTES_PER_SECOND
-    step = (_overlapped(work.step_seconds, taken) + work.step_overhead_seconds) * (
-        1 + _SPILL_PENALTY * beyond
-    )
-    if work.num_warps > _WARPS:
-        step += _WARP_GROUPS_SYNC_SECONDS * (1 + _SPILL_PENALTY * beyond)
-    end = work.epilogue_bytes / _EPILOGUE_BYTES_PER_SECOND
-    alone = _ACCUMULATOR_SECONDS * work.accumulators + end
-    alone += work.steps * _overlapped(step, _latency(work, latency))
+    """Return the time of all waves in seconds, if the L2 cache and memory are not the limit."""
+    excess = max(0.0, work.registers / MAX_REGISTERS_PER_THREAD - 1)
+    load_seconds = work.step_bytes / _SM_LOAD_BYTES_PER_SECOND
+    step_seconds = (
+        _overlapped_seconds(work.step_seconds, load_seconds) + work.step_overhead_seconds
+    ) * (1 + _SPILL_PENALTY * excess)
+    if work.num_warps > _WARPS_PER_GROUP:
+        step_seconds += _WARP_GROUPS_SYNC_SECONDS * (1 + _SPILL_PENALTY * excess)
+    epilogue_seconds = work.epilogue_bytes / _EPILOGUE_BYTES_PER_SECOND
+    program_seconds = _ACCUMULATOR_SECONDS * work.accumulators + epilogue_seconds
+    program_seconds += work.steps * _overlapped_seconds(step_seconds, _latency(work, latency))
     if work.num_stages > 1:
-        alone += latency
+        program_seconds += latency
 
-    def wave(programs: int, start: float) -> float:
-        return _overlapped(programs * (work.steps * step + end), start + alone)
+    def wave_seconds(programs: int, start: float) -> float:
+        return _overlapped_seconds(
+            programs * (work.steps * step_seconds + epilogue_seconds), start + program_seconds
+        )
 
-    programs_per_sm, each = _programs_per_sm(work, gpu), ceil(work.programs / gpu.multiprocessors)
-    if each <= programs_per_sm:
-        return wave(each, 0.0)
+    programs_per_sm, programs_on_busiest_sm = (
+        _programs_per_sm(work, gpu),
+        ceil(work.programs / gpu.multiprocessors),
+    )
+    if programs_on_busiest_sm <= programs_per_sm:
+        return wave_seconds(programs_on_busiest_sm, 0.0)
     waves = ceil(work.programs / (programs_per_sm * gpu.multiprocessors))
-    left = work.programs - (waves - 1) * programs_per_sm * gpu.multiprocessors
-    last = wave(ceil(left / gpu.multiprocessors), _NEXT_PROGRAM_SECONDS)
-    following = wave(programs_per_sm, _NEXT_PROGRAM_SECONDS)
-    return wave(programs_per_sm, 0.0) + (waves - 2) * following + last
+    last_wave_programs = work.programs - (waves - 1) * programs_per_sm * gpu.multiprocessors
+    last_wave = wave_seconds(ceil(last_wave_programs / gpu.multiprocessors), _NEXT_PROGRAM_SECONDS)
+    middle_wave = wave_seconds(programs_per_sm, _NEXT_PROGRAM_SECONDS)
+    return wave_seconds(programs_per_sm, 0.0) + (waves - 2) * middle_wave + last_wave
 
 
 def _latency(work: LaunchWorkload, latency: float) -> float:
-    """What a step takes at least, whatever else the multiprocessor does."""
+    """Return the minimum time of a step in seconds, however busy the multiprocessor is."""
     if work.num_stages > 1:
-        each = latency / max(1, min(work.num_stages - 1, work.steps))
-        slack = work.step_seconds if work.num_stages == 2 else 0.0  # nothing goes on meanwhile
-        return max(each, work.dependency_seconds + slack)
+        load_seconds = latency / max(1, min(work.num_stages - 1, work.steps))
+        slack = (
+            work.step_seconds if work.num_stages == 2 else 0.0
+        )  # two stages: no load overlaps the arithmetic
+        return max(load_seconds, work.dependency_seconds + slack)
     loads = work.step_bytes / (LOAD_BYTES * WARP_LANES * work.num_warps)
     return (
         latency * max(1.0, loads / _OUTSTANDING_LOADS) + work.dependency_seconds + work.step_seconds
@@ -235,26 +264,26 @@ def _latency(work: LaunchWorkload, latency: float) -> float:
 
 
 def _programs_per_sm(work: LaunchWorkload, gpu: GpuSpec) -> int:
-    """Programs that a multiprocessor runs at once."""
+    """Return how many programs a multiprocessor runs at once."""
     registers = ceil(min(max(work.registers, _MIN_REGISTERS), MAX_REGISTERS_PER_THREAD))
     threads = work.num_warps * WARP_LANES
     return max(1, gpu.limits.resident_blocks(threads, registers, work.shared_bytes)[0])
 
 
-def _overlapped(a: float, b: float, overlap: float = _OVERLAP) -> float:
-    """What two things take that hide each other, most of all where one is much longer."""
+def _overlapped_seconds(a: float, b: float, overlap: float = _OVERLAP) -> float:
+    """Return the time of two activities that overlap, by a p-norm: near the longer one."""
     return float((a**overlap + b**overlap) ** (1 / overlap))
 
 
 def product_seconds(
     tile: tuple[int, int, int], num_warps: int, dtype: DType, precision: str, gpu: GpuSpec
 ) -> float:
-    """What the multiplications of rows, columns and depth take of a multiprocessor."""
+    """Return the time in seconds that an M by N by K tile product takes on a multiprocessor."""
     bm, bn, bk = tile
-    work = 2.0 * bm * bn * bk * gpu.multiprocessors
+    flops = 2.0 * bm * bn * bk * gpu.multiprocessors
     if dtype is DType.FLOAT32 and precision == "ieee":
         accumulators = bm * bn / (num_warps * WARP_LANES)
-        return work / (
+        return flops / (
             gpu.cuda_core_flops
             * _CUDA_CORE_SHARE
             * accumulators
@@ -262,41 +291,41 @@ def product_seconds(
         )
     rate = gpu.tensor_flops * _TF32_SHARE.get(precision, 1.0)
     if not gpu.wide_mma_rows:
-        return work / (rate * _LEGACY_MMA_SHARE)
+        return flops / (rate * _LEGACY_MMA_SHARE)
     if bm < gpu.wide_mma_rows:
-        return work / (rate * _SMALL_TILE_MMA_SHARE)
-    read = -(-bm // _WIDE_MMA_ROWS) * (_WIDE_MMA_ROWS + bn) * bk * dtype.size_bytes
-    return max(work / rate, read / _SHARED_READ_BYTES_PER_SECOND)
+        return flops / (rate * _SMALL_TILE_MMA_SHARE)
+    shared_bytes = -(-bm // _WIDE_MMA_ROWS) * (_WIDE_MMA_ROWS + bn) * bk * dtype.size_bytes
+    return max(flops / rate, shared_bytes / _SHARED_READ_BYTES_PER_SECOND)
 
 
 def guessed_extent(extent: Dim) -> int:
-    """The extent, or a guess where it depends on symbols."""
+    """Return the extent, with a guess for each symbol."""
     return evaluate_dim(extent, dict.fromkeys(symbols_of(extent), _GUESSED_EXTENT))
 
 
 def next_power_of_two(value: int) -> int:
-    """The least power of two that is no less: tiles have such extents."""
+    """Return the least power of two that is at least ``value``, as tiles require."""
     return 1 << max(0, value - 1).bit_length()
 
 
 def tile_extent(value: int) -> int:
-    """The least extent of a tile on tensor cores that holds so many."""
+    """Return the least tile extent for tensor cores that is at least ``value``."""
     return max(_MIN_EXTENT, next_power_of_two(value))
 
 
 def count_of(value: Value) -> int:
-    """Elements of a tensor, symbols guessed."""
+    """Return the number of elements of a tensor, with a guess for each symbol."""
     return prod(map(guessed_extent, value.tensor.shape))
 
 
 def memory_seconds(node: Node, target: CudaTarget) -> float:
-    """A launch that reads every operand and writes every result once."""
+    """Return the time in seconds of a launch that reads and writes each tensor once."""
     values = [v for v in (*node.inputs, *node.outputs) if v is not None]
     return pass_seconds(sum(count_of(v) * v.tensor.dtype.size_bytes for v in values), target)
 
 
 def pass_seconds(moved_bytes: float, target: CudaTarget) -> float:
-    """A launch that moves so many bytes, and does next to nothing with them."""
+    """Return the time in seconds of a launch that moves bytes and computes almost nothing."""
     return (
         LAUNCH_SECONDS
         + _L2_LATENCY_SECONDS

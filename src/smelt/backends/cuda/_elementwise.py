@@ -1,7 +1,7 @@
-"""Elementwise ops as Triton expressions, and the epilogues that every family ends with.
+"""Elementwise ops as Triton expressions, used by elementwise kernels and by epilogues.
 
-Values of float16 and bfloat16 are computed in float32 and rounded when they are stored. An
-expression only uses what Triton itself offers on every GPU, no library's functions.
+Values of float16 and bfloat16 are computed in float32 and rounded when they are stored. Expressions
+use only functions that Triton itself has on every GPU, never an external math library.
 """
 
 from __future__ import annotations
@@ -24,106 +24,121 @@ if TYPE_CHECKING:
     from smelt.ir import Op
 
 _HALVES: Final = frozenset({DType.FLOAT16, DType.BFLOAT16})
+"""Float types of 16 bits."""
 _FLOATS: Final = _HALVES | {DType.FLOAT32, DType.FLOAT64}
+"""Float types."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One op being written."""
+    """One op whose expression is being generated."""
 
     attributes: Mapping[str, Any]
     args: Sequence[str]
-    """Names of variables; empty for an absent argument."""
+    """Names of the arguments' variables; empty for an absent argument."""
     dtypes: Sequence[DType]
     let: Callable[[str], str]
-    """Writes a statement that names an expression; gives the name."""
+    """Writes a statement that assigns an expression to a new variable, and returns its name."""
 
     @property
     def x(self) -> str:
+        """First argument."""
         return self.args[0]
 
     @property
     def y(self) -> str:
+        """Second argument."""
         return self.args[1]
 
     @property
     def is_float(self) -> bool:
+        """Whether the first argument is a float."""
         return self.dtypes[0] in _FLOATS
 
     @property
     def is_unsigned(self) -> bool:
+        """Whether the first argument is an unsigned integer."""
         return self.dtypes[0].value.startswith("u")
 
     def number(self, name: str) -> str:
-        """An attribute as a literal."""
+        """Return an attribute as a literal."""
         return literal(float(self.attributes[name]))
 
 
 def literal(value: float) -> str:
-    """A floating-point number as an expression."""
+    """Return a floating-point number as an expression."""
     if math.isfinite(value):
         return repr(value)
     return "float('nan')" if math.isnan(value) else f"float('{'-' if value < 0 else ''}inf')"
 
 
 def _fold(sign: str) -> Callable[[_Call], str]:
+    """Return a generator that joins all arguments by an operator."""
     return lambda c: f" {sign} ".join(f"({a})" for a in c.args)
 
 
 def _unary(form: str) -> Callable[[_Call], str]:
+    """Return a generator that inserts the argument into a format."""
     return lambda c: form.format(x=c.x)
 
 
-def _keeping_nan(c: _Call) -> str:
-    """The argument by which a minimum or maximum stays no number: else it takes the number."""
+def _nan_argument(c: _Call) -> str:
+    """Return the keyword by which a minimum or maximum of floats propagates NaN."""
     return ", propagate_nan=tl.PropagateNan.ALL" if c.is_float else ""
 
 
 def _extreme(function: str) -> Callable[[_Call], str]:
+    """Return a generator of the minimum or maximum of all arguments."""
+
     def write(c: _Call) -> str:
         text = c.x
-        for other in c.args[1:]:
-            text = f"tl.{function}({text}, {other}{_keeping_nan(c)})"
+        for operand in c.args[1:]:
+            text = f"tl.{function}({text}, {operand}{_nan_argument(c)})"
         return text
 
     return write
 
 
 def sigmoid(x: str) -> str:
-    """The logistic function, right for large arguments of either sign."""
+    """Return the logistic function of an expression, accurate for any finite argument."""
     return f"(1.0 / (1.0 + tl.exp(-({x}))))"
 
 
 def tanh(x: str) -> str:
+    """Return the hyperbolic tangent of an expression."""
     return f"(2.0 / (1.0 + tl.exp(-2.0 * ({x}))) - 1.0)"
 
 
 def _log1p(c: _Call, text: str) -> str:
-    """The logarithm of one more, of what is not infinite."""
+    """Return log(1 + x) of a finite expression x."""
     x = c.let(text)
-    one = c.let(f"1.0 + {x}")  # what adding rounds away is made good for
+    one = c.let(f"1.0 + {x}")  # the quotient below corrects its rounding
     return f"tl.where({one} == 1.0, {x}, tl.log({one}) * ({x} / ({one} - 1.0)))"
 
 
 def _softplus(c: _Call) -> str:
+    """Return log(1 + exp(x)) in a form that does not overflow."""
     return f"(tl.maximum({c.x}, 0.0) + {_log1p(c, f'tl.exp(-tl.abs({c.x}))')})"
 
 
 def _clip(c: _Call) -> str:
+    """Return the argument limited by the bounds that are present."""
     text = c.x
     for bound, function in zip(c.args[1:], ("maximum", "minimum"), strict=False):
         if bound:
-            text = f"tl.{function}({text}, {bound}{_keeping_nan(c)})"
+            text = f"tl.{function}({text}, {bound}{_nan_argument(c)})"
     return text
 
 
 def _hard_sigmoid(c: _Call) -> str:
-    nan = _keeping_nan(c)
-    line = f"{c.x} * {c.number('alpha')} + {c.number('beta')}"
-    return f"tl.minimum(tl.maximum({line}, 0.0{nan}), 1.0{nan})"
+    """Return alpha * x + beta limited to [0, 1]."""
+    nan = _nan_argument(c)
+    linear = f"{c.x} * {c.number('alpha')} + {c.number('beta')}"
+    return f"tl.minimum(tl.maximum({linear}, 0.0{nan}), 1.0{nan})"
 
 
 def _gelu(c: _Call) -> str:
+    """Return GELU, exact by erf or approximated by tanh."""
     if c.attributes.get("approximate", "none") == "tanh":
         inner = f"0.7978845608028654 * ({c.x} + 0.044715 * {c.x} * {c.x} * {c.x})"
         return f"0.5 * {c.x} * (1.0 + {tanh(inner)})"
@@ -135,7 +150,8 @@ def _elu(c: _Call) -> str:
 
 
 def _celu(c: _Call) -> str:
-    nan, alpha = _keeping_nan(c), c.number("alpha")
+    """Return CELU as a sum of its positive and negative parts."""
+    nan, alpha = _nan_argument(c), c.number("alpha")
     below = f"{alpha} * (tl.exp({c.x} / {alpha}) - 1.0)"
     return f"tl.maximum({c.x}, 0.0{nan}) + tl.minimum({below}, 0.0{nan})"
 
@@ -147,66 +163,81 @@ def _shrink(c: _Call) -> str:
 
 
 def _is_inf(c: _Call) -> str:
+    """Return whether the argument is one of the infinities to detect."""
     limits = {"float('-inf')": "detect_negative", "float('inf')": "detect_positive"}
-    found = [f"({c.x} == {limit})" for limit, asked in limits.items() if c.attributes[asked]]
-    return " | ".join(found) or f"{c.x} < {c.x}"
+    conditions = [
+        f"({c.x} == {limit})" for limit, attribute in limits.items() if c.attributes[attribute]
+    ]
+    return " | ".join(conditions) or f"{c.x} < {c.x}"
 
 
 def _quotient(c: _Call, x: str, y: str) -> str:
-    """What `/` stands for makes zeros of float32 where it divides by more than 2 ** 126."""
+    """Return x / y, correctly rounded.
+
+    Triton's own division flushes float32 results to 0 if y exceeds 2**126.
+    """
     return f"{x} / ({y})" if c.dtypes[0] is DType.FLOAT64 else f"tl.div_rn({x}, {y})"
 
 
-def _whole_divisor(c: _Call) -> str:
-    """The divisor, or 1 for what no machine need divide by: 0, and -1 if there are signs."""
+def _safe_divisor(c: _Call) -> str:
+    """Return the divisor, or 1 in place of 0 and -1, which integer division cannot handle."""
     bad = f"({c.y} == 0)" if c.is_unsigned else f"(({c.y} == 0) | ({c.y} == -1))"
     return c.let(f"tl.where({bad}, 1, {c.y})")
 
 
 def _divide(c: _Call) -> str:
+    """Return the quotient; integer division by 0 gives 0."""
     if c.is_float:
         return _quotient(c, c.x, c.y)
-    whole = f"{c.x} // {_whole_divisor(c)}"
-    signed = whole if c.is_unsigned else f"tl.where({c.y} == -1, -{c.x}, {whole})"
+    quotient = f"{c.x} // {_safe_divisor(c)}"
+    signed = quotient if c.is_unsigned else f"tl.where({c.y} == -1, -{c.x}, {quotient})"
     return f"tl.where({c.y} == 0, 0, {signed})"
 
 
 def _modulo(c: _Call) -> str:
-    rest = c.let(f"{c.x} % {_whole_divisor(c)}")
+    """Return the remainder, with the sign of the divisor unless ``fmod`` is set."""
+    rest = c.let(f"{c.x} % {_safe_divisor(c)}")
     if c.is_unsigned or c.attributes["fmod"]:
         return rest
     return f"tl.where(({rest} != 0) & (({rest} ^ {c.y}) < 0), {rest} + {c.y}, {rest})"
 
 
 def _shift(c: _Call) -> str:
+    """Return the shifted argument; shifts by its width or more give 0."""
     sign, width = "<<" if c.attributes["direction"] == "LEFT" else ">>", c.dtypes[0].size_bytes * 8
     return f"tl.where({c.y} < {width}, {c.x} {sign} {c.y}, 0)"
 
 
 def _root(c: _Call, x: str) -> str:
+    """Return the correctly rounded square root."""
     return f"tl.sqrt{'' if c.dtypes[0] is DType.FLOAT64 else '_rn'}({x})"
 
 
 def _round(c: _Call) -> str:
+    """Return the argument rounded to the nearest even integer.
+
+    Adding 1.5 * 2**23 (float64: 1.5 * 2**52) rounds it; subtracting that restores its magnitude.
+    """
     big = "12582912.0" if c.dtypes[0] is not DType.FLOAT64 else "6755399441055744.0"
     limit = "4194304.0" if c.dtypes[0] is not DType.FLOAT64 else "2251799813685248.0"
     return f"tl.where(tl.abs({c.x}) < {limit}, ({c.x} + {big}) - {big}, {c.x})"
 
 
 def _power(c: _Call) -> str:
-    """By logarithms, with C's answers where those have none: one, infinities, zeros with signs."""
+    """Return x**y by logarithms, with C's results for 1, infinities and signed zeros."""
     x, y = c.args
-    size = f"tl.where(tl.abs({x}) == 1.0, 1.0, tl.exp2({y} * tl.log2(tl.abs({x}))))"
-    whole = f"({y} == tl.floor({y}))"
-    odd = f"({whole} & (tl.abs({y} - 2.0 * tl.floor({y} * 0.5)) == 1.0))"
+    magnitude = f"tl.where(tl.abs({x}) == 1.0, 1.0, tl.exp2({y} * tl.log2(tl.abs({x}))))"
+    is_integer = f"({y} == tl.floor({y}))"
+    is_odd = f"({is_integer} & (tl.abs({y} - 2.0 * tl.floor({y} * 0.5)) == 1.0))"
     is_negative = f"(({x} < 0.0) | (1.0 / {x} == float('-inf')))"
-    real = f"tl.where({whole}, 1.0, float('nan'))"
+    real = f"tl.where({is_integer}, 1.0, float('nan'))"
     even = f"tl.where(({x} < 0.0) & ({x} > float('-inf')), {real}, 1.0)"
-    sign = f"tl.where({is_negative}, tl.where({odd}, -1.0, {even}), 1.0)"
-    return f"tl.where({y} == 0.0, 1.0, {size} * {sign})"
+    sign = f"tl.where({is_negative}, tl.where({is_odd}, -1.0, {even}), 1.0)"
+    return f"tl.where({y} == 0.0, 1.0, {magnitude} * {sign})"
 
 
 def _sign(c: _Call) -> str:
+    """Return the sign; zeros and NaN propagate for floats."""
     if c.is_unsigned:
         return f"tl.where({c.x} > 0, 1, {c.x})"
     return f"tl.where({c.x} > 0, 1, tl.where({c.x} < 0, -1, {c.x} * 0))"
@@ -217,28 +248,29 @@ def _mean(c: _Call) -> str:
 
 
 def _cast(c: _Call) -> str:
+    """Return the argument converted to a type; 16-bit floats are rounded and widened again."""
     target = DType(c.attributes["to"])
     if target is DType.BOOL:
         return f"({c.x} != 0)"
     if c.is_float and target.is_integer:
-        return _truncated(c, target)
+        return _truncate(c, target)
     rounded = f"({c.x}).to({LANGUAGE_TYPES[target]})"
     return f"{rounded}.to(tl.float32)" if target in _HALVES else rounded
 
 
-def _truncated(c: _Call, target: DType) -> str:
-    """A float cut towards zero: beyond the integer's range its end, zero where it is no number."""
+def _truncate(c: _Call, target: DType) -> str:
+    """Return a float truncated to an integer; saturated out of range, and 0 for NaN."""
     limits, kind = np.iinfo(target.numpy), LANGUAGE_TYPES[target]
-    # The largest integer may be no float; one more than it is a power of two.
+    # The largest integer may not be representable; the power of two above it is.
     low, high = float(limits.min), float(limits.max + 1)
     inside = c.let(f"({c.x} >= {low}) & ({c.x} < {high})")
-    made = c.let(f"tl.where({inside}, {c.x}, 0.0).to({kind})")
-    ends = f"tl.where({c.x} < {low}, {limits.min}, {made})"
-    return f"tl.where({c.x} >= {high}, {limits.max}, {ends}).to({kind})"
+    truncated = c.let(f"tl.where({inside}, {c.x}, 0.0).to({kind})")
+    limited = f"tl.where({c.x} < {low}, {limits.min}, {truncated})"
+    return f"tl.where({c.x} >= {high}, {limits.max}, {limited}).to({kind})"
 
 
 def _fill(c: _Call) -> str:
-    """A value that no operand gives: where padding lies."""
+    """Return a constant, as padding needs."""
     value = c.attributes["value"]
     if isinstance(value, float):
         return f"tl.full([], {literal(value)}, tl.float32)"
@@ -254,12 +286,12 @@ def _prelu(c: _Call) -> str:
     return f"tl.where({c.x} < 0, {c.x} * {c.y}, {c.x})"
 
 
-def _angle(c: _Call, tangent: str) -> str:
-    """The inverse tangent, by the series for an eighth of the angle.
+def _arctan(c: _Call, tangent: str) -> str:
+    """Return the inverse tangent by a series for an eighth of the angle.
 
-    The tangent of half an angle follows from the tangent t of the whole: t / (1 + sqrt(1 + t**2)).
+    The tangent of half an angle follows from the tangent t of the angle: t / (1 + sqrt(1 + t**2)).
     """
-    t = c.let(_within(c, tangent, "1e9"))  # from here on the angle is a right one in float32
+    t = c.let(_clamp(c, tangent, "1e9"))  # larger tangents give a right angle in float32
     for _ in range(3):
         t = c.let(f"{t} / (1.0 + {_root(c, f'1.0 + {t} * {t}')})")
     square, series = c.let(f"{t} * {t}"), literal(1 / 9)
@@ -268,28 +300,31 @@ def _angle(c: _Call, tangent: str) -> str:
     return f"8.0 * {t} * {series}"
 
 
-def _within(c: _Call, x: str, limit: str) -> str:
-    nan = _keeping_nan(c)
+def _clamp(c: _Call, x: str, limit: str) -> str:
+    """Return an expression limited to [-limit, limit]; NaN propagates."""
+    nan = _nan_argument(c)
     return f"tl.minimum(tl.maximum({x}, -{limit}{nan}), {limit}{nan})"
 
 
 def _asin(c: _Call) -> str:
-    return _angle(c, _quotient(c, c.x, _root(c, f"(1.0 - {c.x}) * (1.0 + {c.x})")))
+    """Return the inverse sine by its tangent."""
+    return _arctan(c, _quotient(c, c.x, _root(c, f"(1.0 - {c.x}) * (1.0 + {c.x})")))
 
 
 def _acos(c: _Call) -> str:
+    """Return the inverse cosine by the tangent of half the angle."""
     square = _quotient(c, f"1.0 - {c.x}", f"1.0 + {c.x}")
-    return f"2.0 * ({_angle(c, _root(c, square))})"
+    return f"2.0 * ({_arctan(c, _root(c, square))})"
 
 
 def _half_powers(c: _Call) -> tuple[str, str]:
-    """Half the exponentials of x and of -x, infinite no sooner than they must be."""
+    """Return exp(x) / 2 and exp(-x) / 2, which do not overflow before the result does."""
     up, down = c.let(f"tl.exp(0.5 * {c.x})"), c.let(f"tl.exp(-0.5 * {c.x})")
     return f"0.5 * {up} * {up}", f"0.5 * {down} * {down}"
 
 
 def _sinh(c: _Call) -> str:
-    """By its series where the exponentials would take each other away."""
+    """Return sinh, by its series where the difference of exponentials would cancel."""
     square, series = c.let(f"{c.x} * {c.x}"), "1.0"
     for factor in (72, 42, 20, 6):
         series = f"(1.0 + {square} * {literal(1 / factor)} * {series})"
@@ -298,22 +333,27 @@ def _sinh(c: _Call) -> str:
 
 
 def _asinh(c: _Call) -> str:
+    """Return the inverse hyperbolic sine, computed for the absolute value."""
     x = c.let(f"tl.abs({c.x})")
-    size = c.let(_area(c, x, f"{x} + {x} * {x} / (1.0 + {_root(c, f'1.0 + {x} * {x}')})"))
-    return f"tl.where({c.x} < 0.0, -{size}, {size})"
+    magnitude = c.let(
+        _log_of_sum(c, x, f"{x} + {x} * {x} / (1.0 + {_root(c, f'1.0 + {x} * {x}')})")
+    )
+    return f"tl.where({c.x} < 0.0, -{magnitude}, {magnitude})"
 
 
 def _acosh(c: _Call) -> str:
-    more = c.let(f"{c.x} - 1.0")  # its root, and so all, is not a number below zero
-    return _area(c, c.x, f"{more} + {_root(c, more)} * {_root(c, f'{more} + 2.0')}")
+    """Return the inverse hyperbolic cosine."""
+    more = c.let(f"{c.x} - 1.0")  # NaN below 1, because of its root
+    return _log_of_sum(c, c.x, f"{more} + {_root(c, more)} * {_root(c, f'{more} + 2.0')}")
 
 
-def _area(c: _Call, x: str, less: str) -> str:
-    """The logarithm of one more than ``less``: of 2 x where that squares to what is too large."""
-    return f"tl.where({x} > 1e9, tl.log({x}) + 0.6931471805599453, {_log1p(c, less)})"
+def _log_of_sum(c: _Call, x: str, rest: str) -> str:
+    """Return log(1 + ``rest``), or log(2 * x) for large x, whose square may overflow."""
+    return f"tl.where({x} > 1e9, tl.log({x}) + 0.6931471805599453, {_log1p(c, rest)})"
 
 
 def _atanh(c: _Call) -> str:
+    """Return the inverse hyperbolic tangent."""
     return f"0.5 * ({_log1p(c, c.x)} - {_log1p(c, f'-{c.x}')})"
 
 
@@ -326,7 +366,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "and": _fold("&"),
     "asin": _asin,
     "asinh": _asinh,
-    "atan": lambda c: _angle(c, c.x),
+    "atan": lambda c: _arctan(c, c.x),
     "atanh": _atanh,
     "bit_shift": _shift,
     "cast": _cast,
@@ -366,7 +406,7 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "pow": _power,
     "prelu": _prelu,
     "reciprocal": lambda c: _quotient(c, "1.0", c.x),
-    "relu": lambda c: f"tl.maximum({c.x}, 0{_keeping_nan(c)})",
+    "relu": lambda c: f"tl.maximum({c.x}, 0{_nan_argument(c)})",
     "round": _round,
     "selu": lambda c: f"{c.number('gamma')} * {_elu(c)}",
     "shrink": _shrink,
@@ -386,10 +426,12 @@ EXPRESSIONS: Final[dict[str, Callable[[_Call], str]]] = {
     "where": lambda c: f"tl.where({c.x}, {c.args[1]}, {c.args[2]})",
     "xor": _fold("^"),
 }
-"""For each op, what writes it."""
+"""Generator of the expression of each op."""
 
 _NUMBERS: Final = frozenset(d for d in DType if d is not DType.BOOL)
+"""All types but bool."""
 _ANY: Final = frozenset(DType)
+"""All types."""
 _ALLOWED: Final[dict[str, frozenset[DType]]] = {
     **dict.fromkeys(
         ("add", "sub", "mul", "div", "abs", "neg", "max", "min", "clip", "greater", "sum", "relu",
@@ -401,11 +443,11 @@ _ALLOWED: Final[dict[str, frozenset[DType]]] = {
     **dict.fromkeys(("acos", "asin", "atan", "sinh"), _FLOATS - {DType.FLOAT64}),
     **dict.fromkeys(("bit_shift", "mod"), _NUMBERS - _FLOATS),
 }  # fmt: skip
-"""Element types of the arguments, where not floating-point."""
+"""Types of the arguments of ops that do not take exactly the float types."""
 
 
-def why_not_written(op: Op, dtypes: Sequence[DType]) -> str | None:
-    """Why there is no expression for the op on arguments of these types; None when there is."""
+def unsupported_op_reason(op: Op, dtypes: Sequence[DType]) -> str | None:
+    """Return why there is no expression for an op on these types, or None."""
     if op.name not in EXPRESSIONS:
         return f"no kernel is generated for {op.name}"
     bad = [d.value for d in dtypes if d not in _ALLOWED.get(op.name, _FLOATS)]
@@ -418,13 +460,13 @@ def write_stages(
     read: Callable[[int], str],
     values: list[str],
 ) -> str:
-    """Write a program, a statement or a few an op; return the variable of its last result.
+    """Write a program, one or a few statements per op; return the variable of its last result.
 
     Args:
         line: writes a statement.
         stages: (op, arguments, dtypes of the arguments) of each op, as a spec holds them.
-        read: gives the variable of an input.
-        values: variables of the results so far (a root's).
+        read: returns the variable of an input.
+        values: variables of the results so far (of the root, in an epilogue); extended.
     """
     names = (f"v{number}" for number in count())
 

@@ -1,8 +1,9 @@
-"""What stays in float32 where 16 bits are asked for: logits, and what only bindings take.
+"""Tensors that stay in float32 in a 16-bit build: logits, and tensors that only bindings read.
 
-A softmax makes of each logit's error a relative one of the same size: rounded to float16, logits of
-20 err by 0.8 %. What is moved in less time than a launch takes costs nothing more in float32. And
-what a binding of float32 takes would be rounded only to be copied once more.
+A softmax turns an absolute error of a logit into a relative error of the same size: rounded to
+float16, logits of 20 give errors of 0.8 %. A tensor that is moved in less time than a launch takes
+costs nothing more in float32. And a float32 output binding would only be rounded to be copied once
+more.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ if TYPE_CHECKING:
     from smelt.types import TensorFormat
 
 _MAX_ELEMENTS: Final = 1 << 18
-"""Of logits: they are written and read in half a microsecond."""
+"""Maximum number of logits that stay in float32: these are written and read in half a
+microsecond."""
 PASS_THROUGH_OPS: Final = (
     Concat, Flatten, Gather, Identity, Reshape, Slice, Split, Squeeze, Transpose, Unsqueeze,
 )  # fmt: skip
-"""Ops that hand on what they read: mostly windows, which are as wide as what they are of."""
+"""Ops that only pass on their input, mostly as windows, which have the type of their source."""
 
 
 def keep_logits_float32(node: Node, tactics: Sequence[Tactic]) -> list[Tactic]:
-    """The tactics with float32 where that stays, for a node on which 16 bits are asked for.
+    """Return the tactics of a 16-bit build with float32 for the tensors that stay in it.
 
-    Windows are of what there is, images in pairs are of 16 bits, and a library's algorithm is for
-    the types that it was asked for.
+    Views, half2 kernels and library algorithms are unchanged: views have the type of their source,
+    half2 kernels are 16-bit only, and an algorithm is for the types it was requested for.
     """
     inputs = [
         _is_passed_through(node, n) and stays_float32(value) for n, value in enumerate(node.inputs)
@@ -57,69 +59,73 @@ def keep_logits_float32(node: Node, tactics: Sequence[Tactic]) -> list[Tactic]:
     outputs = [stays_float32(value) for value in node.outputs]
     if not any((*inputs, *outputs)):
         return list(tactics)
-    return [_stored_as_float32(tactic, inputs, outputs) for tactic in tactics]
+    return [_with_float32(tactic, inputs, outputs) for tactic in tactics]
 
 
-def _stored_as_float32(tactic: Tactic, inputs: Sequence[bool], outputs: Sequence[bool]) -> Tactic:
-    every = [fmt for fmt in (*tactic.inputs, *tactic.outputs) if fmt is not None]
-    is_half2 = any(fmt.layout is Layout.PAIRED for fmt in every)
+def _with_float32(tactic: Tactic, inputs: Sequence[bool], outputs: Sequence[bool]) -> Tactic:
+    """Return a tactic with the marked inputs and outputs stored as float32."""
+    formats = [fmt for fmt in (*tactic.inputs, *tactic.outputs) if fmt is not None]
+    is_half2 = any(fmt.layout is Layout.PAIRED for fmt in formats)
     if is_half2 or tactic.aliasing is not Aliasing.NONE or tactic.family in LIBRARIES:
         return tactic
     return replace(
         tactic,
         inputs=tuple(
-            _wide(fmt) if stays and fmt is not None else fmt
+            _as_float32(fmt) if stays and fmt is not None else fmt
             for fmt, stays in zip(tactic.inputs, inputs, strict=True)
         ),
         outputs=tuple(
-            _wide(fmt) if stays else fmt for fmt, stays in zip(tactic.outputs, outputs, strict=True)
+            _as_float32(fmt) if stays else fmt
+            for fmt, stays in zip(tactic.outputs, outputs, strict=True)
         ),
     )
 
 
-def _wide(fmt: TensorFormat) -> TensorFormat:
+def _as_float32(fmt: TensorFormat) -> TensorFormat:
+    """Return a format with its elements stored as float32."""
     return replace(fmt, dtype=DType.FLOAT32)
 
 
 def _is_passed_through(node: Node, position: int) -> bool:
-    """Whether a node reads an input as it is made, or softens it."""
+    """Return whether a node passes an input on unchanged, or applies a softmax to it."""
     return isinstance(node.op, PASS_THROUGH_OPS) or (position == 0 and _has_softmax(node))
 
 
 def _has_softmax(node: Node) -> bool:
+    """Return whether a node computes a softmax before its epilogue."""
     return isinstance(root_of(node)[0], Softmax | LogSoftmax)
 
 
 def stays_float32(value: Value | None) -> bool:
-    """Whether only softmaxes and bindings come to read a value, and all that it is handed on with.
+    """Return whether only softmaxes and bindings read a value, also through pass-through ops.
 
-    What is joined, cut or turned stays together: in one type, or copies would be made of it.
+    All values that are connected by pass-through ops get one type; otherwise they would be copied.
     """
     if value is None or value.tensor.dtype is not DType.FLOAT32:
         return False
-    known, left = {value}, [value]
-    is_softened = is_large = False
-    while left:
-        one = left.pop()
-        for user in one.users:
-            if _has_softmax(user) and user.inputs[0] is one:
-                is_softened = True
+    visited, pending = {value}, [value]
+    feeds_softmax = is_large = False
+    while pending:
+        current = pending.pop()
+        for user in current.users:
+            if _has_softmax(user) and user.inputs[0] is current:
+                feeds_softmax = True
             elif not isinstance(user.op, PASS_THROUGH_OPS):
                 return False
-        if one.producer is None:
+        if current.producer is None:
             return False
-        is_large |= count_of(one) > _MAX_ELEMENTS
-        new = [v for v in _pass_through_neighbours(one) if v not in known]
-        known.update(new)
-        left += new
-    return not (is_softened and is_large)
+        is_large |= count_of(current) > _MAX_ELEMENTS
+        neighbours = [v for v in _pass_through_neighbours(current) if v not in visited]
+        visited.update(neighbours)
+        pending += neighbours
+    return not (feeds_softmax and is_large)
 
 
 def _pass_through_neighbours(value: Value) -> Iterator[Value]:
-    """What a value is handed on from, or as."""
-    made = value.producer
-    if made is not None and isinstance(made.op, PASS_THROUGH_OPS):
-        sources = made.inputs if isinstance(made.op, Concat) else made.inputs[:1]
+    """Yield the values that a value is made from or passed on as, by pass-through ops."""
+    producer = value.producer
+    if producer is not None and isinstance(producer.op, PASS_THROUGH_OPS):
+        sources = producer.inputs if isinstance(producer.op, Concat) else producer.inputs[:1]
         yield from (v for v in sources if v is not None and v.constant is None)
     for user in value.users:
         if isinstance(user.op, PASS_THROUGH_OPS):

@@ -1,14 +1,16 @@
-"""Two products one behind the other, of the same places, by one program for each tile.
+"""Fused pairs (back-to-back GEMMs): two products on the same rows in one program per tile.
 
-What the first product makes of a tile's places is the first factor of the second one: it stays
-where it is, and is stored only if somebody else reads it, too. A program does the first product
-whole, with as many columns as the first has, and its own columns of the second; several programs
-of one row of tiles do the first each for itself. Or it walks along the first's columns, a stretch
-at a time, with the pixels held, and adds up all columns of the second; so may programs do that hold
-the weights of both products, and walk down the rows.
+The result of the first product is the A operand of the second. It stays on chip, and is stored only
+if another node reads it. Three schedules exist:
 
-Operands: those of the first product, with what it makes last (if that is kept), the second's
-weights, its extra operands, its result.
+- A program computes all columns of the first product for its rows, and its own columns of the
+  second. Programs on the same rows each repeat the first product.
+- A program keeps its pixels, loops over blocks of the first product's columns, and accumulates all
+  columns of the second.
+- The same with programs that keep the weights of both products and process many tiles.
+
+Operands: those of the first product, with its result last (if that is stored), then the second
+product's weights, its epilogue operands, its result.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from smelt.backends.cuda._implicit_gemm import (
     PersistentWriter,
 )
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES
-from smelt.backends.cuda._tile_writer import across, divides, sanitize_name
+from smelt.backends.cuda._tile_writer import broadcast_condition, divides, mask_arguments
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -32,47 +34,51 @@ if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec
 
 FUSED_PAIR: Final = "fused_pair"
+"""Name of the kernel family."""
 _REGISTER_WEIGHT_ELEMENTS: Final = 128
-"""Of the second's weights that a thread may hold while the first product is summed."""
+"""Maximum number of the second product's weights that a thread holds while the first product is
+summed."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedPairKernel(ImplicitGemmKernel):
-    """What a chain's text depends on beside its first product. All operands share its rows."""
+    """Spec of a fused pair: `ImplicitGemmKernel` of the first product, and the second's part."""
 
     second_columns: tuple[Json, ...] = ()
-    """Of the second product: extent, then every operand's stride."""
+    """Columns of the second product: extent, then the stride of every operand."""
     second_tile: int = 0
-    """Columns of the second product that a program does."""
+    """Columns of the second product in a tile."""
     second_depth: int = 0
-    """Elements of a column of the second's weights as they are packed."""
+    """Packed K of the second product's weights, in elements."""
     second_bias: bool = False
     second_stages: Json = ()
     weights: int = 0
-    """Which operand the second's weights are."""
+    """Number of the operand that holds the second product's weights."""
     returns_intermediate: bool = False
-    """Whether the operand before them is what is between the two products."""
+    """Whether the operand before those weights is the intermediate, as a result."""
 
 
 def write_fused_pair(kernel: KernelSpec) -> str:
-    """The text of a chain's kernel."""
+    """Return the text of a fused pair's kernel."""
     return _FusedPairWriter(kernel).write()
 
 
 class _FusedPairWriter(PersistentWriter):
-    """The first product's part is written as one alone would be, up to its result."""
+    """Writer of a fused pair; the first product is written as if alone, up to its result."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         super().__init__(kernel)
         self.result, self.weights = self.last, int(kernel["weights"])
-        self.extras = self.weights - self.factors - kernel["returns_intermediate"]
+        self.extras = self.weights - self.first_extra - kernel["returns_intermediate"]
         self.last = self.weights - 1 if kernel["returns_intermediate"] else -1
-        self.then: Any = kernel["second_columns"]
+        self.second_axis: Any = kernel["second_columns"]
+        """Column axis of the second product."""
         self.second_tile = int(kernel["second_tile"])
-        self.then_count = self.s.extent(self.then[0])
-        self.across = self.s.divide_up(self.then_count, self.second_tile)
-        self.then_ok = "" if divides(self.second_tile, self.then_count) else "then_ok"
+        self.second_count = self.s.extent(self.second_axis[0])
+        self.column_tiles = self.s.divide_up(self.second_count, self.second_tile)
+        self.second_ok = "" if divides(self.second_tile, self.second_count) else "then_ok"
         self.column_blocks = int(self.s.divide_up(self.column_count, self.tile[1]))
+        """Blocks of the first product's columns."""
 
     @override
     def write(self) -> str:
@@ -83,8 +89,8 @@ class _FusedPairWriter(PersistentWriter):
             self.write_persistent()
             return s.text()
         s.line(f"tile = {s.program}")
-        s.line(f"across = tile % {self.across}")
-        s.line(f"down = tile // {self.across}")
+        s.line(f"across = tile % {self.column_tiles}")
+        s.line(f"down = tile // {self.column_tiles}")
         self.find_rows()
         self.prepare_rows()
         self.prepare_second()
@@ -96,28 +102,30 @@ class _FusedPairWriter(PersistentWriter):
         return s.text()
 
     def write_whole(self) -> None:
-        """The first product as it would be alone, but that its columns are one tile."""
+        """Write the kernel with all columns of the first product in one tile."""
         s = self.s
         self.find_column_block("0")
         self.prepare_columns()
         if self.k["prefetches_weights"]:
             self.prefetch_weights()
         self.read_weights(self.extras)
-        (bm, own, _), bn = self.tile, self.second_tile
-        is_small = own * bn <= _REGISTER_WEIGHT_ELEMENTS * WARP_LANES * self.k["num_warps"]
-        if is_small:
+        (bm, first_columns, _), bn = self.tile, self.second_tile
+        fits_registers = (
+            first_columns * bn <= _REGISTER_WEIGHT_ELEMENTS * WARP_LANES * self.k["num_warps"]
+        )
+        if fits_registers:
             self.load_second()
         s.wait()
         if self.k["prefetches_epilogue"]:
             for extra in range(self.extras):
                 self.read(extra)
         ImplicitGemmWriter.sum(self)
-        if not is_small:
+        if not fits_registers:
             self.load_second()
         self.add_second(f"tl.zeros([{bm}, {bn}], tl.float32)")
 
     def write_column_blocks(self) -> None:
-        """Some of the first's columns at a time, by pixels that are held."""
+        """Write a loop over blocks of the first product's columns, with the pixels kept."""
         s, (bm, bn, _) = self.s, self.tile
         s.line(f"step = tl.arange(0, {self.tile[2]})")
         s.wait()
@@ -133,13 +141,16 @@ class _FusedPairWriter(PersistentWriter):
             self.add_second("sums")
 
     def write_persistent(self) -> None:
-        """The same by programs that hold all weights, and do tile after tile below."""
+        """Write that loop for programs that keep all weights and process many tiles."""
         s, (bm, bn, _) = self.s, self.tile
         column_blocks, steps = range(self.column_blocks), len(self.steps())
-        then, own = self.loaded, [dict[int, str]() for _ in range(self.column_blocks)]
+        second_loaded, loaded_by_block = (
+            self.loaded,
+            [dict[int, str]() for _ in range(self.column_blocks)],
+        )
         s.line("first = tl.program_id(0)")
         for column_block in column_blocks:
-            self.select_column_block(column_block, own)
+            self.select_column_block(column_block, loaded_by_block)
             self.find_column_block(str(column_block * bn))
             self.prepare_columns()
             for number, first in enumerate(self.steps()):
@@ -147,43 +158,43 @@ class _FusedPairWriter(PersistentWriter):
             self.load_second()
             self.read_weights(self.extras)
         s.wait()
-        with s.for_each_tile("down", "first", self.down, self.k["programs"]):
+        with s.for_each_tile("down", "first", self.row_tiles, self.k["programs"]):
             self.find_rows()
             self.prepare_rows()
             self.load_first_operand()
             for column_block in column_blocks if self.k["prefetches_epilogue"] else ():
-                self.select_column_block(column_block, own)
+                self.select_column_block(column_block, loaded_by_block)
                 for extra in range(self.extras):
                     self.read(extra)
             s.line(f"sums = tl.zeros([{bm}, {self.second_tile}], tl.float32)")
             for column_block in column_blocks:
-                self.select_column_block(column_block, own)
+                self.select_column_block(column_block, loaded_by_block)
                 self.add_first(column_block * steps)
                 self.add_second("sums")
-            self.loaded, self.suffix = then, ""
+            self.loaded, self.suffix = second_loaded, ""
             self.finish()
 
     def select_column_block(self, column_block: int, loaded: Sequence[dict[int, str]]) -> None:
-        """Let columns be those of a stretch, which has variables of its own."""
+        """Select the variables of a block of columns."""
         self.suffix, self.loaded = f"_{column_block}", loaded[column_block]
         self.column = f"column{self.suffix}"
 
     def find_column_block(self, first: str) -> None:
-        """Which columns of the first product come now."""
+        """Write the column numbers of a block of the first product."""
         s, bn = self.s, self.tile[1]
         s.line(f"{self.column} = {s.join(first, f'tl.arange(0, {bn})')}")
         if self.column_ok:
             s.line(f"{self.column_ok} = {self.column} < {self.column_count}")
 
     def add_first(self, weights: int) -> None:
-        """Multiply the pixels that are held and a stretch's weights, from a number on."""
+        """Write the first product of the kept pixels with a block's weights, from a number on."""
         bm, bn, _ = self.tile
         self.s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
         for number, _ in enumerate(self.steps()):
             self.multiply_by(f"a{number}", f"b{weights + number}")
 
     def load_first_operand(self) -> None:
-        """Load the pixels of all steps."""
+        """Write the loads of the pixels of all steps."""
         for number, first in enumerate(self.steps()):
             at, ok = self.pixels(first)
             self.load_pixels(f"a{number}", at, ok)
@@ -191,35 +202,35 @@ class _FusedPairWriter(PersistentWriter):
     # ---- the second product
 
     def prepare_second(self) -> None:
-        """Where its columns are, and what is known of its epilogue."""
+        """Write the second product's columns, and the loads of its epilogue weights."""
         s, bn = self.s, self.second_tile
-        place = "" if self.across == "1" else f"across * {bn}"
-        s.line(f"then = {s.join(place, f'tl.arange(0, {bn})')}")
+        block_start = "" if self.column_tiles == "1" else f"across * {bn}"
+        s.line(f"then = {s.join(block_start, f'tl.arange(0, {bn})')}")
         name = "then"
-        if self.then_ok:
-            s.line(f"then_ok = then < {self.then_count}")
-            s.line(f"then_filter = tl.minimum(then, {self.then_count} - 1)")
+        if self.second_ok:
+            s.line(f"then_ok = then < {self.second_count}")
+            s.line(f"then_filter = tl.minimum(then, {self.second_count} - 1)")
             name = "then_filter"
         s.line(f"then_columns = p{self.weights} + {name} * {self.k['second_depth']}")
-        own = self._as_second()
-        self.read_weights(self.last - self.factors)
-        self._restore_first(own)
+        first_state = self._as_second()
+        self.read_weights(self.last - self.first_extra)
+        self._restore_first(first_state)
 
     def load_second(self) -> None:
-        """Load its weights for the columns of the first that come now."""
-        ok = sanitize_name(across(self.column_ok, 0))
+        """Write the load of the second product's weights for the current block of columns."""
+        ok = mask_arguments(broadcast_condition(self.column_ok, 0))
         at = f"then_columns[None, :] + {self.column}[:, None]"
         self.s.line(f"then_b{self.suffix} = tl.load({at}{ok})")
 
     def add_second(self, sums: str) -> None:
-        """End the first product, and multiply what it makes."""
+        """Write the first product's epilogue and the second product, added to ``sums``."""
         s = self.s
-        value = self.end(self.k["stages"], bias=self.k["bias"])
+        value = self.write_epilogue(self.k["stages"], bias=self.k["bias"])
         factor = LANGUAGE_TYPES[s.dtypes[self.weights]]
         if self.k["returns_intermediate"]:
             kind = LANGUAGE_TYPES[s.dtypes[self.last]]
             s.line(f"between = ({value}).to({kind})")
-            if self.across == "1":
+            if self.column_tiles == "1":
                 self.store(self.last, "between")
             else:
                 with s.block("if across == 0:"):
@@ -227,22 +238,25 @@ class _FusedPairWriter(PersistentWriter):
             value = "between"
         s.line(f"between = ({value}).to({factor})")
         if self.column_ok:
-            # Behind the last column anything may be; times zero it need not be zero.
-            s.line(f"between = tl.where({across(self.column_ok, 1)}, between, 0.0)")
+            # Columns past the end hold arbitrary values: NaN times a zero weight would remain.
+            s.line(f"between = tl.where({broadcast_condition(self.column_ok, 1)}, between, 0.0)")
         s.line(f"sums = tl.dot(between, then_b{self.suffix}, {sums})")
 
     @override
     def finish(self) -> None:
         self._as_second()
         self.s.line("acc = sums")
-        self.store(self.last, self.end(self.k["second_stages"], bias=self.k["second_bias"]))
+        self.store(
+            self.last, self.write_epilogue(self.k["second_stages"], bias=self.k["second_bias"])
+        )
 
     def _as_second(self) -> tuple[Any, ...]:
-        """Let operands be the second's from here on; what they were."""
-        own = (self.last, self.factors, self.columns, self.column, self.column_ok)
-        self.last, self.factors, self.columns = self.result, self.weights + 1, self.then
-        self.column, self.column_ok = "then", self.then_ok
-        return own
+        """Switch to the operands of the second product; return the first's."""
+        first_state = (self.last, self.first_extra, self.columns, self.column, self.column_ok)
+        self.last, self.first_extra, self.columns = self.result, self.weights + 1, self.second_axis
+        self.column, self.column_ok = "then", self.second_ok
+        return first_state
 
-    def _restore_first(self, own: tuple[Any, ...]) -> None:
-        self.last, self.factors, self.columns, self.column, self.column_ok = own
+    def _restore_first(self, first_state: tuple[Any, ...]) -> None:
+        """Switch back to the operands of the first product."""
+        self.last, self.first_extra, self.columns, self.column, self.column_ok = first_state

@@ -1,13 +1,13 @@
-"""The kernel under convolution and matrix product: tiles of the result, summed on tensor cores.
+"""Implicit-GEMM kernel of convolutions and matrix products: result tiles on tensor cores.
 
-The result is a matrix: its *rows* are places (images, pixels), its *columns* channels of a group.
-A program does one tile; it walks the taps of the window and, in each, the *run* (the channels of
-the input), and gathers both factors with strides, so nothing is unfolded. Which taps lie inside of
-the image is found out once for each place, as bits. Runs that no whole number of steps fits are
-walked together with the taps.
+The result is a matrix. Its *rows* are output positions (images, pixels), its *columns* the channels
+of a group. A program computes one tile. It loops over the taps of the window and, within each tap,
+over the inner K (the input channels), and gathers both operands with strides, so no im2col buffer
+exists. Which taps lie inside the image is computed once per position, as bits. If the inner K is
+not a multiple of the step, taps and inner K are walked as one axis.
 
-A program may start before the launch before has ended: until that has, it finds its tile, asks for
-its part of the weights, and touches nothing else.
+A program may start before the preceding launch has ended. Until then it computes the coordinates of
+its tile, prefetches its weights, and accesses nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._cost_model import WARP_LANES
 from smelt.backends.cuda._kernel_source import ALIGNED_BYTES, LANGUAGE_TYPES
-from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides, sanitize_name
+from smelt.backends.cuda._tile_writer import (
+    TileWriter,
+    all_of,
+    broadcast_condition,
+    divides,
+    mask_arguments,
+)
 from smelt.engine import KernelSpec, as_json, parameters
 from smelt.types import DType, override
 
@@ -26,85 +32,94 @@ if TYPE_CHECKING:
     from smelt.engine import Json
 
 TF32: Final = "tf32"
-"""A precision: float32 is multiplied with ten bits behind the first."""
+"""Precision in which float32 operands are rounded to a mantissa of ten bits."""
 _ROUND: Final = "cvt.rna.tf32.f32 $0, $1;"
+"""PTX that rounds float32 to TF32."""
 _PREFETCH: Final = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+"""PTX that prefetches a line to the L2 cache."""
 _LINE_BYTES: Final = 128
+"""Size of a cache line in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImplicitGemmKernel:
-    """Everything that decides the text. Extents and strides may be ``("arg", k)``.
+    """Spec of a kernel: everything that its text depends on. Extents may be ``("arg", k)``.
 
-    Strides of an axis are the first factor's, the second factor's, then each extra operand's, then
-    the result's.
+    Strides of an axis are those of the A operand, the B operand, each epilogue operand and the
+    result, in this order.
     """
 
     schedule: str
-    """The schedule: "tiled"; "persistent", whose programs keep their weights for many tiles
-    ("register_operand": the other factor stays in registers); "prefetch": weights before the PDL
-    wait; "split_k_reduce": adds the partial sums; "depthwise"; "fused_pair": two products."""
+    """Schedule: "tiled"; "persistent" (programs keep their weights for many tiles) and
+    "register_operand" (in addition A stays in registers); "prefetch" (weights are loaded before the
+    PDL wait); "split_k_reduce" (adds the partial sums); "depthwise"; "fused_pair" (two
+    products)."""
     stack: tuple[tuple[Json, ...], ...]
-    """Axes that tell one product from another (groups, matrices): extent, then strides."""
+    """Batch axes (groups, matrices): extent, then strides."""
     rows: tuple[tuple[Json, ...], ...]
-    """Axes of the places: extent, strides, and the number of the window's axis, or -1."""
+    """Axes of the output positions: extent, strides, and the number of the window axis, or -1."""
     columns: tuple[Json, ...]
-    """Extent, then strides."""
+    """Column axis: extent, then strides."""
     windows: tuple[tuple[Json, ...], ...]
-    """For each axis of the window: taps, the first factor's stride from tap to tap, step of the
-    window, dilation, padding before, extent of the input."""
+    """Window axes: taps, stride of A between taps, window stride, dilation, padding before, input
+    extent."""
     start: Json
-    """How far before the first factor's first element the first tap lies."""
+    """Distance of the first tap before the first element of A, in elements."""
     run: Json
+    """Inner K: elements of the reduction within one tap (the input channels)."""
     inner_k_strides: tuple[Json, Json]
-    """Of the first and the second factor."""
+    """Strides of A and B along the inner K."""
     tap_stride: Json
-    """Of the second factor, from tap to tap."""
+    """Stride of B between taps."""
     depth: int
-    """Elements of a column of the second factor where there is a window: the taps' runs one behind
-    the other, then zeros."""
+    """Packed K: elements of a column of B if there is a window. The inner K of all taps follow one
+    another, then zeros."""
     tile: tuple[int, int, int]
-    """Rows, columns and steps of the sum."""
+    """Block sizes M (rows), N (columns) and K (step of the reduction)."""
     bias: bool
-    """Whether the first extra operand is added to sums in their own precision, before the
-    epilogue."""
+    """Whether epilogue operand 0 is a bias, added to the float32 sums before the epilogue."""
     bias_scale: float
+    """Factor of the bias (beta of Gemm)."""
     alpha: float
+    """Factor of the sums."""
     stages: Json
+    """Program of the epilogue."""
     precision: str
-    """How float32 is multiplied: "ieee", "tf32x3" or "tf32"."""
+    """How float32 operands are multiplied: "ieee", "tf32x3" or "tf32"."""
     clamps_edges: bool
-    """Whether places and columns behind the last read what the last ones read: their factors lie
-    along the run, so that nothing is lost by it."""
+    """Whether rows and columns past the end read the elements of the last ones instead of being
+    masked. The operands are contiguous along the inner K, so vector loads remain possible."""
     constants: tuple[bool, ...]
-    """For each operand, whether it is a weight, which may be read before earlier launches end."""
+    """Whether each operand is a weight, which may be read before earlier launches end."""
     prefetches_weights: bool
-    """Whether weights are asked for before earlier launches end."""
+    """Whether weights are prefetched before earlier launches end."""
     prefetches_epilogue: bool
-    """Whether extra operands are read before the sum, not after it."""
+    """Whether epilogue operands are loaded before the sum instead of after it."""
     split_k: int
-    """Parts of the sum that programs do side by side, into a result for each."""
+    """Parts of the reduction that different programs compute, each into a result of its own."""
     split_k_partials: int
-    """How many such results are added."""
+    """Number of partial sums that a split_k_reduce kernel adds."""
     split_k_stride: Json
-    """From the result of a piece to the next one's."""
+    """Distance between two partial sums, in elements."""
     num_warps: int
     num_stages: int
     programs: int = 0
-    """Where programs hold their weights: how many share a stretch of columns."""
+    """Persistent programs that share a block of columns; 0 without persistence."""
     factors: int = 2
-    """Operands that are summed; extra operands follow, then the result."""
+    """Number of operands of the reduction: A and B, and A of a second image if there is one; 1 for
+    split_k_reduce. Epilogue operands follow, then the result."""
     valid_extents: tuple[Json, ...] = ()
-    """Where rows go on into the padding: how much of each of their axes is the result's."""
+    """Extents of the result along the row axes, if rows include padding."""
     second_inner_k: int = 0
-    """Channels of a second image, whose pixels alone lengthen the sum: then it is factor three."""
+    """Channels of a second image, whose 1x1 product extends the reduction; it is operand 2. 0 if
+    there is none."""
     operands: tuple[tuple[str, Json], ...] = ()
-    """What `operand_parameters` says."""
+    """Items of `operand_parameters`."""
     uses_int64_offsets: tuple[bool, ...] = ()
-    """For each operand, whether offsets along its outermost axis may need more than 32 bits."""
+    """Whether each operand's offsets along its outermost axis may need more than 32 bits."""
 
     def spec(self, family: str) -> KernelSpec:
-        """The kernel as data."""
+        """Return the kernel as a spec of a family."""
         fields = {
             f.name: as_json(getattr(self, f.name))
             for f in dataclasses.fields(self)
@@ -114,12 +129,12 @@ class ImplicitGemmKernel:
 
 
 def write_implicit_gemm(kernel: KernelSpec) -> str:
-    """The text of a product's kernel."""
+    """Return the text of a product's kernel."""
     return _WRITERS[kernel["schedule"]](kernel).write()
 
 
 class ImplicitGemmWriter(TileWriter):
-    """Operands: first factor, second factor, extra operands, result."""
+    """Writer of tiled products. Operands: A, B, epilogue operands, result."""
 
     @override
     def prepare(self) -> None:
@@ -129,7 +144,7 @@ class ImplicitGemmWriter(TileWriter):
             self.prefetch_weights()
 
     def prepare_rows(self) -> None:
-        """Where the places' first taps lie."""
+        """Write the addresses of the rows' first taps in A."""
         s = self.s
         start = s.extent(self.k["start"])
         rows = self.row_offset(0)
@@ -138,7 +153,7 @@ class ImplicitGemmWriter(TileWriter):
             s.line(f"second_rows = p2 + ({self.row_offset(2)})")
 
     def prepare_columns(self) -> None:
-        """Where the weights of the columns lie."""
+        """Write the addresses of the columns in B."""
         s = self.s
         s.line(f"step = tl.arange(0, {self.tile[2]})")
         name = self.column
@@ -147,10 +162,12 @@ class ImplicitGemmWriter(TileWriter):
             s.line(f"filter = tl.minimum({self.column}, {self.column_count} - 1)")
         columns = s.sum_of((name, self.columns[2]))
         columns = columns if columns != "0" else f"{name} * 0"
-        if self.stack:
+        if self.batch_axes:
             uses_int64_offsets = self.k["uses_int64_offsets"][1]
             columns = s.join(
-                s.offset(self.stack_names, self.stack, 1, uses_int64_offsets=uses_int64_offsets),
+                s.offset(
+                    self.batch_names, self.batch_axes, 1, uses_int64_offsets=uses_int64_offsets
+                ),
                 columns,
             )
         s.line(f"b_columns = p1 + ({columns})")
@@ -159,63 +176,72 @@ class ImplicitGemmWriter(TileWriter):
     def sum(self) -> None:
         bm, bn, bk = self.tile
         self.s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
-        run, second = self.k["run"], self.k["second_inner_k"]
-        self.turns = second > 0 and run % bk == second % bk == 0
-        if self.windows and not (isinstance(run, int) and run % bk == 0):
+        inner_k, second_inner_k = self.k["run"], self.k["second_inner_k"]
+        self.merges_images = second_inner_k > 0 and inner_k % bk == second_inner_k % bk == 0
+        if self.windows and not (isinstance(inner_k, int) and inner_k % bk == 0):
             self.sum_together()
         else:
             self.sum_by_tap()
-        if second and not self.turns:
+        if second_inner_k and not self.merges_images:
             self.sum_second()
 
-    def loop(self, outer: int, inner: str) -> str:
-        """The head of the loop over this program's part of the steps."""
-        steps = str(outer * int(inner)) if inner.isdigit() else f"{outer} * {inner}"
-        if self.turns:
+    def loop(self, tap_count: int, steps_per_tap: str) -> str:
+        """Return the header of the loop over this program's steps of the reduction."""
+        steps = (
+            str(tap_count * int(steps_per_tap))
+            if steps_per_tap.isdigit()
+            else f"{tap_count} * {steps_per_tap}"
+        )
+        if self.merges_images:
             steps = str(int(steps) + self.k["second_inner_k"] // self.tile[2])
         split_k = self.k["split_k"]
         if split_k == 1:
             return f"for number in range(0, {steps}):"
-        each = (
-            self.s.divide_up(steps, split_k) if inner.isdigit() else f"tl.cdiv({steps}, {split_k})"
+        part_steps = (
+            self.s.divide_up(steps, split_k)
+            if steps_per_tap.isdigit()
+            else f"tl.cdiv({steps}, {split_k})"
         )
-        self.s.line(f"begin = piece * {each}")
-        end = f"begin + {each}"
+        self.s.line(f"begin = piece * {part_steps}")
+        end = f"begin + {part_steps}"
         if not divides(split_k, steps):
             end = f"tl.minimum({end}, {steps})"
         return f"for number in range(begin, {end}):"
 
     def sum_by_tap(self) -> None:
-        """One step of the loop is a stretch of the run within one tap."""
+        """Write a loop in which each step is a block of the inner K within one tap."""
         s, bk = self.s, self.tile[2]
-        run = s.extent(self.k["run"])
-        stretches = s.divide_up(run, bk)
-        with s.block(self.loop(self.taps, stretches)):
-            place = ""
+        inner_k = s.extent(self.k["run"])
+        steps_per_tap = s.divide_up(inner_k, bk)
+        with s.block(self.loop(self.taps, steps_per_tap)):
+            tap_offset = ""
             a_ok = self.row_ok if not self.k["clamps_edges"] else ""
             if self.windows:
-                s.line(f"tap = number // {stretches}")
-                s.line(f"c = (number % {stretches}) * {bk} + step")
-                inside, place = self.locate_tap("tap", "")
-                a_ok = both(a_ok, inside)
+                s.line(f"tap = number // {steps_per_tap}")
+                s.line(f"c = (number % {steps_per_tap}) * {bk} + step")
+                inside, tap_offset = self.locate_tap("tap", "")
+                a_ok = all_of(a_ok, inside)
             else:
                 s.line(f"c = number * {bk} + step")
-            c_ok = "" if divides(bk, run) else f"(c < {run})"
-            a_run, b_run = self.k["inner_k_strides"]
-            a_at = s.join(place, s.sum_of(("c", a_run)))
-            b_at = s.sum_of(*[("tap", self.k["tap_stride"])][: len(self.windows)], ("c", b_run))
+            c_ok = "" if divides(bk, inner_k) else f"(c < {inner_k})"
+            a_stride, b_stride = self.k["inner_k_strides"]
+            a_at = s.join(tap_offset, s.sum_of(("c", a_stride)))
+            b_at = s.sum_of(*[("tap", self.k["tap_stride"])][: len(self.windows)], ("c", b_stride))
             rows = "a_rows"
-            if self.turns:
+            if self.merges_images:
                 rows, a_at, b_at, a_ok = "rows", "at", "k", self.switch_to_second_image(a_at, a_ok)
             self.multiply(
                 f"{rows}[:, None] + ({a_at})[None, :]",
-                both(across(a_ok, 0), across(c_ok, 1)),
+                all_of(broadcast_condition(a_ok, 0), broadcast_condition(c_ok, 1)),
                 f"b_columns[None, :] + ({b_at})[:, None]",
-                both(across("" if self.k["clamps_edges"] else self.column_ok, 1), across(c_ok, 0)),
+                all_of(
+                    broadcast_condition("" if self.k["clamps_edges"] else self.column_ok, 1),
+                    broadcast_condition(c_ok, 0),
+                ),
             )
 
     def switch_to_second_image(self, a_at: str, a_ok: str) -> str:
-        """Take the step from the second image where the first is through; the new condition."""
+        """Write the switch to the second image after the first; return the new mask of A."""
         s, bk = self.s, self.tile[2]
         steps = self.taps * self.k["run"] // bk
         s.line(f"is_second = number >= {steps}")
@@ -225,99 +251,104 @@ class ImplicitGemmWriter(TileWriter):
         return a_ok and f"({a_ok}) | is_second"
 
     def as_vectors(self, rows: str) -> str:
-        """Addresses in either image; said to be those of whole vectors, if all of them are."""
+        """Return addresses in either image, declared aligned if they always are."""
         size = self.s.dtypes[0].size_bytes
         strides = [axis[1 + operand] for axis in self.rows for operand in (0, 2)]
-        is_round = all(isinstance(n, int) and n * size % ALIGNED_BYTES == 0 for n in strides)
+        is_aligned = all(isinstance(n, int) and n * size % ALIGNED_BYTES == 0 for n in strides)
         aligned = self.k["aligned"]
-        is_round = is_round and aligned[0] and aligned[2] and self.k["start"] == 0
-        return f"tl.multiple_of({rows}, {ALIGNED_BYTES})" if is_round else rows
+        is_aligned = is_aligned and aligned[0] and aligned[2] and self.k["start"] == 0
+        return f"tl.multiple_of({rows}, {ALIGNED_BYTES})" if is_aligned else rows
 
     def sum_second(self) -> None:
-        """The pixels of the second image, where steps would reach from one image into both."""
-        s, bk, run = self.s, self.tile[2], self.k["second_inner_k"]
-        with s.block(f"for number in range(0, {-(-run // bk)}):"):
+        """Write the sum over the second image, if one loop cannot cover both images."""
+        s, bk, inner_k = self.s, self.tile[2], self.k["second_inner_k"]
+        with s.block(f"for number in range(0, {-(-inner_k // bk)}):"):
             s.line(f"c = number * {bk} + step")
-            c_ok = "" if run % bk == 0 else f"(c < {run})"
-            a_ok = across("" if self.k["clamps_edges"] else self.row_ok, 0)
-            b_ok = across("" if self.k["clamps_edges"] else self.column_ok, 1)
+            c_ok = "" if inner_k % bk == 0 else f"(c < {inner_k})"
+            a_ok = broadcast_condition("" if self.k["clamps_edges"] else self.row_ok, 0)
+            b_ok = broadcast_condition("" if self.k["clamps_edges"] else self.column_ok, 1)
             self.multiply(
                 "second_rows[:, None] + c[None, :]",
-                both(a_ok, across(c_ok, 1)),
+                all_of(a_ok, broadcast_condition(c_ok, 1)),
                 f"b_columns[None, :] + (c + {self.taps * self.k['run']})[:, None]",
-                both(b_ok, across(c_ok, 0)),
+                all_of(b_ok, broadcast_condition(c_ok, 0)),
             )
 
     def sum_together(self) -> None:
-        """Taps and the run are one axis; each step finds its own taps."""
-        s, bk, run = self.s, self.tile[2], self.s.extent(self.k["run"])
-        total = str(self.taps * int(run))
+        """Write a loop over taps and inner K as one axis; each element has its own tap."""
+        s, bk, inner_k = self.s, self.tile[2], self.s.extent(self.k["run"])
+        total = str(self.taps * int(inner_k))
         with s.block(self.loop(1, s.divide_up(total, bk))):
             s.line(f"k = number * {bk} + step")
-            s.line(f"c = k % {run}")
-            s.line(f"tap = k // {run}")
+            s.line(f"c = k % {inner_k}")
+            s.line(f"tap = k // {inner_k}")
             k_ok = "" if divides(bk, total) else f"(k < {total})"
-            a_ok = across("" if self.k["clamps_edges"] else self.row_ok, 0)
-            inside, place = self.locate_tap("tap", "[:, None]")
-            a_at = s.join(place, s.sum_of(("c", self.k["inner_k_strides"][0])))
+            a_ok = broadcast_condition("" if self.k["clamps_edges"] else self.row_ok, 0)
+            inside, tap_offset = self.locate_tap("tap", "[:, None]")
+            a_at = s.join(tap_offset, s.sum_of(("c", self.k["inner_k_strides"][0])))
             depth = total if self.k["second_inner_k"] else self.k["depth"]
             b_ok = "" if divides(bk, depth) else f"(k < {depth})"
             self.multiply(
                 f"a_rows[:, None] + ({a_at})[None, :]",
-                both(a_ok, inside, across(k_ok, 1)),
+                all_of(a_ok, inside, broadcast_condition(k_ok, 1)),
                 "b_columns[None, :] + k[:, None]",
-                both(across("" if self.k["clamps_edges"] else self.column_ok, 1), across(b_ok, 0)),
+                all_of(
+                    broadcast_condition("" if self.k["clamps_edges"] else self.column_ok, 1),
+                    broadcast_condition(b_ok, 0),
+                ),
             )
 
     def multiply(self, a_at: str, a_mask: str, b_at: str, b_mask: str) -> None:
+        """Write the loads of A and B for one step, and their product."""
         self.load_pixels("a", a_at, a_mask)
-        self.s.line(f"b = tl.load({b_at}{sanitize_name(b_mask)})")
+        self.s.line(f"b = tl.load({b_at}{mask_arguments(b_mask)})")
         self.multiply_by("a", "b")
 
     def load_pixels(self, name: str, at: str, mask: str) -> None:
-        """Load elements of the first factor, in the second's type."""
+        """Write the load of A elements, converted to the type of B."""
         a, b = self.s.dtypes[:2]
         cast = f".to({LANGUAGE_TYPES[b]})" if a is not b else ""
-        self.s.line(f"{name} = tl.load({at}{sanitize_name(mask)}){cast}")
+        self.s.line(f"{name} = tl.load({at}{mask_arguments(mask)}){cast}")
 
     def multiply_by(self, pixels: str, weights: str) -> None:
-        """Add the product of what is loaded."""
+        """Write the product of loaded operands, added to ``acc``."""
         s, b = self.s, self.s.dtypes[1]
-        how = f', input_precision="{self.k["precision"]}"' if b is DType.FLOAT32 else ""
+        precision = f', input_precision="{self.k["precision"]}"' if b is DType.FLOAT32 else ""
         if b is DType.FLOAT32 and self.k["precision"] == TF32:
             self.round_to_tf32(pixels)
             if not self.k["constants"][1]:
                 self.round_to_tf32(weights)
-        s.line(f"acc = tl.dot({pixels}, {weights}, acc{how})")
+        s.line(f"acc = tl.dot({pixels}, {weights}, acc{precision})")
 
     def round_to_tf32(self, name: str) -> None:
-        """Tensor cores cut off what tf32 has no room for: round before they do."""
-        how = "dtype=tl.float32, is_pure=True, pack=1"
-        self.s.line(f'{name} = tl.inline_asm_elementwise("{_ROUND}", "=r,r", [{name}], {how})')
+        """Write the rounding to TF32: tensor cores would truncate."""
+        options = "dtype=tl.float32, is_pure=True, pack=1"
+        self.s.line(f'{name} = tl.inline_asm_elementwise("{_ROUND}", "=r,r", [{name}], {options})')
 
     def prefetch_weights(self) -> None:
-        """Have the tile's weights brought near; tiles below each other, and pieces, share that."""
+        """Write the L2 prefetch of the tile's weights, divided among tiles that share columns."""
         s, bn = self.s, self.tile[1]
-        run, (_, stride) = self.k["run"], self.k["inner_k_strides"]
-        if stride != 1 or not isinstance(run, int):
+        inner_k, (_, stride) = self.k["run"], self.k["inner_k_strides"]
+        if stride != 1 or not isinstance(inner_k, int):
             return
-        line = _LINE_BYTES // s.dtypes[1].size_bytes
-        count = -(-(self.taps * run + self.k["second_inner_k"]) // line)
-        wide, split_k = max(1, self.k["num_warps"] * WARP_LANES // bn), self.k["split_k"]
-        own = "down" if split_k == 1 else f"(down * {split_k} + piece)"
-        step = f"{self.down} * {wide * split_k}"
-        with s.block(f"for first in range({own} * {wide}, {count}, {step}):"):
-            s.line(f"line = tl.minimum(first + tl.arange(0, {wide}), {count - 1}) * {line}")
+        line_elements = _LINE_BYTES // s.dtypes[1].size_bytes
+        lines = -(-(self.taps * inner_k + self.k["second_inner_k"]) // line_elements)
+        lines_at_once, split_k = max(1, self.k["num_warps"] * WARP_LANES // bn), self.k["split_k"]
+        part = "down" if split_k == 1 else f"(down * {split_k} + piece)"
+        step = f"{self.row_tiles} * {lines_at_once * split_k}"
+        with s.block(f"for first in range({part} * {lines_at_once}, {lines}, {step}):"):
+            numbers = f"tl.minimum(first + tl.arange(0, {lines_at_once}), {lines - 1})"
+            s.line(f"line = {numbers} * {line_elements}")
             s.line("place = (b_columns[:, None] + line[None, :]).to(tl.int64)")
-            how = "dtype=tl.int32, is_pure=False, pack=1"
-            s.line(f'tl.inline_asm_elementwise("{_PREFETCH}", "=r,l", [place], {how})')
+            options = "dtype=tl.int32, is_pure=False, pack=1"
+            s.line(f'tl.inline_asm_elementwise("{_PREFETCH}", "=r,l", [place], {options})')
 
 
 class PersistentWriter(ImplicitGemmWriter):
-    """The same by programs that hold the weights of their columns, and do tile after tile below.
+    """Writer of persistent products: programs keep the weights of their columns for many tiles.
 
-    The steps of a sum are written out, each with weights of its own. So the loop is over tiles, and
-    what the compiler has come ahead is the next tiles' pixels, and their extra operands.
+    The steps of the reduction are unrolled, each with weights in variables of its own. The loop is
+    over tiles, so the compiler pipelines the loads of the next tiles' pixels and epilogue operands.
     """
 
     @override
@@ -325,15 +356,15 @@ class PersistentWriter(ImplicitGemmWriter):
         s = self.s
         self.find_scalars()
         s.line("program = tl.program_id(0)")
-        s.line(f"across = program % {self.across}")
+        s.line(f"across = program % {self.column_tiles}")
         self.find_columns()
         self.prepare_columns()
         for number, first in enumerate(self.steps()):
             self.load_weight_step(number, first)
-        self.read_weights(self.last - self.factors)
+        self.read_weights(self.last - self.first_extra)
         s.wait()
-        begin, prefetch = f"program // {self.across}", f"num_stages={self.k['num_stages']}"
-        with s.for_each_tile("down", begin, self.down, self.k["programs"], prefetch):
+        begin, prefetch = f"program // {self.column_tiles}", f"num_stages={self.k['num_stages']}"
+        with s.for_each_tile("down", begin, self.row_tiles, self.k["programs"], prefetch):
             self.find_rows()
             self.prepare_rows()
             self.sum()
@@ -351,45 +382,48 @@ class PersistentWriter(ImplicitGemmWriter):
             self.multiply_by(f"a{number}", f"b{number}")
 
     def steps(self) -> range:
-        """Where the steps of the sum begin, in what the taps' runs and a second image's make."""
+        """Return the first K index of each step, over the taps' inner K and the second image's."""
         return range(0, self.taps * self.k["run"] + self.k["second_inner_k"], self.tile[2])
 
     def load_weight_step(self, number: int, first: int) -> None:
-        """Load the weights of a step."""
+        """Write the load of a step's weights."""
         s, bk = self.s, self.tile[2]
         s.line(f"k = {s.join(str(first), 'step')}")
         total = self.taps * self.k["run"] + self.k["second_inner_k"]
         k_ok = "" if first + bk <= total else f"(k < {total})"
-        ok = both(across("" if self.k["clamps_edges"] else self.column_ok, 1), across(k_ok, 0))
-        s.line(f"b{number} = tl.load(b_columns[None, :] + k[:, None]{sanitize_name(ok)})")
+        ok = all_of(
+            broadcast_condition("" if self.k["clamps_edges"] else self.column_ok, 1),
+            broadcast_condition(k_ok, 0),
+        )
+        s.line(f"b{number} = tl.load(b_columns[None, :] + k[:, None]{mask_arguments(ok)})")
 
     def pixels(self, first: int) -> tuple[str, str]:
-        """Where a step's elements of the image lie, and which of them are there."""
-        s, bk, run = self.s, self.tile[2], self.k["run"]
-        own, row_ok = self.taps * run, "" if self.k["clamps_edges"] else self.row_ok
-        if first >= own:
-            channels = s.join(str(first - own), "step")
-            return f"second_rows[:, None] + ({channels})[None, :]", across(row_ok, 0)
-        within, place, k_ok = "", "", ""
-        channels = s.join(str(first % run), "step")
-        if run % bk == 0 and self.windows:
-            inside, place = self.locate_tap(str(first // run), "")
-            within = across(inside, 0)
-        elif run % bk:
+        """Return the addresses of a step's elements of A, and their mask."""
+        s, bk, inner_k = self.s, self.tile[2], self.k["run"]
+        first_image_k, row_ok = self.taps * inner_k, "" if self.k["clamps_edges"] else self.row_ok
+        if first >= first_image_k:
+            channels = s.join(str(first - first_image_k), "step")
+            return f"second_rows[:, None] + ({channels})[None, :]", broadcast_condition(row_ok, 0)
+        tap_ok, tap_offset, k_ok = "", "", ""
+        channels = s.join(str(first % inner_k), "step")
+        if inner_k % bk == 0 and self.windows:
+            inside, tap_offset = self.locate_tap(str(first // inner_k), "")
+            tap_ok = broadcast_condition(inside, 0)
+        elif inner_k % bk:
             s.line(f"k = {s.join(str(first), 'step')}")
-            s.line(f"tap = k // {run}")
-            within, place = self.locate_tap("tap", "[:, None]")
-            channels = f"k % {run}"
-            k_ok = "" if first + bk <= own else f"(k < {own})"
-        at = s.join(place, s.sum_of((channels, self.k["inner_k_strides"][0])))
-        ok = both(across(row_ok, 0), within, across(k_ok, 1))
+            s.line(f"tap = k // {inner_k}")
+            tap_ok, tap_offset = self.locate_tap("tap", "[:, None]")
+            channels = f"k % {inner_k}"
+            k_ok = "" if first + bk <= first_image_k else f"(k < {first_image_k})"
+        at = s.join(tap_offset, s.sum_of((channels, self.k["inner_k_strides"][0])))
+        ok = all_of(broadcast_condition(row_ok, 0), tap_ok, broadcast_condition(k_ok, 1))
         return f"a_rows[:, None] + ({at})[None, :]", ok
 
 
 class PrefetchWriter(PersistentWriter):
-    """A program for each tile again: its weights are there before earlier launches have ended.
+    """Writer of products whose weights are loaded before the PDL wait; one program per tile.
 
-    Of a sum in pieces each program has its own piece's.
+    With split-K, a program loads the weights of its own part.
     """
 
     @override
@@ -407,40 +441,40 @@ class PrefetchWriter(PersistentWriter):
 
     @override
     def steps(self) -> range:
-        whole = super().steps()
-        return range(0, whole.stop // self.k["split_k"], whole.step)
+        all_steps = super().steps()
+        return range(0, all_steps.stop // self.k["split_k"], all_steps.step)
 
     @override
     def load_weight_step(self, number: int, first: int) -> None:
         if self.k["split_k"] == 1:
             super().load_weight_step(number, first)
             return
-        ok = across("" if self.k["clamps_edges"] else self.column_ok, 1)
+        ok = broadcast_condition("" if self.k["clamps_edges"] else self.column_ok, 1)
         at = f"b_columns[None, :] + (begin + {self.s.join(str(first), 'step')})[:, None]"
-        self.s.line(f"b{number} = tl.load({at}{sanitize_name(ok)})")
+        self.s.line(f"b{number} = tl.load({at}{mask_arguments(ok)})")
 
     @override
     def pixels(self, first: int) -> tuple[str, str]:
-        s, bk, run = self.s, self.tile[2], self.k["run"]
+        s, bk, inner_k = self.s, self.tile[2], self.k["run"]
         if self.k["split_k"] == 1:
             return super().pixels(first)
-        # Whole steps are counted, which the compiler knows to begin where vectors may.
+        # Counting in whole steps shows the compiler that each step starts at an aligned vector.
         s.line(f"number = ({s.join('begin', str(first))}) // {bk}")
-        channels, inside, place = f"number * {bk}", "", ""
+        channels, inside, tap_offset = f"number * {bk}", "", ""
         if self.windows:
-            s.line(f"tap = number // {run // bk}")
-            inside, place = self.locate_tap("tap", "")
-            channels = f"number % {run // bk} * {bk}"
-        at = s.join(place, s.sum_of((f"{channels} + step", self.k["inner_k_strides"][0])))
+            s.line(f"tap = number // {inner_k // bk}")
+            inside, tap_offset = self.locate_tap("tap", "")
+            channels = f"number % {inner_k // bk} * {bk}"
+        at = s.join(tap_offset, s.sum_of((f"{channels} + step", self.k["inner_k_strides"][0])))
         rows = "a_rows"
         if self.k["second_inner_k"]:
             rows, at, inside = "rows", "at", self.switch_to_second_image(at, inside)
         row_ok = "" if self.k["clamps_edges"] else self.row_ok
-        return f"{rows}[:, None] + ({at})[None, :]", across(both(row_ok, inside), 0)
+        return f"{rows}[:, None] + ({at})[None, :]", broadcast_condition(all_of(row_ok, inside), 0)
 
 
 class DepthwiseWriter(TileWriter):
-    """Each channel with its own window. Operands: image, weights by tap, extra operands, result."""
+    """Writer of depthwise products. Operands: image, weights by tap, epilogue operands, result."""
 
     @override
     def prepare(self) -> None:
@@ -454,26 +488,28 @@ class DepthwiseWriter(TileWriter):
     @override
     def sum(self) -> None:
         s = self.s
-        columns = across(self.column_ok, 1)
+        columns = broadcast_condition(self.column_ok, 1)
         for tap in range(self.taps):
-            inside, place = self.locate_tap(str(tap), "")
-            ok = both(across(inside, 0), columns)
-            s.line(f"a = tl.load(a_tile + ({place}){sanitize_name(ok)}).to(tl.float32)")
+            inside, tap_offset = self.locate_tap(str(tap), "")
+            ok = all_of(broadcast_condition(inside, 0), columns)
+            s.line(f"a = tl.load(a_tile + ({tap_offset}){mask_arguments(ok)}).to(tl.float32)")
             weights = f"p1 + (column + {tap * self.columns[0]})"
-            s.line(f"b = tl.load({weights}{sanitize_name(self.column_ok)}).to(tl.float32)[None, :]")
+            s.line(
+                f"b = tl.load({weights}{mask_arguments(self.column_ok)}).to(tl.float32)[None, :]"
+            )
             s.line("acc = a * b" if tap == 0 else "acc += a * b")
 
 
 class SplitKReduceWriter(TileWriter):
-    """Adds the results of pieces. Operands: those results, extra operands, result."""
+    """Writer of the sum of partial sums. Operands: partial sums, epilogue operands, result."""
 
     @override
     def sum(self) -> None:
         s = self.s
-        at, mask = self.place(0)
+        at, mask = self.addresses(0)
         for piece in range(self.k["split_k_partials"]):
             stride = s.product_of([piece, self.k["split_k_stride"]]) if piece else "0"
-            text = f"tl.load({at} + {stride}{sanitize_name(mask)})"
+            text = f"tl.load({at} + {stride}{mask_arguments(mask)})"
             s.line(f"acc = {text if piece == 0 else f'acc + {text}'}")
 
 
@@ -484,3 +520,4 @@ _WRITERS: Final[dict[str, type[TileWriter]]] = {
     "split_k_reduce": SplitKReduceWriter,
     "depthwise": DepthwiseWriter,
 }
+"""Writer of each schedule."""

@@ -1,4 +1,4 @@
-"""Which tensors kernels can count through: most count all but whole items in 32 bits."""
+"""Limits of 32-bit indexing: kernels use 64-bit offsets along the outermost axis only."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 MAX_INT32: Final = (1 << 31) - 1
-"""What 32 bits count."""
+"""Largest signed 32-bit integer."""
 MAX_INT32_ELEMENTS: Final = 1 << 30
-"""Half of what 32 bits count: images go in pairs, and tiles end behind the last place."""
+"""Maximum number of elements that kernels index with 32 bits: half the range, because half2 kernels
+process images in pairs and tiles extend past the last position."""
 _MAX_GEMM_ROWS: Final = MAX_INT32 - 4096
-"""Rows of a product: tiles end behind the last."""
+"""Maximum number of rows of a product: the last tile extends past the last row."""
 
 
-def why_index_overflow(node: Node) -> str | None:
-    """Why kernels that count in 32 bits cannot run a node, or None.
+def index_overflow_reason(node: Node) -> str | None:
+    """Return why kernels with 32-bit offsets cannot run a node, or None.
 
-    Only the first axis of a tensor that is not constant is counted in 64, and rows are not.
+    Offsets along the first axis of a non-constant tensor are computed with 64 bits; row numbers are
+    not.
     """
     root, count = root_of(node)[0], count_of(node.outputs[0])
     if isinstance(root, FusedPair | Conv | ConvSum | Gemm | MatMul):
         is_image = isinstance(root, FusedPair | Conv | ConvSum)
         columns = node.outputs[0].tensor.shape[1 if is_image else -1 :][:1]
-        places = count // max([1, *map(guessed_extent, columns)])
-        if places > _MAX_GEMM_ROWS:
-            return f"the result has {places} rows, which exceeds 32-bit indexing"
+        rows = count // max([1, *map(guessed_extent, columns)])
+        if rows > _MAX_GEMM_ROWS:
+            return f"the result has {rows} rows, which exceeds 32-bit indexing"
     for value in (*node.inputs, *node.outputs):
         if value is not None and (count := _elements(value)) > MAX_INT32_ELEMENTS:
             return (
@@ -46,30 +48,31 @@ def why_index_overflow(node: Node) -> str | None:
 
 
 def index_limits_of(node: Node) -> tuple[Guard, ...]:
-    """The same of extents that symbols leave open: what a run's extents must keep below."""
-    root, where = root_of(node)[0], f"{node.op.name} {node.name!r}"
-    found: list[Guard] = []
+    """Return the conditions on symbolic extents under which 32-bit indexing suffices."""
+    root, location = root_of(node)[0], f"{node.op.name} {node.name!r}"
+    guards: list[Guard] = []
 
-    def keep_below(most: int, shape: Sequence[Dim], what: str) -> None:
+    def add_limit(limit: int, shape: Sequence[Dim], description: str) -> None:
         count = element_count(tuple(shape))
         if not isinstance(count, int):
-            found.append(Guard(most, Relation.AT_LEAST, count, what, where))
+            guards.append(Guard(limit, Relation.AT_LEAST, count, description, location))
 
     if isinstance(root, FusedPair | Conv | ConvSum | Gemm | MatMul):
         shape = node.outputs[0].tensor.shape
         axis = 1 if isinstance(root, FusedPair | Conv | ConvSum) else len(shape) - 1
         rows = [extent for a, extent in enumerate(shape) if a != axis]
-        keep_below(_MAX_GEMM_ROWS, rows, "rows of the implicit GEMM, indexed with 32 bits")
+        add_limit(_MAX_GEMM_ROWS, rows, "rows of the implicit GEMM, indexed with 32 bits")
     for value in (*node.inputs, *node.outputs):
         if value is None or value.constant is not None:
             continue
-        # A transposed factor is read through its strides, where any axis may go far.
-        turned = value.producer is not None and isinstance(value.producer.op, Transpose)
-        shape = value.tensor.shape[0 if turned else 1 :]
-        keep_below(MAX_INT32_ELEMENTS, shape, f"elements of {value.name}, counted in 32 bits")
-    return tuple(found)
+        # A transposed operand is read through its strides, so any axis may have a large one.
+        is_transposed = value.producer is not None and isinstance(value.producer.op, Transpose)
+        shape = value.tensor.shape[0 if is_transposed else 1 :]
+        add_limit(MAX_INT32_ELEMENTS, shape, f"elements of {value.name}, counted in 32 bits")
+    return tuple(guards)
 
 
 def _elements(value: Value) -> int:
+    """Return how many elements of a value kernels index with 32 bits."""
     extents = [guessed_extent(extent) for extent in value.tensor.shape]
     return prod(extents if value.constant is not None else extents[1:])

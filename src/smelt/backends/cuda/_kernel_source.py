@@ -1,15 +1,14 @@
-"""Writing a kernel in Triton: text, with what is known at build time written out as numbers.
+"""Writer of Triton source, with everything that is known at build time as literals.
 
 A kernel is a function of its operands' addresses (``p0``, ``p1``, …) and its run-time scalars
-(``s0``, …). Every spec says with ``dtypes`` what the addresses point to, with ``aligned`` which of
-them are multiples of 16, and with ``scalars`` how many scalars follow; ``num_warps`` and
-``num_stages``
-say how the compiler is to spread it and how many loads it may run ahead.
+(``s0``, …). Every spec has these parameters: ``dtypes`` are the element types of the operands;
+``aligned`` says which addresses are multiples of 16; ``scalars`` is the number of scalars;
+``num_warps`` and ``num_stages`` are Triton's compile options.
 
-A kernel may be started before the launch before it has ended, and lets the next one do the same; it
-waits before it touches anything but weights. It lets the next one start once it has waited itself:
-one waiting launch is enough to hide what a launch costs, and more of them take up room.
-Architectures that know nothing of this get the text without those lines.
+A kernel may start before the preceding launch has ended (PDL). It waits for that launch before it
+accesses anything but weights, and lets the next launch start after its own wait. One waiting launch
+is enough to hide the launch latency; more would occupy registers and shared memory. Architectures
+without PDL get the same text without these lines.
 """
 
 from __future__ import annotations
@@ -27,20 +26,25 @@ if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec, View
 
 _INDENT: Final = "    "
+"""One level of indentation."""
 _LAUNCH_DEPENDENTS: Final = "tl.extra.cuda.gdc_launch_dependents()"
+"""Statement that lets the next launch start."""
 _WAIT_FOR_DEPENDENCIES: Final = "tl.extra.cuda.gdc_wait()"
+"""Statement that waits for the preceding launch."""
 _LAYOUT: Final = ": gl.constexpr ="
+"""Text that occurs in Gluon kernels only."""
 ALIGNED_BYTES: Final = 16
+"""Alignment in bytes that Triton needs for vector loads."""
 VECTOR: Final = 8
-"""Elements of 16 bits that a thread loads at once, at most."""
+"""Maximum number of 16-bit elements in one load of a thread."""
 MIN_VECTOR: Final = 4
-"""The same of a load that may run ahead, at least."""
+"""Minimum number of 16-bit elements in a load that Triton can pipeline."""
 CLUSTER: Final = "cluster"
-"""Parameter of kernels whose programs wait for each other: how many run at the same time."""
+"""Parameter: thread block cluster size of kernels whose programs exchange data."""
 REGISTERS: Final = "registers"
-"""Parameter of kernels that say how many a thread may have; 0 for all that there are."""
+"""Parameter: maximum number of registers per thread, or 0 for no limit."""
 _REVERSED_TILE_ORDER: Final = "reversed_tile_order"
-"""Parameter of kernels whose programs begin with what is else done last."""
+"""Parameter: present if programs process their tiles last to first."""
 TRITON_TYPES: Final = {
     DType.FLOAT64: "fp64",
     DType.FLOAT32: "fp32",
@@ -56,7 +60,7 @@ TRITON_TYPES: Final = {
     DType.UINT8: "u8",
     DType.BOOL: "u8",
 }
-"""What an address points to; a bool is a byte that is 0 or 1."""
+"""Pointer element types in Triton's signatures; a bool is a byte that is 0 or 1."""
 LANGUAGE_TYPES: Final = {
     DType.FLOAT64: "tl.float64",
     DType.FLOAT32: "tl.float32",
@@ -72,10 +76,11 @@ LANGUAGE_TYPES: Final = {
     DType.UINT8: "tl.uint8",
     DType.BOOL: "tl.int1",
 }
+"""Element types in Triton source."""
 
 
 def operand_parameters(views: Sequence[View], scalars: int) -> dict[str, Json]:
-    """What every spec says of its operands."""
+    """Return the parameters that describe the operands of any spec."""
     return {
         "dtypes": tuple(view.dtype.value for view in views),
         "aligned": tuple(is_aligned(view) for view in views),
@@ -84,32 +89,32 @@ def operand_parameters(views: Sequence[View], scalars: int) -> dict[str, Json]:
 
 
 def waits_for_dependencies(text: str) -> bool:
-    """Whether the kernel waits by itself for the launch before it."""
+    """Return whether the kernel's text waits for the preceding launch itself."""
     return _WAIT_FOR_DEPENDENCIES in text
 
 
 def cluster_of(kernel: KernelSpec) -> int:
-    """How many programs of a kernel wait for each other, or 1."""
+    """Return the cluster size of a kernel, or 1."""
     return kernel.options.integer(CLUSTER, 1)
 
 
-def most_registers(kernel: KernelSpec) -> int | None:
-    """How many registers a thread may have at most, so that more programs run beside each other."""
+def max_registers(kernel: KernelSpec) -> int | None:
+    """Return the maximum number of registers per thread, if the kernel limits it."""
     return kernel.options.integer(REGISTERS, 0) or None
 
 
 def reverse_tile_order(kernel: KernelSpec) -> KernelSpec:
-    """The same kernel, but for the order in which its tiles are done: the last one first."""
+    """Return the kernel with its tiles processed last to first."""
     return replace(kernel, parameters=parameters(**kernel.options, **{_REVERSED_TILE_ORDER: True}))
 
 
 def is_gluon(text: str) -> bool:
-    """Whether the kernel says itself how everything is laid out, in Triton's lower language."""
+    """Return whether the text is in Gluon, Triton's lower-level language with explicit layouts."""
     return _LAYOUT in text
 
 
 def without_pdl(text: str) -> str:
-    """The kernel for an architecture on which no launch starts before another has ended."""
+    """Return the text for an architecture without programmatic dependent launch."""
     lines = text.splitlines(keepends=True)
     return "".join(
         line for line in lines if line.strip() not in {_WAIT_FOR_DEPENDENCIES, _LAUNCH_DEPENDENTS}
@@ -117,12 +122,12 @@ def without_pdl(text: str) -> str:
 
 
 def is_aligned(view: View) -> bool:
-    """Whether the window's first element surely lies at a multiple of 16 bytes."""
+    """Return whether the first element of a view is known to be aligned to 16 bytes."""
     return isinstance(view.offset, int) and view.offset % ALIGNED_BYTES == 0
 
 
 class Source:
-    """The text of one kernel while it is written."""
+    """Text of one kernel while it is written."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         """Begin the function."""
@@ -139,14 +144,14 @@ class Source:
         self._lines.append(_INDENT * self._depth + text)
 
     def wait(self) -> None:
-        """Let what was launched before end; without this, the whole kernel waits."""
+        """Write the wait for the preceding launch; without it the kernel waits at its start."""
         self._waits = True
         self.line(_WAIT_FOR_DEPENDENCIES)
         self.line(_LAUNCH_DEPENDENTS)
 
     @contextmanager
     def block(self, header: str) -> Generator[None]:
-        """Write what follows under a header: a loop or a condition."""
+        """Indent what is written in the context below a header: a loop or a condition."""
         self.line(header)
         self._depth += 1
         yield
@@ -154,24 +159,24 @@ class Source:
 
     @property
     def program(self) -> str:
-        """The program's number, from the last one down where the kernel goes backwards."""
+        """Number of the program, counted from the last one if tiles are processed in reverse."""
         number = "tl.program_id(0)"
         return f"(tl.num_programs(0) - 1 - {number})" if self._is_tile_order_reversed else number
 
     @contextmanager
     def for_each_tile(
-        self, name: str, first: str, count: str, step: Json, ahead: str = ""
+        self, name: str, first: str, count: str, step: Json, range_options: str = ""
     ) -> Generator[None]:
-        """A loop over a program's tiles, each ``step`` behind the one before; backwards likewise.
+        """Write a loop over the tiles of a program; in reverse if the kernel is reversed.
 
         Args:
-            name: of the variable that numbers them.
-            first: the tile that the program begins with.
-            count: of all programs' tiles.
-            step: from a tile to the next.
-            ahead: what the loop is told of loads for later tiles.
+            name: variable of the tile number.
+            first: first tile of the program.
+            count: number of tiles of all programs.
+            step: distance between two tiles of a program.
+            range_options: options of ``tl.range``, such as the number of pipeline stages.
         """
-        loop = f"tl.range({first}, {count}, {step}, {ahead})" if ahead else ""
+        loop = f"tl.range({first}, {count}, {step}, {range_options})" if range_options else ""
         variable = "walked" if self._is_tile_order_reversed else name
         with self.block(f"for {variable} in {loop or f'range({first}, {count}, {step})'}:"):
             if self._is_tile_order_reversed:
@@ -180,22 +185,22 @@ class Source:
 
     @staticmethod
     def extent(value: Json) -> str:
-        """A number, or the scalar that holds it."""
+        """Return a number, or the name of the scalar that holds it."""
         if isinstance(value, tuple):
             return f"s{value[1]}"
         return str(value)
 
     def text(self) -> str:
-        """The whole function."""
+        """Return the text of the function."""
         head = [f"def kernel({', '.join(self.arguments)}):"]
         if not self._waits:
             head += [_INDENT + _WAIT_FOR_DEPENDENCIES, _INDENT + _LAUNCH_DEPENDENTS]
         return "\n".join([*head, *self._lines, ""])
 
-    # ---- what every kernel says
+    # ---- expressions and statements
 
     def sum_of(self, *terms: tuple[str, Json]) -> str:
-        """``index * stride + …`` without what is zero."""
+        """Return ``index * stride + …`` without the terms that are zero."""
         parts: list[str] = []
         for index, stride in terms:
             if stride == 0 or index == "0":
@@ -205,32 +210,36 @@ class Source:
 
     @staticmethod
     def join(*terms: str) -> str:
-        """A sum of texts, without what is nothing."""
+        """Return the sum of terms, without those that are empty or zero."""
         return " + ".join(term for term in terms if term not in {"", "0"}) or "0"
 
     def product_of(self, extents: Iterable[Json]) -> str:
-        """A product of extents: a number where all are known."""
-        known, others = 1, list[str]()
+        """Return a product of extents: a number if all are known."""
+        known, symbolic = 1, list[str]()
         for extent in extents:
             if isinstance(extent, int):
                 known *= extent
             else:
-                others.append(self.extent(extent))
-        if not others:
+                symbolic.append(self.extent(extent))
+        if not symbolic:
             return str(known)
-        return f"({' * '.join([*others, str(known)] if known != 1 else others)})"
+        return f"({' * '.join([*symbolic, str(known)] if known != 1 else symbolic)})"
 
     @staticmethod
-    def divide_up(value: str, by: int) -> str:
-        """How many pieces of a size make up an extent."""
-        return str(-(-int(value) // by)) if value.isdigit() else f"(({value} + {by - 1}) // {by})"
+    def divide_up(value: str, size: int) -> str:
+        """Return an extent divided by a size, rounded up."""
+        return (
+            str(-(-int(value) // size))
+            if value.isdigit()
+            else f"(({value} + {size - 1}) // {size})"
+        )
 
     def offset(
         self, names: Sequence[str], axes: Any, operand: int, *, uses_int64_offsets: bool = False
     ) -> str:
-        """Where coordinates lie in an operand; each axis is an extent, then every stride.
+        """Return the offset of coordinates in an operand; each axis is an extent, then all strides.
 
-        With ``uses_int64_offsets`` the first coordinate's part is computed in 64 bits.
+        With ``uses_int64_offsets`` the first coordinate's term is computed in 64 bits.
         """
         terms = [(name, axis[1 + operand]) for name, axis in zip(names, axes, strict=True)]
         if uses_int64_offsets and terms:
@@ -238,7 +247,7 @@ class Source:
         return self.sum_of(*terms)
 
     def unravel(self, index: str, extents: Sequence[Json], names: Sequence[str]) -> None:
-        """Write coordinates of a running index, the last axis fastest."""
+        """Write the coordinates of a linear index, the last axis fastest."""
         rest = index
         for position in reversed(range(len(extents))):
             name, extent = names[position], self.extent(extents[position])
@@ -250,7 +259,7 @@ class Source:
             rest = f"{name}_rest"
 
     def load(self, operand: int, offset: str, mask: str | None, other: str = "0") -> str:
-        """An expression for elements in the type that they are computed in."""
+        """Return an expression that loads elements in the type they are computed in."""
         condition = "" if mask is None else f", mask={mask}, other={other}"
         value = f"tl.load(p{operand} + ({offset}){condition})"
         dtype = self.dtypes[operand]
@@ -260,15 +269,15 @@ class Source:
             return f"{value}.to(tl.float32)"
         return value
 
-    def reading(
+    def extra_reader(
         self, first: int, place: Callable[[int], str], mask: str | None
     ) -> Callable[[int], str]:
-        """What gives the variable of an extra operand, loaded when it is first asked for.
+        """Return a function from an epilogue operand's number to its variable, loaded on first use.
 
         Args:
-            first: the operand that is extra operand 0.
-            place: the offset of an operand, by its number.
-            mask: condition of the elements that are there.
+            first: number of the operand that is epilogue operand 0.
+            place: returns the offset of an operand, by its number.
+            mask: condition of the elements that exist.
         """
         loaded: dict[int, str] = {}
 
@@ -281,21 +290,23 @@ class Source:
 
         return read
 
-    def write_index_error(self, operand: int, value: str, extent: str, is_wrong: str) -> None:
-        """Write error words, as `smelt.engine.ERROR_BYTES` says, where a value is out of range.
+    def write_index_error(
+        self, operand: int, value: str, extent: str, is_out_of_range: str
+    ) -> None:
+        """Write the error words of `smelt.engine.ERROR_BYTES` where an index is out of range.
 
         Args:
-            operand: the error words.
-            value: what may be out of range, a scalar or a block of them.
-            extent: of what it should be inside.
-            is_wrong: where it is not, as a block of the value's shape or a scalar.
+            operand: number of the error words' operand.
+            value: the index, a scalar or a block.
+            extent: extent that the index must be below.
+            is_out_of_range: condition that the index is out of range, of the shape of ``value``.
         """
-        place = f"p{operand} + ({value}) * 0"
-        self.line(f"tl.store({place}, {value}, mask={is_wrong})")
-        self.line(f"tl.store({place} + 1, ({value}) * 0 - 1 - {extent}, mask={is_wrong})")
+        address = f"p{operand} + ({value}) * 0"
+        self.line(f"tl.store({address}, {value}, mask={is_out_of_range})")
+        self.line(f"tl.store({address} + 1, ({value}) * 0 - 1 - {extent}, mask={is_out_of_range})")
 
     def store(self, operand: int, offset: str, value: str, mask: str | None) -> None:
-        """Write elements back in the type of their memory."""
+        """Write a store of elements in the type of their memory."""
         dtype = self.dtypes[operand]
         kind = "tl.uint8" if dtype is DType.BOOL else LANGUAGE_TYPES[dtype]
         condition = "" if mask is None else f", mask={mask}"

@@ -1,7 +1,8 @@
-"""Layers that compute in float32 among others in 16 bits.
+"""Layers that compute in float32 within a 16-bit build.
 
-Which ones is the builder's decision. What such a layer reads is stored in float32, and so
-multiplied; what it makes is rounded where nobody like it reads that, so no copies lie in between.
+The builder decides which layers these are. Their inputs are stored in float32 and multiplied in it.
+Their results are rounded unless another float32 layer reads them, so no conversion copies are
+needed.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ if TYPE_CHECKING:
     from smelt.ir import Node, Value
 
 _STORED: Final = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
-"""As what float32 may be stored."""
+"""Types as which float32 tensors may be stored."""
 
 
 def reads_float32(node: Node, kept: Collection[str]) -> bool:
-    """Whether a node reads float32: it is kept so, or hands on what one that is will read."""
+    """Return whether a node reads float32: it is kept, or passes its input on to a kept node."""
     if not isinstance(node.op, PASS_THROUGH_OPS):
         return node.name in kept
     return any(_is_read_as_float32(value, kept) for value in node.outputs)
 
 
 def _is_read_as_float32(value: Value, kept: Collection[str]) -> bool:
-    """Whether a node that is kept reads a value, or what others hand on of it."""
+    """Return whether a kept node reads a value, directly or through pass-through ops."""
     users: list[Node] = list(value.users)
     seen: set[Node] = set()
     while users:
@@ -50,25 +51,25 @@ def _is_read_as_float32(value: Value, kept: Collection[str]) -> bool:
 def with_results_for_readers(
     node: Node, tactic: Tactic, storage: DType, kept: Collection[str]
 ) -> Tactic:
-    """The tactic with each result stored as its readers want it, in ``storage`` or float32."""
+    """Return the tactic with each result stored as its readers need, ``storage`` or float32."""
 
     def wanted(value: Value) -> DType:
-        stays = not value.users or stays_float32(value) or _is_read_as_float32(value, kept)
-        return DType.FLOAT32 if stays else storage
+        is_wide = not value.users or stays_float32(value) or _is_read_as_float32(value, kept)
+        return DType.FLOAT32 if is_wide else storage
 
     return _with_results(node, tactic, wanted)
 
 
 def with_float32_results(node: Node, tactic: Tactic) -> Tactic:
-    """The tactic with all results in float32, whoever reads them."""
+    """Return the tactic with all results stored as float32."""
     return _with_results(node, tactic, lambda _: DType.FLOAT32)
 
 
 def _with_results(node: Node, tactic: Tactic, wanted: Callable[[Value], DType]) -> Tactic:
-    """The tactic with other floats as its results.
+    """Return the tactic with its float results stored as ``wanted`` returns.
 
-    Windows are of what there is, references compute in the model's types, and libraries in those
-    that they were asked for.
+    Views, references and library calls are unchanged: views have the type of their source,
+    references compute in the model's types, and algorithms are for the types of their request.
     """
     is_fixed = tactic.aliasing is not Aliasing.NONE or tactic.is_reference
     if is_fixed or tactic.family in LIBRARIES:

@@ -1,9 +1,10 @@
-"""One pass over an iteration space: the kernel under elementwise ops, copies and fills.
+"""Pointwise kernel: one pass over an iteration space, for elementwise ops, copies and fills.
 
-Axes that run on in every operand are joined. A program does a tile of the last axis and of one
-other: the one along which an operand runs on that is turned over, if there is one, so that both
-sides are read and written in whole lines; else the next. What is left of the axes is the program's
-number. Within a tile, operands that repeat are read once.
+Axes that are contiguous in every operand are merged. A program processes a two-dimensional tile of
+the last axis and one other. If an operand is transposed, the other axis is the one along which that
+operand has stride 1, so that reads and writes both cover whole cache lines; otherwise it is the
+axis before the last. The remaining axes are part of the program number. Within a tile, operands
+that are broadcast are loaded once.
 """
 
 from __future__ import annotations
@@ -27,35 +28,39 @@ if TYPE_CHECKING:
     from smelt.engine import Json, View
     from smelt.types import Dim
 
-MANY_ELEMENTS: Final = 4096
-"""Of a program, where there is enough work for the whole GPU."""
-_FEW: Final = ((1 << 17, 256), (1 << 20, 1024))
-"""Below so many elements, smaller programs occupy more of the GPU."""
+MAX_PROGRAM_ELEMENTS: Final = 4096
+"""Elements per program if there is enough work for the whole GPU."""
+_SMALL_PROGRAMS: Final = ((1 << 17, 256), (1 << 20, 1024))
+"""(limit, elements per program): below the limit of elements in total, smaller programs use more of
+the GPU."""
 _WARPS: Final = 4
-_LINE: Final = 64
-"""Elements of a tile's side along which a turned operand runs on."""
-_MIN_LINE: Final = 16
-_MIN_BLOCK: Final = 256
-_WASTE: Final = 1.15
-"""How much more than an axis its tiles may cover, if shorter ones cover it better."""
+"""Warps per program."""
+_LINE_ELEMENTS: Final = 64
+"""Elements of a tile along each contiguous axis if an operand is transposed."""
+_MAX_WHOLE_EXTENT: Final = 16
+"""Extent in elements up to which a tile covers an axis whole."""
+_MIN_PROGRAM_ELEMENTS: Final = 256
+"""Minimum elements per program when the size is reduced to divide a symbolic extent."""
+_MAX_PADDING_FACTOR: Final = 1.15
+"""Maximum size of the tiles along an axis, relative to the size with the least padding."""
 
 
 def pointwise_launch(
     family: str, views: Sequence[View], stages: Json, elements: int | None = None
 ) -> Launch:
-    """The launch of a program whose operands are ``views``, the last of them the result.
+    """Return the launch of an elementwise program on ``views``, the last of which is the result.
 
     Args:
-        family: of the kernel.
+        family: family of the kernel.
         views: operands.
         stages: the program.
-        elements: how many a block does; as fits the number of all when not given.
+        elements: elements per program; None chooses by the total number.
     """
     output = views[-1]
     strides = [broadcast_strides(v, output.shape) for v in views]
     axes = iteration_axes(output.shape, strides, len(views) - 1) or [Axis(1, (0,) * len(views))]
-    whole = _product([axis.extent for axis in axes])
-    tiling = _tiling(axes, elements or _elements_for(whole))
+    total_elements = _product([axis.extent for axis in axes])
+    tiling = _tiling(axes, elements or _elements_for(total_elements))
     scalars = LaunchScalars()
     spec = KernelSpec(
         family,
@@ -74,19 +79,24 @@ def pointwise_launch(
 
 @dataclass(frozen=True, slots=True)
 class _PointwiseTiling:
+    """Order of the axes, and the tile along the last ones."""
+
     axes: tuple[Axis, ...]
-    """Those of the tile last."""
+    """Axes, those of the tile last."""
     tile: tuple[int, ...]
     """Extents along the last one or two axes."""
 
     @property
     def is_masked(self) -> tuple[bool, ...]:
-        """For each axis of the tile, whether the last tile may reach beyond it."""
+        """Whether the last tile may extend past the end, for each axis of the tile."""
         extents = [axis.extent for axis in self.axes[len(self.axes) - len(self.tile) :]]
-        return tuple(step_of(e) % size != 0 for e, size in zip(extents, self.tile, strict=True))
+        return tuple(
+            known_divisor(e) % size != 0 for e, size in zip(extents, self.tile, strict=True)
+        )
 
     @property
     def programs(self) -> Dim:
+        """Number of programs."""
         count = len(self.axes) - len(self.tile)
         counts: list[Dim] = [axis.extent for axis in self.axes[:count]]
         for axis, size in zip(self.axes[count:], self.tile, strict=True):
@@ -95,71 +105,89 @@ class _PointwiseTiling:
 
 
 def _product(extents: Sequence[Dim]) -> int:
+    """Return the product of extents, with a guess for each symbol."""
     count = 1
     for extent in extents:
         count *= guessed_extent(extent)
     return count
 
 
-def step_of(extent: Dim) -> int:
-    """The largest number that surely divides an extent."""
+def known_divisor(extent: Dim) -> int:
+    """Return the largest number that is known to divide an extent."""
     return extent if isinstance(extent, int) else gcd(*(count for _, count in extent.terms))
 
 
-def _elements_for(whole: int) -> int:
-    return next((elements for limit, elements in _FEW if whole < limit), MANY_ELEMENTS)
+def _elements_for(total_elements: int) -> int:
+    """Return the elements per program for a total number of elements."""
+    return next(
+        (elements for limit, elements in _SMALL_PROGRAMS if total_elements < limit),
+        MAX_PROGRAM_ELEMENTS,
+    )
 
 
 def _tiling(axes: Sequence[Axis], elements: int) -> _PointwiseTiling:
+    """Choose the axes and the extents of the tile."""
     if len(axes) == 1:
-        return _PointwiseTiling((axes[0],), (_flat(axes[0].extent, elements),))
-    last = axes[-1]
+        return _PointwiseTiling((axes[0],), (_single_axis_tile(axes[0].extent, elements),))
+    last_axis = axes[-1]
     transposed = _transposed_axis(axes)
-    other = axes[-2] if transposed is None else transposed
-    rest = [axis for axis in axes[:-1] if axis is not other]
+    other_axis = axes[-2] if transposed is None else transposed
+    outer_axes = [axis for axis in axes[:-1] if axis is not other_axis]
     if transposed is None:
-        across = side_of(guessed_extent(last.extent), elements)
-        along = side_of(guessed_extent(other.extent), max(1, elements // across))
+        last_extent = tile_side(guessed_extent(last_axis.extent), elements)
+        other_extent = tile_side(guessed_extent(other_axis.extent), max(1, elements // last_extent))
     else:
-        across = side_of(guessed_extent(last.extent), _LINE)
-        along = side_of(guessed_extent(other.extent), max(_LINE, elements // across))
-        across = side_of(guessed_extent(last.extent), max(across, elements // along))
-    return _PointwiseTiling((*rest, other, last), (along, across))
+        last_extent = tile_side(guessed_extent(last_axis.extent), _LINE_ELEMENTS)
+        other_extent = tile_side(
+            guessed_extent(other_axis.extent), max(_LINE_ELEMENTS, elements // last_extent)
+        )
+        last_extent = tile_side(
+            guessed_extent(last_axis.extent), max(last_extent, elements // other_extent)
+        )
+    return _PointwiseTiling((*outer_axes, other_axis, last_axis), (other_extent, last_extent))
 
 
-def _flat(extent: Dim, elements: int) -> int:
-    """Elements of a block of a single axis: fewer, if so no block of an open axis is cut."""
-    step = step_of(extent) & -step_of(extent)
-    return min(elements, step) if not isinstance(extent, int) and step >= _MIN_BLOCK else elements
+def _single_axis_tile(extent: Dim, elements: int) -> int:
+    """Return the tile of a single axis: smaller if it then divides a symbolic extent."""
+    step = known_divisor(extent) & -known_divisor(extent)
+    return (
+        min(elements, step)
+        if not isinstance(extent, int) and step >= _MIN_PROGRAM_ELEMENTS
+        else elements
+    )
 
 
 def _transposed_axis(axes: Sequence[Axis]) -> Axis | None:
-    """The axis along which an operand runs on that does not along the last."""
+    """Return the axis along which an operand has stride 1 that has not along the last axis."""
     for number, stride in enumerate(axes[-1].strides):
         if stride in (0, 1):
             continue
-        found = [axis for axis in axes[:-1] if axis.strides[number] == 1]
-        if found:
-            return found[0]
+        contiguous = [axis for axis in axes[:-1] if axis.strides[number] == 1]
+        if contiguous:
+            return contiguous[0]
     return None
 
 
-def side_of(extent: int, most: int) -> int:
-    """A power of two for tiles along an axis: long, but not much longer than what there is."""
-    whole = next_power_of_two(extent)
-    if whole <= most and extent <= _MIN_LINE:
-        return whole
-    sizes = [1 << n for n in range(4, 13) if 1 << n <= min(whole, most)] or [min(whole, most)]
+def tile_side(extent: int, limit: int) -> int:
+    """Return a power of two as tile extent: large, but with little padding past the axis's end."""
+    covering = next_power_of_two(extent)
+    if covering <= limit and extent <= _MAX_WHOLE_EXTENT:
+        return covering
+    sizes = [1 << n for n in range(4, 13) if 1 << n <= min(covering, limit)] or [
+        min(covering, limit)
+    ]
     best = min(-(-extent // size) * size for size in sizes)
-    return max(s for s in sizes if -(-extent // s) * s <= _WASTE * best)
+    return max(s for s in sizes if -(-extent // s) * s <= _MAX_PADDING_FACTOR * best)
 
 
 def write_pointwise(kernel: KernelSpec) -> str:
-    """The kernel's text."""
+    """Return the text of the kernel."""
     return _PointwiseWriter(kernel).write()
 
 
 class _PointwiseWriter:
+    """Writer of a pointwise kernel."""
+
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)
@@ -170,6 +198,7 @@ class _PointwiseWriter:
         self.masks: list[str | None] = []
 
     def write(self) -> str:
+        """Return the text of the kernel."""
         s = self.s
         self.find_tile()
         s_last = len(s.dtypes) - 1
@@ -182,11 +211,16 @@ class _PointwiseWriter:
             return loaded[operand]
 
         result = write_stages(s.line, self.k["stages"], read, [])
-        s.store(s_last, self.place(s_last, whole=True), result, self.mask(s_last, whole=True))
+        s.store(
+            s_last,
+            self.place(s_last, covers_tile=True),
+            result,
+            self.mask(s_last, covers_tile=True),
+        )
         return s.text()
 
     def find_tile(self) -> None:
-        """Name where the tile begins in each operand, and what lies inside of the result."""
+        """Write the start of the tile in each operand, and the masks of its axes."""
         s = self.s
         s.line("rest = tl.program_id(0).to(tl.int64)")
         for number in reversed(range(len(self.tile))):
@@ -211,52 +245,58 @@ class _PointwiseWriter:
             terms += [(f"t{n}", axis[1 + operand]) for n, axis in enumerate(self.inner)]
             s.line(f"base{operand} = {s.sum_of(*terms)}")
 
-    def place(self, operand: int, *, whole: bool = False) -> str:
-        """Offsets of an operand's part of the tile: one along an axis that it repeats along."""
+    def place(self, operand: int, *, covers_tile: bool = False) -> str:
+        """Return the offsets of an operand's part of the tile; size 1 along broadcast axes."""
         terms = [f"base{operand}"]
         for number, axis in enumerate(self.inner):
             stride = axis[1 + operand]
             if stride != 0:
-                # Further from a tile's first element, the next ones are counted in 64 bits.
+                # Offsets within the tile need 64 bits if the tile spans more than 32 bits.
                 needs_int64_offsets = (
                     isinstance(stride, int) and abs(stride) * self.tile[number] > MAX_INT32
                 )
                 steps = f"e{number}.to(tl.int64)" if needs_int64_offsets else f"e{number}"
                 terms.append(f"{self.spread(steps, number)} * {self.s.extent(stride)}")
-            elif whole:
+            elif covers_tile:
                 terms.append(f"{self.spread(f'e{number}', number)} * 0")
         return " + ".join(terms)
 
-    def mask(self, operand: int, *, whole: bool = False) -> str | None:
+    def mask(self, operand: int, *, covers_tile: bool = False) -> str | None:
+        """Return the condition of the elements of an operand that exist, or None."""
         conditions = [
             self.spread(mask, number)
             for number, (mask, axis) in enumerate(zip(self.masks, self.inner, strict=True))
-            if mask is not None and (whole or axis[1 + operand] != 0)
+            if mask is not None and (covers_tile or axis[1 + operand] != 0)
         ]
         return " & ".join(conditions) or None
 
     def spread(self, vector: str, number: int) -> str:
+        """Return a vector along one axis of the tile, broadcast over the other."""
         if len(self.tile) == 1:
             return vector
         return f"{vector}[:, None]" if number == 0 else f"{vector}[None, :]"
 
 
-def write_element_offsets(s: Source, axes: Any, tile: tuple[int, int], places: Json) -> list[str]:
-    """Write which elements a program does: a tile of some places along the last axis.
+def write_element_offsets(
+    s: Source, axes: Any, tile: tuple[int, int], row_count: Json
+) -> list[str]:
+    """Write the coordinates of a program's tile: positions by elements of the last axis.
 
-    Variables are ``c0``, ``c1``, … for the coordinates, all but the last along the tile's rows, and
-    ``m`` for which of them exist, ``i_ok`` for which rows do. Returned are coordinates as they
-    broadcast over the tile.
+    The variables are ``c0``, ``c1``, … for the coordinates (all but the last along the tile's
+    rows), ``m`` for the elements that exist and ``i_ok`` for the rows that exist. Return the
+    coordinates in a form that broadcasts over the tile.
     """
-    along, across = tile
+    row_tile, column_tile = tile
     names = [f"c{a}" for a in range(len(axes))]
-    last, width = names[-1], s.extent(axes[-1][0])
-    stretches = f"(({width} + {across - 1}) // {across})"
+    last_name, width = names[-1], s.extent(axes[-1][0])
+    column_tiles = f"(({width} + {column_tile - 1}) // {column_tile})"
     s.line("program = tl.program_id(0).to(tl.int64)")
-    s.line(f"{last} = (program % {stretches}) * {across} + tl.arange(0, {across})")
-    s.line(f"i = (program // {stretches}) * {along} + tl.arange(0, {along})")
-    s.line(f"i_ok = i < {s.extent(places)}")
-    s.line(f"{last}_ok = {last} < {width}")
-    s.line(f"m = i_ok[:, None] & {last}_ok[None, :]")
+    s.line(
+        f"{last_name} = (program % {column_tiles}) * {column_tile} + tl.arange(0, {column_tile})"
+    )
+    s.line(f"i = (program // {column_tiles}) * {row_tile} + tl.arange(0, {row_tile})")
+    s.line(f"i_ok = i < {s.extent(row_count)}")
+    s.line(f"{last_name}_ok = {last_name} < {width}")
+    s.line(f"m = i_ok[:, None] & {last_name}_ok[None, :]")
     s.unravel("i", [axis[0] for axis in axes[:-1]], names[:-1])
-    return [*(f"{name}[:, None]" for name in names[:-1]), f"{last}[None, :]"]
+    return [*(f"{name}[:, None]" for name in names[:-1]), f"{last_name}[None, :]"]

@@ -1,6 +1,6 @@
-"""Kernels that judge other kernels, for the tuner: how far results are off, and whether they move.
+"""Kernels that check other kernels for the tuner: maximum error, and differences between runs.
 
-Operands are contiguous. Each program answers for a block with one float32.
+Operands are contiguous. Each program writes one float32 for its block of elements.
 """
 
 from __future__ import annotations
@@ -15,44 +15,45 @@ if TYPE_CHECKING:
     from smelt.engine import Json
 
 RESULT_CHECK: Final = "result_check"
-"""The family of these kernels."""
+"""Name of the kernel family."""
 RESULT_CHECK_BLOCK: Final = 4096
-"""Elements of a program."""
+"""Elements per program."""
 
 
 def error_kernel(dtype: DType) -> KernelSpec:
-    """The largest difference between results and what is wanted, as float32.
+    """Return the kernel that computes the largest absolute error of each block, as float32.
 
-    Operands: results, what is wanted in float32, an answer for each block; a scalar: the count.
-    Infinite where one is not a number and the other is.
+    Operands: results, expected results in float32, one error for each block. Scalar: the number of
+    elements. The error is infinite where exactly one of the two is NaN.
     """
     return _spec("error", (dtype, DType.FLOAT32, DType.FLOAT32))
 
 
 def mismatch_kernel() -> KernelSpec:
-    """Whether 32-bit words differ: 1 or 0.
+    """Return the kernel that tells whether 32-bit words differ, as 1 or 0 for each block.
 
-    Operands: words, words, an answer for each block; a scalar: the count.
+    Operands: words, words, one result for each block. Scalar: the number of words.
     """
     return _spec("change", (DType.INT32, DType.INT32, DType.FLOAT32))
 
 
 def cache_flush_kernel() -> KernelSpec:
-    """Reads memory, and so takes what else was in the cache out of it.
+    """Return the kernel that reads memory, and so evicts everything else from the L2 cache.
 
-    Operands: words, an answer that is hardly ever given; a scalar: the count.
+    Operands: words, a result that is almost never written. Scalar: the number of words.
     """
     return _spec("flush", (DType.FLOAT32, DType.FLOAT32))
 
 
 def _spec(what: str, dtypes: tuple[DType, ...]) -> KernelSpec:
-    kinds: tuple[Json, ...] = tuple(d.value for d in dtypes)
+    """Return the spec of one of these kernels."""
+    dtype_names: tuple[Json, ...] = tuple(d.value for d in dtypes)
     return KernelSpec(
         RESULT_CHECK,
         parameters(
             what=what,
-            dtypes=kinds,
-            aligned=(True,) * len(kinds),
+            dtypes=dtype_names,
+            aligned=(True,) * len(dtype_names),
             scalars=1,
             num_warps=8,
             num_stages=1,
@@ -61,7 +62,7 @@ def _spec(what: str, dtypes: tuple[DType, ...]) -> KernelSpec:
 
 
 def write_result_check(kernel: KernelSpec) -> str:
-    """The kernel's text."""
+    """Return the text of the kernel."""
     s = Source(kernel)
     what = kernel["what"]
     s.line("block = tl.program_id(0)")

@@ -1,16 +1,16 @@
-"""The kernel of a stem and of the pooling behind it: what is between the two is never stored.
+"""Kernel of a stem convolution and the max pooling after it; the intermediate is never stored.
 
-A program walks down a strip of pooled places. Rows of its tile are places, one of an image's row or
-some neighbours; of the stem's columns under a place it multiplies one after another (a *phase*),
-each of as many of the stem's rows as a step down takes. So all that one window pools is in the same
-thread, whatever order tensor cores have elements in, and maxima need nothing but registers. What a
-window has of the stem's row above, the step before has left.
+A program walks down a strip of pooled positions. Rows of its tile are horizontally adjacent pooled
+positions, of one image or several. It multiplies the stem's columns under each position one after
+another (a *phase*), for as many of the stem's rows as a vertical stride of the pooling. So all
+elements of a pooling window are in the same thread, whatever the order of elements on tensor cores,
+and maxima need only registers. If windows overlap vertically, the shared stem row is kept from the
+step before.
 
-Stems' rows below each other share most of their window: what both read is read once.
+Vertically adjacent rows of the stem share most of their window; these pixels are loaded once.
 
-Operands: pixels with room for all that is read, filters as `RegisterOperandWriter` has them, the
-bias if
-there is one, the result.
+Operands: padded pixels, filters packed as for `RegisterOperandWriter`, the bias if there is one,
+the result.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from smelt.backends.cuda._register_operand_kernel import (
     FRAGMENT_ROW,
     MASK_PTX,
     ROWS,
-    group_concurrent_steps,
-    joined,
-    taken,
+    fragment_groups,
+    join_fragments,
+    permute_fragment,
 )
-from smelt.backends.cuda._tile_writer import both, divides, sanitize_name
+from smelt.backends.cuda._tile_writer import all_of, divides, mask_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,61 +35,72 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
 
 FUSED_STEM_POOL: Final = "fused_stem_pool"
+"""Name of the kernel family."""
 _LEAST: Final = "float('-inf')"
+"""Neutral element of the maximum."""
 
 
 def write_stem_pool(kernel: KernelSpec) -> str:
-    """The text of a strip's kernel."""
+    """Return the text of the kernel."""
     return _StemPoolWriter(kernel).write()
 
 
 class _StemPoolWriter:
+    """Writer of the kernel of one spec."""
+
     def __init__(self, kernel: KernelSpec) -> None:
         self.k, self.s = kernel, Source(kernel)
         self.factor, self.kind = (LANGUAGE_TYPES[self.s.dtypes[k]] for k in (0, -1))
         """What is multiplied, and what the result is stored as: of these maxima are found."""
-        (taps, self.step, self.above), (self.phases, self.aside, self.before) = kernel["pool"]
-        self.carried = taps > self.step
-        """Whether windows below each other have a row in common: the last one of each."""
-        self.rows = taps - self.carried
-        """Of the stem, in a step."""
+        (
+            (taps, self.row_stride, self.pad_top),
+            (self.column_taps, self.column_stride, self.pad_left),
+        ) = kernel["pool"]
+        self.keeps_last_row = taps > self.row_stride
+        """Whether vertically adjacent windows overlap by one row, which is kept between steps."""
+        self.rows = taps - self.keeps_last_row
+        """Rows of the stem that a step computes."""
         self.row = kernel["lines"] * kernel["line"]
-        """From a row of the stem to the next one's pixels."""
+        """Distance from a row of the stem to the next one's pixels, in elements."""
         self.columns: int = kernel["tile"][1]
-        self.beside = kernel["pooled"][1]
-        self.places = self.s.product_of((kernel["images"][0], self.beside))
+        self.pooled_width = kernel["pooled"][1]
+        self.places = self.s.product_of((kernel["images"][0], self.pooled_width))
         self.vectors = -(-kernel["run"] // VECTOR)
-        """Of a tap's run."""
+        """Vectors of a tap's inner K."""
 
     def write(self) -> str:
+        """Return the text of the kernel."""
         s, k = self.s, self.k
         for scalar in range(k["scalars"]):
             s.line(f"s{scalar} = s{scalar}.to(tl.int32)")
         self.load_weights()
         s.wait()
         self.find_pixels()
-        if self.carried:
+        if self.keeps_last_row:
             self.write_first_row()
         end = f"tl.minimum(first + {k['rows_per_program']}, {k['pooled'][0]})"
         with s.block(f"for y in range(first, {end}):"):
             self.write_step()
         return s.text()
 
-    def larger(self, a: str, b: str) -> str:
-        """The larger one, or what is not a number; the language makes it float32 of some types."""
+    def maximum(self, a: str, b: str) -> str:
+        """Return the maximum with NaN propagated; the cast undoes Triton's promotion to float32."""
         return f"tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL).to({self.kind})"
 
     def load_weights(self) -> None:
-        """Which strip is the program's, and its filters."""
+        """Write the coordinates of the program's strip, and the loads of its filters."""
         s, k = self.s, self.k
-        parts, across = -(-k["pooled"][0] // k["rows_per_program"]), k["filters"] // self.columns
+        parts, column_tiles = (
+            -(-k["pooled"][0] // k["rows_per_program"]),
+            k["filters"] // self.columns,
+        )
         s.line("program = tl.program_id(0)")
-        s.line(f"strip = program // {across}")
+        s.line(f"strip = program // {column_tiles}")
         s.line(f"first = strip % {parts} * {k['rows_per_program']}")
         s.line(f"tile = strip // {parts}")
-        s.line(f"column = program % {across} * {self.columns} + tl.arange(0, {self.columns})")
+        s.line(f"column = program % {column_tiles} * {self.columns} + tl.arange(0, {self.columns})")
         s.line(f"b_columns = p1 + column * {k['depth']}")
-        for first, count in group_concurrent_steps(k["depth"] // FRAGMENT):
+        for first, count in fragment_groups(k["depth"] // FRAGMENT):
             s.line(f"k = {first * FRAGMENT} + tl.arange(0, {count * FRAGMENT})")
             s.line(f"b{first} = tl.load(b_columns[None, :] + k[:, None])")
         s.line(f"within = tl.arange(0, {FRAGMENT}) % {VECTOR}")
@@ -105,7 +116,7 @@ class _StemPoolWriter:
         s.line(f"least = tl.full([{ROWS}, {self.columns}], {_LEAST}, {self.kind})")
 
     def find_pixels(self) -> None:
-        """Where the tile's rows lie: in the order in which they are read, and as they are."""
+        """Write the positions of the tile's rows, in load order and in store order."""
         s, (_, image) = self.s, self.k["images"]
         wide = [
             ".to(tl.int64)" if uses_int64_offsets else ""
@@ -114,13 +125,15 @@ class _StemPoolWriter:
         s.line(f"q = tl.arange(0, {ROWS})")
         s.line(f"q = {FRAGMENT_ROW}")
         s.line(f"place = tl.minimum(tile * {ROWS} + q, {self.places} - 1)")
-        s.line(f"x = place % {self.beside} * {self.aside} - {self.before}")
-        s.line(f"images = p0 + {s.sum_of((f'(place // {self.beside}){wide[0]}', image))}")
+        s.line(f"x = place % {self.pooled_width} * {self.column_stride} - {self.pad_left}")
+        s.line(f"images = p0 + {s.sum_of((f'(place // {self.pooled_width}){wide[0]}', image))}")
         n, _, across = self.k["strides"]
         s.line(f"q = tl.arange(0, {ROWS})")
         s.line(f"place = tile * {ROWS} + q")
-        s.line(f"beside = place % {self.beside}")
-        s.line(f"out = {s.sum_of((f'(place // {self.beside}){wide[1]}', n), ('beside', across))}")
+        s.line(f"beside = place % {self.pooled_width}")
+        s.line(
+            f"out = {s.sum_of((f'(place // {self.pooled_width}){wide[1]}', n), ('beside', across))}"
+        )
         self.masks = not divides(ROWS, self.places)
         if self.masks:
             s.line(f"is_own = place < {self.places}")
@@ -128,34 +141,34 @@ class _StemPoolWriter:
     # ---- rows of the stem
 
     def write_first_row(self) -> None:
-        """What the first windows have of the stem's row above."""
+        """Write the stem row above the first window, which later steps keep from before."""
         s = self.s
-        s.line(f"top = first * {self.step * self.row}")
-        there = f"first * {self.step} >= {self.above}" if self.above else None
+        s.line(f"top = first * {self.row_stride * self.row}")
+        there = f"first * {self.row_stride} >= {self.pad_top}" if self.pad_top else None
         self.gather([there], {"low": "least"})
         s.line("above = low")
 
     def write_step(self) -> None:
-        """A row of the result."""
+        """Write a step of the loop: one row of the result."""
         s = self.s
-        s.line(f"top = (y * {self.step} + {int(self.carried)}) * {self.row}")
-        s.line(f"stem = y * {self.step} + {int(self.carried) - self.above}")
-        rows = [self.outside(row) for row in range(self.rows)]
-        if self.carried:
+        s.line(f"top = (y * {self.row_stride} + {int(self.keeps_last_row)}) * {self.row}")
+        s.line(f"stem = y * {self.row_stride} + {int(self.keeps_last_row) - self.pad_top}")
+        rows = [self.row_condition(row) for row in range(self.rows)]
+        if self.keeps_last_row:
             self.gather(rows, {"best": "above", "low": "least"})
             s.line("above = low")
         else:
             self.gather(rows, {"best": "least"})
         if self.k["has_relu"]:
-            s.line(f"best = {self.larger('best', '0.0')}")
+            s.line(f"best = {self.maximum('best', '0.0')}")
         self.store()
 
     def gather(self, rows: Sequence[str | None], names: Mapping[str, str]) -> None:
-        """The largest of each window's part of some rows, and of the last of them.
+        """Write the maxima of each window's part of some stem rows, and of the last of these rows.
 
         Args:
-            rows: when each is there.
-            names: of all rows ``best``, of the last ``low``; with what each begins.
+            rows: condition that each row exists, or None.
+            names: variables with their initial values: ``best`` of all rows, ``low`` of the last.
         """
         s = self.s
         for name, value in names.items():
@@ -164,20 +177,21 @@ class _StemPoolWriter:
         def merge(row: int) -> None:
             for name in names:
                 if name != "low" or row == len(rows) - 1:
-                    s.line(f"{name} = {self.larger(name, f'v{row}')}")
+                    s.line(f"{name} = {self.maximum(name, f'v{row}')}")
 
-        with s.block(f"for phase in range(0, {self.phases}):"):
+        with s.block(f"for phase in range(0, {self.column_taps}):"):
             self.multiply(rows, merge)
 
-    def outside(self, row: int) -> str | None:
-        """When a row of a step is there, or None: always."""
+    def row_condition(self, row: int) -> str | None:
+        """Return the condition that a row of a step exists, or None if it always does."""
         height, last = self.k["stem"][0], self.k["pooled"][0] - 1
-        first = row + int(self.carried) - self.above
+        first = row + int(self.keeps_last_row) - self.pad_top
         low = f"stem + {row} >= 0" if first < 0 else ""
-        high = f"stem + {row} < {height}" if last * self.step + first >= height else ""
-        return both(low, high) or None
+        high = f"stem + {row} < {height}" if last * self.row_stride + first >= height else ""
+        return all_of(low, high) or None
 
     def store(self) -> None:
+        """Write the store of one row of the result."""
         s, (_, down, _), last = self.s, self.k["strides"], len(self.s.dtypes) - 1
         ok = ", mask=is_own[:, None]" if self.masks else ""
         place = s.join("out", s.sum_of(("y", down)))
@@ -187,27 +201,31 @@ class _StemPoolWriter:
     # ---- the stem
 
     def multiply(self, rows: Sequence[str | None], merge: Callable[[int], None]) -> None:
-        """What the stem makes of some rows at a phase.
+        """Write the stem's results for some rows at a phase.
 
         Args:
-            rows: when each of them is there.
-            merge: takes one.
+            rows: condition that each row exists, or None.
+            merge: called after each row's result is written.
         """
         s, k = self.s, self.k
         at, width = "x + phase", k["stem"][1]
-        # Behind an edge is read what lies at it: that counts in the same windows.
-        at = f"tl.maximum({at}, 0)" if self.before > 0 else at
-        reach = (self.beside - 1) * self.aside + self.phases - self.before
-        at = f"tl.minimum({at}, {width - 1})" if reach > width else at
+        # Past an edge, the pixel at the edge is read again: it is in the same pooling windows, so
+        # their maxima do not change.
+        at = f"tl.maximum({at}, 0)" if self.pad_left > 0 else at
+        last_column = (
+            (self.pooled_width - 1) * self.column_stride + self.column_taps - self.pad_left
+        )
+        at = f"tl.minimum({at}, {width - 1})" if last_column > width else at
         s.line(f"pixels = images + ({at}) * {k['pixel']}")
         loaded: dict[tuple[int, int], str] = {}
         later = [piece for row in range(1, len(rows)) for piece in self.fragments_of(row)]
         for row, is_there in enumerate(rows):
             own = [self.load(piece, loaded) for piece in self.fragments_of(row)]
             s.line(f"acc = tl.zeros([{ROWS}, {self.columns}], tl.float32)")
-            for first, count in group_concurrent_steps(len(own)):
-                s.line(f"acc = tl.dot({joined(own[first : first + count], ROWS)}, b{first}, acc)")
-                # Once some registers are free again.
+            for first, count in fragment_groups(len(own)):
+                fragments = join_fragments(own[first : first + count], ROWS)
+                s.line(f"acc = tl.dot({fragments}, b{first}, acc)")
+                # Loaded only now: the product has freed some registers.
                 for piece in later:
                     self.load(piece, loaded)
             bias = " + tl.load(p2 + column).to(tl.float32)[None, :]" if k["bias"] else ""
@@ -217,24 +235,23 @@ class _StemPoolWriter:
             merge(row)
 
     def fragments_of(self, row: int) -> list[tuple[int, int]]:
-        """A window's fragments: where in a strip's vectors each begins, and how many it has."""
+        """Return a row's fragments: first vector of each in the strip, and number of vectors."""
         first, count = row * self.k["lines"] * self.vectors, self.k["taps"] * self.vectors
         each = FRAGMENT // VECTOR
         return [(first + at, min(each, count - at)) for at in range(0, count, each)]
 
     def load(self, piece: tuple[int, int], loaded: dict[tuple[int, int], str]) -> str:
-        """Load a fragment in the order in which tensor cores take it, if that was not done."""
+        """Write the load of a fragment, permuted for tensor cores, unless it is loaded."""
         if piece in loaded:
             return loaded[piece]
         s, (first, count) = self.s, piece
         start, line = first % self.vectors, first // self.vectors * self.k["line"]
         name = loaded[piece] = f"a{len(loaded)}"
-        there = sanitize_name(f"(vector < {count})[None, :]") if count * VECTOR < FRAGMENT else ""
+        there = mask_arguments(f"(vector < {count})[None, :]") if count * VECTOR < FRAGMENT else ""
         s.line(f"a = tl.load(pixels[:, None] + (top + {line}) + offset{start}[None, :]{there})")
         if self.k["run"] % VECTOR:
-            how = f"dtype={self.factor}, is_pure=True, pack=2"
-            s.line(
-                f'a = tl.inline_asm_elementwise("{MASK_PTX}", "=r,r,r", [a, keep{start}], {how})'
-            )
-        s.line(f"{name} = {taken('a', ROWS)}")
+            options = f"dtype={self.factor}, is_pure=True, pack=2"
+            operands = f'"=r,r,r", [a, keep{start}]'
+            s.line(f'a = tl.inline_asm_elementwise("{MASK_PTX}", {operands}, {options})')
+        s.line(f"{name} = {permute_fragment('a', ROWS)}")
         return name

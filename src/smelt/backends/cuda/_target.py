@@ -1,4 +1,4 @@
-"""The GPUs that kernels are supported for."""
+"""GPU targets of code generation."""
 
 from __future__ import annotations
 
@@ -12,33 +12,40 @@ from smelt.errors import UnsupportedError
 from smelt.types import DType
 
 _NAME: Final = re.compile(r"sm_(\d{2,3})a?")
+"""Name of an architecture."""
 _MAX_PARTS: Final = 16
+"""Maximum number of architectures of an engine."""
 _FIRST_WITH_BFLOAT16: Final = 80
+"""Compute capability (times ten) from which bfloat16 is supported."""
 _FIRST_WITH_TF32: Final = 80
+"""Compute capability (times ten) from which TF32 is supported."""
 _FIRST_WITH_PDL: Final = 90
+"""Compute capability (times ten) from which programmatic dependent launch is supported."""
 _FITTED_CAPABILITY: Final = 90
+"""Compute capability (times ten) of the GPU to which the cost model was fitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CudaTarget:
-    """A GPU architecture, or several for which one plan must do. Two equal targets get equal code.
+    """One GPU architecture, or several that one plan must run on. Equal targets get equal code.
 
-    Of several, `capability` is the oldest: what it can, all can.
+    With several architectures, `capability` is the oldest, whose features all others have.
     """
 
     capability: int
-    """Compute capability, ten times: 90 is Hopper."""
+    """Compute capability times ten: 90 is Hopper."""
     multiprocessors: int = 132
-    """For the cost model alone; code does not depend on it."""
+    """Number of multiprocessors, for the cost model only; code does not depend on it."""
     newer_capabilities: tuple[int, ...] = ()
     """Capabilities of further architectures, ascending."""
     allows_tf32: bool = False
-    """Whether products of float32 may be rounded to ten bits on their way in."""
+    """Whether float32 operands of products may be rounded to a mantissa of ten bits."""
 
     uses_half2: bool = False
-    """Whether images go in pairs, where a kernel takes them so."""
+    """Whether images are packed in pairs (half2) where a kernel supports it."""
     narrow_dtype: DType = DType.FLOAT32
-    """What float32 is stored as where a family can; the backend sets it while it lists tactics."""
+    """Type in which float32 tensors are stored where a family supports it; the backend sets it
+    while it lists tactics."""
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -47,60 +54,60 @@ class CudaTarget:
 
     @property
     def architecture(self) -> str:
-        """The architectures in one word: "sm_90", or "sm_80,sm_90"."""
+        """Names of the architectures as one string: "sm_90", or "sm_80,sm_90"."""
         return ",".join(self.architectures)
 
     @property
     def parts(self) -> tuple[CudaTarget, ...]:
-        """What code is compiled for: a target for each architecture, which says nothing else."""
+        """Targets that code is compiled for: one per architecture, with default settings."""
         return tuple(CudaTarget(number) for number in (self.capability, *self.newer_capabilities))
 
     @property
     def name(self) -> str:
-        """The target in one word, for caches and reports."""
+        """Name of the target in caches and reports."""
         return f"cuda:{self.architecture}:{self.multiprocessors}"
 
     def operand_dtype(self, dtype: DType) -> DType:
-        """Element type in which tensors of a type are multiplied."""
+        """Return the element type in which tensors of a type are multiplied."""
         return self.narrow_dtype if dtype is DType.FLOAT32 else dtype
 
     @property
     def has_tf32(self) -> bool:
-        """Whether ten bits of float32 can be multiplied."""
+        """Whether tensor cores support TF32."""
         return self.capability >= _FIRST_WITH_TF32
 
     @property
     def uses_pdl(self) -> bool:
-        """Whether a launch may start before the one before it has ended."""
+        """Whether a launch may start before the preceding one has ended."""
         return self.capability >= _FIRST_WITH_PDL
 
     @property
     def has_fitted_cost_model(self) -> bool:
-        """Whether the estimates were fitted to times on such GPUs, and on no others."""
+        """Whether the cost model was fitted to this architecture, and there is no other."""
         return self.capability == _FITTED_CAPABILITY and not self.newer_capabilities
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory that a block may have on every one of the architectures."""
+        """Maximum shared memory per block on every one of the architectures, in bytes."""
         all_ = (self.capability, *self.newer_capabilities)
         return min(SM_RESOURCES[number].block_shared_bytes for number in all_)
 
     def storage(self, wanted: DType) -> DType:
-        """How float32 tensors are stored where ``wanted`` is asked for."""
+        """Return the storage type of float32 tensors if ``wanted`` is requested."""
         is_old = wanted is DType.BFLOAT16 and self.capability < _FIRST_WITH_BFLOAT16
         return DType.FLOAT32 if is_old else wanted
 
 
 def target_named(name: str) -> CudaTarget:
-    """Return the target of an architecture's name, or of several: "sm_90", "sm_80,sm_90".
+    """Return the target of one or several architectures: "sm_90", "sm_80,sm_90".
 
     Raises:
-        UnsupportedError: no kernels are made for such an architecture.
+        UnsupportedError: an architecture is not supported, or there are too many.
     """
     parts = name.split(",")
     if len(parts) > _MAX_PARTS:
         raise UnsupportedError(
-            f"{len(parts)} GPU architectures are too many for one engine; give fewer"
+            f"{len(parts)} GPU architectures are too many for one engine; give at most {_MAX_PARTS}"
         )
     numbers = sorted({_capability(part.strip()) for part in parts})
     oldest, *newer_capabilities = numbers
@@ -110,11 +117,12 @@ def target_named(name: str) -> CudaTarget:
 
 
 def _capability(name: str) -> int:
-    found = _NAME.fullmatch(name)
-    if found is None or int(found[1]) not in SM_RESOURCES:
+    """Return the compute capability of an architecture's name, times ten."""
+    match = _NAME.fullmatch(name)
+    if match is None or int(match[1]) not in SM_RESOURCES:
         known = ", ".join(f"sm_{number}" for number in SM_RESOURCES)
         raise UnsupportedError(
             f"there is no GPU target {name!r}; the targets are {known}; give one or several, as "
             "device='cuda:sm_90', device='cuda:sm_80,sm_90'"
         )
-    return int(found[1])
+    return int(match[1])

@@ -1,8 +1,7 @@
-"""Large launches take turns: one goes through its tiles from the first to the last, the next back.
+"""Serpentine tile order: every other large launch processes its tiles last to first.
 
-What a launch wrote last, and what it read last, is what the second-level cache still has when the
-next one begins. That one would read it last, when all of it has made room for what came between;
-going backwards it reads it first.
+The L2 cache still holds what a launch read and wrote last. If the next launch starts with its first
+tiles, these data are evicted before it reaches them. In reverse order it reads them first.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ REVERSIBLE_FAMILIES: Final = (
     "stem",
     "stem_direct",
 )  # fmt: skip
-"""Families whose kernels know both orders."""
-_LARGE: Final = 0.5
-"""Share of the cache; what launches of less leave is there yet in either order."""
+"""Families whose kernels support both orders."""
+_LARGE_L2_SHARE: Final = 0.5
+"""Share of the L2 cache from which a launch counts as large; the data of smaller launches remain in
+the cache in either order."""
 
 
 def with_reversed_tiles(step: Step) -> Step:
-    """The step with its last tiles first, if it is of such a family."""
+    """Return the step with reversed tile order, if its family supports that."""
     if not isinstance(step, Launch) or step.kernel.family not in REVERSIBLE_FAMILIES:
         return step
     return replace(step, kernel=reverse_tile_order(step.kernel))
@@ -46,19 +46,22 @@ def alternate_tile_order(
     sizes: Mapping[str, int],
     target: CudaTarget,
 ) -> dict[Node, Tactic]:
-    """The tactics of nodes in their order, by ``node``: every other large one backwards."""
-    made = dict(tactics)
-    least, is_next = _LARGE * gpu_spec_of(target).l2_bytes, False
+    """Return the tactics with every other large launch, in the order of ``nodes``, reversed."""
+    ordered = dict(tactics)
+    min_bytes, is_reversed = _LARGE_L2_SHARE * gpu_spec_of(target).l2_bytes, False
     for node in nodes:
-        tactic = made[node]
-        if tactic.family in REVERSIBLE_FAMILIES and _touched_bytes(node, tactic, sizes) >= least:
-            made[node] = replace(tactic, reversed_tile_order=is_next)
-            is_next = not is_next
-    return made
+        tactic = ordered[node]
+        if (
+            tactic.family in REVERSIBLE_FAMILIES
+            and _touched_bytes(node, tactic, sizes) >= min_bytes
+        ):
+            ordered[node] = replace(tactic, reversed_tile_order=is_reversed)
+            is_reversed = not is_reversed
+    return ordered
 
 
 def _touched_bytes(node: Node, tactic: Tactic, sizes: Mapping[str, int]) -> int:
-    """What a node reads and writes, but for packed weights."""
+    """Return how many bytes a node reads and writes, without packed weights."""
     values = (*node.inputs, *node.outputs)
     formats = (*tactic.inputs, *tactic.outputs)
     return sum(

@@ -1,7 +1,7 @@
-"""What all kernels over tiles of a matrix have in common: where a tile lies, and its epilogue.
+"""Base class of kernels over tiles of a matrix: tile coordinates, operand addresses, epilogue.
 
-The rows of the matrix are places (images, pixels), its columns channels. How the elements of a tile
-are summed is what its kernels differ in.
+The rows of the matrix are output positions (images, pixels), its columns channels. Subclasses
+differ in how the elements of a tile are summed.
 """
 
 from __future__ import annotations
@@ -18,50 +18,57 @@ if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec
 
 _MAX_BITS: Final = 31
-"""Taps that a word tells apart, without its sign."""
+"""Maximum number of taps along an axis whose validity fits a word of bits, without its sign."""
 
 
 class TileWriter(ABC):
-    """Writes the kernel of one spec; see `ImplicitGemmKernel` for what that says."""
+    """Writer of the kernel of one spec; `ImplicitGemmKernel` documents the spec."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         """Read the spec."""
         self.k = kernel
         self.s = Source(kernel)
         self.last = len(self.s.dtypes) - 1
-        self.factors: int = kernel["factors"]
+        self.first_extra: int = kernel["factors"]
+        """Number of the first epilogue operand: those before it are summed."""
         self.tile = cast("tuple[int, int, int]", tuple(kernel["tile"]))
-        self.stack: Any = kernel["stack"]
+        self.batch_axes: Any = kernel["stack"]
+        """Batch axes: (extent, stride of each operand ...)."""
         self.rows: Any = kernel["rows"]
         self.windows: Any = kernel["windows"]
         self.columns: Any = kernel["columns"]
         self.taps = prod(w[0] for w in self.windows)
         self.row_count = self.s.product_of(axis[0] for axis in self.rows)
         self.column_count = self.s.extent(self.columns[0])
-        self.across = self.s.divide_up(self.column_count, self.tile[1])
-        self.down = self.s.divide_up(self.row_count, self.tile[0])
+        self.column_tiles = self.s.divide_up(self.column_count, self.tile[1])
+        """Number of tiles along the columns, as text."""
+        self.row_tiles = self.s.divide_up(self.row_count, self.tile[0])
+        """Number of tiles along the rows, as text."""
         self.row_ok = "" if divides(self.tile[0], self.row_count) else "row_ok"
+        """Variable that says which rows exist; empty if all do."""
         self.column_ok = "" if divides(self.tile[1], self.column_count) else "column_ok"
+        """Variable that says which columns exist; empty if all do."""
         self.row_names = [f"r{n}" for n in range(len(self.rows))]
-        self.stack_names = [f"g{n}" for n in range(len(self.stack))]
+        self.batch_names = [f"g{n}" for n in range(len(self.batch_axes))]
         self.column = "column"
-        """What the columns' numbers are called."""
+        """Variable of the column numbers."""
         self.suffix = ""
-        """Ends the names of variables that hold extra operands."""
+        """Suffix of the variables that hold epilogue operands."""
         self.loaded: dict[int, str] = {}
-        self.order = f"tl.arange(0, {self.tile[0]})"
-        """Which of a tile's places its rows are."""
+        """Variable of each epilogue operand that is loaded."""
+        self.row_order = f"tl.arange(0, {self.tile[0]})"
+        """Order of the tile's rows, as an expression."""
 
     @abstractmethod
     def sum(self) -> None:
-        """Write what makes ``acc``, a tile of float32, of the factors."""
+        """Write the computation of ``acc``, a float32 tile, from the A and B operands."""
 
-    def prepare(self) -> None:  # noqa: B027  (not every sum has any)
-        """Write what may be done before earlier launches have ended."""
+    def prepare(self) -> None:  # noqa: B027  (optional)
+        """Write the statements that may run before earlier launches have ended."""
 
     def write(self) -> str:
-        """The kernel's text."""
-        extras = self.last - self.factors
+        """Return the text of the kernel."""
+        extras = self.last - self.first_extra
         self.find_tile()
         self.prepare()
         self.read_weights(extras)
@@ -72,39 +79,47 @@ class TileWriter(ABC):
         self.finish()
         return self.s.text()
 
-    # ---- where the tile lies
+    # ---- coordinates of the tile
 
     def find_tile(self) -> None:
-        """Coordinates of the program's tile, and what every tap starts from."""
-        s, across, down, split_k = self.s, self.across, self.down, self.k["split_k"]
+        """Write the coordinates of the program's tile."""
+        s, column_tiles, row_tiles, split_k = (
+            self.s,
+            self.column_tiles,
+            self.row_tiles,
+            self.k["split_k"],
+        )
         self.find_scalars()
         s.line(f"tile = {s.program}")
         if split_k > 1:
             s.line(f"piece = tile % {split_k}")
             s.line(f"tile = tile // {split_k}")
-        s.line(f"across = tile % {across}")
-        if self.stack:
-            s.line(f"down = (tile // {across}) % {down}")
-            s.line(f"matrix = tile // ({across} * {down})")
-            s.unravel("matrix", [axis[0] for axis in self.stack], self.stack_names)
+        s.line(f"across = tile % {column_tiles}")
+        if self.batch_axes:
+            s.line(f"down = (tile // {column_tiles}) % {row_tiles}")
+            s.line(f"matrix = tile // ({column_tiles} * {row_tiles})")
+            s.unravel("matrix", [axis[0] for axis in self.batch_axes], self.batch_names)
         else:
-            s.line(f"down = tile // {across}")
+            s.line(f"down = tile // {column_tiles}")
         self.find_columns()
         self.find_rows()
 
     def find_scalars(self) -> None:
+        """Write the conversion of the scalars to 32 bits."""
         for scalar in range(self.k["scalars"]):
             self.s.line(f"s{scalar} = s{scalar}.to(tl.int32)")
 
     def find_columns(self) -> None:
+        """Write the numbers of the tile's columns."""
         s, bn = self.s, self.tile[1]
         s.line(f"column = across * {bn} + tl.arange(0, {bn})")
         if self.column_ok:
             s.line(f"column_ok = column < {self.column_count}")
 
     def find_rows(self) -> None:
+        """Write the numbers and coordinates of the tile's rows."""
         s, bm = self.s, self.tile[0]
-        s.line(f"row = down * {bm} + {self.order}")
+        s.line(f"row = down * {bm} + {self.row_order}")
         if self.row_ok:
             s.line(f"row_ok = row < {self.row_count}")
             if self.k["clamps_edges"]:
@@ -113,95 +128,100 @@ class TileWriter(ABC):
         self.find_taps()
 
     def find_taps(self) -> None:
-        """For each place, which taps along each axis lie inside of the image, as bits."""
+        """Write, for each row and axis, bits for the taps that lie inside the image."""
         s = self.s
         for name, axis in zip(self.row_names, self.rows, strict=True):
             number = axis[-1]
             if number < 0:
                 continue
-            taps, _, move, dilation, before, extent = self.windows[number]
-            s.line(f"at{number} = {name} * {move} - {before}")
+            taps, _, window_stride, dilation, before, extent = self.windows[number]
+            s.line(f"at{number} = {name} * {window_stride} - {before}")
             if taps > _MAX_BITS:
                 continue
             bits = " | ".join(
-                f"({self.inside(f'at{number}', tap * dilation, extent)}.to(tl.int32) << {tap})"
+                f"({self.is_inside(f'at{number}', tap * dilation, extent)}.to(tl.int32) << {tap})"
                 for tap in range(taps)
             )
             s.line(f"inside{number} = {bits}")
 
-    def inside(self, place: str, offset: Any, extent: Json) -> str:
-        at = place if offset == 0 else f"({place} + {offset})"
+    def is_inside(self, coordinate: str, offset: Any, extent: Json) -> str:
+        """Return the condition that a coordinate plus an offset lies inside the image."""
+        at = coordinate if offset == 0 else f"({coordinate} + {offset})"
         return f"(({at} >= 0) & ({at} < {self.s.extent(extent)}))"
 
     def row_offset(self, operand: int) -> str:
-        """The part of an operand's offset that rows (and the stack) decide, a vector."""
+        """Return the part of an operand's offset that depends on rows and batch axes, a vector."""
         s, uses_int64_offsets = self.s, self.k["uses_int64_offsets"][operand]
         if operand == self.last and self.k["split_k"] > 1:
-            part = "piece.to(tl.int64)" if uses_int64_offsets else "piece"
-            split_k = s.sum_of((part, self.k["split_k_stride"]))
+            partial = "piece.to(tl.int64)" if uses_int64_offsets else "piece"
+            partial_offset = s.sum_of((partial, self.k["split_k_stride"]))
         else:
-            split_k = ""
+            partial_offset = ""
         rows = s.offset(
             self.row_names,
             self.rows,
             operand,
-            uses_int64_offsets=uses_int64_offsets and not self.stack,
+            uses_int64_offsets=uses_int64_offsets and not self.batch_axes,
         )
         rows = rows if rows != "0" else "row * 0"
-        if not self.stack:
-            return s.join(split_k, rows)
+        if not self.batch_axes:
+            return s.join(partial_offset, rows)
         return s.join(
-            split_k,
-            s.offset(self.stack_names, self.stack, operand, uses_int64_offsets=uses_int64_offsets),
+            partial_offset,
+            s.offset(
+                self.batch_names, self.batch_axes, operand, uses_int64_offsets=uses_int64_offsets
+            ),
             rows,
         )
 
     def column_offset(self, operand: int) -> str:
-        """The part that columns decide; the second factor's has the stack's, too."""
+        """Return the part of the offset that depends on columns; B's includes the batch axes."""
         s = self.s
         text = s.sum_of((self.column, self.columns[1 + operand]))
         text = text if text != "0" else f"{self.column} * 0"
-        if operand == 1 and self.stack:
+        if operand == 1 and self.batch_axes:
             uses_int64_offsets = self.k["uses_int64_offsets"][operand]
             return s.join(
-                s.offset(self.stack_names, self.stack, 1, uses_int64_offsets=uses_int64_offsets),
+                s.offset(
+                    self.batch_names, self.batch_axes, 1, uses_int64_offsets=uses_int64_offsets
+                ),
                 text,
             )
         return text
 
     def locate_tap(self, tap: str, spread: str) -> tuple[str, str]:
-        """Which places a tap finds inside of the image, and its offset.
+        """Return the condition that a tap lies inside the image, and the tap's offset in A.
 
-        By element with ``spread``, where the tap is a vector.
+        ``spread`` is the index suffix of rows if the tap is a vector of its own.
         """
         s = self.s
         names = [f"t{n}" for n in range(len(self.windows))]
         s.unravel(tap, [w[0] for w in self.windows], names)
-        checked = {axis[-1] for axis in self.rows}
+        windowed_axes = {axis[-1] for axis in self.rows}
         terms: list[tuple[str, Json]] = []
         bits: list[str] = []
         conditions: list[str] = []
         for number, (name, window) in enumerate(zip(names, self.windows, strict=True)):
             taps, stride, _, dilation, _, extent = window
             terms.append((name, stride))
-            turned = f"{name}[None, :]" if spread else name
-            if number in checked and taps <= _MAX_BITS:
-                bits.append(f"(inside{number}{spread} >> {turned})")
-            elif number in checked:
-                moved = f"{turned} * {dilation}"
-                conditions.append(self.inside(f"at{number}{spread}", moved, extent))
+            tap_index = f"{name}[None, :]" if spread else name
+            if number in windowed_axes and taps <= _MAX_BITS:
+                bits.append(f"(inside{number}{spread} >> {tap_index})")
+            elif number in windowed_axes:
+                tap_offset = f"{tap_index} * {dilation}"
+                conditions.append(self.is_inside(f"at{number}{spread}", tap_offset, extent))
         if bits:
             conditions.append(f"(({' & '.join(bits)} & 1) != 0)")
-        return both(*conditions), s.sum_of(*terms)
+        return all_of(*conditions), s.sum_of(*terms)
 
     # ---- epilogue
 
     def finish(self) -> None:
-        """Write the epilogue of the sums, and the result."""
-        self.store(self.last, self.end(self.k["stages"], bias=self.k["bias"]))
+        """Write the epilogue and the store of the result."""
+        self.store(self.last, self.write_epilogue(self.k["stages"], bias=self.k["bias"]))
 
-    def end(self, stages: Json, *, bias: bool) -> str:
-        """What the epilogue makes of ``acc``; the bias is the first extra operand."""
+    def write_epilogue(self, stages: Json, *, bias: bool) -> str:
+        """Write the epilogue of ``acc`` and return its result; the bias is epilogue operand 0."""
         line, alpha, scale = self.s.line, self.k["alpha"], self.k["bias_scale"]
         if alpha != 1.0:
             line(f"acc = acc * {literal(alpha)}")
@@ -211,44 +231,44 @@ class TileWriter(ABC):
         return write_stages(line, stages, self.read, ["acc"])
 
     def store(self, operand: int, value: str) -> None:
-        """Write a tile back in the type of its memory."""
+        """Write the store of a tile in the type of its memory."""
         kind = LANGUAGE_TYPES[self.s.dtypes[operand]]
-        at, mask = self.place(operand)
+        at, mask = self.addresses(operand)
         self.s.line(f"tl.store({at}, ({value}).to({kind}){f', mask={mask}' if mask else ''})")
 
     def read(self, extra: int) -> str:
-        """The variable of an extra operand, loaded when it is first asked for."""
-        operand = self.factors + extra
+        """Return the variable of an epilogue operand; write its load on first use."""
+        operand = self.first_extra + extra
         if operand not in self.loaded:
             s = self.s
-            at, mask = self.place(operand)
-            text = f"tl.load({at}{sanitize_name(mask)})"
+            at, mask = self.addresses(operand)
+            text = f"tl.load({at}{mask_arguments(mask)})"
             if s.dtypes[operand] in {DType.FLOAT16, DType.BFLOAT16}:
                 text += ".to(tl.float32)"
             name = self.loaded[operand] = f"x{operand}{self.suffix}"
-            s.line(f"{name} = {text}{self.spread(operand)}")
+            s.line(f"{name} = {text}{self.broadcast_suffix(operand)}")
         return self.loaded[operand]
 
     def read_weights(self, extras: int) -> None:
-        """Read those of the extra operands that need not be waited for: weights all rows share."""
+        """Load the epilogue operands that are weights shared by all rows: they need no PDL wait."""
         for extra in range(extras):
-            operand = self.factors + extra
+            operand = self.first_extra + extra
             if self.k["constants"][operand] and self.repeats(operand)[0]:
                 self.read(extra)
 
     def repeats(self, operand: int) -> tuple[bool, bool]:
-        """Whether all rows, and all columns, have the same elements of an operand."""
-        rows = all(axis[1 + operand] == 0 for axis in (*self.rows, *self.stack))
+        """Return whether an operand is the same for all rows, and for all columns."""
+        rows = all(axis[1 + operand] == 0 for axis in (*self.rows, *self.batch_axes))
         return rows, self.columns[1 + operand] == 0
 
-    def spread(self, operand: int) -> str:
-        """How an operand of fewer elements is made one of the whole tile."""
+    def broadcast_suffix(self, operand: int) -> str:
+        """Return the index suffix that broadcasts an operand to the tile."""
         return {(True, False): "[None, :]", (False, True): "[:, None]"}.get(
             self.repeats(operand), ""
         )
 
-    def place(self, operand: int) -> tuple[str, str]:
-        """Addresses of an operand's elements, those that differ, and which of them are there."""
+    def addresses(self, operand: int) -> tuple[str, str]:
+        """Return the addresses of an operand's distinct elements, and the mask of existing ones."""
         rows, columns = self.repeats(operand)
         if rows and columns and operand != self.last:
             return f"p{operand}", ""
@@ -256,26 +276,26 @@ class TileWriter(ABC):
             return f"p{operand} + ({self.column_offset(operand)})", self.column_ok
         if columns and operand != self.last:
             return f"p{operand} + ({self.row_offset(operand)})", self.row_ok
-        down = f"(p{operand} + ({self.row_offset(operand)}))[:, None]"
-        mask = both(across(self.row_ok, 0), across(self.column_ok, 1))
-        return f"{down} + ({self.column_offset(operand)})[None, :]", mask
+        row_addresses = f"(p{operand} + ({self.row_offset(operand)}))[:, None]"
+        mask = all_of(broadcast_condition(self.row_ok, 0), broadcast_condition(self.column_ok, 1))
+        return f"{row_addresses} + ({self.column_offset(operand)})[None, :]", mask
 
 
 def divides(size: int, extent: str | int) -> bool:
-    """Whether tiles of this size surely end where the extent does."""
+    """Return whether a tile size is known to divide an extent."""
     return str(extent).isdigit() and int(extent) % size == 0
 
 
-def across(vector: str, axis: int) -> str:
-    """A condition on rows (0) or columns (1) as one on the tile; none stays none."""
+def broadcast_condition(vector: str, axis: int) -> str:
+    """Return a condition on rows (axis 0) or columns (1) broadcast to the tile, if not empty."""
     return vector and f"({vector})[{':, None' if axis == 0 else 'None, :'}]"
 
 
-def both(*conditions: str) -> str:
-    """All of the conditions that there are."""
+def all_of(*conditions: str) -> str:
+    """Return the conjunction of the conditions that are not empty."""
     return " & ".join(c if c.startswith("(") else f"({c})" for c in conditions if c)
 
 
-def sanitize_name(condition: str) -> str:
-    """The arguments of a load where a condition holds; zeros elsewhere."""
+def mask_arguments(condition: str) -> str:
+    """Return the mask arguments of a load, with zeros where the condition does not hold."""
     return f", mask={condition}, other=0.0" if condition else ""

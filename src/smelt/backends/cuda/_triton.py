@@ -1,6 +1,6 @@
-"""Triton, loaded when it is first needed, and kernels through it: text to cubin, on any machine.
+"""Compilation of kernels by Triton: source text to cubin, on any machine.
 
-No GPU and no driver is needed, and torch is never imported.
+Triton is imported on first use. No GPU and no driver is needed, and torch is never imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from smelt.backends.cuda._kernel_source import (
     TRITON_TYPES,
     cluster_of,
     is_gluon,
-    most_registers,
+    max_registers,
     waits_for_dependencies,
 )
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
@@ -38,16 +38,18 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
 
 _SCRATCH_WORDS: Final = 2
-"""Pointers that Triton adds behind a kernel's arguments: global scratch and profile scratch."""
+"""Number of pointers that Triton appends to a kernel's arguments: global and profile scratch."""
 _WITH_GLUON: Final = ("3.6.", "3.7.")
+"""Versions of Triton whose Gluon has shared-memory views with arbitrary row offsets."""
 _lock: Final = threading.Lock()
+"""Serialises compilations: Triton keeps the settings of a compilation in global state."""
 
 
 def load_triton() -> Any:
-    """Return the module.
+    """Return the ``triton`` module.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: Triton is not installed.
     """
     try:
         return importlib.import_module("triton")
@@ -57,7 +59,7 @@ def load_triton() -> Any:
 
 @functools.cache
 def generator_version() -> str:
-    """What makes the code: Triton's version, the interface to the device, and our generators.
+    """Return the version hash of Triton, the device interface and smelt's generators.
 
     Raises:
         MissingExtraError: Triton is not installed.
@@ -70,19 +72,20 @@ def generator_version() -> str:
 
 
 def require_triton() -> None:
-    """Raise MissingExtraError if Triton is not installed; it is not loaded."""
+    """Raise MissingExtraError if Triton is not installed, without importing it."""
     try:
-        found = importlib.util.find_spec("triton")
-    except ValueError:  # it was taken out of this process
-        found = None
-    if found is None:
+        spec = importlib.util.find_spec("triton")
+    except ValueError:  # the module was removed from sys.modules
+        spec = None
+    if spec is None:
         raise _missing_triton()
 
 
 def why_no_gluon() -> str | None:
-    """Why kernels cannot be in Gluon, or None: views that begin anywhere are not in every version.
+    """Return why kernels cannot use Gluon, or None.
 
-    From 3.8 on it refuses views that are larger than what they begin as.
+    Gluon must have shared-memory views with arbitrary row offsets. From 3.8 on it rejects views
+    that are larger than the memory descriptor they are made from.
     """
     try:
         version = importlib.metadata.version("triton")
@@ -97,7 +100,7 @@ def why_no_gluon() -> str | None:
 
 
 def _missing_triton() -> MissingExtraError:
-    """The error that says how to get Triton: the extra brings it to some machines only."""
+    """Return the error that says how to install Triton on this machine."""
     machine = platform.machine()
     if sys.platform == "linux" and machine == "x86_64":
         return MissingExtraError(
@@ -120,22 +123,22 @@ def _missing_triton() -> MissingExtraError:
 
 
 def keep_compiled_in(folder: str) -> None:
-    """Have Triton write there what it keeps, and no more of it than the machine code.
+    """Set Triton's cache folder, and let the cache hold only machine code.
 
-    Where it keeps things by default others may have put something, and no seal would tell.
+    Other users may have written to the default folder, and Triton does not authenticate entries.
     """
-    with suppress(ModuleNotFoundError):  # the first kernel will say so
+    with suppress(ModuleNotFoundError):  # reported for the first kernel
         knobs = importlib.import_module("triton.knobs")
         knobs.cache.dir = folder
         knobs.compilation.store_binary_only = True
 
 
 def function_of(text: str, name: str) -> Callable[..., None]:
-    """Return the Python function that a kernel's text defines; Triton reads its lines again.
+    """Return the Python function that a kernel's text defines; Triton inspects its source.
 
     Args:
-        text: the kernel's.
-        name: stands for a file's name in Python's messages.
+        text: text of the kernel.
+        name: file name of the text in Python's messages.
     """
     name = f"<{name}>"
     lines = text.splitlines(keepends=True)
@@ -148,7 +151,7 @@ def function_of(text: str, name: str) -> Callable[..., None]:
         gluon = "triton.experimental.gluon.language"
         names["gl"] = importlib.import_module(gluon)
         names["hopper"] = importlib.import_module(f"{gluon}.nvidia.hopper")
-    exec(compile(text, name, "exec"), names)  # noqa: S102  (our own generator's text)
+    exec(compile(text, name, "exec"), names)  # noqa: S102  (generated by smelt)
     function: Callable[..., None] = names["kernel"]
     return function
 
@@ -157,7 +160,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
     """Compile one kernel for one architecture.
 
     Raises:
-        BuildError: Triton refuses the text; the message has its reason.
+        BuildError: the kernel does not compile; the message has Triton's reason.
         MissingExtraError: Triton is not installed.
     """
     triton = load_triton()
@@ -173,28 +176,28 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         "num_warps": kernel["num_warps"],
         "num_stages": kernel["num_stages"],
         "enable_fp_fusion": True,
-        "maxnreg": most_registers(kernel),
+        "maxnreg": max_registers(kernel),
     }
-    # Triton compiles equal texts once, whatever kernels they are of: so none may be named.
+    # Triton caches by text: the name in the binary must not depend on the kernel.
     name = hashlib.sha256(text.encode()).hexdigest()[:20]
     try:
-        with _own_settings():
+        with _compilation_settings():
             source = _source_of(text, name, signature, aligned)
-            goal = targets.GPUTarget("cuda", target.capability, WARP_LANES)
-            made = triton.compile(source, target=goal, options=options)
+            gpu_target = targets.GPUTarget("cuda", target.capability, WARP_LANES)
+            compiled = triton.compile(source, target=gpu_target, options=options)
     except (triton.TritonError, RuntimeError, SyntaxError) as error:
         detail, *lines = str(error).splitlines() or [type(error).__name__]
-        wrong = f"kernel {kernel.symbol} does not compile: {detail}"
-        raise BuildError(wrong, lines=lines) from error
+        message = f"kernel {kernel.symbol} does not compile: {detail}"
+        raise BuildError(message, lines=lines) from error
     finally:
         linecache.cache.pop(f"<{name}>", None)
-    facts = made.metadata
-    _check_shared(kernel, facts.shared, target)
+    metadata = compiled.metadata
+    _check_shared(kernel, metadata.shared, target)
     return CudaKernel(
-        entry=facts.name,
-        cubin=made.asm["cubin"],
-        threads=facts.num_warps * WARP_LANES,
-        dynamic_shared_bytes=facts.shared,
+        entry=metadata.name,
+        cubin=compiled.asm["cubin"],
+        threads=metadata.num_warps * WARP_LANES,
+        dynamic_shared_bytes=metadata.shared,
         scratch_words=_SCRATCH_WORDS,
         supports_pdl=waits_for_dependencies(text),
         cluster=cluster_of(kernel),
@@ -202,20 +205,20 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
 
 
 @contextmanager
-def _own_settings() -> Generator[None]:
-    """Compile without tables of lines; what others compile in this process keeps its own settings.
+def _compilation_settings() -> Generator[None]:
+    """Compile without line tables; the settings of other compilations are unchanged.
 
-    Lines name files of the machine that compiles, and take more room than the code.
+    Line tables name files of the build machine, and are larger than the code.
     """
     knobs = importlib.import_module("triton.knobs").compilation
-    # The compiler keeps settings of one compilation in its module, and in the environment.
+    # Triton keeps the settings of a compilation in its module and in the environment.
     with _lock, knobs.scope():
         knobs.disable_line_info = True
         yield
 
 
 def _source_of(text: str, name: str, signature: dict[str, str], attributes: Any) -> Any:
-    """What Triton compiles, of a kernel in its own language or in Gluon."""
+    """Return Triton's source object of a kernel in Triton or in Gluon."""
     if is_gluon(text):
         gluon = importlib.import_module("triton.experimental.gluon._runtime")
         make_function, make_source = gluon.GluonJITFunction, gluon.GluonASTSource
@@ -227,10 +230,7 @@ def _source_of(text: str, name: str, signature: dict[str, str], attributes: Any)
 
 
 def _check_shared(kernel: KernelSpec, needed_bytes: int, target: CudaTarget) -> None:
-    """Whether a block may have the shared memory that a kernel needs.
-
-    Raises BuildError: it may not.
-    """
+    """Raise BuildError if a block of the target cannot have the shared memory a kernel needs."""
     if needed_bytes > target.shared_bytes:
         raise BuildError(
             f"kernel {kernel.symbol} needs {needed_bytes} bytes of shared memory, and a block on "

@@ -1,17 +1,17 @@
-"""The kernel of convolutions whose windows slide over shared memory: each pixel is read once.
+"""Convolution kernel that loads each pixel once: windows slide over pixels in shared memory.
 
-A convolution that gathers its factors reads each pixel once a tap, nine times for a window of 3x3,
-through the second-level cache. Here the places of the image are numbered one behind the other, its
-padding among them: after each row and each image so many places follow as the window reaches over
-the border, and they are zeros. Then the pixel that a tap sees lies a fixed number of places from
-the one in the window's corner, whatever the place of the window. So a program copies a stretch of
-places into shared memory, a *slice* of the channels at a time, and each tap multiplies the same
-memory from another row on. What windows find that lie on padding is not stored.
+An implicit GEMM loads each pixel once per tap through the L2 cache, nine times for a 3x3 window.
+Here the positions of the padded image are numbered consecutively: each row and each image is
+followed by as many positions as the window extends over the border, and they hold zeros. The pixel
+of a tap then has a constant distance from the window's corner, for every position of the window. A
+program copies a range of positions into shared memory, one *slice* of the channels at a time, and
+each tap multiplies the same memory at another row offset. Results at padding positions are not
+stored.
 
-The weights' tile of each tap and slice passes through a ring of buffers. The product is turned:
-filters are its rows, for tensor cores read the fewer bytes the wider the other side is.
+The weight tiles of each tap and slice pass through a ring of buffers. The product is transposed:
+filters are its rows, because tensor cores read fewer bytes the wider the other operand is.
 
-Triton's own language has no name for such memory; Gluon, the language below it, has.
+Triton cannot express such views of shared memory; Gluon, its lower-level language, can.
 """
 
 from __future__ import annotations
@@ -22,70 +22,71 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._cost_model import WARP_LANES
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, VECTOR
-from smelt.backends.cuda._tile_writer import TileWriter, across, both, divides
+from smelt.backends.cuda._tile_writer import TileWriter, all_of, broadcast_condition, divides
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec
 
 _SWIZZLE_BYTES: Final = 128
+"""Maximum swizzle of shared memory, in bytes."""
 _WARP_ROWS: Final = 16
+"""Rows of one instruction that a warp computes."""
 _MAX_INSTRUCTION_COLUMNS: Final = 256
-"""Rows and columns of one instruction that a warp has part in."""
+"""Maximum columns of one instruction."""
 _RING_DISTANCE: Final = 2
-"""Steps before a tile of weights is needed again that it may be asked for: one is being multiplied
-while the next is begun."""
+"""Steps between the last use of a ring buffer and the next copy into it: one product is still
+running while the next one starts."""
 
 
-def ring_slots(taps: int, most: int) -> int:
-    """Tiles of weights that may be held where a slice has so many taps."""
-    return min(most, taps + 1)
+def ring_slots(taps: int, limit: int) -> int:
+    """Return the number of weight tiles that the ring holds for a number of taps."""
+    return min(limit, taps + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedWindowLayout:
-    """How shared memory is divided that a window slides over."""
+    """Division of the shared memory over which windows slide."""
 
     slots: int
     """Slices of the channels that are held at once."""
     chunks: int
-    """In which a slice is copied, one in a step."""
+    """Chunks in which a slice is copied, one per step."""
     chunk_rows: int
-    """Rows of each."""
+    """Rows of a chunk."""
 
     @property
     def rows(self) -> int:
-        """Of all slices that are held."""
+        """Rows of all slices that are held."""
         return self.slots * self.chunks * self.chunk_rows
 
 
 def shared_window_layout(need: int, taps: int, slices: int, ring: int) -> SharedWindowLayout:
-    """The memory of so many rows, of which the next slice is copied while one is multiplied."""
-    turns = taps + _RING_DISTANCE - ring if slices > 1 else need
+    """Return the layout of ``need`` rows; the next slice is copied during the current products."""
+    max_chunks = taps + _RING_DISTANCE - ring if slices > 1 else need
     chunk_rows = WARP_LANES
-    while -(-need // chunk_rows) > turns:
+    while -(-need // chunk_rows) > max_chunks:
         chunk_rows *= 2
     return SharedWindowLayout(min(2, slices), -(-need // chunk_rows), chunk_rows)
 
 
 class WindowReuseWriter(TileWriter):
-    """Operands: image, weights, extra operands, result.
+    """Writer of the kernel. Operands: image, weights, epilogue operands, result.
 
-    The axes of the rows are as long as the padded image; ``valid_extents`` says how much of each
-    is the
-    result's. A tile is so many places, filters, and channels of a slice.
+    The row axes are as long as the padded image; ``valid_extents`` are the result's extents. A tile
+    is (positions, filters, channels of a slice).
     """
 
     def __init__(self, kernel: KernelSpec) -> None:
-        """Find out how far apart what windows see is."""
+        """Compute the distances between the pixels of a window."""
         super().__init__(kernel)
         self.row_ok = "row_ok"
         extents = [axis[0] for axis in self.rows]
         self.pitches = [prod(extents[at + 1 :]) for at in range(1, len(extents))]
-        """Places from one to the next along each axis of the window."""
+        """Distance between neighbours along each window axis, in positions."""
         windows = list(zip(self.windows, self.pitches, strict=True))
         self.lead = sum(w[4] * pitch for w, pitch in windows)
-        """Places from the corner of the first window to the first of the image."""
+        """Distance from the corner of the first window to the first pixel, in positions."""
         window_span = sum((w[0] - 1) * w[3] * pitch for w, pitch in windows)
         self.run: int = kernel["run"]
         self.slices = -(-self.run // self.tile[2])
@@ -101,29 +102,29 @@ class WindowReuseWriter(TileWriter):
         self.find_scalars()
         self.lay_out()
         s.line(f"tile = {s.program}")
-        s.line(f"across = tile % {self.across}")
-        s.line(f"down = tile // {self.across}")
+        s.line(f"across = tile % {self.column_tiles}")
+        s.line(f"down = tile // {self.column_tiles}")
         self.find_weights()
         self.write_column_indices("1, multiplied")
         for number in range(min(self.steps, self.ring - 1)):
             self.copy_weights(str(number), *divmod(number, self.taps))
-        self.read_weights(self.last - self.factors)
+        self.read_weights(self.last - self.first_extra)
         copies = self.find_first()
         s.wait()
         for to, at, there in copies:
             self.copy(to, at, there)
-        for _ in range(self.ring - 1):  # all that is needed first is in one group
+        for _ in range(self.ring - 1):  # the first group has all first copies; the others are empty
             s.line("hopper.async_copy.commit_group()")
         self.sum()
         self.finish()
         return s.text()
 
     def lay_out(self) -> None:
-        """Name how memory and registers are laid out, and take shared memory."""
+        """Write the layouts of memory and registers, and the allocation of shared memory."""
         s = self.s
         places, filters, width = self.tile
         num_warps, copied, stored = self.k["num_warps"], self.lanes("copied"), self.lanes("written")
-        beside = max(1, num_warps * _WARP_ROWS // filters)
+        column_warps = max(1, num_warps * _WARP_ROWS // filters)
         swizzle = width * s.dtypes[1].size_bytes
         bits = 8 * s.dtypes[1].size_bytes
         layouts = {
@@ -131,8 +132,9 @@ class WindowReuseWriter(TileWriter):
             f"[{num_warps}, 1], [1, 0])",
             "written": f"gl.BlockedLayout([1, {VECTOR}], [{WARP_LANES // stored}, {stored}], "
             f"[{num_warps}, 1], [1, 0])",
-            "multiplied": f"gl.NVMMADistributedLayout([3, 0], [{num_warps // beside}, {beside}], "
-            f"[16, {min(places // beside, _MAX_INSTRUCTION_COLUMNS)}, 16])",
+            "multiplied": f"gl.NVMMADistributedLayout([3, 0], "
+            f"[{num_warps // column_warps}, {column_warps}], "
+            f"[16, {min(places // column_warps, _MAX_INSTRUCTION_COLUMNS)}, 16])",
             "swizzled": f"gl.NVMMASharedLayout({swizzle}, {bits}, 2)",
             "plain": "gl.SwizzledSharedLayout(1, 1, 1, [1, 0])",
         }
@@ -144,12 +146,12 @@ class WindowReuseWriter(TileWriter):
             "ring": (self.ring, filters, width),
         }.items():
             s.line(f"{name} = gl.allocate_shared_memory({self.kind}, {list(shape)}, swizzled)")
-        # A row of it alone, to begin what a tap sees anywhere.
+        # A view of single rows, so that a tap's view can start at any row.
         lines = [self.window.rows, 1, width]
         s.line(f"lines = window._reinterpret({self.kind}, {lines}, plain)")
 
     def find_weights(self) -> None:
-        """Where the weights of the tile's filters lie."""
+        """Write the addresses of the weights of the tile's filters."""
         s, (_, filters, width) = self.s, self.tile
         rows = f"across * {filters} + gl.arange(0, {filters}, gl.SliceLayout(1, copied))"
         if self.column_ok:
@@ -158,31 +160,32 @@ class WindowReuseWriter(TileWriter):
         s.line(f"b_rows = p1 + (({rows}) * {self.columns[2]})[:, None] + c[None, :]")
 
     def copy_weights(self, slot: str, number: int | str, tap: int | str) -> None:
-        """Have the weights of a slice and a tap copied into a buffer of the ring."""
+        """Write the asynchronous copy of the weights of a slice and tap into a ring buffer."""
         run = self.run
         offset = self.s.join(f"({tap}) * {run}", f"({number}) * {self.tile[2]}")
         self.copy(f"ring.index({slot})", f"b_rows + ({offset})", self.channels_ok(number))
 
     def channels_ok(self, number: int | str) -> str:
-        """Which channels of a slice there are, as a condition on rows of them."""
+        """Return the condition of the channels of a slice that exist."""
         width = self.tile[2]
         return (
             "" if divides(width, self.run) else f"(c + ({number}) * {width} < {self.run})[None, :]"
         )
 
     def copy(self, to: str, source: str, condition: str) -> None:
+        """Write an asynchronous copy from global to shared memory."""
         mask = f", mask={condition}" if condition else ""
         copy = "hopper.async_copy.async_copy_global_to_shared"
         self.s.line(f"{copy}({to}, {source}{mask})")
 
     def find_first(self) -> list[tuple[str, str, str]]:
-        """The copies of the first slice of the window, in few large pieces.
+        """Return the copies of the first slice, in few large pieces.
 
-        For each: to where, from where, and which places are pixels.
+        Each is (destination, source addresses, condition of the pixels that exist).
         """
         s, rows = self.s, self.window.chunks * self.window.chunk_rows
         self.find_corner()
-        found: list[tuple[str, str, str]] = []
+        copies: list[tuple[str, str, str]] = []
         first = 0
         while first < rows:
             count = 1 << ((rows - first).bit_length() - 1)
@@ -191,15 +194,14 @@ class WindowReuseWriter(TileWriter):
             names = (f"from{first}", f"there{first}")
             for variable, text in zip(names, places, strict=True):
                 s.line(f"{variable} = {text}")
-            found.append((f"lines.index({first})._reinterpret({shape})", *names))
+            copies.append((f"lines.index({first})._reinterpret({shape})", *names))
             first += count
-        return found
+        return copies
 
     def find_corner(self) -> None:
-        """The place that the window begins with, axis by axis; it may lie before the first image.
+        """Write the coordinates of the tile's first position; it may be before the first image.
 
-        What is negative is counted from an image before the first, so that nothing has to be
-        divided that is.
+        Coordinates are counted from an earlier image, so that no negative number is divided.
         """
         s, extents = self.s, [axis[0] for axis in self.rows]
         image = prod(extents[1:])
@@ -210,13 +212,13 @@ class WindowReuseWriter(TileWriter):
         s.line(f"{names[0]} = {names[0]} - {before}")
 
     def find_pixels(self, name: str, first: str, count: int, number: str) -> tuple[str, str]:
-        """Addresses of a slice of so many rows of the window, and which of them are pixels.
+        """Return the addresses of a slice of ``count`` rows of the window, and the mask of pixels.
 
-        They are counted from the window's corner: small numbers are divided with less effort.
+        Rows are counted from the window's corner: dividing small numbers is cheaper.
         """
         s, extents = self.s, [axis[0] for axis in self.rows]
         names = [f"{name}_{axis}" for axis in range(len(extents))]
-        rest = f"{first} + gl.arange(0, {count}, {self.listed(count, 'copied')})"
+        rest = f"{first} + gl.arange(0, {count}, {self.row_layout(count, 'copied')})"
         for axis in reversed(range(len(extents))):
             s.line(f"{names[axis]} = corner{axis} + {rest}")
             if axis:
@@ -234,40 +236,41 @@ class WindowReuseWriter(TileWriter):
         slice_ = s.sum_of((number, self.tile[2]))
         return f"(p0 + {name})[:, None] + (c + ({slice_}))[None, :]", there
 
-    def listed(self, count: int, layout: str) -> str:
-        """How so many rows lie before all lanes of a row of a layout know of it.
+    def row_layout(self, count: int, layout: str) -> str:
+        """Return the layout of a vector of rows before it is broadcast to the lanes of each row.
 
-        There is one in each lane, as far as they go, of the warp that needs it.
+        Each warp holds one row per lane, as far as rows go, of the rows that it needs.
         """
         num_warps = self.k["num_warps"]
         lanes = self.lanes(layout)
         rows = WARP_LANES // lanes
         step = rows * num_warps
-        ahead = [step << bit for bit in range((count // step).bit_length() - 1)]
-        beside = lanes.bit_length() - 1
-        first, later = ahead[:beside], ahead[beside:]
-        first += [0] * (beside - len(first))
-        across = [1 << bit for bit in range(rows.bit_length() - 1)]
-        between = [rows << bit for bit in range(num_warps.bit_length() - 1)]
+        row_steps = [step << bit for bit in range((count // step).bit_length() - 1)]
+        lane_bits = lanes.bit_length() - 1
+        lane_steps, register_rows = row_steps[:lane_bits], row_steps[lane_bits:]
+        lane_steps += [0] * (lane_bits - len(lane_steps))
+        lane_rows = [1 << bit for bit in range(rows.bit_length() - 1)]
+        warp_rows = [rows << bit for bit in range(num_warps.bit_length() - 1)]
         bases = [
-            [[x if x < count else 0] for x in some] for some in (later, first + across, between)
+            [[x if x < count else 0] for x in rows_of]
+            for rows_of in (register_rows, lane_steps + lane_rows, warp_rows)
         ]
         return f"gl.DistributedLinearLayout({bases[0]}, {bases[1]}, {bases[2]}, [], [{count}])"
 
     def lanes(self, layout: str) -> int:
-        """Lanes of a row of a layout."""
+        """Return the number of lanes that share a row of a layout."""
         wide = self.tile[2] if layout == "copied" else self.tile[1]
         return min(WARP_LANES, wide // VECTOR)
 
     def broadcast_pixels(self, name: str, offset: str, condition: str, layout: str) -> None:
-        """Have all lanes of a row know its offset, negative where the condition does not hold."""
+        """Write the offset of each row to all its lanes, negative where masked."""
         s = self.s
         s.line(f"{name} = tl.where({condition}, {offset}, -{VECTOR})")
         s.line(f"{name} = gl.convert_layout({name}, gl.SliceLayout(1, {layout}))")
         s.line(f"{name} = tl.multiple_of({name}, {self.vector(layout)})")
 
     def vector(self, layout: str) -> int:
-        """What surely divides the offsets of a layout's rows."""
+        """Return the known common divisor of the offsets of a layout's rows."""
         operand = 0 if layout == "copied" else self.last
         strides = [axis[1 + operand] for axis in self.rows]
         known = [stride for stride in strides if isinstance(stride, int)]
@@ -289,7 +292,7 @@ class WindowReuseWriter(TileWriter):
         s.line("hopper.async_copy.wait_group(0)")
 
     def multiply_tap(self) -> None:
-        """Begin the product of a step, and wait for the one before."""
+        """Write the start of a step's product, and the wait for the one before."""
         s, (places, _, width) = self.s, self.tile
         names = [f"t{n}" for n in range(len(self.windows))]
         s.unravel("tap", [w[0] for w in self.windows], names)
@@ -297,8 +300,8 @@ class WindowReuseWriter(TileWriter):
             (name, w[3] * pitch)
             for name, w, pitch in zip(names, self.windows, self.pitches, strict=True)
         ]
-        each = self.window.chunks * self.window.chunk_rows
-        slot = f"(part % 2) * {each}" if self.window.slots > 1 else ""
+        slice_rows = self.window.chunks * self.window.chunk_rows
+        slot = f"(part % 2) * {slice_rows}" if self.window.slots > 1 else ""
         first = s.join(slot, s.sum_of(*terms))
         shape = f"{self.kind}, [{places}, {width}], swizzled"
         s.line(f"seen = lines.index({first})._reinterpret({shape}).permute([1, 0])")
@@ -307,7 +310,7 @@ class WindowReuseWriter(TileWriter):
         s.line("acc = hopper.warpgroup_mma_wait(1, deps=[acc])")
 
     def prefetch_copies(self) -> None:
-        """Have copied what later steps need, into buffers that no product reads any more."""
+        """Write the copies for later steps, into buffers that no product reads any more."""
         s, taps, ring = self.s, self.taps, self.ring
         s.line(f"ahead = number + {ring - _RING_DISTANCE}")
         with s.block(f"if (ahead >= {ring - 1}) & (ahead < {self.steps}):"):
@@ -323,7 +326,7 @@ class WindowReuseWriter(TileWriter):
             self.copy(to, *self.find_pixels("v", first, chunk_rows, "next"))
 
     def write_column_indices(self, layout: str) -> None:
-        """The tile's columns, in a layout."""
+        """Write the tile's column numbers in a layout."""
         s, filters = self.s, self.tile[1]
         spread = f"gl.arange(0, {filters}, gl.SliceLayout({layout}))"
         s.line(f"{self.column} = across * {filters} + {spread}")
@@ -333,7 +336,7 @@ class WindowReuseWriter(TileWriter):
     @override
     def find_rows(self) -> None:
         s, places = self.s, self.tile[0]
-        layout = self.listed(places, "written")
+        layout = self.row_layout(places, "written")
         s.line(f"row = down * {places} + gl.arange(0, {places}, {layout})")
         s.unravel("row", [axis[0] for axis in self.rows], self.row_names)
         inside = (
@@ -343,30 +346,32 @@ class WindowReuseWriter(TileWriter):
         s.line(f"row_ok = {' & '.join(inside)}")
 
     @override
-    def spread(self, operand: int) -> str:
-        return {"[None, :]": "[:, None]"}.get(text := super().spread(operand), text)
+    def broadcast_suffix(self, operand: int) -> str:
+        return {"[None, :]": "[:, None]"}.get(text := super().broadcast_suffix(operand), text)
 
     @override
     def finish(self) -> None:
-        """The epilogue, in which nothing goes by the place, and then the tile turned."""
+        """Write the epilogue, which must not depend on positions, then the transposed store."""
         s, kind = self.s, LANGUAGE_TYPES[self.s.dtypes[self.last]]
-        s.line(f"result = ({self.end(self.k['stages'], bias=self.k['bias'])}).to({kind})")
-        self.turn(s.dtypes[self.last])
+        s.line(
+            f"result = ({self.write_epilogue(self.k['stages'], bias=self.k['bias'])}).to({kind})"
+        )
+        self.transpose_result(s.dtypes[self.last])
         self.find_rows()
         self.column = "filter"
         self.write_column_indices("0, written")
         self.broadcast_pixels("row", self.row_offset(self.last), "row_ok", "written")
-        mask = both("(row >= 0)[:, None]", across(self.column_ok, 1))
+        mask = all_of("(row >= 0)[:, None]", broadcast_condition(self.column_ok, 1))
         at = f"(p{self.last} + row)[:, None] + ({self.column_offset(self.last)})[None, :]"
         s.line(f"tl.store({at}, result, mask={mask})")
 
-    def turn(self, dtype: DType) -> None:
-        """Turn the result over, by way of the window's memory if there is room.
+    def transpose_result(self, dtype: DType) -> None:
+        """Write the transposition of the result, through the window's shared memory if it fits.
 
-        Nobody needs that any more, and all of the tile goes at once.
+        No product needs that memory any more, and the store covers the whole tile.
         """
         s, (places, filters, width) = self.s, self.tile
-        s.line("tl.debug_barrier()")  # the products of all warps have read what they had to
+        s.line("tl.debug_barrier()")  # the products of all warps have read the window
         if places * filters * dtype.size_bytes > self.window.rows * width * s.dtypes[1].size_bytes:
             s.line("result = gl.convert_layout(result.permute([1, 0]), written)")
             return

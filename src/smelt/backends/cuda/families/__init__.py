@@ -1,3 +1,3 @@
-"""One file per family of kernels; the backend lists them."""
+"""Kernel families of the CUDA backend, one per file; the backend lists them."""
 
 __all__: list[str] = []

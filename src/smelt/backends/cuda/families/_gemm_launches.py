@@ -1,4 +1,4 @@
-"""From a product on the memory of its operands to launches: one, or pieces and what adds them."""
+"""Launches of products: one, or for split-K one for the partial sums and one that adds them."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _REDUCE_ELEMENTS: Final = 512
-"""Elements of the result that a program adds the pieces of."""
+"""Elements of the result per program of the launch that adds partial sums."""
 _REDUCE_COLUMNS: Final = 64
+"""Columns of the result per program of that launch."""
 ACCUMULATOR_BYTES: Final = DType.FLOAT32.size_bytes
+"""Size of a partial sum in bytes."""
 KernelT = TypeVar("KernelT", bound=ImplicitGemmKernel)
 
 
 @dataclass(frozen=True, slots=True)
 class GemmIterationSpace:
-    """The result as a matrix: its axes, with a stride for every operand, the result's last."""
+    """Result as a matrix: its axes, with a stride for every operand, the result's last."""
 
     rows: tuple[Axis, ...]
     windows: tuple[int, ...]
-    """For each axis of the rows, the axis of the window that moves along it, or -1."""
+    """For each row axis, the window axis that moves along it, or -1."""
     columns: Axis
     matrices: Dim = 1
-    """Products of one shape beside each other."""
+    """Number of products in the batch."""
 
     @property
     def row_count(self) -> Dim:
-        """Rows of the matrix."""
+        """Number of rows of the matrix."""
         return element_count(tuple(axis.extent for axis in self.rows))
 
 
@@ -53,7 +55,7 @@ def launches_of(
     scalars: LaunchScalars,
     workspace: View | None = None,
 ) -> tuple[Launch, ...]:
-    """The launches of a product; ``kernel`` lacks its rows, its columns and its operands."""
+    """Return the launches of a product; ``kernel`` still lacks rows, columns and operands."""
     if kernel.split_k == 1:
         return (_launch(family, kernel, iteration_space, views, scalars),)
     if workspace is None:
@@ -66,20 +68,24 @@ def launches_of(
         (kernel.split_k, iteration_space.row_count, columns),
         (iteration_space.row_count * columns, columns, 1),
     )
-    others = LaunchScalars()
-    parts, reduction = _split_k_kernels(kernel, scalars.json(partials.strides[0]))
-    reduction = dataclasses.replace(reduction, split_k_stride=others.json(partials.strides[0]))
+    reduce_scalars = LaunchScalars()
+    partial_kernel, reduce_kernel = _split_k_kernels(kernel, scalars.json(partials.strides[0]))
+    reduce_kernel = dataclasses.replace(
+        reduce_kernel, split_k_stride=reduce_scalars.json(partials.strides[0])
+    )
     first, second = _split_k_spaces(iteration_space, kernel.factors)
     return (
-        _launch(family, parts, first, [*views[: kernel.factors], partials], scalars),
-        _launch(family, reduction, second, [partials, *views[kernel.factors :]], others),
+        _launch(family, partial_kernel, first, [*views[: kernel.factors], partials], scalars),
+        _launch(
+            family, reduce_kernel, second, [partials, *views[kernel.factors :]], reduce_scalars
+        ),
     )
 
 
 def _split_k_kernels(
     kernel: ImplicitGemmKernel, stride: Json
 ) -> tuple[ImplicitGemmKernel, ImplicitGemmKernel]:
-    """The kernel of the pieces, and the one that adds them."""
+    """Return the kernel of the partial sums, and the one that adds them."""
     parts = dataclasses.replace(
         kernel,
         bias=False,
@@ -113,7 +119,7 @@ def _split_k_kernels(
 def _split_k_spaces(
     iteration_space: GemmIterationSpace, factors: int
 ) -> tuple[GemmIterationSpace, GemmIterationSpace]:
-    """The result as the pieces write it, and as what adds them does: sums lie in one stretch."""
+    """Return the spaces of the partial sums and of their addition; partial sums are contiguous."""
     steps: list[Dim] = []
     step = iteration_space.columns.extent
     for axis in reversed(iteration_space.rows):
@@ -121,17 +127,17 @@ def _split_k_spaces(
         step = step * axis.extent
     pairs = list(zip(iteration_space.rows, steps, strict=True))
     columns = iteration_space.columns
-    written = GemmIterationSpace(
+    partial_space = GemmIterationSpace(
         tuple(Axis(axis.extent, (*axis.strides[:factors], step)) for axis, step in pairs),
         iteration_space.windows,
         Axis(columns.extent, (*columns.strides[:factors], 1)),
     )
-    split_k_partials = GemmIterationSpace(
+    reduce_space = GemmIterationSpace(
         tuple(Axis(axis.extent, (step, *axis.strides[factors:])) for axis, step in pairs),
         (-1,) * len(iteration_space.rows),
         Axis(columns.extent, (1, *columns.strides[factors:])),
     )
-    return written, split_k_partials
+    return partial_space, reduce_space
 
 
 def _launch(
@@ -141,14 +147,15 @@ def _launch(
     views: Sequence[View],
     scalars: LaunchScalars,
 ) -> Launch:
+    """Return a launch of the kernel on its operands."""
     bm, bn, _ = kernel.tile
     kernel = kernel_on(kernel, iteration_space, views, scalars)
-    down = kernel.programs or ceil_div(iteration_space.row_count, bm)
+    row_programs = kernel.programs or ceil_div(iteration_space.row_count, bm)
     chunks = (
         iteration_space.matrices
         * kernel.split_k
         * ceil_div(iteration_space.columns.extent, bn)
-        * down
+        * row_programs
     )
     return Launch(kernel.spec(family), tuple(views), (len(views) - 1,), scalars.values, chunks)
 
@@ -159,7 +166,7 @@ def kernel_on(
     views: Sequence[View],
     scalars: LaunchScalars,
 ) -> KernelT:
-    """The kernel with its rows, its columns and its operands."""
+    """Return the kernel with its rows, columns and operands."""
     kernel = dataclasses.replace(
         kernel,
         rows=tuple(
@@ -176,7 +183,7 @@ def kernel_on(
 
 
 def needs_int64_offsets(view: View) -> bool:
-    """Whether elements may lie further from the first than 32 bits count."""
+    """Return whether offsets within a view may exceed 32 bits."""
     reach: Dim = 0
     for extent, stride in zip(view.shape, view.strides, strict=True):
         reach = reach + (extent - 1) * stride

@@ -1,4 +1,4 @@
-"""What products ask of a node's factors."""
+"""Operands of products: formats, element types and packed weights."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 
 
 def format_of_factor(value: Value) -> TensorFormat:
-    """How a factor is stored: it is read through any strides; only transposes make such windows.
+    """Return the format in which a product reads an operand, with any strides if it is transposed.
 
-    Of larger ones a copy is made: strides along any axis may go further than 32 bits count.
+    A large transposed operand is copied: offsets along any axis might exceed 32 bits.
     """
-    made = value.producer
-    turned = made is not None and isinstance(made.op, Transpose) and value.constant is None
-    is_near = count_of(value) <= MAX_INT32_ELEMENTS
-    layout = Layout.STRIDED if turned and is_near else Layout.LINEAR
+    producer = value.producer
+    is_transposed = (
+        producer is not None and isinstance(producer.op, Transpose) and value.constant is None
+    )
+    fits_int32 = count_of(value) <= MAX_INT32_ELEMENTS
+    layout = Layout.STRIDED if is_transposed and fits_int32 else Layout.LINEAR
     return TensorFormat(value.tensor.dtype, layout)
 
 
 def weights_of(node: Node, index: int = 1) -> Constant:
-    """The constant input of a node that has tactics only where it is one."""
+    """Return the constant input of a node that has tactics only if the input is constant."""
     weights = required_input(node, index).constant
     if weights is None:
         raise InternalError(f"{node} has tactics, but its weights are not constant")
@@ -44,27 +46,27 @@ def weights_of(node: Node, index: int = 1) -> Constant:
 
 
 def taps_in_rows(weights: Constant) -> Constant:
-    """Filters as rows: (filters, channels, taps...) to (filters, taps x channels)."""
+    """Return filters as rows: (filters, channels, taps...) to (filters, taps x channels)."""
     order = (0, *range(2, weights.type.rank), 1)
-    made = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
+    taps_first = Constant.derive(f"{weights.name}.taps_first", Transpose(order), weights)
     shape = np.array([weights.type.shape[0], -1], np.int64)
     rows = Constant(f"{weights.name}.rows", shape)
-    return Constant.derive(f"{weights.name}.taps", Reshape(), made, rows)
+    return Constant.derive(f"{weights.name}.taps", Reshape(), taps_first, rows)
 
 
-def why_wide(dtype: DType) -> str | None:
-    """Why kernels that multiply 16 bits alone cannot multiply a type, or None."""
+def wide_operand_reason(dtype: DType) -> str | None:
+    """Return why kernels for 16-bit operands cannot multiply a type, or None."""
     is_wide = dtype.size_bytes != DType.FLOAT16.size_bytes
     return "its operands are wider than 16 bits" if is_wide else None
 
 
 def factor_type(tactic: Tactic) -> DType:
-    """The element type in which a tactic's factors are stored."""
+    """Return the element type in which a tactic's operands are stored."""
     return cast("TensorFormat", tactic.inputs[0]).dtype
 
 
 def as_factor(weights: Constant, dtype: DType, tactic: Tactic) -> Constant:
-    """Packed weights in the element type, and to the bits, that the tactic multiplies in."""
+    """Return packed weights in the element type and precision that the tactic multiplies in."""
     if dtype is not weights.type.dtype:
         weights = Constant.derive(f"{weights.name}.{dtype.value}", Cast(dtype), weights)
     if dtype is DType.FLOAT32 and tactic.options.get("precision") == TF32:

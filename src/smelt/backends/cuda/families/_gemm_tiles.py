@@ -1,4 +1,4 @@
-"""Tiles for products: which are worth trying, by what the GPU could do at best."""
+"""Tile candidates of products, ranked by estimated time."""
 
 from __future__ import annotations
 
@@ -34,69 +34,76 @@ if TYPE_CHECKING:
     from smelt.types import Dim, TensorFormat
 
 _MAX_CANDIDATES: Final = 24
+"""Maximum number of candidates of a product."""
 _MAX_SIMILAR_CANDIDATES: Final = 3
-"""Of tiles with as many rows and columns so many are kept."""
+"""Maximum number of candidates with equal rows and columns."""
 _MAX_SPLIT_K_CANDIDATES: Final = 5
-"""The same of all sums in pieces."""
+"""Maximum number of split-K candidates."""
 STEP_OVERHEAD_SECONDS: Final = 4.5e-10
-"""For each element of the sum's depth in a step: addresses, conditions, barriers."""
+"""Time of addresses, conditions and barriers per element of a step's depth, in seconds."""
 DEPENDENCY_SECONDS: Final = 8.8e-10
-"""The same of instructions that wait for each other."""
+"""Latency of dependent instructions per element of a step's depth, in seconds."""
 _GATHER_PRICE: Final = 1.3
-"""How much dearer elements of the first factor are, whose rows lie anywhere."""
+"""Cost of loading an element of A, whose rows are scattered, relative to B."""
 _TWO_IMAGE_GATHER_PRICE: Final = 2.3
-"""The same where they may be of either of two images."""
+"""The same relative cost if an element may belong to either of two images."""
 _ELEMENTWISE_GATHER_PRICE: Final = 4.4
-"""How much dearer those still are that are read one by one."""
+"""Additional factor if elements of A cannot be loaded as vectors."""
 _REDUCE_SECONDS: Final = 8.3e-7
+"""Fixed time of the launch that adds partial sums, in seconds."""
 _SPLIT_SECONDS: Final = 1.7e-7
-"""Of the launch that adds the pieces of a sum, and of each of them."""
+"""Additional time of that launch for each partial sum, in seconds."""
 _LINE_BYTES: Final = 128
+"""Size of a cache line in bytes."""
 _REUSED_AREA: Final = 64 * 64
+"""Elements of a tile at which the cost model's reuse factor is 1."""
 _CACHED_SHAPES: Final = 256
-"""Products."""
+"""Number of shapes whose candidates are cached."""
 _LARGEST_TILE: Final = 128 * 256
+"""Maximum elements of a tile."""
 _MIN_AREA: Final = {4: 0, 8: 64 * 128}
+"""Minimum elements of a tile, by number of warps."""
 _MAX_AREA: Final = {4: 128 * 128, 8: _LARGEST_TILE}
-"""Elements of a tile for a number of warps."""
+"""Maximum elements of a tile, by number of warps."""
 _HALF_SIZES: Final = ((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
+"""Rows, columns and steps of tiles for 16-bit operands."""
 _SINGLE_SIZES: Final = ((16, 32, 64, 128), (16, 32, 64, 128), (16, 32, 64))
-"""Rows, columns and steps of tiles, by the factors' element type."""
+"""Rows, columns and steps of tiles for float32 operands."""
 _FEW_STEPS: Final = 64
-"""Shorter steps of a sum in 16 bits are for shorter sums alone."""
+"""Minimum step of a 16-bit reduction, in elements, unless the reduction itself is shorter."""
 OWN_SHARED_BYTES: Final = 2048
-"""Shared memory beside the factors."""
+"""Shared memory in bytes that a kernel needs besides its operands."""
 _UNFITTED_PENALTY: Final = 1.01
-"""How much longer kernels are said to take that no fitted estimate ranks than those that one does:
-without a clock they are not chosen."""
+"""Factor on the estimates of kernels that the cost model was not fitted to, relative to the best
+tile: they are not chosen without measurements."""
 ConfigT = TypeVar("ConfigT")
 
 
 @dataclass(frozen=True, slots=True)
 class GemmShape:
-    """The extents of a product."""
+    """Extents of a product."""
 
     matrices: int
     rows: int
     columns: int
     depth: int
     dtype: DType
-    """Of the factors."""
+    """Element type of the operands."""
     adds: bool = False
     """Whether the epilogue reads a tensor."""
     run: int = 0
-    """Elements of the depth that lie side by side; 0 for all of them."""
+    """Elements of the depth that are contiguous (inner K); 0 for all of them."""
     image: int = 0
-    """Elements of the first factor, where windows read them several times."""
+    """Elements of A if windows read them several times, else 0."""
     windows: bool = False
-    """Whether windows have several taps, which may lie outside of the image."""
+    """Whether windows have several taps, which may lie outside the image."""
     images: int = 1
-    """Images of which windows are sums."""
+    """Number of images whose windows are summed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """What a tactic decides."""
+    """Parameters of a tiled product's tactic."""
 
     tile: tuple[int, int, int]
     num_warps: int
@@ -113,7 +120,7 @@ class TileConfig:
         sum_bytes: Dim,
         seconds: float,
     ) -> Tactic:
-        """The decision as data; ``sum_bytes`` is what the sums of one piece take."""
+        """Return the tactic; ``sum_bytes`` is the size of one partial sum of the whole result."""
         options = parameters(**{f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
         needed_bytes = sum_bytes * self.split_k if self.split_k > 1 else 0
         return Tactic(
@@ -122,63 +129,64 @@ class TileConfig:
 
 
 def kernel_options(tactic: Tactic, *, prefetches_weights: bool = True) -> dict[str, Any]:
-    """What a tactic's parameters say of its kernel; ``prefetches_weights`` for weights ahead."""
-    known = {
+    """Return the kernel fields that follow from a tactic's parameters."""
+    defaults = {
         "schedule": "tiled",
         "prefetches_weights": prefetches_weights,
         "split_k_partials": 1,
         "split_k_stride": 0,
     }
-    return {**known, **tactic.options}
+    return {**defaults, **tactic.options}
 
 
 @functools.lru_cache(_CACHED_SHAPES)
 def tiles_for(shape: GemmShape, target: CudaTarget) -> tuple[tuple[TileConfig, float], ...]:
-    """The most promising tiles, with their estimated seconds, best first.
+    """Return the most promising tiles with their estimated seconds, best first.
 
-    Every family of products asks, about the same products again and again.
+    Results are cached because every family of products requests the same shapes repeatedly.
     """
     return tuple(_promising(shape, target))
 
 
 def _promising(shape: GemmShape, target: CudaTarget) -> Iterator[tuple[TileConfig, float]]:
-    found = [(estimate(shape, choice, target), choice) for choice in _tile_configs(shape, target)]
-    found.sort(key=lambda pair: pair[0])
-    kept: Counter[tuple[int, int, bool, bool]] = Counter()
+    """Yield the best tiles, with a limited number of similar ones."""
+    ranked = [(estimate(shape, choice, target), choice) for choice in _tile_configs(shape, target)]
+    ranked.sort(key=lambda pair: pair[0])
+    similar: Counter[tuple[int, int, bool, bool]] = Counter()
     split_k_count = 0
-    for seconds, choice in found:
-        is_cut = choice.split_k > 1
-        kind = (*choice.tile[:2], choice.prefetches_epilogue, is_cut)
-        if kept[kind] == _MAX_SIMILAR_CANDIDATES or (
-            is_cut and split_k_count == _MAX_SPLIT_K_CANDIDATES
+    for seconds, choice in ranked:
+        is_split = choice.split_k > 1
+        kind = (*choice.tile[:2], choice.prefetches_epilogue, is_split)
+        if similar[kind] == _MAX_SIMILAR_CANDIDATES or (
+            is_split and split_k_count == _MAX_SPLIT_K_CANDIDATES
         ):
             continue
-        kept[kind] += 1
-        split_k_count += is_cut
+        similar[kind] += 1
+        split_k_count += is_split
         yield choice, seconds
-        if kept.total() == _MAX_CANDIDATES:
+        if similar.total() == _MAX_CANDIDATES:
             return
 
 
 def ranked_after_tiles(
     ranked: Iterable[tuple[float, ConfigT]], shape: GemmShape, target: CudaTarget
 ) -> Iterator[tuple[float, ConfigT]]:
-    """Yield what else computes a product, with seconds that are more than the best tile's."""
+    """Yield other kernels of a product, with estimates above the best tile's."""
     tiles = (seconds for choice, seconds in tiles_for(shape, target) if choice.split_k == 1)
     best = next(tiles, None)
     if best is None:
-        return  # nothing is summed
+        return  # an empty reduction has no tiles
     for seconds, choice in ranked:
         yield _UNFITTED_PENALTY * max(seconds, best), choice
 
 
 def _tile_configs(shape: GemmShape, target: CudaTarget) -> Iterator[TileConfig]:
-    """Every tile that fits the product and the GPU."""
+    """Yield every tile that fits the product and the GPU."""
     is_single = shape.dtype is DType.FLOAT32
     precisions = _precisions(target) if is_single else ("ieee",)
     for tile in product(*(_SINGLE_SIZES if is_single else _HALF_SIZES)):
-        most = (shape.rows, shape.columns, shape.depth)
-        if any(size > tile_extent(m) for size, m in zip(tile, most, strict=True)):
+        extents = (shape.rows, shape.columns, shape.depth)
+        if any(size > tile_extent(m) for size, m in zip(tile, extents, strict=True)):
             continue
         if tile[2] < min(_FEW_STEPS, next_power_of_two(shape.depth)) and not is_single:
             continue
@@ -201,7 +209,10 @@ def _tile_configs(shape: GemmShape, target: CudaTarget) -> Iterator[TileConfig]:
 
 
 def _precisions(target: CudaTarget) -> tuple[str, ...]:
-    """How float32 may be multiplied; three products of tf32 are as good as one of float32."""
+    """Return the precisions of float32 products.
+
+    Three TF32 products are as accurate as one float32 product.
+    """
     if not target.has_tf32:
         return ("ieee",)
     return ("ieee", "tf32x3", "tf32") if target.allows_tf32 else ("ieee", "tf32x3")
@@ -210,22 +221,22 @@ def _precisions(target: CudaTarget) -> tuple[str, ...]:
 def _stage_counts(
     shape: GemmShape, tile: tuple[int, int, int], steps: int, target: CudaTarget
 ) -> Iterator[int]:
-    """How many steps' factors may be held: one where nothing can run ahead."""
-    each = (tile[0] + tile[1]) * tile[2] * shape.dtype.size_bytes
-    most = (target.shared_bytes - OWN_SHARED_BYTES) // each
-    if most and (steps == 1 or shape.run % VECTOR):
+    """Yield the possible numbers of pipeline stages; 1 if loads cannot be pipelined."""
+    stage_bytes = (tile[0] + tile[1]) * tile[2] * shape.dtype.size_bytes
+    max_stages = (target.shared_bytes - OWN_SHARED_BYTES) // stage_bytes
+    if max_stages and (steps == 1 or shape.run % VECTOR):
         yield 1
     if steps == 1 or shape.run % MIN_VECTOR:
         return
     for num_stages in (2, 3) if shape.dtype is DType.FLOAT32 else (2, 3, 4, 6, 8):
-        if num_stages <= most:
+        if num_stages <= max_stages:
             yield num_stages
 
 
 def _split_k_options(
     shape: GemmShape, tile: tuple[int, int, int], steps: int, target: CudaTarget
 ) -> Iterator[int]:
-    """Into how many parts a sum may be cut: only while that gives idle multiprocessors work."""
+    """Yield the possible numbers of splits: more than one only to occupy idle multiprocessors."""
     yield 1
     tiles = shape.matrices * -(-shape.rows // tile[0]) * -(-shape.columns // tile[1])
     for split_k in (2, 3, 4, 6, 8):
@@ -238,7 +249,7 @@ def _split_k_options(
 
 
 def estimate(shape: GemmShape, choice: TileConfig, target: CudaTarget) -> float:
-    """Seconds of a product."""
+    """Return the estimated seconds of a product."""
     gpu, work = gpu_spec_of(target), _work(shape, choice, target)
     seconds = seconds_of(work, gpu)
     if choice.split_k > 1:
@@ -249,24 +260,26 @@ def estimate(shape: GemmShape, choice: TileConfig, target: CudaTarget) -> float:
 def split_k_reduce_seconds(
     shape: GemmShape, split_k: int, work: LaunchWorkload, gpu: GpuSpec
 ) -> float:
-    """Seconds of the launch that adds the pieces of a sum."""
+    """Return the estimated seconds of the launch that adds partial sums."""
     accumulators = split_k * shape.rows * shape.columns
-    split_k_partials = 2 * DType.FLOAT32.size_bytes * accumulators / l2_bytes_per_second(work, gpu)
-    return _REDUCE_SECONDS + split_k * _SPLIT_SECONDS + split_k_partials
+    traffic_seconds = 2 * DType.FLOAT32.size_bytes * accumulators / l2_bytes_per_second(work, gpu)
+    return _REDUCE_SECONDS + split_k * _SPLIT_SECONDS + traffic_seconds
 
 
 def _work(shape: GemmShape, choice: TileConfig, target: CudaTarget) -> LaunchWorkload:
-    """What the programs of a product do."""
+    """Return the workload of a product's programs."""
     bm, bn, bk = choice.tile
     size, is_split = shape.dtype.size_bytes, choice.split_k > 1
-    down, across = -(-shape.rows // bm), -(-shape.columns // bn)
-    programs = shape.matrices * down * across * choice.split_k
+    row_tiles, column_tiles = -(-shape.rows // bm), -(-shape.columns // bn)
+    programs = shape.matrices * row_tiles * column_tiles * choice.split_k
     steps = ceil(ceil(shape.depth / bk) / choice.split_k)
-    written = bm * bn * (size * (1 + shape.adds))
+    epilogue_bytes = bm * bn * (size * (1 + shape.adds))
     step_bytes = (bm + bn) * bk * size
-    first = size * (shape.image or shape.rows * shape.depth)
+    a_bytes = size * (shape.image or shape.rows * shape.depth)
     columns = shape.columns * (shape.depth + shape.rows * (1 + shape.adds))
-    beyond = (down * bm - shape.rows) * across + (across * bn - shape.columns) * down
+    padding_lines = (row_tiles * bm - shape.rows) * column_tiles + (
+        column_tiles * bn - shape.columns
+    ) * row_tiles
     return LaunchWorkload(
         programs=programs,
         num_warps=choice.num_warps,
@@ -280,30 +293,30 @@ def _work(shape: GemmShape, choice: TileConfig, target: CudaTarget) -> LaunchWor
         step_overhead_seconds=STEP_OVERHEAD_SECONDS * bk,
         dependency_seconds=DEPENDENCY_SECONDS * bk,
         step_bytes=bk * size * (bm * _gather_price(shape) + bn),
-        epilogue_bytes=written + (2 * bm * bn if is_split else 0),
+        epilogue_bytes=epilogue_bytes + (2 * bm * bn if is_split else 0),
         accumulators=bm * bn / (choice.num_warps * WARP_LANES),
-        l2_read_bytes=float(programs) * (steps * step_bytes + written),
-        source_bytes=first,
-        moved_bytes=shape.matrices * (first + size * columns),
+        l2_read_bytes=float(programs) * (steps * step_bytes + epilogue_bytes),
+        source_bytes=a_bytes,
+        moved_bytes=shape.matrices * (a_bytes + size * columns),
         reuse=sqrt(sqrt(bm * bn / _REUSED_AREA)),
-        # What reaches past the end reads the last line again and again.
-        contended_bytes=float(steps) * beyond * _LINE_BYTES,
+        # Rows and columns past the end all read the last line again.
+        contended_bytes=float(steps) * padding_lines * _LINE_BYTES,
     )
 
 
 def _gather_price(shape: GemmShape) -> float:
-    """How much dearer the first factor's elements are than the second's, which lie side by side."""
+    """Return the cost of loading an element of A relative to one of B, which is contiguous."""
     scattered = _ELEMENTWISE_GATHER_PRICE if shape.run % MIN_VECTOR else 1.0
     return scattered * (_TWO_IMAGE_GATHER_PRICE if shape.images > 1 else _GATHER_PRICE)
 
 
 def _registers(shape: GemmShape, choice: TileConfig) -> float:
-    """That a thread would like to have: sums, addresses, what is added."""
+    """Return the registers that a thread needs: sums, addresses, epilogue operands."""
     bm, bn, bk = choice.tile
     threads = choice.num_warps * WARP_LANES
     accumulators = bm * bn / threads
-    wanted = 28 + accumulators * (1.15 + 0.3 * shape.adds + 0.35 * choice.prefetches_epilogue)
+    registers = 28 + accumulators * (1.15 + 0.3 * shape.adds + 0.35 * choice.prefetches_epilogue)
     if choice.num_stages > 1:
         row = bk * shape.dtype.size_bytes / LOAD_BYTES / threads
-        wanted += row * (2 * (bm + bn) + 3 * bm * (shape.windows or shape.images > 1))
-    return wanted
+        registers += row * (2 * (bm + bn) + 3 * bm * (shape.windows or shape.images > 1))
+    return registers

@@ -1,21 +1,19 @@
-"""The same kernel by a team of programs for each sequence, which hold all recurrent weights.
+"""Recurrent kernel with a thread block cluster per sequence that holds all recurrent weights.
 
-Each program of a team computes some units of the state. It holds their weights in registers for all
-time steps; from time step to time step it needs the whole state, most of which others computed. So
-everyone
-writes its units into memory, each as a word of 64 bits with the number of the time step beside it,
-and
-reads the others' until their words have that number: a word comes whole, so nothing else needs to
-be waited for. A time step's words and the next one's lie apart, and the warps of a program meet
-before
-they write a time step, which all of them do after they have read the one before. So whoever finds a
-program's word of the time step between knows that all of its warps have read the first; and words
-are
-written a second time once such words of all programs were found. A program without units, whom
-nobody would wait for, takes no part.
+Each program computes some units of the state and holds their weights in registers for all time
+steps. In each time step it needs the whole state, most of which other programs computed. Each
+program therefore writes its units to memory as 64-bit words that contain the number of the time
+step, and reads the words of the others until they have that number. A word is written atomically,
+so no other synchronisation is needed.
 
-Programs that wait for each other must run at the same time. A cluster's do, whatever else runs. The
-launch before has set all words to zero, so that no word of an earlier run can have a right number.
+Consecutive time steps use different words. The warps of a program synchronise before they write a
+time step, after all of them have read the one before. A program that sees another program's word of
+time step n therefore knows that all warps of that program have read time step n - 1. Words are
+reused only after such words of all programs were seen. A program without units would not be waited
+for, so it does not take part.
+
+Programs that wait for each other must run at the same time; the programs of a cluster do. The
+preceding launch sets all words to zero, so that no word of an earlier run has a valid number.
 """
 
 from __future__ import annotations
@@ -45,28 +43,32 @@ WAIT_FOR_FLAG_PTX: Final = (
     "AGAIN: ld.relaxed.gpu.global.b64 word, [$1]; mov.b64 {$0, number}, word; "
     "setp.ne.b32 late, number, $2; @late bra AGAIN; }"
 )
-"""The low half of the word at an address, once its high half is a number."""
+"""PTX that loads the low half of a word once its high half is a given number."""
 _GATES: Final = 4
-"""Columns of a unit; of a GRU's the last is nothing."""
+"""Columns per unit; the last column of a GRU is unused."""
 _FIRST_WITH_CLUSTERS: Final = 90
+"""Compute capability (times ten) from which clusters are supported."""
 _CLUSTER_SIZES: Final = (8, 4)
+"""Cluster sizes to try."""
 _WARPS: Final = (4, 8)
+"""Numbers of warps to try."""
 _MAX_HELD: Final = 128
-"""Weights of a thread."""
+"""Maximum number of weights per thread."""
 _EXCHANGE_SECONDS: Final = 5.5e-7
+"""Time of an exchange of the state among the programs, in seconds."""
 _WEIGHT_SECONDS: Final = 8.0e-9
-"""For each weight of a thread, while a multiprocessor has one program."""
+"""Time of a time step per weight of a thread, with one program per multiprocessor, in seconds."""
 
 
 def cluster_sizes(
     op: GRU | LSTM, sequences: float, target: CudaTarget
 ) -> Iterator[tuple[Parameters, float]]:
-    """Yield how many programs may share a state's units, and what a time step should take.
+    """Yield the parameters of possible clusters, and the estimated seconds of a time step.
 
     Args:
-        op: whose state.
-        sequences: in both directions together.
-        target: the GPU.
+        op: recurrent op.
+        sequences: number of sequences, in both directions together.
+        target: GPU.
     """
     if target.capability < _FIRST_WITH_CLUSTERS:
         return
@@ -74,21 +76,21 @@ def cluster_sizes(
         weights = next_power_of_two(op.hidden_size) * _GATES * _units(op.hidden_size, cluster_size)
         programs_per_sm = max(1.0, sequences * cluster_size / target.multiprocessors)
         for num_warps in _WARPS:
-            if (held := weights / (num_warps * WARP_LANES)) <= _MAX_HELD:
+            if (weights_per_thread := weights / (num_warps * WARP_LANES)) <= _MAX_HELD:
                 seconds = exchange_count(op) * (
-                    _EXCHANGE_SECONDS + held * _WEIGHT_SECONDS * programs_per_sm
+                    _EXCHANGE_SECONDS + weights_per_thread * _WEIGHT_SECONDS * programs_per_sm
                 )
                 yield parameters(**{CLUSTER: cluster_size, "num_warps": num_warps}), seconds
                 break
 
 
 def exchange_count(op: GRU | LSTM) -> int:
-    """Vectors of a time step that every program needs all of."""
+    """Return the number of vectors that programs exchange in a time step."""
     return 2 if isinstance(op, GRU) and not op.linear_before_reset else 1
 
 
 def pack_for_cluster(weights: Constant, op: GRU | LSTM) -> Constant:
-    """The recurrent weights by element of the state, then by unit, then by gate."""
+    """Return the recurrent weights by element of the state, then by unit, then by gate."""
     name, hidden = weights.name, op.hidden_size
     extents = np.array([op.directions, op.gates, hidden, hidden], np.int64)
     shape = Constant(f"{name}.extents", extents)
@@ -97,12 +99,12 @@ def pack_for_cluster(weights: Constant, op: GRU | LSTM) -> Constant:
 
 
 def _units(hidden: int, cluster_size: int) -> int:
-    """Of a program."""
+    """Return the units of a program."""
     return next_power_of_two(-(-hidden // cluster_size))
 
 
 class RecurrentClusterWriter(RecurrentWriter):
-    """Writes the kernel; ``i`` are a program's units, ``k`` the elements of the state."""
+    """Writer of the kernel; ``i`` are a program's units, ``k`` the elements of the state."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         super().__init__(kernel)
@@ -144,7 +146,7 @@ class RecurrentClusterWriter(RecurrentWriter):
         return s.text()
 
     def load_weights(self) -> None:
-        """Load the weights of all gates of the program's units."""
+        """Write the loads of the weights of all gates of the program's units."""
         s, gates = self.s, self.gates
         s.line(f"k = tl.arange(0, {next_power_of_two(self.hidden)})")
         s.line(f"k_ok = k < {self.hidden}")
@@ -159,39 +161,39 @@ class RecurrentClusterWriter(RecurrentWriter):
     @override
     def begin(self) -> None:
         s = self.s
-        for name, given, index, ok in (
+        for name, operand, index, ok in (
             ("known", "hidden0", "k", "k_ok"),
             ("h", "hidden0", "i", "ok"),
             ("c", "cell0", "i", "ok"),
         ):
             value = f"{index} * 0.0"
-            if given in self.places:
-                place = self.state_place(given, index)
-                value = s.load(self.places[given], place, ok, "0.0")
+            if operand in self.places:
+                place = self.state_place(operand, index)
+                value = s.load(self.places[operand], place, ok, "0.0")
             s.line(f"{name} = ({value}).to(tl.float32)")
 
     def projection_offset(self) -> str:
-        """Where the program's columns lie in what enters at the first time step."""
+        """Return the offset of the program's columns in the input projection."""
         time, batch = self.s.extent(self.k["time"]), self.s.extent(self.k["batch"])
         first = f"(way * {time} * {batch} + item) * {self.gates * self.hidden}"
         return f"{first} + (column % {_GATES}) * {self.hidden} + unit"
 
     def load_projection(self, step: str) -> None:
-        """Load what enters at a step, if there is one."""
+        """Write the load of a step's input projection, if there is such a step."""
         stride = f"({self.s.extent(self.k['batch'])} * {self.gates * self.hidden})"
         place = f"entered + {self.time_step(step)} * {stride}"
         is_there = f"column_ok & (column * 0 + {step} < length)"
         self.s.line(f"e = tl.load({place}, mask={is_there}, other=0.0)")
 
     def gate(self, name: str, columns: str) -> None:
-        """Part columns into gates: ``name`` with the gate's number behind it."""
+        """Write the split of columns into gates, named ``name`` and the gate's number."""
         s = self.s
         s.line(f"even, odd = tl.split(tl.reshape({columns}, [{self.units}, 2, 2]))")
         s.line(f"{name}0, {name}2 = tl.split(even)")
         s.line(f"{name}1, {name}3 = tl.split(odd)")
 
     def multiply(self) -> None:
-        """The products of all gates with the state that is known."""
+        """Write the products of all gates with the current state."""
         self.s.line("product = tl.sum(held * known[:, None], axis=0)")
         self.gate("r", "product")
 
@@ -223,9 +225,9 @@ class RecurrentClusterWriter(RecurrentWriter):
         self.exchange("h", "(step % 2) * size")
 
     def exchange(self, value: str, slot: str) -> None:
-        """Write the units' part of a vector, and make all of it what is known.
+        """Write the exchange of a vector: store the units' part, then wait for all of it.
 
-        Between the two there is time for what nobody waits for.
+        Independent work is done between the two.
         """
         s = self.s
         bits = f"({value}).to(tl.int32, bitcast=True).to(tl.int64) & {0xFFFFFFFF}"
@@ -236,12 +238,12 @@ class RecurrentClusterWriter(RecurrentWriter):
             s.store(self.places["emits_every_step"], self.emits_every_step(), "h", "ok")
             self.load_projection("step + 1")
         s.line(f"place = (words + {slot} + tl.minimum(k, {self.hidden - 1})).to(tl.int64)")
-        how = "dtype=tl.int32, is_pure=False, pack=1"
+        options = "dtype=tl.int32, is_pure=False, pack=1"
         s.line(
             f'bits = tl.inline_asm_elementwise("{WAIT_FOR_FLAG_PTX}", "=r,l,r", '
-            f"[place, number], {how})"
+            f"[place, number], {options})"
         )
         s.line("known = tl.where(k_ok, bits.to(tl.float32, bitcast=True), 0.0)")
-        # As it is, but through shared memory: else Triton 3.6 has each thread await all the words
-        # that it multiplies with, one after another.
+        # The identity, but through shared memory: otherwise Triton 3.6 lets each thread wait for
+        # all the words that it multiplies, one after another.
         s.line("known = tl.gather(known, k, 0)")

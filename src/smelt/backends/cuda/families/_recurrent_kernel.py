@@ -1,4 +1,4 @@
-"""The kernel of all time steps of an LSTM or a GRU, as one program for each sequence runs it."""
+"""Recurrent kernel of all time steps of an LSTM or GRU, one program per sequence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIDE: Final = 128
 
 
 class RecurrentWriter:
-    """Writes the kernel; vectors are of a block of rows of the hidden state."""
+    """Writer of the kernel; vectors are blocks of rows of the hidden state."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
@@ -31,6 +31,7 @@ class RecurrentWriter:
         self.side = min(_SIDE, tile_extent(self.hidden))
 
     def write(self) -> str:
+        """Return the text of the kernel."""
         s = self.s
         time, batch = s.extent(self.k["time"]), s.extent(self.k["batch"])
         s.line("program = tl.program_id(0).to(tl.int64)")
@@ -63,6 +64,7 @@ class RecurrentWriter:
         return s.text()
 
     def find_length(self, time: str) -> None:
+        """Write the length of the sequence, checked against the number of time steps."""
         s = self.s
         s.line(f"length = {time}")
         if "lengths" in self.places:
@@ -73,26 +75,27 @@ class RecurrentWriter:
             s.write_index_error(self.places["errors"], "given", time, "given != length")
 
     def time_step(self, step: str) -> str:
-        """Which time step a step is of, in 64 bits as an item's number is.
+        """Return the time step of a loop step, in 64 bits like a sequence's number.
 
-        The second direction walks back.
+        The second direction runs backwards.
         """
-        turned = f"length - 1 - ({step})"
+        reversed_step = f"length - 1 - ({step})"
         if self.k["is_reverse"]:
-            return f"(item * 0 + {turned})"
+            return f"(item * 0 + {reversed_step})"
         if self.k["directions"] == 2:
-            return f"(item * 0 + tl.where(way == 1, {turned}, {step}))"
+            return f"(item * 0 + tl.where(way == 1, {reversed_step}, {step}))"
         return f"(item * 0 + {step})"
 
     @contextmanager
     def rows(self) -> Generator[None]:
-        """A loop over blocks of rows: ``i``, of which those that are there are ``ok``."""
+        """Write a loop over blocks of rows: ``i``, with the mask ``ok``."""
         with self.s.block(f"for first in range(0, {self.hidden}, {self.side}):"):
             self.s.line(f"i = first + tl.arange(0, {self.side})")
             self.s.line(f"ok = i < {self.hidden}")
             yield
 
     def begin(self) -> None:
+        """Write the initial states."""
         s = self.s
         for name, place in (("hidden0", "state"), ("cell0", "kept")):
             value = "i * 0.0"
@@ -101,6 +104,7 @@ class RecurrentWriter:
             s.line(f"tl.store({place} + i, ({value}).to(tl.float32), mask=ok)")
 
     def lstm(self) -> None:
+        """Write a time step of an LSTM."""
         s = self.s
         with self.rows():
             self.write_gates(("g0", "g1", "g2", "g3"), range(4), "before")
@@ -122,7 +126,7 @@ class RecurrentWriter:
         s.line(f"h = {sigmoid('g1')} * {tanh('c')}")
 
     def gru(self, size: str) -> None:
-        """Without ``late_reset`` the hidden gate's product needs all of the reset gate before."""
+        """Write a time step of a GRU. Without ``late_reset`` the whole reset gate comes first."""
         s = self.s
         with self.rows():
             self.write_gates(("g0", "g1"), range(2), "before")
@@ -147,6 +151,7 @@ class RecurrentWriter:
             self.write_gru_candidate("g2")
 
     def write_gru_candidate(self, gate: str) -> None:
+        """Write a GRU's next state from its hidden gate."""
         self.s.line(f"proposed = {tanh(gate)}")
         self.s.line("h = (1.0 - update) * proposed + update * h")
         self.store_state()
@@ -159,7 +164,7 @@ class RecurrentWriter:
         *,
         input_projection: bool = True,
     ) -> None:
-        """Write gates: what entered, and the recurrent weights' rows times a state."""
+        """Write gates: the input projection plus the recurrent weights times a state."""
         s, hidden = self.s, self.hidden
         weights = self.places["weights"]
         for name, gate in zip(names, gates, strict=True):
@@ -177,13 +182,14 @@ class RecurrentWriter:
                 s.line(f"{name} = {name} + tl.sum({loaded} * known[:, None], axis=0)")
 
     def add_bias(self, name: str) -> None:
-        """The recurrent bias of a GRU's last gate, where it was not added with what entered."""
+        """Write the recurrent bias of a GRU's last gate, if the input projection lacks it."""
         if "bias" not in self.places:
             return
         at = self.row_place("bias", 5 * self.hidden)
         self.s.line(f"{name} = {name} + {self.s.load(self.places['bias'], at, 'ok', '0.0')}")
 
     def write_peephole(self, name: str, number: int) -> None:
+        """Write the peephole connection of a gate, if the op has one."""
         if "peepholes" not in self.places:
             return
         at = self.row_place("peepholes", number * self.hidden)
@@ -191,23 +197,26 @@ class RecurrentWriter:
         self.s.line(f"{name} = {name} + {peephole} * c")
 
     def store_state(self) -> None:
-        """Write the next hidden state, and this time step's result."""
+        """Write the stores of the next hidden state and of this time step's result."""
         self.s.line("tl.store(after + i, h, mask=ok)")
         self.s.store(self.places["emits_every_step"], self.emits_every_step(), "h", "ok")
 
     def emits_every_step(self) -> str:
+        """Return the offset of this time step's result."""
         time, way, item, element = self.k["emits_every_step"]
         return self.s.sum_of(("t", time), ("way", way), ("item", item), ("i", element))
 
     def state_place(self, name: str, index: str = "i") -> str:
+        """Return the offset of elements of an initial or final state."""
         way, item, element = self.strides[name]
         return self.s.sum_of(("way", way), ("item", item), (index, element))
 
     def row_place(self, name: str, first: int) -> str:
-        """Where elements of a direction's row lie, from its ``first`` on."""
+        """Return the offset of elements of a direction's row, from ``first`` on."""
         way, element = self.strides[name]
         return f"{self.s.sum_of(('way', way), (f'({first} + i)', element))} + i * 0"
 
     def write_state(self, name: str, value: str) -> None:
+        """Write the store of a final state, if it is a result."""
         if name in self.places:
             self.s.store(self.places[name], self.state_place(name), value, "ok")

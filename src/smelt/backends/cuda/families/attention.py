@@ -1,9 +1,9 @@
-"""Attention in one kernel: scores and their softmax stay in registers.
+"""Family of attention in one kernel; scores and their softmax stay in registers.
 
-A program does a block of queries of one head. It walks the keys in blocks, keeps the largest score
-and the sum of exponentials of each query so far, and scales what it has when a larger one comes
-(Dao, "FlashAttention-2", 2023, algorithm 1). Powers are of two, with the scale taken into the
-scores once.
+A program processes a block of queries of one head. It walks the keys in blocks, keeps the largest
+score and the sum of exponentials of each query so far, and rescales the accumulators when a larger
+score occurs (Dao, "FlashAttention-2", 2023, algorithm 1). Exponentials are powers of two, with the
+change of base folded into the scale.
 """
 
 from __future__ import annotations
@@ -46,22 +46,25 @@ _BLOCKS: Final = (
     (16, 128, 4), (16, 64, 4), (16, 32, 4), (32, 128, 4), (64, 128, 4), (64, 64, 4), (128, 128, 8),
     (128, 64, 8), (128, 64, 4), (64, 32, 4),
 )  # fmt: skip
-"""Queries and keys of a block, and warps; the least do for as few as there may be."""
+"""(queries, keys, warps) of blocks; the smallest ones are for few queries or keys."""
 _MAX_CANDIDATES: Final = 6
+"""Maximum number of tactics of a node."""
 _WIDEST_HEAD: Final = 256
+"""Maximum head size in elements."""
 _MAX_PREFETCHED_VALUES: Final = 64 * WARP_LANES
-"""Values that a warp may hold while keys are scored."""
+"""Maximum number of elements of V per warp that are loaded while keys are scored."""
 _DEPENDENCY_SECONDS: Final = 3.0e-7
-"""Of a block of keys: its scores' largest must be known before its powers."""
+"""Latency of a block of keys in seconds: the maximum score is needed before the exponentials."""
 _ROW_SECONDS: Final = 3.0e-9
-"""Of a multiprocessor, for each query and block of keys: what was summed becomes smaller."""
+"""Time that rescaling keeps a multiprocessor busy, per query and block of keys, in seconds."""
 _SCORE_SECONDS: Final = 4.0e-11
-"""The same for each score: its power, and being converted."""
+"""Time that a score's exponential and conversion keep a multiprocessor busy, in seconds."""
 _LOG2_E: Final = math.log2(math.e)
+"""Factor from natural exponents to powers of two."""
 
 
 class AttentionFamily(Family[CudaTarget]):
-    """Any number of keys; heads of up to 256 elements."""
+    """Family of attention with any number of keys and heads of up to 256 elements."""
 
     name: ClassVar[str] = "attention"
     supports_reduced_precision: ClassVar[bool] = True
@@ -117,6 +120,7 @@ class AttentionFamily(Family[CudaTarget]):
 
 
 def _unsupported_reason(node: Node, op: Attention) -> str | None:
+    """Return why the family cannot run a node, or None."""
     kind = required_input(node, 0).tensor
     if kind.dtype not in FLOATS:
         return f"supports floating-point types only, not {kind.dtype.value}"
@@ -131,12 +135,12 @@ def _unsupported_reason(node: Node, op: Attention) -> str | None:
 def _options(
     node: Node, op: Attention, target: CudaTarget
 ) -> list[tuple[tuple[tuple[str, Json], ...], float]]:
-    """The most promising blocks, with estimated seconds, best first."""
+    """Return the most promising blocks with their estimated seconds, best first."""
     q, v = required_input(node, 0).tensor, required_input(node, 2).tensor
     stored = target.operand_dtype(q.dtype)
     _, _, queries, width = map(guessed_extent, op.split(q.shape))
     keys, result_width = map(guessed_extent, op.split(v.shape)[2:])
-    found: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
+    ranked: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
     for rows, columns, num_warps in _BLOCKS:
         elements = (rows + columns) * tile_extent(width) + columns * tile_extent(result_width)
         num_stages = 1 if keys <= columns else 2
@@ -152,28 +156,28 @@ def _options(
                 num_warps=num_warps,
             )
             work = _work(node, op, Options(options), target)
-            found.append((seconds_of(work, gpu_spec_of(target)), options))
+            ranked.append((seconds_of(work, gpu_spec_of(target)), options))
     return [
-        (options, s) for s, options in sorted(found, key=lambda pair: pair[0])[:_MAX_CANDIDATES]
+        (options, s) for s, options in sorted(ranked, key=lambda pair: pair[0])[:_MAX_CANDIDATES]
     ]
 
 
 def _work(node: Node, op: Attention, options: Options, target: CudaTarget) -> LaunchWorkload:
-    """What the programs of a size of blocks do."""
+    """Return the workload of the programs for a size of blocks."""
     q, v = required_input(node, 0).tensor, required_input(node, 2).tensor
     batch, heads, queries, width = map(guessed_extent, op.split(q.shape))
     keys, result_width = map(guessed_extent, op.split(v.shape)[2:])
     stored = target.operand_dtype(q.dtype)
     (rows, columns), size = options.integers("block"), stored.size_bytes
     num_warps, num_stages = options.integer("num_warps"), options.integer("num_stages")
-    how = (num_warps, stored, options.text("precision"), gpu_spec_of(target))
-    scores = product_seconds((rows, columns, tile_extent(width)), *how)
-    accumulators = product_seconds((rows, tile_extent(result_width), columns), *how)
+    precision_argument = (num_warps, stored, options.text("precision"), gpu_spec_of(target))
+    scores = product_seconds((rows, columns, tile_extent(width)), *precision_argument)
+    accumulators = product_seconds((rows, tile_extent(result_width), columns), *precision_argument)
     programs = batch * heads * -(-queries // rows)
     steps, threads = -(-keys // columns), num_warps * WARP_LANES
     step_bytes = size * columns * (width + result_width)
-    ends = size * rows * (width + result_width)
-    moved = sum(count_of(x) for x in (*node.inputs, node.output) if x is not None)
+    epilogue_bytes = size * rows * (width + result_width)
+    moved_elements = sum(count_of(x) for x in (*node.inputs, node.output) if x is not None)
     return LaunchWorkload(
         programs=programs,
         num_warps=num_warps,
@@ -185,46 +189,50 @@ def _work(node: Node, op: Attention, options: Options, target: CudaTarget) -> La
         step_overhead_seconds=_ROW_SECONDS * rows,
         dependency_seconds=_DEPENDENCY_SECONDS,
         step_bytes=step_bytes,
-        epilogue_bytes=ends,
+        epilogue_bytes=epilogue_bytes,
         accumulators=rows * result_width / threads,
-        l2_read_bytes=float(programs) * (steps * step_bytes + ends),
+        l2_read_bytes=float(programs) * (steps * step_bytes + epilogue_bytes),
         source_bytes=size * (count_of(required_input(node, 1)) + count_of(required_input(node, 2))),
-        moved_bytes=size * moved,
+        moved_bytes=size * moved_elements,
     )
 
 
 def _precisions(dtype: DType) -> tuple[str, ...]:
-    """How float32 is multiplied: in three products of tensor cores, or without them."""
+    """Return the precisions of float32 products: three TF32 products, or no tensor cores."""
     return ("tf32x3", "ieee") if dtype is DType.FLOAT32 else ("ieee",)
 
 
 def _strides(op: Attention, view: View) -> tuple[Dim, ...]:
-    """Of batch, head, place and element."""
+    """Return the strides of batch, head, position and element."""
     if not op.heads:
         return view.strides
-    batch, place, element = view.strides
-    whole = view.shape[2]
-    assert isinstance(whole, int)  # noqa: S101  (inference found that heads share it)
-    return (batch, whole // op.heads * element, place, element)
+    batch, position, element = view.strides
+    width = view.shape[2]
+    assert isinstance(width, int)  # noqa: S101  (inference requires it)
+    return (batch, width // op.heads * element, position, element)
 
 
 class _AttentionWriter:
+    """Writer of the kernel of one spec."""
+
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)
         self.rows, self.columns = kernel["block"]
         self.heads, self.queries, self.keys, self.width, self.result_width = kernel["extents"]
-        self.sanitize_name = len(self.s.dtypes) > 4
+        self.has_mask = len(self.s.dtypes) > 4
         self.last = len(self.s.dtypes) - 1
-        self.whole_rows = isinstance(self.queries, int) and self.queries % self.rows == 0
-        self.whole_columns = isinstance(self.keys, int) and self.keys % self.columns == 0
+        self.fills_rows = isinstance(self.queries, int) and self.queries % self.rows == 0
+        self.fills_columns = isinstance(self.keys, int) and self.keys % self.columns == 0
         self.factor = f" * {literal(kernel['scale'] * _LOG2_E)}"
-        # Scaling where powers are taken is one multiplication and subtraction in one; the largest
-        # score stays the largest only if the factor is positive, and masks are added after it.
-        self.times = "" if self.sanitize_name or kernel["scale"] <= 0 else self.factor
-        self.at_once = isinstance(self.keys, int) and self.keys <= self.columns
+        # Scaling the argument of an exponential is part of a fused multiply-subtract. It requires a
+        # positive factor, so that the largest score stays the largest, and no mask, which is added
+        # after scaling.
+        self.deferred_factor = "" if self.has_mask or kernel["scale"] <= 0 else self.factor
+        self.is_single_block = isinstance(self.keys, int) and self.keys <= self.columns
 
     def write(self) -> str:
+        """Return the text of the kernel."""
         s = self.s
         blocks = f"(({s.extent(self.queries)} + {self.rows - 1}) // {self.rows})"
         s.line("program = tl.program_id(0).to(tl.int64)")
@@ -237,12 +245,12 @@ class _AttentionWriter:
         for operand in range(len(s.dtypes)):
             batch, head, *_ = self.k["strides"][operand]
             s.line(f"base{operand} = p{operand} + ({s.sum_of(('item', batch), ('head', head))})")
-        row_ok = "" if self.whole_rows else "row_ok[:, None]"
+        row_ok = "" if self.fills_rows else "row_ok[:, None]"
         s.wait()
         q_ok = self.inside(row_ok, "d[None, :]", self.width)
         s.line(f"q = tl.load({self.place(0, 'row[:, None]', 'd[None, :]')}{q_ok})")
         s.line(f"acc = tl.zeros([{self.rows}, {tile_extent(self.result_width)}], tl.float32)")
-        if self.at_once:
+        if self.is_single_block:
             self.find_keys("0")
             has_room = (
                 self.columns * tile_extent(self.result_width)
@@ -251,8 +259,8 @@ class _AttentionWriter:
             if has_room:
                 self.load_values()
             self.score()
-            s.line(f"most = tl.max(scores, 1){self.times}")
-            s.line(f"power = tl.exp2(scores{self.times} - most[:, None])")
+            s.line(f"most = tl.max(scores, 1){self.deferred_factor}")
+            s.line(f"power = tl.exp2(scores{self.deferred_factor} - most[:, None])")
             s.line("total = tl.sum(power, 1)")
             if not has_room:
                 self.load_values()
@@ -266,16 +274,17 @@ class _AttentionWriter:
         return s.text()
 
     def walk(self) -> None:
+        """Write the loop over blocks of keys."""
         s = self.s
         s.line(f"most = tl.full([{self.rows}], float('-inf'), tl.float32)")
         s.line(f"total = tl.zeros([{self.rows}], tl.float32)")
         with s.block(f"for start in range(0, {s.extent(self.keys)}, {self.columns}):"):
             self.find_keys("start")
             self.score()
-            s.line(f"larger = tl.maximum(most, tl.max(scores, 1){self.times})")
-            # Until a key counts there is nothing to scale, and infinities have no difference.
+            s.line(f"larger = tl.maximum(most, tl.max(scores, 1){self.deferred_factor})")
+            # Until a key is unmasked, the maximum is -inf, and a difference of infinities is NaN.
             s.line("origin = tl.where(larger == float('-inf'), 0.0, larger)")
-            s.line(f"power = tl.exp2(scores{self.times} - origin[:, None])")
+            s.line(f"power = tl.exp2(scores{self.deferred_factor} - origin[:, None])")
             s.line("shrink = tl.exp2(most - origin)")
             s.line("total = total * shrink + tl.sum(power, 1)")
             s.line("acc = acc * shrink[:, None]")
@@ -284,43 +293,55 @@ class _AttentionWriter:
             s.line("most = larger")
 
     def find_keys(self, start: str) -> None:
+        """Write the numbers of a block's keys."""
         s = self.s
         s.line(f"column = {start} + tl.arange(0, {self.columns})")
         s.line(f"column_ok = column < {s.extent(self.keys)}")
 
     def score(self) -> None:
+        """Write the scores of a block of keys."""
         s = self.s
-        column_ok = "" if self.whole_columns else "column_ok[None, :]"
+        column_ok = "" if self.fills_columns else "column_ok[None, :]"
         ok = self.inside(column_ok, "d[:, None]", self.width)
         s.line(f"k = tl.load({self.place(1, 'column[None, :]', 'd[:, None]')}{ok})")
-        s.line(f"scores = tl.dot(q, k{self.how()})" + ("" if self.times else self.factor))
-        if self.sanitize_name:
-            both = "row_ok[:, None] & column_ok[None, :]"
+        s.line(
+            f"scores = tl.dot(q, k{self.precision_argument()})"
+            + ("" if self.deferred_factor else self.factor)
+        )
+        if self.has_mask:
+            score_mask = "row_ok[:, None] & column_ok[None, :]"
             place = self.place(3, "row[:, None]", "column[None, :]")
-            s.line(f"mask = tl.load({place}, mask={both}, other=0.0).to(tl.float32)")
+            s.line(f"mask = tl.load({place}, mask={score_mask}, other=0.0).to(tl.float32)")
             s.line(f"scores = scores + mask * {_LOG2_E!r}")
-        if not self.whole_columns:
+        if not self.fills_columns:
             s.line("scores = tl.where(column_ok[None, :], scores, float('-inf'))")
 
     def load_values(self) -> None:
+        """Write the load of a block of values."""
         s = self.s
-        column_ok = "" if self.whole_columns else "column_ok[:, None]"
+        column_ok = "" if self.fills_columns else "column_ok[:, None]"
         ok = self.inside(column_ok, "e[None, :]", self.result_width)
         s.line(f"v = tl.load({self.place(2, 'column[:, None]', 'e[None, :]')}{ok})")
 
     def add_values(self) -> None:
-        self.s.line(f"acc = tl.dot(power.to(v.dtype), v, acc{self.how()})")
+        """Write the sum of a block's values, weighted by the exponentials."""
+        self.s.line(f"acc = tl.dot(power.to(v.dtype), v, acc{self.precision_argument()})")
 
-    def how(self) -> str:
+    def precision_argument(self) -> str:
+        """Return the precision argument of a product."""
         is_single = self.s.dtypes[0] is DType.FLOAT32
         return f', input_precision="{self.k["precision"]}"' if is_single else ""
 
-    def place(self, operand: int, along: str, across: str) -> str:
-        _, _, place, element = self.k["strides"][operand]
-        return f"base{operand} + ({self.s.sum_of((along, place), (across, element))})"
+    def place(self, operand: int, position_index: str, element_index: str) -> str:
+        """Return the addresses of an operand's elements."""
+        _, _, position, element = self.k["strides"][operand]
+        offset = self.s.sum_of((position_index, position), (element_index, element))
+        return f"base{operand} + ({offset})"
 
-    def inside(self, places: str, elements: str, width: int, *, other: bool = True) -> str:
-        """The keywords of a load or store: which places and elements of a head are there."""
-        full = width == tile_extent(width)
-        mask = " & ".join(c for c in (places, "" if full else f"({elements} < {width})") if c)
+    def inside(self, positions: str, elements: str, width: int, *, other: bool = True) -> str:
+        """Return the mask arguments of a load or store, by positions and elements of a head."""
+        covers_head = width == tile_extent(width)
+        mask = " & ".join(
+            c for c in (positions, "" if covers_head else f"({elements} < {width})") if c
+        )
         return f", mask={mask}" + (", other=0.0" if other else "") if mask else ""

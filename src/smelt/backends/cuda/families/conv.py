@@ -1,4 +1,4 @@
-"""Convolution of any rank and grouping, summed over taps without unfolding."""
+"""Family of convolutions of any rank and grouping, as implicit GEMMs."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 
 _WRITTEN_TAPS: Final = 49
-"""Of a kernel that has them written out."""
+"""Maximum number of taps of a depthwise kernel, whose taps are unrolled."""
 
 
 class ConvFamily(Family[CudaTarget]):
-    """Implicit products: rows are pixels, columns filters, sums run over taps and channels."""
+    """Family of implicit GEMMs: rows are pixels, columns filters, reductions taps and channels."""
 
     name: ClassVar[str] = "conv"
     supports_reduced_precision: ClassVar[bool] = True
@@ -70,10 +70,12 @@ class ConvFamily(Family[CudaTarget]):
             yield Refusal(self.name, "depthwise: handled by the depthwise family")
             return
         inputs, output = formats_of(node)
-        places = element_count(tuple(e for a, e in enumerate(node.output.tensor.shape) if a != 1))
-        sums = places * (required_input(node, 1).tensor.shape[0] * ACCUMULATOR_BYTES)
+        positions = element_count(
+            tuple(e for a, e in enumerate(node.output.tensor.shape) if a != 1)
+        )
+        partial_bytes = positions * (required_input(node, 1).tensor.shape[0] * ACCUMULATOR_BYTES)
         for choice, seconds in tiles_for(product_shape(node, root, target), target):
-            yield choice.tactic(self.name, inputs, output, sums, seconds)
+            yield choice.tactic(self.name, inputs, output, partial_bytes, seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -91,12 +93,12 @@ class ConvFamily(Family[CudaTarget]):
 
 
 def pack_filters(weights: Constant) -> Constant:
-    """Filters as kernels read them: tap by tap, then zeros up to a whole vector."""
+    """Return filters in the order kernels read: tap by tap, padded with zeros to whole vectors."""
     return end_in_vectors(taps_in_rows(weights))
 
 
 def end_in_vectors(rows: Constant) -> Constant:
-    """Rows with zeros up to a whole vector."""
+    """Return rows padded with zeros to whole vectors."""
     _, length = fixed_shape(rows.type.shape)
     if _padded(length) == length:
         return rows
@@ -105,27 +107,28 @@ def end_in_vectors(rows: Constant) -> Constant:
 
 
 def _padded(depth: int) -> int:
-    """Elements of a filter as it is packed, so that each begins where vectors may."""
+    """Return the packed length of a filter: each filter begins at an aligned vector."""
     return -(-depth // VECTOR) * VECTOR
 
 
 def _own_count(node: Node) -> int:
-    """Images and weights."""
+    """Return the number of image and weight inputs."""
     return 4 if isinstance(root_of(node)[0], ConvSum) else 2
 
 
 def _bias(node: Node) -> Value | None:
-    own = _own_count(node)
-    return node.inputs[own] if root_of(node)[1] > own else None
+    """Return the bias of a node, or None."""
+    count = _own_count(node)
+    return node.inputs[count] if root_of(node)[1] > count else None
 
 
 def bias_count(node: Node) -> int:
-    """How many extra operands are its bias: one or none."""
+    """Return the number of epilogue operands that are its bias: 0 or 1."""
     return int(_bias(node) is not None)
 
 
 def reason_against(node: Node) -> str | None:
-    """Why no kernel for GPUs computes a convolution, or a sum of two; or None."""
+    """Return why no GPU kernel computes a convolution or a sum of two, or None."""
     root, _ = root_of(node)
     if isinstance(root, ConvSum) and (reason := _why_no_sum(node, root)):
         return reason
@@ -141,6 +144,7 @@ def reason_against(node: Node) -> str | None:
 
 
 def _why_no_sum(node: Node, root: ConvSum) -> str | None:
+    """Return why no GPU kernel computes a sum of two convolutions, or None."""
     if root.first.group > 1 or root.second.group > 1:
         return "grouped convolution is not supported"
     if any(root.second.pads) or set(root.second.kernel_shape) != {1}:
@@ -150,22 +154,22 @@ def _why_no_sum(node: Node, root: ConvSum) -> str | None:
 
 
 def is_depthwise(node: Node, root: Conv) -> bool:
-    """Whether each channel has one filter of its own, few enough taps to be written out."""
+    """Return whether each channel has one filter of its own, with few enough taps to unroll."""
     filters, depth, *window = fixed_shape(required_input(node, 1).tensor.shape)
     return depth == 1 and filters == root.group > 1 and prod(window) <= _WRITTEN_TAPS
 
 
 def formats_of(node: Node) -> tuple[tuple[TensorFormat | None, ...], TensorFormat]:
-    """How a convolution's inputs and its result are stored; weights are packed."""
+    """Return the formats of a convolution's inputs and result; weights are packed."""
     kind, count = required_input(node, 0).tensor.dtype, root_of(node)[1]
-    image, own = TensorFormat(kind, Layout.CHANNELS_LAST), _own_count(node)
-    bias = [TensorFormat(kind, Layout.LINEAR) if _bias(node) else None][: count - own]
+    image, own_count = TensorFormat(kind, Layout.CHANNELS_LAST), _own_count(node)
+    bias = [TensorFormat(kind, Layout.LINEAR) if _bias(node) else None][: count - own_count]
     epilogue = planned_epilogue(node, Layout.CHANNELS_LAST, bias_count(node))
-    return (*(image, None) * (own // 2), *bias, *epilogue.formats), image
+    return (*(image, None) * (own_count // 2), *bias, *epilogue.formats), image
 
 
 def product_shape(node: Node, root: Conv, target: CudaTarget) -> GemmShape:
-    """The product that a convolution is."""
+    """Return the shape of the product that a convolution computes."""
     filters, *rest = fixed_shape(required_input(node, 1).tensor.shape)
     rows = prod(guessed_extent(e) for axis, e in enumerate(node.output.tensor.shape) if axis != 1)
     columns = filters // root.group
@@ -177,7 +181,7 @@ def product_shape(node: Node, root: Conv, target: CudaTarget) -> GemmShape:
 
 
 class ConvLowering:
-    """A convolution on the memory of its operands."""
+    """Lowering of a convolution onto the memory of its operands."""
 
     def __init__(
         self,
@@ -188,15 +192,15 @@ class ConvLowering:
         run: int = 0,
         second: Conv | None = None,
     ) -> None:
-        """Gather the operands; their order is the kernels'.
+        """Gather the operands in the order of the kernels.
 
         Args:
-            node: the convolution, with its epilogue.
-            root: what of it is summed.
-            tactic: how.
-            operands: their memory.
-            run: channels of the image as it lies there, if more than it has.
-            second: what is summed as well, of the pixels of a second image.
+            node: the convolution with its epilogue.
+            root: the convolution that is summed.
+            tactic: tactic of the node.
+            operands: memory of the node.
+            run: channels of the stored image, if more than the convolution has.
+            second: pointwise convolution of a second image that is added, if any.
         """
         x, out = input_view(operands, 0), operands.outputs[0]
         self.run = run
@@ -215,25 +219,25 @@ class ConvLowering:
         self.scalars = LaunchScalars()
 
     def strides(self, axis: int) -> tuple[Dim, ...]:
-        """Of a second image, extra operands and the result, along an axis of the result."""
-        own = (*(strides[axis] for _, strides in self.extras), self.out.strides[axis])
+        """Return the strides of second image, epilogue operands and result along a result axis."""
+        epilogue_strides = (*(strides[axis] for _, strides in self.extras), self.out.strides[axis])
         if self.second is None:
-            return own
+            return epilogue_strides
         root, view = self.second
         step = root.strides[axis - 2] if axis >= 2 else 1
-        return (view.strides[axis] * step if axis != 1 else 0, *own)
+        return (view.strides[axis] * step if axis != 1 else 0, *epilogue_strides)
 
     def launches(self) -> tuple[Launch, ...]:
-        """One launch, or those of the pieces of the sum."""
+        """Return one launch, or those of a split-K product."""
         node, root = self.node, self.root
         filters, depth, *_ = fixed_shape(required_input(node, 1).tensor.shape)
         depth = self.run or depth
         columns = filters // root.group
         second = 0 if self.second is None else fixed_extent(self.second[1].shape[1])
-        each = self.column_length(depth * prod(root.kernel_shape) + second)
+        column_length = self.column_length(depth * prod(root.kernel_shape) + second)
         group = (
             depth * self.x.strides[1],
-            columns * each,
+            columns * column_length,
             *(columns * s for s in self.strides(1)),
         )
         kernel = ImplicitGemmKernel(
@@ -241,25 +245,25 @@ class ConvLowering:
             run=depth,
             inner_k_strides=(self.scalars.json(self.x.strides[1]), 1),
             tap_stride=depth,
-            depth=each,
+            depth=column_length,
             factors=2 if self.second is None else 3,
             second_inner_k=second,
             **self.common(),
             **kernel_options(self.tactic),
         )
         iteration_space = self.iteration_space(
-            Axis(columns, (0, each, *self.strides(1))), root.group
+            Axis(columns, (0, column_length, *self.strides(1))), root.group
         )
         return launches_of(
             self.tactic.family, kernel, iteration_space, self.views, self.scalars, self.workspace
         )
 
     def column_length(self, total: int) -> int:
-        """Elements of a filter as it is packed, of which a sum has ``total``."""
+        """Return the packed length of a filter of ``total`` elements."""
         return _padded(total)
 
     def common(self) -> dict[str, Any]:
-        """What kernels of all convolutions say: the window, and the epilogue."""
+        """Return the fields that all kernels of convolutions have: window and epilogue."""
         node, root = self.node, self.root
         is_wide = window_is_wide(root)
         return {
@@ -276,22 +280,22 @@ class ConvLowering:
         }
 
     def constants(self) -> tuple[bool, ...]:
-        """Whether each operand is a weight."""
-        own = _own_count(self.node)
-        first = own if _bias(self.node) is not None else root_of(self.node)[1]
+        """Return whether each operand is a weight."""
+        own_count = _own_count(self.node)
+        first = own_count if _bias(self.node) is not None else root_of(self.node)[1]
         extras = (v.constant is not None for v in self.node.inputs[first:] if v is not None)
         return (False, True, *[False] * (self.second is not None), *extras, False)
 
     def iteration_space(self, columns: Axis, groups: int) -> GemmIterationSpace:
-        """The result; axes whose windows stay inside are joined where they run on."""
+        """Return the result's axes; axes whose windows stay inside the image are coalesced."""
         root, shape = self.root, self.out.shape
-        found: list[Axis] = []
+        axes: list[Axis] = []
         windows: list[int] = []
         plain: list[Axis] = []
 
         def flush() -> None:
-            found.extend(coalesce_axes(plain))
-            windows.extend([-1] * (len(found) - len(windows)))
+            axes.extend(coalesce_axes(plain))
+            windows.extend([-1] * (len(axes) - len(windows)))
             plain.clear()
 
         for axis in (0, *range(2, len(shape))):
@@ -299,31 +303,31 @@ class ConvLowering:
             strides = (self.x.strides[axis] * step, 0, *self.strides(axis))
             if axis >= 2 and window_is_wide(root) and self.leaves_image(axis - 2):
                 flush()
-                found.append(Axis(shape[axis], strides))
+                axes.append(Axis(shape[axis], strides))
                 windows.append(axis - 2)
             else:
                 plain.append(Axis(shape[axis], strides))
         flush()
-        return GemmIterationSpace(tuple(found), tuple(windows), columns, groups)
+        return GemmIterationSpace(tuple(axes), tuple(windows), columns, groups)
 
     def leaves_image(self, axis: int) -> bool:
-        """Whether a window along a spatial axis reaches outside of the image."""
+        """Return whether windows along a spatial axis extend outside the image."""
         root = self.root
-        reach = (root.kernel_shape[axis] - 1) * root.dilations[axis] + 1
+        window_span = (root.kernel_shape[axis] - 1) * root.dilations[axis] + 1
         before, _ = root.pad_pairs[axis]
         count, extent = self.out.shape[2 + axis], self.x.shape[2 + axis]
-        end = (count - 1) * root.strides[axis] + reach - before
+        end = (count - 1) * root.strides[axis] + window_span - before
         return before > 0 or not (isinstance(end, int) and isinstance(extent, int)) or end > extent
 
     def padding_stride(self) -> Dim:
-        """From the input's first element back to the first tap of the first window, in elements."""
+        """Return the distance from the first window's first tap to the input's first element."""
         total: Dim = 0
         for axis, (before, _) in enumerate(self.root.pad_pairs):
             total = total + self.x.strides[2 + axis] * before
         return total
 
     def windows(self) -> tuple[tuple[Any, ...], ...]:
-        """The axes of the window as kernels want them."""
+        """Return the axes of the window as a spec holds them."""
         root = self.root
         return tuple(
             (
@@ -339,5 +343,5 @@ class ConvLowering:
 
 
 def window_is_wide(root: Conv) -> bool:
-    """Whether a window has more than one tap, or padding makes places without any."""
+    """Return whether a window has more than one tap, or there is padding."""
     return any(k > 1 for k in root.kernel_shape) or any(root.pads)

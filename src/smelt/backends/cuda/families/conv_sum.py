@@ -1,4 +1,4 @@
-"""Two convolutions that are added, the second of single pixels: one longer sum."""
+"""Family of sums of two convolutions, the second pointwise, as one longer reduction."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ConvSumFamily(Family[CudaTarget]):
-    """Sums run over the first image's taps and channels, then over the second's channels."""
+    """Reductions run over the first image's taps and channels, then over the second's channels."""
 
     name: ClassVar[str] = "conv_sum"
     supports_reduced_precision: ClassVar[bool] = True
@@ -58,10 +58,10 @@ class ConvSumFamily(Family[CudaTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        """Each filter of the first convolution, tap by tap, and behind it the second's."""
+        """Return each filter of the first convolution, tap by tap, followed by the second's."""
         first, second = (taps_in_rows(weights_of(node, index)) for index in (1, 3))
-        joined = Constant.derive(f"{first.name}+{second.name}", Concat(1), first, second)
-        return (as_factor(end_in_vectors(joined), factor_type(tactic), tactic),)
+        concatenated = Constant.derive(f"{first.name}+{second.name}", Concat(1), first, second)
+        return (as_factor(end_in_vectors(concatenated), factor_type(tactic), tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -75,12 +75,12 @@ class ConvSumFamily(Family[CudaTarget]):
 
 
 def sum_shape(node: Node, root: ConvSum, target: CudaTarget) -> GemmShape:
-    """The product that the sum is."""
+    """Return the shape of the product that the sum computes."""
     filters, depth, *window = fixed_shape(required_input(node, 1).tensor.shape)
-    second = fixed_extent(required_input(node, 3).tensor.shape[1])
+    second_inner_k = fixed_extent(required_input(node, 3).tensor.shape[1])
     dtype = target.operand_dtype(required_input(node, 0).tensor.dtype)
     image = count_of(required_input(node, 0)) + count_of(required_input(node, 2))
     rows = count_of(node.output) // filters
-    total = depth * prod(window) + second
+    total_k = depth * prod(window) + second_inner_k
     group = root.first.group
-    return GemmShape(group, rows, filters, total, dtype, run=depth, image=image, images=2)
+    return GemmShape(group, rows, filters, total_k, dtype, run=depth, image=image, images=2)

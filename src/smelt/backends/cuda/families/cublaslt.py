@@ -1,4 +1,4 @@
-"""Products that cuBLASLt does: a tactic for each algorithm that it proposes."""
+"""Family of cuBLASLt products: one tactic for each algorithm that the library proposes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ if TYPE_CHECKING:
     from smelt.devices.cuda import LibraryCall
     from smelt.ir import Node, Value
 
-_ASKED: Final = 8
-"""Algorithms that the library is asked for, for each bound of its workspace."""
+_REQUESTED_ALGORITHMS: Final = 8
+"""Number of algorithms requested from the library, for each workspace limit."""
 _WORKSPACES: Final = (32 << 20, 0)
-"""The largest workspaces: what NVIDIA recommends for Hopper, and none."""
+"""Workspace limits in bytes: NVIDIA's recommendation for Hopper, and none."""
 _MAX_EXTENT: Final = (1 << 31) - 1
+"""Maximum extent that the library's integers hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Product(Match):
-    """A node as a product of stacks of matrices."""
+    """A node as a batched matrix product."""
 
     matrices: int = 1
     rows: int
@@ -49,7 +50,7 @@ class _Product(Match):
 
 
 class CublasLtFamily(LibraryFamily[_Product]):
-    """Matrix products, and convolutions of one tap, with what the library adds behind them."""
+    """Matrix products and pointwise convolutions, with the epilogues that the library fuses."""
 
     name: ClassVar[str] = ProductCall.provider
     roots: ClassVar[tuple[type[Op], ...]] = (Conv, Gemm, MatMul)
@@ -66,7 +67,7 @@ class CublasLtFamily(LibraryFamily[_Product]):
         elif isinstance(root, Gemm):
             match = _match_gemm(node, root, x, y)
         else:
-            match = _match_stack(x, y)
+            match = _match_matmul(x, y)
         if isinstance(match, str):
             return match
         longest = max(match.matrices, match.rows, match.columns, match.depth)
@@ -84,9 +85,9 @@ class CublasLtFamily(LibraryFamily[_Product]):
 
     @override
     def call(self, node: Node, match: _Product, tactic: Tactic) -> ProductCall:
-        said = tactic.options
+        options = tactic.options
         return ProductCall(
-            version=said.integer("version"),
+            version=options.integer("version"),
             matrices=match.matrices,
             rows=match.rows,
             columns=match.columns,
@@ -94,25 +95,29 @@ class CublasLtFamily(LibraryFamily[_Product]):
             transposed=match.transposed,
             factors=factor_type(tactic),
             result=tactic.outputs[0].dtype,
-            precision=str(said["precision"]),
+            precision=str(options["precision"]),
             alpha=float(match.alpha),
             adds=match.added is not None,
             bias=match.bias is not None,
             activation=match.activation,
-            workspace_bytes=said.integer("workspace", 0),
-            algorithm=str(said.get("algorithm", "")),
+            workspace_bytes=options.integer("workspace", 0),
+            algorithm=str(options.get("algorithm", "")),
         )
 
     @override
     def proposals(self, call: LibraryCall) -> Iterable[Proposal]:
-        found: dict[tuple[str, int], None] = {}
-        for most in _WORKSPACES:
-            found |= dict.fromkeys(
+        algorithms: dict[tuple[str, int], None] = {}
+        for limit in _WORKSPACES:
+            algorithms |= dict.fromkeys(
                 self.cublaslt.algorithms(
-                    cast("ProductCall", call), count=_ASKED, most_workspace_bytes=most
+                    cast("ProductCall", call),
+                    count=_REQUESTED_ALGORITHMS,
+                    most_workspace_bytes=limit,
                 )
             )
-        return [({"algorithm": algorithm}, room) for algorithm, room in found]
+        return [
+            ({"algorithm": algorithm}, workspace_bytes) for algorithm, workspace_bytes in algorithms
+        ]
 
     @override
     def factor(self, node: Node, weights: Constant) -> Constant:
@@ -124,19 +129,20 @@ class CublasLtFamily(LibraryFamily[_Product]):
         return product.matrices, product.rows
 
 
-# ---- which nodes are products
+# ---- matching of nodes
 
 
 def _match_conv(root: Conv, x: Value, y: Value) -> _Product | str:
+    """Return a pointwise convolution as a product, or why it is unsupported."""
     if y.constant is None:
         return f"the weights {y.name} are not constant"
-    one_tap = {*root.kernel_shape, *root.strides, root.group} == {1} and not any(root.pads)
-    if not one_tap:
+    is_pointwise = {*root.kernel_shape, *root.strides, root.group} == {1} and not any(root.pads)
+    if not is_pointwise:
         return "only an ungrouped 1x1 convolution with stride 1 and no padding is a matrix product"
     filters, depth = fixed_shape(y.tensor.shape)[:2]
-    places = math.prod(fixed_shape(x.tensor.shape)) // depth
+    positions = math.prod(fixed_shape(x.tensor.shape)) // depth
     return _Product(
-        rows=places,
+        rows=positions,
         columns=filters,
         depth=depth,
         transposed=(False, True),
@@ -145,6 +151,7 @@ def _match_conv(root: Conv, x: Value, y: Value) -> _Product | str:
 
 
 def _match_gemm(node: Node, root: Gemm, x: Value, y: Value) -> _Product | str:
+    """Return a Gemm as a product, or why it is unsupported."""
     if root_of(node)[1] > 2 and node.inputs[2] is not None and root.beta != 1:
         return f"the scale beta={root.beta} is not supported"
     first, second = (cast("tuple[int, int]", value.tensor.shape) for value in (x, y))
@@ -161,17 +168,18 @@ def _match_gemm(node: Node, root: Gemm, x: Value, y: Value) -> _Product | str:
     )
 
 
-def _match_stack(x: Value, y: Value) -> _Product | str:
+def _match_matmul(x: Value, y: Value) -> _Product | str:
+    """Return a MatMul as a batched product, or why it is unsupported."""
     first, second = (fixed_shape(value.tensor.shape) for value in (x, y))
     if min(len(first), len(second)) < 2:
         return "an operand is a vector (rank 1)"
-    *stack, rows, depth = first
+    *batch, rows, depth = first
     columns = second[-1]
     transposed = (False, y.constant is not None)
     if len(second) == 2:
-        count, rows = 1, math.prod(stack) * rows
-    elif y.constant is None and tuple(stack) == second[:-2]:
-        count = math.prod(stack)
+        count, rows = 1, math.prod(batch) * rows
+    elif y.constant is None and tuple(batch) == second[:-2]:
+        count = math.prod(batch)
     else:
         return "the batch axes of the operands differ, or one operand is constant"
     return _Product(
@@ -185,7 +193,7 @@ def _match_stack(x: Value, y: Value) -> _Product | str:
 
 
 def _columns(node: Node, weights: Constant) -> Constant:
-    """A constant second factor, the elements of a column side by side."""
+    """Return a constant second operand with the elements of each column contiguous."""
     root = root_of(node)[0]
     if isinstance(root, Conv):
         shape = Constant(f"{weights.name}.filters", np.array([weights.type.shape[0], -1], np.int64))

@@ -1,4 +1,4 @@
-"""Convolutions that cuDNN does: a tactic for each engine that it proposes, with its knobs."""
+"""Family of cuDNN convolutions: one tactic for each engine that the library proposes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from smelt.devices.cuda import LibraryCall
     from smelt.ir import Constant, Node, Op
 
-_ASKED: Final = 12
-"""Engines that the library is asked for."""
+_REQUESTED_ENGINES: Final = 12
+"""Number of engines requested from the library."""
 _MIN_AXES: Final = 2
-"""An image of fewer has axes of one more place in front."""
+"""Minimum number of spatial axes; images of fewer get leading axes of extent 1."""
 _MAX_AXES: Final = 3
+"""Maximum number of spatial axes."""
 
 
 class CudnnFamily(LibraryFamily[Match]):
-    """Convolutions in groups or not, with a residual, a bias and ReLU behind them."""
+    """Convolutions with or without groups, with a fused residual, bias and ReLU."""
 
     name: ClassVar[str] = ConvolutionCall.provider
     roots: ClassVar[tuple[type[Op], ...]] = (Conv,)
@@ -45,7 +46,7 @@ class CudnnFamily(LibraryFamily[Match]):
         if weights.constant is None:
             return f"the weights {weights.name} are not constant"
         if not 0 < len(root.kernel_shape) <= _MAX_AXES:
-            return f"images of {len(root.kernel_shape)} axes"
+            return f"images of {len(root.kernel_shape)} spatial axes are not supported"
         return Match(columns=fixed_extent(weights.tensor.shape[0]), layout=Layout.CHANNELS_LAST)
 
     @override
@@ -54,14 +55,14 @@ class CudnnFamily(LibraryFamily[Match]):
 
     @override
     def call(self, node: Node, match: Match, tactic: Tactic) -> ConvolutionCall:
-        root, said = root_as(Conv, node), tactic.options
+        root, options = root_as(Conv, node), tactic.options
         axes = len(root.kernel_shape)
         images, filters = (
-            fixed_shape(required_input(node, place).tensor.shape) for place in (0, 1)
+            fixed_shape(required_input(node, position).tensor.shape) for position in (0, 1)
         )
         ones, zeros = (1,) * max(0, _MIN_AXES - axes), (0,) * max(0, _MIN_AXES - axes)
         return ConvolutionCall(
-            version=said.integer("version"),
+            version=options.integer("version"),
             images=(*images[:2], *ones, *images[2:]),
             filters=(*filters[:2], *ones, *filters[2:]),
             strides=(*ones, *root.strides),
@@ -69,18 +70,18 @@ class CudnnFamily(LibraryFamily[Match]):
             pads=(*zeros, *root.pads[:axes], *zeros, *root.pads[axes:]),
             factors=factor_type(tactic),
             result=tactic.outputs[0].dtype,
-            precision=str(said["precision"]),
+            precision=str(options["precision"]),
             adds=match.added is not None,
             bias=match.bias is not None,
             relu=match.activation == "relu",
-            workspace_bytes=said.integer("workspace", 0),
-            engine=said.integer("engine", 0),
-            knobs=cast("tuple[tuple[int, int], ...]", said.get("knobs", ())),
+            workspace_bytes=options.integer("workspace", 0),
+            engine=options.integer("engine", 0),
+            knobs=cast("tuple[tuple[int, int], ...]", options.get("knobs", ())),
         )
 
     @override
     def proposals(self, call: LibraryCall) -> Iterable[Proposal]:
-        engines = self.cudnn.engines(cast("ConvolutionCall", call), count=_ASKED)
+        engines = self.cudnn.engines(cast("ConvolutionCall", call), count=_REQUESTED_ENGINES)
         return [({"engine": e.number, "knobs": e.knobs}, e.workspace_bytes) for e in engines]
 
     @override

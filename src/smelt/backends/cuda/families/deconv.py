@@ -1,4 +1,4 @@
-"""Transposed convolution: each place of the result gathers the taps that reach it."""
+"""Family of transposed convolutions: each output position gathers the taps that reach it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _ROWS: Final = 64
+"""Rows of a tile."""
 _SIDES: Final = (16, 32)
-"""Columns, and steps of the sum, of small products and of others."""
+"""Columns and reduction steps of tiles, for small extents and for others."""
 _FLOPS: Final = 1.0e13
+"""Assumed flop/s of the kernel."""
 
 
 class DeconvFamily(Family[CudaTarget]):
-    """Rows are places of the result, columns its channels; a stride leaves most taps out."""
+    """Rows are output positions, columns output channels; strides exclude most taps."""
 
     name: ClassVar[str] = "deconv"
     supports_reduced_precision: ClassVar[bool] = True
@@ -60,8 +62,8 @@ class DeconvFamily(Family[CudaTarget]):
         image = TensorFormat(kind, Layout.CHANNELS_LAST)
         bias = [TensorFormat(kind, Layout.LINEAR) if _bias_count(node) else None][: count - 2]
         depth, _, *window = _extents(node)
-        work = 2.0 * count_of(node.output) * depth // root.group * prod(window)
-        seconds = memory_seconds(node, target) + work / _FLOPS
+        flops = 2.0 * count_of(node.output) * depth // root.group * prod(window)
+        seconds = memory_seconds(node, target) + flops / _FLOPS
         yield Tactic(
             self.name, (), (image, None, *bias, *epilogue.formats), (image,), cost_hint=seconds
         )
@@ -72,11 +74,11 @@ class DeconvFamily(Family[CudaTarget]):
         depth, columns, *window = _extents(node)
         group = root_as(ConvTranspose, node).group
         shape = np.array([group, depth // group, columns, prod(window)], np.int64)
-        made = Constant.derive(
+        packed = Constant.derive(
             f"{weights.name}.groups", Reshape(), weights, Constant(f"{weights.name}.shape", shape)
         )
-        made = Constant.derive(f"{weights.name}.taps_first", Transpose((0, 3, 1, 2)), made)
-        return (as_factor(made, factor_type(tactic), tactic),)
+        packed = Constant.derive(f"{weights.name}.taps_first", Transpose((0, 3, 1, 2)), packed)
+        return (as_factor(packed, factor_type(tactic), tactic),)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -88,7 +90,7 @@ class DeconvFamily(Family[CudaTarget]):
         scalars = LaunchScalars()
         depth, columns, *_ = _extents(node)
         order = (0, *range(2, len(out.shape)), 1)
-        places = element_count(tuple(out.shape[a] for a in order[:-1]))
+        positions = element_count(tuple(out.shape[a] for a in order[:-1]))
         sides = [_SIDES[e > _SIDES[0]] for e in (columns, depth // root.group)]
         spec = KernelSpec(
             self.name,
@@ -101,7 +103,7 @@ class DeconvFamily(Family[CudaTarget]):
                 group=root.group,
                 depth=depth // root.group,
                 columns=columns,
-                places=scalars.json(places),
+                places=scalars.json(positions),
                 tile=(_ROWS, *sides),
                 bias=bool(_bias_count(node)),
                 stages=planned_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node)).stages,
@@ -110,7 +112,7 @@ class DeconvFamily(Family[CudaTarget]):
                 **operand_parameters(views, len(scalars.values)),
             ),
         )
-        chunks = root.group * ceil_div(columns, sides[0]) * ceil_div(places, _ROWS)
+        chunks = root.group * ceil_div(columns, sides[0]) * ceil_div(positions, _ROWS)
         return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
 
     @override
@@ -120,7 +122,7 @@ class DeconvFamily(Family[CudaTarget]):
 
 
 def _windows(root: ConvTranspose, x: View, scalars: LaunchScalars) -> tuple[Json, ...]:
-    """Of each axis: taps, step, dilation, padding before, and the input's extent and stride."""
+    """Return, per axis: taps, stride, dilation, padding before, input extent and stride."""
     return tuple(
         (
             root.kernel_shape[a],
@@ -134,15 +136,17 @@ def _windows(root: ConvTranspose, x: View, scalars: LaunchScalars) -> tuple[Json
 
 
 def _bias_count(node: Node) -> int:
+    """Return the number of epilogue operands that are the bias: 0 or 1."""
     return int(root_of(node)[1] > 2 and node.inputs[2] is not None)
 
 
 def _extents(node: Node) -> tuple[int, ...]:
-    """Input channels, output channels of a group, and the window."""
+    """Return input channels, output channels of a group, and the window."""
     return fixed_shape(required_input(node, 1).tensor.shape)
 
 
 def _unsupported_reason(node: Node) -> str | None:
+    """Return why the family cannot run a node, or None."""
     kind = required_input(node, 0).tensor.dtype
     if kind not in FLOATS:
         return f"supports floating-point types only, not {kind.value}"
@@ -152,7 +156,7 @@ def _unsupported_reason(node: Node) -> str | None:
 
 
 def _extras(node: Node, operands: Operands) -> list[tuple[View, tuple[Dim, ...]]]:
-    """The bias and what the epilogue reads, with strides along the result."""
+    """Return the bias and the epilogue operands, with strides along the result."""
     extras = extra_views(node, operands)
     if _bias_count(node):
         bias, rank = input_view(operands, 2), len(operands.outputs[0].shape)
@@ -162,6 +166,8 @@ def _extras(node: Node, operands: Operands) -> list[tuple[View, tuple[Dim, ...]]
 
 
 class _DeconvWriter:
+    """Writer of the kernel of one spec."""
+
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)
@@ -171,13 +177,14 @@ class _DeconvWriter:
         self.names = ["n", *(f"d{a}" for a in range(len(self.windows)))]
 
     def write(self) -> str:
+        """Return the text of the kernel."""
         s, k = self.s, self.k
         self.find_tile()
         s.line(f"acc = tl.zeros([{self.rows}, {self.columns}], tl.float32)")
         with s.block(f"for tap in range(0, {prod(w[0] for w in self.windows)}):"):
             self.take_tap()
         value = "acc"
-        read = s.reading(2, self.place, "m")
+        read = s.extra_reader(2, self.place, "m")
         if k["bias"]:
             s.line(f"v = acc + {read(0)}")
             value = "v"
@@ -187,12 +194,13 @@ class _DeconvWriter:
         return s.text()
 
     def find_tile(self) -> None:
+        """Write the coordinates of the program's positions and channels."""
         s, k = self.s, self.k
-        stretches = -(-k["columns"] // self.columns)
+        column_tiles = -(-k["columns"] // self.columns)
         s.line("program = tl.program_id(0).to(tl.int64)")
-        s.line(f"j = (program % {stretches}) * {self.columns} + tl.arange(0, {self.columns})")
-        s.line(f"group = (program // {stretches}) % {k['group']}")
-        first = f"(program // {stretches * k['group']}) * {self.rows}"
+        s.line(f"j = (program % {column_tiles}) * {self.columns} + tl.arange(0, {self.columns})")
+        s.line(f"group = (program // {column_tiles}) % {k['group']}")
+        first = f"(program // {column_tiles * k['group']}) * {self.rows}"
         s.line(f"i = {first} + tl.arange(0, {self.rows})")
         s.line(f"j_ok = j < {k['columns']}")
         s.line(f"i_ok = i < {s.extent(k['places'])}")
@@ -201,14 +209,19 @@ class _DeconvWriter:
         s.line(f"c = group * {k['columns']} + j")
 
     def take_tap(self) -> None:
+        """Write the accumulation of one tap."""
         s, k = self.s, self.k
         taps = [f"t{a}" for a in range(len(self.windows))]
         s.unravel("tap", [w[0] for w in self.windows], taps)
         inside, terms = ["i_ok"], [("n", self.axes[0][1])]
-        for a, (_, step, dilation, before, extent, stride) in enumerate(self.windows):
-            s.line(f"u{a} = d{a} + {before} - t{a} * {dilation}")
-            s.line(f"h{a} = u{a} // {step}")
-            inside += [f"(u{a} >= 0)", f"(u{a} % {step} == 0)", f"(h{a} < {s.extent(extent)})"]
+        for a, (_, window_stride, dilation, pad_before, extent, stride) in enumerate(self.windows):
+            s.line(f"u{a} = d{a} + {pad_before} - t{a} * {dilation}")
+            s.line(f"h{a} = u{a} // {window_stride}")
+            inside += [
+                f"(u{a} >= 0)",
+                f"(u{a} % {window_stride} == 0)",
+                f"(h{a} < {s.extent(extent)})",
+            ]
             terms.append((f"h{a}", stride))
         s.line(f"ok = {' & '.join(inside)}")
         s.line(f"base = {s.sum_of(*terms)}")
@@ -228,8 +241,9 @@ class _DeconvWriter:
             s.line("acc = tl.dot(x, w, acc, input_precision='ieee')")
 
     def place(self, operand: int) -> str:
-        # The window's input stands in the axes where operand 0 does; extras follow operand 1.
+        """Return the offsets of an operand's elements."""
+        # Axes have no stride for the weights (operand 1): later operands are one place earlier.
         number = operand - 1
-        along = f"i * 0 + {self.s.offset(self.names, self.axes[:-1], number)}"
-        across = f"c * 0 + {self.s.sum_of(('c', self.axes[-1][1 + number]))}"
-        return f"({along})[:, None] + ({across})[None, :]"
+        row_offset = f"i * 0 + {self.s.offset(self.names, self.axes[:-1], number)}"
+        column_offset = f"c * 0 + {self.s.sum_of(('c', self.axes[-1][1 + number]))}"
+        return f"({row_offset})[:, None] + ({column_offset})[None, :]"

@@ -1,7 +1,7 @@
-"""Depthwise convolution: each channel with its own window, summed in registers.
+"""Family of depthwise convolutions: each channel has its own window, summed in registers.
 
-It moves memory and little else: threads hold neighbouring channels, programs neighbouring pixels,
-whose windows overlap.
+The kernel is limited by memory. Threads hold neighbouring channels and programs neighbouring
+pixels, whose windows overlap.
 """
 
 from __future__ import annotations
@@ -38,48 +38,51 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _ELEMENTS: Final = (1024, 2048, 4096)
-"""Of a program."""
+"""Elements of the result per program."""
 _CHANNELS: Final = (64, 32)
-"""More at a time have never been as fast."""
+"""Channels per program: more were never as fast in measurements."""
 _WARPS: Final = 4
+"""Warps per program."""
 _OFFSET_REGISTERS: Final = (26, 38)
-"""Of a thread, and for each 1,024 elements of a program."""
+"""Registers of a thread: fixed, and for each 1,024 elements of a program."""
 _INSTRUCTIONS: Final = 3
-"""For each product: two conversions beside it."""
+"""Instructions per multiplication: the product and two conversions."""
 
 
 def _work(node: Node, size: int, width: int, target: CudaTarget) -> LaunchWorkload:
-    """What programs of so many elements do, so many channels wide."""
+    """Return the workload of programs of ``size`` elements, ``width`` of them channels."""
     _, _, *window = fixed_shape(required_input(node, 1).tensor.shape)
-    kind = target.operand_dtype(required_input(node, 0).tensor.dtype).size_bytes
+    element_bytes = target.operand_dtype(required_input(node, 0).tensor.dtype).size_bytes
     channels = fixed_extent(node.output.tensor.shape[1])
-    places = count_of(node.output) // channels
-    programs = -(-places // (size // width)) * -(-channels // width)
-    read, written = (kind * count_of(v) for v in (required_input(node, 0), node.output))
-    taken = prod(window) * size
-    own, each = _OFFSET_REGISTERS
+    positions = count_of(node.output) // channels
+    programs = -(-positions // (size // width)) * -(-channels // width)
+    read_bytes, written_bytes = (
+        element_bytes * count_of(v) for v in (required_input(node, 0), node.output)
+    )
+    products = prod(window) * size
+    base, per_1024 = _OFFSET_REGISTERS
     flops = gpu_spec_of(target).cuda_core_flops / target.multiprocessors
     return LaunchWorkload(
         programs=programs,
         num_warps=_WARPS,
-        registers=own + each * size / 1024,
+        registers=base + per_1024 * size / 1024,
         shared_bytes=0,
         steps=1,
         num_stages=1,
-        step_seconds=2.0 * _INSTRUCTIONS * taken / flops,
+        step_seconds=2.0 * _INSTRUCTIONS * products / flops,
         step_overhead_seconds=0.0,
         dependency_seconds=0.0,
-        step_bytes=kind * taken,
-        epilogue_bytes=kind * size,
+        step_bytes=element_bytes * products,
+        epilogue_bytes=element_bytes * size,
         accumulators=size / (_WARPS * WARP_LANES),
-        l2_read_bytes=float(programs) * size * 2 * kind,
-        source_bytes=read,
-        moved_bytes=read + written,
+        l2_read_bytes=float(programs) * size * 2 * element_bytes,
+        source_bytes=read_bytes,
+        moved_bytes=read_bytes + written_bytes,
     )
 
 
 class DepthwiseFamily(Family[CudaTarget]):
-    """One filter for each channel."""
+    """Family of convolutions with one filter per channel."""
 
     name: ClassVar[str] = "depthwise"
     supports_reduced_precision: ClassVar[bool] = True

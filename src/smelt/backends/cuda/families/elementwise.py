@@ -1,4 +1,4 @@
-"""Elementwise ops and chains of them, with broadcasting, in any layout."""
+"""Family of elementwise ops and fused programs of them, with broadcasting, in any layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fused_programs import elementwise_tactics, stages_of
 from smelt.backends.cuda._cost_model import memory_seconds
-from smelt.backends.cuda._elementwise import why_not_written
+from smelt.backends.cuda._elementwise import unsupported_op_reason
 from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
 from smelt.backends.cuda._target import CudaTarget
 from smelt.types import override
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ElementwiseFamily(Family[CudaTarget]):
-    """One pass over the output; each value runs through the whole program in registers."""
+    """One pass over the output; each element is computed by the whole program in registers."""
 
     name: ClassVar[str] = "elementwise"
     supports_reduced_precision: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class ElementwiseFamily(Family[CudaTarget]):
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         seconds_of = partial(memory_seconds, target=target)
-        return elementwise_tactics(self.name, node, why_not_written, seconds_of)
+        return elementwise_tactics(self.name, node, unsupported_op_reason, seconds_of)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

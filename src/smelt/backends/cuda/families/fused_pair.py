@@ -1,4 +1,4 @@
-"""A convolution, and one of single pixels that reads its result, in one launch."""
+"""Family of fused pairs: a convolution and a pointwise one that reads its result, in one launch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from smelt.backends.cuda.families._fused_pair_tiles import (
     second_columns,
 )
 from smelt.backends.cuda.families._gemm_launches import kernel_on
-from smelt.backends.cuda.families._gemm_operands import why_wide
+from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
 from smelt.backends.cuda.families._gemm_tiles import kernel_options
 from smelt.backends.cuda.families.conv import (
     ConvFamily,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class FusedPairConvFamily(Family[CudaTarget]):
-    """Two products by programs that have what is between them."""
+    """Family of fused pairs whose intermediate stays on chip."""
 
     name: ClassVar[str] = FUSED_PAIR
     supports_reduced_precision: ClassVar[bool] = True
@@ -88,21 +88,21 @@ class FusedPairConvFamily(Family[CudaTarget]):
 
 
 def can_fuse_pair(first: Node, second: Node) -> bool:
-    """Whether two nodes are convolutions of one group, the second of the first's own pixels."""
+    """Return whether the kernel supports two convolutions, the second pointwise on the first."""
     return _unsupported_pair_reason(root_of(first)[0], root_of(second)[0]) is None
 
 
 def _is_sum(pair_nodes: PairNodes) -> bool:
-    """Whether the first product is of two images."""
+    """Return whether the first product sums two images."""
     return isinstance(root_of(pair_nodes.first)[0], ConvSum)
 
 
 def _unsupported_pair_reason(first: Op, second: Op) -> str | None:
-    """Why no kernel computes two ops one behind the other, whatever their operands; or None."""
-    own = first.first if isinstance(first, ConvSum) else first
-    if not isinstance(own, Conv) or not isinstance(second, Conv):
+    """Return why no kernel computes a pair of ops, whatever their operands, or None."""
+    first_conv = first.first if isinstance(first, ConvSum) else first
+    if not isinstance(first_conv, Conv) or not isinstance(second, Conv):
         return "the two ops are not convolutions"
-    if own.group > 1 or second.group > 1:
+    if first_conv.group > 1 or second.group > 1:
         return "grouped convolution is not supported"
     if set(second.kernel_shape) != {1} or any(second.pads) or set(second.strides) != {1}:
         return "the second convolution is not pointwise (1x1, stride 1, no padding)"
@@ -110,6 +110,7 @@ def _unsupported_pair_reason(first: Op, second: Op) -> str | None:
 
 
 def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None:
+    """Return why the family cannot run a pair of nodes, or None."""
     if reason := _unsupported_pair_reason(
         root_of(pair_nodes.first)[0], root_of(pair_nodes.second)[0]
     ):
@@ -124,14 +125,14 @@ def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None
     shape = first_shape(pair_nodes, target)
     if not shape.run or shape.run % MIN_VECTOR:
         return "the channels of the first input are not a multiple of the vector width"
-    return why_wide(shape.dtype)
+    return wide_operand_reason(shape.dtype)
 
 
-# ---- on memory
+# ---- lowering
 
 
 class _FusedPairLowering(ConvLowering):
-    """The first convolution, whose places have the second's operands as well."""
+    """Lowering of the first convolution, with the second's operands on the same rows."""
 
     def __init__(self, pair_nodes: PairNodes, tactic: Tactic, operands: Operands) -> None:
         first, root = pair_nodes.first, root_of(pair_nodes.first)[0]
@@ -141,56 +142,58 @@ class _FusedPairLowering(ConvLowering):
         else:
             strides = contiguous_strides(kind, Layout.CHANNELS_LAST)
             intermediate = View(0, 0, DType.FLOAT16, kind.shape, strides)
-        own = Operands(operands.inputs[:count], (intermediate,), operands.packed[:1])
+        first_operands = Operands(operands.inputs[:count], (intermediate,), operands.packed[:1])
         is_sum = isinstance(root, ConvSum)
-        main = root.first if isinstance(root, ConvSum) else cast("Conv", root)
+        first_conv = root.first if isinstance(root, ConvSum) else cast("Conv", root)
         second = root.second if isinstance(root, ConvSum) else None
-        super().__init__(first, main, tactic, own, second=second)
+        super().__init__(first, first_conv, tactic, first_operands, second=second)
         self.pair_nodes, self.returns_intermediate = pair_nodes, pair_nodes.returns_intermediate
         self.factor_count = 3 if is_sum else 2
         out = operands.outputs[0]
-        others = Operands((intermediate, *operands.inputs[count:]), (out,), operands.packed[1:])
-        self.then = ConvLowering(
-            pair_nodes.second, root_as(Conv, pair_nodes.second), tactic, others
+        second_operands = Operands(
+            (intermediate, *operands.inputs[count:]), (out,), operands.packed[1:]
+        )
+        self.second_lowering = ConvLowering(
+            pair_nodes.second, root_as(Conv, pair_nodes.second), tactic, second_operands
         )
         stored: list[View] = self.views if pair_nodes.returns_intermediate else self.views[:-1]
         self.weights = len(stored)
-        """Which operand the second's weights are."""
-        self.views: list[View] = [*stored, *self.then.views[1:]]
+        """Number of the operand that holds the second convolution's weights."""
+        self.views: list[View] = [*stored, *self.second_lowering.views[1:]]
 
     @override
     def strides(self, axis: int) -> tuple[Dim, ...]:
-        """Of all operands behind the first's weights."""
-        own = super().strides(axis)[: None if self.returns_intermediate else -1]
+        """Return the strides of all operands after the first convolution's weights."""
+        first_strides = super().strides(axis)[: None if self.returns_intermediate else -1]
         if axis == 1:
-            return (*own, *[0] * (len(self.views) - self.weights))
-        return (*own, 0, *self.then.strides(axis))
+            return (*first_strides, *[0] * (len(self.views) - self.weights))
+        return (*first_strides, 0, *self.second_lowering.strides(axis))
 
     @override
     def constants(self) -> tuple[bool, ...]:
-        own = super().constants()[: None if self.returns_intermediate else -1]
-        return (*own, *self.then.constants()[1:])
+        first_constants = super().constants()[: None if self.returns_intermediate else -1]
+        return (*first_constants, *self.second_lowering.constants()[1:])
 
     def launch(self) -> Launch:
-        """The one launch."""
+        """Return the launch."""
         filters, depth, *_ = fixed_shape(required_input(self.node, 1).tensor.shape)
         columns, second_node = second_columns(self.pair_nodes), self.pair_nodes.second
         biases = bias_count(second_node)
-        second = 0 if self.second is None else fixed_extent(self.second[1].shape[1])
-        own, then = (fixed_extent(view.shape[1]) for view in self._packed())
+        second_inner_k = 0 if self.second is None else fixed_extent(self.second[1].shape[1])
+        first_depth, second_depth = (fixed_extent(view.shape[1]) for view in self._packed())
         before = [0] * (self.weights + 1)
-        then_strides = (*before, *self.then.strides(1))
+        second_strides = (*before, *self.second_lowering.strides(1))
         options: dict[str, Any] = {**kernel_options(self.tactic), "schedule": FUSED_PAIR}
         kernel = FusedPairKernel(
             stack=(),
             run=depth,
             inner_k_strides=(self.scalars.json(self.x.strides[1]), 1),
             tap_stride=depth,
-            depth=own,
+            depth=first_depth,
             factors=self.factor_count,
-            second_inner_k=second,
-            second_columns=(columns, *self.scalars.all_json(then_strides)),
-            second_depth=then,
+            second_inner_k=second_inner_k,
+            second_columns=(columns, *self.scalars.all_json(second_strides)),
+            second_depth=second_depth,
             second_bias=biases > 0,
             second_stages=planned_epilogue(second_node, Layout.CHANNELS_LAST, biases).stages,
             weights=self.weights,
@@ -198,14 +201,15 @@ class _FusedPairLowering(ConvLowering):
             **self.common(),
             **options,
         )
-        iteration_space = self.iteration_space(Axis(filters, (0, own, *self.strides(1))), 1)
+        iteration_space = self.iteration_space(Axis(filters, (0, first_depth, *self.strides(1))), 1)
         kernel = kernel_on(kernel, iteration_space, self.views, self.scalars)
-        down = kernel.programs or ceil_div(iteration_space.row_count, kernel.tile[0])
-        chunks = ceil_div(columns, kernel.second_tile) * down
+        row_programs = kernel.programs or ceil_div(iteration_space.row_count, kernel.tile[0])
+        chunks = ceil_div(columns, kernel.second_tile) * row_programs
         last = len(self.views) - 1
         writes = (self.weights - 1, last) if self.returns_intermediate else (last,)
         spec = kernel.spec(self.tactic.family)
         return Launch(spec, tuple(self.views), writes, self.scalars.values, chunks)
 
     def _packed(self) -> tuple[View, View]:
+        """Return the packed weights of both convolutions."""
         return self.views[1], self.views[self.weights]

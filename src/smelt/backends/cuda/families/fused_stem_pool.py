@@ -1,7 +1,7 @@
-"""A stem and the maxima of windows of its result, in one launch behind the copy to pixels.
+"""Family of a stem convolution fused with max pooling: a copy to pixels, then one launch.
 
-What a stem makes is the largest tensor of many networks; pooling reads it again, and leaves a
-quarter of it. Here it is never stored.
+The result of a stem is the largest tensor of many networks, and pooling keeps a quarter of it. Here
+it is never stored.
 """
 
 from __future__ import annotations
@@ -62,26 +62,27 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _WIDEST_BYTES: Final = 4
-"""Of an element of the pixels, whatever it becomes."""
+"""Maximum size of an element of the pixels in bytes."""
 _PROGRAMS_PER_SM: Final = 3
-"""Programs of a multiprocessor."""
+"""Programs per multiprocessor."""
 _REGISTERS: Final = 168
-"""What that leaves a thread."""
+"""Maximum registers per thread that allow this number of programs."""
 _WAVES: Final = (1, 2, 4)
-"""In which the programs may come."""
-_FEWER: Final = (1, 4, 8)
-"""Where the number of images is guessed, and more may come, programs do so many times as much."""
-_LENGTH: Final = 224
-"""Elements of a window where the next two were measured; of shorter ones half of it is guessed to
-stay."""
-_ALONE_SECONDS: Final = 4.5e-7
-"""Of one of the stem's tiles."""
-_MORE_SECONDS: Final = 2.8e-7
-"""For each program that does one at the same time."""
+"""Numbers of waves to try."""
+_PROGRAM_DIVISORS: Final = (1, 4, 8)
+"""Divisors of the number of programs if the batch is symbolic: it may be larger than guessed, so
+programs with more rows are also tried."""
+_MEASURED_WINDOW_ELEMENTS: Final = 224
+"""Elements of a window for which the next two constants were measured. For shorter windows, half of
+the time is assumed to be independent of the length."""
+_TILE_SECONDS: Final = 4.5e-7
+"""Fixed time of a tile of the stem, in seconds."""
+_CONCURRENT_TILE_SECONDS: Final = 2.8e-7
+"""Additional time of a tile for each program that runs at the same time, in seconds."""
 
 
 class FusedStemPoolFamily(Family[CudaTarget]):
-    """Stems of 16 bits on Hopper and its like, rectified or plain, and maxima over two axes."""
+    """Family of 16-bit stems on GPUs with WGMMA, with or without ReLU, and 2-D max pools."""
 
     name: ClassVar[str] = FUSED_STEM_POOL
     supports_reduced_precision: ClassVar[bool] = True
@@ -94,24 +95,30 @@ class FusedStemPoolFamily(Family[CudaTarget]):
         if reason := _unsupported_reason(pair_nodes, target):
             yield Refusal(self.name, reason)
             return
-        strip = _StemPoolProblem(pair_nodes)
+        problem = _StemPoolProblem(pair_nodes)
         (_, *others), output = formats_of(pair_nodes.first)
         image = TensorFormat(output.dtype, Layout.LINEAR)
-        needed_bytes = element_count(padded_shape(pair_nodes.first, strip.root)) * _WIDEST_BYTES
-        most = _PROGRAMS_PER_SM * target.multiprocessors
-        open_batch = symbols_of(strip.images)
-        programs = [most // fewer for fewer in _FEWER] if open_batch else [most * n for n in _WAVES]
-        for rows_per_program in dict.fromkeys(strip.rows_per_program(count) for count in programs):
+        pixel_bytes = element_count(padded_shape(pair_nodes.first, problem.root)) * _WIDEST_BYTES
+        max_programs = _PROGRAMS_PER_SM * target.multiprocessors
+        open_batch = symbols_of(problem.images)
+        programs = (
+            [max_programs // fewer for fewer in _PROGRAM_DIVISORS]
+            if open_batch
+            else [max_programs * n for n in _WAVES]
+        )
+        for rows_per_program in dict.fromkeys(
+            problem.rows_per_program(count) for count in programs
+        ):
             options = parameters(
-                tile=(ROWS, strip.columns, FRAGMENT),
+                tile=(ROWS, problem.columns, FRAGMENT),
                 rows_per_program=rows_per_program,
                 registers=_REGISTERS,
                 num_warps=4,
                 num_stages=1,
             )
-            hint = strip.seconds(rows_per_program, target)
-            made = Tactic(self.name, options, (image, *others), (output,), cost_hint=hint)
-            yield replace(made, workspace_bytes=needed_bytes)
+            hint = problem.seconds(rows_per_program, target)
+            tactic = Tactic(self.name, options, (image, *others), (output,), cost_hint=hint)
+            yield replace(tactic, workspace_bytes=pixel_bytes)
 
     @override
     def reduced_precision_tactics(
@@ -134,7 +141,7 @@ class FusedStemPoolFamily(Family[CudaTarget]):
 
 
 def may_pool(first: Node, second: Node) -> bool:
-    """Whether two nodes are a stem, and maxima of windows of its result."""
+    """Return whether two nodes are a stem and a max pool of its result."""
     root = root_of(first)[0]
     if not isinstance(second.op, MaxPool) or not isinstance(root, Conv):
         return False
@@ -142,6 +149,7 @@ def may_pool(first: Node, second: Node) -> bool:
 
 
 def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None:
+    """Return why the family cannot run a pair of nodes, or None."""
     first, pool = pair_nodes.first, op_as(MaxPool, pair_nodes.second)
     root = root_as(Conv, first)
     if reason := why_not_direct(first, root, stem_shape(first, root, target), target):
@@ -166,7 +174,7 @@ def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None
 
 
 def _stages(node: Node) -> tuple[Stage, ...]:
-    """What of a node comes behind its root."""
+    """Return the epilogue of a node."""
     return node.op.stages if isinstance(node.op, Fused) else ()
 
 
@@ -184,44 +192,45 @@ class _StemPoolProblem:
         self.stem = cast("tuple[int, int]", self.first.output.tensor.shape[2:])
         befores = (before for before, _ in self.pool.pad_pairs)
         self.windows = tuple(zip(self.pool.kernel_shape, self.pool.strides, befores, strict=True))
-        """Of both axes: taps, step and padding before."""
+        """Pooling taps, stride and padding before, of both axes."""
         self.root = replace(root, pads=self._pads(root))
-        """With so much padding that all rows can be read of which a window has any."""
+        """Stem with its padding extended to all rows that any pooling window covers."""
         self.filters = fixed_extent(required_input(self.first, 1).tensor.shape[0])
         self.columns = next(n for n in COLUMNS if self.filters % n == 0)
 
     def _pads(self, root: Conv) -> tuple[int, ...]:
-        (taps, step, above), _ = self.windows
-        rows_per_program = (self.pooled[0] - 1) * step + taps - above - self.stem[0]
+        """Return the extended padding."""
+        (taps, step, pad_top), _ = self.windows
+        rows_below = (self.pooled[0] - 1) * step + taps - pad_top - self.stem[0]
         top, left, bottom, right = root.pads
         lines = root.strides[0]
-        return (top + above * lines, left, bottom + max(0, rows_per_program) * lines, right)
+        return (top + pad_top * lines, left, bottom + max(0, rows_below) * lines, right)
 
     @property
     def strips(self) -> Dim:
-        """Strips of all images, each as high as one."""
+        """Number of strips of all images; a strip is as high as an image."""
         return ceil_div(self.images * self.pooled[1], ROWS) * (self.filters // self.columns)
 
     def rows_per_program(self, programs: int) -> int:
-        """How many pooled rows a program does, if there are to be so many programs at most."""
+        """Return the pooled rows per program for a maximum number of programs."""
         parts = max(1, programs // max(1, guessed_extent(self.strips)))
         return -(-self.pooled[0] // parts)
 
     def seconds(self, rows_per_program: int, target: CudaTarget) -> float:
-        """What both launches take."""
-        (taps, step, _), (across, _, _) = self.windows
-        carried = taps > step
-        tiles = (rows_per_program * (taps - carried) + carried) * across
+        """Return the estimated seconds of both launches."""
+        (taps, step, _), (column_taps, _, _) = self.windows
+        keeps_last_row = taps > step
+        tiles = (rows_per_program * (taps - keeps_last_row) + keeps_last_row) * column_taps
         programs = guessed_extent(self.strips) * -(-self.pooled[0] // rows_per_program)
-        turns, rest = divmod(-(-programs // target.multiprocessors), _PROGRAMS_PER_SM)
-        busy = turns * (_ALONE_SECONDS + _PROGRAMS_PER_SM * _MORE_SECONDS)
-        busy += _ALONE_SECONDS + rest * _MORE_SECONDS if rest else 0.0
-        shorter = (1 + window_length(self.first, self.root) / _LENGTH) / 2
-        copied = pass_seconds(count_of(required_input(self.first, 0)) * COPIED_BYTES, target)
-        return LAUNCH_SECONDS + copied + tiles * shorter * busy
+        waves, rest = divmod(-(-programs // target.multiprocessors), _PROGRAMS_PER_SM)
+        tile_seconds = waves * (_TILE_SECONDS + _PROGRAMS_PER_SM * _CONCURRENT_TILE_SECONDS)
+        tile_seconds += _TILE_SECONDS + rest * _CONCURRENT_TILE_SECONDS if rest else 0.0
+        length_factor = (1 + window_length(self.first, self.root) / _MEASURED_WINDOW_ELEMENTS) / 2
+        copy_seconds = pass_seconds(count_of(required_input(self.first, 0)) * COPIED_BYTES, target)
+        return LAUNCH_SECONDS + copy_seconds + tiles * length_factor * tile_seconds
 
     def launches(self, tactic: Tactic, operands: Operands) -> tuple[Launch, ...]:
-        """The copy to pixels, and the strips."""
+        """Return the copy to pixels and the launch over strips."""
         first, root, options = self.first, self.root, dict[str, Any](tactic.parameters)
         width, run = row_of(first, root)
         copy, runs = pixels_of(first, root, factors_of(tactic), operands, in_vectors(run))
@@ -229,7 +238,7 @@ class _StemPoolProblem:
         out = operands.outputs[0]
         views = (runs, operands.packed[0], *bias, out)
         scalars = LaunchScalars()
-        facts = parameters(
+        kernel_parameters = parameters(
             images=scalars.all_json((self.images, runs.strides[0])),
             line=fixed_extent(runs.strides[2]),
             lines=root.strides[0],
@@ -249,5 +258,5 @@ class _StemPoolProblem:
             **operand_parameters(views, len(scalars.values)),
         )
         chunks = self.strips * -(-self.pooled[0] // options["rows_per_program"])
-        kernel = KernelSpec(tactic.family, facts)
+        kernel = KernelSpec(tactic.family, kernel_parameters)
         return (copy, Launch(kernel, views, (len(views) - 1,), scalars.values, chunks))

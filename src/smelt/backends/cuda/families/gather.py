@@ -1,4 +1,4 @@
-"""Gather along one axis: lines of a table picked by run-time or constant indices."""
+"""Family of Gather and GatherElements along one axis, by run-time or constant indices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, count_of, guessed_extent
 from smelt.backends.cuda._elementwise import write_stages
 from smelt.backends.cuda._kernel_source import Source, operand_parameters
-from smelt.backends.cuda._pointwise import side_of
+from smelt.backends.cuda._pointwise import tile_side
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _ELEMENTS: Final = 1024
+"""Elements of the result per program."""
 _SECONDS_PER_BYTE: Final = 1e-12
+"""Assumed time per byte of the result, in seconds."""
 
 
 class GatherFamily(Family[CudaTarget]):
-    """Any element type; an index out of range is told of, and reads nothing.
+    """Family of gathers of any element type, with a fused epilogue.
 
-    What is computed of the elements behind that is computed on the way.
+    An index out of range is reported, and its element is not read.
     """
 
     name: ClassVar[str] = "gather"
@@ -62,11 +64,11 @@ class GatherFamily(Family[CudaTarget]):
             reason = f"an epilogue is computed in float32, which cannot hold {data.dtype.value}"
             yield Refusal(self.name, reason)
             return
-        table, places = (TensorFormat(k.dtype, Layout.LINEAR) for k in (data, indices))
-        moved = count_of(node.output) * data.dtype.size_bytes
-        seconds = LAUNCH_SECONDS + moved * _SECONDS_PER_BYTE
-        inputs = (table, places, *epilogue.formats)
-        yield Tactic(self.name, (), inputs, (table,), cost_hint=seconds)
+        data_format, index_format = (TensorFormat(k.dtype, Layout.LINEAR) for k in (data, indices))
+        result_bytes = count_of(node.output) * data.dtype.size_bytes
+        seconds = LAUNCH_SECONDS + result_bytes * _SECONDS_PER_BYTE
+        inputs = (data_format, index_format, *epilogue.formats)
+        yield Tactic(self.name, (), inputs, (data_format,), cost_hint=seconds)
 
     @override
     def reports_index_errors(self, node: Node) -> bool:
@@ -79,13 +81,13 @@ class GatherFamily(Family[CudaTarget]):
         if operands.errors is None:
             raise InternalError(f"{node} has no error buffer")
         axis = getattr(root, "axis", 0) % required_input(node, 0).tensor.rank
-        make = gather_elements_axes if isinstance(root, GatherElements) else gather_axes
-        axes = _with_extras(make(data, indices, out, axis), [strides for _, strides in extras])
+        make_axes = gather_elements_axes if isinstance(root, GatherElements) else gather_axes
+        axes = _with_extras(make_axes(data, indices, out, axis), [strides for _, strides in extras])
         views = (data, indices, *(view for view, _ in extras), out, operands.errors)
         scalars = LaunchScalars()
-        across = side_of(guessed_extent(axes[-1].extent), _ELEMENTS)
+        column_tile = tile_side(guessed_extent(axes[-1].extent), _ELEMENTS)
         lines = element_count(tuple(a.extent for a in axes[:-1]))
-        along = min(_ELEMENTS // across, side_of(guessed_extent(lines), _ELEMENTS))
+        row_tile = min(_ELEMENTS // column_tile, tile_side(guessed_extent(lines), _ELEMENTS))
         spec = KernelSpec(
             self.name,
             parameters(
@@ -93,14 +95,14 @@ class GatherFamily(Family[CudaTarget]):
                 extent=scalars.json(data.shape[axis]),
                 stride=scalars.json(data.strides[axis]),
                 lines=scalars.json(lines),
-                tile=(along, across),
+                tile=(row_tile, column_tile),
                 num_warps=4,
                 num_stages=1,
                 stages=planned_epilogue(node, Layout.LINEAR).stages,
                 **operand_parameters(views, len(scalars.values)),
             ),
         )
-        chunks = ceil_div(lines, along) * ceil_div(axes[-1].extent, across)
+        chunks = ceil_div(lines, row_tile) * ceil_div(axes[-1].extent, column_tile)
         writes = (len(views) - 2, len(views) - 1)
         return (Launch(spec, views, writes, scalars.values, chunks),)
 
@@ -111,27 +113,28 @@ class GatherFamily(Family[CudaTarget]):
 
 
 def _with_extras(axes: list[Axis], extras: Sequence[tuple[Dim, ...]]) -> list[Axis]:
-    """The axes with the strides of extra operands before the result's, as few as possible."""
-    own = [
-        Axis(axis.extent, (*axis.strides[:2], *(e[place] for e in extras), axis.strides[2]))
-        for place, axis in enumerate(axes)
+    """Return the coalesced axes with the strides of epilogue operands before the result's."""
+    extended = [
+        Axis(axis.extent, (*axis.strides[:2], *(e[number] for e in extras), axis.strides[2]))
+        for number, axis in enumerate(axes)
     ]
-    none = Axis(1, (0,) * (3 + len(extras)))
-    joined = coalesce_axes(sort_axes([a for a in own if a.extent != 1], -1)) or [none]
-    return [none, *joined] if len(joined) == 1 else joined
+    unit_axis = Axis(1, (0,) * (3 + len(extras)))
+    coalesced = coalesce_axes(sort_axes([a for a in extended if a.extent != 1], -1)) or [unit_axis]
+    return [unit_axis, *coalesced] if len(coalesced) == 1 else coalesced
 
 
 def _write(kernel: KernelSpec) -> str:
+    """Return the text of the kernel."""
     s = Source(kernel)
     last = len(s.dtypes) - 2
-    """The result; the error words follow."""
+    """Number of the result's operand; the error words follow."""
     axes: Any = kernel["axes"]
-    along, across = kernel["tile"]
+    row_tile, column_tile = kernel["tile"]
     width, extent = s.extent(axes[-1][0]), s.extent(kernel["extent"])
-    stretches = f"(({width} + {across - 1}) // {across})"
+    column_tiles = f"(({width} + {column_tile - 1}) // {column_tile})"
     s.line("program = tl.program_id(0).to(tl.int64)")
-    s.line(f"j = (program % {stretches}) * {across} + tl.arange(0, {across})")
-    s.line(f"i = (program // {stretches}) * {along} + tl.arange(0, {along})")
+    s.line(f"j = (program % {column_tiles}) * {column_tile} + tl.arange(0, {column_tile})")
+    s.line(f"i = (program // {column_tiles}) * {row_tile} + tl.arange(0, {row_tile})")
     s.line(f"i_ok = i < {s.extent(kernel['lines'])}")
     s.line(f"m = i_ok[:, None] & (j < {width})[None, :]")
     names = [f"c{n}" for n in range(len(axes) - 1)]
@@ -143,20 +146,20 @@ def _write(kernel: KernelSpec) -> str:
         f"({s.sum_of(('j', axes[-1][1 + operand]))} + j * 0)[None, :]"
         for operand in range(last + 1)
     ]
-    place, is_there = f"{line[1]} + {item[1]}", "m"
-    if axes[-1][2] == 0:  # a whole line has one index
-        place, is_there = line[1], "i_ok[:, None]"
-    s.line(f"given = tl.load(p1 + {place}, mask={is_there}, other=0).to(tl.int64)")
+    index_offset, index_mask = f"{line[1]} + {item[1]}", "m"
+    if axes[-1][2] == 0:  # all elements of a line have the same index
+        index_offset, index_mask = line[1], "i_ok[:, None]"
+    s.line(f"given = tl.load(p1 + {index_offset}, mask={index_mask}, other=0).to(tl.int64)")
     s.line(f"index = tl.where(given < 0, given + {extent}, given)")
     s.line(f"inside = (index >= 0) & (index < {extent})")
-    s.write_index_error(last + 1, "given", extent, f"{is_there} & (inside == 0)")
-    picked = s.sum_of(("index", kernel["stride"]))
-    s.line(f"x = tl.load(p0 + ({picked} + {line[0]} + {item[0]}), mask=m & inside, other=0)")
-    places = [f"{down} + {along}" for down, along in zip(line, item, strict=True)]
+    s.write_index_error(last + 1, "given", extent, f"{index_mask} & (inside == 0)")
+    data_offset = s.sum_of(("index", kernel["stride"]))
+    s.line(f"x = tl.load(p0 + ({data_offset} + {line[0]} + {item[0]}), mask=m & inside, other=0)")
+    offsets = [f"{row_part} + {row_tile}" for row_part, row_tile in zip(line, item, strict=True)]
     result = "x"
     if kernel["stages"]:
         s.line("x = x.to(tl.float32)")
-        read = s.reading(2, lambda operand: places[operand], "m")
+        read = s.extra_reader(2, lambda operand: offsets[operand], "m")
         result = write_stages(s.line, kernel["stages"], read, ["x"])
-    s.store(last, places[last], result, "m")
+    s.store(last, offsets[last], result, "m")
     return s.text()

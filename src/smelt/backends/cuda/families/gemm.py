@@ -1,4 +1,4 @@
-"""Products of matrices, in stacks too, with either factor read through any strides."""
+"""Family of matrix products, batched or not, with operands of any strides."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class GemmFamily(Family[CudaTarget]):
-    """Rows are the first factor's, columns the second's; matrices of a stack are programs."""
+    """Family of products; each program computes a tile of one matrix of the batch."""
 
     name: ClassVar[str] = "gemm"
     supports_reduced_precision: ClassVar[bool] = True
@@ -56,18 +56,20 @@ class GemmFamily(Family[CudaTarget]):
         if reason or isinstance(epilogue, str):
             yield Refusal(self.name, str(reason))
             return
-        own = [None if value is None else format_of_factor(value) for value in node.inputs[:count]]
+        operand_formats = [
+            None if value is None else format_of_factor(value) for value in node.inputs[:count]
+        ]
         if required_input(node, 1).constant is not None:
-            own[1] = None
+            operand_formats[1] = None
         result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
-        inputs = (*own, *epilogue.formats)
+        inputs = (*operand_formats, *epilogue.formats)
         partial_bytes = element_count(node.output.tensor.shape) * ACCUMULATOR_BYTES
         for choice, seconds in tiles_for(shape_of(node, target), target):
             yield choice.tactic(self.name, inputs, result, partial_bytes, seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        """A constant second factor, the elements of a column side by side."""
+        """Return a constant second operand with the elements of each column contiguous."""
         weights = required_input(node, 1).constant
         if weights is None:
             return ()
@@ -90,15 +92,16 @@ class GemmFamily(Family[CudaTarget]):
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A factor: the axes of its stack, and which axis is the rows' and the columns'."""
+    """An operand: its batch axes, and its axes of rows and columns."""
 
-    stack: tuple[Dim, ...]
+    batch_shape: tuple[Dim, ...]
     row: int | None
     column: int | None
     is_transposed: bool = False
 
     @staticmethod
     def of(value: Value, *, transposed: bool, vector_is_column: bool) -> _Matrix:
+        """Return the axes of an operand."""
         rank = value.tensor.rank
         if rank == 1:
             return _Matrix((), 0, None) if vector_is_column else _Matrix((), None, 0)
@@ -106,30 +109,38 @@ class _Matrix:
         return _Matrix(value.tensor.shape[:-2], row, column, transposed)
 
     def stride(self, view: View, axis: int | None) -> Dim:
+        """Return the stride along an axis; 0 without one."""
         return 0 if axis is None else view.strides[axis]
 
 
 def _factors(node: Node) -> tuple[_Matrix, _Matrix]:
+    """Return the axes of both operands."""
     root = root_of(node)[0]
-    turned = (root.trans_a, root.trans_b) if isinstance(root, Gemm) else (0, 0)
-    a = _Matrix.of(required_input(node, 0), transposed=bool(turned[0]), vector_is_column=False)
-    return a, _Matrix.of(required_input(node, 1), transposed=bool(turned[1]), vector_is_column=True)
+    transposed = (root.trans_a, root.trans_b) if isinstance(root, Gemm) else (0, 0)
+    a = _Matrix.of(required_input(node, 0), transposed=bool(transposed[0]), vector_is_column=False)
+    return a, _Matrix.of(
+        required_input(node, 1), transposed=bool(transposed[1]), vector_is_column=True
+    )
 
 
 def _extent(value: Value, axis: int | None) -> Dim:
+    """Return the extent of an axis; 1 without one."""
     return 1 if axis is None else value.tensor.shape[axis]
 
 
 def _addend(node: Node) -> Value | None:
+    """Return the C operand of a Gemm, or None."""
     root, count = root_of(node)
     return node.inputs[2] if isinstance(root, Gemm) and count > 2 else None
 
 
 def _addend_count(node: Node) -> int:
+    """Return the number of epilogue operands that are C: 0 or 1."""
     return int(_addend(node) is not None)
 
 
 def _unsupported_reason(node: Node) -> str | None:
+    """Return why the family cannot run a product, or None."""
     kind = required_input(node, 0).tensor.dtype
     if kind not in FLOATS:
         return f"supports floating-point types only, not {kind.value}"
@@ -138,22 +149,26 @@ def _unsupported_reason(node: Node) -> str | None:
 
 
 def has_transposed_first_operand(node: Node) -> bool:
-    """Whether a product's rows are its first factor's columns."""
+    """Return whether the first operand of a product is transposed."""
     return _factors(node)[0].is_transposed
 
 
 def shape_of(node: Node, target: CudaTarget) -> GemmShape:
-    """The extents of a product."""
+    """Return the shape of a product."""
     a, b = _factors(node)
-    stack = element_count(node.output.tensor.shape[: max(len(a.stack), len(b.stack))])
+    matrices = element_count(
+        node.output.tensor.shape[: max(len(a.batch_shape), len(b.batch_shape))]
+    )
     x, y = required_input(node, 0), required_input(node, 1)
     rows, columns = guessed_extent(_extent(x, a.row)), guessed_extent(_extent(y, b.column))
     depth, dtype = guessed_extent(_extent(x, a.column)), target.operand_dtype(x.tensor.dtype)
-    return GemmShape(guessed_extent(stack), rows, columns, depth, dtype, adds=len(node.inputs) > 3)
+    return GemmShape(
+        guessed_extent(matrices), rows, columns, depth, dtype, adds=len(node.inputs) > 3
+    )
 
 
 class _GemmLowering:
-    """A product on the memory of its operands."""
+    """Lowering of a product onto the memory of its operands."""
 
     def __init__(self, node: Node, tactic: Tactic, operands: Operands) -> None:
         self.node, self.tactic = node, tactic
@@ -170,46 +185,52 @@ class _GemmLowering:
         self.workspace = operands.workspace
         self.scalars = LaunchScalars()
 
-    def along(self, axis: int | None) -> tuple[Dim, ...]:
-        """Strides of the extra operands and the result along an axis of the result."""
+    def epilogue_strides(self, axis: int | None) -> tuple[Dim, ...]:
+        """Return the strides of epilogue operands and result along a result axis."""
         if axis is None:
             return (0,) * (len(self.extras) + 1)
         return (*(strides[axis] for _, strides in self.extras), self.out.strides[axis])
 
     def second_strides(self) -> tuple[Dim, Dim]:
-        """Of the second factor, from column to column and down a column."""
+        """Return the strides of the second operand between columns and within a column."""
         if not self.is_packed:
             return self.b.stride(self.y, self.b.column), self.b.stride(self.y, self.b.row)
         return (self.y.strides[-2] if len(self.y.shape) > 1 else 0), 1
 
     def constant_extras(self) -> Iterator[bool]:
-        """Whether each extra operand is a weight."""
+        """Return whether each epilogue operand is a weight."""
         first = 2 if _addend(self.node) is not None else root_of(self.node)[1]
         return (v.constant is not None for v in self.node.inputs[first:] if v is not None)
 
     def axes(self) -> tuple[list[Axis], Axis]:
-        """The stack, and the rows; where the second factor is one, all of it is rows."""
+        """Return the batch axes and the row axis."""
         a, b = self.a, self.b
-        depth = max(len(a.stack), len(b.stack))
-        stack: list[Axis] = []
-        for axis in range(depth):
-            own = (_stack_stride(a, self.x, axis - depth), _stack_stride(b, self.y, axis - depth))
-            stack.append(Axis(self.out.shape[axis], (*own, *self.along(axis))))
-        row = None if a.row is None else depth
+        batch_rank = max(len(a.batch_shape), len(b.batch_shape))
+        batch_axes: list[Axis] = []
+        for axis in range(batch_rank):
+            operand_strides = (
+                _batch_stride(a, self.x, axis - batch_rank),
+                _batch_stride(b, self.y, axis - batch_rank),
+            )
+            batch_axes.append(
+                Axis(self.out.shape[axis], (*operand_strides, *self.epilogue_strides(axis)))
+            )
+        row = None if a.row is None else batch_rank
         rows = Axis(
             _extent(required_input(self.node, 0), a.row),
-            (a.stride(self.x, a.row), 0, *self.along(row)),
+            (a.stride(self.x, a.row), 0, *self.epilogue_strides(row)),
         )
-        return stack, rows
+        return batch_axes, rows
 
     def launches(self) -> tuple[Launch, ...]:
+        """Return one launch, or those of a split-K product."""
         a, b, root = self.a, self.b, root_of(self.node)[0]
-        stack, row = self.axes()
+        batch_axes, row = self.axes()
         rows = [row]
-        if all(axis.strides[1] == 0 for axis in stack):
-            stack, rows = [], coalesce_axes([*stack, row])
+        if all(axis.strides[1] == 0 for axis in batch_axes):
+            batch_axes, rows = [], coalesce_axes([*batch_axes, row])
         columns_stride, rows_stride = self.second_strides()
-        matrices = coalesce_axes([axis for axis in stack if axis.extent != 1])
+        matrices = coalesce_axes([axis for axis in batch_axes if axis.extent != 1])
         last = None if b.column is None else len(self.out.shape) - 1
         json = self.scalars.json
         kernel = ImplicitGemmKernel(
@@ -231,7 +252,8 @@ class _GemmLowering:
             **kernel_options(self.tactic, prefetches_weights=self.is_packed),
         )
         columns = Axis(
-            _extent(required_input(self.node, 1), b.column), (0, columns_stride, *self.along(last))
+            _extent(required_input(self.node, 1), b.column),
+            (0, columns_stride, *self.epilogue_strides(last)),
         )
         count = element_count(tuple(axis.extent for axis in matrices))
         iteration_space = GemmIterationSpace(tuple(rows), (-1,) * len(rows), columns, count)
@@ -240,8 +262,8 @@ class _GemmLowering:
         )
 
 
-def _stack_stride(factor: _Matrix, view: View, axis: int) -> Dim:
-    """Along an axis of the result's stack, counted from its end; 0 where the factor repeats."""
-    if -axis > len(factor.stack) or factor.stack[axis] == 1:
+def _batch_stride(factor: _Matrix, view: View, axis: int) -> Dim:
+    """Return the stride along a batch axis, counted from the last; 0 if broadcast."""
+    if -axis > len(factor.batch_shape) or factor.batch_shape[axis] == 1:
         return 0
-    return view.strides[: len(factor.stack)][axis]
+    return view.strides[: len(factor.batch_shape)][axis]

@@ -1,9 +1,9 @@
-"""Images in pairs: convolutions, pools and elementwise ops on elements of two images side by side.
+"""Half2 packing: convolutions, pools and elementwise ops on the elements of paired images.
 
-To a kernel the image of a pair is one more axis of each image, the innermost, along which windows
-have one tap. So the kernels are those of other layouts; they move at least two elements at a time,
-whatever a network's channels are. The last of an odd number of images has a twin that is computed
-and never read.
+To a kernel, the image within a pair is the innermost axis of each image, along which windows have
+one tap. So kernels of other layouts are used; they move at least two elements at a time, whatever
+the number of channels. If the number of images is odd, the last one is paired with an image that is
+computed and never read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view
 from smelt.backends.cuda._cost_model import memory_seconds
-from smelt.backends.cuda._elementwise import why_not_written
+from smelt.backends.cuda._elementwise import unsupported_op_reason
 from smelt.backends.cuda._implicit_gemm import write_implicit_gemm
 from smelt.backends.cuda._kernel_source import Source, operand_parameters
 from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
@@ -48,13 +48,17 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 HALF2_PACKING: Final = "half2_packing"
+"""Family of the kernels that pack and unpack pairs."""
 _BLOCK: Final = 1024
+"""Positions per program of these kernels."""
 _MIN_RANK: Final = 3
+"""Minimum rank of packed tensors."""
 _ALIASING: Final[dict[type, Aliasing]] = {Concat: Aliasing.CONCAT, Split: Aliasing.VIEW}
+"""Ops that are views also of packed tensors."""
 
 
 class Half2Family(Family[CudaTarget]):
-    """What a target that asks for pairs runs on them: more than one image, stored in 16 bits."""
+    """Family of ops on packed images: 16-bit, at least two images, if the target requests it."""
 
     name: ClassVar[str] = "half2"
     supports_reduced_precision: ClassVar[bool] = True
@@ -62,8 +66,8 @@ class Half2Family(Family[CudaTarget]):
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         root, _ = root_of(node)
-        known = isinstance(root, Conv | MaxPool | AveragePool | Concat | Split)
-        if not target.uses_half2 or not (known or node.op.elementwise):
+        is_supported = isinstance(root, Conv | MaxPool | AveragePool | Concat | Split)
+        if not target.uses_half2 or not (is_supported or node.op.elementwise):
             return
         if reason := _unsupported_reason(node, target):
             yield Refusal(self.name, reason)
@@ -80,7 +84,7 @@ class Half2Family(Family[CudaTarget]):
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
     ) -> tuple[Tactic, ...]:
-        """Windows have the elements of what they are windows on."""
+        """Return the tactic with narrow storage; views have the type of their source."""
         del target
         return (
             with_storage_dtype(dtype, node, tactic, outputs=tactic.aliasing is not Aliasing.NONE),
@@ -89,15 +93,15 @@ class Half2Family(Family[CudaTarget]):
     @override
     def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
         parts = node.inputs if tactic.aliasing is Aliasing.CONCAT else node.outputs
-        found: list[View] = []
+        windows: list[View] = []
         first: Dim = 0
         for value in parts:
             channels: Dim = 1 if value is None else value.tensor.shape[1]
             offset = view.offset + view.strides[1] * first * view.dtype.size_bytes
             shape = (view.shape[0], channels, *view.shape[2:])
-            found.append(replace(view, offset=offset, shape=shape))
+            windows.append(replace(view, offset=offset, shape=shape))
             first = first + channels
-        return tuple(found)
+        return tuple(windows)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -110,8 +114,11 @@ class Half2Family(Family[CudaTarget]):
         if isinstance(root, Conv):
             return _Half2ConvLowering(node, root, tactic, operands).launches()
         if isinstance(root, MaxPool | AveragePool):
-            views = (_turned(input_view(operands, 0)), _turned(operands.outputs[0]))
-            return (pool_launch(tactic, _deeper(root), views, ((), ())),)
+            views = (
+                _pairs_as_channels(input_view(operands, 0)),
+                _pairs_as_channels(operands.outputs[0]),
+            )
+            return (pool_launch(tactic, _with_pair_axis(root), views, ((), ())),)
         out = operands.outputs[0]
         views_ = [_broadcast_over_pair(view, out) for view in operands.inputs if view is not None]
         return (pointwise_launch(self.name, [*views_, out], stages_of(node)),)
@@ -126,7 +133,7 @@ class Half2Family(Family[CudaTarget]):
 
 
 class _Half2ConvLowering(ConvLowering):
-    """A convolution whose images have the pair as one more axis, which no window moves along."""
+    """Lowering of a convolution with the pair as one more axis, which no window moves along."""
 
     def __init__(self, node: Node, root: Conv, tactic: Tactic, operands: Operands) -> None:
         before, after = zip(*root.pad_pairs, strict=True)
@@ -146,6 +153,7 @@ class _Half2ConvLowering(ConvLowering):
 
 
 def _unsupported_reason(node: Node, target: CudaTarget) -> str | None:
+    """Return why a node cannot run on packed images, or None."""
     root, count = root_of(node)
     out = node.outputs[0].tensor
     if target.narrow_dtype.size_bytes != DType.FLOAT16.size_bytes or out.dtype not in FLOATS:
@@ -167,12 +175,12 @@ def _unsupported_reason(node: Node, target: CudaTarget) -> str | None:
     return (
         None
         if isinstance(root, Concat | Split)
-        else unsupported_elementwise_reason(node, why_not_written)
+        else unsupported_elementwise_reason(node, unsupported_op_reason)
     )
 
 
 def _why_not_packed(value: Value, node: Node) -> str | None:
-    """Whether an operand goes in pairs with the result, or repeats for every image."""
+    """Return why an operand is neither packed like the result nor the same for all images."""
     out, kind = node.outputs[0].tensor, value.tensor
     is_image = kind.rank == out.rank and kind.shape[0] == out.shape[0]
     if is_image and value.constant is None:
@@ -183,6 +191,7 @@ def _why_not_packed(value: Value, node: Node) -> str | None:
 
 
 def _format(node: Node, index: int) -> TensorFormat | None:
+    """Return the format of an input; None if it is packed at build time or absent."""
     value = node.inputs[index]
     root, count = root_of(node)
     if value is None or (index == 1 and count > 1 and isinstance(root, Conv | Split)):
@@ -192,6 +201,7 @@ def _format(node: Node, index: int) -> TensorFormat | None:
 
 
 def _options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float]]:
+    """Yield the parameters of the node's tactics with their estimated seconds."""
     root, _ = root_of(node)
     if isinstance(root, Conv):
         for choice, seconds in tiles_for(product_shape(node, root, target), target):
@@ -203,15 +213,15 @@ def _options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float
         yield (), memory_seconds(node, target)
 
 
-def _turned(view: View) -> View:
-    """The two of a pair as the channels of images whose first axis is that of the channels."""
+def _pairs_as_channels(view: View) -> View:
+    """Return the view with the pair as channels of images along the original channels."""
     order = (0, len(view.shape) - 1, *range(1, len(view.shape) - 1))
     shape = tuple(view.shape[axis] for axis in order)
     return replace(view, shape=shape, strides=tuple(view.strides[axis] for axis in order))
 
 
-def _deeper(root: MaxPool | AveragePool) -> MaxPool | AveragePool:
-    """The pool with one more axis, the first, which no window moves along."""
+def _with_pair_axis(root: MaxPool | AveragePool) -> MaxPool | AveragePool:
+    """Return the pool with one more leading axis, which no window moves along."""
     before, after = zip(*root.pad_pairs, strict=True)
     return replace(
         root,
@@ -223,17 +233,17 @@ def _deeper(root: MaxPool | AveragePool) -> MaxPool | AveragePool:
 
 
 def _broadcast_over_pair(view: View, out: View) -> View:
-    """An operand as one that repeats for both of a pair, if it does not go in pairs itself."""
+    """Return an operand that is not packed, broadcast over both images of a pair."""
     if len(view.shape) == len(out.shape):
         return view
     return replace(view, shape=(*view.shape, 1), strides=(*view.strides, 0))
 
 
-# ---- into pairs and out of them
+# ---- packing and unpacking
 
 
 def half2_packing_launch(source: View, destination: View) -> Launch:
-    """Copy images into pairs, or out of them; one of the views is of pairs."""
+    """Return the launch that packs images into pairs or unpacks them."""
     to_half2 = len(destination.shape) > len(source.shape)
     single, half2 = (source, destination) if to_half2 else (destination, source)
     images, inner = single.shape[0], range(1, len(single.shape))
@@ -259,7 +269,7 @@ def half2_packing_launch(source: View, destination: View) -> Launch:
 
 
 def write_half2_packing(kernel: KernelSpec) -> str:
-    """The text of a copy into pairs, or out of them; what has no twin gets zeros for one."""
+    """Return the text of the kernel; a missing second image is packed as zeros."""
     s = Source(kernel)
     axes: Any = kernel["axes"]
     places = s.extent(kernel["places"])
@@ -273,14 +283,16 @@ def write_half2_packing(kernel: KernelSpec) -> str:
     s.line(f"there = i_ok & (both * 2 + e < {s.extent(kernel['images'])})[None, :]")
     names = [f"c{n}" for n in range(len(axes))]
     s.unravel("i", [axis[0] for axis in axes], names)
-    one = s.sum_of(("both * 2 + e", single))
-    alone = f"(i * 0 + {s.offset(names, axes, 0)})[:, None] + (e * 0 + {one})[None, :]"
+    image_offset = s.sum_of(("both * 2 + e", single))
+    single_offset = (
+        f"(i * 0 + {s.offset(names, axes, 0)})[:, None] + (e * 0 + {image_offset})[None, :]"
+    )
     start = s.sum_of(("both", pair))
-    paired = f"(i * 0 + {s.offset(names, axes, 1)})[:, None] + ({start} + e)[None, :]"
+    half2_offset = f"(i * 0 + {s.offset(names, axes, 1)})[:, None] + ({start} + e)[None, :]"
     if kernel["to_half2"]:
-        s.line(f"x = {s.load(0, alone, 'there')}")
-        s.store(1, paired, "x", "i_ok")
+        s.line(f"x = {s.load(0, single_offset, 'there')}")
+        s.store(1, half2_offset, "x", "i_ok")
     else:
-        s.line(f"x = {s.load(0, paired, 'there')}")
-        s.store(1, alone, "x", "there")
+        s.line(f"x = {s.load(0, half2_offset, 'there')}")
+        s.store(1, single_offset, "x", "there")
     return s.text()

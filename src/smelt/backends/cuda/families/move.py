@@ -1,4 +1,4 @@
-"""Copies of the CUDA backend, for ops that only move elements."""
+"""Data movement ops of the CUDA backend, by copy kernels."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ if TYPE_CHECKING:
     from smelt.ir import Array
 
 COPY: Final = "copy"
+"""Family of copy kernels."""
 
 
 def copy_launch(source: View, destination: View) -> Launch:
-    """Copy between windows of one shape, of any strides and floats."""
+    """Return a launch that copies between views of one shape, any strides and float types."""
     stages = ((op_as_json(Identity()), (0,), (source.dtype.value,)),)
     return pointwise_launch(COPY, [source, destination], stages)
 
 
 class CudaCopier:
-    """Copies by the strides of both sides."""
+    """Copy kernels of the CUDA backend."""
 
     def copy(self, source: View, destination: View) -> Launch:
-        """Copy between windows of one shape and of any strides."""
+        """Copy between views of one shape and any strides."""
         return copy_launch(source, destination)
 
     def pad(self, source: View, inside: View, value: Array) -> Iterator[Launch]:
-        """Copy to a window, and write the one element of ``value`` into the halo around it."""
-        whole, offset = list(inside.shape), inside.offset
+        """Copy to a view, and write the single element of ``value`` into the halo around it."""
+        shape, offset = list(inside.shape), inside.offset
         for axis, (before, after) in enumerate(inside.halo):
-            whole[axis] = whole[axis] + before + after
+            shape[axis] = shape[axis] + before + after
             offset = offset - inside.strides[axis] * before * inside.dtype.size_bytes
         fill = (("fill", (("value", value.item()),)), (), ())
-        around = replace(inside, offset=offset, shape=tuple(whole), halo=())
-        yield pointwise_launch(COPY, [around], (fill,))
+        padded = replace(inside, offset=offset, shape=tuple(shape), halo=())
+        yield pointwise_launch(COPY, [padded], (fill,))
         yield copy_launch(source, replace(inside, halo=()))
 
 
 def data_movement_family() -> DataMovementFamily[CudaTarget]:
-    """The family of ops that only move elements."""
+    """Return the family of ops that only move elements."""
     return DataMovementFamily(CudaCopier())

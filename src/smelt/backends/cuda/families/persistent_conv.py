@@ -1,10 +1,10 @@
-"""Convolutions of many places by programs that stay: each holds its weights, and does many tiles.
+"""Persistent convolutions: programs keep their weights and process many tiles.
 
-A program for each tile reads the weights anew, waits for its first pixels with nothing else to do,
-and multiplies nothing while it writes. Here a program reads the weights of its columns once, before
-the launch before it has ended, and walks down the rows; what the next tiles read is on its way
-while it does one. That pays where sums are short: what a tile costs beside its products is then
-most of it.
+With one program per tile, each program loads the weights again, waits idle for its first pixels,
+and multiplies nothing while it stores. Here a program loads the weights of its columns once, before
+the preceding launch has ended, and walks down the rows; the loads of the next tiles overlap the
+current one. That is fast where reductions are short, because then most of a tile's time is not
+spent on products.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from smelt.backends.cuda._cost_model import (
 from smelt.backends.cuda._implicit_gemm import write_implicit_gemm
 from smelt.backends.cuda._kernel_source import MIN_VECTOR
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._gemm_operands import why_wide
+from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
 from smelt.backends.cuda.families._gemm_tiles import OWN_SHARED_BYTES, ranked_after_tiles
 from smelt.backends.cuda.families.conv import (
     ConvFamily,
@@ -49,73 +49,80 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node
 
 _MAX_CANDIDATES: Final = 3
+"""Maximum number of tactics of a node."""
 _TILES: Final = ((64, 64), (64, 128), (128, 64), (128, 128))
-"""Rows and columns."""
+"""Rows and columns of tiles."""
 _PROGRAMS_PER_SM: Final = (4, 3, 2, 1)
-"""Programs of a multiprocessor."""
+"""Numbers of programs per multiprocessor."""
 _OWN_REGISTERS: Final = 96
-"""Of a thread, beside the sums and extra operands."""
+"""Registers of a thread besides sums and epilogue operands."""
 _EIGHT_WARPS_ELEMENTS: Final = 128 * 128
-"""Elements of a tile."""
+"""Elements of a tile from which it has eight warps instead of four."""
 _MAX_STEP: Final = 256
+"""Maximum step of a reduction, in elements."""
 _MIN_STEP: Final = 64
+"""Minimum step of a reduction, in elements."""
 _MIN_FILLED: Final = 0.75
-"""Share of a step that must not be zeros."""
+"""Minimum share of a step that is not padding."""
 _MAX_STEPS: Final = 3
-"""Each is waited for."""
+"""Maximum number of steps of a reduction; each step has a wait."""
 _MIN_TILES: Final = 2
-"""Of a program; with fewer there is nothing to load ahead."""
+"""Minimum number of tiles per program; with fewer there is nothing to prefetch."""
 _STAGE_COUNTS: Final = (4, 3)
-"""With less the compiler asks for a tile when the one before is done."""
+"""Numbers of pipeline stages; with fewer, Triton loads a tile only after the one before is done."""
 _FIRST_WITH_CP_ASYNC: Final = 80
-"""Capability from which on tiles are loaded ahead without going through registers."""
+"""Compute capability (times ten) from which tiles are prefetched without using registers."""
 _FLOPS: Final = 6.8e14
+"""Flop/s of the products, of all multiprocessors together."""
 _SM_L2_BYTES_PER_SECOND: Final = 8.0e10
-"""Bytes a second that one multiprocessor gets from the second-level cache, at most."""
+"""Maximum rate at which one multiprocessor reads from the L2 cache."""
 _SHARED_BYTES_PER_SECOND: Final = 2.1e11
-"""Of one multiprocessor's shared memory."""
+"""Bandwidth of one multiprocessor's shared memory."""
 _FRAGMENT: Final = (64, 16)
-"""Rows and steps of one instruction, for which it reads both factors again."""
+"""Rows and reduction step of one instruction, which reads both operands from shared memory."""
 _TILE_SECONDS: Final = 5.0e-7
-"""What a tile takes beside its products and loads."""
+"""Time of a tile besides its products and loads, in seconds."""
 _UNHIDDEN_SHARE: Final = 0.2
-"""How much of the shorter of two things that could go on at once is not hidden."""
+"""Share of the shorter of two overlapping activities that is not hidden."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PersistentConfig:
-    """What a tactic decides."""
+    """Parameters of a tactic."""
 
     tile: tuple[int, int, int]
     num_stages: int
     programs_per_sm: int
-    """Programs of a multiprocessor."""
+    """Programs per multiprocessor."""
     programs: int
-    """Those that share a stretch of columns."""
+    """Programs that share a block of columns."""
 
     @property
     def num_warps(self) -> int:
+        """Warps per program."""
         return 8 if self.tile[0] * self.tile[1] >= _EIGHT_WARPS_ELEMENTS else 4
 
     def fits(self, shape: GemmShape, target: CudaTarget) -> bool:
-        """Whether so many programs have room beside each other, and enough to do."""
+        """Return whether the programs fit on a multiprocessor at once and have enough tiles."""
         bm, bn, step = self.tile
         depth, extra = -(-shape.depth // step) * step, shape.adds * bm * bn
-        ahead = self.num_stages * bm * depth + (self.num_stages - 1) * extra
+        prefetched = self.num_stages * bm * depth + (self.num_stages - 1) * extra
         needed_bytes = (
-            depth * bn + bm * bn // 2 + ahead
+            depth * bn + bm * bn // 2 + prefetched
         ) * shape.dtype.size_bytes + OWN_SHARED_BYTES
         threads = self.num_warps * WARP_LANES
-        each = min(MAX_REGISTERS_PER_THREAD, _OWN_REGISTERS + (bm * bn + extra // 2) // threads)
+        registers = min(
+            MAX_REGISTERS_PER_THREAD, _OWN_REGISTERS + (bm * bn + extra // 2) // threads
+        )
         return (
             self.programs_per_sm * needed_bytes <= target.shared_bytes
-            and self.programs_per_sm * each * threads <= gpu_spec_of(target).limits.registers
+            and self.programs_per_sm * registers * threads <= gpu_spec_of(target).limits.registers
             and -(-shape.rows // bm) >= _MIN_TILES * self.programs
         )
 
     @property
     def parameters(self) -> Parameters:
-        """The decision as data."""
+        """Parameters of the tactic."""
         return parameters(
             tile=self.tile,
             num_warps=self.num_warps,
@@ -129,7 +136,7 @@ class _PersistentConfig:
 
 
 class PersistentConvFamily(Family[CudaTarget]):
-    """What other families compute by a program for each tile."""
+    """Family of convolutions and sums of two, computed by persistent programs."""
 
     name: ClassVar[str] = "persistent"
     supports_reduced_precision: ClassVar[bool] = True
@@ -137,20 +144,20 @@ class PersistentConvFamily(Family[CudaTarget]):
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         if not isinstance(root_of(node)[0], Conv | ConvSum) or reason_against(node):
-            return  # the other families say why
+            return  # the other families yield the refusal
         shape, step = _product_of(node, target)
         if reason := _unsupported_reason(shape, step, target):
             yield Refusal(self.name, reason)
             return
-        found = [(_seconds(shape, c, target), c) for c in _tile_configs(shape, step, target)]
-        if not found:
+        configs = [(_seconds(shape, c, target), c) for c in _tile_configs(shape, step, target)]
+        if not configs:
             yield Refusal(
                 self.name,
                 "weights and prefetched tiles exceed shared memory, or there are too few tiles",
             )
             return
         inputs, output = formats_of(node)
-        ranked = sorted(found, key=lambda pair: pair[0])[:_MAX_CANDIDATES]
+        ranked = sorted(configs, key=lambda pair: pair[0])[:_MAX_CANDIDATES]
         for seconds, choice in ranked_after_tiles(ranked, shape, target):
             yield Tactic(self.name, choice.parameters, inputs, (output,), cost_hint=seconds)
 
@@ -175,25 +182,28 @@ class PersistentConvFamily(Family[CudaTarget]):
 
 
 def _base_of(node: Node) -> Family[CudaTarget]:
-    """The family of the same product by a program for each tile."""
+    """Return the family of the same product with one program per tile."""
     return ConvSumFamily() if isinstance(root_of(node)[0], ConvSum) else ConvFamily()
 
 
 def _product_of(node: Node, target: CudaTarget) -> tuple[GemmShape, int]:
-    """The extents of a node's product, and how long steps of its sum are."""
+    """Return the shape of a node's product, and the step of its reduction."""
     root = cast("Conv | ConvSum", root_of(node)[0])
-    run = fixed_extent(required_input(node, 1).tensor.shape[1])
+    inner_k = fixed_extent(required_input(node, 1).tensor.shape[1])
     if isinstance(root, ConvSum):
         second = fixed_extent(required_input(node, 3).tensor.shape[1])
-        return sum_shape(node, root, target), gcd(run, second, _MAX_STEP)
+        return sum_shape(node, root, target), gcd(inner_k, second, _MAX_STEP)
     shape = product_shape(node, root, target)
-    whole = next_power_of_two(shape.depth)
-    is_whole = whole <= _MAX_STEP and shape.depth >= _MIN_FILLED * whole
-    return shape, whole if is_whole and run % MIN_VECTOR == 0 else gcd(run, _MAX_STEP)
+    single_step = next_power_of_two(shape.depth)
+    has_single_step = single_step <= _MAX_STEP and shape.depth >= _MIN_FILLED * single_step
+    return shape, single_step if has_single_step and inner_k % MIN_VECTOR == 0 else gcd(
+        inner_k, _MAX_STEP
+    )
 
 
 def _unsupported_reason(shape: GemmShape, step: int, target: CudaTarget) -> str | None:
-    if reason := why_wide(shape.dtype):
+    """Return why the family cannot run a product, or None."""
+    if reason := wide_operand_reason(shape.dtype):
         return reason
     if target.capability < _FIRST_WITH_CP_ASYNC:
         return f"{target.architecture} has no asynchronous copies (cp.async)"
@@ -208,33 +218,43 @@ def _unsupported_reason(shape: GemmShape, step: int, target: CudaTarget) -> str 
 
 
 def _tile_configs(shape: GemmShape, step: int, target: CudaTarget) -> Iterator[_PersistentConfig]:
-    """For each size of tile and number of programs, what loads furthest ahead."""
+    """Yield, for each tile and number of programs, the fitting configuration with most stages."""
     for (bm, bn), programs_per_sm in product(_TILES, _PROGRAMS_PER_SM):
         if shape.columns % bn:
             continue
         programs = max(1, target.multiprocessors * programs_per_sm // (shape.columns // bn))
-        made = (
+        configs = (
             _PersistentConfig((bm, bn, step), num_stages, programs_per_sm, programs)
             for num_stages in _STAGE_COUNTS
         )
-        yield from islice((choice for choice in made if choice.fits(shape, target)), 1)
+        yield from islice((choice for choice in configs if choice.fits(shape, target)), 1)
 
 
 def _seconds(shape: GemmShape, choice: _PersistentConfig, target: CudaTarget) -> float:
+    """Return the estimated seconds of a launch."""
     bm, bn, _ = choice.tile
     size, programs_per_sm = shape.dtype.size_bytes, choice.programs_per_sm
     rows, steps = _FRAGMENT
-    work = 2.0 * bm * bn * shape.depth * target.multiprocessors / _FLOPS
+    product_seconds = 2.0 * bm * bn * shape.depth * target.multiprocessors / _FLOPS
     extra = bm * bn * shape.adds
-    fed = (bm * shape.depth + extra) * size / _SM_L2_BYTES_PER_SECOND
-    read = bm // rows * (shape.depth // steps) * (rows + bn) * steps
-    through = read + bm * shape.depth + 2 * extra + 2 * bm * bn
-    busy = max(work, fed, through * size / _SHARED_BYTES_PER_SECOND)
-    down = -(-shape.rows // bm)
-    each = -(-down // choice.programs)
-    tiles = each * max(programs_per_sm * busy, work + _TILE_SECONDS)
-    first = shape.image or shape.rows * shape.depth
-    moved = first + shape.columns * (shape.depth + shape.rows * (1 + shape.adds))
-    floor = moved * size / gpu_spec_of(target).memory_bytes_per_second
-    weights = programs_per_sm * bn * shape.depth * size / _SM_L2_BYTES_PER_SECOND
-    return LAUNCH_SECONDS + weights + max(tiles, floor) + _UNHIDDEN_SHARE * min(tiles, floor)
+    load_seconds = (bm * shape.depth + extra) * size / _SM_L2_BYTES_PER_SECOND
+    operand_elements = bm // rows * (shape.depth // steps) * (rows + bn) * steps
+    shared_elements = operand_elements + bm * shape.depth + 2 * extra + 2 * bm * bn
+    tile_seconds = max(
+        product_seconds, load_seconds, shared_elements * size / _SHARED_BYTES_PER_SECOND
+    )
+    row_tiles = -(-shape.rows // bm)
+    tiles_per_program = -(-row_tiles // choice.programs)
+    program_seconds = tiles_per_program * max(
+        programs_per_sm * tile_seconds, product_seconds + _TILE_SECONDS
+    )
+    a_elements = shape.image or shape.rows * shape.depth
+    moved_elements = a_elements + shape.columns * (shape.depth + shape.rows * (1 + shape.adds))
+    memory_seconds = moved_elements * size / gpu_spec_of(target).memory_bytes_per_second
+    weight_seconds = programs_per_sm * bn * shape.depth * size / _SM_L2_BYTES_PER_SECOND
+    return (
+        LAUNCH_SECONDS
+        + weight_seconds
+        + max(program_seconds, memory_seconds)
+        + _UNHIDDEN_SHARE * min(program_seconds, memory_seconds)
+    )

@@ -1,4 +1,4 @@
-"""Pooling over windows of any rank; what lies outside of the image never counts."""
+"""Family of pooling over windows of any rank; positions outside the image never count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cuda._cost_model import count_of, guessed_extent, memory_seconds
 from smelt.backends.cuda._elementwise import write_stages
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, Source, operand_parameters
-from smelt.backends.cuda._pointwise import side_of
+from smelt.backends.cuda._pointwise import tile_side
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
@@ -33,13 +33,15 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _SIZES: Final = ((512, 2), (1024, 4), (2048, 4))
-"""Elements of a program's results, and its warps."""
+"""(elements of the result per program, warps)."""
 _UNROLLED_TAPS: Final = 16
+"""Maximum number of taps for which the loop is unrolled."""
 _LEAST: Final = {DType.INT8: "-128", DType.UINT8: "0"}
+"""Least value of integer types."""
 
 
 class PoolFamily(Family[CudaTarget]):
-    """A program does a few places of the result, with many channels of each."""
+    """Family of pools; a program computes a few positions with many channels of each."""
 
     name: ClassVar[str] = "pool"
     supports_reduced_precision: ClassVar[bool] = True
@@ -51,8 +53,8 @@ class PoolFamily(Family[CudaTarget]):
             return
         kind = required_input(node, 0).tensor.dtype
         epilogue = plan_epilogue(node, Layout.CHANNELS_LAST)
-        known = FLOATS if isinstance(root, AveragePool) else FLOATS | set(_LEAST)
-        if isinstance(epilogue, str) or kind not in known:
+        supported = FLOATS if isinstance(root, AveragePool) else FLOATS | set(_LEAST)
+        if isinstance(epilogue, str) or kind not in supported:
             reason = epilogue if isinstance(epilogue, str) else f"{kind.value} is not supported"
             yield Refusal(self.name, reason)
             return
@@ -78,7 +80,7 @@ class PoolFamily(Family[CudaTarget]):
 
 
 def pool_options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float]]:
-    """Yield the sizes of programs that a pool may have, and the seconds that it should take."""
+    """Yield the parameters of a pool's tactics with their estimated seconds."""
     seconds, total = memory_seconds(node, target), count_of(node.output)
     for number, (elements, num_warps) in enumerate(_SIZES):
         if number == 0 or total >= elements * target.multiprocessors:
@@ -91,9 +93,9 @@ def pool_launch(
     views: tuple[View, View],
     epilogue: tuple[Sequence[tuple[View, tuple[Dim, ...]]], Json],
 ) -> Launch:
-    """The launch of a pool from the first view, images with channels, into the second one.
+    """Return the launch of a pool from the first view to the second, both with channels.
 
-    The epilogue is its operands, with strides along the result, and its stages.
+    The epilogue consists of its operands, with strides along the result, and its stages.
     """
     (x, out), (extras, stages) = views, epilogue
     operands = [x, *(view for view, _ in extras), out]
@@ -106,15 +108,15 @@ def pool_launch(
     )
     channels = out.shape[1]
     places = element_count((out.shape[0], *out.shape[2:]))
-    across = side_of(guessed_extent(channels), options.integer("elements") // 2)
-    along = max(1, options.integer("elements") // across)
+    channel_tile = tile_side(guessed_extent(channels), options.integer("elements") // 2)
+    position_tile = max(1, options.integer("elements") // channel_tile)
     spec = KernelSpec(
         tactic.family,
         parameters(
             axes=axes,
             windows=_windows(root, x, scalars),
             places=scalars.json(places),
-            tile=(along, across),
+            tile=(position_tile, channel_tile),
             is_mean=isinstance(root, AveragePool),
             include_pad=isinstance(root, AveragePool) and root.count_include_pad,
             stages=stages,
@@ -123,17 +125,17 @@ def pool_launch(
             **operand_parameters(operands, len(scalars.values)),
         ),
     )
-    chunks = ceil_div(places, along) * ceil_div(channels, across)
+    chunks = ceil_div(places, position_tile) * ceil_div(channels, channel_tile)
     return Launch(spec, tuple(operands), (len(operands) - 1,), scalars.values, chunks)
 
 
 def write_pool(kernel: KernelSpec) -> str:
-    """The text of a pool's kernel."""
+    """Return the text of the kernel."""
     return _PoolWriter(kernel).write()
 
 
 def _windows(root: MaxPool | AveragePool, x: View, scalars: LaunchScalars) -> tuple[Json, ...]:
-    """Of each axis: taps, step, dilation, padding before and after, and the input's axis."""
+    """Return, per axis: taps, stride, dilation, both paddings, input extent and input stride."""
     return tuple(
         (
             root.kernel_shape[a],
@@ -147,41 +149,45 @@ def _windows(root: MaxPool | AveragePool, x: View, scalars: LaunchScalars) -> tu
 
 
 class _PoolWriter:
+    """Writer of the kernel of one spec."""
+
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)
         self.axes: Any = kernel["axes"]
         self.windows: Any = kernel["windows"]
-        self.along, self.across = kernel["tile"]
+        self.rows, self.columns = kernel["tile"]
         self.names = ["n", *(f"d{a}" for a in range(len(self.windows)))]
 
     def write(self) -> str:
+        """Return the text of the kernel."""
         s = self.s
         self.find_tile()
         kind = s.dtypes[0]
         neutral = "0.0" if self.k["is_mean"] else _LEAST.get(kind, "float('-inf')")
-        held = "tl.float32" if self.k["is_mean"] else LANGUAGE_TYPES[kind]
-        s.line(f"acc = tl.full([{self.along}, {self.across}], {neutral}, {held})")
-        s.line(f"count = tl.zeros([{self.along}], tl.int32)")
+        accumulator_type = "tl.float32" if self.k["is_mean"] else LANGUAGE_TYPES[kind]
+        s.line(f"acc = tl.full([{self.rows}, {self.columns}], {neutral}, {accumulator_type})")
+        s.line(f"count = tl.zeros([{self.rows}], tl.int32)")
         taps = math.prod(w[0] for w in self.windows)
         loop = "tl.static_range" if taps <= _UNROLLED_TAPS else "range"
         with s.block(f"for tap in {loop}(0, {taps}):"):
             self.take_tap(neutral)
-        widened = "acc.to(tl.float32)" if kind in FLOATS else "acc.to(tl.int32)"
-        s.line("v = acc / count[:, None]" if self.k["is_mean"] else f"v = {widened}")
-        read = s.reading(1, self.place, "m")
+        result = "acc.to(tl.float32)" if kind in FLOATS else "acc.to(tl.int32)"
+        s.line("v = acc / count[:, None]" if self.k["is_mean"] else f"v = {result}")
+        read = s.extra_reader(1, self.place, "m")
         result = write_stages(s.line, self.k["stages"], read, ["v"])
         last = len(s.dtypes) - 1
         s.store(last, self.place(last), result, "m")
         return s.text()
 
     def find_tile(self) -> None:
+        """Write the coordinates of the program's positions and channels."""
         s = self.s
         channels, places = self.axes[-1][0], self.k["places"]
-        stretches = f"(({s.extent(channels)} + {self.across - 1}) // {self.across})"
+        channel_tiles = f"(({s.extent(channels)} + {self.columns - 1}) // {self.columns})"
         s.line(f"program = {s.program}.to(tl.int64)")
-        s.line(f"c = (program % {stretches}) * {self.across} + tl.arange(0, {self.across})")
-        s.line(f"i = (program // {stretches}) * {self.along} + tl.arange(0, {self.along})")
+        s.line(f"c = (program % {channel_tiles}) * {self.columns} + tl.arange(0, {self.columns})")
+        s.line(f"i = (program // {channel_tiles}) * {self.rows} + tl.arange(0, {self.rows})")
         s.line(f"c_ok = (c < {s.extent(channels)})[None, :]")
         s.line(f"i_ok = i < {s.extent(places)}")
         s.line("m = i_ok[:, None] & c_ok")
@@ -192,6 +198,7 @@ class _PoolWriter:
         s.line(f"channel = {s.sum_of(('c', self.axes[-1][1]))}")
 
     def take_tap(self, neutral: str) -> None:
+        """Write the accumulation of one tap."""
         s = self.s
         taps = [f"t{a}" for a in range(len(self.windows))]
         s.unravel("tap", [w[0] for w in self.windows], taps)
@@ -210,10 +217,11 @@ class _PoolWriter:
             s.line(f"acc = tl.maximum(acc, {x}{nan})")
             return
         s.line(f"acc += {x}.to(tl.float32)")
-        which = " & ".join(counted) if self.k["include_pad"] else "ok"
-        s.line(f"count += ({which}).to(tl.int32)")
+        is_counted = " & ".join(counted) if self.k["include_pad"] else "ok"
+        s.line(f"count += ({is_counted}).to(tl.int32)")
 
     def place(self, operand: int) -> str:
-        along = f"i * 0 + {self.s.offset(self.names, self.axes[:-1], operand)}"
-        across = f"c * 0 + {self.s.sum_of(('c', self.axes[-1][1 + operand]))}"
-        return f"({along})[:, None] + ({across})[None, :]"
+        """Return the offsets of an operand's elements."""
+        position_offset = f"i * 0 + {self.s.offset(self.names, self.axes[:-1], operand)}"
+        channel_offset = f"c * 0 + {self.s.sum_of(('c', self.axes[-1][1 + operand]))}"
+        return f"({position_offset})[:, None] + ({channel_offset})[None, :]"

@@ -1,10 +1,10 @@
-"""Products of few rows by programs that have their weights before anything else.
+"""Prefetch-schedule products for small M: programs load their weights before the PDL wait.
 
-With one image a launch is over in two microseconds, much of which its programs wait for what they
-read. Weights need not be waited for: they are loaded while the launch before still runs, and what
-is left behind it is one load of rows, one product, one store. All steps of a sum are in registers
-and shared memory at once, so long sums are cut into pieces, and programs are no more than can start
-at the same time.
+With one image, a launch takes about two microseconds, and its programs spend much of that waiting
+for loads. Weights do not depend on earlier launches, so they are loaded while the preceding launch
+still runs. After the wait there remain one load of rows, one product and one store. All steps of a
+reduction are in registers and shared memory at once, so long reductions are split, and there are at
+most as many programs as can run at the same time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from smelt.backends.cuda._cost_model import (
 from smelt.backends.cuda._implicit_gemm import write_implicit_gemm
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._gemm_launches import ACCUMULATOR_BYTES
-from smelt.backends.cuda.families._gemm_operands import why_wide
+from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
 from smelt.backends.cuda.families._gemm_tiles import (
     OWN_SHARED_BYTES,
     ranked_after_tiles,
@@ -56,56 +56,65 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node
 
 PREFETCH: Final = "prefetch"
+"""Name of the family and of its schedule."""
 _TILES: Final = ((16, 32), (16, 64), (32, 32), (32, 64), (64, 32), (64, 64))
-"""Rows and columns."""
+"""Rows and columns of tiles."""
 _WARPS: Final = 4
+"""Warps per program."""
 _SPLIT_K: Final = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18)
+"""Numbers of splits."""
 _MAX_CANDIDATES: Final = 3
+"""Maximum number of tactics without split-K."""
 _MAX_SPLIT_K_CANDIDATES: Final = 2
+"""Maximum number of tactics with split-K."""
 _MAX_PROGRAMS_PER_SM: Final = 2
-"""Programs of a multiprocessor."""
+"""Maximum number of programs per multiprocessor."""
 _MAX_REGISTERS: Final = 220
+"""Maximum estimated registers of a thread."""
 _OWN_REGISTERS: Final = 40
-"""Of a thread, beside factors and sums."""
+"""Registers of a thread besides operands and sums."""
 _MAX_DEPTH: Final = 640
-"""Longer sums are cut."""
+"""Reduction depth above which split-K is used, in elements."""
 _MAX_SPLIT_DEPTH: Final = 256
-_LONGEST_STEP: Final = 128
+"""Maximum depth of one part of a split reduction, in elements."""
+_MAX_STEP: Final = 128
+"""Maximum step of a reduction, in elements."""
 _MIN_STEP: Final = 32
+"""Minimum step of a reduction, in elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PrefetchConfig:
-    """What a tactic decides."""
+    """Parameters of a tactic."""
 
     tile: tuple[int, int, int]
     split_k: int
 
     def depth(self, shape: GemmShape) -> int:
-        """Of a program's sum."""
+        """Return the reduction depth of a program."""
         return shape.depth // self.split_k
 
     def registers(self, shape: GemmShape) -> float:
-        """Of a thread."""
+        """Return the estimated registers of a thread."""
         (bm, bn, _), adds = self.tile, shape.adds and self.split_k == 1
         return _OWN_REGISTERS + ((bm + bn) * self.depth(shape) / 2 + bm * bn * (1 + adds / 2)) / (
             _WARPS * WARP_LANES
         )
 
     def programs(self, shape: GemmShape) -> int:
-        """One for each tile, and each piece."""
+        """Return the number of programs: one per tile and split."""
         tiles = -(-shape.rows // self.tile[0]) * -(-shape.columns // self.tile[1])
         return tiles * self.split_k
 
     def fits(self, shape: GemmShape, target: CudaTarget) -> bool:
-        """Whether all programs run at once, with all that they have."""
+        """Return whether all programs run at once with all their data on chip."""
         bm, bn, step = self.tile
-        depth, is_cut = self.depth(shape), self.split_k > 1
+        depth, is_split = self.depth(shape), self.split_k > 1
         needed_bytes = (bm + bn) * depth * shape.dtype.size_bytes
         return (
-            is_cut == (shape.depth > _MAX_DEPTH)
+            is_split == (shape.depth > _MAX_DEPTH)
             and shape.depth % (step * self.split_k) == 0
-            and depth <= (_MAX_SPLIT_DEPTH if is_cut else _MAX_DEPTH)
+            and depth <= (_MAX_SPLIT_DEPTH if is_split else _MAX_DEPTH)
             and (bm == _TILES[0][0] or bm < 2 * shape.rows)
             and (bn == _TILES[0][1] or bn < 2 * shape.columns)
             and self.registers(shape) <= _MAX_REGISTERS
@@ -114,7 +123,7 @@ class _PrefetchConfig:
         )
 
     def parameters(self, shape: GemmShape) -> Parameters:
-        """The decision as data."""
+        """Return the parameters of the tactic."""
         return parameters(
             tile=self.tile,
             num_warps=_WARPS,
@@ -127,7 +136,7 @@ class _PrefetchConfig:
 
 
 class PrefetchGemmFamily(Family[CudaTarget]):
-    """What others compute step by step, where one matrix of weights multiplies all rows."""
+    """Family of products in which one constant matrix of weights multiplies all rows."""
 
     name: ClassVar[str] = PREFETCH
     supports_reduced_precision: ClassVar[bool] = True
@@ -142,17 +151,17 @@ class PrefetchGemmFamily(Family[CudaTarget]):
             return
         plain = next(base.tactics(node, target), None)
         if not isinstance(plain, Tactic):
-            return  # that family says why, or nothing is summed
+            return  # that family yields the refusal, or the reduction is empty
         shape, step = _shape(node, target)
-        kernel_options = [
+        configs = [
             _PrefetchConfig((*tile, step), split_k) for tile, split_k in product(_TILES, _SPLIT_K)
         ]
-        found = [(_seconds(shape, c, target), c) for c in kernel_options if c.fits(shape, target)]
-        if not found:
+        fitting = [(_seconds(shape, c, target), c) for c in configs if c.fits(shape, target)]
+        if not fitting:
             yield Refusal(self.name, "the thread blocks do not fit on the GPU in one wave")
             return
-        kept = _MAX_CANDIDATES if shape.depth <= _MAX_DEPTH else _MAX_SPLIT_K_CANDIDATES
-        ranked = sorted(found, key=lambda pair: pair[0])[:kept]
+        limit = _MAX_CANDIDATES if shape.depth <= _MAX_DEPTH else _MAX_SPLIT_K_CANDIDATES
+        ranked = sorted(fitting, key=lambda pair: pair[0])[:limit]
         partial_bytes = element_count(node.output.tensor.shape) * ACCUMULATOR_BYTES
         for seconds, choice in ranked_after_tiles(ranked, shape, target):
             workspace = partial_bytes * choice.split_k if choice.split_k > 1 else 0
@@ -161,11 +170,11 @@ class PrefetchGemmFamily(Family[CudaTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        return _known_base(node).pack(node, tactic)
+        return _require_base(node).pack(node, tactic)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        return _known_base(node).lower(node, tactic, operands)
+        return _require_base(node).lower(node, tactic, operands)
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
@@ -174,41 +183,43 @@ class PrefetchGemmFamily(Family[CudaTarget]):
 
 
 def _base_of(node: Node) -> Family[CudaTarget] | None:
-    """The family of the same product step by step, if there is one."""
+    """Return the family of the same product with the tiled schedule, or None."""
     root = root_of(node)[0]
     if isinstance(root, Gemm | MatMul):
         return GemmFamily()
     if not isinstance(root, Conv | ConvSum) or reason_against(node):
-        return None  # the other families say why
+        return None  # the other families yield the refusal
     return ConvFamily() if isinstance(root, Conv) else ConvSumFamily()
 
 
-def _known_base(node: Node) -> Family[CudaTarget]:
+def _require_base(node: Node) -> Family[CudaTarget]:
+    """Return that family for a node that has tactics."""
     return cast("Family[CudaTarget]", _base_of(node))
 
 
 def _shape(node: Node, target: CudaTarget) -> tuple[GemmShape, int]:
-    """The product, whatever is stacked being rows; and how long steps of its sum are."""
+    """Return the product, with batch axes as rows, and the step of its reduction."""
     root = root_of(node)[0]
     if isinstance(root, ConvSum):
         shape = sum_shape(node, root, target)
-        return shape, gcd(shape.run, shape.depth, _LONGEST_STEP)
+        return shape, gcd(shape.run, shape.depth, _MAX_STEP)
     if isinstance(root, Conv):
         shape = product_shape(node, root, target)
-        return shape, gcd(shape.run, _LONGEST_STEP)
+        return shape, gcd(shape.run, _MAX_STEP)
     shape = shape_of(node, target)
     shape = dataclasses.replace(shape, matrices=1, rows=shape.matrices * shape.rows)
-    return shape, gcd(shape.depth, _LONGEST_STEP)
+    return shape, gcd(shape.depth, _MAX_STEP)
 
 
 def _unsupported_reason(node: Node, target: CudaTarget) -> str | None:
+    """Return why the family cannot run a node, or None."""
     root, (shape, step) = root_of(node)[0], _shape(node, target)
     if isinstance(root, Conv | ConvSum):
         if shape.matrices > 1 or (isinstance(root, Conv) and is_depthwise(node, root)):
             return "grouped convolution is not supported"
     elif reason := _why_no_matrix(node):
         return reason
-    if reason := why_wide(shape.dtype):
+    if reason := wide_operand_reason(shape.dtype):
         return reason
     if not target.uses_pdl:
         return f"{target.architecture} has no programmatic dependent launch (PDL)"
@@ -220,6 +231,7 @@ def _unsupported_reason(node: Node, target: CudaTarget) -> str | None:
 
 
 def _why_no_matrix(node: Node) -> str | None:
+    """Return why the second operand of a Gemm or MatMul is unsuitable, or None."""
     x, weights = required_input(node, 0).tensor, required_input(node, 1)
     if weights.constant is None or weights.tensor.rank != 2 or x.rank < 2:
         return "the second operand is not a constant matrix"
@@ -229,11 +241,17 @@ def _why_no_matrix(node: Node) -> str | None:
 
 
 def _seconds(shape: GemmShape, choice: _PrefetchConfig, target: CudaTarget) -> float:
-    """What a launch takes, by the terms of other products, once its weights are there."""
+    """Return the estimated seconds of a launch whose weights are already loaded."""
     (bm, bn, _), size, gpu = choice.tile, shape.dtype.size_bytes, gpu_spec_of(target)
-    programs, depth, first = choice.programs(shape), choice.depth(shape), shape.rows * shape.depth
-    busy = product_seconds((bm, bn, depth), _WARPS, shape.dtype, "ieee", gpu)
-    written = bm * bn * (size * (1 + shape.adds) if choice.split_k == 1 else ACCUMULATOR_BYTES)
+    programs, depth, a_elements = (
+        choice.programs(shape),
+        choice.depth(shape),
+        shape.rows * shape.depth,
+    )
+    step_seconds = product_seconds((bm, bn, depth), _WARPS, shape.dtype, "ieee", gpu)
+    epilogue_bytes = (
+        bm * bn * (size * (1 + shape.adds) if choice.split_k == 1 else ACCUMULATOR_BYTES)
+    )
     work = LaunchWorkload(
         programs=programs,
         num_warps=_WARPS,
@@ -241,15 +259,17 @@ def _seconds(shape: GemmShape, choice: _PrefetchConfig, target: CudaTarget) -> f
         shared_bytes=(bm + bn) * depth * size,
         steps=1,
         num_stages=1,
-        step_seconds=busy,
+        step_seconds=step_seconds,
         step_overhead_seconds=0.0,
         dependency_seconds=0.0,
         step_bytes=float(bm * depth * size),
-        epilogue_bytes=float(written),
+        epilogue_bytes=float(epilogue_bytes),
         accumulators=bm * bn / (_WARPS * WARP_LANES),
-        l2_read_bytes=float(programs) * ((bm + bn) * depth * size + written),
-        source_bytes=float(size * (shape.image or first)),
-        moved_bytes=float(size * (first + shape.columns * (shape.depth + shape.rows))),
+        l2_read_bytes=float(programs) * ((bm + bn) * depth * size + epilogue_bytes),
+        source_bytes=float(size * (shape.image or a_elements)),
+        moved_bytes=float(size * (a_elements + shape.columns * (shape.depth + shape.rows))),
     )
-    added = split_k_reduce_seconds(shape, choice.split_k, work, gpu) if choice.split_k > 1 else 0.0
-    return seconds_of(work, gpu) + added
+    reduce_seconds = (
+        split_k_reduce_seconds(shape, choice.split_k, work, gpu) if choice.split_k > 1 else 0.0
+    )
+    return seconds_of(work, gpu) + reduce_seconds

@@ -1,13 +1,12 @@
-"""LSTM and GRU: one product for the inputs of all time steps, then one kernel for all time steps.
+"""Family of LSTM and GRU: one product for the inputs of all time steps, then one recurrent kernel.
 
-A program of the second kernel runs one sequence of the batch in one direction, and never leaves it.
-Its hidden state lies in scratch memory, twice: a time step reads the one and writes the other, and
-a
-barrier stands between time steps. Blocks of the recurrent weights are multiplied with it and
-summed in
-registers.
+A program of the second kernel computes one sequence of the batch in one direction. Its hidden state
+is double-buffered in scratch memory: a time step reads one buffer and writes the other, with a
+barrier between time steps. Blocks of the recurrent weights are multiplied with the state and summed
+in registers.
 
-Or a team of programs does (`_recurrent_cluster.py`), where their registers hold all the weights.
+Alternatively a thread block cluster computes a sequence (`_recurrent_cluster.py`), if its registers
+hold all recurrent weights.
 """
 
 from __future__ import annotations
@@ -43,26 +42,34 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _FEW_TIME_STEPS: Final = 1024
+"""Number of time steps of all sequences up to which the input projection has small tiles."""
 _TILES: Final = {True: (16, 32, 64), False: (64, 64, 32)}
-"""Of the first product: time steps, rows and steps; whether there are few time steps."""
+"""Tiles of the input projection (time steps, rows, reduction step), by whether there are few time
+steps."""
 _PROJECTION_RATES: Final = {"ieee": (4.5e-6, 1.2e13), "tf32x3": (2.0e-6, 3.5e13)}
-"""How float32 is multiplied there: the least seconds, and FLOP a second."""
-_STEP_SECONDS: Final = 8.0e-7
-_FED: Final = 3.6e10
-"""Bytes of weights a second that one program gets from the second-level cache."""
+"""Precisions of the input projection: minimum seconds, and flop/s."""
+_TIME_STEP_SECONDS: Final = 8.0e-7
+"""Fixed time of a time step by one program, in seconds."""
+_WEIGHT_BYTES_PER_SECOND: Final = 3.6e10
+"""Rate at which one program reads weights from the L2 cache, in bytes per second."""
 _INPUTS: Final = ("x", "w", "weights", "bias", "lengths", "hidden0", "cell0", "peepholes")
+"""Names of the ops' inputs by position."""
 _WEIGHTS: Final = _INPUTS.index("weights")
+"""Position of the recurrent weights."""
 _LENGTHS: Final = _INPUTS.index("lengths")
+"""Position of the sequence lengths."""
 _RESULTS: Final = ("emits_every_step", "hidden", "cell")
+"""Names of the ops' results by position."""
 _FLOAT_BYTES: Final = 4
-_CLEARED: Final = 1024
-"""Words of a program and turn."""
+"""Size of a float32 element in bytes."""
+_CLEARED_WORDS: Final = 1024
+"""Words that a program clears per iteration."""
 
 
 class RecurrentFamily(Family[CudaTarget]):
-    """The default activations without clipping; any direction, lengths and layout.
+    """Family of LSTM and GRU with default activations, of any direction, lengths and layout.
 
-    A length out of range is told of, and taken for the nearest that is in it.
+    A sequence length out of range is reported, and clamped to the range.
     """
 
     name: ClassVar[str] = "recurrent"
@@ -87,32 +94,28 @@ class RecurrentFamily(Family[CudaTarget]):
         )
         results = tuple(TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.outputs)
         time_steps = guessed_extent(kind.shape[op.layout])
-        needed_bytes = _RecurrentWorkspace.of(node).total * _FLOAT_BYTES
-        once = LAUNCH_SECONDS + memory_seconds(node, target)
+        workspace = _RecurrentWorkspace.of(node).total * _FLOAT_BYTES
+        fixed_seconds = LAUNCH_SECONDS + memory_seconds(node, target)
         weights = op.gates * op.hidden_size**2 * kind.dtype.size_bytes
-        alone = (parameters(num_warps=8), _STEP_SECONDS + weights / _FED)
+        step_seconds = _TIME_STEP_SECONDS + weights / _WEIGHT_BYTES_PER_SECOND
+        single_program = (parameters(num_warps=8), step_seconds)
         sequences = op.directions * guessed_extent(kind.shape[1 - op.layout])
-        work = (
+        flops = (
             2.0 * time_steps * sequences * op.gates * op.hidden_size * guessed_extent(kind.shape[2])
         )
-        for way, (least, rate) in _PROJECTION_RATES.items():
-            if way != "ieee" and not (target.has_tf32 and kind.dtype is DType.FLOAT32):
+        for precision, (min_seconds, rate) in _PROJECTION_RATES.items():
+            if precision != "ieee" and not (target.has_tf32 and kind.dtype is DType.FLOAT32):
                 continue
-            for options, time_step in (alone, *cluster_sizes(op, sequences, target)):
-                made = parameters(precision=way, **dict(options))
-                seconds = once + least + work / rate + time_steps * time_step
-                yield Tactic(
-                    self.name,
-                    made,
-                    inputs,
-                    results,
-                    workspace_bytes=needed_bytes,
-                    cost_hint=seconds,
-                )
+            clusters = cluster_sizes(op, sequences, target)
+            for launch_options, time_step in (single_program, *clusters):
+                options = parameters(precision=precision, **dict(launch_options))
+                seconds = fixed_seconds + min_seconds + flops / rate + time_steps * time_step
+                tactic = Tactic(self.name, options, inputs, results, cost_hint=seconds)
+                yield replace(tactic, workspace_bytes=workspace)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        """The recurrent weights, those of one element of the state beside each other."""
+        """Return the recurrent weights with those of one state element contiguous."""
         weights = weights_of(node, _WEIGHTS)
         if CLUSTER in tactic.options:
             return (pack_for_cluster(weights, cast("GRU | LSTM", node.op)),)
@@ -139,15 +142,18 @@ class RecurrentFamily(Family[CudaTarget]):
 
 @dataclass(frozen=True, slots=True)
 class _RecurrentWorkspace:
-    """Extents of scratch memory, in elements."""
+    """Extents of the scratch memory, in float32 elements."""
 
     state: Dim
-    """Of one state of all sequences and directions."""
+    """Elements of one state of all sequences and directions."""
     input_projection: Dim
+    """Elements of the input projection."""
     states: int
+    """Number of states that are stored."""
 
     @staticmethod
     def of(node: Node) -> _RecurrentWorkspace:
+        """Return the workspace of a node."""
         op = cast("GRU | LSTM", node.op)
         first, second, _ = required_input(node, 0).tensor.shape
         batch = (second, first)[op.layout]
@@ -158,18 +164,21 @@ class _RecurrentWorkspace:
 
     @property
     def total(self) -> Dim:
-        """The hidden state twice, and a cell or the two gates of a GRU, or words; what enters.
+        """Elements of all states and of the input projection.
 
-        The words that a team exchanges are twice as wide as the states, and lie there twice.
+        There are two hidden states, and the cell or the two gates of a GRU. The words that a
+        cluster exchanges are twice as wide as states, and double-buffered.
         """
         return self.states * self.state + self.input_projection + 1
 
 
 class _RecurrentLowering:
+    """Lowering of a node to its two launches."""
+
     def __init__(self, node: Node, tactic: Tactic, operands: Operands) -> None:
         self.node, self.options = node, tactic.options
         self.precision = self.options.pop("precision")
-        self.is_team = CLUSTER in self.options
+        self.is_cluster = CLUSTER in self.options
         self.op = cast("GRU | LSTM", node.op)
         self.inputs = dict(zip(_INPUTS, operands.inputs, strict=False))
         self.results = dict(zip(_RESULTS, operands.outputs, strict=False))
@@ -178,21 +187,22 @@ class _RecurrentLowering:
         self.weights = operands.packed[0]
         self.time, self.batch = self.x.shape[:2] if self.op.layout == 0 else self.x.shape[1::-1]
         workspace, memory = operands.workspace, _RecurrentWorkspace.of(node)
-        assert workspace is not None  # noqa: S101  (the tactic wants it)
+        assert workspace is not None  # noqa: S101  (the tactic requires it)
         states = memory.states * memory.state
         self.entered = _floats(workspace, states, memory.input_projection)
         self.states = _floats(workspace, 0, states)
-        if self.is_team:
+        if self.is_cluster:
             words = ceil_div(states, 2)
             self.states = replace(self.states, dtype=DType.INT64, shape=(words,))
 
     def sequence(self, view: View) -> tuple[Dim, ...]:
-        """Strides of time and batch in x."""
+        """Return the strides of time and batch in the input."""
         return view.strides[:2] if self.op.layout == 0 else view.strides[1::-1]
 
     def input_projection(self) -> Launch:
+        """Return the launch of the input projection."""
         op, x, w = self.op, self.x, self.inputs["w"]
-        assert w is not None  # noqa: S101  (inference wants it)
+        assert w is not None  # noqa: S101  (inference requires it)
         bias = self.inputs.get("bias")
         views = [x, w, *([] if bias is None else [bias]), self.entered]
         written = [len(views) - 1]
@@ -201,7 +211,7 @@ class _RecurrentLowering:
         scalars = LaunchScalars()
         time_steps = self.time * self.batch
         cleared_words: Dim = 0
-        if self.is_team:
+        if self.is_cluster:
             written.append(len(views))
             views.append(self.states)
             cleared_words = self.states.shape[0]
@@ -228,18 +238,19 @@ class _RecurrentLowering:
         return Launch(spec, tuple(views), tuple(written), scalars.values, chunks)
 
     def time_steps(self) -> Launch:
+        """Return the launch of all time steps."""
         op = self.op
-        given = {"entered": self.entered, "states": self.states, "weights": self.weights}
-        wanted = ("bias", "lengths", "hidden0", "cell0", "peepholes")
-        given |= {n: v for n in wanted if (v := self.inputs.get(n)) is not None}
-        given |= self.results
+        operands = {"entered": self.entered, "states": self.states, "weights": self.weights}
+        optional = ("bias", "lengths", "hidden0", "cell0", "peepholes")
+        operands |= {n: v for n in optional if (v := self.inputs.get(n)) is not None}
+        operands |= self.results
         if self.errors is not None:
-            given["errors"] = self.errors
-        places = {name: place for place, name in enumerate(given)}
+            operands["errors"] = self.errors
+        places = {name: place for place, name in enumerate(operands)}
         scalars = LaunchScalars()
 
         def strides(of: Callable[[View], tuple[Dim, ...]], *names: str) -> Json:
-            return tuple((n, scalars.all_json(of(given[n]))) for n in names if n in given)
+            return tuple((n, scalars.all_json(of(operands[n]))) for n in names if n in operands)
 
         spec = KernelSpec(
             RecurrentFamily.name,
@@ -254,32 +265,32 @@ class _RecurrentLowering:
                 is_reverse=op.direction == "reverse",
                 input_forget=isinstance(op, LSTM) and bool(op.input_forget),
                 late_reset=isinstance(op, GRU) and bool(op.linear_before_reset),
-                emits_every_step=scalars.all_json(self.step_strides(given["emits_every_step"])),
+                emits_every_step=scalars.all_json(self.step_strides(operands["emits_every_step"])),
                 states=strides(self.state_strides, "hidden0", "cell0", "hidden", "cell"),
                 others=strides(lambda view: view.strides, "bias", "lengths", "peepholes"),
                 num_stages=1,
                 **self.options,
-                **operand_parameters(tuple(given.values()), len(scalars.values)),
+                **operand_parameters(tuple(operands.values()), len(scalars.values)),
             ),
         )
-        changed = ("states", *self.results, "errors")
-        written = tuple(places[name] for name in changed if name in places)
+        written_names = ("states", *self.results, "errors")
+        written = tuple(places[name] for name in written_names if name in places)
         chunks = op.directions * self.batch * cluster_of(spec)
-        return Launch(spec, tuple(given.values()), written, scalars.values, chunks)
+        return Launch(spec, tuple(operands.values()), written, scalars.values, chunks)
 
     def step_strides(self, view: View) -> tuple[Dim, ...]:
-        """Of time, direction, batch and element."""
+        """Return the strides of time, direction, batch and element."""
         order = (0, 1, 2, 3) if self.op.layout == 0 else (1, 2, 0, 3)
         return tuple(view.strides[axis] for axis in order)
 
     def state_strides(self, view: View) -> tuple[Dim, ...]:
-        """Of direction, batch and element."""
+        """Return the strides of direction, batch and element."""
         order = (0, 1, 2) if self.op.layout == 0 else (1, 0, 2)
         return tuple(view.strides[axis] for axis in order)
 
 
 def _floats(workspace: View, first: Dim, count: Dim) -> View:
-    """Part of the workspace as floats."""
+    """Return a part of the workspace as float32."""
     offset = workspace.offset + first * _FLOAT_BYTES
     return replace(
         workspace, offset=offset, dtype=DType.FLOAT32, shape=(count,), strides=(1,), halo=()
@@ -287,21 +298,21 @@ def _floats(workspace: View, first: Dim, count: Dim) -> View:
 
 
 def _write_input_projection(kernel: KernelSpec) -> str:
-    """``x @ W^T`` of each direction, with both biases."""
+    """Return the text of ``x @ W^T`` of each direction, with both biases."""
     s = Source(kernel)
     time_steps, batch, rows, width = map(s.extent, kernel["extents"])
     along_time, along_batch, along = kernel["strides"]
     bm, bn, bk = kernel["tile"]
-    across = f"(({rows} + {bn - 1}) // {bn})"
-    down = f"(({time_steps} + {bm - 1}) // {bm})"
+    column_tiles = f"(({rows} + {bn - 1}) // {bn})"
+    row_tiles = f"(({time_steps} + {bm - 1}) // {bm})"
     s.line("program = tl.program_id(0).to(tl.int64)")
-    s.line(f"column = (program % {across}) * {bn} + tl.arange(0, {bn})")
-    s.line(f"m = ((program // {across}) % {down}) * {bm} + tl.arange(0, {bm})")
-    s.line(f"way = program // ({across} * {down})")
+    s.line(f"column = (program % {column_tiles}) * {bn} + tl.arange(0, {bn})")
+    s.line(f"m = ((program // {column_tiles}) % {row_tiles}) * {bm} + tl.arange(0, {bm})")
+    s.line(f"way = program // ({column_tiles} * {row_tiles})")
     s.line(f"row_ok = (m < {time_steps})[:, None]")
     s.line(f"column_ok = (column < {rows})[None, :]")
-    place = s.sum_of((f"m // {batch}", along_time), (f"m % {batch}", along_batch))
-    s.line(f"line = ({place} + m * 0)[:, None]")
+    row_offset = s.sum_of((f"m // {batch}", along_time), (f"m % {batch}", along_batch))
+    s.line(f"line = ({row_offset} + m * 0)[:, None]")
     s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
     with s.block(f"for start in range(0, {width}, {bk}):"):
         s.line(f"k = start + tl.arange(0, {bk})")
@@ -317,28 +328,28 @@ def _write_input_projection(kernel: KernelSpec) -> str:
     entered = 3 if kernel["has_bias"] else 2
     if kernel["has_bias"]:
         _add_biases(s, kernel, rows)
-    where = f"((way * {time_steps} + m) * {rows})[:, None] + column[None, :]"
-    s.store(entered, where, "acc", "row_ok & column_ok")
+    result_offset = f"((way * {time_steps} + m) * {rows})[:, None] + column[None, :]"
+    s.store(entered, result_offset, "acc", "row_ok & column_ok")
     if kernel["cleared_words"]:
         _clear(s, entered + 1, s.extent(kernel["cleared_words"]))
     return s.text()
 
 
 def _add_biases(s: Source, kernel: KernelSpec, rows: str) -> None:
-    """Add the biases of the inputs, and those of the states that need no reset first."""
+    """Write the sum of the input biases and of the recurrent biases that no reset gate precedes."""
     of_way, of_column = kernel["biases"]
     line = s.sum_of(("way", of_way), ("column", of_column))
     at = f"({line} + column * 0)[None, :]"
     s.line(f"own = tl.load(p2 + {at}, mask=column_ok, other=0.0)")
-    late = f"column_ok & (column < {kernel['recurrent_biases']})[None, :]"
-    behind = s.sum_of((rows, of_column))
-    s.line(f"other = tl.load(p2 + {at} + {behind}, mask={late}, other=0.0)")
+    recurrent_mask = f"column_ok & (column < {kernel['recurrent_biases']})[None, :]"
+    recurrent_offset = s.sum_of((rows, of_column))
+    s.line(f"other = tl.load(p2 + {at} + {recurrent_offset}, mask={recurrent_mask}, other=0.0)")
     s.line("acc = acc + own.to(tl.float32) + other.to(tl.float32)")
 
 
 def _clear(s: Source, operand: int, words: str) -> None:
-    """Set words to zero, each program its share."""
-    stretches = f"{words}, tl.num_programs(0) * {_CLEARED}"
-    with s.block(f"for first in range(tl.program_id(0) * {_CLEARED}, {stretches}):"):
-        s.line(f"i = first + tl.arange(0, {_CLEARED})")
+    """Write a loop that sets words to zero, divided among programs."""
+    stop_and_step = f"{words}, tl.num_programs(0) * {_CLEARED_WORDS}"
+    with s.block(f"for first in range(tl.program_id(0) * {_CLEARED_WORDS}, {stop_and_step}):"):
+        s.line(f"i = first + tl.arange(0, {_CLEARED_WORDS})")
         s.store(operand, "i", "i * 0", f"i < {words}")

@@ -1,4 +1,4 @@
-"""Resize in one launch, by tables of indices and weights made at build."""
+"""Family of Resize in one launch, by tables of indices and weights that are built at build time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smelt.backends._node_operands import input_view
 from smelt.backends._resize_tables import resize_tables, table_constants, tables_of
 from smelt.backends.cuda._cost_model import guessed_extent, memory_seconds
 from smelt.backends.cuda._kernel_source import Source, operand_parameters
-from smelt.backends.cuda._pointwise import side_of, write_element_offsets
+from smelt.backends.cuda._pointwise import tile_side, write_element_offsets
 from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
 from smelt.engine import KernelSpec, Launch, parameters
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node
 
 _ELEMENTS: Final = 1024
+"""Elements of the result per program."""
 _MAX_TAPS: Final = 256
-"""Elements that make one, over all axes."""
+"""Maximum number of input elements per output element, over all axes."""
 _UNROLLED_TAPS: Final = 16
+"""Maximum number of taps for which the loop is unrolled."""
 
 
 class ResampleFamily(Family[CudaTarget]):
-    """Each place sums what the tables of all axes name; operands are x, tables, result."""
+    """Family of Resize; outputs sum the taps of all tables. Operands: input, tables, result."""
 
     name: ClassVar[str] = "resample"
     supports_reduced_precision: ClassVar[bool] = True
@@ -57,9 +59,9 @@ class ResampleFamily(Family[CudaTarget]):
             return
         absent = (None,) * (len(node.inputs) - 1)
         for layout in layouts_of(kind.rank):
-            form = TensorFormat(kind.dtype, layout)
+            fmt = TensorFormat(kind.dtype, layout)
             seconds = memory_seconds(node, target)
-            yield Tactic(self.name, (), (form, *absent), (form,), cost_hint=seconds)
+            yield Tactic(self.name, (), (fmt, *absent), (fmt,), cost_hint=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -73,8 +75,8 @@ class ResampleFamily(Family[CudaTarget]):
         order = tactic.outputs[0].layout.axis_order(len(out.shape))
         tables = {table.axis: number for number, table in enumerate(tables_of(node))}
         taps = [table.taps for table in tables_of(node)]
-        across = side_of(guessed_extent(out.shape[order[-1]]), _ELEMENTS)
-        along = _ELEMENTS // across
+        column_tile = tile_side(guessed_extent(out.shape[order[-1]]), _ELEMENTS)
+        row_tile = _ELEMENTS // column_tile
         places = element_count(tuple(out.shape[a] for a in order[:-1]))
         axes = tuple(
             (
@@ -91,13 +93,13 @@ class ResampleFamily(Family[CudaTarget]):
                 taps=tuple(taps),
                 weighted=tuple(table.is_weighted for table in tables_of(node)),
                 places=scalars.json(places),
-                tile=(along, across),
+                tile=(row_tile, column_tile),
                 num_warps=4,
                 num_stages=1,
                 **operand_parameters(views, len(scalars.values)),
             ),
         )
-        chunks = ceil_div(places, along) * ceil_div(out.shape[order[-1]], across)
+        chunks = ceil_div(places, row_tile) * ceil_div(out.shape[order[-1]], column_tile)
         return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
 
     @override
@@ -107,20 +109,23 @@ class ResampleFamily(Family[CudaTarget]):
 
 
 class _ResampleWriter:
+    """Writer of the kernel of one spec."""
+
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)
         self.axes: Any = kernel["axes"]
-        self.along, self.across = kernel["tile"]
+        self.row_tile, self.column_tile = kernel["tile"]
         self.names = [f"c{a}" for a in range(len(self.axes))]
 
     def write(self) -> str:
+        """Return the text of the kernel."""
         s = self.s
         last = len(s.dtypes) - 1
         is_sum = any(self.k["weighted"])
-        write_element_offsets(s, self.axes, (self.along, self.across), self.k["places"])
+        write_element_offsets(s, self.axes, (self.row_tile, self.column_tile), self.k["places"])
         if is_sum:
-            s.line(f"acc = tl.zeros([{self.along}, {self.across}], tl.float32)")
+            s.line(f"acc = tl.zeros([{self.row_tile}, {self.column_tile}], tl.float32)")
         count = prod(self.k["taps"])
         loop = "tl.static_range" if count <= _UNROLLED_TAPS else "range"
         with s.block(f"for tap in {loop}(0, {count}):"):
@@ -138,7 +143,7 @@ class _ResampleWriter:
         return s.text()
 
     def take_tap(self) -> tuple[str, str, str]:
-        """Where a tap finds its element, its weight, and whether there is any."""
+        """Return the offset of a tap's element, its weight, and the mask of taps that count."""
         s = self.s
         s.unravel("tap", self.k["taps"], [f"t{n}" for n in range(len(self.k["taps"]))])
         terms: list[tuple[str, Any]] = []
@@ -153,7 +158,9 @@ class _ResampleWriter:
             entry = f"{name} * {self.k['taps'][number]} + t{number}"
             last = f"{s.extent(self.k['extents'][number])} - 1"
             s.line(f"at{a} = tl.load(p{1 + 2 * number} + ({entry}), mask={ok}, other=0)")
-            s.line(f"at{a} = tl.minimum(tl.maximum(at{a}, 0), {last})")  # whatever a table says
+            s.line(
+                f"at{a} = tl.minimum(tl.maximum(at{a}, 0), {last})"
+            )  # stays in range even if a refitted table is wrong
             terms.append((self.spread(f"at{a}.to(tl.int64)", a), stride))
             if self.k["weighted"][number]:
                 s.line(f"w{a} = tl.load(p{2 + 2 * number} + ({entry}), mask={ok}, other=0.0)")
@@ -162,4 +169,5 @@ class _ResampleWriter:
         return s.sum_of(*terms), " * ".join(weights), " & ".join(conditions)
 
     def spread(self, vector: str, axis: int) -> str:
+        """Return a vector along one axis, broadcast over the tile."""
         return f"{vector}[:, None]" if axis < len(self.axes) - 1 else f"{vector}[None, :]"

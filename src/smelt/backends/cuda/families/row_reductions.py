@@ -1,8 +1,8 @@
-"""Softmax, normalisations, reductions: rows of elements, walked once for each thing to know.
+"""Row reductions: softmax, normalisations, reductions, and the index of an extreme element.
 
-Where the largest element of a row is, or the least, is one such thing.
-A program does a few rows. Rows that fit in registers are read once; longer ones are read again in
-each pass. Sums have a fixed order. Several sizes of programs are offered: few rows want small ones.
+A program processes a few rows. Rows that fit in registers are read once; longer rows are read again
+for each statistic. Sums have a fixed order. Tactics differ in the size of programs: few rows need
+small ones to occupy the GPU.
 """
 
 from __future__ import annotations
@@ -54,16 +54,20 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _MAX_COLUMNS: Final = 4096
+"""Maximum number of elements of a row that a program processes at once."""
 _SIZES: Final = ((512, 1), (1024, 2), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8))
-"""Elements that a program holds in registers, and its warps."""
+"""(elements that a program holds in registers, warps)."""
 _MAX_CANDIDATES: Final = 4
-_TURN_SECONDS: Final = 1.2e-6
-"""What a program takes beside moving its memory: sums across lanes and warps, divisions."""
+"""Maximum number of tactics of a node."""
+_ROW_OVERHEAD_SECONDS: Final = 1.2e-6
+"""Time in seconds that 512 elements of rows cost per warp besides memory traffic: reductions across
+lanes and warps, divisions."""
 _LINE_BYTES: Final = 128
-"""Of memory, that is read at a time."""
+"""Size of a cache line in bytes."""
 _RESIDENT_WARPS: Final = 32
-"""Warps that a multiprocessor surely runs at a time."""
+"""Number of warps that a multiprocessor is assumed to run at once."""
 _GUESSED_COLUMNS: Final = 1024
+"""Assumed length of rows whose extent is symbolic."""
 _REDUCTIONS: Final = {
     "global_average_pool": ("sum", "{x}", "{t} / {n}"),
     "global_max_pool": ("max", "{x}", "{t}"),
@@ -78,23 +82,25 @@ _REDUCTIONS: Final = {
     "reduce_sum": ("sum", "{x}", "{t}"),
     "reduce_sum_square": ("sum", "{x} * {x}", "{t}"),
 }
-"""How elements are folded, what of each, and what becomes of the total of ``n``.
+"""For each op: the reduction, the expression of an element, and the result of a total of ``n``.
 
-The largest, ``most``, keeps exponentials finite.
+``most`` is the largest element; subtracting it keeps exponentials finite.
 """
 _NEUTRAL: Final = {"sum": "0.0", "prod": "1.0", "max": "float('-inf')", "min": "float('inf')"}
+"""Neutral element of each reduction."""
 _NEUTRAL_INDEX: Final = {"min": str(1 << 62), "max": "-1"}
-"""What is neutral among places in a row."""
+"""Neutral element of each reduction of indices."""
 _REDUCTION_STEPS: Final = {
     "sum": "{a} + {b}",
     "prod": "{a} * {b}",
     "max": "tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
     "min": "tl.minimum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)",
 }
+"""Expression of one step of each reduction."""
 
 
 class RowReductionsFamily(Family[CudaTarget]):
-    """One or several rows a program."""
+    """Family of row reductions, with one or several rows per program."""
 
     name: ClassVar[str] = "row_reductions"
     supports_reduced_precision: ClassVar[bool] = True
@@ -109,8 +115,8 @@ class RowReductionsFamily(Family[CudaTarget]):
         if kind.rank >= 3 and not _is_norm(op):
             layouts.append(Layout.CHANNELS_LAST)
         for layout in layouts:
-            made = layout if out.rank == kind.rank else Layout.LINEAR
-            epilogue = plan_epilogue(node, made)
+            result_layout = layout if out.rank == kind.rank else Layout.LINEAR
+            epilogue = plan_epilogue(node, result_layout)
             reason = _unsupported_reason(node) or (epilogue if isinstance(epilogue, str) else None)
             if reason or isinstance(epilogue, str):
                 yield Refusal(self.name, str(reason))
@@ -120,7 +126,7 @@ class RowReductionsFamily(Family[CudaTarget]):
                 for v in node.inputs[1:count]
             ]
             inputs = (TensorFormat(kind.dtype, layout), *others, *epilogue.formats)
-            output = TensorFormat(out.dtype, made)
+            output = TensorFormat(out.dtype, result_layout)
             for options, seconds in _options(node, layout, target):
                 yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
 
@@ -128,12 +134,12 @@ class RowReductionsFamily(Family[CudaTarget]):
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         x, out = input_view(operands, 0), operands.outputs[0]
         op = root_of(node)[0]
-        own, constants = _own_inputs(node, operands)
+        affine_views, constants = _affine_inputs(node, operands)
         extras = extra_views(node, operands)
-        views = [x, *own, *(view for view, _ in extras), out]
+        views = [x, *affine_views, *(view for view, _ in extras), out]
         inner = _inner_axes(node)
-        strides = [broadcast_strides(v, x.shape) for v in own]
-        results = [_result_strides(node, found, inner) for _, found in extras]
+        strides = [broadcast_strides(v, x.shape) for v in affine_views]
+        results = [_result_strides(node, extra_strides, inner) for _, extra_strides in extras]
         strides = [x.strides, *strides, *results, _result_strides(node, out.strides, inner)]
         outer = [a for a in range(len(x.shape)) if a not in inner]
         along = _axes(x.shape, strides, inner)
@@ -148,7 +154,7 @@ class RowReductionsFamily(Family[CudaTarget]):
             self.name,
             parameters(
                 op=op.name,
-                own=len(own),
+                own=len(affine_views),
                 constants=constants,
                 along=tuple(a.json(scalars) for a in along),
                 others=tuple(a.json(scalars) for a in others),
@@ -172,67 +178,76 @@ class RowReductionsFamily(Family[CudaTarget]):
         return _RowWriter(kernel).write()
 
 
-def _own_inputs(node: Node, operands: Operands) -> tuple[list[View], tuple[bool, ...]]:
-    """What a norm scales and shifts by, and which of it are weights."""
+def _affine_inputs(node: Node, operands: Operands) -> tuple[list[View], tuple[bool, ...]]:
+    """Return the scale and shift inputs of a normalisation, and whether each is a weight."""
     count = root_of(node)[1]
-    given = zip(node.inputs[1:count], operands.inputs[1:count], strict=True)
-    known = [(view, value) for value, view in given if value is not None and view is not None]
-    return [view for view, _ in known], tuple(v.constant is not None for _, v in known)
+    inputs = zip(node.inputs[1:count], operands.inputs[1:count], strict=True)
+    present = [(view, value) for value, view in inputs if value is not None and view is not None]
+    return [view for view, _ in present], tuple(v.constant is not None for _, v in present)
 
 
 def _options(node: Node, layout: Layout, target: CudaTarget) -> list[tuple[Parameters, float]]:
-    """The most promising sizes of a program, with estimated seconds, best first."""
+    """Return the most promising program sizes with their estimated seconds, best first."""
     shape = required_input(node, 0).tensor.shape
     length = prod(guessed_extent(shape[a]) for a in _inner_axes(node))
     rows = prod(guessed_extent(extent) for extent in shape) // max(1, length)
     columns = _columns(length)
-    found: dict[tuple[int, int], tuple[float, Parameters]] = {}
+    sizes: dict[tuple[int, int], tuple[float, Parameters]] = {}
     for elements, num_warps in _SIZES:
         block = max(1, elements // columns)
         if block * columns > 2 * elements and length > columns:
             continue
         programs = -(-rows // block)
         waves = -(-programs * num_warps // (_RESIDENT_WARPS * target.multiprocessors))
-        each = _TURN_SECONDS * -(-length // columns) * block * columns / (num_warps * 512)
-        across = _reads_across(node, layout)
-        line = block * required_input(node, 0).tensor.dtype.size_bytes if across else _LINE_BYTES
-        memory = memory_seconds(node, target) * max(1.0, _LINE_BYTES / line)
-        seconds = max(memory, LAUNCH_SECONDS + waves * each)
+        program_seconds = (
+            _ROW_OVERHEAD_SECONDS * -(-length // columns) * block * columns / (num_warps * 512)
+        )
+        is_strided = _reads_across(node, layout)
+        used_bytes = (
+            block * required_input(node, 0).tensor.dtype.size_bytes if is_strided else _LINE_BYTES
+        )
+        traffic_seconds = memory_seconds(node, target) * max(1.0, _LINE_BYTES / used_bytes)
+        seconds = max(traffic_seconds, LAUNCH_SECONDS + waves * program_seconds)
         options = parameters(elements=elements, num_warps=num_warps)
-        found.setdefault((block, num_warps), (seconds * (1 + 0.01 * len(found)), options))
-    best = sorted(found.values(), key=lambda pair: pair[0])[:_MAX_CANDIDATES]
+        sizes.setdefault((block, num_warps), (seconds * (1 + 0.01 * len(sizes)), options))
+    best = sorted(sizes.values(), key=lambda pair: pair[0])[:_MAX_CANDIDATES]
     return [(options, seconds) for seconds, options in best]
 
 
 def _reads_across(node: Node, layout: Layout) -> bool:
-    """Whether rows lie beside each other in memory, not their elements."""
+    """Return whether neighbours in memory belong to different rows."""
     rank = required_input(node, 0).tensor.rank
     return layout.axis_order(rank)[-1] not in _inner_axes(node)
 
 
 def _columns(length: Dim) -> int:
-    """Elements of a row that a program has at a time."""
+    """Return how many elements of a row a program processes at once."""
     known = length if isinstance(length, int) else _GUESSED_COLUMNS
     return min(_MAX_COLUMNS, tile_extent(known))
 
 
 def _linear(dtype: Any) -> TensorFormat:
+    """Return the linear format of a type."""
     return TensorFormat(dtype, Layout.LINEAR)
 
 
 def _is_softmax(op: Op) -> bool:
+    """Return whether an op writes a result for every element of a row, like softmax."""
     return isinstance(op, Softmax | LogSoftmax | Hardmax)
 
 
 def _is_arg_reduction(op: Op) -> bool:
+    """Return whether an op returns the index of an extreme element."""
     return isinstance(op, ArgMax | ArgMin)
 
 
 def _is_norm(op: Op) -> bool:
+    """Return whether an op is a normalisation."""
     return isinstance(op, LayerNormalization | RMSNormalization)
 
 
 def _unsupported_reason(node: Node) -> str | None:
+    """Return why the family cannot run a node, or None."""
     op, count = root_of(node)
     kind = required_input(node, 0).tensor
     if kind.dtype not in FLOATS:
@@ -246,7 +261,7 @@ def _unsupported_reason(node: Node) -> str | None:
 
 
 def _inner_axes(node: Node) -> tuple[int, ...]:
-    """The axes that a row runs along."""
+    """Return the axes that a row consists of."""
     (op, count), rank = root_of(node), required_input(node, 0).tensor.rank
     if isinstance(op, Softmax | LogSoftmax | Hardmax | ArgMax | ArgMin):
         return (op.axis % rank,)
@@ -254,41 +269,50 @@ def _inner_axes(node: Node) -> tuple[int, ...]:
         return tuple(range(op.axis % rank, rank))
     if isinstance(op, GlobalAveragePool | GlobalMaxPool):
         return tuple(range(2, rank))
-    listed = node.inputs[1] if count > 1 else None
-    constant = None if listed is None else listed.constant
+    axes_input = node.inputs[1] if count > 1 else None
+    constant = None if axes_input is None else axes_input.constant
     axes = None if constant is None else tuple(int(a) for a in constant.array)
-    found: tuple[int, ...] = cast("Any", op).axes(rank, axes)  # every reduction's
-    return found
+    inner_axes: tuple[int, ...] = cast("Any", op).axes(
+        rank, axes
+    )  # every reduction op has this method
+    return inner_axes
 
 
 def _result_strides(node: Node, strides: tuple[Dim, ...], inner: Sequence[int]) -> tuple[Dim, ...]:
-    """A result's strides along the input's axes; 0 along those that it has no more."""
+    """Return a result's strides along the input's axes; 0 along the reduced axes."""
     op, rank = root_of(node)[0], required_input(node, 0).tensor.rank
     if _is_softmax(op) or _is_norm(op):
         return strides
     if len(strides) == rank:
         return tuple(0 if a in inner else s for a, s in enumerate(strides))
-    left = iter(strides)
-    return tuple(0 if a in inner else next(left) for a in range(rank))
+    remaining = iter(strides)
+    return tuple(0 if a in inner else next(remaining) for a in range(rank))
 
 
 def _axes(
     shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], chosen: Sequence[int]
 ) -> list[Axis]:
+    """Return the coalesced iteration axes of some of the input's axes."""
     axes = [Axis(shape[a], tuple(s[a] for s in strides)) for a in chosen if shape[a] != 1]
     return coalesce_axes(sort_axes(axes, 0))
 
 
 class _RowWriter:
+    """Writer of the kernel of a row reduction."""
+
     def __init__(self, kernel: KernelSpec) -> None:
         self.k = kernel
         self.s = Source(kernel)
         self.along: Any = kernel["along"]
+        """Axes within a row: extent, then the stride of every operand."""
         self.others: Any = kernel["others"]
+        """Axes across rows: extent, then the stride of every operand."""
         self.block, self.columns = kernel["tile"]
-        self.own: int = kernel["own"]
+        self.num_affine_inputs: int = kernel["own"]
+        """Number of affine inputs of a normalisation (scale, shift), which follow operand 0."""
         length = kernel["length"]
         self.fits = isinstance(length, int) and length <= self.columns
+        """Whether a whole row is held in registers."""
         self.length = self.s.extent(length)
         self.needs_int64_offsets = (
             any(map(self.row_needs_int64_offsets, range(1, len(self.along[0]))))
@@ -297,9 +321,9 @@ class _RowWriter:
         )
 
     def row_needs_int64_offsets(self, stride: int) -> bool:
-        """Whether a row may reach further in an operand than 32 bits count.
+        """Return whether offsets within a row of an operand may exceed 32 bits.
 
-        Extents and strides of run time have 64 bits, and so has what they are multiplied with.
+        Symbolic extents and strides are 64-bit scalars, so products with them are 64-bit already.
         """
         reach = 0
         for axis in self.along:
@@ -308,6 +332,7 @@ class _RowWriter:
         return reach > MAX_INT32
 
     def write(self) -> str:
+        """Return the text of the kernel."""
         s, op = self.s, self.k["op"]
         s.line(f"row = tl.program_id(0).to(tl.int64) * {self.block} + tl.arange(0, {self.block})")
         s.line(f"row_ok = row < {s.extent(self.k['rows'])}")
@@ -317,9 +342,9 @@ class _RowWriter:
             s.line(f"base{operand} = row * 0 + {s.offset(names, self.others, operand)}")
         if self.fits:
             self.step_to("0")
-            for own, is_weight in enumerate(self.k["constants"]):
+            for number, is_weight in enumerate(self.k["constants"]):
                 if is_weight:
-                    s.line(f"e{own} = {self.read(1 + own)}")
+                    s.line(f"e{number} = {self.read(1 + number)}")
             s.wait()
             s.line(f"x = {self.read(0)}")
         else:
@@ -334,9 +359,10 @@ class _RowWriter:
             self.normalise()
         return s.text()
 
-    # ---- walking a row
+    # ---- traversal of rows
 
     def step_to(self, start: str) -> None:
+        """Write the columns of a block of the rows, and their offsets in every operand."""
         s = self.s
         wide = ".to(tl.int64)" if self.needs_int64_offsets else ""
         s.line(f"j = {start} + tl.arange(0, {self.columns}){wide}")
@@ -350,23 +376,24 @@ class _RowWriter:
             s.line(f"at{operand} = base{operand}[:, None] + ({along})[None, :]")
 
     def read(self, operand: int) -> str:
+        """Return an expression that loads the current block of an operand."""
         return self.s.load(operand, f"at{operand}", "ok", "0.0")
 
     def fold(self, name: str, fold: str, element: str) -> None:
-        """Write the total of an expression of ``x`` over each row into a variable."""
+        """Write the reduction of an expression of ``x`` over each row into a variable."""
         s = self.s
         self.fold_elements("part", fold, element, _NEUTRAL[fold], "tl.float32")
         if fold == "prod":
             s.line(f"{name} = tl.reduce(part, 1, tl.standard._prod_combine)")
             return
-        # A maximum on tensors forgets what is not a number: it is found beside it.
+        # Triton's reductions ignore NaN, so NaN is detected separately.
         s.line(f"{name} = tl.{fold}(part, axis=1)")
         if fold != "sum":
             s.line("strange = tl.max((part != part).to(tl.int32), axis=1)")
             s.line(f"{name} = tl.where(strange > 0, float('nan'), {name})")
 
     def fold_elements(self, name: str, fold: str, element: str, neutral: str, kind: str) -> None:
-        """Write what becomes of an expression in each column, of a type of number."""
+        """Write the reduction of an expression over the blocks of a row, by column."""
         s = self.s
         if self.fits:
             s.line(f"{name} = tl.where(ok, {element}, {neutral})")
@@ -377,15 +404,15 @@ class _RowWriter:
             s.line(f"{name} = {_REDUCTION_STEPS[fold].format(a=name, b='one')}")
 
     def write_row(self, value: str) -> None:
-        """Write an expression of ``x`` for every element of each row."""
+        """Write the store of an expression of ``x`` for every element of each row."""
         s = self.s
         last = len(s.dtypes) - 1
 
         def emit() -> None:
-            for own, is_weight in enumerate(self.k["constants"]):
-                if not (self.fits and is_weight):  # else it is there from the beginning
-                    s.line(f"e{own} = {self.read(1 + own)}")
-            s.store(last, f"at{last}", self.finished(value, "at", "ok"), "ok")
+            for number, is_weight in enumerate(self.k["constants"]):
+                if not (self.fits and is_weight):  # otherwise it is loaded before the wait
+                    s.line(f"e{number} = {self.read(1 + number)}")
+            s.store(last, f"at{last}", self.write_epilogue(value, "at", "ok"), "ok")
 
         if self.fits:
             emit()
@@ -393,26 +420,27 @@ class _RowWriter:
         with self.row_blocks():
             emit()
 
-    def finished(self, value: str, place: str, mask: str) -> str:
-        """The variable of a result behind the epilogue, whose operands lie at ``place``."""
+    def write_epilogue(self, value: str, place: str, mask: str) -> str:
+        """Return the variable of a result after the epilogue, whose operands are at ``place``."""
         if not self.k["stages"]:
             return value
         s = self.s
         s.line(f"result = {value}")
-        read = s.reading(1 + self.own, lambda operand: f"{place}{operand}", mask)
+        read = s.extra_reader(1 + self.num_affine_inputs, lambda operand: f"{place}{operand}", mask)
         return write_stages(s.line, self.k["stages"], read, ["result"])
 
     @contextmanager
     def row_blocks(self) -> Generator[None]:
-        """A loop over stretches of the rows: ``x``, where it is there."""
+        """Write a loop over blocks of the rows, each loaded as ``x``."""
         with self.s.block(f"for start in range(0, {self.length}, {self.columns}):"):
             self.step_to("start")
             self.s.line(f"x = {self.read(0)}")
             yield
 
-    # ---- what rows are for
+    # ---- ops
 
     def reduce(self, fold: str, element: str, result: str) -> None:
+        """Write a reduction of each row."""
         if self.k["op"] == "reduce_log_sum_exp":
             self.fold("most", "max", "x")
             self.s.line("most = tl.where(tl.abs(most) < float('inf'), most, 0.0)")
@@ -421,20 +449,21 @@ class _RowWriter:
         self.write_total(result.format(t="total", n=count))
 
     def write_total(self, value: str) -> None:
-        """Write an expression for each row."""
+        """Write the store of an expression for each row."""
         last = len(self.s.dtypes) - 1
-        value = self.finished(value, "base", "row_ok")
+        value = self.write_epilogue(value, "base", "row_ok")
         self.s.store(last, f"base{last}", value, "row_ok")
 
     def find(self, op: str) -> None:
-        """Where the extreme element of each row is; what is not a number is more than extreme."""
+        """Write the index of each row's extreme element; NaN is more extreme than any number."""
         self.fold("most", "min" if op == "arg_min" else "max", "x")
-        # Hardmax subtracts the largest element: all are then no numbers, and the first one wins.
-        strange = "(most != most)[:, None]" if op == "hardmax" else "(x != x)"
+        # If a row of Hardmax contains NaN, the reference subtracts NaN from every element, so all
+        # become NaN and the first index wins.
+        is_nan = "(most != most)[:, None]" if op == "hardmax" else "(x != x)"
         fold = "max" if self.k["last"] else "min"
-        is_best = f"(x == most[:, None]) | {strange}"
-        place = f"tl.where({is_best}, j.to(tl.int64)[None, :], {_NEUTRAL_INDEX[fold]})"
-        self.fold_elements("places", fold, place, _NEUTRAL_INDEX[fold], "tl.int64")
+        is_best = f"(x == most[:, None]) | {is_nan}"
+        index = f"tl.where({is_best}, j.to(tl.int64)[None, :], {_NEUTRAL_INDEX[fold]})"
+        self.fold_elements("places", fold, index, _NEUTRAL_INDEX[fold], "tl.int64")
         self.s.line(f"place = tl.{fold}(places, axis=1)")
         if op == "hardmax":
             self.write_row("tl.where(j[None, :] == place[:, None], 1.0, 0.0)")
@@ -442,6 +471,7 @@ class _RowWriter:
             self.write_total("place")
 
     def write_softmax(self) -> None:
+        """Write a softmax or its logarithm."""
         s = self.s
         self.fold("most", "max", "x")
         s.line("most = tl.where(most == float('-inf'), 0.0, most)")
@@ -452,6 +482,7 @@ class _RowWriter:
             self.write_row("x - most[:, None] - tl.log(total)[:, None]")
 
     def normalise(self) -> None:
+        """Write a layer or RMS normalisation."""
         s = self.s
         epsilon = literal(self.k["epsilon"])
         count = f"({self.length} * 1.0)"
@@ -463,6 +494,6 @@ class _RowWriter:
         self.fold("energy", "sum", "(x - mean[:, None]) * (x - mean[:, None])")
         s.line(f"scale = 1.0 / tl.sqrt(energy / {count} + {epsilon})")
         value = "(x - mean[:, None]) * scale[:, None]"
-        value += " * e0" if self.own > 0 else ""
-        value += " + e1" if self.own > 1 else ""
+        value += " * e0" if self.num_affine_inputs > 0 else ""
+        value += " + e1" if self.num_affine_inputs > 1 else ""
         self.write_row(value)

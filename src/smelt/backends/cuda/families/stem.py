@@ -1,11 +1,11 @@
-"""Convolution of images of few channels: first into pixels of whole vectors, with their padding.
+"""Stem convolutions (few input channels): a copy to padded, channels-last pixels, then a product.
 
-Three colours side by side are no vector, and each element would be read and tested for itself. A
-first launch writes the image channels last, in the element type of the product, with channels of
-zeros behind the last and zeros all around: then no place needs a test, and the pixels of a window's
-row are one run, read in vectors of whole pixels. No run goes further than the window, whatever its
-weights there: zero times what is infinite is no number. Where the image is the application's own,
-the first launch is the copy that it needs anyway.
+Pixels of three channels do not fill a vector, so each element would be loaded and masked alone. A
+first launch therefore writes the image channels last, in the element type of the product, with zero
+channels appended and zeros around the image. Then no position needs a mask, and the pixels of a
+window's row are contiguous and loaded as vectors of whole pixels. Loads never exceed the window,
+even where the weights are zero, because zero times infinity is NaN. If the image is a binding, the
+first launch replaces the copy that is needed anyway.
 """
 
 from __future__ import annotations
@@ -59,21 +59,23 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _WIDTHS: Final = (4, 8, 16)
-"""Channels of a pixel as it is written."""
+"""Possible numbers of channels of a written pixel."""
 _CACHED_RUN: Final = 4
-"""Said of runs so that loads through the first-level cache are tried, too: windows overlap."""
+"""Inner K that is reported to the cost model: because it is below a vector, tiles whose loads go
+through the L1 cache are also candidates. Windows overlap, so they may be faster."""
 _PIXELS: Final = 256
-"""Of a program that writes pixels."""
+"""Pixels per program of the first launch."""
 _WIDEST_BYTES: Final = 4
+"""Maximum size of an element of a pixel in bytes."""
 
 
 class StemFamily(Family[CudaTarget]):
-    """Dense convolutions of images whose channels fill no vector."""
+    """Family of dense convolutions of images whose channels do not fill a vector."""
 
     name: ClassVar[str] = "stem"
     supports_reduced_precision: ClassVar[bool] = True
     lowering: ClassVar[type[ConvLowering]] = ConvLowering
-    """Of the second launch."""
+    """Lowering of the second launch."""
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -88,11 +90,13 @@ class StemFamily(Family[CudaTarget]):
         pixels = element_count(padded_shape(node, root))
         shape = stem_shape(node, root, target)
         sizes = shape.dtype.size_bytes + first.dtype.size_bytes
-        copied = pass_seconds(shape.image * sizes, target)
+        copy_seconds = pass_seconds(shape.image * sizes, target)
         for choice, seconds in tiles_for(shape, target):
             if choice.split_k == 1:
-                made = choice.tactic(self.name, (first, *others), output, 0, seconds + copied)
-                yield replace(made, workspace_bytes=pixels * _WIDEST_BYTES)
+                tactic = choice.tactic(
+                    self.name, (first, *others), output, 0, seconds + copy_seconds
+                )
+                yield replace(tactic, workspace_bytes=pixels * _WIDEST_BYTES)
 
     @override
     def reduced_precision_tactics(
@@ -100,7 +104,7 @@ class StemFamily(Family[CudaTarget]):
     ) -> tuple[Tactic, ...]:
         del target
         made = with_storage_dtype(dtype, node, tactic)
-        if required_input(node, 0).producer is None:  # it is not copied to be read once more
+        if required_input(node, 0).producer is None:  # a binding is read directly, in its own type
             made = replace(made, inputs=(tactic.inputs[0], *made.inputs[1:]))
         options = {**dict(made.parameters), "factors": dtype.value}
         return (replace(made, parameters=parameters(**options)),)
@@ -116,13 +120,13 @@ class StemFamily(Family[CudaTarget]):
         _, run = row_of(node, root)
         copy, runs = pixels_of(node, root, factors_of(tactic), operands, self.run_read(run))
         rank = len(root.kernel_shape)
-        inside = replace(root, pads=(0,) * (2 * rank), kernel_shape=(*root.kernel_shape[:-1], 1))
-        own = replace(operands, inputs=(runs, *operands.inputs[1:]))
-        lowering = self.lowering(node, inside, _without_factors(tactic), own, run)
+        unpadded = replace(root, pads=(0,) * (2 * rank), kernel_shape=(*root.kernel_shape[:-1], 1))
+        run_operands = replace(operands, inputs=(runs, *operands.inputs[1:]))
+        lowering = self.lowering(node, unpadded, _without_factors(tactic), run_operands, run)
         return (copy, *lowering.launches())
 
     def run_read(self, run: int) -> int:
-        """How many elements of a window's row are read."""
+        """Return how many elements of a window's row are read."""
         return run
 
     @override
@@ -133,18 +137,18 @@ class StemFamily(Family[CudaTarget]):
 
 
 def stem_shape(node: Node, root: Conv, target: CudaTarget) -> GemmShape:
-    """The product that the second launch is."""
+    """Return the shape of the product that the second launch computes."""
     filters, depth, *_ = fixed_shape(required_input(node, 1).tensor.shape)
     width, run = row_of(node, root)
     dtype = target.operand_dtype(required_input(node, 0).tensor.dtype)
-    read = width * count_of(required_input(node, 0)) // depth
+    image_elements = width * count_of(required_input(node, 0)) // depth
     total, adds = run * prod(root.kernel_shape[:-1]), len(node.inputs) > 3
     rows = count_of(node.output) // filters
-    return GemmShape(1, rows, filters, total, dtype, adds, _CACHED_RUN, read)
+    return GemmShape(1, rows, filters, total, dtype, adds, _CACHED_RUN, image_elements)
 
 
 def widened(node: Node, width: int) -> Constant:
-    """The filters with as many channels as a pixel has; the added ones are zero."""
+    """Return the filters padded with zeros to the channels of a pixel."""
     weights = weights_of(node)
     after = np.zeros((2, weights.type.rank), np.int64)
     after[1, 1] = width - fixed_extent(weights.type.shape[1])
@@ -153,7 +157,7 @@ def widened(node: Node, width: int) -> Constant:
 
 
 def why_no_stem(node: Node, root: Conv) -> str | None:
-    """Why the pixels of a convolution are read as they are, or None."""
+    """Return why the family does not run a convolution, or None."""
     depth = fixed_extent(required_input(node, 1).tensor.shape[1])
     if root.group > 1:
         return "grouped convolution is not supported"
@@ -169,9 +173,9 @@ def why_no_stem(node: Node, root: Conv) -> str | None:
 
 
 def row_of(node: Node, root: Conv) -> tuple[int, int]:
-    """Channels of a pixel as it is written, and elements of a row of the window.
+    """Return the channels of a written pixel, and the elements of a window's row.
 
-    Windows begin where vectors may.
+    The number of channels is chosen so that every window starts at an aligned vector.
     """
     depth = fixed_extent(required_input(node, 1).tensor.shape[1])
     step = root.strides[-1]
@@ -180,20 +184,21 @@ def row_of(node: Node, root: Conv) -> tuple[int, int]:
 
 
 def factors_of(tactic: Tactic) -> DType:
-    """Element type that the product is computed in."""
+    """Return the element type that the product is computed in."""
     options = tactic.options
     return DType(options["factors"]) if "factors" in options else tactic.outputs[0].dtype
 
 
 def _without_factors(tactic: Tactic) -> Tactic:
+    """Return the tactic without the element type among its parameters."""
     options = {name: value for name, value in tactic.parameters if name != "factors"}
     return replace(tactic, parameters=parameters(**options))
 
 
 def padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
-    """Images, places with their padding, channels; lines end where the next one may begin."""
-    count, _, *places = required_input(node, 0).tensor.shape
-    padded = [e + sum(pair) for e, pair in zip(places, root.pad_pairs, strict=True)]
+    """Return (images, padded spatial extents, channels); lines are padded to aligned vectors."""
+    count, _, *extents = required_input(node, 0).tensor.shape
+    padded = [e + sum(pair) for e, pair in zip(extents, root.pad_pairs, strict=True)]
     width, _ = row_of(node, root)
     if isinstance(line := padded[-1], int):
         padded[-1] = line + -line % (VECTOR // min(width, VECTOR))
@@ -201,31 +206,31 @@ def padded_shape(node: Node, root: Conv) -> tuple[Dim, ...]:
 
 
 def _strides(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Of the pixels as they are written, channels last."""
+    """Return the strides of the written pixels, channels last."""
     return contiguous_strides(TensorType(DType.FLOAT32, shape), Layout.LINEAR)
 
 
 def pixels_of(
     node: Node, root: Conv, dtype: DType, operands: Operands, read: int
 ) -> tuple[Launch, View]:
-    """The launch that writes the pixels, and the runs of so many elements that begin at them.
+    """Return the launch that writes the pixels, and a view of runs of ``read`` elements in them.
 
-    Windows begin at pixels, and their rows are runs: pixels that overlap.
+    A run begins at each pixel and covers a window's row, so runs overlap.
     """
-    needed_bytes, image = operands.workspace, input_view(operands, 0)
-    if needed_bytes is None:
+    workspace, image = operands.workspace, input_view(operands, 0)
+    if workspace is None:
         raise InternalError(f"{node} has no workspace for its pixels")
     width, _ = row_of(node, root)
-    count, *places, _ = shape = padded_shape(node, root)
+    count, *extents, _ = shape = padded_shape(node, root)
     strides = _strides(shape)
-    places[-1] = places[-1] - (ceil_div(read, width) - 1)
+    extents[-1] = extents[-1] - (ceil_div(read, width) - 1)
     steps = (strides[0], 1, *strides[1:-1])
-    runs = View(needed_bytes.buffer, needed_bytes.offset, dtype, (count, read, *places), steps)
+    runs = View(workspace.buffer, workspace.offset, dtype, (count, read, *extents), steps)
     return _write_pixels(image, runs, root, shape), runs
 
 
 def _write_pixels(image: View, runs: View, root: Conv, shape: tuple[Dim, ...]) -> Launch:
-    """The launch that writes every element of the pixels."""
+    """Return the launch that writes every element of the pixels."""
     scalars = LaunchScalars()
     pixels = View(runs.buffer, runs.offset, runs.dtype, shape, _strides(shape))
     views = (image, pixels)
@@ -250,32 +255,32 @@ def _write_pixels(image: View, runs: View, root: Conv, shape: tuple[Dim, ...]) -
 
 
 def _write(kernel: KernelSpec) -> str:
-    """The text of a kernel that writes pixels."""
+    """Return the text of the kernel that writes pixels."""
     s = Source(kernel)
     axes: Any = kernel["axes"]
     count, stride, width = kernel["channels"]
     names = [f"d{n}" for n in range(len(axes))]
-    # The pixels of all images may be more than 32 bits count; those of two are not.
-    each = s.product_of(axis[0] for axis in axes[1:])
+    # The pixels of all images may exceed 32 bits; those of two images do not.
+    image_pixels = s.product_of(axis[0] for axis in axes[1:])
     s.line(f"first = {s.program}.to(tl.int64) * {_PIXELS}")
     s.line(f"i = first + tl.arange(0, {_PIXELS})")
-    s.line(f"within = (first % {each}).to(tl.int32) + tl.arange(0, {_PIXELS})")
+    s.line(f"within = (first % {image_pixels}).to(tl.int32) + tl.arange(0, {_PIXELS})")
     s.line(f"c = tl.arange(0, {width})")
     s.line(f"is_pixel = i < {s.extent(kernel['total'])}")
     s.unravel("within", [axis[0] for axis in axes], names)
-    s.line(f"{names[0]} = {names[0]} + first // {each}")
+    s.line(f"{names[0]} = {names[0]} + first // {image_pixels}")
     conditions = ["is_pixel"]
     terms: list[tuple[str, Any]] = []
-    for name, (_, extent, step, before) in zip(names, axes, strict=True):
-        s.line(f"{name} = {name} - {before}")
+    for name, (_, extent, source_stride, pad_before) in zip(names, axes, strict=True):
+        s.line(f"{name} = {name} - {pad_before}")
         if name != names[0]:
             conditions.append(f"({name} >= 0) & ({name} < {s.extent(extent)})")
-        terms.append((f"{name}.to(tl.int64)" if name == names[0] else name, step))
+        terms.append((f"{name}.to(tl.int64)" if name == names[0] else name, source_stride))
     s.line(f"inside = {' & '.join(conditions)}")
     s.line(f"at = p0 + ({s.sum_of(*terms)})")
     mask = f"inside[:, None] & (c < {count})[None, :]"
     s.line(f"x = tl.load(at[:, None] + ({s.sum_of(('c', stride))})[None, :], mask={mask}, other=0)")
-    place = f"(p1 + i * {width})[:, None] + c[None, :]"
+    address = f"(p1 + i * {width})[:, None] + c[None, :]"
     kind = LANGUAGE_TYPES[s.dtypes[1]]
-    s.line(f"tl.store({place}, x.to({kind}), mask=is_pixel[:, None])")
+    s.line(f"tl.store({address}, x.to({kind}), mask=is_pixel[:, None])")
     return s.text()

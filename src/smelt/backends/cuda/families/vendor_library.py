@@ -1,8 +1,9 @@
-"""What families have in common whose tactics are calls of a library: proposals of this very GPU's.
+"""Base of the families whose tactics are calls of a vendor library on the GPU that is present.
 
-A proposal is kept as the library gives it, with the library's version. It holds for one node on
-operands without holes, of extents that are known; where a plan leaves an extent open there is no
-such tactic. Nothing is known of a proposal's speed but what a clock says: without one, none wins.
+A library proposes algorithms for a call. A proposal is stored as the library describes it, with the
+library's version. It is valid for one node on contiguous operands of known extents; symbolic
+extents are not supported. The cost model does not know the speed of proposals, so without
+measurements none is chosen.
 """
 
 from __future__ import annotations
@@ -40,17 +41,18 @@ if TYPE_CHECKING:
     from smelt.ir import Node, Op
 
 _BLOCK: Final = 128
-"""Rows and columns that a block of a library's is taken to do, to tell large calls from small."""
+"""Assumed rows and columns of a thread block of a library kernel, by which large launches are
+recognised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A node as what a library computes; inputs by position."""
+    """A node in the terms of a library; inputs by position."""
 
     columns: int
-    """Numbers of a bias."""
+    """Number of elements of a bias."""
     layout: Layout
-    """Of what is not packed."""
+    """Layout of operands that are not packed."""
     bias: int | None = None
     added: int | None = None
     activation: str = ""
@@ -58,42 +60,42 @@ class Match:
 
 MatchT = TypeVar("MatchT", bound=Match)
 Proposal = tuple["dict[str, Json]", int]
-"""What a tactic says of how the library does a call, and the workspace that this takes."""
+"""Parameters that describe a proposed algorithm, and its workspace in bytes."""
 
 
 class LibraryFamily(Family[CudaTarget], Generic[MatchT]):
-    """Products of a constant or another factor, with what the library adds behind them."""
+    """Family of products, with the bias, addend and activation that a library can fuse."""
 
     requires_contiguous: ClassVar[bool] = True
     roots: ClassVar[tuple[type[Op], ...]]
-    """What nodes may compute before their epilogue."""
+    """Ops that nodes may compute before their epilogue."""
 
     def __init__(self, library: LoadedLibrary) -> None:
         self._opened = library
 
     @abstractmethod
     def matched(self, node: Node) -> MatchT | str:
-        """The node as what the library computes, its epilogue left out, or why it is none."""
+        """Return the node without its epilogue in the library's terms, or why it is unsupported."""
 
     @abstractmethod
     def activation(self, op: Op) -> str | None:
-        """The library's name of an activation; None if it does not know it."""
+        """Return the library's name of an activation; None if it is unsupported."""
 
     @abstractmethod
     def call(self, node: Node, match: MatchT, tactic: Tactic) -> LibraryCall:
-        """The call that a tactic stands for; one that says only a precision leaves it open how."""
+        """Return the call of a tactic; without an algorithm if parameters have only a precision."""
 
     @abstractmethod
     def proposals(self, call: LibraryCall) -> Iterable[Proposal]:
-        """How the library would do a call, the best guess first."""
+        """Return the library's algorithms for a call, best guess first."""
 
     @abstractmethod
     def factor(self, node: Node, weights: Constant) -> Constant:
-        """Constant weights as the library reads them."""
+        """Return constant weights in the order that the library reads."""
 
     @abstractmethod
     def rows(self, call: LibraryCall) -> tuple[int, int]:
-        """How many products a call does, and how many rows each has."""
+        """Return the number of products of a call, and the rows of each."""
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -110,36 +112,36 @@ class LibraryFamily(Family[CudaTarget], Generic[MatchT]):
         if reason := _unsupported_reason(stored, match):
             yield Refusal(self.name, reason)
             return
-        found = False
+        has_proposals = False
         for precision in precisions:
-            asked = replace(stored, parameters=self._call_options(precision))
-            for proposal, room in self.proposals(self.call(node, match, asked)):
-                found = True
+            request = replace(stored, parameters=self._call_options(precision))
+            for proposal, workspace_bytes in self.proposals(self.call(node, match, request)):
+                has_proposals = True
                 yield replace(
-                    asked,
-                    parameters=self._call_options(precision, workspace=room, **proposal),
-                    # The library wants it at a rounder address than buffers have.
-                    workspace_bytes=room and room + WORKSPACE_ALIGNED_BYTES,
+                    request,
+                    parameters=self._call_options(precision, workspace=workspace_bytes, **proposal),
+                    # The library needs a larger alignment than buffers have.
+                    workspace_bytes=workspace_bytes and workspace_bytes + WORKSPACE_ALIGNED_BYTES,
                 )
-        if not found:
+        if not has_proposals:
             yield Refusal(self.name, "the library has no algorithm for this problem")
 
     def _call_options(self, precision: str, **proposal: Json) -> Parameters:
-        """What a tactic says."""
+        """Return the parameters of a tactic."""
         return parameters(precision=precision, version=self._opened.version, **proposal)
 
     @override
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
     ) -> tuple[Tactic, ...]:
-        return (tactic,)  # what is stored decides what the library proposes
+        return (tactic,)  # proposals depend on the storage types
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        match = self._known(node)
-        found: list[Constant] = []
+        match = self._require_match(node)
+        packed: list[Constant] = []
         if (weights := required_input(node, 1).constant) is not None:
-            found.append(as_factor(self.factor(node, weights), factor_type(tactic), tactic))
+            packed.append(as_factor(self.factor(node, weights), factor_type(tactic), tactic))
         if match.bias is not None:
             bias = cast("Constant", required_input(node, match.bias).constant)
             if bias.type.rank != 1:
@@ -147,12 +149,12 @@ class LibraryFamily(Family[CudaTarget], Generic[MatchT]):
                 bias = Constant.derive(f"{bias.name}.flat", Reshape(), bias, shape)
             if (dtype := tactic.outputs[0].dtype) is not bias.type.dtype:
                 bias = Constant.derive(f"{bias.name}.{dtype.value}", Cast(dtype), bias)
-            found.append(bias)
-        return tuple(found)
+            packed.append(bias)
+        return tuple(packed)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        match = self._known(node)
+        match = self._require_match(node)
         packed = list(operands.packed)
         second = packed.pop(0) if operands.inputs[1] is None else operands.inputs[1]
         added = None if match.added is None else operands.inputs[match.added]
@@ -177,16 +179,17 @@ class LibraryFamily(Family[CudaTarget], Generic[MatchT]):
         del target
         return json.dumps(kernel.options, indent=1)
 
-    # ---- which nodes the library does
+    # ---- supported nodes
 
-    def _known(self, node: Node) -> MatchT:
+    def _require_match(self, node: Node) -> MatchT:
+        """Return the match of a node that has tactics."""
         match = self._match(node)
         if isinstance(match, str):
             raise InternalError(f"{node} has tactics, but {match}")
         return match
 
     def _match(self, node: Node) -> MatchT | str:
-        """The node as what the library computes, or why it is none."""
+        """Return the node in the library's terms, or why it is unsupported."""
         x = required_input(node, 0)
         if x.tensor.dtype not in FLOATS:
             return f"supports floating-point types only, not {x.tensor.dtype.value}"
@@ -199,71 +202,79 @@ class LibraryFamily(Family[CudaTarget], Generic[MatchT]):
         return match if isinstance(match, str) else self._with_additions(node, match)
 
     def _with_additions(self, node: Node, match: MatchT) -> MatchT | str:
-        """The match with its bias and epilogue, or what of them the library does not do."""
+        """Return the match with bias and epilogue, or what of them the library cannot fuse."""
         _, count = root_of(node)
-        found: MatchT | str = match
+        extended: MatchT | str = match
         if count > 2 and node.inputs[2] is not None:
-            found = _with_added(node, match, 2)
+            extended = _with_added(node, match, 2)
         stages = node.op.stages if isinstance(node.op, Fused) else ()
         for number, stage in enumerate(stages, 1):
-            if isinstance(found, str):
-                return found
+            if isinstance(extended, str):
+                return extended
             others = [argument for argument in stage.arguments if argument != -number]
-            if found.activation or len(others) + 1 != len(stage.arguments):
+            if extended.activation or len(others) + 1 != len(stage.arguments):
                 return f"{stage.op.name} of the epilogue exceeds what the library can fuse"
             if isinstance(stage.op, Add) and others and others[0] >= count:
-                found = _with_added(node, found, others[0])
+                extended = _with_added(node, extended, others[0])
             elif name := self.activation(stage.op):
-                found = replace(found, activation=name)
+                extended = replace(extended, activation=name)
             else:
                 return f"{stage.op.name} of the epilogue is not an activation of the library"
-        return found
+        return extended
 
 
 def library_call(kernel: KernelSpec) -> LibraryCall | None:
-    """The call that stands for a kernel; None for a kernel that is compiled."""
+    """Return the call that a kernel spec describes; None for a kernel that is compiled."""
     library = LIBRARIES.get(kernel.family)
     return None if library is None else library.read(kernel.options)
 
 
 def _with_added(node: Node, match: MatchT, position: int) -> MatchT | str:
-    """The match with one input more: a bias, or a tensor like the result."""
+    """Return the match with one more input: a bias, or a tensor of the result's shape."""
     value = required_input(node, position)
-    shape, whole = value.tensor.shape, node.output.tensor.shape
-    along = 1 if match.layout is Layout.CHANNELS_LAST and position >= root_of(node)[1] else -1
+    shape, result_shape = value.tensor.shape, node.output.tensor.shape
+    column_axis = 1 if match.layout is Layout.CHANNELS_LAST and position >= root_of(node)[1] else -1
     if value.constant is not None and match.bias is None:
-        lengthened = (1,) * (len(whole) - len(shape)) + shape
-        others = [extent for axis, extent in enumerate(lengthened) if axis != along % len(whole)]
-        is_row = math.prod(cast("list[int]", others)) == 1 and lengthened[along] == match.columns
+        padded_shape = (1,) * (len(result_shape) - len(shape)) + shape
+        others = [
+            extent
+            for axis, extent in enumerate(padded_shape)
+            if axis != column_axis % len(result_shape)
+        ]
+        is_row = (
+            math.prod(cast("list[int]", others)) == 1 and padded_shape[column_axis] == match.columns
+        )
         if is_row and value.tensor.dtype in FLOATS:
             return replace(match, bias=position)
-    if value.constant is None and match.added is None and shape == whole:
+    if value.constant is None and match.added is None and shape == result_shape:
         return replace(match, added=position)
     return f"{value.name} {value.tensor} is neither a bias nor a tensor of the result's shape"
 
 
-# ---- how they are stored
+# ---- storage of operands
 
 
 def _stored(family: str, node: Node, match: Match, narrow_dtype: DType) -> Tactic:
-    """The formats of a node's operands: those of our own kernels, so that they compete everywhere.
+    """Return a tactic with the formats of a node's operands, those of generated kernels.
 
-    The bias is packed, too, where the library wants it in another type.
+    A bias is packed, because the library may need it in another type.
     """
-    layout, whole = match.layout, node.output.tensor
+    layout, result_type = match.layout, node.output.tensor
     inputs = [
         None
         if value is None or (position == 1 and value.constant is not None)
-        else operand_format(value, layout, whole.rank)
+        else operand_format(value, layout, result_type.rank)
         for position, value in enumerate(node.inputs)
     ]
-    output = TensorFormat(whole.dtype, layout)
-    made = Tactic(family, (), tuple(inputs), (output,), cost_hint=math.inf)
-    return made if narrow_dtype is DType.FLOAT32 else with_storage_dtype(narrow_dtype, node, made)
+    output = TensorFormat(result_type.dtype, layout)
+    tactic = Tactic(family, (), tuple(inputs), (output,), cost_hint=math.inf)
+    return (
+        tactic if narrow_dtype is DType.FLOAT32 else with_storage_dtype(narrow_dtype, node, tactic)
+    )
 
 
 def _unsupported_reason(stored: Tactic, match: Match) -> str | None:
-    """Why the library cannot go by the types in which operands are stored, or None."""
+    """Return why the library does not support the stored types of the operands, or None."""
     first, second = stored.inputs[:2]
     if second is not None and first is not None and first.dtype is not second.dtype:
         return f"the operands are stored as {first.dtype.value} and {second.dtype.value}"
@@ -275,10 +286,10 @@ def _unsupported_reason(stored: Tactic, match: Match) -> str | None:
 
 
 def _check_alignment(view: View, layout: Layout) -> None:
-    """Operands lie as the family asks for: from a round address on, and without holes."""
+    """Raise InternalError unless an operand is contiguous and aligned."""
     kind = TensorType(view.dtype, view.shape)
     order = layout if kind.rank > 2 else Layout.LINEAR
-    wanted = zip(view.shape, view.strides, contiguous_strides(kind, order), strict=True)
-    whole = all(extent == 1 or stride == right for extent, stride, right in wanted)
-    if not whole or not isinstance(view.offset, int) or view.offset % ALIGNED_BYTES:
+    rows = zip(view.shape, view.strides, contiguous_strides(kind, order), strict=True)
+    is_contiguous = all(extent == 1 or stride == contiguous for extent, stride, contiguous in rows)
+    if not is_contiguous or not isinstance(view.offset, int) or view.offset % ALIGNED_BYTES:
         raise InternalError(f"an operand of a library call is not contiguous: {view}")

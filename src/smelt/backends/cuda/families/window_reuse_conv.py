@@ -1,9 +1,8 @@
-"""Convolutions whose windows slide over shared memory, so that each pixel is read once.
+"""Window-reuse convolutions: windows slide over shared memory, so each pixel is loaded once.
 
-See `smelt.backends.cuda._window_reuse_kernel`. That pays where the second-level cache is what a
-convolution
-waits for: windows of several taps, many places, steps of one. Nothing but a clock says how much, so
-without one these tactics are never chosen.
+See `smelt.backends.cuda._window_reuse_kernel`. The kernel is fast where the L2 cache limits a
+convolution: windows of several taps, many positions, strides of 1. The estimates were not fitted,
+so without measurements these tactics are never chosen.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from smelt.backends.cuda._window_reuse_kernel import (
     shared_window_layout,
 )
 from smelt.backends.cuda.families._gemm_launches import GemmIterationSpace
-from smelt.backends.cuda.families._gemm_operands import why_wide
+from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
 from smelt.backends.cuda.families._gemm_tiles import ranked_after_tiles
 from smelt.backends.cuda.families.conv import (
     ConvFamily,
@@ -50,60 +49,64 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node, Value
 
 _WGMMA_CAPABILITY: Final = ("sm_90",)
-"""The architecture whose tensor cores read both factors from shared memory."""
+"""Architectures whose tensor cores read both operands from shared memory."""
 _TILES: Final = ((256, 64, 4), (256, 64, 8), (128, 128, 4), (128, 64, 4), (256, 128, 8))
-"""Places, filters, warps."""
+"""(positions, filters, warps) of tiles."""
 _RINGS: Final = (6, 5, 4)
-"""Tiles of weights that are held; more are better where no program less has room for it."""
+"""Numbers of weight tiles in the ring, the best first; smaller ones may allow another program per
+multiprocessor."""
 _MIN_RING: Final = 4
+"""Minimum number of weight tiles in the ring."""
 _WIDTHS: Final = (64, 32)
-"""Channels of a slice."""
+"""Possible channels of a slice."""
 _MIN_FILLED: Final = 0.75
-"""Share of the slices that are channels, and of the places that are the result's."""
+"""Minimum share of the slices that is channels, and of the positions that is the result's."""
 _MIN_BUSY: Final = 0.5
-"""Share of the multiprocessors that must have a program."""
+"""Minimum share of the multiprocessors that have a program."""
 _MAX_CANDIDATES: Final = 4
+"""Maximum number of tactics of a node."""
 _OWN_SHARED_BYTES: Final = 1024
-"""What a program takes to tell places from lane to lane."""
+"""Shared memory in bytes that a program uses to exchange positions between lanes."""
 _OWN_REGISTERS: Final = 40
-"""Of a thread beside its sums."""
+"""Registers of a thread besides its sums."""
 _TENSOR_CORE_SHARE: Final = 0.8
-"""Of the tensor cores' rate, by products that nothing else holds up."""
+"""Share of the tensor cores' peak rate that undisturbed products reach."""
 _FETCH_SECONDS: Final = 1.0e-6
-"""From asking for a tile of weights to having it."""
+"""Latency of loading a weight tile, in seconds."""
 _END_SECONDS: Final = 1.4e-6
+"""Time of a program before its first and after its last product, in seconds."""
 _SUM_SECONDS: Final = 1.1e-8
-"""What a program takes before its first product and after the last, and for each sum that a thread
-holds."""
+"""Additional time at a program's end for each sum of a thread, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SharedWindow:
-    """What a convolution's windows need of shared memory."""
+    """Requirements of a convolution's windows on shared memory."""
 
     extents: tuple[int, ...]
-    """Of the image with its padding."""
+    """Extents of the padded image."""
     window_span: int
-    """Places from a window's first tap to its last."""
+    """Distance from a window's first tap to its last, in positions."""
     taps: int
     slices: int
     width: int
+    """Channels of a slice."""
     valid_share: float
-    """Share of all places that are the result's."""
+    """Share of all positions that belong to the result."""
     channel_share: float
-    """Share of the slices that are channels."""
+    """Share of the slices that is channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class _WindowReuseConfig:
-    """What a tactic decides."""
+    """Parameters of a tactic."""
 
     tile: tuple[int, int, int]
     num_warps: int
     num_stages: int
 
     def programs_per_sm(self, window: _SharedWindow, gpu: GpuSpec) -> int:
-        """Programs that a multiprocessor has room for."""
+        """Return how many programs fit on a multiprocessor at once."""
         places, filters, width = self.tile
         need = places + window.window_span
         memory = shared_window_layout(need, window.taps, window.slices, self.num_stages)
@@ -114,13 +117,13 @@ class _WindowReuseConfig:
         return gpu.limits.resident_blocks(threads, registers, needed_bytes)[0]
 
     def programs(self, shape: GemmShape, window: _SharedWindow) -> int:
-        """Of a launch."""
+        """Return the number of programs of a launch."""
         places, filters, _ = self.tile
         return ceil(shape.rows / window.valid_share / places) * ceil(shape.columns / filters)
 
     @property
     def parameters(self) -> Parameters:
-        """The decision as data."""
+        """Parameters of the tactic."""
         return parameters(
             tile=self.tile,
             num_warps=self.num_warps,
@@ -132,7 +135,7 @@ class _WindowReuseConfig:
 
 
 class WindowReuseConvFamily(Family[CudaTarget]):
-    """Dense convolutions with steps of one, of channels in whole vectors of 16-bit elements."""
+    """Family of dense 16-bit convolutions of stride 1 whose channels fill whole vectors."""
 
     name: ClassVar[str] = "window_reuse"
     supports_reduced_precision: ClassVar[bool] = True
@@ -142,24 +145,24 @@ class WindowReuseConvFamily(Family[CudaTarget]):
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
         root, _ = root_of(node)
         if not isinstance(root, Conv) or reason_against(node) or is_depthwise(node, root):
-            return  # the other families say why
+            return  # the other families yield the refusal
         if reason := _unsupported_reason(node, root, target) or why_no_gluon():
             yield Refusal(self.name, reason)
             return
         shape, window = product_shape(node, root, target), _window_of(node, root)
-        found = [
+        ranked_configs = [
             (_seconds(shape, window, c, target), c) for c in _tile_configs(shape, window, target)
         ]
-        if not found:
+        if not ranked_configs:
             yield Refusal(
                 self.name,
-                "windows exceed shared memory, are mostly padding, or there are too few pixels",
+                "windows exceed shared memory or are mostly padding, or there are too few pixels",
             )
             return
         inputs, output = formats_of(node)
-        # Of rings that are said to be as fast the longest, which was found first.
-        found.sort(key=lambda pair: pair[0])
-        best = {(c.tile, c.num_warps): (seconds, c) for seconds, c in reversed(found)}
+        # Among rings with equal estimates, the longest is kept: it comes first.
+        ranked_configs.sort(key=lambda pair: pair[0])
+        best = {(c.tile, c.num_warps): (seconds, c) for seconds, c in reversed(ranked_configs)}
         ranked = sorted(best.values(), key=lambda pair: pair[0])[:_MAX_CANDIDATES]
         for seconds, choice in ranked_after_tiles(ranked, shape, target):
             yield Tactic(self.name, choice.parameters, inputs, (output,), cost_hint=seconds)
@@ -180,7 +183,7 @@ class WindowReuseConvFamily(Family[CudaTarget]):
 
 
 class _WindowReuseLowering(ConvLowering):
-    """The same product, its rows all places of the padded image."""
+    """Lowering to a product whose rows are all positions of the padded image."""
 
     @override
     def common(self) -> dict[str, Any]:
@@ -201,28 +204,29 @@ class _WindowReuseLowering(ConvLowering):
 
 
 def _unsupported_reason(node: Node, root: Conv, target: CudaTarget) -> str | None:
+    """Return why the family cannot run a convolution, or None."""
     image = required_input(node, 0).tensor
     if target.architectures != _WGMMA_CAPABILITY:
         return (
             f"{target.architecture} has no tensor cores that read both operands from shared "
             f"memory (WGMMA)"
         )
-    if reason := why_wide(target.operand_dtype(image.dtype)):
+    if reason := wide_operand_reason(target.operand_dtype(image.dtype)):
         return reason
     if prod(root.kernel_shape) == 1 or any(step > 1 for step in root.strides):
         return "1x1 windows and strided windows do not share pixels"
     if root.group > 1 or fixed_extent(required_input(node, 1).tensor.shape[1]) % VECTOR:
         return "grouped convolution, or the channels are not a multiple of the vector width"
     if any(_differs_per_pixel(value, node) for value in node.inputs[root_of(node)[1] :]):
-        return "its epilogue reads a tensor that differs per pixel"
+        return "the epilogue reads a tensor that differs between pixels"
     extents = (*image.shape[2:], *node.output.tensor.shape[2:])
     if not all(isinstance(extent, int) and extent > 0 for extent in extents):
-        return "the size of the image is not known"
+        return "the image size is symbolic or zero"
     return None
 
 
 def _differs_per_pixel(value: Value | None, node: Node) -> bool:
-    """Whether an operand of the epilogue differs from place to place."""
+    """Return whether an epilogue operand differs between positions."""
     if value is None:
         return False
     shape = (1,) * (node.output.tensor.rank - value.tensor.rank) + value.tensor.shape
@@ -230,45 +234,45 @@ def _differs_per_pixel(value: Value | None, node: Node) -> bool:
 
 
 def _window_of(node: Node, root: Conv) -> _SharedWindow:
-    """Of a convolution that is not refused."""
+    """Return the window requirements of a supported convolution."""
     image = fixed_shape(required_input(node, 0).tensor.shape[2:])
     result = fixed_shape(node.output.tensor.shape[2:])
     extents = tuple(
-        max(size + max(pads), made)
-        for size, pads, made in zip(image, root.pad_pairs, result, strict=True)
+        max(size + max(pads), result_extent)
+        for size, pads, result_extent in zip(image, root.pad_pairs, result, strict=True)
     )
     pitches = [prod(extents[at + 1 :]) for at in range(len(extents))]
     window_span = sum(
         (taps - 1) * dilation * pitch
         for taps, dilation, pitch in zip(root.kernel_shape, root.dilations, pitches, strict=True)
     )
-    run = fixed_extent(required_input(node, 1).tensor.shape[1])
-    widths = {width: -(-run // width) * width for width in _WIDTHS}
+    channels = fixed_extent(required_input(node, 1).tensor.shape[1])
+    widths = {width: -(-channels // width) * width for width in _WIDTHS}
     width = min(_WIDTHS, key=lambda width: (widths[width], -width))
-    if run >= _MIN_FILLED * widths[_WIDTHS[0]]:
+    if channels >= _MIN_FILLED * widths[_WIDTHS[0]]:
         width = _WIDTHS[0]
     taps, slices = prod(root.kernel_shape), widths[width] // width
     valid_share = prod(result) / prod(extents)
     return _SharedWindow(
-        extents, window_span, taps, slices, width, valid_share, run / widths[width]
+        extents, window_span, taps, slices, width, valid_share, channels / widths[width]
     )
 
 
 def _tile_configs(
     shape: GemmShape, window: _SharedWindow, target: CudaTarget
 ) -> Iterator[_WindowReuseConfig]:
-    """Every choice that fits."""
+    """Yield every configuration that fits."""
     if min(window.valid_share, window.channel_share) < _MIN_FILLED:
         return
-    for (places, filters, num_warps), most in product(_TILES, _RINGS):
-        ring = ring_slots(window.taps, most)
+    for (places, filters, num_warps), max_ring in product(_TILES, _RINGS):
+        ring = ring_slots(window.taps, max_ring)
         choice = _WindowReuseConfig((places, filters, window.width), num_warps, ring)
-        wide = filters >= 2 * shape.columns or places >= 2 * shape.rows
-        busy = choice.programs(shape, window) >= _MIN_BUSY * target.multiprocessors
+        is_oversized = filters >= 2 * shape.columns or places >= 2 * shape.rows
+        fills_gpu = choice.programs(shape, window) >= _MIN_BUSY * target.multiprocessors
         if (
             ring >= _MIN_RING
-            and busy
-            and not wide
+            and fills_gpu
+            and not is_oversized
             and choice.programs_per_sm(window, gpu_spec_of(target))
         ):
             yield choice
@@ -277,13 +281,13 @@ def _tile_configs(
 def _seconds(
     shape: GemmShape, window: _SharedWindow, choice: _WindowReuseConfig, target: CudaTarget
 ) -> float:
-    """Seconds of a launch, whose programs go beside each other in rounds."""
+    """Return the estimated seconds of a launch, whose programs run in waves."""
     places, filters, width = choice.tile
     gpu = gpu_spec_of(target)
     programs_per_sm = choice.programs_per_sm(window, gpu)
     programs = choice.programs(shape, window)
     steps = window.taps * window.slices
-    step = (
+    step_seconds = (
         2.0
         * places
         * filters
@@ -291,15 +295,15 @@ def _seconds(
         * gpu.multiprocessors
         / (gpu.tensor_flops * _TENSOR_CORE_SHARE)
     )
-    alone = steps * max(step, _FETCH_SECONDS / (choice.num_stages - 2))
-    ends = _END_SECONDS + _SUM_SECONDS * places * filters / (choice.num_warps * WARP_LANES)
+    program_seconds = steps * max(step_seconds, _FETCH_SECONDS / (choice.num_stages - 2))
+    end_seconds = _END_SECONDS + _SUM_SECONDS * places * filters / (choice.num_warps * WARP_LANES)
 
-    def round_of(each: int) -> float:
-        return max(each * steps * step, alone) + ends
+    def wave_seconds(programs_each: int) -> float:
+        return max(programs_each * steps * step_seconds, program_seconds) + end_seconds
 
-    rounds, left = divmod(programs, programs_per_sm * gpu.multiprocessors)
-    last = round_of(ceil(left / gpu.multiprocessors)) if left else 0.0
-    moved = (shape.image + shape.rows * shape.columns) * shape.dtype.size_bytes
+    waves, remaining = divmod(programs, programs_per_sm * gpu.multiprocessors)
+    last_wave = wave_seconds(ceil(remaining / gpu.multiprocessors)) if remaining else 0.0
+    moved_bytes = (shape.image + shape.rows * shape.columns) * shape.dtype.size_bytes
     return LAUNCH_SECONDS + max(
-        rounds * round_of(programs_per_sm) + last, moved / gpu.memory_bytes_per_second
+        waves * wave_seconds(programs_per_sm) + last_wave, moved_bytes / gpu.memory_bytes_per_second
     )
