@@ -143,7 +143,7 @@ def test_an_open_file_is_read_as_far_as_an_engine_goes(piece: int) -> None:
     with pytest.raises(EngineFormatError, match="is not a smelt engine"):
         read_engine(nothing)  # type: ignore[arg-type]
     longer = Endless(whole, piece)
-    with pytest.raises(EngineFormatError, match=f"where {len(whole)} are declared"):
+    with pytest.raises(EngineFormatError, match=f"declares {len(whole)};"):
         read_engine(longer)  # type: ignore[arg-type]
     assert (nothing.given, longer.given) == (64, len(whole) + 1)
 

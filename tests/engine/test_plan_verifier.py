@@ -260,7 +260,9 @@ def test_a_plan_whose_outputs_are_not_those_of_the_bindings_is_refused() -> None
     own = tuple(s for s, b in zip(shapes, HEADER.bindings, strict=True) if not b.is_input)
     wrong = {
         "differ from those of the bindings": ((*own, ()), ((), *own[1:])),
-        "needs a value for 'what'": (((SymbolicDim.symbol("what"),) * len(own[0]), *own[1:]),),
+        "uses the undefined symbol 'what'": (
+            ((SymbolicDim.symbol("what"),) * len(own[0]), *own[1:]),
+        ),
     }
     for words, outputs in wrong.items():
         for one in outputs:

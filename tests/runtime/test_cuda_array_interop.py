@@ -216,5 +216,5 @@ def test_arrays_elsewhere_or_of_another_type_are_refused(engine: Engine, library
             BindingError, match="x: the array is on cuda:1, but the engine is on cuda:0"
         ):
             context.run({"x": library.tensor((2, COLUMNS), 1)})
-        with pytest.raises(BindingError, match="x: the array has dtype float16, and float32"):
+        with pytest.raises(BindingError, match="x: the array has dtype float16, expected float32"):
             context.run({"x": wrong})

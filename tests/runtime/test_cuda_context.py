@@ -362,9 +362,9 @@ def test_a_thread_that_selected_another_gpu_is_told(engine: Engine, stub: StubDr
         assert context.run({"x": batch_of(1)})["y"].shape == (1, COLUMNS)
         assert stub.current == 1  # as the thread left it
         stub.current = None
-        with pytest.raises(ContextError, match="the stream is cuda:1's"):
+        with pytest.raises(ContextError, match="the stream is on cuda:1"):
             context.enqueue(1, [x.address, y.address], other)
-        with pytest.raises(ContextError, match="input_consumed is cuda:1's"):
+        with pytest.raises(ContextError, match="input_consumed is on cuda:1"):
             context.enqueue(1, [x.address, y.address], 0, Event("cuda:1"))
 
 

@@ -33,7 +33,7 @@ def test_a_gpu_that_fails_is_told_by_the_drivers_own_number(
         (DeviceError("the NVIDIA driver cannot be loaded"), "the NVIDIA driver cannot be loaded. "),
         (
             MissingExtraError("cuda-bindings", "cuda"),
-            "cuda-bindings is not installed; smelt's extra",
+            "cuda-bindings is not installed; it is in smelt's extra",
         ),
     ],
 )

@@ -28,6 +28,6 @@ class Closeable(ABC):
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse to be copied or pickled: two that own the same memory would both end it."""
         raise TypeError(
-            f"an object of type {type(self).__name__} owns memory, threads or a connection of this process and "
-            "cannot be copied or pickled; create another one"
+            f"an object of type {type(self).__name__} owns memory, threads or a connection of this "
+            "process and cannot be copied or pickled; create another one"
         )
