@@ -251,9 +251,9 @@ def test_bindings_that_do_not_fit_are_refused_by_name(engine: Engine) -> None:
             ([x[:, :20].copy(), y], r"x: the array has shape \[2, 20\]"),
             ([x.astype(np.float16), y], "x: the array has dtype float16"),
             ([x, y[:1]], "y: the array has shape"),
-            ([x, y[:, ::-1]], "y: an output is written in place"),
-            ([x, np.asfortranarray(y)], "y: an output is written in place"),
-            ([x, frozen], "y: an output is written in place"),
+            ([x, y[:, ::-1]], "y: an output array must be contiguous"),
+            ([x, np.asfortranarray(y)], "y: an output array must be contiguous"),
+            ([x, frozen], "y: an output array must be contiguous"),
             (
                 [x, y.astype(np.float64)],
                 r"y: the array has dtype float64.* np\.empty\(shape, 'float32'\)",
