@@ -164,21 +164,21 @@ GOOD = """graph g {
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("Add", "Bad", "line 4.*Bad is not the name of an op"),
+        ("Add", "Bad", "line 4.*Bad is not an op"),
         ("%w |", "%v |", "%v is not defined above"),
-        ("float32[n, 2] = ", "float32[n, 3] = ", "not the types that stand here"),
-        ("[1.0, 2.0]", "[1.0]", "not the elements of"),
-        ("[1.0, 2.0]", "#0123456789ab", "not among the constants given"),
+        ("float32[n, 2] = ", "float32[n, 3] = ", "which differs from the declared types"),
+        ("[1.0, 2.0]", "[1.0]", "the elements do not fit"),
+        ("[1.0, 2.0]", "#0123456789ab", "not among the given constants"),
         ("input %x", "input %w", "defined twice"),
-        ("float32[n, 2]\n", "float33[n, 2]\n", "float33 is no element type"),
+        ("float32[n, 2]\n", "float33[n, 2]\n", "float33 is not an element type"),
         ("float32[n, 2]\n", f"float32[n{', 1' * 32}]\n", "line 2.*MAX_RANK is 32"),
         ("Add %x", "Add(axis=<n n>) %x", "line 4.*not a dimension"),
         ("[n, 2]\n", "[n(), 2]\n", "not a dimension"),
         ("Add %x", "Add(axis=1) %x", "Add cannot have these attributes"),
         ("Add %x", "Cast(to=DType.FLOAT31) %x", "DType has no member FLOAT31"),
         ("| Relu", "| Softmax", "not elementwise"),
-        ("return %y\n}", "return %y", "'}' is needed"),
-        ("}\n", "} more", "more text"),
+        ("return %y\n}", "return %y", "expected '}'"),
+        ("}\n", "} more", "expected the end of the text"),
         ("[1.0, 2.0]", "[" * 100, "nested deeper than MAX_REGION_DEPTH"),
     ],
 )
@@ -200,7 +200,7 @@ def test_no_text_does_worse_than_be_refused(data: st.DataObject) -> None:
 def test_a_string_without_an_end_takes_no_memory_to_find_out() -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(GraphError, match="a name is needed"):
+        with pytest.raises(GraphError, match="expected a name"):
             parse_graph('graph "' + "a" * 1_000_000, {})
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:

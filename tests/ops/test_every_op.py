@@ -1,7 +1,8 @@
-"""What holds for every op: it is in the table, explains itself, infers what it makes."""
+"""Every op is in the table, is documented and infers the types that its reference returns."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import keyword
 import re
@@ -18,6 +19,8 @@ from smelt.ops import ALL_OPS, Case, Op, Operand
 from smelt.types import SymbolicDim, TensorType, evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from smelt.ops import Array
     from smelt.types import ValueType
 
@@ -29,12 +32,34 @@ _every_op = pytest.mark.parametrize("op", ALL_OPS, ids=lambda op: op.name)
 _every_case = pytest.mark.parametrize("case", _CASES)
 
 
-def test_the_table_holds_every_file_and_every_file_is_named_after_its_op() -> None:
-    files = {path.stem for path in _FOLDER.glob("[a-z]*.py")}
-    names = {op.name + ("_" if keyword.iskeyword(op.name) else "") for op in ALL_OPS}
-    assert files == names
-    assert len(ALL_OPS) == len(names)
+def test_the_table_holds_the_ops_of_every_module() -> None:
+    defined = {cls for module in _public_modules() for cls in _ops_of(module)}
+    assert set(ALL_OPS) == defined
+    assert len(ALL_OPS) == len(defined)
     assert list(ALL_OPS) == sorted(ALL_OPS, key=lambda op: op.__name__.lower())
+
+
+def test_a_module_of_one_op_is_named_after_it_and_a_family_after_none() -> None:
+    every_name = {op.name for op in ALL_OPS}
+    for module in _public_modules():
+        names = [op.name for op in _ops_of(module)]
+        stem = module.__name__.rpartition(".")[2]
+        if len(names) == 1:
+            assert stem == names[0] + ("_" if keyword.iskeyword(names[0]) else "")
+        else:
+            assert names, stem
+            assert stem not in every_name
+
+
+def _public_modules() -> list[ModuleType]:
+    stems = sorted(path.stem for path in _FOLDER.glob("[a-z]*.py"))
+    return [importlib.import_module(f"smelt.ops.{stem}") for stem in stems]
+
+
+def _ops_of(module: ModuleType) -> list[type[Op]]:
+    """Return the ops that a module defines; abstract bases are in private modules."""
+    classes = (cls for _, cls in inspect.getmembers(module, inspect.isclass))
+    return [c for c in classes if issubclass(c, Op) and c.__module__ == module.__name__]
 
 
 @_every_op

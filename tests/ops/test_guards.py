@@ -228,7 +228,7 @@ def _check_case(case: Case, name: str) -> None:
             with np.errstate(all="ignore"):
                 results = case.op.reference(*arrays)
         except Exception as error:
-            if "outside an axis" in str(error):
+            if "is out of range for an axis" in str(error):
                 continue  # an index is data
             raise
         for kind, array in zip(types, results, strict=True):

@@ -130,7 +130,7 @@ def test_a_users_op_is_only_read_where_the_same_source_is_installed() -> None:
 
 
 def test_an_op_that_nobody_knows_is_refused_by_name() -> None:
-    with pytest.raises(EngineFormatError, match="no op is called 'secret'"):
+    with pytest.raises(EngineFormatError, match="there is no op 'secret'"):
         ops.op_from_json(("op", "secret", (), None))
 
 

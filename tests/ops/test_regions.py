@@ -90,7 +90,9 @@ def test_a_state_that_grows_is_refused() -> None:
     condition = body.add_input("condition", TensorType(DType.BOOL, ()))
     state = body.add_input("state", TensorType(F, (2,)))
     body.outputs = [condition, body.add(ops.Concat(0), state, state, name="grown").output]
-    with pytest.raises(ShapeError, match=r"state 0 of loop changes from float32\[2\]"):
+    with pytest.raises(
+        ShapeError, match=r"loop-carried value 0 changes its type from float32\[2\]"
+    ):
         ops.Loop(body, 1).infer([None, flag(), Operand(TensorType(F, (2,)))])
 
 
@@ -99,7 +101,7 @@ def test_a_loop_without_an_end_is_stopped_by_the_limits_name(
 ) -> None:
     monkeypatch.setattr(Limit.MAX_LOOP_TRIPS, "most", 5)
     case = next(iter(ops.Loop.cases()))
-    with pytest.raises(ShapeError, match="6 trips, and MAX_LOOP_TRIPS is 5"):
+    with pytest.raises(ShapeError, match="6 trips; the limit MAX_LOOP_TRIPS is 5"):
         case.op.reference(None, np.asarray(1, np.bool_), *case.inputs[2:])
 
 
@@ -143,7 +145,7 @@ def test_a_loop_that_a_condition_ends_is_refused_at_the_trip_that_is_too_many(
         return (x,)
 
     monkeypatch.setattr(ops.Identity, "reference", listen)
-    with pytest.raises(ShapeError, match=r"loop_count = 4, .*at most 3.*max_workspace"):
+    with pytest.raises(ShapeError, match=r"loop_count is 4 .*at most 3.*max_workspace"):
         op.reference_within(most, trips, None, np.asarray(1 << 40))
     assert begun == [0, 1, 2]
 
@@ -161,7 +163,7 @@ def test_a_loop_that_stacks_too_much_stops_before_the_memory_is_full(
 @pytest.mark.parametrize(
     ("trips", "words"),
     [
-        ((1 << 63) - 1, "9,223,372,036,854,775,807 trips, and MAX_LOOP_TRIPS"),
+        ((1 << 63) - 1, "9,223,372,036,854,775,807 trips; the limit MAX_LOOP_TRIPS"),
         (1 << 24, "MAX_LOOP_BYTES is 2,147,483,648"),
     ],
 )
@@ -256,7 +258,10 @@ def test_trips_whose_scans_differ_in_an_extent_are_refused_with_both() -> None:
     loop = graph.add(ops.Loop(body, 1, "trips"), trips, None, start, name="stacking")
     graph.symbol_bounds["count"] = 3
     graph.outputs = list(loop.outputs)
-    words = r"loop 'stacking'.*: axis 1 of scan 0 of loop is 3 in trip 0 and 2 in trip 2"
+    words = (
+        r"loop 'stacking'.*: axis 1 of scan output 0 of loop has 3 elements in iteration 0 "
+        "and 2 in iteration 2"
+    )
     x = np.array([9, 9, 3], np.float32)
     for run in (partial(interpret, graph), smelt.build(graph, tune="none").run):
         with pytest.raises(ShapeError, match=words):

@@ -58,15 +58,15 @@ def test_a_name_that_is_taken_is_refused() -> None:
     ops.register_op(Doubled)
     for name in ("tests.doubled", "conv"):
         other = type("Other", (Doubled,), {"name": name, "__module__": __name__})
-        with pytest.raises(GraphError, match="is taken by"):
+        with pytest.raises(GraphError, match="is already used by"):
             ops.register_op(dataclass(frozen=True)(other))
 
 
 def test_what_is_no_complete_op_is_refused() -> None:
     half = type("Half", (Op,), {"name": "tests.half"})
-    with pytest.raises(GraphError, match="lacks cases, infer, reference"):
+    with pytest.raises(GraphError, match="has no cases, infer, reference"):
         ops.register_op(half)
-    with pytest.raises(GraphError, match="no subclass of Op"):
+    with pytest.raises(GraphError, match="not a subclass of Op"):
         ops.register_op(cast("Any", int))
     with pytest.raises(GraphError, match="decorated with @dataclass"):
         ops.register_op(type("Plain", (Doubled,), {"name": "tests.plain"}))

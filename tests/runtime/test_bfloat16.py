@@ -54,7 +54,7 @@ def engine() -> Iterator[Engine]:
 def test_the_interpreter_takes_and_gives_numbers() -> None:
     (made,) = interpret(_graph(), {"x": _X}).values()
     _same(made, _wanted())
-    with pytest.raises(BindingError, match=r"bfloat16\[2, 3\] and its array is uint16"):
+    with pytest.raises(BindingError, match=r"bfloat16\[2, 3\], but its array is uint16"):
         interpret(_graph(), {"x": _X.view(np.uint16)})
 
 

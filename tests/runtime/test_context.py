@@ -254,10 +254,7 @@ def test_bindings_that_do_not_fit_are_refused_by_name(engine: Engine) -> None:
             ([x, y[:, ::-1]], "y: an output array must be contiguous"),
             ([x, np.asfortranarray(y)], "y: an output array must be contiguous"),
             ([x, frozen], "y: an output array must be contiguous"),
-            (
-                [x, y.astype(np.float64)],
-                r"y: the array has dtype float64.* np\.empty\(shape, 'float32'\)",
-            ),
+            ([x, y.astype(np.float64)], r"y: .* float64.* np\.empty\(shape, 'float32'\)"),
         ):
             with pytest.raises(BindingError, match=words):
                 context.execute(2, bindings)

@@ -59,7 +59,7 @@ CASES = (
         ops.Div(),
         (D("n - 1"), C(2)),
         {"n": (4, 0)},
-        "what is divided: -1 (n - 1) must be at least 0",
+        "the dividend: -1 (n - 1) must be at least 0",
     ),
     GuardCase(
         "div_by_0",

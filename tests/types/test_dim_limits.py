@@ -116,7 +116,9 @@ MOST: list[tuple[str, Callable[[], Dim], Callable[[Dim], Dim], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("most", "more", "told"), [m[1:] for m in MOST], ids=[m[0] for m in MOST])
+@pytest.mark.parametrize(
+    ("most", "more", "detail"), [m[1:] for m in MOST], ids=[m[0] for m in MOST]
+)
 def test_whatever_is_made_is_read_again_and_the_rest_is_refused_by_name(
     most: Callable[[], Dim], more: Callable[[Dim], Dim], detail: str
 ) -> None:

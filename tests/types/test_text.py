@@ -9,7 +9,7 @@ from smelt.types import TextTable, count_cells, wrap_words
 
 
 @pytest.mark.parametrize(
-    ("line", "width", "told"),
+    ("line", "width", "broken"),
     [
         ("", 10, [""]),
         ("  in  data: float32[1, 3]", 80, ["  in  data: float32[1, 3]"]),
@@ -26,9 +26,9 @@ from smelt.types import TextTable, count_cells, wrap_words
     ],
 )
 def test_lines_are_broken_where_words_end_and_stand_in_what_they_belong_to(
-    line: str, width: int, detail: list[str]
+    line: str, width: int, broken: list[str]
 ) -> None:
-    assert wrap_words(line, width) == detail
+    assert wrap_words(line, width) == broken
 
 
 def test_a_letter_of_the_far_east_takes_two_places_and_an_accent_none() -> None:

@@ -1,4 +1,4 @@
-"""A graph run node by node on the references of its ops: the oracle of every backend."""
+"""Interpreter that runs a graph on the reference of each op: the oracle of all backends."""
 
 from smelt.interp._interpreter import Listener, interpret, run_node
 

@@ -1,4 +1,4 @@
-"""Runs a graph on references, checking every array against what was inferred."""
+"""Interpreter of graphs: runs references and checks each array against its inferred type."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """What follows a run: tracing, comparing, stepping."""
+    """Observer of a run, for tracing, comparison and stepping."""
 
     def will_run(self, node: Node, inputs: Sequence[Array | None], /) -> None:
-        """Hear of a node before it runs."""
+        """Called before a node runs."""
 
     def did_run(self, node: Node, outputs: Sequence[Array], /) -> None:
-        """Hear of a node after it ran."""
+        """Called after a node has run."""
 
 
 @enough_memory_for("the run")
@@ -41,19 +41,21 @@ def interpret(
     """Run the graph on the references of its ops.
 
     Args:
-        graph: what to run.
-        inputs: an array for each input, by name; their extents bind the graph's symbols.
+        graph: the graph.
+        inputs: an array for each input, by name; their extents are the values of the symbols.
         outputs: names of the values to return, any in the graph; None for the graph's outputs.
-        listeners: told of every node before and after it runs.
+        listeners: called before and after each node runs.
 
-    Raises BindingError when an array does not fit an input, ShapeError naming the node whose guard
-    fails, IndexRangeError naming the node that is given an index out of range, GraphError naming
-    the node that fails otherwise.
+    Raises:
+        BindingError: an array does not fit an input.
+        ShapeError: a guard fails; the message names the node.
+        IndexRangeError: an index is out of range; the message names the node.
+        GraphError: a node fails for another reason, or ``outputs`` names an unknown value.
     """
     wanted = _wanted_values(graph, outputs)
-    given: dict[str, Array] = {name: np.asarray(array) for name, array in inputs.items()}
-    symbols = bind_symbols(graph, given)
-    values: dict[Value, Array] = {v: given[v.name] for v in graph.inputs}
+    arrays_by_name: dict[str, Array] = {name: np.asarray(array) for name, array in inputs.items()}
+    symbols = bind_symbols(graph, arrays_by_name)
+    values: dict[Value, Array] = {v: arrays_by_name[v.name] for v in graph.inputs}
     needed = _needed_nodes(graph, wanted)
     uses = Counter(v for node in needed for v in node.inputs if v is not None)
     uses.update(v for v in wanted)
@@ -63,14 +65,14 @@ def interpret(
         for listener in listeners:
             listener.will_run(node, arrays)
         check_guards(node.guards, symbols)
-        results = run_node(node, arrays, _largest(graph, symbols))
+        results = run_node(node, arrays, _known_bounds(graph, symbols))
         for value, array in zip(node.outputs, results, strict=False):
             check_array(value, array, symbols, str(node), graph.symbol_bounds)
             values[value] = array
         for listener in listeners:
             listener.did_run(node, results)
         _release(node, values, uses)
-    check_guards(graph.guards, symbols)  # those too that rest on what the run determined
+    check_guards(graph.guards, symbols)  # also those with symbols that this run determined
     return {value.name: _array_of(value, values) for value in wanted}
 
 
@@ -86,7 +88,7 @@ def _wanted_values(graph: Graph, names: Iterable[str] | None) -> list[Value]:
 
 
 def _needed_nodes(graph: Graph, wanted: Sequence[Value]) -> list[Node]:
-    """The nodes on which the wanted values depend, in order."""
+    """Return the nodes on which the wanted values depend, in order."""
     needed: list[Node] = []
     live = set(wanted)
     for node in reversed(graph.nodes):
@@ -100,12 +102,12 @@ def _array_of(value: Value, values: Mapping[Value, Array]) -> Array:
     if value.constant is not None:
         return value.constant.array
     if value not in values:
-        raise GraphError(f"value {value.name} is read before it is computed")
+        raise GraphError(f"the value {value.name} is read before it is computed")
     return values[value]
 
 
-def _largest(graph: Graph, symbols: Mapping[str, int]) -> dict[str, int]:
-    """The largest values that symbols may come to have, as far as they are known."""
+def _known_bounds(graph: Graph, symbols: Mapping[str, int]) -> dict[str, int]:
+    """Return the upper bounds of symbols that can be evaluated with the known symbols."""
     return {
         name: evaluate_dim(bound, symbols)
         for name, bound in graph.symbol_bounds.items()
@@ -116,23 +118,23 @@ def _largest(graph: Graph, symbols: Mapping[str, int]) -> dict[str, int]:
 def run_node(
     node: Node, arrays: Sequence[Array | None], most: Mapping[str, int] | None = None
 ) -> tuple[Array, ...]:
-    """What the reference of a node's op makes of its operands, which are not checked.
+    """Run the reference of a node on arrays, which are not checked.
 
-    ``most`` has the largest values of symbols that the run determines.
+    ``most`` has upper bounds of the symbols that the run determines.
 
-    Raises GraphError naming the node when it fails, or IndexRangeError.
+    Raises GraphError or IndexRangeError, which name the node, when the reference fails.
     """
     results = evaluate(node.op, arrays, str(node), most)
     if len(results) < len(node.outputs):
         raise GraphError(
-            f"the reference returned {len(results)} results, and {len(node.outputs)} were inferred",
+            f"the reference returned {len(results)} results; {len(node.outputs)} were inferred",
             node=str(node),
         )
     return results
 
 
 def _release(node: Node, values: dict[Value, Array], uses: Counter[Value]) -> None:
-    """Drop what nobody reads any more: a deep network needs the memory of its widest part."""
+    """Release arrays that are not read again, so that memory does not grow with the depth."""
     for value in node.inputs:
         if value is not None:
             uses[value] -= 1

@@ -1,4 +1,4 @@
-"""Symbols of a graph, bound by its inputs."""
+"""Binding of the symbols of a graph to the extents of its input arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def bind_symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
-    """Values of the symbols in the types of the inputs. Raises BindingError."""
+    """Return the values of the symbols in the types of the inputs.
+
+    Raises BindingError when an input is missing or unknown, or an array does not fit its input.
+    """
     names = {value.name for value in graph.inputs}
     unknown = sorted(set(inputs) - names)
     if unknown:
@@ -24,7 +27,7 @@ def bind_symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
     symbols: dict[str, int] = {}
     for value in graph.inputs:
         if value.name not in inputs:
-            raise BindingError(f"no array is given for the input {value.name!r} ({value.type})")
+            raise BindingError(f"the array of input {value.name!r} ({value.type}) is missing")
         _check_array(value, inputs[value.name])
         for dim, extent in zip(value.tensor.shape, inputs[value.name].shape, strict=True):
             name = symbol_of(dim)
@@ -32,10 +35,11 @@ def bind_symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
                 symbols.setdefault(name, extent)
     for value in graph.inputs:
         shape = inputs[value.name].shape
-        wrong = first_mismatch(value.tensor.shape, shape, symbols)
-        if wrong is not None:
+        mismatch = first_mismatch(value.tensor.shape, shape, symbols)
+        if mismatch is not None:
             raise BindingError(
-                f"input {value.name!r} is {value.type}, its array has shape {list(shape)}: {wrong}"
+                f"input {value.name!r} is {value.type}, but its array has shape {list(shape)}: "
+                f"{mismatch}"
             )
     return symbols
 
@@ -44,5 +48,5 @@ def _check_array(value: Value, array: Array) -> None:
     kind = value.tensor
     if array.dtype != kind.dtype.numpy or array.ndim != kind.rank:
         raise BindingError(
-            f"input {value.name!r} is {kind} and its array is {array.dtype}{list(array.shape)}"
+            f"input {value.name!r} is {kind}, but its array is {array.dtype}{list(array.shape)}"
         )

@@ -1,4 +1,4 @@
-"""The graph, and what an op is. No file format and no device is known here."""
+"""The graph and the op interface, independent of file formats and devices."""
 
 from smelt.ir._graph import (
     Constant,

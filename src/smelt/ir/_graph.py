@@ -1,9 +1,9 @@
 """The graph: mutable, compared by identity.
 
-A ``Graph`` is a list of nodes in an order in which they can run. Values know their producer and
-their users, so a rewrite is local. A constant is a value with a ``Constant``: an array, or a
-recorded pure transform of other constants (its *recipe*), so that new weights can be pushed through
-whatever the passes folded.
+A ``Graph`` is a list of nodes in topological order. Values refer to their producer and their users,
+so a rewrite is local. A constant is a value with a ``Constant``: an array, or a recorded pure
+transform of other constants (its *recipe*). A refit computes recipes again from the new weights, so
+that they pass through everything that the passes folded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """How a constant follows from others: result ``output`` of ``op`` on ``inputs``."""
+    """Derivation of a constant from others: result ``output`` of ``op`` on ``inputs``."""
 
     op: Op
     inputs: tuple[Constant | None, ...]
@@ -38,8 +38,8 @@ class Recipe:
 class Constant:
     """Elements known at build time: a named source, or derived from sources by a recipe.
 
-    ``name`` is the name under which a source can be refitted. Derived arrays are computed when
-    first asked for; their types are known without.
+    ``name`` is the name under which a source can be refitted. A derived array is computed on first
+    access; its type is inferred without computing it.
     """
 
     __slots__ = ("_array", "_type", "is_fixed", "name", "recipe")
@@ -52,13 +52,13 @@ class Constant:
         self.name = name
         self.recipe = recipe
         self.is_fixed = False
-        """Whether a pass has decided by the elements of this source: a refit keeps them."""
+        """Whether a pass has made a decision from the elements of this source; refits keep them."""
         self._array = array
         self._type: TensorType | None = None
 
     @property
     def array(self) -> Array:
-        """The elements; read-only by convention."""
+        """Elements of the constant; read-only by convention."""
         if self._array is None:
             for part in sources_first(self, is_known=lambda c: c._array is not None):
                 part._array = part._compute()
@@ -67,18 +67,18 @@ class Constant:
         return self._array
 
     def _compute(self) -> Array:
-        """The elements, once those are there that they derive from."""
+        """Return the elements; those of the recipe's inputs must have been computed."""
         if self.recipe is None:
             raise InternalError(f"constant {self.name} has neither an array nor a recipe")
         arrays = [None if c is None else c.array for c in self.recipe.inputs]
         op = self.recipe.op
-        made = evaluate(op, arrays, f"{op.name} {self.name!r}")[self.recipe.output]
-        return np.asarray(made, None, "C")
+        result = evaluate(op, arrays, f"{op.name} {self.name!r}")[self.recipe.output]
+        return np.asarray(result, None, "C")
 
     def forget(self) -> None:
-        """Let go of derived elements, and of those that they were derived from.
+        """Free the derived elements of this constant and of the constants it is derived from.
 
-        They are computed anew when they are asked for again.
+        They are computed again on the next access.
         """
         stack: list[Constant] = [self]
         while stack:
@@ -98,29 +98,29 @@ class Constant:
         return self._type
 
     def _infer(self) -> TensorType:
-        """The type, once those are known that it follows from; nothing is computed for it."""
+        """Return the type, inferred from the operands of the recipe."""
         if self.recipe is None:
             return Operand.constant(self.array).tensor
         op = self.recipe.op
-        known = [None if c is None else c._operand() for c in self.recipe.inputs]
+        operands = [None if c is None else c._operand() for c in self.recipe.inputs]
         try:
-            return Operand(op.infer(known)[self.recipe.output]).tensor
+            return Operand(op.infer(operands)[self.recipe.output]).tensor
         except ShapeError as error:
             raise ShapeError(error.message, node=f"{op.name} {self.name!r}") from error
 
     def _operand(self) -> Operand:
-        """What is known of the constant; integers are computed, for shapes and axes decide more."""
+        """Return the operand for inference; integers are computed, for shapes depend on them."""
         if self.recipe is None or self.type.dtype.is_integer:
             return Operand.constant(self.array)
         return Operand(self.type, self._array)
 
     @staticmethod
     def derive(name: str, op: Op, *inputs: Constant | None, output: int = 0) -> Constant:
-        """The constant that ``op`` makes of ``inputs``; the transform is recorded."""
+        """Return the constant that ``op`` computes from ``inputs``, with the recipe recorded."""
         return Constant(name, recipe=Recipe(op, inputs, output))
 
     def sources(self) -> Iterator[Constant]:
-        """The named arrays from which the constant follows, each once."""
+        """Yield the source constants from which the constant is derived, each once."""
         seen: set[Constant] = set()
         stack: list[Constant] = [self]
         while stack:
@@ -137,10 +137,10 @@ class Constant:
 def sources_first(
     *constants: Constant, is_known: Callable[[Constant], bool] = lambda _: False
 ) -> Iterator[Constant]:
-    """The constants and what they derive from, each once, behind all that it derives from.
+    """Yield the constants and all constants they are derived from, each once, in dependency order.
 
-    Recipes may be deeper than calls can go. What ``is_known`` is left out, with what it derives
-    from.
+    The traversal is iterative because recipes may be deeper than the recursion limit. Constants for
+    which ``is_known`` is true are skipped together with the constants they are derived from.
     """
     done: set[Constant] = set()
     stack = [(constant, False) for constant in constants]
@@ -158,56 +158,56 @@ def sources_first(
 
 @dataclass(slots=True, eq=False, repr=False)
 class Value:
-    """A tensor of the network: an input, a constant, or a result of one node."""
+    """Value of the network: an input, a constant, or a result of one node."""
 
     name: str
     type: ValueType
     producer: Node | None = None
     constant: Constant | None = None
     dims: tuple[Dim, ...] | None = None
-    """Elements of an integer vector, where they are known as dimensions."""
+    """Elements of an integer scalar or vector as dimensions, if they are known."""
     users: list[Node] = field(default_factory=list["Node"])
-    """Nodes that read the value, once for each input that reads it."""
+    """Nodes that read the value, one entry for each input that reads it."""
 
     @property
     def tensor(self) -> TensorType:
-        """The type, which must be a tensor's. Raises GraphError."""
+        """Type of the value as a tensor type. Raises GraphError when it is another type."""
         if not isinstance(self.type, TensorType):
-            raise GraphError(f"value {self.name} is a {self.type}; a tensor is needed")
+            raise GraphError(f"value {self.name} must be a tensor, not {self.type}")
         return self.type
 
     @property
     def operand(self) -> Operand:
-        """What is known of the value, for inference."""
+        """Operand for inference: the type and, if known, the elements or dimensions."""
         if self.constant is not None:
             return Operand.constant(self.constant.array)
         return Operand(self.type, None, self.dims)
 
     def __repr__(self) -> str:
-        # A value reaches every node of its network: neighbours are not printed.
+        # A value refers to its whole network through its nodes, so these are not printed.
         return f"<Value {self.name!r}: {self.type}>"
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
-    """One application of an op; its inputs change only through the graph."""
+    """Application of an op to inputs, which only methods of the graph may change."""
 
     name: str
     op: Op
     inputs: list[Value | None]
     outputs: list[Value] = field(default_factory=list[Value])
     layers: tuple[str, ...] = ()
-    """Names of the layers of the model that the node stands for, in order."""
+    """Names of the layers of the model that the node computes, in order."""
     guards: tuple[Guard, ...] = ()
-    """What the inference of the results' types assumed of extents that symbols leave open."""
+    """Conditions on symbols that the inferred types depend on."""
 
     @property
     def output(self) -> Value:
-        """The first result."""
+        """First result of the node."""
         return self.outputs[0]
 
     def infer(self) -> None:
-        """Infer the types of the results again. Raises ShapeError."""
+        """Infer the types of the results again. Raises ShapeError when the inputs do not fit."""
         inferred = infer_node(self)
         for value, kind in zip(self.outputs, inferred.types, strict=True):
             value.type = kind
@@ -223,30 +223,30 @@ class Node:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Graph:
-    """A network: its nodes in an order in which they can run."""
+    """Network: inputs, outputs, and nodes in topological order."""
 
     name: str = "network"
     inputs: list[Value] = field(default_factory=list[Value])
     outputs: list[Value] = field(default_factory=list[Value])
     nodes: list[Node] = field(default_factory=list[Node])
     symbol_bounds: dict[str, Dim] = field(default_factory=dict[str, "Dim"])
-    """An upper bound of each symbol that a run itself determines (the count of NonZero), in the
-    inputs' symbols and those bounded before."""
+    """Upper bound of each symbol that only a run determines, such as the count of NonZero. A bound
+    may depend on symbols of the inputs and on symbols that are bounded earlier."""
     guards: tuple[Guard, ...] = ()
-    """What must hold beside the guards of the nodes: of nodes whose results are constants now."""
+    """Guards beyond those of the nodes: from nodes that were folded into constants."""
 
     def __repr__(self) -> str:
         counts = f"{len(self.inputs)} inputs, {len(self.nodes)} nodes, {len(self.outputs)} outputs"
         return f"<Graph {self.name!r}: {counts}>"
 
     def add_input(self, name: str, kind: ValueType) -> Value:
-        """Append an input."""
+        """Append an input and return its value."""
         value = Value(name, kind)
         self.inputs.append(value)
         return value
 
     def add_constant(self, constant: Constant | Array, name: str = "constant") -> Value:
-        """A value that holds a constant; it is not an input and belongs to whoever reads it."""
+        """Return a value that holds a constant; it belongs to the nodes that read it."""
         if not isinstance(constant, Constant):
             constant = Constant(name, constant)
         return Value(constant.name, constant.type, constant=constant)
@@ -260,9 +260,9 @@ class Graph:
         before: Node | None = None,
         layers: tuple[str, ...] | None = None,
     ) -> Node:
-        """Add a node, last or ``before`` another, and infer the types of its results.
+        """Add a node at the end or ``before`` another node, and infer the types of its results.
 
-        Raises ShapeError: naming the node, when the op refuses the inputs.
+        Raises ShapeError, which names the node, when the inputs do not fit the op.
         """
         node = Node(name, op, list(inputs), layers=(name,) if layers is None else layers)
         inferred = infer_node(node)
@@ -298,16 +298,16 @@ class Graph:
         self.outputs = [new if value is old else value for value in self.outputs]
 
     def remove(self, node: Node) -> None:
-        """Remove a node whose results nobody reads. Raises InternalError."""
+        """Remove a node whose results are not read. Raises InternalError when one is in use."""
         for value in node.outputs:
             if value.users or value in self.outputs:
-                raise InternalError(f"{node} is removed while {value.name} is in use")
+                raise InternalError(f"{node} cannot be removed while {value.name} is in use")
         for index in range(len(node.inputs)):
             self.set_input(node, index, None)
         self.nodes.remove(node)
 
     def live_nodes(self) -> list[Node]:
-        """The nodes on which an output depends, in order."""
+        """Return the nodes on which an output depends, in order."""
         wanted = set(self.outputs)
         live: list[Node] = []
         for node in reversed(self.nodes):
@@ -317,7 +317,7 @@ class Graph:
         return live[::-1]
 
     def remove_unused(self) -> list[Node]:
-        """Remove every node that no output depends on; returns them."""
+        """Remove all nodes on which no output depends, and return them."""
         live = set(self.live_nodes())
         dead = [node for node in reversed(self.nodes) if node not in live]
         for node in dead:
@@ -325,16 +325,16 @@ class Graph:
         return dead
 
     def infer(self) -> None:
-        """Infer every type again, in order. Raises ShapeError."""
+        """Infer all types again, in order. Raises ShapeError when inputs do not fit an op."""
         for node in self.nodes:
             node.infer()
 
     def is_output(self, value: Value) -> bool:
-        """Whether the value leaves the graph."""
+        """Return whether the value is an output of the graph."""
         return any(value is output for output in self.outputs)
 
     def constants(self) -> Iterator[Constant]:
-        """The constants that nodes read, each once."""
+        """Yield the constants that nodes or outputs read, each once."""
         seen: set[Constant] = set()
         for value in self.values():
             if value.constant is not None and value.constant not in seen:
@@ -342,7 +342,7 @@ class Graph:
                 yield value.constant
 
     def values(self) -> Iterator[Value]:
-        """Every value: inputs, then what each node reads first and what it makes; each once."""
+        """Yield all values, each once: inputs, then for each node its inputs and its results."""
         seen: set[Value] = set()
         for value in self._all_values():
             if value not in seen:
@@ -359,18 +359,18 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """What follows from the inputs of a node without running it."""
+    """Result of the inference of one node."""
 
     types: tuple[ValueType, ...]
-    """Of the results."""
+    """Types of the results."""
     dims: tuple[Dim, ...] | None
-    """Elements of the first result, where they are dimensions."""
+    """Elements of the first result as dimensions, if they are known."""
     guards: tuple[Guard, ...]
-    """What must hold for the types to be right."""
+    """Conditions on symbols that the types depend on."""
 
 
 def infer_node(node: Node) -> Inferred:
-    """Infer the results of a node from what is known of its inputs. Raises ShapeError."""
+    """Infer the results of a node from its operands. Raises ShapeError, which names the node."""
     operands = [None if value is None else value.operand for value in node.inputs]
     where = f"{node.op.name} {node.name!r}"
     try:
@@ -386,7 +386,7 @@ def infer_node(node: Node) -> Inferred:
 
 
 def _assume_extents(kind: ValueType, result: int) -> None:
-    """Record that no extent of a result is negative; the verifier refuses those that are."""
+    """Check that no extent of a result is negative; record guards if symbols decide it."""
     for axis, extent in enumerate(kind.shape if isinstance(kind, TensorType) else ()):
         if not assume_at_least(extent, 0, f"axis {axis} of result {result}"):
             raise ShapeError(f"axis {axis} of result {result} is {extent}, which is negative")
@@ -395,9 +395,9 @@ def _assume_extents(kind: ValueType, result: int) -> None:
 
 
 def _check_size(kind: TensorType, result: int) -> None:
-    """Refuse a result that no machine can hold, before anybody computes with its size."""
+    """Refuse a result above MAX_TENSOR_BYTES before its size is used in any computation."""
     fixed = [extent for extent in kind.shape if isinstance(extent, int)]
-    # Where one extent is 0 the others still are loop bounds and strides.
+    # With an extent of 0, the other extents are still used as loop bounds and strides.
     size = math.prod(fixed) * kind.dtype.size_bytes
     largest = max([size, *fixed])
     if largest > Limit.MAX_TENSOR_BYTES.most:
@@ -408,10 +408,11 @@ def _check_size(kind: TensorType, result: int) -> None:
 def _fitting_dims(
     types: Sequence[ValueType], dims: tuple[Dim, ...] | None
 ) -> tuple[Dim, ...] | None:
-    """Elements that the dtype of the result holds; a shape made of others would be another one.
+    """Return the known elements if the dtype of the result can represent them, otherwise None.
 
-    Of narrow integers those that wrap around are not followed; where symbols decide whether they
-    do, a guard says that they do not. Raises ShapeError: int64 would wrap around.
+    A shape computed from elements that wrap around would be wrong. In types narrower than int64,
+    elements that overflow become unknown; if symbols decide it, a guard assumes that they fit.
+    Raises ShapeError when an element overflows int64.
     """
     first = types[0] if types else None
     if dims is None or not isinstance(first, TensorType) or not first.dtype.is_integer:
@@ -425,7 +426,7 @@ def _fitting_dims(
 
 
 def _assume_fits_dtype(dims: Sequence[Dim], dtype: DType) -> bool:
-    """Whether an integer dtype may hold elements; what is open is recorded."""
+    """Return whether a dtype can represent the elements; record a guard if symbols decide it."""
     limits, what = np.iinfo(dtype.numpy), f"the elements of the result, in {dtype.value}"
     low, high = int(limits.min), int(limits.max)
     return all(assume_at_least(high, dim, what) and assume_at_least(dim, low, what) for dim in dims)

@@ -1,4 +1,4 @@
-"""What an op is."""
+"""Interface of an op, with operands for inference, evaluation and test cases."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What is known of an input while types are inferred."""
+    """Known facts about an input during type inference."""
 
     type: ValueType
     value: Array | None = None
-    """The elements, when they are constant."""
+    """Elements of the input if it is constant."""
     dims: tuple[Dim, ...] | None = None
-    """The elements of an integer scalar or vector, when they are known as dimensions (constants
-    too)."""
+    """Elements of an integer scalar or vector as dimensions, if known (also for constants)."""
 
     @property
     def tensor(self) -> TensorType:
-        """The type, which must be a tensor's. Raises TypeError."""
+        """Type as a tensor type. Raises TypeError when it is another type."""
         if not isinstance(self.type, TensorType):
             raise TypeError(f"expected a tensor, not {self.type}")
         return self.type
 
     @staticmethod
     def constant(array: Array) -> Operand:
-        """The operand that is known to hold ``array``."""
+        """Return the operand of a constant input."""
         kind = TensorType(DType.from_numpy(array.dtype), array.shape)
         integral = kind.dtype.is_integer and array.ndim <= 1 and array.size <= 4096
         dims = tuple(int(x) for x in np.atleast_1d(array)) if integral else None
@@ -50,26 +49,29 @@ class Operand:
 
 @dataclass(frozen=True)
 class Op(ABC):
-    """An operation; its fields are its attributes, with ONNX's names and newest semantics."""
+    """Operation; its fields are its attributes, with the names and newest semantics of ONNX."""
 
     name: ClassVar[str]
     """The ONNX name in snake_case; the class has the ONNX name itself."""
 
     @abstractmethod
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        """Types of the results; an absent optional input is None. Raises ShapeError."""
+        """Return the types of the results; an absent optional input is None.
+
+        Raises ShapeError when the inputs do not fit the op.
+        """
 
     @abstractmethod
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        """Meaning of the op, in numpy: clear before fast."""
+        """Compute the op in numpy; the reference defines the op and prefers clarity over speed."""
 
     def reference_within(
         self, most: Mapping[str, int], /, *inputs: Array | None
     ) -> tuple[Array, ...]:
-        """What `reference` gives, where ``most`` bounds the symbols that a run determines.
+        """Compute `reference`; ``most`` has upper bounds of the symbols that a run determines.
 
-        An op that works as long as its data say refuses what is beyond before it does the work.
-        Raises ShapeError.
+        An op whose amount of work depends on its data (Loop) checks the bound before the work.
+        Raises ShapeError when a bound is exceeded.
         """
         del most
         return self.reference(*inputs)
@@ -77,54 +79,56 @@ class Op(ABC):
     @classmethod
     @abstractmethod
     def cases(cls) -> Iterator[Case]:
-        """Examples, for the documentation and for the conformance tests of every backend."""
+        """Yield examples for the documentation and for the conformance tests of every backend."""
 
     def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
-        """The elements of the first result as dimensions, where they follow from ``inputs``."""
+        """Return the elements of the first result as dimensions, or None if they are unknown."""
         del inputs
         return None
 
     def infer_results(
         self, inputs: Sequence[Operand | None], /
     ) -> tuple[tuple[ValueType, ...], tuple[Dim, ...] | None]:
-        """What `infer` and `infer_dims` say; an op with regions infers these but once for both.
+        """Return the results of `infer` and `infer_dims`.
 
-        Twice would be twice for each level of regions within regions.
+        An op with regions overrides this method to infer its regions once for both; otherwise the
+        time would double with each level of nested regions.
         """
         return self.infer(inputs), self.infer_dims(inputs)
 
     def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
-        """Multiplications and additions of the op's products; no other arithmetic is counted.
+        """Return the multiplications and additions of matrix products and convolutions.
 
-        Taps on padding count. 0 for an op that is no product. Raises ShapeError: only a run tells,
-        as how often a Loop goes round.
+        Other arithmetic is not counted, so other ops return 0. Taps on padding are counted. Raises
+        ShapeError when the number is known only at run time, such as for a Loop.
         """
         del inputs
         if self.regions:
-            raise ShapeError(f"the result type of {self.name} is known only at run time")
+            raise ShapeError(f"the number of operations of {self.name} is known only at run time")
         return 0
 
     def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
-        """Operations of the reference, but for those that go over inputs and results once or so.
+        """Return the operations of the reference beyond a few passes over inputs and results.
 
-        What is computed at build time is bounded by it. Raises ShapeError: only a run tells.
+        It limits what is computed at build time. Raises ShapeError when the number is known only at
+        run time.
         """
         del results
         return self.count_flop(inputs)
 
     @property
     def elementwise(self) -> bool:
-        """Whether each output element depends only on the input elements that broadcast onto it."""
+        """Whether each result element depends only on the input elements that broadcast to it."""
         return False
 
     @property
     def regions(self) -> tuple[Graph, ...]:
-        """Graphs that the op runs (If, Loop); what they capture are explicit inputs of the node."""
+        """Graphs that the op runs (If, Loop); values they capture are explicit node inputs."""
         return ()
 
 
 def count_excess(name: str, found: int, most: int) -> str:
-    """What an error says of a symbol that a run determines and that came out too large."""
+    """Return the message for a symbol whose value at run time exceeds its maximum."""
     return (
         f"{name} is {found} and must be at most {most}: the maximum that the network declares, "
         "that max_workspace_bytes allows, or that the output array given to execute can hold"
@@ -137,13 +141,15 @@ def evaluate(
     where: str | None = None,
     most: Mapping[str, int] | None = None,
 ) -> tuple[Array, ...]:
-    """What the reference of an op makes of arrays, which are not checked.
+    """Run the reference of an op on arrays, which are not checked.
 
-    What is infinite or not a number is an answer, and numpy does not warn of it. ``most`` has the
-    largest values of symbols that a run determines.
+    Infinity and NaN are valid results, so numpy's warnings about them are off. ``most`` has upper
+    bounds of the symbols that a run determines. ``where`` is the node that errors name.
 
-    Raises GraphError: it fails on them. IndexRangeError: an index among them is out of range. Both
-    name ``where``, the node. DeviceError: there is too little memory.
+    Raises:
+        GraphError: the reference fails on the arrays.
+        IndexRangeError: an index among the arrays is out of range.
+        DeviceError: the process is out of memory.
     """
     try:
         with np.errstate(all="ignore"):
@@ -159,21 +165,21 @@ def evaluate(
     except MemoryError as error:
         raise out_of_memory(where or op.name) from error
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        why = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays)
-        message = f"the reference of {op.name} failed on {shapes}: {why}"
+        message = f"the reference of {op.name} failed on {shapes}: {reason}"
         raise GraphError(message, node=where) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Inputs on which every backend must agree with the reference."""
+    """Test case: inputs on which every backend must agree with the reference."""
 
     name: str
     op: Op
     inputs: tuple[Array | None, ...]
     tolerance: float = 1e-4
-    """Largest error allowed, relative to the output's largest magnitude; integers are always
-    equal."""
+    """Largest absolute error, relative to the largest magnitude of the output. Integers must always
+    be equal."""
     constants: frozenset[int] = frozenset()
     """Positions of the inputs that are constants of the graph (weights, axes, shapes)."""

@@ -1,4 +1,4 @@
-"""Reads the text that ``print_graph`` writes."""
+"""Parser of the text that ``print_graph`` writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from smelt.ir._op import Array
     from smelt.types import Dim, ValueType
 
-_MAX_DEPTH = 2 * Limit.MAX_REGION_DEPTH.most + 8  # a region is an attribute of an op
+_MAX_DEPTH = 2 * Limit.MAX_REGION_DEPTH.most + 8
+"""Nesting levels of brackets: a region takes two, for it is an attribute of an op."""
 _NAME = re.compile(r'[\w./~-]+|"(?:[^"\\\n]|\\.)*+"')
 _NUMBER = re.compile(r"-?(?:inf|nan|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -40,22 +41,23 @@ _KEYWORDS = {"none": None, "true": True, "false": False, "inf": math.inf, "nan":
 def parse_graph(
     text: str, ops: Mapping[str, type[Op]], constants: Mapping[str, Array] | None = None
 ) -> Graph:
-    """The graph that a text describes.
+    """Parse the text of a graph.
 
     Args:
-        text: what ``print_graph`` wrote.
-        ops: the ops that may stand in it, by class name.
-        constants: elements of the large constants, by their digits (``collect_constants``) or name.
+        text: text that ``print_graph`` wrote.
+        ops: the ops that the text may contain.
+        constants: elements of the large constants, by their hash (see ``collect_constants``) or by
+            their name.
 
     Raises:
-        GraphError: the text is not a graph; names the line.
+        GraphError: the text is not a valid graph; the message names the line.
     """
     by_class = {kind.__name__: kind for kind in ops.values()}
     return _Parser(text, by_class, constants or {}).parse()
 
 
 class _Scope:
-    """The names of one graph: a region sees none of the names around it."""
+    """Names of one graph; a region cannot use names of the surrounding graph."""
 
     def __init__(self, name: str) -> None:
         self.graph = Graph(name)
@@ -68,10 +70,10 @@ class _Parser:
         self, text: str, ops: Mapping[str, type[Op]], constants: Mapping[str, Array]
     ) -> None:
         self._text = text
-        self._at = 0
+        self._position = 0
         self._depth = 0
         self._ops = ops
-        self._given = constants
+        self._given_constants = constants
 
     def parse(self) -> Graph:
         self._skip_lines()
@@ -80,32 +82,32 @@ class _Parser:
         except (TypeError, ValueError, IndexError) as error:
             self._fail(str(error))
         self._skip_lines()
-        if self._at < len(self._text):
-            self._fail("more text after the graph")
+        if self._position < len(self._text):
+            self._fail("expected the end of the text after the graph")
         return graph
 
     # ---- characters
 
     def _fail(self, problem: str) -> NoReturn:
-        line = self._text.count("\n", 0, self._at) + 1
-        rest = self._text[self._at : self._at + 30].split("\n")[0]
+        line = self._text.count("\n", 0, self._position) + 1
+        rest = self._text[self._position : self._position + 30].split("\n")[0]
         raise GraphError(f"line {line}, at {rest!r}: {problem}")
 
     def _skip_lines(self) -> None:
-        while self._at < len(self._text) and self._text[self._at].isspace():
-            self._at += 1
+        while self._position < len(self._text) and self._text[self._position].isspace():
+            self._position += 1
 
     def _skip(self) -> None:
-        while self._at < len(self._text) and self._text[self._at] in " \t":
-            self._at += 1
+        while self._position < len(self._text) and self._text[self._position] in " \t":
+            self._position += 1
 
     def _take(self, pattern: re.Pattern[str]) -> str | None:
         self._skip()
-        found = pattern.match(self._text, self._at)
-        if found is None:
+        match = pattern.match(self._text, self._position)
+        if match is None:
             return None
-        self._at = found.end()
-        return found.group(found.lastindex or 0)
+        self._position = match.end()
+        return match.group(match.lastindex or 0)
 
     def _need(self, pattern: re.Pattern[str], what: str) -> str:
         taken = self._take(pattern)
@@ -115,9 +117,9 @@ class _Parser:
 
     def _accept(self, text: str) -> bool:
         self._skip()
-        if not self._text.startswith(text, self._at):
+        if not self._text.startswith(text, self._position):
             return False
-        self._at += len(text)
+        self._position += len(text)
         return True
 
     def _expect(self, text: str) -> None:
@@ -126,10 +128,10 @@ class _Parser:
 
     def _accept_word(self, word: str) -> bool:
         self._skip()
-        start = self._at
+        start = self._position
         if self._take(_WORD) == word:
             return True
-        self._at = start
+        self._position = start
         return False
 
     def _name(self) -> str:
@@ -160,10 +162,10 @@ class _Parser:
     def _enter(self) -> None:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            self._fail(f"nested deeper than {Limit.MAX_REGION_DEPTH.name} allows")
+            self._fail(f"the text is nested deeper than {Limit.MAX_REGION_DEPTH.name} allows")
 
     def _line(self, scope: _Scope) -> bool:
-        """Read one line; whether it was the last."""
+        """Parse one line; return whether it was the last one of the graph."""
         self._skip_lines()
         if self._accept_word("return"):
             scope.graph.outputs = [v for v in self._operands(scope) if v is not None]
@@ -183,7 +185,7 @@ class _Parser:
 
     def _define(self, scope: _Scope, value: Value) -> None:
         if value.name in scope.values:
-            self._fail(f"%{value.name} is defined twice")
+            self._fail(f"the value %{value.name} is defined twice")
         scope.values[value.name] = value
 
     def _value_name(self) -> str:
@@ -193,7 +195,7 @@ class _Parser:
     def _operands(self, scope: _Scope) -> list[Value | None]:
         operands: list[Value | None] = []
         self._skip()
-        while self._text.startswith(("%", "_"), self._at):
+        while self._text.startswith(("%", "_"), self._position):
             operands.append(self._operand(scope))
             if not self._accept(","):
                 break
@@ -205,7 +207,7 @@ class _Parser:
             return None
         name = self._value_name()
         if name not in scope.values:
-            self._fail(f"%{name} is not defined above")
+            self._fail(f"the value %{name} is not defined above")
         return scope.values[name]
 
     def _constant(self, scope: _Scope) -> None:
@@ -222,6 +224,7 @@ class _Parser:
         self._define(scope, scope.graph.add_constant(constant))
 
     def _node(self, scope: _Scope) -> None:
+        """Parse a node and compare the inferred types of its results with the declared types."""
         results: list[tuple[str, ValueType]] = []
         while not results or self._accept(","):
             name = self._value_name()
@@ -241,7 +244,7 @@ class _Parser:
 
     def _layers(self) -> tuple[str, ...]:
         self._skip()
-        if self._at >= len(self._text) or self._text[self._at] == "\n":
+        if self._position >= len(self._text) or self._text[self._position] == "\n":
             return ()
         layers = [self._name()]
         while self._accept(","):
@@ -249,10 +252,11 @@ class _Parser:
         return tuple(layers)
 
     def _application(self, scope: _Scope) -> tuple[Op, list[Value | None]]:
+        """Parse an op with its inputs, or a fused op as a root and a chain of stages."""
         root = self._op()
         inputs = self._operands(scope)
         self._skip()
-        if not self._text.startswith("|", self._at):
+        if not self._text.startswith("|", self._position):
             return root, inputs
         fused = self._ops.get("Fused")
         if fused is None:
@@ -261,10 +265,10 @@ class _Parser:
         stages: list[object] = []
         stage_class = self._class("Stage", fused)
         while self._accept("|"):
-            alone = self._text.startswith("|", self._at) and self._accept("|")
+            is_bare = self._text.startswith("|", self._position) and self._accept("|")
             op = self._op()
             arguments = self._stage_arguments(scope, inputs, count, len(stages) + 1)
-            if not alone and all(a >= 0 for a in arguments):
+            if not is_bare and all(a >= 0 for a in arguments):
                 arguments.insert(0, -len(stages) - 1)
             stages.append(stage_class(op, tuple(arguments)))
         return self._build(
@@ -274,18 +278,23 @@ class _Parser:
     def _stage_arguments(
         self, scope: _Scope, inputs: list[Value | None], first: int, number: int
     ) -> list[int]:
+        """Parse the arguments of a stage; append inputs that are new.
+
+        Non-negative arguments are positions of inputs; -1 is the root's result, -2 that of stage 1
+        and so on.
+        """
         arguments: list[int] = []
         self._skip()
-        while self._text.startswith(("%", "_", "$"), self._at):
+        while self._text.startswith(("%", "_", "$"), self._position):
             if self._accept("$"):
                 digits = self._take(re.compile(r"\d+"))
                 arguments.append(-number if digits is None else -1 - int(digits))
             else:
                 value = self._operand(scope)
-                places = [i for i in range(first, len(inputs)) if inputs[i] is value]
-                if not places:
+                positions = [i for i in range(first, len(inputs)) if inputs[i] is value]
+                if not positions:
                     inputs.append(value)
-                arguments.append(places[0] if places else len(inputs) - 1)
+                arguments.append(positions[0] if positions else len(inputs) - 1)
             if not self._accept(","):
                 break
             self._skip()
@@ -333,21 +342,25 @@ class _Parser:
             self._fail(str(error))
 
     def _array(self, name: str) -> Array:
+        """Parse the elements of an array, or look them up by their hash or name."""
         kind = self._tensor(self._need(_WORD, "a type"))
         digits = self._take(_DIGITS)
         shape = tuple(d for d in kind.shape if isinstance(d, int))
         if digits is not None:
-            array = self._given.get(digits, self._given.get(name))
+            array = self._given_constants.get(digits, self._given_constants.get(name))
             if array is None:
-                self._fail(f"the elements #{digits} of %{name} are not among the constants given")
+                self._fail(f"the elements #{digits} of %{name} are not among the given constants")
             if (array.dtype, array.shape) != (kind.dtype.numpy, shape):
-                self._fail(f"the constant given for #{digits} is {array.dtype}{list(array.shape)}")
+                self._fail(
+                    f"the constant given for #{digits} is {array.dtype}{list(array.shape)}; "
+                    f"it must be {kind}"
+                )
             return array
         items = self._list()
         try:
             return np.array(items, dtype=kind.dtype.numpy).reshape(shape)
         except (ValueError, TypeError, OverflowError) as error:
-            self._fail(f"not the elements of {kind}: {error}")
+            self._fail(f"the elements do not fit {kind}: {error}")
 
     # ---- attributes
 
@@ -358,6 +371,7 @@ class _Parser:
         return value
 
     def _class(self, name: str, owner: type | None) -> type[Any]:
+        """Return the op, dataclass or enum of a name, also from the module of ``owner``."""
         if name in self._ops:
             return self._ops[name]
         candidates = [getattr(smelt_types, name, None)]
@@ -366,10 +380,11 @@ class _Parser:
         kinds = [k for k in candidates if isinstance(k, type)]
         kinds = [k for k in kinds if dataclasses.is_dataclass(k) or issubclass(k, Enum)]
         if not kinds:
-            self._fail(f"{name} is not the name of an op or of a type of attributes")
+            self._fail(f"{name} is not an op or an attribute type")
         return kinds[0]
 
     def _record(self, name: str, owner: type | None) -> object:
+        """Parse the attributes of an op or dataclass and construct it."""
         kind = self._class(name, owner)
         self._enter()
         attributes: dict[str, object] = {}
@@ -391,6 +406,7 @@ class _Parser:
             self._fail(f"{kind.__name__} cannot have these attributes: {error}")
 
     def _attribute(self, owner: type) -> object:
+        """Parse the value of an attribute of class ``owner``."""
         self._skip()
         number = self._take(_NUMBER)
         if number is not None:
@@ -401,12 +417,12 @@ class _Parser:
         symbolic = self._take(_SYMBOLIC)
         if symbolic is not None:
             return self._dim(symbolic)
-        if self._text.startswith("[", self._at):
+        if self._text.startswith("[", self._position):
             return self._list(owner)
-        start = self._at
+        start = self._position
         word = self._need(_WORD, "the value of an attribute")
         if word == "graph":
-            self._at = start
+            self._position = start
             return self._graph()
         return self._named_attribute(word, owner)
 

@@ -1,6 +1,6 @@
-"""A graph as text that ``parse_graph`` reads back.
+"""Printer of a graph as text that ``parse_graph`` reads.
 
-One line a node, in the order in which they run::
+The text has one line for each node, in the order in which they run::
 
     graph lenet {
       input %data: float32[1, 1, 28, 28]
@@ -9,14 +9,15 @@ One line a node, in the order in which they run::
       return %y
     }
 
-``#`` and digits stand for the elements of a large constant; ``collect_constants`` finds them again.
-A constant with a recipe shows the recipe. After ``|`` comes a stage of an epilogue, which reads the
-result before it unless it names others (``$`` the result before, ``$0`` the root's, ``$2`` that of
-stage 2); after ``||`` a stage that reads none. ``@`` is the node's name where it is not its
-result's, ``of`` the layers it stands for where they are not its name.
+``#`` with hexadecimal digits is the hash of the elements of a large constant; ``collect_constants``
+returns the elements by hash. A derived constant is printed as its recipe. ``|`` starts a stage of
+an epilogue. A stage reads the previous result as its first argument unless it names results itself:
+``$`` is the previous result, ``$0`` that of the root, ``$2`` that of stage 2. ``||`` starts a stage
+that reads no earlier result. ``@`` gives the name of a node that differs from that of its result,
+and ``of`` the layers of a node that differ from its name.
 
-Attributes are dataclass fields, whatever the op: nothing here knows one op from another, except
-that what has the fields of a fused op (root, root_inputs, stages) is written as a chain.
+Attributes are printed from the dataclass fields of the op, without knowledge of specific ops. The
+exception is an op with the fields of a fused op (root, root_inputs, stages), printed as a chain.
 """
 
 from __future__ import annotations
@@ -41,38 +42,41 @@ if TYPE_CHECKING:
     from smelt.ir._op import Array
 
 INLINE_ELEMENTS = 16
-"""A constant of at most so many elements is written out."""
+"""Number of elements up to which a constant is printed in full."""
 
 FUSED_FIELDS = ("root", "root_inputs", "stages")
+"""Fields of the op that is printed as a chain of stages."""
 BARE_NAME = re.compile(r"[\w./-]+")
+"""Names that are printed without quotes."""
 
 
 def print_graph(graph: Graph) -> str:
-    """The graph as text."""
+    """Return the text of a graph."""
     return "\n".join(_Printer(graph).lines("")) + "\n"
 
 
 def collect_constants(graph: Graph) -> dict[str, Array]:
-    """The large constants of a graph and its regions, by the digits that stand for them in text."""
-    found: dict[str, Array] = {}
+    """Return the large arrays of a graph and its regions, by the hash that the text shows."""
+    arrays: dict[str, Array] = {}
     for constant in _with_sources(graph.constants()):
         if constant.recipe is None and constant.array.size > INLINE_ELEMENTS:
-            found[hash_array(constant.array)] = constant.array
+            arrays[hash_array(constant.array)] = constant.array
     for node in graph.nodes:
         for array in _arrays(node.op):
-            found[hash_array(array)] = array
+            arrays[hash_array(array)] = array
         for region in node.op.regions:
-            found |= collect_constants(region)
-    return found
+            arrays |= collect_constants(region)
+    return arrays
 
 
 def hash_array(array: Array) -> str:
-    """Twelve hexadecimal digits that stand for the elements."""
+    """Return the first twelve hexadecimal digits of the SHA-256 of dtype, shape and elements."""
     kind = f"{array.dtype.name}{array.shape}".encode()
     return hashlib.sha256(kind + np.ascontiguousarray(array).tobytes()).hexdigest()[:12]
 
 
 def _arrays(attribute: object) -> Iterator[Array]:
+    """Yield the large arrays in an attribute, but not those of a region."""
     if isinstance(attribute, np.ndarray):
         if attribute.size > INLINE_ELEMENTS:
             yield attribute
@@ -85,7 +89,7 @@ def _arrays(attribute: object) -> Iterator[Array]:
 
 
 def _with_sources(constants: Iterable[Constant]) -> Iterator[Constant]:
-    """Every constant and all that it is derived from, sources first; each once."""
+    """Yield the constants and those they are derived from, in dependency order, each once."""
     done: set[Constant] = set()
     stack = [(constant, False) for constant in reversed(list(constants))]
     while stack:
@@ -161,7 +165,7 @@ class _Printer:
 
 
 def _is_chain(op: Any, count: int) -> bool:
-    """Whether the inputs of a fused op stand in the order in which its text names them."""
+    """Return whether an op is a fused op whose inputs are in the order of their first use."""
     if tuple(f.name for f in dataclasses.fields(op)) != FUSED_FIELDS or not op.stages:
         return False
     expected = op.root_inputs
@@ -175,6 +179,7 @@ def _is_chain(op: Any, count: int) -> bool:
 
 
 def _chain(op: Any, inputs: list[str], indent: str) -> str:
+    """Return the text of a fused op: the root, then each stage after a bar."""
     parts = [f"{format_attribute(op.root, indent)} {', '.join(inputs[: op.root_inputs])}".rstrip()]
     for number, stage in enumerate(op.stages, 1):
         results = [a for a in stage.arguments if a < 0]
@@ -190,12 +195,12 @@ def _chain(op: Any, inputs: list[str], indent: str) -> str:
 
 
 def quote(name: str) -> str:
-    """The name as it stands in the text: bare where it can be."""
+    """Return the name as the text shows it, quoted only if necessary."""
     return name if BARE_NAME.fullmatch(name) and name != "_" else json.dumps(name)
 
 
 def format_attribute(value: object, indent: str = "") -> str:
-    """An attribute as text."""
+    """Return the text of the value of an attribute."""
     match value:
         case None | bool():
             return str(value).lower()
@@ -219,19 +224,20 @@ def format_attribute(value: object, indent: str = "") -> str:
 
 
 def _record(value: Any, indent: str) -> str:
+    """Return the text of an op or an attribute dataclass, without default values."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         raise InternalError(f"an attribute of type {type(value).__name__} cannot be printed")
-    shown: list[str] = []
+    texts: list[str] = []
     for field in dataclasses.fields(value):
         attribute = getattr(value, field.name)
         if not is_default(field, attribute):
-            shown.append(f"{field.name}={format_attribute(attribute, indent)}")
+            texts.append(f"{field.name}={format_attribute(attribute, indent)}")
     name = type(value).__name__
-    return f"{name}({', '.join(shown)})" if shown else name
+    return f"{name}({', '.join(texts)})" if texts else name
 
 
 def is_default(field: dataclasses.Field[Any], value: object) -> bool:
-    """Whether an attribute has the value it has when nobody gives one."""
+    """Return whether an attribute has its default value."""
     default = field.default
     if default is dataclasses.MISSING or type(default) is not type(value):
         return False
@@ -246,5 +252,5 @@ def _elements(array: Array) -> str:
 
 
 def _element(value: np.generic) -> str:
-    """Shortest digits that give the element back in its own type."""
+    """Return the shortest digits from which the element can be parsed exactly in its type."""
     return str(value).lower()

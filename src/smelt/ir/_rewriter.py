@@ -1,4 +1,4 @@
-"""Local rewrites, and copies of graphs."""
+"""Local rewrites of a graph, fresh names, and copies of graphs."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ MatchT = TypeVar("MatchT")
 
 @dataclass(frozen=True, slots=True)
 class Rewrite(Generic[MatchT]):
-    """A local rewrite: what it looks for, whether it may, and what it puts there."""
+    """Local rewrite: a pattern, a condition and a replacement."""
 
     match: Callable[[Graph, Node], MatchT | None]
-    """What was found around the node; None when this is not the pattern."""
+    """Return the match of the pattern at a node; None if the pattern does not match."""
     replace: Callable[[Graph, Node, MatchT], Node | Value | None]
-    """Change the graph. Returns what stands for the node now."""
+    """Change the graph. Returns the replacement of the node; None if there is none."""
     check: Callable[[Graph, Node, MatchT], str | None] = lambda _graph, _node, _match: None
-    """Why the pattern may not be replaced although it is there; None when it may."""
+    """Return the reason why a match must not be replaced; None if it may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a rewrite did, or why it did not."""
+    """Change by a rewrite, or the reason why a match was not replaced."""
 
     before: tuple[str, ...]
-    """Layers of the node that was looked at."""
+    """Layers of the matched node."""
     after: tuple[str, ...]
-    """Layers of the node that took its place; empty when it is gone or stayed as it was."""
+    """Layers of the node that replaced it; empty if there is no such node."""
     refusal: str | None = None
+    """Reason why the match was not replaced; None if it was."""
 
 
 def apply_rewrite(graph: Graph, rewrite: Rewrite[MatchT]) -> list[Change]:
-    """Try a rewrite once on every node, in order; dead nodes are left for ``remove_unused``."""
+    """Try a rewrite once on each node, in order; skip dead nodes and leave them in the graph."""
     changes: list[Change] = []
     for node in list(graph.nodes):
         if node.outputs and not any(v.users or graph.is_output(v) for v in node.outputs):
@@ -53,30 +54,30 @@ def apply_rewrite(graph: Graph, rewrite: Rewrite[MatchT]) -> list[Change]:
         if refusal is not None:
             changes.append(Change(before, (), refusal))
             continue
-        made = rewrite.replace(graph, node, match)
-        changes.append(Change(before, made.layers if isinstance(made, Node) else ()))
+        replacement = rewrite.replace(graph, node, match)
+        changes.append(Change(before, replacement.layers if isinstance(replacement, Node) else ()))
     return changes
 
 
 def sole_user(graph: Graph, value: Value) -> Node | None:
-    """The one node that reads the value, if there is one alone and the value is not an output."""
+    """Return the only node that reads a value; None for an output or several readers."""
     if len(value.users) != 1 or graph.is_output(value):
         return None
     return value.users[0]
 
 
 def can_substitute(graph: Graph, old: Value, new: Value) -> bool:
-    """Whether ``new`` can stand for ``old`` everywhere without changing the outputs' names."""
+    """Return whether ``new`` can replace ``old`` without changing the names of outputs."""
     if not graph.is_output(old):
         return True
     return new.producer is not None and not graph.is_output(new)
 
 
 def substitute(graph: Graph, old: Value, new: Value) -> bool:
-    """Make every reader of ``old`` read ``new``, which keeps the name if it is now an output.
+    """Replace ``old`` by ``new`` everywhere; if ``old`` is an output, ``new`` takes its name.
 
-    Returns whether it was possible: an input, a constant or another output cannot take an output's
-    name.
+    Returns False, without a change, if ``new`` would have to take the name of an output but is an
+    input, a constant or an output itself.
     """
     if not can_substitute(graph, old, new):
         return False
@@ -88,26 +89,26 @@ def substitute(graph: Graph, old: Value, new: Value) -> bool:
 
 
 def remove_dead(graph: Graph, values: Iterable[Value | None]) -> None:
-    """Remove what made the values, and what made that, as far as nothing else needs it."""
+    """Remove the producers of values, and recursively their producers, if they are unused."""
     pending = [v.producer for v in values if v is not None and v.producer is not None]
     while pending:
         node = pending.pop()
-        gone = not node.outputs or node not in graph.nodes
-        if gone or any(v.users or graph.is_output(v) for v in node.outputs):
+        is_removed = not node.outputs or node not in graph.nodes
+        if is_removed or any(v.users or graph.is_output(v) for v in node.outputs):
             continue
         pending.extend(v.producer for v in node.inputs if v is not None and v.producer is not None)
         graph.remove(node)
 
 
 class FreshNames:
-    """Names that no node or value of a graph has yet."""
+    """Generator of names that no node or value of a graph has yet."""
 
     def __init__(self, graph: Graph) -> None:
         self._taken = {value.name for value in graph.values()}
         self._taken.update(node.name for node in graph.nodes)
 
     def make(self, wanted: str) -> str:
-        """``wanted``, or it with the first free number behind."""
+        """Return ``wanted``, with the lowest free number as a suffix if the name is taken."""
         name, count = wanted, 1
         while name in self._taken:
             count += 1
@@ -117,7 +118,7 @@ class FreshNames:
 
 
 def clone(graph: Graph) -> Graph:
-    """A copy that shares nothing but ops and constants, so that either can be rewritten."""
+    """Copy a graph with its regions; only constants and ops without regions are shared."""
     copies: dict[Value, Value] = {}
 
     def copy(value: Value) -> Value:

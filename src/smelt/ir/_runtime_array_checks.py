@@ -1,4 +1,4 @@
-"""Arrays of a run against what was inferred of them, and the guards on their extents."""
+"""Checks of the arrays of a run against their inferred types and the guards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def symbol_of(dim: Dim) -> str | None:
-    """The name of the symbol that the dim is, None where it is anything else."""
+    """Return the name of the symbol if a dimension is a single symbol, otherwise None."""
     if isinstance(dim, SymbolicDim) and len(dim.terms) == 1:
         monomial, coefficient = dim.terms[0]
         if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
@@ -27,18 +27,21 @@ def symbol_of(dim: Dim) -> str | None:
 def first_mismatch(
     dims: Iterable[Dim], extents: Iterable[int], symbols: Mapping[str, int]
 ) -> str | None:
-    """What is wrong with extents where dims are declared, None when nothing is."""
+    """Return a description of the first extent that differs from its dimension, or None.
+
+    Dimensions with symbols that have no value are skipped.
+    """
     for axis, (dim, extent) in enumerate(zip(dims, extents, strict=True)):
         if symbols_of(dim) <= symbols.keys():
             expected = evaluate_dim(dim, symbols)
             if expected != extent:
-                known = "" if isinstance(dim, int) else f" ({dim})"
-                return f"axis {axis} must be {expected}{known}, not {extent}"
+                formula = "" if isinstance(dim, int) else f" ({dim})"
+                return f"axis {axis} must be {expected}{formula}, not {extent}"
     return None
 
 
 def check_guards(guards: Iterable[Guard], symbols: Mapping[str, int]) -> None:
-    """Check what types assume, as far as the symbols are known. Raises ShapeError."""
+    """Check the guards whose symbols all have values. Raises ShapeError when one fails."""
     for guard in guards:
         if guard.symbols <= symbols.keys() and not guard.holds(symbols):
             raise guard.violation(symbols)
@@ -51,25 +54,32 @@ def check_array(
     where: str,
     bounds: Mapping[str, Dim] | None = None,
 ) -> None:
-    """Check an array against the type of its value, binding symbols that have no value yet.
+    """Check an array against the type of its value, and bind symbols that have no value yet.
 
-    ``bounds`` has the largest values that symbols may come to have. Raises ShapeError naming
-    ``where``.
+    Args:
+        value: the value of the graph.
+        array: its array in this run.
+        symbols: values of symbols; new ones are added.
+        where: the node that the error names.
+        bounds: upper bounds of symbols that a run determines.
+
+    Raises ShapeError when the array does not fit the type or exceeds a bound.
     """
     kind = value.type
     if not isinstance(kind, TensorType):
         return
     if array.dtype != kind.dtype.numpy or array.ndim != kind.rank:
-        found = f"{array.dtype}{list(array.shape)}"
-        raise ShapeError(f"{value.name} is inferred as {kind}, not {found}", node=where)
+        actual = f"{array.dtype}{list(array.shape)}"
+        raise ShapeError(f"{value.name} is inferred as {kind}, not {actual}", node=where)
     for dim, extent in zip(kind.shape, array.shape, strict=True):
         name = symbol_of(dim)
         if name is not None and name not in symbols:
             symbols[name] = extent
-            most: Dim = extent if bounds is None else bounds.get(name, extent)
-            if symbols_of(most) <= symbols.keys() and extent > evaluate_dim(most, symbols):
+            maximum: Dim = extent if bounds is None else bounds.get(name, extent)
+            if symbols_of(maximum) <= symbols.keys() and extent > evaluate_dim(maximum, symbols):
                 raise ShapeError(
-                    f"{name} is {extent} in this run, above its declared maximum {most}", node=where
+                    f"{name} is {extent} in this run, above its declared maximum {maximum}",
+                    node=where,
                 )
     wrong = first_mismatch(kind.shape, array.shape, symbols)
     if wrong is not None:

@@ -1,4 +1,4 @@
-"""Constants whose recipes come from outside: every step is checked before it is computed."""
+"""Evaluation of constants whose recipes are untrusted: each step is checked before it runs."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ if TYPE_CHECKING:
     from smelt.ir._graph import Constant, Recipe
 
 _FREE_BYTES: Final = 1 << 28
-"""Results of up to this size, all together, are always computed ..."""
+"""Total size of results in bytes up to which recipes are always computed."""
 _MAX_GROWTH: Final = 64
-"""... larger ones only if they are no more than so many times as large as all sources together."""
+"""Factor by which results larger than ``_FREE_BYTES`` may exceed the size of all sources."""
 
-_TRIPPED: Final = (
+_REFERENCE_ERRORS: Final = (
     TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError,
     InternalError,
 )  # fmt: skip
-"""What a reference may raise over operands that no graph of ours would give it."""
+"""Errors that a reference may raise for operands that no valid graph passes to it."""
 
 
 def compute_untrusted(*constants: Constant, spent: int = 0) -> int:
-    """Compute the elements of constants whose recipes nobody vouches for.
+    """Compute the elements of constants with untrusted recipes.
 
-    Returns the operations that were spent, ``spent`` of them before.
+    Returns the total number of operations, including ``spent``, the operations of earlier calls.
 
     Raises:
-        GraphError: a step of a recipe does not fit its inputs, or all together make something huge
-            of little.
+        GraphError: a step of a recipe does not fit its inputs, or the recipes exceed the limits on
+            the size of results or on the number of operations.
     """
     parts = list(sources_first(*constants))
-    given = sum(part.array.nbytes for part in parts if part.recipe is None)
+    source_bytes = sum(part.array.nbytes for part in parts if part.recipe is None)
     work = spent
-    left = max(_FREE_BYTES, _MAX_GROWTH * given)
+    bytes_left = max(_FREE_BYTES, _MAX_GROWTH * source_bytes)
     for part in parts:
         if part.recipe is None:
             continue
         try:
-            work += _check_step(part.recipe, left)
+            work += _check_step(part.recipe, bytes_left)
             if work > Limit.MAX_FOLDED_WORK.most:
-                raise ValueError(f"it takes {Limit.MAX_FOLDED_WORK.excess(work)}")
-            # Its inputs are computed: no recipe is too deep.
-            left = max(0, left - part.array.nbytes)
+                raise ValueError(f"the recipe takes {Limit.MAX_FOLDED_WORK.excess(work)}")
+            # The inputs are computed already, so accessing the array does not recurse.
+            bytes_left = max(0, bytes_left - part.array.nbytes)
         except SmeltError:
             raise
-        except _TRIPPED as error:
+        except _REFERENCE_ERRORS as error:
             raise GraphError(
                 f"the recipe of a constant is invalid: {str(error)[:300]}", node=part.name[:200]
             ) from error
     return work
 
 
-def _check_step(recipe: Recipe, most_bytes: int) -> int:
-    """Check what a step makes; how many operations it takes."""
+def _check_step(recipe: Recipe, max_bytes: int) -> int:
+    """Check the type and size of the result of a step; return its number of operations."""
     operands = [None if c is None else Operand.constant(c.array) for c in recipe.inputs]
     results = recipe.op.infer(operands)
-    made = results[recipe.output]
-    if not isinstance(made, TensorType):
-        raise TypeError(f"{recipe.op.name} gives {made}, not a tensor")
-    extents = [extent for extent in made.shape if isinstance(extent, int)]
-    size = math.prod(extents) * made.dtype.size_bytes
-    if size > most_bytes:
+    kind = results[recipe.output]
+    if not isinstance(kind, TensorType):
+        raise TypeError(f"{recipe.op.name} gives {kind}, not a tensor")
+    extents = [extent for extent in kind.shape if isinstance(extent, int)]
+    size = math.prod(extents) * kind.dtype.size_bytes
+    if size > max_bytes:
         raise ValueError(
-            f"{recipe.op.name} gives {size} bytes; at most {most_bytes} more are allowed"
+            f"{recipe.op.name} gives {size} bytes; at most {max_bytes} more are allowed"
         )
-    work = recipe.op.count_work(operands, results)  # an op that runs graphs has none
+    work = recipe.op.count_work(operands, results)  # an op with regions has no fixed number
     return work if isinstance(work, int) else 0

@@ -1,4 +1,4 @@
-"""The rules that every graph obeys, at every moment between passes."""
+"""Verifier of the invariants of a graph, which hold before and after each pass."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ if TYPE_CHECKING:
 
 
 def verify(graph: Graph, *, during: str | None = None) -> None:
-    """Check that a graph is well formed.
+    """Check that a graph and all regions of its nodes are well formed.
 
     Args:
-        graph: the graph, and with it every region of its nodes.
-        during: what has just changed the graph ("pass fold-constants"); a fault is then smelt's
-        own.
+        graph: the graph.
+        during: the step of smelt that has just changed the graph, such as "pass fold-constants".
 
     Raises:
-        GraphError: the graph is not well formed; names the node. When ``during`` is None.
-        InternalError: the same, when ``during`` is given; names it too.
+        GraphError: the graph is not well formed; the message names the node.
+        InternalError: the graph is not well formed and ``during`` is given.
     """
     try:
         _verify(graph, depth=0)
@@ -35,7 +34,7 @@ def verify(graph: Graph, *, during: str | None = None) -> None:
 
 def _verify(graph: Graph, depth: int) -> None:
     if depth > Limit.MAX_REGION_DEPTH.most:
-        raise GraphError(f"its regions are nested {Limit.MAX_REGION_DEPTH.excess(depth)}")
+        raise GraphError(f"the regions are nested {Limit.MAX_REGION_DEPTH.excess(depth)}")
     _check_names(graph)
     _check_order(graph)
     _check_users(graph)
@@ -62,18 +61,22 @@ def _check_names(graph: Graph) -> None:
 
 
 def _check_order(graph: Graph) -> None:
+    """Check that nodes are in topological order and that each result has one producer."""
     _check_inputs(graph)
     known = set(graph.inputs)
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    if len(places) != len(graph.nodes):
-        raise GraphError("a node is in the graph twice")
-    for place, node in enumerate(graph.nodes):
+    positions = {node: position for position, node in enumerate(graph.nodes)}
+    if len(positions) != len(graph.nodes):
+        raise GraphError("a node is listed twice in the graph")
+    for position, node in enumerate(graph.nodes):
         for value in node.inputs:
             if value is not None and value.constant is None and value not in known:
-                raise GraphError(_explain_disorder(value, place, places), node=str(node))
+                raise GraphError(_explain_disorder(value, position, positions), node=str(node))
         for index, result in enumerate(node.outputs):
             if result.producer is not node or result.constant is not None or result in known:
-                raise GraphError(f"result {index}, {result.name!r}, is not its own", node=str(node))
+                raise GraphError(
+                    f"result {index}, {result.name!r}, also belongs to another node or input",
+                    node=str(node),
+                )
             known.add(result)
     for output in graph.outputs:
         if output.constant is None and output not in known:
@@ -90,21 +93,23 @@ def _check_inputs(graph: Graph) -> None:
             raise GraphError(f"input {value.name!r} has a negative extent: {value.type}")
 
 
-def _explain_disorder(value: Value, place: int, places: dict[Node, int]) -> str:
+def _explain_disorder(value: Value, position: int, positions: dict[Node, int]) -> str:
+    """Return the message for a node that reads a value which is not computed before it."""
     if value.producer is None:
         return f"reads {value.name!r}, which is not an input, constant or result of this graph"
-    made_at = places.get(value.producer)
-    if made_at is None:
+    producer_position = positions.get(value.producer)
+    if producer_position is None:
         return f"reads {value.name!r} of {value.producer}, which is not in the graph"
     problem = (
         "there is a cycle, or the nodes are not in topological order"
-        if made_at >= place
+        if producer_position >= position
         else "disorder"
     )
     return f"reads {value.name!r} before {value.producer} makes it: {problem}"
 
 
 def _check_users(graph: Graph) -> None:
+    """Check that the recorded users of each value are the nodes that read it."""
     reads: dict[Value, Counter[Node]] = {}
     for node in graph.nodes:
         for value in node.inputs:
@@ -116,10 +121,11 @@ def _check_users(graph: Graph) -> None:
 
 
 def _check_types(node: Node) -> None:
+    """Check that the types of the results of a node are the inferred ones."""
     try:
         types = infer_node(node).types
     except (TypeError, IndexError, ValueError) as error:
-        raise GraphError(f"its inputs do not fit: {error}", node=str(node)) from error
+        raise GraphError(f"the inputs do not fit the op: {error}", node=str(node)) from error
     if len(types) != len(node.outputs):
         message = f"has {len(node.outputs)} results, and its op has {len(types)}"
         raise GraphError(message, node=str(node))
@@ -138,7 +144,7 @@ def _is_negative(value: Value) -> bool:
 
 
 def _check_counts(graph: Graph) -> None:
-    """Check that each symbol that a run determines is of one node: two would count differently."""
+    """Check that each symbol that a run determines belongs to one node."""
     makers: dict[str, Node] = {}
     for node in graph.nodes:
         for symbol in _counted_symbols(node):
@@ -149,18 +155,19 @@ def _check_counts(graph: Graph) -> None:
 
 
 def _counted_symbols(node: Node) -> set[str]:
-    """The symbols of a node's results that are its own; those of an If are numbered."""
+    """Return the symbols that a node itself determines; an If numbers those of its results."""
     own = getattr(node.op, "count_symbol", "")
     if not own:
         return set()
-    read, made = (
+    read, produced = (
         symbols_of(*(d for v in values if isinstance(v.type, TensorType) for d in v.type.shape))
         for values in ([v for v in node.inputs if v is not None], node.outputs)
     )
-    return {name for name in made if name == own or name.startswith(f"{own}_")} - (read - {own})
+    return {name for name in produced if name == own or name.startswith(f"{own}_")} - (read - {own})
 
 
 def _check_bounds(graph: Graph) -> None:
+    """Check that bounded symbols are not symbols of inputs and that bounds are not negative."""
     types = [v.type for v in graph.inputs if isinstance(v.type, TensorType)]
     given = symbols_of(*(extent for kind in types for extent in kind.shape))
     for symbol, bound in graph.symbol_bounds.items():

@@ -1,4 +1,9 @@
-"""One file per op: attributes, inference, numpy reference, cases."""
+"""The ops: attributes, type inference, numpy reference and conformance cases of each.
+
+Elementwise ops and reductions are in five family modules (``activations``, ``arithmetic``,
+``logic``, ``math_functions``, ``reductions``). Every other op has a module named after it.
+``ALL_OPS`` lists every op.
+"""
 
 from smelt.ir import Array, Case, Op, Operand
 from smelt.ops._attribute_types import checked_op
@@ -7,25 +12,30 @@ from smelt.ops._op_json import op_from_json, op_to_json, recipe_from_json, recip
 from smelt.ops._quantized import why_no_scale
 from smelt.ops._registry import lookup_op, op_identity, register_op
 from smelt.ops._shape import is_same_for_rows
-from smelt.ops.abs import Abs
-from smelt.ops.acos import Acos
-from smelt.ops.acosh import Acosh
-from smelt.ops.add import Add
-from smelt.ops.and_ import And
+from smelt.ops.activations import (
+    Celu,
+    Elu,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LeakyRelu,
+    Mish,
+    Relu,
+    Selu,
+    Shrink,
+    Sigmoid,
+    Softplus,
+    Softsign,
+    Swish,
+    ThresholdedRelu,
+)
 from smelt.ops.arg_max import ArgMax
 from smelt.ops.arg_min import ArgMin
-from smelt.ops.asin import Asin
-from smelt.ops.asinh import Asinh
-from smelt.ops.atan import Atan
-from smelt.ops.atanh import Atanh
+from smelt.ops.arithmetic import Add, Div, Max, Mean, Min, Mod, Mul, Pow, Sub, Sum
 from smelt.ops.attention import Attention
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.batch_normalization import BatchNormalization
-from smelt.ops.bit_shift import BitShift
-from smelt.ops.bitwise_not import BitwiseNot
 from smelt.ops.cast import Cast
-from smelt.ops.ceil import Ceil
-from smelt.ops.celu import Celu
 from smelt.ops.clip import Clip
 from smelt.ops.compress import Compress
 from smelt.ops.concat import Concat
@@ -34,50 +44,46 @@ from smelt.ops.conv import Conv
 from smelt.ops.conv_integer import ConvInteger
 from smelt.ops.conv_sum import ConvSum
 from smelt.ops.conv_transpose import ConvTranspose
-from smelt.ops.cos import Cos
-from smelt.ops.cosh import Cosh
 from smelt.ops.crop import Crop
 from smelt.ops.cum_sum import CumSum
 from smelt.ops.depth_to_space import DepthToSpace
 from smelt.ops.dequantize_linear import DequantizeLinear
 from smelt.ops.detection_output import DetectionOutput
-from smelt.ops.div import Div
 from smelt.ops.dynamic_quantize_linear import DynamicQuantizeLinear
 from smelt.ops.einsum import Einsum
-from smelt.ops.elu import Elu
-from smelt.ops.equal import Equal
-from smelt.ops.erf import Erf
-from smelt.ops.exp import Exp
 from smelt.ops.expand import Expand
 from smelt.ops.flatten import Flatten
-from smelt.ops.floor import Floor
 from smelt.ops.fused import Fused, Stage
 from smelt.ops.fused_pair import FusedPair
 from smelt.ops.gather import Gather
 from smelt.ops.gather_elements import GatherElements
 from smelt.ops.gather_nd import GatherND
-from smelt.ops.gelu import Gelu
 from smelt.ops.gemm import Gemm
 from smelt.ops.global_average_pool import GlobalAveragePool
 from smelt.ops.global_max_pool import GlobalMaxPool
-from smelt.ops.greater import Greater
-from smelt.ops.greater_or_equal import GreaterOrEqual
 from smelt.ops.group_normalization import GroupNormalization
 from smelt.ops.gru import GRU
-from smelt.ops.hard_sigmoid import HardSigmoid
-from smelt.ops.hard_swish import HardSwish
 from smelt.ops.hardmax import Hardmax
 from smelt.ops.identity import Identity
 from smelt.ops.if_ import If
 from smelt.ops.instance_normalization import InstanceNormalization
-from smelt.ops.is_inf import IsInf
-from smelt.ops.is_nan import IsNaN
 from smelt.ops.layer_normalization import LayerNormalization
-from smelt.ops.leaky_relu import LeakyRelu
-from smelt.ops.less import Less
-from smelt.ops.less_or_equal import LessOrEqual
-from smelt.ops.log import Log
 from smelt.ops.log_softmax import LogSoftmax
+from smelt.ops.logic import (
+    And,
+    BitShift,
+    BitwiseNot,
+    Equal,
+    Greater,
+    GreaterOrEqual,
+    IsInf,
+    IsNaN,
+    Less,
+    LessOrEqual,
+    Not,
+    Or,
+    Xor,
+)
 from smelt.ops.loop import Loop
 from smelt.ops.lp_normalization import LpNormalization
 from smelt.ops.lp_pool import LpPool
@@ -85,75 +91,73 @@ from smelt.ops.lrn import LRN
 from smelt.ops.lstm import LSTM
 from smelt.ops.mat_mul import MatMul
 from smelt.ops.mat_mul_integer import MatMulInteger
-from smelt.ops.max import Max
+from smelt.ops.math_functions import (
+    Abs,
+    Acos,
+    Acosh,
+    Asin,
+    Asinh,
+    Atan,
+    Atanh,
+    Ceil,
+    Cos,
+    Cosh,
+    Erf,
+    Exp,
+    Floor,
+    Log,
+    Neg,
+    Reciprocal,
+    Round,
+    RoundMantissa,
+    Sign,
+    Sin,
+    Sinh,
+    Sqrt,
+    Tan,
+    Tanh,
+)
 from smelt.ops.max_pool import MaxPool
-from smelt.ops.mean import Mean
-from smelt.ops.min import Min
-from smelt.ops.mish import Mish
-from smelt.ops.mod import Mod
-from smelt.ops.mul import Mul
-from smelt.ops.neg import Neg
 from smelt.ops.non_max_suppression import NonMaxSuppression
 from smelt.ops.non_zero import NonZero
 from smelt.ops.normalize import Normalize
-from smelt.ops.not_ import Not
 from smelt.ops.one_hot import OneHot
-from smelt.ops.or_ import Or
 from smelt.ops.pad import Pad
-from smelt.ops.pow import Pow
 from smelt.ops.prelu import PRelu
 from smelt.ops.prior_box import PriorBox
 from smelt.ops.quantize_linear import QuantizeLinear
 from smelt.ops.range import Range
-from smelt.ops.reciprocal import Reciprocal
-from smelt.ops.reduce_l1 import ReduceL1
-from smelt.ops.reduce_l2 import ReduceL2
-from smelt.ops.reduce_log_sum import ReduceLogSum
-from smelt.ops.reduce_log_sum_exp import ReduceLogSumExp
-from smelt.ops.reduce_max import ReduceMax
-from smelt.ops.reduce_mean import ReduceMean
-from smelt.ops.reduce_min import ReduceMin
-from smelt.ops.reduce_prod import ReduceProd
-from smelt.ops.reduce_sum import ReduceSum
-from smelt.ops.reduce_sum_square import ReduceSumSquare
-from smelt.ops.relu import Relu
+from smelt.ops.reductions import (
+    ReduceL1,
+    ReduceL2,
+    ReduceLogSum,
+    ReduceLogSumExp,
+    ReduceMax,
+    ReduceMean,
+    ReduceMin,
+    ReduceProd,
+    ReduceSum,
+    ReduceSumSquare,
+)
 from smelt.ops.reshape import Reshape
 from smelt.ops.resize import Resize
 from smelt.ops.rms_normalization import RMSNormalization
 from smelt.ops.rnn import RNN
-from smelt.ops.round import Round
-from smelt.ops.round_mantissa import RoundMantissa
 from smelt.ops.scatter_elements import ScatterElements
 from smelt.ops.scatter_nd import ScatterND
-from smelt.ops.selu import Selu
 from smelt.ops.shape import Shape
-from smelt.ops.shrink import Shrink
-from smelt.ops.sigmoid import Sigmoid
-from smelt.ops.sign import Sign
-from smelt.ops.sin import Sin
-from smelt.ops.sinh import Sinh
 from smelt.ops.size import Size
 from smelt.ops.slice import Slice
 from smelt.ops.softmax import Softmax
-from smelt.ops.softplus import Softplus
-from smelt.ops.softsign import Softsign
 from smelt.ops.space_to_depth import SpaceToDepth
 from smelt.ops.split import Split
-from smelt.ops.sqrt import Sqrt
 from smelt.ops.squeeze import Squeeze
-from smelt.ops.sub import Sub
-from smelt.ops.sum import Sum
-from smelt.ops.swish import Swish
-from smelt.ops.tan import Tan
-from smelt.ops.tanh import Tanh
-from smelt.ops.thresholded_relu import ThresholdedRelu
 from smelt.ops.tile import Tile
 from smelt.ops.top_k import TopK
 from smelt.ops.transpose import Transpose
 from smelt.ops.trilu import Trilu
 from smelt.ops.unsqueeze import Unsqueeze
 from smelt.ops.where import Where
-from smelt.ops.xor import Xor
 
 __all__ = [
     "ALL_OPS",

@@ -1,4 +1,4 @@
-"""What ArgMax and ArgMin share."""
+"""Base class and test cases of ArgMax and ArgMin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ArgExtreme(Op):
-    """The index of the extreme element along an axis; subclasses say which one is extreme."""
+    """Index of the largest or smallest element along an axis."""
 
     axis: int = 0
     keepdims: int = 1
@@ -36,14 +36,14 @@ class ArgExtreme(Op):
         require_dtype(data, NUMBERS, f"input 0 of {self.name}")
         axis = normalize_axis(self.axis, data.rank)
         if not assume_at_least(data.shape[axis], 1, f"axis {axis} of input 0"):
-            raise ShapeError(f"{self.name} along axis {axis} of {data}, which has no elements")
+            raise ShapeError(f"axis {axis} of {data} has no elements for {self.name}")
         kept = (1,) if self.keepdims else ()
         shape = (*data.shape[:axis], *kept, *data.shape[axis + 1 :])
         return (TensorType(DType.INT64, shape),)
 
     @abstractmethod
     def pick(self, data: Array) -> Array:
-        """The index of the first extreme element along the axis."""
+        """Return the index of the first extreme element along the axis."""
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
@@ -52,12 +52,12 @@ class ArgExtreme(Op):
             picked = data.shape[self.axis] - 1 - self.pick(np.flip(data, self.axis))
         else:
             picked = self.pick(data)
-        made = np.asarray(picked, np.int64)
-        return (np.expand_dims(made, self.axis) if self.keepdims else made,)
+        indices = np.asarray(picked, np.int64)
+        return (np.expand_dims(indices, self.axis) if self.keepdims else indices,)
 
 
 def arg_cases(make: Callable[..., ArgExtreme]) -> Iterator[Case]:
-    """The cases of both ops."""
+    """Yield the test cases of both ops."""
     ties = np.array([[2, 5, 5, 1, 1], [3, 3, 3, 3, 3]], np.float32)
     for last in (0, 1):
         yield Case(f"ties, last {last}", make(axis=1, select_last_index=last), (ties,))

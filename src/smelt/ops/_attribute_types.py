@@ -1,4 +1,4 @@
-"""What the attributes of an op may be, as its class's annotations say."""
+"""Checks of the attributes of ops against the type annotations of their classes."""
 
 from __future__ import annotations
 
@@ -21,69 +21,68 @@ if TYPE_CHECKING:
 
 
 def checked_op(op: Op) -> Op:
-    """The op with attributes of the types that its class says.
+    """Return the op with attributes of the annotated types.
 
-    Numpy's numbers and lists become Python's numbers and tuples. What a user's op may be is the
-    user's matter.
+    numpy numbers and lists become Python numbers and tuples. Ops of users are not checked.
 
-    Raises GraphError: an attribute is of another type.
+    Raises GraphError when an attribute has another type.
     """
     cls = type(op)
     if not is_builtin(cls):
         return op
     changed: dict[str, Any] = {}
     for field, hint in field_hints(cls).items():
-        given = getattr(op, field)
-        value = _plain(given)
+        attribute = getattr(op, field)
+        value = _plain(attribute)
         if not fits_hint(value, hint):
-            wanted = _words(hint)
-            raise GraphError(f"{field} of {op.name} is {shown(given)}; it must be {wanted}")
-        if value is not given:
+            wanted = _hint_text(hint)
+            raise GraphError(f"{field} of {op.name} is {shown(attribute)}; it must be {wanted}")
+        if value is not attribute:
             changed[field] = value
     return dataclasses.replace(op, **changed) if changed else op
 
 
-def _plain(given: object) -> object:
-    """Numpy's scalars as Python's, lists as tuples; what is neither as it is."""
-    if isinstance(given, np.generic):
-        return cast("object", given.item())
-    if isinstance(given, np.ndarray):
-        return _plain(cast("object", given.tolist()))
-    if isinstance(given, list):
-        return tuple(_plain(item) for item in cast("list[object]", given))
-    if type(given) is tuple:
-        items = cast("tuple[object, ...]", given)
+def _plain(attribute: object) -> object:
+    """Convert numpy scalars to Python numbers and lists to tuples; return others unchanged."""
+    if isinstance(attribute, np.generic):
+        return cast("object", attribute.item())
+    if isinstance(attribute, np.ndarray):
+        return _plain(cast("object", attribute.tolist()))
+    if isinstance(attribute, list):
+        return tuple(_plain(item) for item in cast("list[object]", attribute))
+    if type(attribute) is tuple:
+        items = cast("tuple[object, ...]", attribute)
         plain = tuple(_plain(item) for item in items)
         return items if all(a is b for a, b in zip(plain, items, strict=True)) else plain
-    return given
+    return attribute
 
 
-def _words(hint: object) -> str:
-    """An annotation in words."""
+def _hint_text(hint: object) -> str:
+    """Return an annotation as a message shows it."""
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
 @functools.cache
 def field_hints(cls: type[Op]) -> dict[str, object]:
-    """The annotation of each field; of one that cannot be evaluated, ``object``."""
+    """Return the annotation of each field; ``object`` for one that cannot be evaluated."""
     names = {"Graph": Graph, "Op": Op, "Stage": Stage, "DType": DType}
     try:
-        known: dict[str, Any] = typing.get_type_hints(cls, localns=names)
+        hints: dict[str, Any] = typing.get_type_hints(cls, localns=names)
     except NameError:
-        # A user's class may name types that it imports only for its type checker.
-        known = {}
-    return {f.name: known.get(f.name, object) for f in dataclasses.fields(cls) if f.init}
+        # The annotations of a user's class may use types imported under TYPE_CHECKING.
+        hints = {}
+    return {f.name: hints.get(f.name, object) for f in dataclasses.fields(cls) if f.init}
 
 
 def parts_of_hint(hint: object) -> Iterator[object]:
-    """An annotation and what it is made of."""
+    """Yield an annotation and, recursively, its type arguments."""
     yield hint
     for part in typing.get_args(hint):
         yield from parts_of_hint(part)
 
 
 def fits_hint(value: object, hint: object) -> bool:
-    """Whether a value is what an annotation says."""
+    """Return whether a value has the annotated type."""
     origin: object = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if hint is Any or hint is object:
@@ -99,7 +98,7 @@ def fits_hint(value: object, hint: object) -> bool:
     if hint is None or hint is type(None):
         return value is None
     if hint is int or hint is float:
-        if isinstance(value, int):  # a bool is one: ``keepdims=True``
+        if isinstance(value, int):  # includes bool, for ``keepdims=True``
             return -(1 << 63) <= value < 1 << 64
         return hint is float and isinstance(value, float)
     return isinstance(value, hint) if isinstance(hint, type) else False

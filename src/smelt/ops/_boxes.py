@@ -1,4 +1,4 @@
-"""What detection ops share: greedy suppression of overlapping boxes."""
+"""Greedy non-maximum suppression of boxes for the detection ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def overlaps(box: Array, boxes: Array) -> Array:
-    """Overlap of one box ``[x0, y0, x1, y1]`` with each of many: intersection over union."""
+    """Return the intersection over union of a box ``[x0, y0, x1, y1]`` with each of ``boxes``."""
     low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
     shared = np.prod(np.maximum(high - low, 0), axis=1)
     area = np.prod(np.maximum(box[2:] - box[:2], 0))
@@ -23,24 +23,24 @@ def overlaps(box: Array, boxes: Array) -> Array:
 def suppress(
     boxes: Array, ranking: Array, threshold: float, limit: int, eta: float = 1.0
 ) -> list[int]:
-    """The boxes that stay, at most ``limit``, best first.
+    """Return the indices of at most ``limit`` boxes that are kept, best first.
 
-    ``ranking`` holds indices of boxes, best first; a box goes when it overlaps a better one that
-    stays by more than the threshold. Below 1, ``eta`` shrinks a threshold above one half after
-    every box that stays.
+    ``ranking`` holds the indices of boxes, best first. A box is suppressed if its overlap with a
+    better box that is kept exceeds the threshold. After each kept box, a threshold above 0.5 is
+    multiplied by ``eta``.
     """
     kept: list[int] = []
-    waiting = ranking
-    while waiting.size and len(kept) < limit:
-        best = int(waiting[0])
+    candidates = ranking
+    while candidates.size and len(kept) < limit:
+        best = int(candidates[0])
         kept.append(best)
-        waiting = waiting[1:]
+        candidates = candidates[1:]
         if eta == 1.0:
-            waiting = waiting[overlaps(boxes[best], boxes[waiting]) <= threshold]
+            candidates = candidates[overlaps(boxes[best], boxes[candidates]) <= threshold]
         else:
-            # The threshold that counts for a box is the one in force when its turn comes.
+            # A box is compared with the threshold at the time when it is the next candidate.
             if threshold > 0.5:
                 threshold *= eta
-            while waiting.size and overlaps(boxes[waiting[0]], boxes[kept]).max() > threshold:
-                waiting = waiting[1:]
+            while candidates.size and overlaps(boxes[candidates[0]], boxes[kept]).max() > threshold:
+                candidates = candidates[1:]
     return kept

@@ -1,14 +1,13 @@
-"""Elementwise ops of two or more broadcasting inputs: what they share."""
+"""Base classes and test cases of elementwise ops with two or more broadcasting inputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._conformance_data import corner_pairs
 from smelt.ops._reference_numerics import narrow, widen
@@ -24,7 +23,7 @@ from smelt.ops._shape_operands import MAXIMUM_TERMS, known_dims, present, sample
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from smelt.ir import Array, Operand
     from smelt.types import Dim, ValueType
@@ -32,13 +31,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Broadcast(Op):
-    """An elementwise op of one element type whose inputs broadcast onto its result."""
+    """Elementwise op of one element type whose inputs broadcast to the shape of the result."""
 
     arity: ClassVar[tuple[int, int]] = (2, 2)
-    """Fewest and most inputs."""
+    """Minimum and maximum number of inputs."""
     dtypes: ClassVar[frozenset[DType]] = NUMBERS
+    """Element types of the inputs."""
     result_dtype: ClassVar[DType | None] = None
     """Element type of the result; None for that of the inputs."""
+
+    _function: ClassVar[Callable[[Array, Array], Any]]
+
+    def __init_subclass__(cls, *, function: Callable[[Array, Array], Any] | None = None) -> None:
+        """Set ``function``, which computes the op on two arrays; other ops override ``compute``."""
+        super().__init_subclass__()
+        if function is not None:
+            cls._function = staticmethod(function)
 
     @property
     @override
@@ -64,40 +72,40 @@ class Broadcast(Op):
         if any(len(v) not in {1, length} for v in known):
             return None
         rows: list[list[Dim | None]] = [[v[i % len(v)] for v in known] for i in range(length)]
-        made = [reduce(self._combine_or_none, row) for row in rows]
-        return tuple(d for d in made if d is not None) if None not in made else None
+        combined = [reduce(self._combine_or_none, row) for row in rows]
+        return tuple(d for d in combined if d is not None) if None not in combined else None
 
     def _combine_or_none(self, left: Dim | None, right: Dim | None) -> Dim | None:
         if left is None or right is None:
             return None
-        made = self.combine_dims(left, right)
+        combined = self.combine_dims(left, right)
         too_large = (
-            made is not None and not isinstance(made, int) and len(made.terms) > MAXIMUM_TERMS
+            combined is not None
+            and not isinstance(combined, int)
+            and len(combined.terms) > MAXIMUM_TERMS
         )
-        return None if too_large else made
+        return None if too_large else combined
 
     def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
-        """The op on two elements that are dimensions; None where the result is not one."""
+        """Return the op on two elements that are dimensions; None if the result is not one."""
         del left, right
         return None
 
     def compute(self, left: Array, right: Array) -> Array:
-        """The op on two arrays, of float32 where the inputs are narrower floats."""
-        raise ShapeError(
-            f"{self.name} does not take the element types {left.dtype} and {right.dtype}"
-        )
+        """Compute the op on two arrays; float16 and bfloat16 inputs are passed as float32."""
+        return np.asarray(type(self)._function(left, right))
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         left, right = present(inputs, 0), present(inputs, 1)
         with np.errstate(all="ignore"):
-            made = np.asarray(self.compute(widen(left), widen(right)))
-        return (narrow(made, self.result_dtype.numpy if self.result_dtype else left.dtype),)
+            result = np.asarray(self.compute(widen(left), widen(right)))
+        return (narrow(result, self.result_dtype.numpy if self.result_dtype else left.dtype),)
 
 
 @dataclass(frozen=True)
 class Variadic(Broadcast):
-    """A ``Broadcast`` of any number of inputs, which are combined from the left."""
+    """``Broadcast`` op of any number of inputs, which are combined from left to right."""
 
     arity: ClassVar[tuple[int, int]] = (1, 1 << 16)
 
@@ -105,16 +113,16 @@ class Variadic(Broadcast):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         arrays = [present(inputs, i) for i in range(len(inputs))]
         with np.errstate(all="ignore"):
-            made = self.combine([widen(array) for array in arrays])
-        return (np.array(narrow(made, arrays[0].dtype)),)
+            result = self.combine([widen(array) for array in arrays])
+        return (np.array(narrow(result, arrays[0].dtype)),)
 
     def combine(self, arrays: Sequence[Array]) -> Array:
-        """The op on arrays, of float32 where the inputs are narrower floats."""
+        """Compute the op on arrays; float16 and bfloat16 inputs are passed as float32."""
         return reduce(self.compute, arrays)
 
 
 def broadcast_cases(op: Broadcast, *dtypes: str, low: int = -9, high: int = 10) -> Iterator[Case]:
-    """Shapes that tell apart the ways in which two inputs may broadcast, and each dtype once."""
+    """Yield cases of the ways in which two inputs can broadcast, and one for each dtype."""
     shapes = {
         "same shape": ((2, 3, 4), (2, 3, 4)),
         "one for each channel": ((2, 3, 4, 5), (3, 1, 1)),
@@ -143,7 +151,7 @@ def broadcast_cases(op: Broadcast, *dtypes: str, low: int = -9, high: int = 10) 
 
 
 def variadic_cases(op: Broadcast, *dtypes: str) -> Iterator[Case]:
-    """The cases of two inputs, and of one, three and four."""
+    """Yield the cases of two inputs, and cases of one, three and four inputs."""
     yield from broadcast_cases(op, *dtypes)
     yield Case("one input", op, (sample(2, 3, dtype=dtypes[0]),))
     three = ((2, 3, 4), (3, 1), (4,))

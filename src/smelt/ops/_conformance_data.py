@@ -1,4 +1,4 @@
-"""Seeded arrays for the cases of ops."""
+"""Seeded random arrays and corner values for the test cases of ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def floats(
     *shape: int, dtype: DTypeLike = np.float32, low: float = -1.0, high: float = 1.0, seed: int = 0
 ) -> Array:
-    """Uniformly distributed floating-point numbers."""
+    """Return uniformly distributed floating-point numbers from ``low`` to ``high``."""
     kind: np.dtype[Any] = np.dtype(dtype)
     return np.asarray(np.random.default_rng(seed).uniform(low, high, shape)).astype(kind)
 
@@ -29,13 +29,13 @@ def floats(
 def integers(
     *shape: int, dtype: DTypeLike = np.int32, low: int = 0, high: int = 100, seed: int = 0
 ) -> Array:
-    """Uniformly distributed integers from ``low`` to below ``high``."""
+    """Return uniformly distributed integers from ``low`` to ``high - 1``."""
     kind: np.dtype[Any] = np.dtype(dtype)
     return np.asarray(np.random.default_rng(seed).integers(low, high, shape)).astype(kind)
 
 
 def corner_integers(dtype: DTypeLike) -> Array:
-    """Integers at which arithmetic goes wrong: both ends, their halves, zero, one, the width."""
+    """Return integers at which arithmetic often fails: limits, their halves, 0, 1, bit widths."""
     kind: np.dtype[Any] = np.dtype(dtype)
     limits = np.iinfo(kind.name)
     ends = [limits.max, limits.max - 1, limits.max // 2, limits.max // 2 + 1, limits.min]
@@ -45,17 +45,17 @@ def corner_integers(dtype: DTypeLike) -> Array:
 
 
 def corner_cases(op: Op, allowed: Iterable[DType]) -> Iterator[Case]:
-    """The corner integers of every width, each by itself."""
+    """Yield a case with the corner integers of each integer type."""
     for dtype in sorted((d for d in allowed if d.is_integer), key=lambda d: d.value):
         yield Case(f"corners of {dtype.value}", op, (corner_integers(dtype.numpy),))
 
 
 def corner_pairs(op: Op, allowed: Iterable[DType]) -> Iterator[Case]:
-    """The corner integers of every width, each with each."""
+    """Yield a case with all pairs of corner integers of each integer type."""
     for case in corner_cases(op, allowed):
         (x,) = case.inputs
         yield replace(case, inputs=(None if x is None else x[:, None], x))
 
 
 HALF_TOLERANCE = 3e-3
-"""Of cases in float16: a result may be computed in float16 throughout."""
+"""Tolerance of float16 cases, which allows a backend to compute entirely in float16."""

@@ -1,4 +1,4 @@
-"""Cases of fused ops: the epilogues and elementwise chains that networks have."""
+"""Test cases of fused ops: epilogues and elementwise chains as they occur in networks."""
 
 from __future__ import annotations
 
@@ -9,36 +9,28 @@ import numpy as np
 from smelt.ir import Case
 from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 from smelt.ops._quantized_conformance_cases import quantized_cases
-from smelt.ops.add import Add
-from smelt.ops.asinh import Asinh
-from smelt.ops.atan import Atan
+from smelt.ops.activations import Gelu, HardSwish, LeakyRelu, Relu, Sigmoid
+from smelt.ops.arithmetic import Add, Mul, Sub
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.clip import Clip
 from smelt.ops.conv import Conv
 from smelt.ops.fused import Fused, Stage
 from smelt.ops.gather import Gather
-from smelt.ops.gelu import Gelu
 from smelt.ops.gemm import Gemm
-from smelt.ops.hard_swish import HardSwish
-from smelt.ops.leaky_relu import LeakyRelu
 from smelt.ops.mat_mul import MatMul
-from smelt.ops.mul import Mul
+from smelt.ops.math_functions import Asinh, Atan, Tanh
 from smelt.ops.prelu import PRelu
-from smelt.ops.relu import Relu
-from smelt.ops.sigmoid import Sigmoid
-from smelt.ops.sub import Sub
-from smelt.ops.tanh import Tanh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SAME = Conv((3, 3), pads=(1, 1, 1, 1))
 _CURVES = (Stage(Atan(), (-1,)), Stage(Asinh(), (-2,)), Stage(Sub(), (-2, -3)))
-"""What backends compute in several steps each, and read again."""
+"""Stages that backends compute in several steps each, and whose results are read twice."""
 
 
 def fused_cases() -> Iterator[Case]:
-    """All cases."""
+    """Yield all cases."""
     yield from _convolutions()
     yield from _products()
     yield from _chains()
@@ -110,8 +102,8 @@ def _chains() -> Iterator[Case]:
     yield Case("add_atan_asinh", Fused(Add(), 2, _CURVES), (x, y))
     op = Fused(Sigmoid(), 1, (Stage(Mul(), (0, -1)),))
     yield Case("swish_of_a_scalar", op, (floats(seed=3),))
-    table, places = floats(19, 24), np.array([[3, -1, 0], [7, 3, 18]])
+    table, indices = floats(19, 24), np.array([[3, -1, 0], [7, 3, 18]])
     op = Fused(Gather(), 2, (Stage(Add(), (-1, 2)), Stage(Mul(), (-2, 3))))
-    arrays = (table, places, floats(1, 3, 24, seed=1), floats(2, 3, 1, seed=2))
+    arrays = (table, indices, floats(1, 3, 24, seed=1), floats(2, 3, 1, seed=2))
     yield Case("picked_add_mul", op, arrays, constants=frozenset({0, 2}))
     yield Case("empty", Fused(Add(), 2, (Stage(Relu(), (-1,)),)), (floats(0, 3), floats(3)))

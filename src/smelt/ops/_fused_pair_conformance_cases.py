@@ -1,4 +1,4 @@
-"""Cases of chained ops: an expansion or a stem, and the depthwise convolution behind it."""
+"""Test cases of fused pairs: an expansion or a stem, and the convolution or pooling after it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops._conformance_data import floats
-from smelt.ops.add import Add
+from smelt.ops.activations import HardSwish, Relu, Sigmoid
+from smelt.ops.arithmetic import Add, Mul
 from smelt.ops.clip import Clip
 from smelt.ops.conv import Conv
 from smelt.ops.conv_sum import ConvSum
 from smelt.ops.fused import Fused, Stage
 from smelt.ops.fused_pair import FusedPair
-from smelt.ops.hard_swish import HardSwish
 from smelt.ops.max_pool import MaxPool
-from smelt.ops.mul import Mul
-from smelt.ops.relu import Relu
-from smelt.ops.sigmoid import Sigmoid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +25,7 @@ _ZERO, _SIX = np.array(0, np.float32), np.array(6, np.float32)
 
 
 def fused_pair_cases() -> Iterator[Case]:
-    """All cases."""
+    """Yield all cases."""
     yield from _plain()
     yield from _activated()
     yield from _windows()
@@ -40,7 +37,7 @@ def fused_pair_cases() -> Iterator[Case]:
 def _arrays(
     channels: tuple[int, int], image: tuple[int, int, int], windows: tuple[int, int]
 ) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.float32]], ...]:
-    """Image, weights and bias of the first, weights and bias of the second."""
+    """Return the image, then weights and bias of the first and of the second convolution."""
     few, many = channels
     batch, height, width = image
     return (
@@ -102,7 +99,7 @@ def _residuals() -> Iterator[Case]:
 
 
 def _pixels() -> Iterator[Case]:
-    """The second convolution reads the same pixels; who else reads them may be told, too."""
+    """Yield pairs whose second convolution is 1x1; some return the intermediate, too."""
     x, w, bias = floats(2, 24, 7, 6), floats(18, 24, 1, 1, seed=1), floats(18, seed=2)
     taken, row = floats(70, 18, 1, 1, seed=3), floats(70, seed=4)
     clip = Fused(Conv((1, 1)), 3, (Stage(Clip(), (-1, 3, 4)),))
@@ -131,7 +128,7 @@ def _pixels() -> Iterator[Case]:
 
 
 def _pooled() -> Iterator[Case]:
-    """A stem, and the maxima of windows of its result."""
+    """Yield pairs of a stem and a max pooling."""
     stem = Fused(Conv((7, 7), (2, 2), (3, 3, 3, 3)), 3, (Stage(Relu(), (-1,)),))
     window = MaxPool((3, 3), (2, 2), _SAME)
     bias, constants = floats(16, seed=2), frozenset({1, 2})

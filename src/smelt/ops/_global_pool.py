@@ -1,4 +1,4 @@
-"""What the global poolings share: one number for each channel."""
+"""Base class of the global poolings, which reduce each channel to one number."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GlobalPool(Op):
-    """One number for all spatial axes of a channel; subclasses say which number."""
+    """Reduction over all spatial axes of a channel."""
 
     @abstractmethod
     def _result_dtype(self, dtype: DType, /) -> DType:
-        """Element type of the result for inputs of ``dtype``."""
+        """Return the element type of the result for inputs of ``dtype``."""
 
     @abstractmethod
     def _pool(self, x: Array, axes: tuple[int, ...], /) -> Array:
-        """The result, the pooled axes kept with extent 1."""
+        """Return the result with the pooled axes kept with extent 1."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

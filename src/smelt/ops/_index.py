@@ -1,4 +1,4 @@
-"""Reading and writing elements by index: what the gathering and scattering ops share."""
+"""Index arithmetic and checks of the gather and scatter ops."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _COMBINE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.mini
 
 
 def integers(start: int, stop: int) -> Array:
-    """The integers from ``start`` up to but without ``stop``."""
+    """Return the integers from ``start`` to ``stop - 1`` as int64."""
     return np.asarray(range(start, stop), np.int64)
 
 
 def positive_indices(indices: Array, extent: int) -> Array:
-    """Indices counted from the front of an axis.
+    """Return indices with negative ones converted to positions from the start of the axis.
 
-    Raises IndexRangeError: naming the first that is outside the axis.
+    Raises IndexRangeError, which names the first index that is out of range.
     """
     if (message := _outside(indices, extent)) is not None:
         raise IndexRangeError(message)
@@ -38,7 +38,7 @@ def positive_indices(indices: Array, extent: int) -> Array:
 
 
 def _outside(indices: Array, extent: int) -> str | None:
-    """What is wrong with the first index that is outside an axis."""
+    """Return the message for the first index that is out of range, or None."""
     outside = (indices < -extent) | (indices >= extent)
     if not bool(outside.any()):
         return None
@@ -46,9 +46,9 @@ def _outside(indices: Array, extent: int) -> str | None:
 
 
 def require_indices(operand: Operand | None, extents: Sequence[Dim]) -> None:
-    """Check indices, or vectors of as many indices as there are extents, as far as all is known.
+    """Check constant indices, or index vectors with one index for each extent.
 
-    Raises ShapeError: naming the first that is outside its axis.
+    Symbolic extents are not checked. Raises ShapeError, which names the first index out of range.
     """
     if operand is None or operand.value is None:
         return
@@ -60,28 +60,29 @@ def require_indices(operand: Operand | None, extents: Sequence[Dim]) -> None:
 
 
 def require_indices_within(indices: TensorType, data: TensorType, axis: int) -> None:
-    """Check that indices have no place that data lacks on an axis other than ``axis``.
+    """Check that the extents of indices do not exceed those of data on axes other than ``axis``.
 
-    What is open is a guard. Raises ShapeError.
+    If symbols decide it, a guard is recorded. Raises ShapeError.
     """
     pairs = enumerate(zip(data.shape, indices.shape, strict=True))
-    for other, (whole, extent) in pairs:
-        if other != axis and not assume_at_least(whole, extent, f"axis {other} of inputs 0 and 1"):
+    for other, (limit, extent) in pairs:
+        if other != axis and not assume_at_least(limit, extent, f"axis {other} of inputs 0 and 1"):
             raise ShapeError(
-                f"axis {other} of the indices has {extent} elements, more than the {whole} of "
+                f"axis {other} of the indices has {extent} elements, more than the {limit} of "
                 f"data {shape_text(data.shape)}"
             )
 
 
 def coordinates_along_axis(indices: Array, data: Array, axis: int) -> tuple[Array, ...]:
-    """For each index the place of an element: the index's own, but for ``axis``, where it stands.
+    """Return the coordinates of the element for each index, one array for each axis.
 
-    Raises IndexRangeError: when one is outside the data.
+    They are the coordinates of the index itself, except along ``axis``, where the index is the
+    coordinate. Raises IndexRangeError when a coordinate is outside the data.
     """
-    for place, (mine, theirs) in enumerate(zip(indices.shape, data.shape, strict=True)):
-        if place != axis % data.ndim and mine > theirs and indices.size:
+    for other, (extent, limit) in enumerate(zip(indices.shape, data.shape, strict=True)):
+        if other != axis % data.ndim and extent > limit and indices.size:
             raise IndexRangeError(
-                f"the indices have {mine} elements on axis {place}, the data only {theirs}"
+                f"the indices have {extent} elements on axis {other}, the data only {limit}"
             )
     grid: Array = np.asarray(np.indices(indices.shape), np.int64)
     grid[axis] = positive_indices(indices, data.shape[axis])
@@ -89,28 +90,29 @@ def coordinates_along_axis(indices: Array, data: Array, axis: int) -> tuple[Arra
 
 
 def require_reduction(reduction: str, dtype: DType) -> None:
-    """Check how a scatter combines. Raises ShapeError."""
+    """Check the reduction of a scatter. Raises ShapeError when it is unknown or not defined."""
     if reduction != "none" and reduction not in _COMBINE:
         raise ShapeError(f"reduction is {reduction!r}; it must be none, {', '.join(_COMBINE)}")
     if reduction != "none" and dtype is DType.BOOL:
         raise ShapeError(f"reduction {reduction} is not defined for bool")
 
 
-def scatter(data: Array, places: tuple[Array, ...], updates: Array, reduction: str) -> Array:
-    """A copy of data in which updates stand at places, or are combined with what is there.
+def scatter(data: Array, coordinates: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+    """Return a copy of data with updates written at, or combined with, the given positions.
 
-    Places count rows of a matrix: numpy's ``ufunc.at`` reads foreign memory beyond 32 axes.
+    Data is viewed as a matrix whose rows the positions select, because numpy's ``ufunc.at`` reads
+    out of bounds for more than 32 axes.
     """
-    leading = data.shape[: len(places)]
-    rows = np.zeros(places[0].shape, np.int64)
-    for place, extent in zip(places, leading, strict=True):
-        rows = rows * extent + place
-    matrix = (math.prod(leading), math.prod(data.shape[len(places) :]))
+    leading = data.shape[: len(coordinates)]
+    rows = np.zeros(coordinates[0].shape, np.int64)
+    for coordinate, extent in zip(coordinates, leading, strict=True):
+        rows = rows * extent + coordinate
+    matrix = (math.prod(leading), math.prod(data.shape[len(coordinates) :]))
     changes = updates.reshape(rows.size, matrix[1])
     if reduction == "none":
-        made = data.reshape(matrix).copy()
-        made[rows.ravel()] = changes
-        return made.reshape(data.shape)
+        result = data.reshape(matrix).copy()
+        result[rows.ravel()] = changes
+        return result.reshape(data.shape)
     total = np.array(widen(data)).reshape(matrix)
     _COMBINE[reduction].at(total, rows.ravel(), widen(changes))
     return narrow(total, data.dtype).reshape(data.shape)

@@ -1,11 +1,12 @@
-"""Ops, regions and recipes as JSON: written exactly, read with suspicion.
+"""Encoding of ops, regions and recipes as JSON, and a decoder that is safe for untrusted data.
 
-A value is itself where JSON has it; anything else is a list that starts with a tag: ``["float",
-"nan"]``, ``["tuple", …]``, ``["dtype", name]``, ``["enum", class, member]``, ``["op", name, fields,
-identity]``, ``["stage", op, arguments]``, ``["graph", …]``, ``["array", dtype, shape, base64]``.
-Lists are tuples here, so that what is written is hashable. An op that is not smelt's own carries
-its identity, and is only read where the same source is installed. The reader builds nothing but
-what the tags name, never deeper or larger than its limits.
+Values that JSON has are written as they are; any other value is a list that starts with a tag:
+``["float", "nan"]``, ``["tuple", …]``, ``["dtype", name]``, ``["enum", class, member]``, ``["op",
+name, fields, identity]``, ``["stage", op, arguments]``, ``["graph", …]``, ``["array", dtype, shape,
+base64]``.
+Lists are tuples here, so that encoded values are hashable. An op of a user is written with its
+identity, and can be read only where the same source is installed. The reader constructs only the
+types that the tags name, and enforces limits on depth and size.
 """
 
 from __future__ import annotations
@@ -42,39 +43,41 @@ if TYPE_CHECKING:
     from smelt.types import Dim, ValueType
 
 Json = None | bool | int | float | str | tuple["Json", ...]
-"""What is written: hashable, and exact in JSON (tuples are lists there)."""
+"""Encoded value: hashable, and written to JSON without loss (tuples become lists)."""
 
 MAXIMUM_DEPTH = 3 * Limit.MAX_REGION_DEPTH.most + 8
-"""A region is the value of a field of an op: three levels."""
+"""Nesting levels of a value; each level of regions takes three: region, op and field."""
 MAXIMUM_PARTS = Limit.MAX_JSON_PARTS.most
+"""Items of all lists of one op or recipe together."""
 MAXIMUM_RANK = Limit.MAX_RANK.most
 
 
 def op_to_json(op: Op) -> Json:
-    """The op as JSON: ``("op", name, ((field, value), …), identity)``.
+    """Encode an op as ``("op", name, ((field, value), …), identity)``.
 
-    Raises EngineFormatError: when a field holds something that has no form here.
+    Raises EngineFormatError when the value of a field has no encoding.
     """
     fields = tuple((f.name, _encode(getattr(op, f.name))) for f in dataclasses.fields(op))
     return ("op", op.name, fields, None if is_builtin(type(op)) else op_identity(type(op)))
 
 
 def op_from_json(data: object) -> Op:
-    """The op that ``op_to_json`` wrote.
+    """Decode an op that ``op_to_json`` encoded.
 
-    Raises EngineFormatError: when the data is not an op, or one that this smelt does not know.
-    Raises EngineMismatchError: when the op is a user's and its source is another than at writing.
+    Raises:
+        EngineFormatError: the data is not a valid op, or the op is unknown.
+        EngineMismatchError: the op is a user's and its source differs from that at encoding.
     """
     return _Reader().op(data, 0)
 
 
 def recipe_to_json(constant: Constant, intern: Callable[[Constant], str | None]) -> Json:
-    """The constant's recipe as JSON, every shared part once.
+    """Encode the recipe of a constant; shared parts are written once.
 
-    ``intern`` says under which name the engine knows a source; None writes its elements into the
-    recipe. The form is ``("recipe", entries)``: an entry is ``("source", name)``, ``("inline",
-    name, array)`` or ``("derived", name, op, inputs, output)``, its inputs being positions of
-    earlier entries; the last is the constant.
+    ``intern`` returns the name of a source in the engine, or None to write the elements of the
+    source into the recipe. The form is ``("recipe", entries)``: an entry is ``("source", name)``,
+    ``("inline", name, array)`` or ``("derived", name, op, inputs, output)``. Its inputs are
+    positions of earlier entries. The last entry is the constant.
     """
     positions: dict[Constant, int] = {}
     entries: list[Json] = []
@@ -94,23 +97,23 @@ def recipe_to_json(constant: Constant, intern: Callable[[Constant], str | None])
 
 
 def recipe_from_json(data: object, resolve: Callable[[str], Constant]) -> Constant:
-    """The constant of a recipe; ``resolve`` gives the source of a name.
+    """Decode a constant from its recipe; ``resolve`` returns the source of a name.
 
-    Nothing is computed until its array is asked for. Raises EngineFormatError.
+    The elements are computed on first access. Raises EngineFormatError when the recipe is invalid.
     """
     reader = _Reader()
     tag, listed = reader.items(data, 2)
     entries = reader.items(listed)
     if tag != "recipe" or not entries:
-        raise EngineFormatError("a weight's recipe is malformed")
-    made: list[Constant] = []
+        raise EngineFormatError("the recipe of a weight is malformed")
+    constants: list[Constant] = []
     for entry in entries:
-        made.append(_entry_from_json(reader, entry, made, resolve))
-    return made[-1]
+        constants.append(_entry_from_json(reader, entry, constants, resolve))
+    return constants[-1]
 
 
 def _entry_from_json(
-    reader: _Reader, data: object, made: list[Constant], resolve: Callable[[str], Constant]
+    reader: _Reader, data: object, earlier: list[Constant], resolve: Callable[[str], Constant]
 ) -> Constant:
     parts = reader.items(data)
     match parts:
@@ -119,16 +122,19 @@ def _entry_from_json(
         case ("inline", str(name), array):
             return Constant(name, reader.array(array))
         case ("derived", str(name), op, inputs, int(output)) if 0 <= output < 1 << 16:
-            places = [
-                None if p is None else reader.index(p, len(made)) for p in reader.items(inputs)
+            positions = [
+                None if p is None else reader.index(p, len(earlier)) for p in reader.items(inputs)
             ]
-            sources = tuple(None if p is None else made[p] for p in places)
+            sources = tuple(None if p is None else earlier[p] for p in positions)
             return Constant(name, recipe=Recipe(reader.op(op, 0), sources, output))
         case _:
-            raise EngineFormatError(f"a part of a weight's recipe is malformed: {_excerpt(data)}")
+            raise EngineFormatError(
+                f"a part of the recipe of a weight is malformed: {_excerpt(data)}"
+            )
 
 
 def _encode(value: object) -> Json:
+    """Encode the value of a field of an op."""
     match value:
         case DType():
             return ("dtype", value.value)
@@ -169,7 +175,7 @@ def _dim_to_json(dim: Dim) -> Json:
 
 
 def _graph_to_json(graph: Graph) -> Json:
-    """Name, inputs, constants, nodes, outputs, bounds; values are numbered in that order."""
+    """Encode a region; values are numbered in the order inputs, constants, results of nodes."""
     values = list(graph.inputs)
     numbers = {v: i for i, v in enumerate(values)}
     constants: list[Json] = []
@@ -196,13 +202,13 @@ def _input_to_json(value: Value) -> Json:
 
 
 class _Reader:
-    """Reads one op or recipe and counts what it has built."""
+    """Decoder of one op or recipe, which counts the parts that it has read."""
 
     def __init__(self) -> None:
         self.parts_left = MAXIMUM_PARTS
 
     def items(self, data: object, count: int | None = None) -> tuple[object, ...]:
-        """The parts of a list, as many as there must be."""
+        """Return the items of a list, which must have ``count`` items unless that is None."""
         if not isinstance(data, (list, tuple)):
             raise EngineFormatError(f"expected a list in an op, not {_excerpt(data)}")
         parts = tuple(cast("Sequence[object]", data))
@@ -214,7 +220,7 @@ class _Reader:
         return parts
 
     def index(self, data: object, limit: int) -> int:
-        """A position among ``limit`` things."""
+        """Return a non-negative integer below ``limit``."""
         if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < limit:
             raise EngineFormatError(
                 f"position {_excerpt(data)} in an op is out of range; there are {limit} parts"
@@ -222,13 +228,13 @@ class _Reader:
         return data
 
     def text(self, data: object) -> str:
-        """A name."""
+        """Return a string."""
         if not isinstance(data, str):
             raise EngineFormatError(f"expected a name in an op, not {_excerpt(data)}")
         return data
 
     def op(self, data: object, depth: int) -> Op:
-        """An op; every field is checked against the class's annotation."""
+        """Decode an op; the value of each field is checked against its annotation."""
         if depth > MAXIMUM_DEPTH:
             raise EngineFormatError(f"ops are nested more than {MAXIMUM_DEPTH} deep")
         tag, name, listed, identity = self.items(data, 4)
@@ -256,7 +262,7 @@ class _Reader:
             raise EngineFormatError(f"op {cls.name} is invalid: {str(error)[:500]}") from error
 
     def value(self, data: object, hint: object, depth: int) -> object:
-        """One field's value."""
+        """Decode the value of a field."""
         if depth > MAXIMUM_DEPTH:
             raise EngineFormatError(f"an op's field is nested more than {MAXIMUM_DEPTH} deep")
         if data is None or isinstance(data, bool | str | float):
@@ -268,6 +274,7 @@ class _Reader:
         return self._tagged(self.items(data), data, hint, depth)
 
     def _tagged(self, parts: tuple[object, ...], data: object, hint: object, depth: int) -> object:
+        """Decode a list that starts with a tag."""
         match parts:
             case ("float", ("nan" | "inf" | "-inf") as text):
                 return float(str(text))
@@ -290,7 +297,7 @@ class _Reader:
                 raise EngineFormatError(f"an op's field is malformed: {_excerpt(data)}")
 
     def array(self, data: object) -> Array:
-        """An array, whose bytes must be as many as its shape says."""
+        """Decode an array; the number of bytes must match its shape."""
         tag, name, listed, text = self.items(data, 4)
         shape = tuple(self.index(e, 1 << 40) for e in self.items(listed))
         if tag != "array" or len(shape) > MAXIMUM_RANK:
@@ -309,7 +316,7 @@ class _Reader:
         return np.frombuffer(content, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
 
     def type(self, data: object, depth: int = 0) -> ValueType:
-        """The type of a region's input."""
+        """Decode the type of an input of a region."""
         match self.items(data):
             case ("tensor", str(name), shape):
                 dims = tuple(self.dim(d) for d in self.items(shape))
@@ -331,7 +338,7 @@ class _Reader:
         raise EngineFormatError(f"a type in an op is malformed: {_excerpt(data)}")
 
     def dim(self, data: object) -> Dim:
-        """A dimension."""
+        """Decode a dimension."""
         if isinstance(data, int) and not isinstance(data, bool) and abs(data) < 1 << 63:
             return data
         try:
@@ -340,7 +347,7 @@ class _Reader:
             raise EngineFormatError(f"a dimension in an op is malformed: {error}") from error
 
     def graph(self, data: object, depth: int) -> Graph:
-        """A region; inference, not the file, says what types its values have."""
+        """Decode a region; the types of results are inferred, not read."""
         _, name, inputs, constants, nodes, outputs, bounds = self.items(data, 7)
         graph = Graph(self.text(name))
         values: list[Value] = []
@@ -362,8 +369,8 @@ class _Reader:
 
     def _node(self, graph: Graph, data: object, values: list[Value], depth: int) -> list[Value]:
         name, op, listed, names, layers = self.items(data, 5)
-        places = [None if i is None else self.index(i, len(values)) for i in self.items(listed)]
-        inputs = [None if p is None else values[p] for p in places]
+        positions = [None if i is None else self.index(i, len(values)) for i in self.items(listed)]
+        inputs = [None if p is None else values[p] for p in positions]
         made = self.op(op, depth + 1)
         labels = [self.text(n) for n in self.items(names)]
         parts = tuple(self.text(n) for n in self.items(layers))
@@ -406,14 +413,14 @@ def _dtype(name: str) -> DType:
 def _enum_member(hint: object, name: str, member: str) -> Enum:
     for part in parts_of_hint(hint):
         if isinstance(part, type) and issubclass(part, Enum) and part.__name__ == name:
-            found = part.__members__.get(member)
-            if found is not None:
-                return found
+            value = part.__members__.get(member)
+            if value is not None:
+                return value
     raise EngineFormatError(f"no field of an op can be {name[:60]}.{member[:60]}")
 
 
 def _excerpt(data: object) -> str:
-    """The start of what was found, for a message; never the whole of a large thing."""
+    """Return an abbreviated value for a message."""
     if isinstance(data, list | tuple):
         return f"a list of {len(cast('Sequence[object]', data))}"
     return repr(data)[:80] if not isinstance(data, int) or abs(data) < 1 << 64 else "a huge integer"

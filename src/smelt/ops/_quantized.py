@@ -1,4 +1,4 @@
-"""What quantisation ops share: the shapes of scales and zero points."""
+"""Checks of scales and zero points, and arithmetic of the quantisation ops."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 
 
 _ONE: Final = ((), (1,))
-"""Shapes of one number."""
+"""Shapes of a tensor with one number."""
 
 
 def check_scale(
     x: TensorType, scale: TensorType, zero_point: TensorType | None, axis: int | None
 ) -> None:
-    """Check that scale and zero point are one for the tensor or one for each place of the axis."""
+    """Check that scale and zero point are one number each, or vectors along the axis.
+
+    Raises ShapeError.
+    """
     require_rank(scale, "the scale", 0, 1)
     if scale.shape in _ONE:
         if zero_point is not None and zero_point.shape not in _ONE:
@@ -42,26 +45,26 @@ def check_scale(
 
 
 def require_known_scale(scale: Operand | None) -> None:
-    """Check that scales, where they are known, are sizes of steps. Raises ShapeError."""
+    """Check that constant scales are positive and finite. Raises ShapeError."""
     reason = None if scale is None or scale.value is None else why_no_scale(scale.value)
     if reason is not None:
-        raise ShapeError(f"{reason}: quantise the model again")
+        raise ShapeError(f"{reason}; quantise the model again")
 
 
 def why_no_scale(scales: Array) -> str | None:
-    """Say which element is not a size of a step, if one is none."""
+    """Return a message that names the first scale that is not positive and finite, or None."""
     bad = np.flatnonzero(~(np.isfinite(scales) & (scales > 0)))
     if not bad.size:
         return None
-    place = int(bad[0])
+    position = int(bad[0])
     return (
-        f"scale {place} of {scales.size} is {scales.ravel()[place]}; "
+        f"scale {position} of {scales.size} is {scales.ravel()[position]}; "
         "scales must be positive and finite"
     )
 
 
 def along_axis(array: Array, rank: int, axis: int | None) -> Array:
-    """A scale or zero point, shaped so that it broadcasts onto a tensor of ``rank``."""
+    """Return a scale or zero point reshaped to broadcast to a tensor of ``rank``."""
     if array.size == 1 or axis is None:
         return array.reshape(())
     shape = [1] * rank
@@ -72,7 +75,10 @@ def along_axis(array: Array, rank: int, axis: int | None) -> Array:
 def check_zero_point(
     kind: TensorType, zero_point: TensorType | None, several: Shape, what: str
 ) -> None:
-    """Check that a zero point is one number, or as many as ``several`` allows, of the dtype."""
+    """Check that a zero point has the dtype of ``kind``, and is one number or of shape ``several``.
+
+    Raises ShapeError.
+    """
     if zero_point is None:
         return
     require_same_dtype(kind, zero_point)
@@ -80,12 +86,12 @@ def check_zero_point(
         require_shape(zero_point, several or (1,), what)
 
 
-def above_zero(array: Array, zero_point: Array | None, axis: int | None) -> Array:
-    """What lies above the zero point, in float64: products of bytes are summed exactly in it."""
+def subtract_zero_point(array: Array, zero_point: Array | None, axis: int | None) -> Array:
+    """Subtract the zero point, in float64, in which sums of products of bytes are exact."""
     wide = array.astype(np.float64)
     return wide if zero_point is None else wide - along_axis(zero_point, array.ndim, axis)
 
 
-def wrapped(sums: Array) -> Array:
-    """Whole numbers in int32; those beyond wrap around."""
+def wrap_to_int32(sums: Array) -> Array:
+    """Convert integers to int32 with wrap-around."""
     return np.asarray(sums).astype(np.int64).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Cases of fused ops that compute with bytes: what quantised networks are made of."""
+"""Test cases of fused ops on int8 and uint8 as they occur in quantised networks."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops._conformance_data import floats, integers
-from smelt.ops.add import Add
+from smelt.ops.activations import HardSwish, Relu
+from smelt.ops.arithmetic import Add, Mul, Sub
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.cast import Cast
 from smelt.ops.conv_integer import ConvInteger
 from smelt.ops.dequantize_linear import DequantizeLinear
 from smelt.ops.fused import Fused, Stage
 from smelt.ops.global_average_pool import GlobalAveragePool
-from smelt.ops.hard_swish import HardSwish
 from smelt.ops.mat_mul_integer import MatMulInteger
-from smelt.ops.mul import Mul
 from smelt.ops.quantize_linear import QuantizeLinear
-from smelt.ops.relu import Relu
-from smelt.ops.sub import Sub
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -35,7 +32,7 @@ _ONE = np.array(1, np.float32)
 
 
 def quantized_cases() -> Iterator[Case]:
-    """All cases."""
+    """Yield all cases."""
     for kind in ("uint8", "int8"):
         yield from _convolutions(np.dtype(kind))
         yield from _products(np.dtype(kind))
@@ -82,7 +79,7 @@ def _convolutions(kind: np.dtype[np.generic]) -> Iterator[Case]:
 def _residual(
     name: str, op: ConvInteger, arrays: tuple[Array | None, ...], kind: np.dtype[np.generic]
 ) -> Case:
-    """Quantised once before a residual is added, and once after it."""
+    """Return a case that is quantised before and after a residual is added."""
     *own, factor, one, zero = arrays
     x, w = own[:2]
     shape = (2, 0 if w is None else w.shape[0], *(() if x is None else x.shape[2:]))
@@ -98,9 +95,9 @@ def _residual(
         Stage(_QUANTIZE, (-8, 11, 10)),
     )
     residual, scale = _bytes(kind, *shape, seed=4), np.array(0.4, np.float32)
-    given = (*own, factor, None, again, residual, scale, zero, one)
-    constants = frozenset(range(1, len(given))) - {8}
-    return Case(f"{name}_residual", Fused(op, 5, stages), given, constants=constants)
+    inputs = (*own, factor, None, again, residual, scale, zero, one)
+    constants = frozenset(range(1, len(inputs))) - {8}
+    return Case(f"{name}_residual", Fused(op, 5, stages), inputs, constants=constants)
 
 
 def _products(kind: np.dtype[np.generic]) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""What LSTM, GRU and RNN share: directions, layouts, sequence lengths, activations."""
+"""Base class of LSTM, GRU and RNN: directions, layouts, sequence lengths, activations."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ _DEFAULTS: dict[str, tuple[float | None, float | None]] = {
     "tanh": (None, None),
     "thresholdedrelu": (1.0, None),
 }
-"""Activations with the defaults of alpha and beta, None where they have none."""
+"""Default alpha and beta of each activation; None for a parameter that it does not have."""
 
 
 def _apply(name: str, alpha: float, beta: float, x: Array) -> Any:
+    """Compute the activation of a lower-case name on ``x``, in the dtype of ``x``."""
     zero, alpha, beta = x.dtype.type(0), x.dtype.type(alpha), x.dtype.type(beta)
     functions: dict[str, Callable[[], Any]] = {
         "affine": lambda: alpha * x + beta,
@@ -69,36 +70,36 @@ def _apply(name: str, alpha: float, beta: float, x: Array) -> Any:
 
 @dataclass(frozen=True)
 class DirectionWeights:
-    """Weights of one direction, and how its gates are activated."""
+    """Weights and activations of one direction."""
 
     recurrence: Array
     """``[gates * hidden, hidden]``"""
     recurrence_bias: Array
     """``[gates * hidden]``"""
     peepholes: Array | None
-    """``[3 * hidden]``; none are not zeros, which make no number of what is infinite"""
+    """``[3 * hidden]``, or None. Zeros would not be equivalent: 0 times an infinite cell is NaN."""
     activations: Sequence[Activation]
 
 
 @dataclass(frozen=True)
 class Recurrent(Op):
-    """Attributes of a recurrent layer."""
+    """Recurrent layer: attributes, inference and the loop over time steps."""
 
     gates: ClassVar[int]
     """Number of gates."""
     states: ClassVar[int] = 1
-    """Number of states that a step hands on: 1 (h) or 2 (h and c)."""
+    """Number of states that a step passes on: 1 (h) or 2 (h and c)."""
     default_activations: ClassVar[tuple[str, ...]]
-    """Activations of one direction."""
+    """Default activations of one direction."""
 
     hidden_size: int
     """Extent of the hidden state."""
     direction: str = "forward"
     """"forward", "reverse" or "bidirectional"."""
     layout: int = 0
-    """0: time is the first axis; 1: the batch is."""
+    """0: the first axis is time; 1: the first axis is the batch."""
     clip: float | None = None
-    """Bound of the magnitude of what enters an activation."""
+    """Maximum magnitude of the input of an activation; None for no limit."""
     activations: tuple[str, ...] = ()
     """Names, those of the second direction after those of the first; empty for the default."""
     activation_alpha: tuple[float, ...] = ()
@@ -110,7 +111,7 @@ class Recurrent(Op):
     def _step(
         self, projected: Array, states: Sequence[Array], parameters: DirectionWeights, /
     ) -> tuple[Array, ...]:
-        """The next states ``[batch, hidden]`` from the projected input ``[batch, rows]``."""
+        """Return the next states ``[batch, hidden]`` from the projected input ``[batch, rows]``."""
 
     @property
     def directions(self) -> int:
@@ -119,18 +120,23 @@ class Recurrent(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        most = 6 if self.states == 1 else 8
-        require_inputs(self, inputs, 3, most)
+        max_inputs = 6 if self.states == 1 else 8
+        require_inputs(self, inputs, 3, max_inputs)
         self._check_attributes()
         x = input_type(self, inputs, 0)
         require_dtype(x, FLOATS, f"the input of {self.name}")
         require_rank(x, f"the input of {self.name}", 3)
         time, batch = x.shape[:2] if self.layout == 0 else x.shape[1::-1]
-        ways, hidden, rows = self.directions, self.hidden_size, self.gates * self.hidden_size
+        directions, hidden, rows = self.directions, self.hidden_size, self.gates * self.hidden_size
         state = self._state_shape(batch)
-        shapes = ((ways, rows, x.shape[2]), (ways, rows, hidden), (ways, 2 * rows), (batch,))
+        shapes = (
+            (directions, rows, x.shape[2]),
+            (directions, rows, hidden),
+            (directions, 2 * rows),
+            (batch,),
+        )
         names = ("W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
-        wanted = (*shapes, state, state, (ways, 3 * hidden))
+        wanted = (*shapes, state, state, (directions, 3 * hidden))
         for index, (name, shape) in enumerate(zip(names, wanted, strict=True), 1):
             kind = optional_type(self, inputs, index)
             require_shape(kind, shape, f"{name} of {self.name}")
@@ -138,8 +144,12 @@ class Recurrent(Op):
                 require_dtype(kind, {DType.INT32}, "sequence_lens")
             else:
                 require_same_dtype(x, kind)
-        every = (time, ways, batch, hidden) if self.layout == 0 else (batch, time, ways, hidden)
-        return (TensorType(x.dtype, every), *[TensorType(x.dtype, state)] * self.states)
+        hidden_states = (
+            (time, directions, batch, hidden)
+            if self.layout == 0
+            else (batch, time, directions, hidden)
+        )
+        return (TensorType(x.dtype, hidden_states), *[TensorType(x.dtype, state)] * self.states)
 
     @override
     def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
@@ -147,8 +157,8 @@ class Recurrent(Op):
         return 2 * element_count(x[:2]) * sum(map(element_count, weights))
 
     def _state_shape(self, batch: Dim) -> tuple[Dim, ...]:
-        ways, hidden = self.directions, self.hidden_size
-        return (ways, batch, hidden) if self.layout == 0 else (batch, ways, hidden)
+        directions, hidden = self.directions, self.hidden_size
+        return (directions, batch, hidden) if self.layout == 0 else (batch, directions, hidden)
 
     def _check_attributes(self) -> None:
         if self.direction not in {"forward", "reverse", "bidirectional"}:
@@ -156,40 +166,48 @@ class Recurrent(Op):
                 f"direction is {self.direction!r}; it must be forward, reverse or bidirectional"
             )
         if self.hidden_size < 1 or self.layout not in {0, 1}:
-            raise ShapeError(f"hidden_size {self.hidden_size} or layout {self.layout} is invalid")
+            raise ShapeError(
+                f"hidden_size is {self.hidden_size} and layout is {self.layout}; hidden_size must "
+                "be positive and layout 0 or 1"
+            )
         count = self.directions * len(self.default_activations)
         if self.activations and len(self.activations) != count:
             raise ShapeError(
-                f"{len(self.activations)} activations are given where {count} are needed"
+                f"{self.name} has {len(self.activations)} activations; it must have {count}"
             )
         for name in self.activations:
             if name.lower() not in _DEFAULTS:
-                raise ShapeError(f"activation {name!r} of {self.name} is unknown")
+                raise ShapeError(
+                    f"activation {name!r} of {self.name} is unknown; activations are "
+                    f"{', '.join(_DEFAULTS)}"
+                )
 
     def _functions(self) -> list[Activation]:
-        """The activations of all directions."""
+        """Return the activation functions of all directions."""
         names = self.activations or self.default_activations * self.directions
         alphas, betas = iter(self.activation_alpha), iter(self.activation_beta)
-        made: list[Activation] = []
+        functions: list[Activation] = []
         for name in (n.lower() for n in names):
             alpha, beta = _DEFAULTS[name]
             alpha = 0.0 if alpha is None else next(alphas, alpha)
             beta = 0.0 if beta is None else next(betas, beta)
-            made.append(self._clipped(name, alpha, beta))
-        return made
+            functions.append(self._clipped(name, alpha, beta))
+        return functions
 
     def _clipped(self, name: str, alpha: float, beta: float) -> Activation:
         bound = self.clip
 
-        def run(x: Array) -> Any:
+        def activation(x: Array) -> Any:
             return _apply(name, alpha, beta, x if bound is None else np.clip(x, -bound, bound))
 
-        return run
+        return activation
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        given = (*inputs, *[None] * (8 - len(inputs)))
-        x, *_ = arrays = [a if i == 4 or a is None else widen(a) for i, a in enumerate(given)]
+        padded_inputs = (*inputs, *[None] * (8 - len(inputs)))
+        x, *_ = arrays = [
+            a if i == 4 or a is None else widen(a) for i, a in enumerate(padded_inputs)
+        ]
         x = required(x) if self.layout == 0 else required(x).swapaxes(0, 1)
         lengths = np.full(x.shape[1], x.shape[0]) if arrays[4] is None else arrays[4]
         outside = (lengths < 0) | (lengths > x.shape[0])
@@ -197,46 +215,54 @@ class Recurrent(Op):
             raise IndexRangeError(
                 f"sequence_lens has {lengths[outside][0]} for sequences of {x.shape[0]} time steps"
             )
-        results = [self._run(x, way, lengths, arrays) for way in range(self.directions)]
+        results = [self._run(x, direction, lengths, arrays) for direction in range(self.directions)]
         dtype = present(inputs, 0).dtype
-        every, *last = (np.stack(r) for r in zip(*results, strict=True))
-        every = every.transpose(1, 0, 2, 3) if self.layout == 0 else every.transpose(2, 1, 0, 3)
+        hidden_states, *last_states = (np.stack(r) for r in zip(*results, strict=True))
+        hidden_states = (
+            hidden_states.transpose(1, 0, 2, 3)
+            if self.layout == 0
+            else hidden_states.transpose(2, 1, 0, 3)
+        )
         if self.layout == 1:
-            last = [state.swapaxes(0, 1) for state in last]
-        return tuple(narrow(array, dtype) for array in (every, *last))
+            last_states = [state.swapaxes(0, 1) for state in last_states]
+        return tuple(narrow(array, dtype) for array in (hidden_states, *last_states))
 
     def _run(
-        self, x: Array, way: int, lengths: Array, arrays: Sequence[Array | None]
+        self, x: Array, direction: int, lengths: Array, arrays: Sequence[Array | None]
     ) -> tuple[Array, ...]:
-        """All hidden states ``[time, batch, hidden]`` of one direction, and the last states."""
+        """Return hidden states ``[time, batch, hidden]`` of a direction, and the last states."""
         time, batch, _ = x.shape
         rows, hidden = self.gates * self.hidden_size, self.hidden_size
-        bias = np.zeros(2 * rows, x.dtype) if arrays[3] is None else arrays[3][way]
-        peepholes = None if arrays[7] is None else arrays[7][way]
+        bias = np.zeros(2 * rows, x.dtype) if arrays[3] is None else arrays[3][direction]
+        peepholes = None if arrays[7] is None else arrays[7][direction]
         count = len(self.default_activations)
-        functions = self._functions()[way * count : (way + 1) * count]
-        parameters = DirectionWeights(required(arrays[2])[way], bias[rows:], peepholes, functions)
+        functions = self._functions()[direction * count : (direction + 1) * count]
+        parameters = DirectionWeights(
+            required(arrays[2])[direction], bias[rows:], peepholes, functions
+        )
         steps: Array = np.arange(int(time))[:, None]
         order: Array = np.broadcast_to(steps, (time, batch))
-        if self.direction == "reverse" or way == 1:
+        if self.direction == "reverse" or direction == 1:
             # Each sequence is reversed within its own length.
             order = np.where(steps < lengths, lengths - 1 - steps, steps)
-        everyone: Array = np.arange(int(batch))
-        projected = x[order, everyone] @ required(arrays[1])[way].T + bias[:rows]
-        states = list(self._initial_states(way, batch, arrays, x.dtype))
-        every = np.zeros((time, batch, hidden), x.dtype)
+        batch_index: Array = np.arange(int(batch))
+        projected = x[order, batch_index] @ required(arrays[1])[direction].T + bias[:rows]
+        states = list(self._initial_states(direction, batch, arrays, x.dtype))
+        hidden_states = np.zeros((time, batch, hidden), x.dtype)
         for step in range(time):
-            live = (step < lengths)[:, None]
-            made = self._step(projected[step], states, parameters)
-            states = [np.where(live, new, old) for new, old in zip(made, states, strict=True)]
-            every[order[step], everyone] = np.where(live, states[0], 0)
-        return (every, *states)
+            is_active = (step < lengths)[:, None]
+            next_states = self._step(projected[step], states, parameters)
+            states = [
+                np.where(is_active, new, old) for new, old in zip(next_states, states, strict=True)
+            ]
+            hidden_states[order[step], batch_index] = np.where(is_active, states[0], 0)
+        return (hidden_states, *states)
 
     def _initial_states(
-        self, way: int, batch: int, arrays: Sequence[Array | None], dtype: np.dtype[Any]
+        self, direction: int, batch: int, arrays: Sequence[Array | None], dtype: np.dtype[Any]
     ) -> Iterator[Array]:
         for array in arrays[5 : 5 + self.states]:
             if array is None:
                 yield np.zeros((batch, self.hidden_size), dtype)
             else:
-                yield array[way] if self.layout == 0 else array[:, way]
+                yield array[direction] if self.layout == 0 else array[:, direction]

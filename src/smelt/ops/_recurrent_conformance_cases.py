@@ -1,4 +1,4 @@
-"""Cases of the recurrent ops."""
+"""Test cases of the recurrent ops."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ def recurrent_case(
     peepholes: bool = False,
     dtype: type[np.floating[Any]] = np.float32,
 ) -> Case:
-    """A case with weights small enough that states stay apart."""
-    ways, hidden = op.directions, op.hidden_size
+    """Return a case whose weights are small enough that the states do not saturate."""
+    directions, hidden = op.directions, op.hidden_size
     rows = op.gates * hidden
 
     def weights(*shape: int, seed: int) -> Array:
         return floats(*shape, dtype=dtype, low=-0.7, high=0.7, seed=seed)
 
-    state = (ways, batch, hidden) if op.layout == 0 else (batch, ways, hidden)
+    state = (directions, batch, hidden) if op.layout == 0 else (batch, directions, hidden)
     arrays: list[Array | None] = [
         weights(*((time, batch) if op.layout == 0 else (batch, time)), width, seed=0),
-        weights(ways, rows, width, seed=1),
-        weights(ways, rows, hidden, seed=2),
-        weights(ways, 2 * rows, seed=3) if bias else None,
+        weights(directions, rows, width, seed=1),
+        weights(directions, rows, hidden, seed=2),
+        weights(directions, 2 * rows, seed=3) if bias else None,
         np.array(lengths, np.int32) if lengths else None,
         weights(*state, seed=5) if initial else None,
     ]
     if op.states == 2:
         arrays.append(weights(*state, seed=6) if initial else None)
-        arrays.append(weights(ways, 3 * hidden, seed=7) if peepholes else None)
+        arrays.append(weights(directions, 3 * hidden, seed=7) if peepholes else None)
     tolerance = HALF_TOLERANCE if dtype is np.float16 else 1e-4
     return Case(name, op, tuple(arrays), tolerance, frozenset({1, 2, 3, 7}))
 
 
 def common_cases(cls: type[Recurrent]) -> Iterator[Case]:
-    """Cases that every recurrent op has."""
+    """Yield the cases that all recurrent ops have."""
     yield recurrent_case("forward", cls(5), 4, 3, 7)
     yield recurrent_case("no_bias", cls(3), 3, 1, 2, bias=False)
     yield recurrent_case("reverse", cls(17, "reverse"), 3, 2, 3, initial=True)

@@ -1,4 +1,4 @@
-"""What the reductions share: axes, shapes, data for their cases."""
+"""Base class and test cases of the reductions."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reduction(Op):
-    """One number for all elements along some axes; subclasses say which number.
+    """Reduction of the elements along some axes to one number.
 
-    The axes are input 1; absent or empty they are all axes, or with
-    ``noop_with_empty_axes`` none: then each element is reduced alone.
+    The axes are input 1. If it is absent or empty, all axes are reduced, or with
+    ``noop_with_empty_axes`` none: each element is then reduced by itself.
     """
 
     dtypes: ClassVar[frozenset[DType]] = NUMBERS
+    """Element types of the input."""
 
     keepdims: int = 1
     noop_with_empty_axes: int = 0
@@ -52,7 +53,7 @@ class Reduction(Op):
         return (TensorType(data.dtype, tuple(d for part in parts for d in part)),)
 
     def axes(self, rank: int, listed: tuple[int, ...] | None) -> tuple[int, ...]:
-        """The reduced axes of a tensor of ``rank``, counted from the front. Raises ShapeError."""
+        """Return the reduced axes of a tensor of ``rank``, all non-negative. Raises ShapeError."""
         if not listed:
             return () if self.noop_with_empty_axes else tuple(range(rank))
         return tuple(sorted({normalize_axis(a, rank) for a in listed}))
@@ -62,32 +63,32 @@ class Reduction(Op):
         dims = known_dims(inputs, 0)
         if dims is None or not self.axes(1, ints_at(self, inputs, 1, "the axes")):
             return dims
-        made = self.reduce_dims(dims)
-        return None if made is None else (bounded(made),)
+        reduced = self.reduce_dims(dims)
+        return None if reduced is None else (bounded(reduced),)
 
     def reduce_dims(self, dims: Sequence[Dim]) -> Dim | None:
-        """The op on all elements of a vector; None where the result is not a dimension."""
+        """Return the op on all elements of a vector; None if the result is not a dimension."""
         del dims
         return None
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        data, given_axes = present(inputs, 0), optional_array(inputs, 1)
-        listed = None if given_axes is None else tuple(int(a) for a in given_axes)
+        data, axes_input = present(inputs, 0), optional_array(inputs, 1)
+        listed = None if axes_input is None else tuple(int(a) for a in axes_input)
         axes = self.axes(data.ndim, listed)
         with np.errstate(all="ignore"):
-            made = narrow(self.compute(widen(data), axes), data.dtype)
-        return (made if self.keepdims else np.asarray(made.squeeze(axes)),)
+            result = narrow(self.compute(widen(data), axes), data.dtype)
+        return (result if self.keepdims else np.asarray(result.squeeze(axes)),)
 
     @abstractmethod
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
-        """The op along the axes, which the result keeps with extent one."""
+        """Compute the op along the axes, which the result keeps with extent one."""
 
 
 def reduce_cases(
     make: Callable[..., Reduction], *dtypes: str, low: int = -9, empty: bool = True
 ) -> Iterator[Case]:
-    """The cases of every reduction; ``dtypes`` beside float32."""
+    """Yield the cases of a reduction for float32 and for ``dtypes``."""
     one = frozenset({1})
     rows: dict[str, tuple[int, list[int]]] = {
         "last axis": (1, [-1]),

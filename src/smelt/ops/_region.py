@@ -1,9 +1,9 @@
-"""Regions: graphs inside If and Loop, inferred from and run on what the node passes in.
+"""Inference and evaluation of regions, the graphs inside If and Loop.
 
-A region reads only its own inputs and constants: what the surrounding graph computes reaches it as
-captures, inputs of the node after the op's own and inputs of the region in the same order.
-Inferring the node infers the region again with what is known of those inputs, so a region's types
-always follow the node's; a region belongs to one node.
+A region reads only its own inputs and constants. Values of the surrounding graph are passed to it
+as captures: inputs of the node after those of the op, and inputs of the region in the same order.
+Inferring a node also infers its regions from the operands of these inputs, so the types of a region
+always agree with those of its node. A region belongs to one node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def infer_region(op_name: str, region: Graph, operands: Sequence[Operand | None]) -> list[Operand]:
-    """What is known of a region's results, given its inputs. Raises ShapeError."""
+    """Infer a region for operands and return those of its results. Raises ShapeError."""
     if len(operands) != len(region.inputs):
         raise ShapeError(
             f"{op_name} passes {len(operands)} values to {region.name}, "
@@ -39,11 +39,11 @@ def infer_region(op_name: str, region: Graph, operands: Sequence[Operand | None]
 
 
 def types_for_arrays(region: Graph, arrays: Sequence[Array | None]) -> list[ValueType]:
-    """Types of a region's results on arrays, without running it or changing its own types.
+    """Return the types of a region's results for arrays, without running or changing the region.
 
-    A copy is inferred: inference changes the types of the regions inside, and a reference leaves
-    its op as it was. Elements are known only where they were when the region's own types were
-    inferred: a region that nobody runs cannot fail on others.
+    A copy is inferred, because inference changes the types of a region and a reference must not
+    change its op. Elements of inputs are known only if they were known in the last inference of the
+    region, so that a region that is never run cannot fail because of other elements.
     """
     copy = clone(region)
     for value, array in zip(copy.inputs, arrays, strict=True):
@@ -58,36 +58,36 @@ def types_for_arrays(region: Graph, arrays: Sequence[Array | None]) -> list[Valu
 def run_region(
     region: Graph, arrays: Sequence[Array | None], most: Mapping[str, int]
 ) -> list[Array]:
-    """The region's results, node by node on the references, with symbols of at most ``most``.
+    """Run a region node by node on references; ``most`` has upper bounds of runtime symbols.
 
-    Raises ShapeError: an array has another shape than was inferred, or a guard does not hold.
+    Raises ShapeError when an array differs from its inferred type or a guard does not hold.
     """
-    made: dict[Value, Array] = {}
+    arrays_of_values: dict[Value, Array] = {}
     symbols: dict[str, int] = {}
     for value, array in zip(region.inputs, arrays, strict=True):
         if array is not None:
             check_array(value, array, symbols, region.name)
-            made[value] = array
+            arrays_of_values[value] = array
     for node in region.nodes:
-        inputs = [None if v is None else _read(v, made) for v in node.inputs]
+        inputs = [None if v is None else _read(v, arrays_of_values) for v in node.inputs]
         check_guards(node.guards, symbols)
         results = evaluate(node.op, inputs, str(node), most)
         for value, array in zip(node.outputs, results, strict=True):
             check_array(value, array, symbols, str(node))
-            made[value] = array
-    return [_read(value, made) for value in region.outputs]
+            arrays_of_values[value] = array
+    return [_read(value, arrays_of_values) for value in region.outputs]
 
 
-def _read(value: Value, made: dict[Value, Array]) -> Array:
-    if value in made:
-        return made[value]
+def _read(value: Value, arrays_of_values: dict[Value, Array]) -> Array:
+    if value in arrays_of_values:
+        return arrays_of_values[value]
     if value.constant is None:
         raise InternalError(f"a region reads {value.name} before it is computed")
     return value.constant.array
 
 
 def require_condition(operand: Operand | None, what: str) -> bool | None:
-    """Check that a condition is one bool; its value where it is known. Raises ShapeError."""
+    """Check that a condition is one bool; return its value or None. Raises ShapeError."""
     kind = None if operand is None else operand.type
     if not isinstance(kind, TensorType) or kind.dtype is not DType.BOOL:
         raise ShapeError(f"the condition of {what} must be a bool tensor, not {kind}")
@@ -98,5 +98,5 @@ def require_condition(operand: Operand | None, what: str) -> bool | None:
 
 
 def truth(array: Array) -> bool:
-    """The one element of a condition."""
+    """Return the element of a condition as a bool."""
     return bool(np.asarray(array).reshape(-1)[0])

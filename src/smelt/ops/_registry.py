@@ -1,4 +1,4 @@
-"""Finding an op by name: the table, what the user registered, and what installed packages offer."""
+"""Lookup of ops by name: built-in ops, registered ops, and entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from types import FunctionType
 
 ENTRY_POINT_GROUP = "smelt.ops"
-"""Group under which a package offers ops: entry ``my_op = package.module:MyOp``."""
+"""Entry point group of ops in packages: ``my_op = package.module:MyOp``."""
 
 _registered: dict[str, type[Op]] = {}
 
 
 def register_op(cls: type[Op]) -> type[Op]:
-    """Make a user's op known by its name; may stand as a decorator.
+    """Register an op of a user under its name; usable as a class decorator.
 
-    Raises GraphError: when the class is not a complete op, or the name is taken by another one.
+    Raises GraphError when the class is not a complete op, or its name is already used.
     """
     where = getattr(cls, "__qualname__", None) or shown(cls)
-    given = cast("object", cls)
-    if not (isinstance(given, type) and issubclass(given, Op)):
+    candidate = cast("object", cls)
+    if not (isinstance(candidate, type) and issubclass(candidate, Op)):
         raise GraphError(f"{where} is not a subclass of Op")
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
@@ -49,19 +49,20 @@ def register_op(cls: type[Op]) -> type[Op]:
 
 
 def lookup_op(name: str) -> type[Op]:
-    """The op of a name; one that is not known yet is looked for among the installed packages.
+    """Return the op of a name; search the entry points of installed packages if necessary.
 
-    Raises UnsupportedError: when there is none, saying how to make one known.
+    Raises UnsupportedError when there is no such op; the message says how to register one.
     """
-    found = _builtin_ops().get(name) or _registered.get(name)
-    if found is not None:
-        return found
+    known_op = _builtin_ops().get(name) or _registered.get(name)
+    if known_op is not None:
+        return known_op
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if entry.name == name:
             loaded = register_op(entry.load())
             if loaded.name != name:
                 raise GraphError(
-                    f"entry point {name!r} of {ENTRY_POINT_GROUP} is op {loaded.name!r}"
+                    f"entry point {name!r} of {ENTRY_POINT_GROUP} loads an op named "
+                    f"{loaded.name!r}; the names must be equal"
                 )
             return loaded
     raise UnsupportedError(
@@ -70,12 +71,12 @@ def lookup_op(name: str) -> type[Op]:
 
 
 def is_builtin(cls: type[Op]) -> bool:
-    """Whether the op is one of smelt's own."""
+    """Return whether an op is a built-in one."""
     return _builtin_ops().get(cls.name) is cls
 
 
 def op_identity(cls: type[Op]) -> tuple[str, str, str, str]:
-    """Package, op name, version ("" when not installed), SHA-256 of the class's source."""
+    """Return package, op name, version ("" if not installed) and SHA-256 of the class source."""
     package = cls.__module__.partition(".")[0]
     try:
         version = metadata.version(package)
@@ -88,7 +89,7 @@ def _source(cls: type[Op]) -> bytes:
     try:
         return inspect.getsource(cls).encode()
     except (OSError, TypeError):
-        # A class that was typed at a prompt has no file: what it compiled to stands for it.
+        # A class from an interactive session has no source file; hash its compiled methods.
         parts = [repr([(f.name, str(f.type)) for f in dataclasses.fields(cls)]).encode()]
         functions: list[FunctionType] = [v for v in vars(cls).values() if inspect.isfunction(v)]
         parts.extend(f.__code__.co_code for f in functions)
@@ -96,6 +97,6 @@ def _source(cls: type[Op]) -> bytes:
 
 
 def _builtin_ops() -> dict[str, type[Op]]:
-    from smelt.ops import ALL_OPS  # the table names the room's files, and this is one of them
+    from smelt.ops import ALL_OPS  # imported late: the package imports this module
 
     return {cls.name: cls for cls in ALL_OPS}

@@ -1,4 +1,4 @@
-"""Resampling along one axis: where the points lie, and which elements make up each."""
+"""Resampling along one axis for Resize: sample positions and interpolation weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POINTS = (
     "asymmetric",
     "tf_crop_and_resize",
 )
-"""Ways to place the points of the result on an axis of the input."""
+"""Coordinate transformation modes: mappings from result positions to input positions."""
 
 NEAREST: dict[str, Callable[[Array], Array]] = {
     "round_prefer_floor": lambda x: np.ceil(x - np.float32(0.5)),
@@ -32,29 +32,30 @@ NEAREST: dict[str, Callable[[Array], Array]] = {
     "floor": np.floor,
     "ceil": np.ceil,
 }
-"""Ways to choose one of two neighbours."""
+"""Rounding functions of the nearest modes."""
 
 
 @dataclass(frozen=True)
 class Resampling:
-    """The points of a result's axis on the input's, and the weights of the elements around each."""
+    """Mapping of one axis of the result to the input, with the weights of input elements."""
 
     op: Resize
     extent: int
-    """Elements of the input's axis."""
+    """Number of elements of the input along the axis."""
     size: int
-    """Elements of the result's axis."""
+    """Number of elements of the result along the axis."""
     scale: float
+    """Ratio of the result's extent to the input's."""
     region: tuple[float, float] = (0.0, 1.0)
-    """Part of the axis that tf_crop_and_resize samples."""
+    """Start and end of the region that tf_crop_and_resize samples, as fractions of the axis."""
 
     def points(self) -> Array:
-        """Where each element of the result lies on the input's axis; 0 for those outside of it."""
+        """Return the input position of each result element; 0 for positions outside the input."""
         points = self._points()
         return np.where(self._leaves(points), np.float32(0), points)
 
     def _points(self) -> Array:
-        """In single precision, as ONNX Runtime computes them: which is nearest depends on it."""
+        """Return the positions, in float32 as ONNX Runtime computes them, so rounding agrees."""
         x = np.arange(self.size, dtype=np.float32)
         mode = self.op.coordinate_transformation_mode
         if mode in {"align_corners", "tf_crop_and_resize"}:
@@ -74,7 +75,7 @@ class Resampling:
     def _points_between_ends(self, x: Array, mode: str) -> Array:
         last = np.float32(self.extent - 1)
         start, end = (0.0, 1.0) if mode == "align_corners" else self.region
-        with np.errstate(all="ignore"):  # a region may be infinite, or no number
+        with np.errstate(all="ignore"):  # a region may be infinite or NaN
             if self.size > 1:
                 step = np.float32(end - start) * last / np.float32(self.size - 1)
                 return np.float32(start) * last + x * step
@@ -82,7 +83,7 @@ class Resampling:
             return np.zeros_like(x) + np.float32(middle) * last
 
     def outside(self) -> Array:
-        """Which points lie outside the axis, or nowhere, and take the extrapolation value."""
+        """Return which positions are outside the input or NaN and take the extrapolation value."""
         return self._leaves(self._points())
 
     def _leaves(self, points: Array) -> Array:
@@ -91,32 +92,33 @@ class Resampling:
         return ~((points >= 0) & (points <= self.extent - 1))
 
     def nearest(self) -> Array:
-        """The element nearest to each point."""
+        """Return the index of the element nearest to each position."""
         chosen = NEAREST[self.op.nearest_mode](self.points()).astype(np.int64)
         return np.clip(chosen, 0, self.extent - 1)
 
     def weights(self) -> Array:
-        """One row for each point: the weight of every element of the axis."""
+        """Return the weights ``[size, extent]`` of the input elements for each position."""
         points = self.points().astype(np.float64)
         if self.op.mode == "linear" and not self.op.antialias:
             points = np.clip(points, 0, self.extent - 1)
-        # A smaller result looks at more elements of the input when it is to be free of aliases.
+        # With antialiasing, the kernel of a smaller result is stretched over more input elements.
         stretch = max(1.0, 1.0 / self.scale) if self.op.antialias else 1.0
         reach = int(np.ceil((1 if self.op.mode == "linear" else 2) * stretch)) + 1
-        made = np.zeros((self.size, self.extent))
+        weights_of_positions = np.zeros((self.size, self.extent))
         for offset in range(-reach, reach + 1):
             taps = np.floor(points) + offset
             weight = self._kernel((taps - points) / stretch)
             inside = (taps >= 0) & (taps < self.extent)
             if self.op.exclude_outside:
                 weight = np.where(inside, weight, 0.0)
-            places = np.clip(taps, 0, self.extent - 1).astype(np.int64)
-            np.add.at(made, (np.arange(self.size), places), weight)
+            indices = np.clip(taps, 0, self.extent - 1).astype(np.int64)
+            np.add.at(weights_of_positions, (np.arange(self.size), indices), weight)
         if self.op.exclude_outside or self.op.antialias:
-            made /= made.sum(1, keepdims=True)
-        return made
+            weights_of_positions /= weights_of_positions.sum(1, keepdims=True)
+        return weights_of_positions
 
     def _kernel(self, distance: Array) -> Array:
+        """Return the linear or cubic interpolation kernel at a distance in elements."""
         x = np.abs(distance)
         if self.op.mode == "linear":
             return np.asarray(np.maximum(1 - x, 0))
@@ -126,7 +128,7 @@ class Resampling:
         return np.asarray(np.where(x <= 1, near, np.where(x < 2, far, 0.0)))
 
     def apply(self, data: Array, axis: int) -> Array:
-        """Data resampled along the axis."""
+        """Resample data along the axis."""
         if self.scale == 1 and self.size == self.extent and self.region == (0.0, 1.0):
             return data
         if not self.size:
@@ -136,7 +138,7 @@ class Resampling:
         return self._weighted(data, axis)
 
     def _weighted(self, data: Array, axis: int) -> Array:
-        """Sums of the elements that have weights; others may be infinite, or no numbers."""
+        """Return the weighted sums without elements of weight 0, which may be infinite or NaN."""
         weights = self.weights()
         used = weights != 0
         order = np.argsort(~used, 1, kind="stable")[:, : int(used.sum(1).max())]
@@ -149,7 +151,7 @@ class Resampling:
 
 
 def resize_cases(make: Callable[..., Resize]) -> Iterator[Case]:
-    """The cases of Resize."""
+    """Yield the cases of Resize."""
     two, three = frozenset({2}), frozenset({1, 2, 3})
     data = sample(1, 2, 4, 5)
     up = np.array([1, 1, 2, 2], np.float32)

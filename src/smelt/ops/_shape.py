@@ -1,7 +1,8 @@
-"""What the inference of many ops shares: checks, broadcasting, window extents.
+"""Checks, broadcasting and window extents for the type inference of ops.
 
-Two extents are refused when they are known to differ. Where that depends on symbols they are taken
-to be equal, and the assumption is a guard of the node, checked once the symbols are bound.
+Two extents that are known to differ are refused. If it depends on symbols whether they are equal,
+they are assumed to be equal, and the assumption becomes a guard of the node that is checked when
+the symbols have values.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ INDICES = frozenset({DType.INT32, DType.INT64})
 
 
 def known(a: Dim, b: Dim) -> Dim:
-    """Of two extents that must be equal, the one that is an int, if any."""
+    """Return one of two extents that must be equal, preferably the one that is an int."""
     return b if isinstance(b, int) else a
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The shape onto which all broadcast, by numpy's rule.
+    """Return the shape to which all shapes broadcast, by numpy's rule.
 
-    A symbol beside another extent than one is taken to equal it, which is a guard. Raises
-    ShapeError.
+    A symbol and an extent other than one are assumed to be equal, which is recorded as a guard.
+    Raises ShapeError when the shapes do not broadcast.
     """
     rank = max((len(s) for s in shapes), default=0)
     result: list[Dim] = []
@@ -62,12 +63,12 @@ def _broadcast_dims(a: Dim, b: Dim, shapes: Sequence[Shape], axis: int) -> Dim:
 
 
 def shape_text(shape: Shape) -> str:
-    """The shape as messages show it."""
+    """Return the shape as messages show it."""
     return f"[{', '.join(str(d) for d in shape)}]"
 
 
 def normalize_axis(axis: int, rank: int, what: str = "axis") -> int:
-    """The axis counted from the front. Raises ShapeError when the rank has no such axis."""
+    """Return the axis as a non-negative number. Raises ShapeError when it is out of range."""
     if not -rank <= axis < rank:
         raise ShapeError(f"{what} {axis} is outside a tensor of rank {rank}")
     return axis % rank
@@ -76,7 +77,7 @@ def normalize_axis(axis: int, rank: int, what: str = "axis") -> int:
 def require_inputs(
     op: Op, inputs: Sequence[Operand | None], minimum: int, maximum: int | None = None
 ) -> None:
-    """Check the number of inputs, and that the first ``minimum`` are there. Raises ShapeError."""
+    """Check the number of inputs, and that the first ``minimum`` are present. Raises ShapeError."""
     limit = minimum if maximum is None else maximum
     if not minimum <= len(inputs) <= limit:
         wanted = str(minimum) if limit == minimum else f"{minimum} to {limit}"
@@ -87,7 +88,7 @@ def require_inputs(
 
 
 def input_type(op: Op, inputs: Sequence[Operand | None], index: int) -> TensorType:
-    """Type of a tensor input that must be there. Raises ShapeError."""
+    """Return the type of a required tensor input. Raises ShapeError when it is absent."""
     kind = optional_type(op, inputs, index)
     if kind is None:
         raise ShapeError(f"input {index} of {op.name} is required")
@@ -95,7 +96,7 @@ def input_type(op: Op, inputs: Sequence[Operand | None], index: int) -> TensorTy
 
 
 def result_shape(op: Op, inputs: Sequence[Operand | None]) -> Shape:
-    """Shape of an op's only result, a tensor. Raises ShapeError."""
+    """Return the shape of an op's only result, which must be a tensor. Raises ShapeError."""
     (result,) = op.infer(inputs)
     if not isinstance(result, TensorType):
         raise ShapeError(f"the result of {op.name} must be a tensor, not {result}")
@@ -103,7 +104,7 @@ def result_shape(op: Op, inputs: Sequence[Operand | None]) -> Shape:
 
 
 def optional_type(op: Op, inputs: Sequence[Operand | None], index: int) -> TensorType | None:
-    """Type of a tensor input, None when it is absent. Raises ShapeError when it is not a tensor."""
+    """Return the type of a tensor input, or None if absent. Raises ShapeError: not a tensor."""
     operand = inputs[index] if index < len(inputs) else None
     if operand is None:
         return None
@@ -120,7 +121,7 @@ def require_dtype(kind: TensorType, allowed: Collection[DType], what: str) -> No
 
 
 def require_same_dtype(first: TensorType, *others: TensorType | None) -> None:
-    """Check that all present types have one element type. Raises ShapeError."""
+    """Check that all present tensors have the same element type. Raises ShapeError."""
     for other in others:
         if other is not None and other.dtype is not first.dtype:
             raise ShapeError(
@@ -129,7 +130,7 @@ def require_same_dtype(first: TensorType, *others: TensorType | None) -> None:
 
 
 def require_rank(kind: TensorType, what: str, minimum: int, maximum: int | None = None) -> None:
-    """Check the rank (``maximum``: as ``minimum``). Raises ShapeError."""
+    """Check the rank; ``maximum`` is ``minimum`` by default. Raises ShapeError."""
     limit = minimum if maximum is None else maximum
     if not minimum <= kind.rank <= limit:
         wanted = str(minimum) if limit == minimum else f"{minimum} to {limit}"
@@ -137,7 +138,10 @@ def require_rank(kind: TensorType, what: str, minimum: int, maximum: int | None 
 
 
 def require_shape(kind: TensorType | None, shape: Shape, what: str) -> None:
-    """Check that a tensor, if present, has a shape; what is open is a guard. Raises ShapeError."""
+    """Check that a tensor, if present, has a shape. Raises ShapeError.
+
+    If symbols decide it, guards are recorded.
+    """
     if kind is None:
         return
     pairs = enumerate(zip(kind.shape, shape, strict=False))
@@ -148,15 +152,15 @@ def require_shape(kind: TensorType | None, shape: Shape, what: str) -> None:
 
 
 def require_broadcast(kind: TensorType | None, shape: Shape, what: str) -> None:
-    """Check that a tensor, if present, broadcasts onto a shape; what is open is a guard.
+    """Check that a tensor, if present, broadcasts to a shape. Raises ShapeError.
 
-    Raises ShapeError.
+    If symbols decide it, guards are recorded.
     """
     if kind is None:
         return
-    skipped = len(shape) - kind.rank
-    if skipped < 0 or not all(
-        extent == 1 or assume_equal(extent, shape[skipped + axis], f"axis {axis} of {what}")
+    missing_axes = len(shape) - kind.rank
+    if missing_axes < 0 or not all(
+        extent == 1 or assume_equal(extent, shape[missing_axes + axis], f"axis {axis} of {what}")
         for axis, extent in enumerate(kind.shape)
     ):
         raise ShapeError(
@@ -165,26 +169,26 @@ def require_broadcast(kind: TensorType | None, shape: Shape, what: str) -> None:
 
 
 def is_same_for_rows(kind: TensorType, x: TensorType, axis: int) -> bool:
-    """Whether every row of ``x``, which runs from ``axis`` on, meets the same elements of a tensor.
+    """Return whether a tensor that broadcasts to ``x`` is the same for all rows of ``x``.
 
     Args:
-        kind: of the tensor, which broadcasts onto ``x``.
-        x: what is normalised.
-        axis: the first axis of a row, from the front or the back.
+        kind: type of the broadcast tensor, such as a scale.
+        x: type of the normalised tensor.
+        axis: first axis of a row; negative axes count from the end.
     """
     outside = axis % x.rank - (x.rank - kind.rank)
     return all(extent == 1 for extent in kind.shape[: max(0, outside)])
 
 
 def require_scalar(kind: TensorType | None, what: str) -> None:
-    """Check that a tensor, if present, is one number, of rank 0 or 1. Raises ShapeError."""
+    """Check that a tensor, if present, has rank 0 or 1 and one element. Raises ShapeError."""
     if kind is not None:
         require_rank(kind, what, 0, 1)
         require_shape(kind, (1,) * kind.rank, what)
 
 
 def require_static(extents: Shape, what: str) -> tuple[int, ...]:
-    """The extents as ints. Raises ShapeError naming one that is a symbol."""
+    """Return the extents as ints. Raises ShapeError, which names an extent that is symbolic."""
     for extent in extents:
         if not isinstance(extent, int):
             raise ShapeError(
@@ -203,11 +207,12 @@ def window_extent(
     ceil_mode: bool = False,
     what: str = "the axis",
 ) -> Dim:
-    """Number of windows along an axis of ``extent`` elements padded by ``pads``.
+    """Return the number of windows along an axis of ``extent`` elements padded by ``pads``.
 
-    With ``ceil_mode`` a last window may reach beyond the padding, but none starts beyond the
-    elements and the padding before them. Both forms stay closed when the extent is a symbol; that a
-    window fits is a guard then. ``what`` names the axis. Raises ShapeError when no window fits.
+    With ``ceil_mode`` the last window may extend beyond the padding at the end, but it must start
+    inside the elements or the padding at the start. For a symbolic extent the number is a formula,
+    and a guard requires that a window fits. ``what`` names the axis in the guard. Raises ShapeError
+    when no window fits.
     """
     if kernel < 1 or stride < 1 or dilation < 1:
         raise ShapeError(
@@ -223,6 +228,6 @@ def window_extent(
         )
     if not ceil_mode:
         return last // stride + 1
-    # The last start is the smaller of two; which one it is depends on constants alone.
+    # The start of the last window is the minimum of two formulas; constants decide which one.
     limit = last + (stride - 1) if pads[1] + stride <= reach else extent + (pads[0] - 1)
     return limit // stride + 1

@@ -1,4 +1,4 @@
-"""What ops that compute with shapes share: operands, arithmetic of dimensions, sample data."""
+"""Access to operands, arithmetic of dimensions, and sample data for ops on shapes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from smelt.types import Dim, Shape
 
 MAXIMUM_TERMS = 256
-"""A dimension with more terms is refused: repeated squaring would fill the memory."""
+"""Maximum number of terms of a dimension, as repeated squaring would exhaust the memory."""
 
 MAXIMUM_DIMS = 4096
-"""A vector with more elements is not followed as dimensions."""
+"""Maximum length of a vector whose elements are tracked as dimensions."""
 
 
-def given(inputs: Sequence[Operand | None], index: int) -> Operand | None:
-    """The operand at ``index``, None when it is absent or not named at all."""
+def operand_at(inputs: Sequence[Operand | None], index: int) -> Operand | None:
+    """Return the operand at ``index``, or None if it is absent."""
     return inputs[index] if index < len(inputs) else None
 
 
 def present(inputs: Sequence[Array | None], index: int) -> Array:
-    """An array that inference has made sure of. Raises InternalError when it is absent."""
+    """Return an array that inference has required. Raises InternalError when it is absent."""
     array = optional_array(inputs, index)
     if array is None:
         raise InternalError(f"the reference of an op was called without input {index}")
@@ -37,31 +37,31 @@ def present(inputs: Sequence[Array | None], index: int) -> Array:
 
 
 def optional_array(inputs: Sequence[Array | None], index: int) -> Array | None:
-    """The array at ``index``, None when it is absent or not named at all."""
+    """Return the array at ``index``, or None if it is absent."""
     return inputs[index] if index < len(inputs) else None
 
 
 def known_dims(inputs: Sequence[Operand | None], index: int) -> tuple[Dim, ...] | None:
-    """Elements of an integer input as far as they are known."""
-    operand = given(inputs, index)
+    """Return the elements of an integer input as dimensions, or None if they are unknown."""
+    operand = operand_at(inputs, index)
     return None if operand is None else operand.dims
 
 
 def dims_at(
     op: Op, inputs: Sequence[Operand | None], index: int, what: str, *, scalar: bool = False
 ) -> tuple[Dim, ...] | None:
-    """Elements of an optional integer vector, None when it is absent.
+    """Return the elements of an optional integer vector, or None if it is absent.
 
     Args:
-        op: whose input it is.
-        inputs: the op's.
-        index: the input's.
-        what: the vector's name in messages.
-        scalar: whether a single number without an axis will do, too.
+        op: the op.
+        inputs: operands of the op.
+        index: position of the input.
+        what: name of the vector in messages.
+        scalar: whether a tensor of rank 0 is accepted, too.
 
-    Raises ShapeError: when it is not a vector, or its elements are not known.
+    Raises ShapeError when the input is not a vector, or its elements are not known.
     """
-    operand, kind = given(inputs, index), optional_type(op, inputs, index)
+    operand, kind = operand_at(inputs, index), optional_type(op, inputs, index)
     if operand is None or kind is None:
         return None
     named = f"{what} (input {index} of {op.name})"
@@ -75,7 +75,7 @@ def dims_at(
 
 
 def number_at(op: Op, inputs: Sequence[Operand | None], index: int, what: str) -> Dim:
-    """The only element of an integer input. Raises ShapeError: it is not one number, or unknown."""
+    """Return the only element of an integer input. Raises ShapeError: not one known number."""
     dims = dims_at(op, inputs, index, what, scalar=True) or ()
     if len(dims) != 1:
         raise ShapeError(f"{what} (input {index} of {op.name}) must be one number")
@@ -85,7 +85,7 @@ def number_at(op: Op, inputs: Sequence[Operand | None], index: int, what: str) -
 def ints_at(
     op: Op, inputs: Sequence[Operand | None], index: int, what: str, *, scalar: bool = False
 ) -> tuple[int, ...] | None:
-    """As ``dims_at``, but the elements must be plain numbers. Raises ShapeError."""
+    """Return `dims_at` as ints. Raises ShapeError when an element is symbolic."""
     dims = dims_at(op, inputs, index, what, scalar=scalar)
     if dims is None:
         return None
@@ -96,14 +96,14 @@ def ints_at(
 
 
 def bounded(dim: Dim) -> Dim:
-    """The dim itself. Raises ShapeError when it is too large a polynomial to compute with."""
+    """Return the dimension itself. Raises ShapeError when it has more than MAXIMUM_TERMS terms."""
     if not isinstance(dim, int) and len(dim.terms) > MAXIMUM_TERMS:
         raise ShapeError(f"a dimension has more than {MAXIMUM_TERMS} terms: fix some symbols")
     return dim
 
 
 def count_elements(shape: Shape) -> Dim:
-    """Product of extents. Raises ShapeError when it is too large a polynomial."""
+    """Return the product of extents. Raises ShapeError when it has too many terms."""
     count: Dim = 1
     for extent in shape:
         count = bounded(count * extent)
@@ -111,7 +111,10 @@ def count_elements(shape: Shape) -> Dim:
 
 
 def divide_dims(count: Dim, divisor: Dim) -> Dim | None:
-    """The exact quotient, floored where symbols decide whether it is; None for no quotient."""
+    """Return the exact quotient, or None.
+
+    If symbols decide whether the division is exact, the floored quotient is returned.
+    """
     if isinstance(count, int) and isinstance(divisor, int):
         return count // divisor if divisor and count % divisor == 0 else None
     if isinstance(count, int):
@@ -123,7 +126,7 @@ def divide_dims(count: Dim, divisor: Dim) -> Dim | None:
 
 
 def sample(*shape: int, dtype: str = "float32", low: int = -9, high: int = 10) -> Array:
-    """Fixed, well spread data for the cases of ops: the same everywhere."""
+    """Return pseudo-random data for a case, which depends only on the arguments."""
     seed = zlib.crc32(repr((shape, dtype, low, high)).encode())
     kind = np.dtype(dtype)
     source = np.random.default_rng(seed)

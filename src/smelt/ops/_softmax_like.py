@@ -1,4 +1,4 @@
-"""What softmax and its kin share: elements that compete along one axis."""
+"""Base class of Softmax, LogSoftmax and Hardmax."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SoftmaxLike(Op):
-    """A result of the input's shape in which each line along an axis is weighed by itself."""
+    """Normalisation of each line along an axis, independent of the other lines."""
 
     axis: int = -1
-    """Axis along which elements compete."""
+    """Axis along which elements are normalised."""
 
     @abstractmethod
     def _normalize_rows(self, shifted: Array, /) -> Array:
-        """The result, from elements of which each line's largest is 0."""
+        """Return the result; the largest element of each line of ``shifted`` is 0."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

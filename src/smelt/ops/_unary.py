@@ -1,8 +1,7 @@
-"""Base of the ops that map each element of one tensor by itself."""
+"""Base class of the elementwise ops of one tensor."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +15,7 @@ from smelt.ops._shape_operands import present
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
     from smelt.ir import Array
@@ -25,22 +24,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unary(Op):
-    """One tensor in, one of the same shape out."""
+    """Elementwise op of one tensor."""
 
     allowed: ClassVar[frozenset[DType]] = FLOATS
     """Element types of the input."""
-    result: ClassVar[DType | None] = None
-    """Element type of the result, None for the input's."""
+    result_dtype: ClassVar[DType | None] = None
+    """Element type of the result; None for that of the input."""
     domain: ClassVar[tuple[float, float]] = (-4.0, 4.0)
     """Range of the inputs in the cases."""
 
-    @abstractmethod
+    _function: ClassVar[Callable[[Array], Any]]
+
+    def __init_subclass__(cls, *, function: Callable[[Array], Any] | None = None) -> None:
+        """Set ``function``, which computes an op without attributes; others override ``_apply``."""
+        super().__init_subclass__()
+        if function is not None:
+            cls._function = staticmethod(function)
+
     def _apply(self, x: Array, /) -> Any:
-        """The function, on float32 where the input is float16."""
+        """Compute the op on an array; float16 and bfloat16 inputs are passed as float32."""
+        return type(self)._function(x)
 
     @classmethod
     def _variants(cls) -> Iterator[Self]:
-        """Attributes that the cases try."""
+        """Yield the ops with the attributes that the cases use."""
         yield cls()
 
     @property
@@ -53,14 +60,14 @@ class Unary(Op):
         require_inputs(self, inputs, 1)
         x = input_type(self, inputs, 0)
         require_dtype(x, self.allowed, f"the input of {self.name}")
-        return (TensorType(self.result or x.dtype, x.shape),)
+        return (TensorType(self.result_dtype or x.dtype, x.shape),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x = present(inputs, 0)
         with np.errstate(all="ignore"):
             y = self._apply(widen(x))
-        return (narrow(np.asarray(y), self.result.numpy if self.result else x.dtype),)
+        return (narrow(np.asarray(y), self.result_dtype.numpy if self.result_dtype else x.dtype),)
 
     @override
     @classmethod

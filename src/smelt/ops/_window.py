@@ -1,4 +1,4 @@
-"""What convolutions and poolings share: windows that slide over the spatial axes."""
+"""Base class of convolutions and poolings: windows that slide over the spatial axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Windowed(Op):
-    """Attributes of an op with windows; empty ones become steps of one and no padding."""
+    """Op with sliding windows; empty attributes mean strides and dilations of 1 and no padding."""
 
     kernel_shape: tuple[int, ...]
     """Extents of the window, one for each spatial axis."""
@@ -51,7 +51,7 @@ class Windowed(Op):
             raise ShapeError(f"a window of {self.name} has {Limit.MAX_WINDOW.excess(largest)}")
 
     def _numbers(self, field: str, default: int, length: int) -> tuple[int, ...]:
-        """An attribute's numbers, which it has for each axis; no numbers are as many defaults."""
+        """Return the numbers of an attribute; an empty one becomes ``length`` times the default."""
         what = f"{field} of {self.name}"
         numbers = require_ints(getattr(self, field), what, ShapeError, least=default)
         return require_ints(numbers or (default,) * length, what, ShapeError, count=length)
@@ -63,7 +63,7 @@ class Windowed(Op):
         return tuple(zip(self.pads[:rank], self.pads[rank:], strict=True))
 
     def _window_counts(self, x: TensorType, *, ceil_mode: bool = False) -> Shape:
-        """Number of windows along each spatial axis of the input. Raises ShapeError."""
+        """Return the number of windows along each spatial axis. Raises ShapeError."""
         require_rank(x, f"the input of {self.name}", len(self.kernel_shape) + 2)
         return tuple(
             window_extent(
@@ -99,18 +99,18 @@ class Windowed(Op):
                 work = work + element_count(kind.shape) * prod(self.kernel_shape)
         return work
 
-    def _tap_flop(self, inputs: Sequence[Operand | None], places: Shape) -> Dim:
-        """Of a convolution: what each place's taps on the weights, input 1, add up to."""
+    def _tap_flop(self, inputs: Sequence[Operand | None], positions: Shape) -> Dim:
+        """Return the multiplications and additions of a convolution with the weights of input 1."""
         taps = input_type(self, inputs, 1).shape[1:]
-        return 2 * element_count(places) * element_count(taps)
+        return 2 * element_count(positions) * element_count(taps)
 
     def _counts_on(self, x: Array, *, ceil_mode: bool = False) -> tuple[int, ...]:
-        """Number of windows along each spatial axis of an array."""
+        """Return the number of windows along each spatial axis of an array."""
         kind = TensorType(DType.from_numpy(x.dtype), x.shape)
         return require_static(self._window_counts(kind, ceil_mode=ceil_mode), "the extents")
 
     def _windows(self, x: Array, counts: Sequence[int], fill: float) -> Array:
-        """A view of shape ``[N, C, *counts, *kernel_shape]`` of the input padded with ``fill``."""
+        """Return a view ``[N, C, *counts, *kernel_shape]`` of the input padded with ``fill``."""
         reaches = [(k - 1) * d + 1 for k, d in zip(self.kernel_shape, self.dilations, strict=True)]
         ends = [
             (count - 1) * stride + reach
@@ -127,7 +127,7 @@ class Windowed(Op):
         return view[(every, every, *starts, *(slice(None, None, d) for d in self.dilations))]
 
     def _window_sizes(self, x: Array, counts: Sequence[int], *, padded: bool) -> Array:
-        """How many elements of each window lie inside the input, or inside the padded input."""
+        """Return how many elements of each window are inside the input, or the padded input."""
         total = np.ones((), np.int64)
         for axis, count in enumerate(counts):
             before, after = self.pad_pairs[axis]

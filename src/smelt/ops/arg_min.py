@@ -1,4 +1,4 @@
-"""ArgMin: where the smallest element of an axis is."""
+"""ArgMin: index of the smallest element along an axis."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ArgMin(ArgExtreme):
-    """The index of the smallest element along an axis; of equal ones the first, or the last.
+    """The index of the smallest element along an axis.
 
-    Shapes: the input's with ``axis`` made 1, or removed without ``keepdims``.
+    Of equal elements it is the first one, or the last one with ``select_last_index``.
+
+    Shapes: the input's with ``axis`` of extent 1, or removed without ``keepdims``.
 
     Dtypes: numbers -> int64; the first NaN counts as the smallest.
 

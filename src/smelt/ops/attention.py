@@ -1,4 +1,4 @@
-"""Attention: what queries find in keys weighs values."""
+"""Attention: sums of values, weighted by the softmax of scaled query-key products."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from smelt.ir import Array
     from smelt.types import Dim, Shape, ValueType
 
-_PARTS = ("batch", "heads", "places", "width")
+_PARTS = ("batch", "heads", "positions", "width")
 
 
 @dataclass(frozen=True)
 class Attention(Op):
     """``softmax(scale * Q @ K^T + mask) @ V`` for every head of every item of a batch.
 
-    Inputs are the queries, the keys, the values, and optionally a mask that is added. With
-    ``heads`` they have three axes, and the heads of a place lie one behind the other; without, the
-    heads have an axis of their own.
+    Inputs are the queries, the keys, the values, and optionally a mask that is added to the scores.
+    With ``heads`` the inputs have three axes, and the last axis holds the heads one after the
+    other. Without it, the heads have an axis of their own.
 
     Shapes: queries ``[batch, M, heads * D]``, keys ``[batch, N, heads * D]`` and values ``[batch,
     N, heads * E]`` give ``[batch, M, heads * E]``; or ``[batch, heads, M, D]`` and so on. The mask
@@ -49,16 +49,17 @@ class Attention(Op):
 
     Dtypes: floating-point, one for all.
 
-    Raises ShapeError: when the inputs do not fit each other or the number of heads.
+    Raises ShapeError: when the shapes of the inputs or the number of heads do not match.
 
-    Source: ONNX Attention-23, of which it is a part (no cache, no causal mask of its own).
+    Source: ONNX Attention-23, without its cache and its causal mask.
     """
 
     name: ClassVar[str] = "attention"
 
     scale: float
+    """Factor of the products of queries and keys."""
     heads: int = 0
-    """How many heads share the last axis; 0 when they have an axis of their own, the second."""
+    """Number of heads that share the last axis; 0 if axis 1 is the axis of heads."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -86,19 +87,19 @@ class Attention(Op):
         return 2 * scores * (q[3] + v[3])
 
     def split(self, shape: Shape) -> tuple[Dim, Dim, Dim, Dim]:
-        """Batch, heads, places and the width of a head. Raises ShapeError."""
+        """Return batch, heads, sequence length and the width of a head. Raises ShapeError."""
         if not self.heads:
-            batch, heads, places, width = shape
-            return batch, heads, places, width
-        batch, places, whole = shape
-        if not isinstance(whole, int) or self.heads < 0 or whole % self.heads:
-            raise ShapeError(f"{whole} elements are not divisible by {self.heads} heads")
-        return batch, self.heads, places, whole // self.heads
+            batch, heads, length, width = shape
+            return batch, heads, length, width
+        batch, length, elements = shape
+        if not isinstance(elements, int) or self.heads < 0 or elements % self.heads:
+            raise ShapeError(f"{elements} elements are not divisible by {self.heads} heads")
+        return batch, self.heads, length, elements // self.heads
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        given = [present(inputs, index) for index in range(3)]
-        q, k, v = (self._by_head(widen(array)) for array in given)
+        arrays = [present(inputs, index) for index in range(3)]
+        q, k, v = (self._by_head(widen(array)) for array in arrays)
         scores = np.asarray(np.matmul(q, np.swapaxes(k, -1, -2))) * q.dtype.type(self.scale)
         mask = optional_array(inputs, 3)
         if mask is not None:
@@ -108,9 +109,9 @@ class Attention(Op):
         weights = scores / scores.sum(axis=-1, keepdims=True)
         result = np.asarray(np.matmul(weights, v))
         if self.heads:
-            batch, _, places, width = result.shape
-            result = result.transpose(0, 2, 1, 3).reshape(batch, places, self.heads * width)
-        return (narrow(result, given[0].dtype),)
+            batch, _, length, width = result.shape
+            result = result.transpose(0, 2, 1, 3).reshape(batch, length, self.heads * width)
+        return (narrow(result, arrays[0].dtype),)
 
     def _by_head(self, array: Array) -> Array:
         if not self.heads:
@@ -143,9 +144,9 @@ class Attention(Op):
 
 
 def _fit(q: Shape, k: Shape, v: Shape) -> bool:
-    """Whether queries, keys and values, as batch, heads, places and width, are not known to differ.
+    """Return whether queries, keys and values, as returned by `split`, match each other.
 
-    What is open becomes a guard.
+    If symbols decide it, guards are recorded.
     """
     kinds = (("keys and values", k, v, (0, 1, 2)), ("queries and keys", q, k, (0, 1, 3)))
     return all(

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 class AveragePool(Windowed):
     """The sum of each window, divided by the number of its elements.
 
-    What counts are the elements inside the input or, with ``count_include_pad``, inside the padded
-    input: the part of a last window that ``ceil_mode`` pushes beyond the padding never counts. So
-    Caffe's average is ``ceil_mode`` with ``count_include_pad``.
+    The number includes elements inside the input or, with ``count_include_pad``, inside the padded
+    input. The part of a last window that ``ceil_mode`` extends beyond the padding is never
+    included. Caffe's average is ``ceil_mode`` with ``count_include_pad``.
 
     Shapes: ``[N, C, *spatial]`` gives ``[N, C, *windows]``.
 
     Dtypes: floating-point, and the result's is the input's; or int8 and uint8, whose mean is
     float32.
 
-    Raises ShapeError: when the rank does not fit the kernel or no window fits.
+    Raises ShapeError: when the rank does not match the kernel or no window fits.
 
-    Source: ONNX AveragePool-22, which has no integers.
+    Source: ONNX AveragePool-22; integer inputs are an extension.
     """
 
     name: ClassVar[str] = "average_pool"
@@ -45,7 +45,7 @@ class AveragePool(Windowed):
     ceil_mode: bool = False
     """Whether the number of windows is rounded up."""
     count_include_pad: bool = False
-    """Whether padding counts in the divisor."""
+    """Whether the divisor includes padding."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -58,14 +58,14 @@ class AveragePool(Windowed):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        given = present(inputs, 0)
-        x = widen(given) if is_float_dtype(given.dtype) else given.astype(np.float64)
+        array = present(inputs, 0)
+        x = widen(array) if is_float_dtype(array.dtype) else array.astype(np.float64)
         counts = self._counts_on(x, ceil_mode=self.ceil_mode)
         total = self._windows(x, counts, 0).sum(axis=tuple(range(-len(counts), 0)))
         sizes = self._window_sizes(x, counts, padded=self.count_include_pad)
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = total / sizes.astype(x.dtype)
-        return (narrow(mean, given.dtype if is_float_dtype(given.dtype) else np.dtype(np.float32)),)
+        return (narrow(mean, array.dtype if is_float_dtype(array.dtype) else np.dtype(np.float32)),)
 
     @override
     @classmethod

@@ -1,4 +1,4 @@
-"""BatchNormalization: each channel scaled and shifted by recorded statistics."""
+"""BatchNormalization: each channel normalised with recorded statistics."""
 
 from __future__ import annotations
 
@@ -31,21 +31,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchNormalization(Op):
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``: x, scale, bias, mean, variance.
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` for each channel.
+
+    Inputs are x, scale, bias, mean and variance.
 
     Shapes: x ``[N, C, *spatial]``, the others ``[C]``; the result's is x's.
 
     Dtypes: floating-point; the result's is x's.
 
-    Raises ShapeError: when the channels do not fit.
+    Raises ShapeError: when the numbers of channels differ.
 
-    Source: ONNX BatchNormalization-15, inference.
+    Source: ONNX BatchNormalization-15, in inference mode.
     """
 
     name: ClassVar[str] = "batch_normalization"
 
     epsilon: float = 1e-5
-    """Added to the variance."""
+    """Number that is added to the variance."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

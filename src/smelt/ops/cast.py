@@ -1,4 +1,4 @@
-"""Cast: the elements in another type."""
+"""Cast: conversion of elements to another type."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cast(Op):
-    """The elements in another type.
+    """The elements converted to another type.
 
-    Floats are cut towards zero when made integers: what is beyond the integer's range becomes its
-    end, and NaN zero. Integers are taken modulo their width.
+    Floats are rounded towards zero to integers; numbers out of range saturate, and NaN becomes 0.
+    Integers wrap around when they are converted to narrower integers.
 
     Shapes: the input's.
 
-    Dtypes: any to any; anything but zero becomes True.
+    Dtypes: any to any; elements other than zero become True.
 
     Raises ShapeError: when there is not exactly one input.
 
@@ -39,6 +39,7 @@ class Cast(Op):
     name: ClassVar[str] = "cast"
 
     to: DType
+    """Element type of the result."""
 
     @property
     @override

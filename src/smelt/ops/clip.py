@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Clip(Op):
-    """``min(max(x, low), high)``: x, optionally low, optionally high; NaN stays NaN.
+    """``min(max(x, low), high)``; NaN stays NaN.
 
-    Where low is above high the result is high.
+    Inputs are x, and optionally low and high. If low is above high the result is high.
 
     Shapes: low and high are scalars, or ``[1]``; the result's is x's.
 
@@ -66,7 +66,7 @@ class Clip(Op):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, low, high = (*inputs, None, None)[:3]
         y = required(x)
-        # Comparisons, unlike maximum and minimum, leave y alone where a limit is not a number.
+        # Comparisons, unlike maximum and minimum, keep y if a limit is NaN.
         y = y if low is None else np.where(y < low.reshape(()), low.reshape(()), y)
         y = y if high is None else np.where(y > high.reshape(()), high.reshape(()), y)
         return (np.asarray(y),)

@@ -1,4 +1,4 @@
-"""Compress: the slices that a condition marks."""
+"""Compress: slices of a tensor that a condition selects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
 from smelt.ops._shape import input_type, normalize_axis, require_dtype, require_inputs, require_rank
-from smelt.ops._shape_operands import count_elements, given, present, sample
+from smelt.ops._shape_operands import count_elements, operand_at, present, sample
 from smelt.types import DType, SymbolicDim, TensorType, assume_at_least, override
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compress(Op):
-    """The slices of data along an axis that a condition marks; of the flat data without an axis.
+    """The slices of data along an axis for which the condition is true.
 
-    How many there are depends on the condition: unless it is constant the extent is the symbol
-    ``count_symbol``, which a run determines and whose largest value the graph declares.
+    Without an axis, elements of the flattened data are selected. If the condition is not constant,
+    the number of slices is the symbol ``count_symbol``, which a run determines; the graph declares
+    its upper bound.
 
-    Shapes: (data, condition[k]) -> data's with ``axis`` made the number marked; k may be less than
-    the axis.
+    Shapes: (data, condition[k]) -> data's, where ``axis`` has the number of selected slices; k may
+    be less than the extent of the axis.
 
     Dtypes: any; the condition is bool.
 
@@ -40,7 +41,9 @@ class Compress(Op):
     name: ClassVar[str] = "compress"
 
     axis: int | None = None
+    """Axis of the slices; None for the flattened data."""
     count_symbol: str = "compress_count"
+    """Symbol of the number of slices."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -49,7 +52,7 @@ class Compress(Op):
         require_dtype(condition, {DType.BOOL}, "the condition of compress")
         require_rank(condition, "the condition of compress", 1)
         count: Dim = SymbolicDim.symbol(self.count_symbol)
-        operand = given(inputs, 1)
+        operand = operand_at(inputs, 1)
         if operand is not None and operand.value is not None:
             count = int(np.count_nonzero(operand.value))
         if self.axis is None:

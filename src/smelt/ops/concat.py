@@ -1,4 +1,4 @@
-"""Concat: tensors one after the other along an axis."""
+"""Concat: concatenation of tensors along an axis."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Concat(Op):
-    """Tensors one after the other along an axis.
+    """The inputs concatenated along an axis.
 
-    Shapes: equal but for ``axis``, along which the result has the sum of the extents.
+    Shapes: equal except for ``axis``, along which the result has the sum of the extents.
 
     Dtypes: any, the same for all.
 
-    Raises ShapeError: when the input is absent, an extent off the axis differs, or the axis is
-    outside the rank.
+    Raises ShapeError: when an input is absent, an extent of another axis differs, or ``axis`` is
+    out of range.
 
     Source: ONNX Concat-13.
     """

@@ -1,4 +1,4 @@
-"""ConstantOfShape: a tensor full of one number."""
+"""ConstantOfShape: a tensor filled with one number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ConstantOfShape(Op):
 
     Raises ShapeError: when the shape is not known or has a negative extent.
 
-    Source: ONNX ConstantOfShape-21, whose one-element ``value`` is here ``dtype`` and ``value``.
+    Source: ONNX ConstantOfShape-21, whose tensor ``value`` is split into ``dtype`` and ``value``.
     """
 
     name: ClassVar[str] = "constant_of_shape"

@@ -1,4 +1,4 @@
-"""Conv: convolution of any number of spatial axes, in groups."""
+"""Conv: convolution with any number of spatial axes, optionally in groups."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Conv(Windowed):
-    """Correlate the input with filters: input, weights, and optionally a bias.
+    """Correlation of the input with filters. Inputs are x, weights, and optionally a bias.
 
     Shapes: input ``[N, C, *spatial]``, weights ``[M, C / group, *kernel_shape]``, bias ``[M]``;
     result ``[N, M, *windows]``.
 
     Dtypes: floating-point, one for all.
 
-    Raises ShapeError: when channels, groups, kernel or ranks do not fit, or no window does.
+    Raises ShapeError: when channels, groups, kernel or ranks do not match, or no window fits.
 
     Source: ONNX Conv-22.
     """
@@ -89,11 +89,11 @@ class Conv(Windowed):
         view = self._windows(x, counts, 0)
         view = view.reshape(batch, groups, x.shape[1] // groups, *view.shape[2:])
         weights = w.reshape(groups, filters // groups, prod(w.shape[1:])).transpose(0, 2, 1)
-        # To [groups, batch, *windows, channels, *kernel], so that each group is one matrix product.
+        # To [groups, batch, *windows, channels, *kernel]: each group becomes one matrix product.
         spatial = len(counts)
-        places = range(3, 3 + spatial)
+        window_axes = range(3, 3 + spatial)
         kernel = range(3 + spatial, 3 + 2 * spatial)
-        columns = view.transpose(1, 0, *places, 2, *kernel)
+        columns = view.transpose(1, 0, *window_axes, 2, *kernel)
         columns = columns.reshape(groups, batch * prod(counts), weights.shape[1])
         y = np.matmul(columns, weights).reshape(groups, batch, *counts, filters // groups)
         y = y.transpose(1, 0, 2 + spatial, *range(2, 2 + spatial)).reshape(batch, filters, *counts)

@@ -1,4 +1,4 @@
-"""ConvInteger: convolution of integers, summed in int32."""
+"""ConvInteger: convolution of int8 or uint8 tensors with int32 sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.ir import Case, Operand
 from smelt.ops._conformance_data import integers
-from smelt.ops._quantized import above_zero, check_zero_point, wrapped
+from smelt.ops._quantized import check_zero_point, subtract_zero_point, wrap_to_int32
 from smelt.ops._shape import (
     input_type,
     optional_type,
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from smelt.ir import Array
     from smelt.types import Dim, ValueType
 
-_BYTES = frozenset({DType.INT8, DType.UINT8})
+_INT8_TYPES = frozenset({DType.INT8, DType.UINT8})
 
 
 @dataclass(frozen=True)
 class ConvInteger(Windowed):
-    """Correlate what lies above a zero point with filters, exactly.
+    """Exact correlation of ``x - x_zero_point`` with the filters ``w - w_zero_point``.
 
-    Inputs are x, weights, and optionally x_zero_point, w_zero_point and a bias, which ONNX has not.
-    Padding is the zero point: nothing. Sums beyond int32 wrap around.
+    Inputs are x, weights, and optionally x_zero_point, w_zero_point and a bias (an extension of
+    ONNX). Padding has the value of the zero point, so it adds nothing. Sums wrap around in int32.
 
     Shapes: input ``[N, C, *spatial]``, weights ``[M, C / group, *kernel_shape]``; x_zero_point is
     one number, w_zero_point one or ``[M]``; bias ``[M]``; result ``[N, M, *windows]``.
 
-    Dtypes: int8 or uint8, each zero point as what it belongs to; bias and result int32.
+    Dtypes: int8 or uint8, each zero point like its tensor; bias and result int32.
 
-    Raises ShapeError: when channels, groups, kernel or ranks do not fit, or no window does.
+    Raises ShapeError: when channels, groups, kernel or ranks do not match, or no window fits.
 
     Source: ONNX ConvInteger-10, with a bias.
     """
@@ -56,7 +56,7 @@ class ConvInteger(Windowed):
 
     @property
     def real(self) -> Conv:
-        """The same convolution of real numbers."""
+        """The same convolution for floating-point numbers."""
         return Conv(self.kernel_shape, self.strides, self.pads, self.dilations, self.group)
 
     @override
@@ -65,7 +65,7 @@ class ConvInteger(Windowed):
         x, w = input_type(self, inputs, 0), input_type(self, inputs, 1)
         bias = optional_type(self, inputs, 4)
         for kind, what in ((x, "the input"), (w, "the weight tensor")):
-            require_dtype(kind, _BYTES, f"{what} of {self.name}")
+            require_dtype(kind, _INT8_TYPES, f"{what} of {self.name}")
         check_zero_point(x, optional_type(self, inputs, 2), (), "x_zero_point")
         check_zero_point(w, optional_type(self, inputs, 3), w.shape[:1], "w_zero_point")
         if bias is not None:
@@ -82,13 +82,13 @@ class ConvInteger(Windowed):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = above_zero(present(inputs, 0), optional_array(inputs, 2), None)
-        w = above_zero(present(inputs, 1), optional_array(inputs, 3), 0)
+        x = subtract_zero_point(present(inputs, 0), optional_array(inputs, 2), None)
+        w = subtract_zero_point(present(inputs, 1), optional_array(inputs, 3), 0)
         (total,) = self.real.reference(x, w)
         bias = optional_array(inputs, 4)
         if bias is not None:
             total = total + bias.reshape(-1, *[1] * (x.ndim - 2))
-        return (wrapped(total),)
+        return (wrap_to_int32(total),)
 
     @override
     @classmethod
@@ -104,7 +104,7 @@ class ConvInteger(Windowed):
 
 
 def _bytes(*shape: int, dtype: str = "uint8", seed: int = 0) -> Array:
-    """Bytes of all values."""
+    """Return random int8 or uint8 numbers of the full range."""
     limits = np.iinfo(dtype)
     return integers(*shape, dtype=dtype, low=limits.min, high=limits.max + 1, seed=seed)
 

@@ -1,4 +1,4 @@
-"""ConvSum: two convolutions, added."""
+"""ConvSum: the sum of two convolutions."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ if TYPE_CHECKING:
     from smelt.types import Dim, ValueType
 
 _OWN_INPUTS = 2
+"""Inputs of each convolution: image and weights."""
 
 
 @dataclass(frozen=True)
 class ConvSum(Op):
-    """The sum of two convolutions, each of its own image: one longer sum for each element.
+    """The sum of two convolutions, computed as one longer sum for each element.
 
-    Inputs: image and weights of the first, image and weights of the second, optionally a bias. This
-    is how a block ends whose shortcut is a projection.
+    Inputs are image and weights of the first, image and weights of the second, and optionally a
+    bias. It is the end of a residual block whose shortcut is a projection.
 
-    Shapes: that of both convolutions.
+    Shapes: those of both convolutions, whose results have the same shape.
 
     Dtypes: the convolutions'.
 
-    Raises ShapeError: when a convolution refuses its inputs, or their results differ in shape.
+    Raises ShapeError: when the inputs of a convolution do not fit, or the shapes of the results
+    differ.
 
     Source: design, "Fused ops".
     """

@@ -1,4 +1,4 @@
-"""ConvTranspose: the transpose of a convolution (deconvolution), in groups."""
+"""ConvTranspose: transposed convolution (deconvolution), optionally in groups."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConvTranspose(Windowed):
-    """Each input element adds its filters to a window of the output: input, weights, optional bias.
+    """Transposed convolution: each input element adds its filters to a window of the output.
+
+    Inputs are x, weights, and optionally a bias.
 
     Shapes: input ``[N, C, *spatial]``, weights ``[C, M / group, *kernel_shape]``, bias ``[M]``; an
     output extent is ``stride * (input - 1) + output_padding + (kernel - 1) * dilation + 1 - pads``.
 
     Dtypes: floating-point, one for all.
 
-    Raises ShapeError: when channels, groups, kernel or ranks do not fit, or nothing is left of the
-    output.
+    Raises ShapeError: when channels, groups, kernel or ranks do not match, or the output is empty.
 
-    Source: ONNX ConvTranspose-22 (output_shape and auto_pad are resolved into pads by who makes the
-    op).
+    Source: ONNX ConvTranspose-22; importers convert output_shape and auto_pad to pads.
     """
 
     name: ClassVar[str] = "conv_transpose"
@@ -57,7 +57,7 @@ class ConvTranspose(Windowed):
     group: int = 1
     """Number of groups into which input and output channels are divided."""
     output_padding: tuple[int, ...] = ()
-    """Extents added after each spatial axis of the output."""
+    """Number of elements that are added at the end of each spatial axis of the output."""
 
     @override
     def __post_init__(self) -> None:
@@ -66,7 +66,8 @@ class ConvTranspose(Windowed):
         object.__setattr__(self, "output_padding", extra)
 
     def _extents(self, spatial: Shape) -> Shape:
-        made: list[Dim] = []
+        """Return the spatial extents of the output. Raises ShapeError when one is not positive."""
+        extents: list[Dim] = []
         for axis, extent in enumerate(spatial):
             reach = (self.kernel_shape[axis] - 1) * self.dilations[axis] + 1
             constant = reach + self.output_padding[axis] - sum(self.pad_pairs[axis])
@@ -77,8 +78,8 @@ class ConvTranspose(Windowed):
                 raise ShapeError(
                     f"pads {self.pads} leave {result} elements on axis {axis + 2} of the output"
                 )
-            made.append(result)
-        return tuple(made)
+            extents.append(result)
+        return tuple(extents)
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -93,7 +94,7 @@ class ConvTranspose(Windowed):
         require_shape(w, (channels, depth, *self.kernel_shape), "the weight tensor")
         if not assume_equal(x.shape[1], channels, "axis 1 of input 0 and axis 0 of input 1"):
             has = counted(x.shape[1], "channel")
-            raise ShapeError(f"the input has {has}, the weights are for {channels}")
+            raise ShapeError(f"the input has {has}, the weights have {channels}")
         shared = known(x.shape[1], channels)
         if self.group < 1 or not assume_divides(
             self.group, shared, "axis 1 of input 0 and the groups"
@@ -118,12 +119,12 @@ class ConvTranspose(Windowed):
         extents = require_static(self._extents(x.shape[2:]), "the extents")
         reach = [a + sum(p) for a, p in zip(extents, self.pad_pairs, strict=True)]
         full = np.zeros((batch, filters, *reach), x.dtype)
-        for number, place in enumerate(product(*map(range, self.kernel_shape))):
+        for number, tap in enumerate(product(*map(range, self.kernel_shape))):
             taps = weights[..., number].transpose(0, 2, 1)[:, None]
             part = np.moveaxis(np.matmul(taps, grouped), 0, 1).reshape(batch, filters, *spatial)
             where = tuple(
                 slice(k * d, k * d + n * s, s)
-                for k, d, s, n in zip(place, self.dilations, self.strides, spatial, strict=True)
+                for k, d, s, n in zip(tap, self.dilations, self.strides, spatial, strict=True)
             )
             full[(slice(None), slice(None), *where)] += part
         kept = tuple(slice(p[0], p[0] + e) for p, e in zip(self.pad_pairs, extents, strict=True))

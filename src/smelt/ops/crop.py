@@ -1,4 +1,4 @@
-"""Crop: the part of a tensor that has the extents of another (Caffe)."""
+"""Crop: a part of a tensor with the extents of another tensor (Caffe)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Crop(Op):
-    """Cut the axes from ``axis`` on to the extents of a second tensor: x, like.
+    """The part of x that has the extents of ``like`` from ``axis`` on. Inputs are x and like.
 
-    Shapes: two of one rank; the result has x's extents before the axis and like's from there on.
+    Shapes: both inputs have the same rank; the result has the extents of x before ``axis`` and
+    those of like from ``axis`` on.
 
     Dtypes: any; the result's is x's.
 
-    Raises ShapeError: when ranks differ, an offset is missing or the part reaches beyond x.
+    Raises ShapeError: when the ranks differ, an offset is missing or the part extends beyond x.
 
     Source: Caffe CropLayer.
     """
@@ -35,22 +36,22 @@ class Crop(Op):
     name: ClassVar[str] = "crop"
 
     axis: int = 2
-    """First axis that is cut."""
+    """First axis that is cropped."""
     offset: tuple[int, ...] = ()
-    """Where the part begins: nothing for 0, one for all axes, or one for each axis that is cut."""
+    """Start of the part: empty for 0, one number for all axes, or one for each cropped axis."""
 
     def offsets(self, rank: int) -> tuple[int, ...]:
-        """Where the part begins on each axis of a tensor of ``rank``. Raises ShapeError."""
+        """Return the start of the part on each axis of a tensor of ``rank``. Raises ShapeError."""
         axis = normalize_axis(self.axis, rank)
-        cut = rank - axis
-        given = self.offset or (0,)
-        given = given * cut if len(given) == 1 else given
-        if len(given) != cut or min(given) < 0:
+        count = rank - axis
+        numbers = self.offset or (0,)
+        numbers = numbers * count if len(numbers) == 1 else numbers
+        if len(numbers) != count or min(numbers) < 0:
             raise ShapeError(
-                f"offset is {self.offset}; it must be empty, or have one or {cut} numbers of at "
+                f"offset is {self.offset}; it must be empty, or have one or {count} numbers of at "
                 "least 0"
             )
-        return (*[0] * axis, *given)
+        return (*[0] * axis, *numbers)
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -59,10 +60,10 @@ class Crop(Op):
         require_rank(like, "the second input of crop", x.rank)
         first, offsets = normalize_axis(self.axis, x.rank), self.offsets(x.rank)
         for axis in range(first, x.rank):
-            start, extent, whole = offsets[axis], like.shape[axis], x.shape[axis]
-            if not assume_at_least(whole, start + extent, f"axis {axis} of inputs 0 and 1"):
+            start, extent, available = offsets[axis], like.shape[axis], x.shape[axis]
+            if not assume_at_least(available, start + extent, f"axis {axis} of inputs 0 and 1"):
                 raise ShapeError(
-                    f"{extent} elements from {start} on do not fit into an extent of {whole}"
+                    f"{extent} elements from {start} on do not fit into an extent of {available}"
                 )
         return (TensorType(x.dtype, (*x.shape[:first], *like.shape[first:])),)
 

@@ -1,4 +1,4 @@
-"""CumSum: running sums along an axis."""
+"""CumSum: cumulative sums along an axis."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CumSum(Op):
-    """Running sums along an axis.
+    """Cumulative sums along an axis.
 
-    They start at its end with ``reverse``, and lack the element itself with ``exclusive``.
+    With ``reverse`` the sums start at the end of the axis; with ``exclusive`` each sum excludes the
+    element itself.
 
     Shapes: (data, axis scalar) -> data's.
 
     Dtypes: numbers; the axis is int32 or int64.
 
-    Raises ShapeError: when the axis is not known or outside the rank.
+    Raises ShapeError: when the axis is not known or out of range.
 
     Source: ONNX CumSum-14.
     """
@@ -63,13 +64,13 @@ class CumSum(Op):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, axis = present(inputs, 0), int(present(inputs, 1).item())
         wide = widen(data)
-        lined = np.flip(wide, axis) if self.reverse else wide
-        sums = np.cumsum(lined, axis, dtype=wide.dtype)
+        ordered = np.flip(wide, axis) if self.reverse else wide
+        sums = np.cumsum(ordered, axis, dtype=wide.dtype)
         if self.exclusive and data.shape[axis]:
             sums = np.roll(sums, 1, axis)
             sums[(slice(None),) * (axis % data.ndim) + (0,)] = 0
-        made = np.array(np.flip(sums, axis) if self.reverse else sums, order="C")
-        return (narrow(made, data.dtype),)
+        result = np.array(np.flip(sums, axis) if self.reverse else sums, order="C")
+        return (narrow(result, data.dtype),)
 
     @override
     @classmethod

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class DepthToSpace(Op):
     """Channels rearranged into blocks of pixels.
 
-    ``mode`` DCR takes the channels as (block row, block column, depth), CRD as (depth, block row,
-    block column).
+    The channels are in the order (block row, block column, depth) with ``mode`` DCR, and (depth,
+    block row, block column) with CRD.
 
     Shapes: [n, c * b * b, h, w] -> [n, c, h * b, w * b].
 
     Dtypes: any.
 
-    Raises ShapeError: when the channels are no multiple of the block's pixels.
+    Raises ShapeError: when the channels are not a multiple of the pixels of a block.
 
     Source: ONNX DepthToSpace-13.
     """
@@ -47,7 +47,8 @@ class DepthToSpace(Op):
         block = self.blocksize
         if block < 1 or self.mode not in {"DCR", "CRD"}:
             raise ShapeError(
-                f"depth_to_space has the invalid blocksize {block} or mode {self.mode!r}"
+                f"depth_to_space has blocksize {block} and mode {self.mode!r}; blocksize must be "
+                "positive and mode DCR or CRD"
             )
         n, c, h, w = data.shape
         if not assume_divides(block * block, c, "axis 1 of input 0 and the pixels of a block"):

@@ -1,4 +1,4 @@
-"""DequantizeLinear: integers to real numbers by a scale and a zero point."""
+"""DequantizeLinear: integers to floating-point numbers with a scale and a zero point."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
 )
-from smelt.ops._shape_operands import given, optional_array, present
+from smelt.ops._shape_operands import operand_at, optional_array, present
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
@@ -33,23 +33,22 @@ _QUANTIZED = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DTyp
 
 @dataclass(frozen=True)
 class DequantizeLinear(Op):
-    """``(x - zero_point) * scale``: x, scale, optionally zero_point.
+    """``(x - zero_point) * scale``. Inputs are x, scale, and optionally zero_point.
 
     Shapes: scale and zero point are scalars, or ``[extent of the axis]``; the result's is x's.
 
-    Dtypes: x int8, uint8, int16, uint16 or int32, the zero point as x; the result's is the scale's.
+    Dtypes: x int8, uint8, int16, uint16 or int32, zero point like x; the result's is the scale's.
 
-    Raises ShapeError: when scale and zero point do not fit the axis, or a known scale is not
+    Raises ShapeError: when scale or zero point do not match the axis, or a constant scale is not
     positive and finite.
 
-    Source: ONNX DequantizeLinear-25, without blocks.
+    Source: ONNX DequantizeLinear-25, without blocked quantisation.
     """
 
     name: ClassVar[str] = "dequantize_linear"
 
     axis: int | None = 1
-    """Axis along which scales differ; None when there is one for the whole tensor, which makes the
-    op elementwise."""
+    """Axis of the scales; None for one scale of the tensor, which makes the op elementwise."""
 
     @property
     @override
@@ -65,7 +64,7 @@ class DequantizeLinear(Op):
         require_dtype(scale, FLOATS, "the scale of dequantize_linear")
         require_same_dtype(x, zero_point)
         check_scale(x, scale, zero_point, self.axis)
-        require_known_scale(given(inputs, 1))
+        require_known_scale(operand_at(inputs, 1))
         return (TensorType(scale.dtype, x.shape),)
 
     @override

@@ -1,4 +1,4 @@
-"""DetectionOutput: box regressions and class scores to detections (Caffe)."""
+"""DetectionOutput: box regressions and class scores to detections (Caffe SSD)."""
 
 from __future__ import annotations
 
@@ -43,21 +43,22 @@ _CODES = ("CORNER", "CENTER_SIZE", "CORNER_SIZE")
 
 @dataclass(frozen=True)
 class DetectionOutput(Op):
-    """Rows ``[image, label, score, xmin, ymin, xmax, ymax]`` of what is detected.
+    """Detections as rows ``[image, label, score, xmin, ymin, xmax, ymax]``.
 
-    Inputs are locations, confidences and priors (what PriorBox makes). Boxes are decoded; for each
-    class but the background the ``top_k`` above the confidence threshold are suppressed greedily;
-    of an image the ``keep_top_k`` best stay, by label, then falling score. How many rows there are
-    is the symbol ``count_symbol``; who adds the node bounds it in the graph's ``symbol_bounds``
-    (see ``count_bound``). No detection gives no row.
+    Inputs are locations, confidences and priors (the result of PriorBox). Boxes are decoded. For
+    each class except the background, the ``top_k`` best boxes above the confidence threshold go
+    through greedy non-maximum suppression. The ``keep_top_k`` best detections of each image are
+    kept, sorted by label and then by descending score. The number of rows, which may be 0, is the
+    symbol ``count_symbol``. The code that adds the node must set its upper bound in the graph's
+    ``symbol_bounds`` (see ``count_bound``).
 
-    Shapes: locations ``[N, priors * L * 4]`` (L is 1 when shared, else num_classes), confidences
+    Shapes: locations ``[N, priors * L * 4]`` (L is 1 if shared, otherwise num_classes), confidences
     ``[N, priors * num_classes]``, priors ``[1, 2, priors * 4]``; trailing extents of 1 are allowed;
     result ``[1, 1, count, 7]``.
 
     Dtypes: floating-point; the result's is the confidences'.
 
-    Raises ShapeError: when the inputs do not fit each other or the code is unknown.
+    Raises ShapeError: when the shapes of the inputs do not match or ``code_type`` is unknown.
 
     Source: Caffe (SSD) DetectionOutputLayer.
     """
@@ -65,27 +66,27 @@ class DetectionOutput(Op):
     name: ClassVar[str] = "detection_output"
 
     num_classes: int
-    """Number of classes, the background among them."""
+    """Number of classes, including the background."""
     share_location: bool = True
-    """Whether all classes have one box a prior."""
+    """Whether all classes share one box for each prior."""
     background_label_id: int = 0
-    """The class that is not a detection, -1 for none."""
+    """Class that is not detected; -1 for none."""
     nms_threshold: float = 0.3
-    """Overlap above which the worse of two boxes goes."""
+    """Intersection over union above which the box of the lower score is suppressed."""
     top_k: int = -1
-    """Boxes a class that enter suppression, -1 for all."""
+    """Number of boxes of a class that enter suppression; -1 for all."""
     eta: float = 1.0
-    """Factor of the threshold after each box that stays."""
+    """Factor of a threshold above 0.5 after each box that is kept."""
     code_type: str = "CORNER"
-    """How locations are coded: "CORNER", "CENTER_SIZE" or "CORNER_SIZE"."""
+    """Encoding of locations: "CORNER", "CENTER_SIZE" or "CORNER_SIZE"."""
     variance_encoded_in_target: bool = False
-    """Whether the locations are scaled by the variances already."""
+    """Whether the locations are already scaled by the variances."""
     keep_top_k: int = -1
-    """Detections an image, -1 for all."""
+    """Maximum number of detections of an image; -1 for all."""
     confidence_threshold: float = -np.inf
-    """Scores must be above it."""
+    """Detections must have a score above this threshold."""
     count_symbol: str = "detection_count"
-    """Name of the number of rows."""
+    """Symbol of the number of rows."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -102,7 +103,7 @@ class DetectionOutput(Op):
         require_shape(prior, (1, rows, *prior.shape[2:]), "the prior tensor")
         coordinates = element_count(prior.shape[2:])
         if not assume_divides(4, coordinates, "elements of input 2, four for a prior"):
-            raise ShapeError(f"{coordinates} coordinates are not four for each prior box")
+            raise ShapeError(f"{coordinates} coordinates of prior boxes are not a multiple of 4")
         priors = coordinates // 4
         shared = 1 if self.share_location else self.num_classes
         self._check_extent(location, priors * (shared * 4), "locations")
@@ -117,22 +118,24 @@ class DetectionOutput(Op):
 
     @staticmethod
     def _check_extent(kind: TensorType, wanted: Dim, what: str) -> None:
-        given = element_count(kind.shape[1:])
-        if not assume_equal(given, wanted, f"{what} of an image, and what the priors need"):
+        extent = element_count(kind.shape[1:])
+        if not assume_equal(extent, wanted, f"{what} of an image, and what the priors need"):
             raise ShapeError(
-                f"there are {given} {what} for each image; the prior boxes need {wanted}"
+                f"there are {extent} {what} for each image; the prior boxes need {wanted}"
             )
 
     def count_bound(self, inputs: Sequence[Operand | None]) -> Dim:
-        """The largest number of rows that the inputs allow."""
+        """Return the upper bound of the number of rows."""
         location, confidence, prior = (input_type(self, inputs, index) for index in range(3))
         images = known(location.shape[0], confidence.shape[0])
         if self.keep_top_k >= 0:
             return images * self.keep_top_k
-        each: Dim = element_count(prior.shape[2:]) // 4
+        boxes_per_class: Dim = element_count(prior.shape[2:]) // 4
         if self.top_k >= 0:
-            each = min(each, self.top_k) if isinstance(each, int) else self.top_k
-        return images * self.num_classes * each
+            boxes_per_class = (
+                min(boxes_per_class, self.top_k) if isinstance(boxes_per_class, int) else self.top_k
+            )
+        return images * self.num_classes * boxes_per_class
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
@@ -150,7 +153,7 @@ class DetectionOutput(Op):
         return (narrow(np.array(rows, np.float32).reshape(1, 1, len(rows), 7), dtype),)
 
     def _decode(self, location: Array, priors: Array) -> Array:
-        """Corners of the boxes ``[images, priors, L, 4]``."""
+        """Decode the locations to the corners of boxes ``[images, priors, L, 4]``."""
         prior = priors[0][None, :, None]
         if not self.variance_encoded_in_target:
             location = location * priors[1][None, :, None]
@@ -169,8 +172,8 @@ class DetectionOutput(Op):
         return boxes[:, 0 if self.share_location else label]
 
     def _detect(self, boxes: Array, scores: Array) -> list[tuple[int, int]]:
-        """Label and box of the detections of an image."""
-        found: list[tuple[int, int]] = []
+        """Return label and box index of the detections of an image."""
+        detections: list[tuple[int, int]] = []
         for label in range(self.num_classes):
             if label == self.background_label_id:
                 continue
@@ -181,11 +184,11 @@ class DetectionOutput(Op):
                 ranking = ranking[: self.top_k]
             corners = self._boxes_of(boxes, label)
             kept = suppress(corners, ranking, self.nms_threshold, ranking.size, self.eta)
-            found += [(label, box) for box in kept]
-        if 0 <= self.keep_top_k < len(found):
-            best = sorted(found, key=lambda pair: -float(scores[pair[1], pair[0]]))
-            found = sorted(best[: self.keep_top_k], key=lambda pair: pair[0])
-        return found
+            detections += [(label, box) for box in kept]
+        if 0 <= self.keep_top_k < len(detections):
+            best = sorted(detections, key=lambda pair: -float(scores[pair[1], pair[0]]))
+            detections = sorted(best[: self.keep_top_k], key=lambda pair: pair[0])
+        return detections
 
     @override
     @classmethod

@@ -1,4 +1,4 @@
-"""DynamicQuantizeLinear: real numbers to uint8 by their own range."""
+"""DynamicQuantizeLinear: quantisation to uint8 with a scale from the range of the input."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DynamicQuantizeLinear(Op):
-    """Quantise to uint8 so that zero and all elements are in range.
+    """Quantisation to uint8 with a range that includes zero and all elements.
 
     Results are the quantised tensor, its scale and its zero point.
 
-    Shapes: the quantised tensor has the input's, scale and zero point are scalars.
+    Shapes: the quantised tensor has that of the input; scale and zero point are scalars.
 
     Dtypes: float32 gives uint8, float32 and uint8.
 
     Raises ShapeError: when there is not one float32 input.
 
-    Source: ONNX DynamicQuantizeLinear-11; a tensor of zeros has scale 1.
+    Source: ONNX DynamicQuantizeLinear-11; for a tensor of zeros the scale is 1.
     """
 
     name: ClassVar[str] = "dynamic_quantize_linear"

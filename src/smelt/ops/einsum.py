@@ -1,4 +1,4 @@
-"""Einsum: sums of products, given by an equation of labels."""
+"""Einsum: sums of products that an equation of axis labels defines."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Einsum(Op):
-    """Sums of products, given by an equation of labels.
+    """Sums of products that an equation of axis labels defines.
 
-    Each axis has a label, repeated where axes go together.
+    Axes with the same label are iterated together. Labels that are not in the result are summed
+    over. Without ``->`` the result has the axes of an ellipsis, then the labels that occur exactly
+    once, in alphabetical order.
 
-    Labels that the result lacks are summed over; without ``->`` the result has the labels that
-    stand once, in alphabetical order after the axes of an ellipsis.
+    Shapes: as the equation defines; the axes of ellipses broadcast.
 
-    Shapes: as the equation says; the axes of ellipses broadcast.
-
-    Dtypes: numbers, the same for all; half floats are summed in single precision.
+    Dtypes: numbers, the same for all; 16-bit floats are summed in float32.
 
     Raises ShapeError: when the equation is malformed or does not fit the inputs.
 
@@ -51,6 +50,7 @@ class Einsum(Op):
     name: ClassVar[str] = "einsum"
 
     equation: str
+    """The equation, such as "bij,bjk->bik"."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -91,14 +91,17 @@ class Einsum(Op):
         return 2 * (len(inputs) - 1) * element_count((*extents.values(), *dots))
 
     def _terms(self) -> tuple[list[str], str]:
-        """The inputs' labels and the result's, an ellipsis being one dot. Raises ShapeError."""
+        """Return the labels of the inputs and the result, with "." for an ellipsis.
+
+        Raises ShapeError when the equation is malformed.
+        """
         text = self.equation.replace(" ", "").replace("...", ".")
         left, arrow, result = text.partition("->")
         terms = left.split(",")
         labels = [c for c in "".join(terms) if c != "."]
         if not arrow:
-            once = sorted(c for c, n in Counter(labels).items() if n == 1)
-            result = ("." if "." in left else "") + "".join(once)
+            unique_labels = sorted(c for c, n in Counter(labels).items() if n == 1)
+            result = ("." if "." in left else "") + "".join(unique_labels)
         letters = all(c.isascii() and c.isalpha() for c in (*labels, *result.replace(".", "")))
         dots = max(t.count(".") for t in (*terms, result))
         if not letters or dots > 1 or len(set(result)) < len(result):
@@ -106,6 +109,7 @@ class Einsum(Op):
         return terms, result
 
     def _assign(self, term: str, kind: TensorType, extents: dict[str, Dim]) -> Shape:
+        """Add the extents of the labels of an input; return the extents of its ellipsis."""
         before, dot, after = term.partition(".")
         free = kind.rank - len(before) - len(after)
         if free < 0 or (free and not dot):
@@ -113,7 +117,7 @@ class Einsum(Op):
         shape = (*kind.shape[: len(before)], *kind.shape[len(before) + free :])
         own: dict[str, Dim] = {}
         for label, extent in zip(before + after, shape, strict=True):
-            # A diagonal, unlike labels of several inputs, does not broadcast.
+            # Axes of the same label do not broadcast within one input (a diagonal).
             if not assume_equal(own.setdefault(label, extent), extent, f"axes {label!r} of {term}"):
                 raise ShapeError(f"the repeated label {label!r} has different extents in {kind}")
             other = extents.get(label, extent)
@@ -132,8 +136,8 @@ class Einsum(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         arrays = [present(inputs, i) for i in range(len(inputs))]
-        made = np.asarray(np.einsum(self.equation, *map(widen, arrays)))
-        return (narrow(made, arrays[0].dtype),)
+        result = np.asarray(np.einsum(self.equation, *map(widen, arrays)))
+        return (narrow(result, arrays[0].dtype),)
 
     @override
     @classmethod

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Expand(Op):
-    """The tensor broadcast to a shape; an extent of one in the shape leaves data's own.
+    """The tensor broadcast with a shape; an extent of 1 in the shape keeps that of data.
 
-    Shapes: (data, shape[k]) -> what both broadcast to.
+    Shapes: (data, shape[k]) -> the shape to which both broadcast.
 
     Dtypes: any; the shape is int64.
 
@@ -42,7 +42,7 @@ class Expand(Op):
         shape = dims_at(self, inputs, 1, "the shape") or ()
         for extent in shape:
             if isinstance(extent, int) and extent < 0:
-                raise ShapeError(f"expand to {shape_text(shape)} has a negative extent")
+                raise ShapeError(f"the shape {shape_text(shape)} of expand has a negative extent")
         return (TensorType(data.dtype, broadcast_shapes(data.shape, shape)),)
 
     @override

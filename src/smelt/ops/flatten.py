@@ -1,4 +1,4 @@
-"""Flatten: a matrix of the same elements."""
+"""Flatten: reshape to a matrix."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flatten(Op):
-    """A matrix of the same elements: the axes before ``axis`` are its rows, the others its columns.
+    """The tensor as a matrix: axes before ``axis`` become rows, the other axes columns.
 
-    Shapes: (data) -> [product of the first extents, product of the others].
+    Shapes: (data) -> [product of the extents before ``axis``, product of the others].
 
     Dtypes: any.
 
@@ -42,7 +42,7 @@ class Flatten(Op):
         require_inputs(self, inputs, 1)
         data = input_type(self, inputs, 0)
         if not -data.rank <= self.axis <= data.rank:
-            raise ShapeError(f"axis {self.axis} is outside {shape_text(data.shape)}")
+            raise ShapeError(f"axis {self.axis} is out of range for {shape_text(data.shape)}")
         split = self.axis + data.rank if self.axis < 0 else self.axis
         rows, columns = data.shape[:split], data.shape[split:]
         return (TensorType(data.dtype, (count_elements(rows), count_elements(columns))),)

@@ -1,4 +1,4 @@
-"""Fused: an op and the elementwise program that follows it."""
+"""Fused: an op with an epilogue of elementwise stages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Stage:
     """One elementwise op of an epilogue.
 
-    An argument ``k >= 0`` is the node's input ``k``; ``-1`` is the root's result and ``-1 - j``
-    that of stage ``j`` (counted from 1).
+    An argument ``k >= 0`` is input ``k`` of the node, ``-1`` the result of the root, and
+    ``-1 - j`` the result of stage ``j`` (counted from 1).
     """
 
     op: Op
@@ -30,18 +30,18 @@ class Stage:
 
 @dataclass(frozen=True)
 class Fused(Op):
-    """A root op followed by an elementwise program, the *epilogue*, on its first result.
+    """A root op with an *epilogue*: elementwise stages that are applied to its result.
 
-    The first ``root_inputs`` inputs of the node are the root's; the rest are what the stages read
-    (bias, scale, residual). A stage never changes the shape of the root's result. A chain of
-    elementwise ops is a ``Fused`` whose root is elementwise itself.
+    The first ``root_inputs`` inputs of the node are those of the root; the stages read the others
+    (bias, scale, residual). No stage changes the shape of the root's result. A chain of elementwise
+    ops is a ``Fused`` op with an elementwise root.
 
-    Shapes: the root's, every stage has the shape of the root's result.
+    Shapes: the root's; the result of each stage has the shape of the root's result.
 
     Dtypes: the last stage's.
 
-    Raises ShapeError: when a stage is not elementwise, reads what is not yet computed or changes
-    the shape, or the root reads more than there is.
+    Raises ShapeError: when a stage is not elementwise, reads a result that is not computed yet or
+    changes the shape, or the root takes more inputs than the node has.
 
     Source: design, "Fused ops".
     """
@@ -49,7 +49,9 @@ class Fused(Op):
     name: ClassVar[str] = "fused"
 
     root: Op
+    """Op whose result the stages process."""
     root_inputs: int
+    """Number of inputs of the root."""
     stages: tuple[Stage, ...]
 
     @property
@@ -66,20 +68,21 @@ class Fused(Op):
         result = self.root.infer(inputs[: self.root_inputs])
         if len(result) != 1 or not isinstance(result[0], TensorType):
             raise ShapeError(
-                f"{self.root.name} does not have exactly one tensor as its result and cannot have "
-                "an epilogue"
+                f"{self.root.name} cannot have an epilogue, because its result is not exactly one "
+                "tensor"
             )
         values: list[TensorType] = [result[0]]
         for number, stage in enumerate(self.stages, 1):
             if not stage.op.elementwise:
                 raise ShapeError(f"stage {number}, {stage.op.name}, is not elementwise")
             operands = [self._operand(a, inputs, values) for a in stage.arguments]
-            (made,) = cast("tuple[TensorType, ...]", stage.op.infer(operands))
-            if made.shape != values[0].shape:
+            (result_type,) = cast("tuple[TensorType, ...]", stage.op.infer(operands))
+            if result_type.shape != values[0].shape:
                 raise ShapeError(
-                    f"stage {number}, {stage.op.name}, changes the shape from {values[0]} to {made}"
+                    f"stage {number}, {stage.op.name}, changes the shape from {values[0]} to "
+                    f"{result_type}"
                 )
-            values.append(made)
+            values.append(result_type)
         return (values[-1],)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Chain: an op and another one that reads its result."""
+"""FusedPair: two ops, the second of which reads the result of the first, as one node."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FusedPair(Op):
-    """Two ops, of which the second reads the first's only result.
+    """Two ops, the second of which reads the only result of the first (the intermediate).
 
-    The first ``first_inputs`` inputs of the node are the first op's. The second op's inputs are the
-    first's result and the node's other inputs. A backend need not store what is between the two,
-    unless the chain keeps it for other readers: then it is a second result.
+    The first ``first_inputs`` inputs of the node are those of the first op. The inputs of the
+    second op are the intermediate and the other inputs of the node. A backend does not have to
+    store the intermediate, unless ``returns_intermediate`` makes it the last result of the node.
 
-    Shapes: the second op's; then the first's, if that is kept.
+    Shapes: those of the second op, then the intermediate's if it is returned.
 
-    Dtypes: as shapes.
+    Dtypes: those of the second op, then the intermediate's if it is returned.
 
-    Raises ShapeError: when one of the ops refuses its inputs, or the first has several results.
+    Raises ShapeError: when the inputs of an op do not fit, or the first op has several results.
 
     Source: design, "Fused ops".
     """
@@ -36,10 +36,13 @@ class FusedPair(Op):
     name: ClassVar[str] = "fused_pair"
 
     first: Op
+    """Op that computes the intermediate."""
     first_inputs: int
+    """Number of inputs of the first op."""
     second: Op
+    """Op that reads the intermediate."""
     returns_intermediate: bool = False
-    """Whether what is between the two is a result, too."""
+    """Whether the intermediate is a result of the node, too."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -52,8 +55,8 @@ class FusedPair(Op):
             raise ShapeError(
                 f"{self.first.name} has {len(intermediate)} results; a fused pair needs exactly one"
             )
-        made = self.second.infer([Operand(intermediate[0]), *inputs[self.first_inputs :]])
-        return (*made, *intermediate) if self.returns_intermediate else made
+        types = self.second.infer([Operand(intermediate[0]), *inputs[self.first_inputs :]])
+        return (*types, *intermediate) if self.returns_intermediate else types
 
     @override
     def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
@@ -65,8 +68,8 @@ class FusedPair(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         intermediate = self.first.reference(*inputs[: self.first_inputs])[0]
-        made = self.second.reference(intermediate, *inputs[self.first_inputs :])
-        return (*made, intermediate) if self.returns_intermediate else made
+        results = self.second.reference(intermediate, *inputs[self.first_inputs :])
+        return (*results, intermediate) if self.returns_intermediate else results
 
     @override
     @classmethod

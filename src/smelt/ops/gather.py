@@ -1,4 +1,4 @@
-"""Gather: slices of a tensor, chosen by index."""
+"""Gather: slices of a tensor, selected by indices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smelt.ops._shape import (
     require_dtype,
     require_inputs,
 )
-from smelt.ops._shape_operands import given, known_dims, present, sample
+from smelt.ops._shape_operands import known_dims, operand_at, present, sample
 from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gather(Op):
-    """Slices of data along an axis, chosen by index; an index counts from the end when negative.
+    """The slices of data along an axis that indices select; negative indices count from the end.
 
     Shapes: (data, indices) -> data's with the extent of ``axis`` replaced by the shape of the
     indices.
 
     Dtypes: any; the indices are int32 or int64.
 
-    Raises ShapeError: when ``axis`` is outside the rank or a known index outside the axis. The
-    reference refuses an index outside the axis with an IndexRangeError.
+    Raises ShapeError: when ``axis`` or a constant index is out of range. The reference raises
+    IndexRangeError for an index out of range.
 
     Source: ONNX Gather-13.
     """
@@ -51,7 +51,7 @@ class Gather(Op):
         data, indices = input_type(self, inputs, 0), input_type(self, inputs, 1)
         require_dtype(indices, INDICES, "indices of gather")
         axis = normalize_axis(self.axis, data.rank)
-        require_indices(given(inputs, 1), data.shape[axis : axis + 1])
+        require_indices(operand_at(inputs, 1), data.shape[axis : axis + 1])
         shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
         return (TensorType(data.dtype, shape),)
 
@@ -68,7 +68,7 @@ class Gather(Op):
         data, indices = present(inputs, 0), present(inputs, 1)
         axis = self.axis % data.ndim
         shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
-        if 0 in shape:  # there is nothing that an index could pick
+        if 0 in shape:  # an empty result needs no index
             return (np.empty(shape, data.dtype),)
         return (np.take(data, positive_indices(indices, data.shape[axis]), axis).reshape(shape),)
 

@@ -1,4 +1,4 @@
-"""GatherElements: single elements along an axis, chosen by index."""
+"""GatherElements: single elements along an axis, selected by indices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_rank,
 )
-from smelt.ops._shape_operands import given, present, sample
+from smelt.ops._shape_operands import operand_at, present, sample
 from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatherElements(Op):
-    """The elements of data at places that indices give.
+    """The elements of data that indices select along an axis.
 
-    The place is the index's own, but for ``axis``, where the index stands.
+    The coordinates of an element are those of its index, except along ``axis``, where the
+    coordinate is the index itself.
 
-    Shapes: (data, indices) -> the indices'; both have one rank.
+    Shapes: (data, indices) -> the indices'; both have the same rank.
 
     Dtypes: any; the indices are int32 or int64.
 
-    Raises ShapeError: when the ranks differ, ``axis`` is outside them, indices reach beyond data on
-    another axis, or a known index is outside the axis. The reference refuses an index outside the
-    axis with an IndexRangeError.
+    Raises ShapeError: when the ranks differ, ``axis`` is out of range, the indices have more
+    elements than data on another axis, or a constant index is out of range. The reference raises
+    IndexRangeError for an index out of range.
 
     Source: ONNX GatherElements-13.
     """
@@ -56,7 +57,7 @@ class GatherElements(Op):
         require_rank(indices, "indices of gather_elements", data.rank)
         axis = normalize_axis(self.axis, data.rank)
         require_indices_within(indices, data, axis)
-        require_indices(given(inputs, 1), data.shape[axis : axis + 1])
+        require_indices(operand_at(inputs, 1), data.shape[axis : axis + 1])
         return (TensorType(data.dtype, indices.shape),)
 
     @override

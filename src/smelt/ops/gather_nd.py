@@ -1,4 +1,4 @@
-"""GatherND: slices of a tensor, chosen by tuples of indices."""
+"""GatherND: slices of a tensor, selected by index vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_static,
 )
-from smelt.ops._shape_operands import given, present, sample
+from smelt.ops._shape_operands import operand_at, present, sample
 from smelt.types import TensorType, assume_equal, override
 
 if TYPE_CHECKING:
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GatherND(Op):
-    """For each vector of indices, the slice of data at which it points, within the same batch.
+    """The slices of data that index vectors select, within the same batch item.
 
-    A vector of no indices points at all of it.
+    An index vector of length 0 selects the whole data of its batch item.
 
     Shapes: (data[b…, d…], indices[b…, n…, k]) -> [b…, n…, d after the first k…], with
     ``batch_dims`` batch axes.
 
     Dtypes: any; the indices are int64.
 
-    Raises ShapeError: when the vectors are longer than data's rank, the batches differ, or a known
-    index is outside. The reference refuses an index outside with an IndexRangeError.
+    Raises ShapeError: when the index vectors are longer than the rank of data, the batch axes
+    differ, or a constant index is out of range. The reference raises IndexRangeError for an index
+    out of range.
 
     Source: ONNX GatherND-13.
     """
@@ -47,6 +48,7 @@ class GatherND(Op):
     name: ClassVar[str] = "gather_nd"
 
     batch_dims: int = 0
+    """Number of batch axes, the first axes of data and indices."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -64,7 +66,7 @@ class GatherND(Op):
         (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
         if length > data.rank - batch:
             raise ShapeError(f"index vectors of length {length} are too long for {data}")
-        require_indices(given(inputs, 1), data.shape[batch : batch + length])
+        require_indices(operand_at(inputs, 1), data.shape[batch : batch + length])
         return (TensorType(data.dtype, (*indices.shape[:-1], *data.shape[batch + length :])),)
 
     @override
@@ -72,14 +74,14 @@ class GatherND(Op):
         data, indices = present(inputs, 0), present(inputs, 1)
         batch, length = self.batch_dims, indices.shape[-1]
         rank = indices.ndim - 1
-        # An axis of one element in front: a vector of no indices points at all of the data.
-        places: list[Array] = [np.zeros(indices.shape[:-1], np.int64)]
+        # A leading axis of extent 1, so that an index vector of length 0 selects all data.
+        coordinates: list[Array] = [np.zeros(indices.shape[:-1], np.int64)]
         for axis, extent in enumerate(indices.shape[:batch]):
             line = integers(0, extent)
-            places.append(line.reshape([extent if i == axis else 1 for i in range(rank)]))
+            coordinates.append(line.reshape([extent if i == axis else 1 for i in range(rank)]))
         extents = data.shape[batch : batch + length]
-        places.extend(positive_indices(indices[..., k], e) for k, e in enumerate(extents))
-        return (np.asarray(data[np.newaxis][tuple(places)]),)
+        coordinates.extend(positive_indices(indices[..., k], e) for k, e in enumerate(extents))
+        return (np.asarray(data[np.newaxis][tuple(coordinates)]),)
 
     @override
     @classmethod

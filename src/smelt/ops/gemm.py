@@ -1,4 +1,4 @@
-"""Gemm: matrix product with optional transposes, scales and a broadcast addend."""
+"""Gemm: matrix product with optional transposition, scaling and a broadcast addend."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gemm(Op):
-    """``alpha * A' @ B' + beta * C``, where ``'`` transposes on demand.
+    """``alpha * A' @ B' + beta * C``, where A' and B' are A and B, transposed if requested.
 
     Shapes: A' ``[M, K]``, B' ``[K, N]``, C broadcasts to ``[M, N]`` or is absent.
 
@@ -52,9 +52,9 @@ class Gemm(Op):
     beta: float = 1.0
     """Scale of the addend."""
     trans_a: bool = False
-    """Whether A is given transposed."""
+    """Whether A is transposed."""
     trans_b: bool = False
-    """Whether B is given transposed."""
+    """Whether B is transposed."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

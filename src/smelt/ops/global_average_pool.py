@@ -27,7 +27,7 @@ class GlobalAveragePool(GlobalPool):
     Raises ShapeError: when there is not one input of such a type and of rank 2 or more, or its
     channels have no elements.
 
-    Source: ONNX GlobalAveragePool-22, which has no integers.
+    Source: ONNX GlobalAveragePool-22; integer inputs are an extension.
     """
 
     name: ClassVar[str] = "global_average_pool"

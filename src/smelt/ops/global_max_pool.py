@@ -26,7 +26,7 @@ class GlobalMaxPool(GlobalPool):
     Raises ShapeError: when there is not one input of such a type and of rank 2 or more, or its
     channels have no elements.
 
-    Source: ONNX GlobalMaxPool-22, which has no integers.
+    Source: ONNX GlobalMaxPool-22; integer inputs are an extension.
     """
 
     name: ClassVar[str] = "global_max_pool"

@@ -1,4 +1,4 @@
-"""GroupNormalization: each group of channels brought to mean 0 and variance 1."""
+"""GroupNormalization: each group of channels normalised to mean 0 and variance 1."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ if TYPE_CHECKING:
 class GroupNormalization(Op):
     """``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
 
-    Statistics are over groups of channels and the spatial axes.
+    Mean and variance are computed over a group of channels and the spatial axes. Inputs are x,
+    scale and bias.
 
     Shapes: x ``[N, C, *spatial]``, scale and bias ``[C]``; the result's is x's.
 
-    Dtypes: floating-point, one for all; statistics are in float32 at least.
+    Dtypes: floating-point, one for all; statistics are computed at least in float32.
 
-    Raises ShapeError: when the channels do not fit.
+    Raises ShapeError: when the numbers of channels do not match, or the groups do not divide them.
 
     Source: ONNX GroupNormalization-21.
     """
@@ -52,7 +53,7 @@ class GroupNormalization(Op):
     num_groups: int
     """Number of groups into which the channels are divided."""
     epsilon: float = 1e-5
-    """Added to the variance."""
+    """Number that is added to the variance."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

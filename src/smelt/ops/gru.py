@@ -1,4 +1,4 @@
-"""GRU: gated recurrent units over a sequence."""
+"""GRU: gated recurrent unit over a sequence."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GRU(Recurrent):
-    """Run gated recurrent units: x, W, R, and optionally B, sequence_lens, initial_h.
+    """Gated recurrent unit (GRU). Inputs are x, W, R, and optionally B, sequence_lens, initial_h.
 
-    The gates lie in the order update, reset, hidden. A place beyond the length of its sequence is
-    zero in the first result.
+    The order of the gates is update, reset, hidden. Time steps beyond
+    the length of a sequence are zero in the first result.
 
     Shapes: x ``[time, batch, width]``, W ``[directions, 3 * hidden, width]``, R ``[directions, 3 *
     hidden, hidden]``, B ``[directions, 6 * hidden]``, sequence_lens ``[batch]``, initial_h
@@ -28,9 +28,10 @@ class GRU(Recurrent):
     hidden]`` and the last ``[directions, batch, hidden]``. Layout 1 has the batch first in x and in
     all states.
 
-    Dtypes: floating-point, one for all but sequence_lens, which is int32.
+    Dtypes: floating-point, one for all inputs except sequence_lens, which is int32.
 
-    Raises ShapeError: when an input does not fit the sizes or an attribute is unknown.
+    Raises ShapeError: when the shape of an input does not match the attributes, or an attribute has
+    an unknown value.
 
     Source: ONNX GRU-22.
     """
@@ -40,24 +41,26 @@ class GRU(Recurrent):
     default_activations: ClassVar[tuple[str, ...]] = ("Sigmoid", "Tanh")
 
     linear_before_reset: int = 0
-    """Whether the reset gate acts on the hidden state's product instead of on the state."""
+    """Whether the reset gate multiplies the product of the hidden state instead of the state."""
 
     @override
     def _step(
         self, projected: Array, states: Sequence[Array], parameters: DirectionWeights, /
     ) -> tuple[Array, ...]:
         (hidden,) = states
-        sigma, squash = parameters.activations
+        gate_activation, activation = parameters.activations
         size = self.hidden_size
         weights, bias = parameters.recurrence, parameters.recurrence_bias
-        gates = sigma(projected[:, : 2 * size] + hidden @ weights[: 2 * size].T + bias[: 2 * size])
+        gates = gate_activation(
+            projected[:, : 2 * size] + hidden @ weights[: 2 * size].T + bias[: 2 * size]
+        )
         update, reset = gates[:, :size], gates[:, size:]
         if self.linear_before_reset:
-            recalled = reset * (hidden @ weights[2 * size :].T + bias[2 * size :])
+            recurrent_term = reset * (hidden @ weights[2 * size :].T + bias[2 * size :])
         else:
-            recalled = (reset * hidden) @ weights[2 * size :].T + bias[2 * size :]
-        proposed = squash(projected[:, 2 * size :] + recalled)
-        return ((1 - update) * proposed + update * hidden,)
+            recurrent_term = (reset * hidden) @ weights[2 * size :].T + bias[2 * size :]
+        candidate = activation(projected[:, 2 * size :] + recurrent_term)
+        return ((1 - update) * candidate + update * hidden,)
 
     @override
     @classmethod

@@ -1,4 +1,4 @@
-"""Hardmax: one at the first largest element of each row, else zero."""
+"""Hardmax: 1 at the first largest element of each row, 0 elsewhere."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hardmax(SoftmaxLike):
-    """1 at the first largest element along one axis, else 0.
+    """1 at the first largest element along an axis, 0 elsewhere.
 
     Shapes: the input's.
 
     Dtypes: floating-point; the result's is the input's.
 
-    Raises ShapeError: when the axis is outside the input.
+    Raises ShapeError: when the axis is out of range.
 
     Source: ONNX Hardmax-13.
     """

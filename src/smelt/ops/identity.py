@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smelt.ir import Case, Op
 from smelt.ops._shape import input_type, require_inputs
-from smelt.ops._shape_operands import given, known_dims, present, sample
+from smelt.ops._shape_operands import known_dims, operand_at, present, sample
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Identity(Op):
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         require_inputs(self, inputs, 1)
-        operand = given(inputs, 0)
+        operand = operand_at(inputs, 0)
         return (operand.type if operand else input_type(self, inputs, 0),)
 
     @override

@@ -1,4 +1,4 @@
-"""If: one of two regions, as a condition says."""
+"""If: one of two regions, selected by a condition."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Case, Graph, Op, symbol_of
 from smelt.ops._region import infer_region, require_condition, run_region, truth
-from smelt.ops._shape_operands import given, present, sample
-from smelt.ops.mul import Mul
-from smelt.ops.sub import Sub
+from smelt.ops._shape_operands import operand_at, present, sample
+from smelt.ops.arithmetic import Mul, Sub
 from smelt.types import DType, SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
@@ -24,19 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class If(Op):
-    """The results of ``then_branch`` where the condition holds, of ``else_branch`` elsewhere.
+    """The results of ``then_branch`` if the condition is true, otherwise those of ``else_branch``.
 
     The inputs are the condition, then the captures, which are the inputs of both branches in the
-    same order. Where the branches' results differ in an extent and the condition is not constant,
-    the extent is the symbol ``{count_symbol}_{result}_{axis}``, which a run determines and whose
-    largest value the graph declares.
+    same order. If the results of the branches differ in an extent and the condition is not
+    constant, the extent is the symbol ``{count_symbol}_{result}_{axis}``, which a run determines;
+    the graph declares its upper bound.
 
     Shapes: (condition of one element, captures…) -> the branches' results.
 
-    Dtypes: the condition is bool; captures and results are any.
+    Dtypes: the condition is bool; captures and results have any type.
 
-    Raises ShapeError: when the captures do not fit the branches, the results differ in number, type
-    or rank, or they differ in an extent and ``count_symbol`` is empty.
+    Raises ShapeError: when the captures do not match the branches, the results of the branches
+    differ in number, type or rank, or an extent differs and ``count_symbol`` is empty.
 
     Source: ONNX If-21, with explicit captures.
     """
@@ -44,8 +43,11 @@ class If(Op):
     name: ClassVar[str] = "if"
 
     then_branch: Graph
+    """Region that runs if the condition is true."""
     else_branch: Graph
+    """Region that runs if the condition is false."""
     count_symbol: str = ""
+    """Start of the names of the symbols of extents in which the branches differ."""
 
     @property
     @override
@@ -64,20 +66,21 @@ class If(Op):
     def infer_results(
         self, inputs: Sequence[Operand | None], /
     ) -> tuple[tuple[ValueType, ...], tuple[Dim, ...] | None]:
-        known = require_condition(given(inputs, 0), self.name)
+        condition = require_condition(operand_at(inputs, 0), self.name)
         results = [infer_region(self.name, region, inputs[1:]) for region in self.regions]
         if len(results[0]) != len(results[1]):
             counts = " and ".join(str(len(r)) for r in results)
             raise ShapeError(f"the branches of if have different numbers of results: {counts}")
-        if known is not None:
-            taken = results[0 if known else 1]
-            return tuple(o.type for o in taken), taken[0].dims if taken else None
+        if condition is not None:
+            selected = results[0 if condition else 1]
+            return tuple(o.type for o in selected), selected[0].dims if selected else None
         pairs = list(zip(*results, strict=True))
         types = tuple(self._merge(i, a.type, b.type) for i, (a, b) in enumerate(pairs))
         same = bool(pairs) and pairs[0][0].dims == pairs[0][1].dims
         return types, pairs[0][0].dims if same else None
 
     def _merge(self, index: int, a: ValueType, b: ValueType) -> ValueType:
+        """Return the common type of a result; extents that differ become symbols."""
         if a == b:
             return a
         text = f"result {index} of if is {a} in one branch and {b} in the other"
@@ -100,16 +103,16 @@ class If(Op):
         self, most: Mapping[str, int], /, *inputs: Array | None
     ) -> tuple[Array, ...]:
         region = self.then_branch if truth(present(inputs, 0)) else self.else_branch
-        return tuple(run_region(region, inputs[1:], self._most_inside(region, most)))
+        return tuple(run_region(region, inputs[1:], self._inner_bounds(region, most)))
 
-    def _most_inside(self, region: Graph, most: Mapping[str, int]) -> Mapping[str, int]:
-        """The largest values of a branch's own symbols: what its results may be as well."""
+    def _inner_bounds(self, region: Graph, most: Mapping[str, int]) -> Mapping[str, int]:
+        """Return the upper bounds of a branch's symbols, including those of the results."""
         inside = dict(most)
         for index, value in enumerate(region.outputs):
             for axis, extent in enumerate(value.tensor.shape):
-                mine, its = f"{self.count_symbol}_{index}_{axis}", symbol_of(extent)
-                if mine in most and its is not None:
-                    inside[its] = most[mine]
+                outer_name, inner_name = f"{self.count_symbol}_{index}_{axis}", symbol_of(extent)
+                if outer_name in most and inner_name is not None:
+                    inside[inner_name] = most[outer_name]
         return inside
 
     @override
@@ -124,12 +127,12 @@ class If(Op):
 
 
 def _branches() -> tuple[Graph, Graph]:
-    """Twice the captured matrix, or the constant two less it."""
-    made: list[Graph] = []
+    """Return regions that compute ``2 * x`` and ``2 - x`` for the captured matrix."""
+    regions: list[Graph] = []
     for name, op in (("then", Mul()), ("else", Sub())):
         region = Graph(name)
         value = region.add_input("x", TensorType(DType.FLOAT32, (2, 3)))
         two = region.add_constant(np.asarray(2, np.float32), "two")
         region.outputs = [region.add(op, two, value, name=f"{name}_result").output]
-        made.append(region)
-    return made[0], made[1]
+        regions.append(region)
+    return regions[0], regions[1]

@@ -1,4 +1,4 @@
-"""InstanceNormalization: each channel of each image brought to mean 0 and variance 1."""
+"""InstanceNormalization: each channel of each image normalised to mean 0 and variance 1."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InstanceNormalization(Op):
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``, statistics over the spatial axes.
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
+
+    Mean and variance are computed over the spatial axes. Inputs are x, scale and bias.
 
     Shapes: x ``[N, C, *spatial]``, scale and bias ``[C]``; the result's is x's.
 
-    Dtypes: floating-point, one for all; statistics are in float32 at least.
+    Dtypes: floating-point, one for all; statistics are computed at least in float32.
 
-    Raises ShapeError: when the channels do not fit.
+    Raises ShapeError: when the numbers of channels do not match.
 
     Source: ONNX InstanceNormalization-22.
     """
@@ -45,7 +47,7 @@ class InstanceNormalization(Op):
     name: ClassVar[str] = "instance_normalization"
 
     epsilon: float = 1e-5
-    """Added to the variance."""
+    """Number that is added to the variance."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

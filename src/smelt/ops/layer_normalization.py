@@ -1,4 +1,4 @@
-"""LayerNormalization: each row brought to mean 0 and variance 1."""
+"""LayerNormalization: each row normalised to mean 0 and variance 1."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerNormalization(Op):
-    """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the axes from ``axis`` on.
+    """``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
 
-    Shapes: scale, and bias when present, broadcast to x; the result's is x's.
+    Mean and variance are computed over the axes from ``axis`` on. Inputs are x, scale, and
+    optionally bias.
 
-    Dtypes: floating-point, one for all; statistics are in float32 at least.
+    Shapes: scale and bias broadcast to x; the result's is x's.
 
-    Raises ShapeError: when the axis is outside x or scale or bias do not broadcast to x.
+    Dtypes: floating-point, one for all; statistics are computed at least in float32.
+
+    Raises ShapeError: when the axis is out of range, or scale or bias do not broadcast to x.
 
     Source: ONNX LayerNormalization-17, first result.
     """
@@ -46,9 +49,9 @@ class LayerNormalization(Op):
     name: ClassVar[str] = "layer_normalization"
 
     axis: int = -1
-    """First of the axes over which statistics are taken."""
+    """First axis over which mean and variance are computed."""
     epsilon: float = 1e-5
-    """Added to the variance."""
+    """Number that is added to the variance."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

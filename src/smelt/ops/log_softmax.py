@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogSoftmax(SoftmaxLike):
-    """``x - log(sum(exp(x)))`` along one axis, without overflow.
+    """``x - log(sum(exp(x)))`` along an axis, computed without overflow.
 
     Shapes: the input's.
 
     Dtypes: floating-point; the result's is the input's.
 
-    Raises ShapeError: when the axis is outside the input.
+    Raises ShapeError: when the axis is out of range.
 
     Source: ONNX LogSoftmax-13.
     """

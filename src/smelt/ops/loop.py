@@ -1,4 +1,4 @@
-"""Loop: a region run again and again."""
+"""Loop: a region that runs repeatedly."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from smelt.errors import ShapeError
 from smelt.ir import Case, Graph, Op, Operand, count_excess
 from smelt.ops._region import infer_region, require_condition, run_region, truth, types_for_arrays
 from smelt.ops._shape import INDICES, known, optional_type, require_dtype
-from smelt.ops._shape_operands import given, known_dims, optional_array
-from smelt.ops.add import Add
+from smelt.ops._shape_operands import known_dims, operand_at, optional_array
+from smelt.ops.arithmetic import Add
 from smelt.ops.identity import Identity
-from smelt.ops.less import Less
+from smelt.ops.logic import Less
 from smelt.types import (
     DType,
     Limit,
@@ -32,29 +32,30 @@ if TYPE_CHECKING:
     from smelt.ir import Array
     from smelt.types import Dim, ValueType
 _ARRAY_BYTES = 128
-"""What an array takes beside its elements."""
+"""Approximate size in bytes of an array object without its elements."""
 
 
 @dataclass(frozen=True)
 class Loop(Op):
-    """A region run again and again, each time on the states that the last run left.
+    """A region (the body) that runs repeatedly, each time on the states of the previous iteration.
 
-    It runs while its condition holds and at most a number of times.
+    The loop ends when the condition is false or after a maximum number of iterations (trips).
 
-    The inputs are the largest number of trips or nothing, the first condition or nothing,
-    ``state_count`` states, then the captures. The body's inputs are the trip's number, the
-    condition, the states and the captures; its results the next condition, the next states, and the
-    scans, of which the node's results stack one element for each trip. How many trips there are is
-    known when the number is constant and the condition stays true; else the extent of the stacks is
-    the symbol ``count_symbol``, which a run determines and whose largest value the graph declares.
+    The inputs are the maximum number of trips (optional), the first condition (optional),
+    ``state_count`` states (loop-carried values), then the captures. The inputs of the body are the
+    number of the trip, the condition, the states and the captures. Its results are the next
+    condition, the next states and the scan outputs, which the node stacks with one element for each
+    trip. The number of trips is known if the maximum is constant and the condition stays true.
+    Otherwise the extent of the stacks is the symbol ``count_symbol``, which a run determines; the
+    graph declares its upper bound.
 
-    Shapes: (trips?, condition?, states…, captures…) -> (states…, scans with the trips as a first
-    axis…).
+    Shapes: (trips?, condition?, states…, captures…) -> (states…, scan outputs with the trips as a
+    first axis…).
 
-    Dtypes: the trips are int64, conditions bool, the rest any.
+    Dtypes: the trips are int64, conditions bool, the others any.
 
-    Raises ShapeError: when the inputs do not fit the body, a state changes its type from trip to
-    trip, or it runs or stacks more than MAX_LOOP_TRIPS or MAX_LOOP_BYTES; so does the reference.
+    Raises ShapeError: when the inputs do not match the body, a state changes its type between
+    trips, or the loop exceeds MAX_LOOP_TRIPS or MAX_LOOP_BYTES, also in the reference.
 
     Source: ONNX Loop-21, with explicit captures.
     """
@@ -62,8 +63,11 @@ class Loop(Op):
     name: ClassVar[str] = "loop"
 
     body: Graph
+    """Region that each trip runs."""
     state_count: int
+    """Number of loop-carried values."""
     count_symbol: str = "loop_count"
+    """Symbol of the number of trips, if only a run determines it."""
 
     @property
     @override
@@ -73,8 +77,8 @@ class Loop(Op):
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         start: bool | None = True
-        if given(inputs, 1) is not None:
-            start = require_condition(given(inputs, 1), self.name)
+        if operand_at(inputs, 1) is not None:
+            start = require_condition(operand_at(inputs, 1), self.name)
         trips = optional_type(self, inputs, 0)
         if trips is not None:
             require_dtype(trips, INDICES, "the number of trips of loop")
@@ -90,24 +94,24 @@ class Loop(Op):
                 "loop-carried values"
             )
         require_condition(results[0], f"{self.name}'s body")
-        made: list[ValueType] = []
+        types: list[ValueType] = []
         outside = _symbols_outside(inputs)
         for index, (before, after) in enumerate(zip(states, results[1:], strict=False)):
-            made.append(_same_state(index, before, after, outside))
+            types.append(_same_state(index, before, after, outside))
         count = self._count(inputs, start=start)
         if isinstance(count, int) and count > Limit.MAX_LOOP_TRIPS.most:
             raise ShapeError(f"loop has {Limit.MAX_LOOP_TRIPS.excess(count)}")
         for scan in results[1 + self.state_count :]:
             kind = scan.type
             if not isinstance(kind, TensorType):
-                raise ShapeError(f"a scan output of loop is a {kind}; it must be a tensor")
-            made.append(TensorType(kind.dtype, (count, *kind.shape)))
+                raise ShapeError(f"a scan output of loop must be a tensor, not {kind}")
+            types.append(TensorType(kind.dtype, (count, *kind.shape)))
             size = element_count((count, *kind.shape)) * kind.dtype.size_bytes
             if isinstance(size, int) and size > Limit.MAX_LOOP_BYTES.most:
                 raise ShapeError(
                     f"the scan outputs of loop have {Limit.MAX_LOOP_BYTES.excess(size)}"
                 )
-        return tuple(made)
+        return tuple(types)
 
     def _infer_body(self, inputs: Sequence[Operand | None]) -> list[Operand]:
         states = [o and Operand(o.type) for o in inputs[2 : 2 + self.state_count]]
@@ -125,7 +129,7 @@ class Loop(Op):
         return SymbolicDim.symbol(self.count_symbol)
 
     def _keeps_condition(self) -> bool:
-        """Whether no trip ends the loop."""
+        """Return whether the condition provably stays true."""
         value = self.body.outputs[0]
         if value.operand.value is not None:
             return truth(value.operand.value)
@@ -148,17 +152,19 @@ class Loop(Op):
         limit = None if trips is None else int(trips.reshape(-1)[0])
         states = list(inputs[2 : 2 + self.state_count])
         captures = inputs[2 + self.state_count :]
-        goes_on = condition is None or truth(condition)
+        is_running = condition is None or truth(condition)
         rows: list[list[Array]] = []
-        if goes_on and limit is not None and self._keeps_condition():
+        if is_running and limit is not None and self._keeps_condition():
             self._check_trips(limit, most)
-        inside = {name: room for name, room in most.items() if name != self.count_symbol}
+        inner_bounds = {
+            name: maximum for name, maximum in most.items() if name != self.count_symbol
+        }
         trip = held_bytes = 0
-        while goes_on and (limit is None or trip < limit):
+        while is_running and (limit is None or trip < limit):
             self._check_trips(trip + 1, most)
-            flags = (np.asarray(trip, np.int64), np.asarray(goes_on))
-            results = run_region(self.body, [*flags, *states, *captures], inside)
-            goes_on = truth(results[0])
+            flags = (np.asarray(trip, np.int64), np.asarray(is_running))
+            results = run_region(self.body, [*flags, *states, *captures], inner_bounds)
+            is_running = truth(results[0])
             states = list(results[1 : 1 + self.state_count])
             if scans := results[1 + self.state_count :]:
                 rows.append(scans)
@@ -177,24 +183,24 @@ class Loop(Op):
         return (*(s.copy() for s in kept), *stacks)
 
     def _check_trips(self, trips: int, most: Mapping[str, int]) -> None:
-        """Refuse more trips than there may be. Raises ShapeError."""
+        """Check a number of trips against its limits. Raises ShapeError."""
         if trips > Limit.MAX_LOOP_TRIPS.most:
             raise ShapeError(f"a loop has {Limit.MAX_LOOP_TRIPS.excess(trips)}")
-        if trips > (room := most.get(self.count_symbol, trips)):
-            raise ShapeError(count_excess(self.count_symbol, trips, room))
+        if trips > (maximum := most.get(self.count_symbol, trips)):
+            raise ShapeError(count_excess(self.count_symbol, trips, maximum))
 
     def _empty_stacks(self, arrays: list[Array | None]) -> list[Array]:
-        """What a loop without a trip stacks: nothing, of the shape that a trip would have made."""
+        """Return the empty stacks of a loop without trips, with the shapes of the scan outputs."""
         flags = (np.asarray(0, np.int64), np.asarray(0, np.bool_))
         kinds = types_for_arrays(self.body, [*flags, *arrays])[1 + self.state_count :]
-        made: list[Array] = []
+        stacks: list[Array] = []
         for kind in kinds:
             if not isinstance(kind, TensorType):
-                raise ShapeError(f"a scan output of loop is a {kind}; it must be a tensor")
-            # An extent that only a trip could tell is zero: there was none.
+                raise ShapeError(f"a scan output of loop must be a tensor, not {kind}")
+            # An extent that only a trip determines is 0, because there was no trip.
             shape = [d if isinstance(d, int) else 0 for d in kind.shape]
-            made.append(np.zeros((0, *shape), kind.dtype.numpy))
-        return made
+            stacks.append(np.zeros((0, *shape), kind.dtype.numpy))
+        return stacks
 
     @override
     @classmethod
@@ -215,7 +221,7 @@ class Loop(Op):
 
 
 def _check_scans(first: Sequence[Array], scans: Sequence[Array], trip: int) -> None:
-    """Refuse a trip whose scans cannot be stacked on those of the first. Raises ShapeError."""
+    """Check that the scan outputs of a trip have the shapes of the first. Raises ShapeError."""
     for index, (before, now) in enumerate(zip(first, scans, strict=True)):
         if now.shape == before.shape:
             continue
@@ -230,9 +236,10 @@ def _check_scans(first: Sequence[Array], scans: Sequence[Array], trip: int) -> N
 def _same_state(
     index: int, before: Operand | None, after: Operand, outside: frozenset[str]
 ) -> ValueType:
-    """The type of a state, which no trip may change; of symbols from ``outside`` that is a guard.
+    """Return the type of a state, which must not change between trips. Raises ShapeError.
 
-    Of what only a trip decides, each trip finds out.
+    If symbols from ``outside`` the loop decide it, guards are recorded. Extents that only a trip
+    determines are checked in each trip.
     """
     old, new = before and before.type, after.type
     if old == new:
@@ -249,11 +256,11 @@ def _same_state(
 
 
 def _symbols_outside(inputs: Sequence[Operand | None]) -> frozenset[str]:
-    """The symbols in what is known of the inputs."""
-    given_ = [o for o in inputs if o is not None]
-    shapes = [o.type.shape for o in given_ if isinstance(o.type, TensorType)]
+    """Return the symbols of the shapes and known elements of the inputs."""
+    operands = [o for o in inputs if o is not None]
+    shapes = [o.type.shape for o in operands if isinstance(o.type, TensorType)]
     return symbols_of(
-        *(d for shape in shapes for d in shape), *(d for o in given_ for d in o.dims or ())
+        *(d for shape in shapes for d in shape), *(d for o in operands for d in o.dims or ())
     )
 
 
@@ -267,7 +274,7 @@ def _body(shape: tuple[int, ...]) -> Graph:
 
 
 def _summing_body() -> Graph:
-    """Adds the capture to the state and keeps every sum."""
+    """Return a body that adds the capture to the state and returns each sum as a scan output."""
     body = _body((2,))
     _, condition, state, step = body.inputs
     flag = body.add(Identity(), condition, name="same condition").output
@@ -277,7 +284,7 @@ def _summing_body() -> Graph:
 
 
 def _bounded_body() -> Graph:
-    """Doubles the state while it is less than the capture."""
+    """Return a body that doubles the state while it is less than the capture."""
     body = _body(())
     _, _, state, bound = body.inputs
     double = body.add(Add(), state, state, name="double").output

@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LpNormalization(Op):
-    """``x / norm(x)`` along one axis, the norm being the sum of magnitudes or the Euclidean one.
-
-    Where the norm is zero the result is zero.
+    """``x / norm(x)`` along an axis, with the L1 or the L2 norm; 0 where the norm is 0.
 
     Shapes: the input's.
 
     Dtypes: floating-point; the result's is the input's.
 
-    Raises ShapeError: when the axis is outside the input or p is neither 1 nor 2.
+    Raises ShapeError: when the axis is out of range or p is neither 1 nor 2.
 
     Source: ONNX LpNormalization-22.
     """
@@ -40,7 +38,7 @@ class LpNormalization(Op):
     name: ClassVar[str] = "lp_normalization"
 
     axis: int = -1
-    """Axis along which the norm is taken."""
+    """Axis along which the norm is computed."""
     p: int = 2
     """Exponent of the norm, 1 or 2."""
 

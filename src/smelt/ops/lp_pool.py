@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LpPool(Windowed):
-    """``sum(|x| ** p) ** (1 / p)`` of each window; padding adds nothing.
+    """``sum(|x| ** p) ** (1 / p)`` of each window; padding counts as 0.
 
     Shapes: ``[N, C, *spatial]`` gives ``[N, C, *windows]``.
 
     Dtypes: floating-point; the result's is the input's.
 
-    Raises ShapeError: when the rank does not fit the kernel, no window fits or p is not positive.
+    Raises ShapeError: when the rank does not match the kernel, no window fits or p is not positive.
 
     Source: ONNX LpPool-22.
     """
@@ -41,7 +41,7 @@ class LpPool(Windowed):
     ceil_mode: bool = False
     """Whether the number of windows is rounded up."""
     p: int = 2
-    """The norm's exponent."""
+    """Exponent of the norm."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

@@ -1,4 +1,4 @@
-"""LRN: each element divided by the energy of its neighbours."""
+"""LRN: local response normalisation."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 class LRN(Op):
     """``x / (bias + alpha / count * sum(neighbour ** 2)) ** beta``.
 
-    The neighbours are ``size`` channels at one place (region "across_channels", count ``size``) or,
-    for Caffe, a square of ``size`` by ``size`` places of one channel (region "within_channel",
-    count ``size ** 2``). Outside the input there is nothing.
+    The neighbours are ``size`` channels of one pixel (region "across_channels", count ``size``) or,
+    for Caffe, a square of ``size`` by ``size`` pixels of one channel (region "within_channel",
+    count ``size ** 2``). Elements outside the input are 0.
 
     Shapes: ``[N, C, *spatial]``, within a channel ``[N, C, H, W]``; the result's is the input's.
 
     Dtypes: floating-point; the result's is the input's.
 
-    Raises ShapeError: when the rank or the size does not fit the region.
+    Raises ShapeError: when the rank or the size does not match the region.
 
     Source: ONNX LRN-13; Caffe LRNLayer, WITHIN_CHANNEL.
     """
@@ -44,13 +44,13 @@ class LRN(Op):
     size: int
     """Extent of the neighbourhood."""
     alpha: float = 0.0001
-    """Weight of the energy."""
+    """Factor of the mean of squares."""
     beta: float = 0.75
     """Exponent."""
     bias: float = 1.0
-    """What is added to the energy."""
+    """Number that is added to the weighted mean of squares."""
     region: str = "across_channels"
-    """Where the neighbours are: "across_channels" or "within_channel"."""
+    """Neighbourhood: "across_channels" or "within_channel"."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -87,6 +87,7 @@ class LRN(Op):
         return (narrow(x * base ** x.dtype.type(-self.beta), array.dtype),)
 
     def _sum_neighbours(self, x: Array, axis: int) -> Array:
+        """Return the sum of ``size`` neighbours of each element along an axis."""
         before = (self.size - 1) // 2
         widths = [(0, 0)] * x.ndim
         widths[axis] = (before, self.size - 1 - before)

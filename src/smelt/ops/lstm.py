@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LSTM(Recurrent):
-    """Run a long short-term memory.
+    """Long short-term memory (LSTM).
 
     Inputs are x, W, R, and optionally B, sequence_lens, initial_h, initial_c, P.
-    The gates lie in the order input, output, forget, cell; the peepholes P in the order input,
-    output, forget. A place beyond the length of its sequence is zero in the first result.
+    The order of the gates is input, output, forget, cell, and that of the peepholes P is input,
+    output, forget. Time steps beyond the length of a sequence are zero in the first result.
 
     Shapes: x ``[time, batch, width]``, W ``[directions, 4 * hidden, width]``, R ``[directions, 4 *
     hidden, hidden]``, B ``[directions, 8 * hidden]``, sequence_lens ``[batch]``, initial_h and
@@ -31,9 +31,10 @@ class LSTM(Recurrent):
     hidden states ``[time, directions, batch, hidden]``, the last one and the last cell
     ``[directions, batch, hidden]``. Layout 1 has the batch first in x and in all states.
 
-    Dtypes: floating-point, one for all but sequence_lens, which is int32.
+    Dtypes: floating-point, one for all inputs except sequence_lens, which is int32.
 
-    Raises ShapeError: when an input does not fit the sizes or an attribute is unknown.
+    Raises ShapeError: when the shape of an input does not match the attributes, or an attribute has
+    an unknown value.
 
     Source: ONNX LSTM-22.
     """
@@ -44,22 +45,26 @@ class LSTM(Recurrent):
     default_activations: ClassVar[tuple[str, ...]] = ("Sigmoid", "Tanh", "Tanh")
 
     input_forget: int = 0
-    """Whether the forget gate is one less the input gate."""
+    """Whether the forget gate is 1 minus the input gate (coupled gates)."""
 
     @override
     def _step(
         self, projected: Array, states: Sequence[Array], parameters: DirectionWeights, /
     ) -> tuple[Array, ...]:
         hidden, cell = states
-        sigma, squash, show = parameters.activations
-        entering = projected + hidden @ parameters.recurrence.T + parameters.recurrence_bias
-        gate_i, gate_o, gate_f, gate_c = np.split(entering, 4, axis=1)
+        gate_activation, cell_activation, output_activation = parameters.activations
+        gates = projected + hidden @ parameters.recurrence.T + parameters.recurrence_bias
+        gate_i, gate_o, gate_f, gate_c = np.split(gates, 4, axis=1)
         peepholes = parameters.peepholes
         peep_i, peep_o, peep_f = (None,) * 3 if peepholes is None else np.split(peepholes, 3)
-        admitted = sigma(_peeped(gate_i, peep_i, cell))
-        kept = 1 - admitted if self.input_forget else sigma(_peeped(gate_f, peep_f, cell))
-        cell = kept * cell + admitted * squash(gate_c)
-        return sigma(_peeped(gate_o, peep_o, cell)) * show(cell), cell
+        input_gate = gate_activation(_add_peephole(gate_i, peep_i, cell))
+        forget_gate = (
+            1 - input_gate
+            if self.input_forget
+            else gate_activation(_add_peephole(gate_f, peep_f, cell))
+        )
+        cell = forget_gate * cell + input_gate * cell_activation(gate_c)
+        return gate_activation(_add_peephole(gate_o, peep_o, cell)) * output_activation(cell), cell
 
     @override
     @classmethod
@@ -72,6 +77,6 @@ class LSTM(Recurrent):
         yield recurrent_case("coupled_gates", cls(4, input_forget=1), 4, 2, 3)
 
 
-def _peeped(gate: Array, peephole: Array | None, cell: Array) -> Array:
-    """A gate with what it sees of the cell."""
+def _add_peephole(gate: Array, peephole: Array | None, cell: Array) -> Array:
+    """Add the peephole connection of the cell to a gate."""
     return gate if peephole is None else gate + peephole * cell

@@ -1,4 +1,4 @@
-"""MatMul: matrix product of stacks of matrices, by numpy's rules."""
+"""MatMul: matrix product of stacks of matrices, with the broadcasting of numpy."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 class MatMul(Op):
     """``A @ B``: the last two axes are matrices, the axes before them broadcast.
 
-    Shapes: ``[*a, M, K]`` and ``[*b, K, N]`` give ``[*broadcast(a, b), M, N]``; a vector stands for
-    a row on the left and for a column on the right, and its extent of one leaves the result.
+    Shapes: ``[*a, M, K]`` and ``[*b, K, N]`` give ``[*broadcast(a, b), M, N]``; a vector is
+    a row on the left and a column on the right, and its axis of extent 1 is removed from the
+    result.
 
     Dtypes: numbers, one for both.
 
@@ -54,7 +55,7 @@ class MatMul(Op):
         require_dtype(a, NUMBERS, "the input of mat_mul")
         require_same_dtype(a, b)
         if not a.rank or not b.rank:
-            raise ShapeError("mat_mul does not take scalars")
+            raise ShapeError("the inputs of mat_mul must not be scalars")
         inner, depth = a.shape[-1], b.shape[max(b.rank - 2, 0)]
         what = f"axis {a.rank - 1} of input 0 and axis {max(b.rank - 2, 0)} of input 1"
         if not assume_equal(inner, depth, what):

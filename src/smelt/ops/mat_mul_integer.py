@@ -1,4 +1,4 @@
-"""MatMulInteger: matrix product of integers, summed in int32."""
+"""MatMulInteger: matrix product of int8 or uint8 tensors with int32 sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.ir import Case, Op, Operand
 from smelt.ops._conformance_data import integers
-from smelt.ops._quantized import above_zero, check_zero_point, wrapped
+from smelt.ops._quantized import check_zero_point, subtract_zero_point, wrap_to_int32
 from smelt.ops._shape import (
     input_type,
     optional_type,
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from smelt.ir import Array
     from smelt.types import Dim, ValueType
 
-_BYTES = frozenset({DType.INT8, DType.UINT8})
+_INT8_TYPES = frozenset({DType.INT8, DType.UINT8})
 
 
 @dataclass(frozen=True)
 class MatMulInteger(Op):
-    """``(A - a_zero_point) @ (B - b_zero_point)``, exactly.
+    """Exact product ``(A - a_zero_point) @ (B - b_zero_point)``.
 
-    Inputs are A, B, and optionally a_zero_point, b_zero_point and a bias, which ONNX has not. Sums
-    beyond int32 wrap around.
+    Inputs are A, B, and optionally a_zero_point, b_zero_point and a bias (an extension of ONNX).
+    Sums wrap around in int32.
 
     Shapes: as MatMul's; a_zero_point is one number or one for each row ``[M]``, b_zero_point one or
     one for each column ``[N]``; bias ``[N]``.
 
-    Dtypes: int8 or uint8, each zero point as what it belongs to; bias and result int32.
+    Dtypes: int8 or uint8, each zero point like its matrix; bias and result int32.
 
-    Raises ShapeError: when the inner extents differ, the stacks do not broadcast, or a zero point
-    or the bias does not fit.
+    Raises ShapeError: when the inner extents differ, the stacks do not broadcast, or the shape of
+    a zero point or the bias does not match.
 
     Source: ONNX MatMulInteger-10, with a bias.
     """
@@ -56,7 +56,7 @@ class MatMulInteger(Op):
         a, b = input_type(self, inputs, 0), input_type(self, inputs, 1)
         bias = optional_type(self, inputs, 4)
         for kind, what in ((a, "A"), (b, "B")):
-            require_dtype(kind, _BYTES, f"{what} of {self.name}")
+            require_dtype(kind, _INT8_TYPES, f"{what} of {self.name}")
         check_zero_point(a, optional_type(self, inputs, 2), a.shape[-2:-1], "a_zero_point")
         check_zero_point(b, optional_type(self, inputs, 3), b.shape[-1:], "b_zero_point")
         if bias is not None:
@@ -65,7 +65,7 @@ class MatMulInteger(Op):
         return MatMul().infer(self._as_real(inputs))
 
     def _as_real(self, inputs: Sequence[Operand | None]) -> list[Operand]:
-        """The factors in the type of their product."""
+        """Return operands for A and B with the type of the product, int32."""
         shapes = (input_type(self, inputs, position).shape for position in (0, 1))
         return [Operand(TensorType(DType.INT32, shape)) for shape in shapes]
 
@@ -76,11 +76,11 @@ class MatMulInteger(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         a, b = present(inputs, 0), present(inputs, 1)
-        wide = above_zero(a, optional_array(inputs, 2), a.ndim - 2)
-        factor = above_zero(b, optional_array(inputs, 3), b.ndim - 1)
+        wide = subtract_zero_point(a, optional_array(inputs, 2), a.ndim - 2)
+        factor = subtract_zero_point(b, optional_array(inputs, 3), b.ndim - 1)
         total = np.asarray(np.matmul(wide, factor))
         bias = optional_array(inputs, 4)
-        return (wrapped(total if bias is None else total + bias),)
+        return (wrap_to_int32(total if bias is None else total + bias),)
 
     @override
     @classmethod

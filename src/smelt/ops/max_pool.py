@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MaxPool(Windowed):
-    """The largest element of each window; padding never wins.
+    """The largest element of each window; padding is never the largest.
 
-    With ``ceil_mode`` a last, shorter window is kept unless it would start beyond the elements and
-    the padding before them, which is Caffe's rule too.
+    With ``ceil_mode`` a shorter last window is kept unless it would start after the elements and
+    the padding before them, as in Caffe.
 
     Shapes: ``[N, C, *spatial]`` gives ``[N, C, *windows]``.
 
     Dtypes: floating-point, int8, uint8; the result's is the input's.
 
-    Raises ShapeError: when the rank does not fit the kernel or no window fits.
+    Raises ShapeError: when the rank does not match the kernel or no window fits.
 
     Source: ONNX MaxPool-22, first result.
     """

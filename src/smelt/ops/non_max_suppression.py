@@ -1,4 +1,4 @@
-"""NonMaxSuppression: the best boxes of each class that do not overlap a better one."""
+"""NonMaxSuppression: the best boxes of each class that do not overlap a better box."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from smelt.ops._shape import (
     require_scalar,
     require_shape,
 )
-from smelt.ops._shape_operands import given
+from smelt.ops._shape_operands import operand_at
 from smelt.types import DType, SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
@@ -31,27 +31,30 @@ if TYPE_CHECKING:
     from smelt.ir import Array
     from smelt.types import Dim, ValueType
 
-_FEW_BOXES: Final = 4096
-"""A limit up to which it bounds the boxes of a class where their number is open. Beyond, exporters
-mean "all", and memory for so many would be taken for a few boxes."""
+_MAX_BOX_BOUND: Final = 4096
+"""Largest ``max_output_boxes_per_class`` that bounds a symbolic number of boxes.
+
+Exporters use larger numbers for "all boxes"; as bounds they would reserve memory for far more boxes
+than there are."""
 
 
 @dataclass(frozen=True)
 class NonMaxSuppression(Op):
-    """Rows ``[image, class, box]`` of the boxes that stay.
+    """Selected boxes as rows ``[image, class, box]``.
 
-    They are sorted by image, then class, then falling score.
+    The rows are sorted by image, then class, then descending score.
 
-    Inputs are boxes, scores, and optionally max_output_boxes_per_class (absent: none stays),
-    iou_threshold and score_threshold. How many rows there are is the symbol ``count_symbol``; who
-    adds the node bounds it in the graph's ``symbol_bounds`` (see ``count_bound``).
+    Inputs are boxes, scores, and optionally max_output_boxes_per_class (without it no box is
+    selected), iou_threshold and score_threshold. The number of rows is the symbol ``count_symbol``.
+    The code that adds the node must set its upper bound in the graph's ``symbol_bounds`` (see
+    ``count_bound``).
 
-    Shapes: boxes ``[N, boxes, 4]``, scores ``[N, classes, boxes]``, the others one element; result
-    ``[count, 3]``.
+    Shapes: boxes ``[N, boxes, 4]``, scores ``[N, classes, boxes]``, the others one element
+    each; result ``[count, 3]``.
 
     Dtypes: boxes, scores and thresholds float32, the maximum int64; result int64.
 
-    Raises ShapeError: when boxes and scores do not fit each other.
+    Raises ShapeError: when the shapes of boxes and scores do not match.
 
     Source: ONNX NonMaxSuppression-11.
     """
@@ -59,9 +62,9 @@ class NonMaxSuppression(Op):
     name: ClassVar[str] = "non_max_suppression"
 
     center_point_box: int = 0
-    """0: boxes are two opposite corners y, x, y, x; 1: they are centre x, y, width, height."""
+    """0: boxes are two opposite corners (y, x, y, x); 1: boxes are centre x, y, width, height."""
     count_symbol: str = "selected_count"
-    """Name of the number of rows."""
+    """Symbol of the number of rows."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -81,38 +84,38 @@ class NonMaxSuppression(Op):
         return (TensorType(DType.INT64, (SymbolicDim.symbol(self.count_symbol), 3)),)
 
     def count_bound(self, inputs: Sequence[Operand | None]) -> Dim:
-        """The largest number of rows that the inputs allow."""
+        """Return the upper bound of the number of rows."""
         boxes, scores = input_type(self, inputs, 0), input_type(self, inputs, 1)
         best: Dim = known(boxes.shape[1], scores.shape[2])
-        limit = given(inputs, 2)
+        limit = operand_at(inputs, 2)
         if limit is None:
             return 0
         if limit.dims is not None and isinstance(limit.dims[0], int):
-            most = max(limit.dims[0], 0)
+            maximum = max(limit.dims[0], 0)
             if isinstance(best, int):
-                best = min(best, most)
-            elif most <= _FEW_BOXES:
-                best = most
+                best = min(best, maximum)
+            elif maximum <= _MAX_BOX_BOUND:
+                best = maximum
         return known(boxes.shape[0], scores.shape[0]) * scores.shape[1] * best
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        boxes, scores, limit, overlap, least = (*inputs, None, None, None)[:5]
+        boxes, scores, limit, overlap, min_score = (*inputs, None, None, None)[:5]
         corners = self._corners(required(boxes))
-        most = 0 if limit is None else int(limit.reshape(-1)[0])
+        maximum = 0 if limit is None else int(limit.reshape(-1)[0])
         threshold = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
         rows: list[tuple[int, int, int]] = []
         for image, per_class in enumerate(required(scores)):
             for label, row in enumerate(per_class):
                 ranking = np.argsort(-row, kind="stable")
-                if least is not None:
-                    ranking = ranking[row[ranking] > least.reshape(-1)[0]]
-                kept = suppress(corners[image], ranking, threshold, max(most, 0))
+                if min_score is not None:
+                    ranking = ranking[row[ranking] > min_score.reshape(-1)[0]]
+                kept = suppress(corners[image], ranking, threshold, max(maximum, 0))
                 rows += [(image, label, box) for box in kept]
         return (np.array(rows, np.int64).reshape(-1, 3),)
 
     def _corners(self, boxes: Array) -> Array:
-        """The boxes as low corner, high corner."""
+        """Return the boxes as pairs of a minimum and a maximum corner."""
         first, second = boxes[..., :2], boxes[..., 2:]
         if self.center_point_box:
             return np.concatenate((first - second / 2, first + second / 2), axis=-1)

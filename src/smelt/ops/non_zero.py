@@ -1,4 +1,4 @@
-"""NonZero: where a tensor is not zero."""
+"""NonZero: indices of the elements that are not zero."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.ir import Case, Op
 from smelt.ops._shape import input_type, require_inputs
-from smelt.ops._shape_operands import given, present, sample
+from smelt.ops._shape_operands import operand_at, present, sample
 from smelt.types import DType, SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NonZero(Op):
-    """The indices of the elements other than zero, in row-major order, one column for each.
+    """The indices of the elements that are not zero, in row-major order, one column for each.
 
-    How many there are depends on the data: the extent is the symbol ``count_symbol``, which a run
-    determines and whose largest value the graph declares.
+    Unless the data is constant, their number is the symbol ``count_symbol``, which a run
+    determines; the graph declares its upper bound.
 
     Shapes: (data[rank axes]) -> [rank, count_symbol].
 
@@ -38,13 +38,14 @@ class NonZero(Op):
     name: ClassVar[str] = "non_zero"
 
     count_symbol: str = "nonzero_count"
+    """Symbol of the number of elements that are not zero."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         require_inputs(self, inputs, 1)
         data = input_type(self, inputs, 0)
         count: Dim = SymbolicDim.symbol(self.count_symbol)
-        operand = given(inputs, 0)
+        operand = operand_at(inputs, 0)
         if operand is not None and operand.value is not None:
             count = int(np.count_nonzero(operand.value))
         return (TensorType(DType.INT64, (max(data.rank, 1), count)),)

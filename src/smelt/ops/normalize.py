@@ -1,4 +1,4 @@
-"""Normalize: each place, or each image, divided by its Euclidean norm and scaled (Caffe)."""
+"""Normalize: each pixel, or each image, divided by its L2 norm and scaled (Caffe SSD)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Normalize(Op):
-    """``x / sqrt(sum(x ** 2) + eps) * scale``: x, scale.
+    """``x / sqrt(sum(x ** 2) + eps) * scale``. Inputs are x and scale.
 
-    Shapes: x ``[N, C, *spatial]``, scale ``[1]`` when shared, else ``[C]``; the result's is x's.
+    Shapes: x ``[N, C, *spatial]``, scale ``[1]`` if shared, otherwise ``[C]``; the result's is x's.
 
     Dtypes: floating-point, one for both.
 
-    Raises ShapeError: when the scale does not fit.
+    Raises ShapeError: when the shape of the scale does not match.
 
     Source: Caffe (SSD) NormalizeLayer.
     """
@@ -45,11 +45,11 @@ class Normalize(Op):
     name: ClassVar[str] = "normalize"
 
     across_spatial: bool = True
-    """Whether the sum runs over the whole image, not over the channels at one place."""
+    """Whether the sum is over the whole image instead of the channels of one pixel."""
     channel_shared: bool = True
-    """Whether all channels have one scale."""
+    """Whether all channels share one scale."""
     eps: float = 1e-10
-    """Added to the sum."""
+    """Number that is added to the sum."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

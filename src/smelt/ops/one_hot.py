@@ -1,4 +1,4 @@
-"""OneHot: indices as vectors with one element that stands out."""
+"""OneHot: indices as one-hot vectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smelt.ops._shape import (
     require_scalar,
     require_shape,
 )
-from smelt.ops._shape_operands import given, number_at, present
+from smelt.ops._shape_operands import number_at, operand_at, present
 from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OneHot(Op):
-    """For each index a vector of ``depth`` elements, all off but the one at the index.
+    """For each index a vector of ``depth`` elements that are "off", except the one at the index.
 
-    An index outside the vector leaves it all off.
+    All elements are "off" for an index that is out of range.
 
     Shapes: (indices, depth scalar, values[2] = off, on) -> the indices' with an axis of ``depth``
     inserted at ``axis``.
 
     Dtypes: numbers; the result has the type of the values.
 
-    Raises ShapeError: when the depth is not known or negative, or ``axis`` is outside the result's
-    rank.
+    Raises ShapeError: when the depth is not known or negative, or ``axis`` is out of range for the
+    result.
 
     Source: ONNX OneHot-11.
     """
@@ -48,6 +48,7 @@ class OneHot(Op):
     name: ClassVar[str] = "one_hot"
 
     axis: int = -1
+    """Position of the new axis in the result."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -58,13 +59,13 @@ class OneHot(Op):
         require_shape(values, (2,), "values of one_hot")
         depth = self._depth(inputs)
         if isinstance(depth, int) and depth < 0:
-            raise ShapeError(f"depth of one_hot is {depth}; it must be positive")
+            raise ShapeError(f"the depth of one_hot is {depth}; it must be at least 0")
         axis = normalize_axis(self.axis, indices.rank + 1)
         shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
         return (TensorType(values.dtype, shape),)
 
     def _depth(self, inputs: Sequence[Operand | None]) -> Dim:
-        operand = given(inputs, 1)
+        operand = operand_at(inputs, 1)
         if operand is not None and operand.value is not None and operand.value.size == 1:
             return int(operand.value.item())
         return number_at(self, inputs, 1, "the depth")
@@ -73,12 +74,12 @@ class OneHot(Op):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         indices, depth, values = (present(inputs, i) for i in range(3))
         count = int(depth.item())
-        whole = indices.astype(np.int64)
-        positive: Array = np.where(whole < 0, whole + count, whole)
+        integers = indices.astype(np.int64)
+        positive: Array = np.where(integers < 0, integers + count, integers)
         axis = self.axis % (indices.ndim + 1)
-        line = np.arange(count).reshape(count, *(1,) * (indices.ndim - axis))
-        chosen: Array = np.expand_dims(positive, axis) == line
-        return (np.asarray(np.where(chosen, values[1], values[0]), values.dtype),)
+        positions = np.arange(count).reshape(count, *(1,) * (indices.ndim - axis))
+        is_on: Array = np.expand_dims(positive, axis) == positions
+        return (np.asarray(np.where(is_on, values[1], values[0]), values.dtype),)
 
     @override
     @classmethod

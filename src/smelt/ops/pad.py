@@ -1,4 +1,4 @@
-"""Pad: a tensor with elements added around it."""
+"""Pad: elements added or removed at the ends of axes."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pad(Op):
-    """The tensor with elements before and after its axes; a negative pad removes elements.
+    """The tensor with elements added at both ends of axes; negative pads remove elements.
 
-    ``mode``: ``constant`` adds the value of input 2 (0 when absent), ``edge`` the outermost
-    element, ``reflect`` mirrors without the outermost element, ``wrap`` continues at the other end.
+    ``mode`` selects the added elements: ``constant`` adds the value of input 2 (0 if absent),
+    ``edge`` repeats the outermost element, ``reflect`` mirrors the axis without the outermost
+    element, ``wrap`` continues at the other end.
 
-    Shapes: (data, pads[2k], value scalar?, axes[k]?) -> data's extents plus pads, which are all the
-    begins, then all the ends; k is the rank when ``axes`` is absent.
+    Shapes: (data, pads[2k], value scalar?, axes[k]?) -> data's extents plus pads; the pads are
+    those at the start of all axes, then those at the end; k is the rank if ``axes`` is absent.
 
     Dtypes: any; the value has data's type, pads and axes are integers.
 
-    Raises ShapeError: when pads are not known or not two for each axis, a result would be negative,
-    or an axis is too short to be mirrored.
+    Raises ShapeError: when the pads are not known or not two for each axis, an extent of the
+    result is negative, or an axis has no elements to repeat.
 
     Source: ONNX Pad-24.
     """
@@ -51,6 +52,7 @@ class Pad(Op):
     name: ClassVar[str] = "pad"
 
     mode: str = "constant"
+    """constant, edge, reflect or wrap."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -96,29 +98,30 @@ class Pad(Op):
     def _pad_axis(
         self, data: Array, axis: int, before: int, after: int, value: Array | None
     ) -> Array:
+        """Return data padded along one axis."""
         if self.mode == "wrap" and min(before, after) < 0:
-            # What is removed is not continued with, as ONNX Runtime has it.
-            left = range(max(0, -before), data.shape[axis] - max(0, -after))
-            data, before, after = np.take(data, left, axis), max(before, 0), max(after, 0)
+            # Elements are removed before the axis is continued, as in ONNX Runtime.
+            remaining = range(max(0, -before), data.shape[axis] - max(0, -after))
+            data, before, after = np.take(data, remaining, axis), max(before, 0), max(after, 0)
         extent = data.shape[axis]
-        places = integers(-before, extent + after)
+        positions = integers(-before, extent + after)
         if self.mode == "constant":
-            inside = (places >= 0) & (places < extent)
-            shape = (*data.shape[:axis], len(places), *data.shape[axis + 1 :])
+            inside = (positions >= 0) & (positions < extent)
+            shape = (*data.shape[:axis], len(positions), *data.shape[axis + 1 :])
             fill = data.dtype.type(0) if value is None else value.reshape(())
-            made = np.full(shape, fill, data.dtype)
+            padded = np.full(shape, fill, data.dtype)
             kept = np.flatnonzero(inside)
-            np.moveaxis(made, axis, 0)[kept] = np.moveaxis(data, axis, 0)[places[kept]]
-            return made
+            np.moveaxis(padded, axis, 0)[kept] = np.moveaxis(data, axis, 0)[positions[kept]]
+            return padded
         if self.mode == "edge":
-            places = np.clip(places, 0, extent - 1)
+            positions = np.clip(positions, 0, extent - 1)
         elif self.mode == "wrap":
-            places = places % extent
+            positions = positions % extent
         else:
             period = max(2 * (extent - 1), 1)
-            folded: Array = places % period
-            places = np.minimum(folded, period - folded) if extent > 1 else folded * 0
-        return np.take(data, places, axis)
+            folded: Array = positions % period
+            positions = np.minimum(folded, period - folded) if extent > 1 else folded * 0
+        return np.take(data, positions, axis)
 
     @override
     @classmethod
@@ -140,7 +143,7 @@ class Pad(Op):
 
 
 def pair_pads(rank: int, pads: Shape, axes: tuple[int, ...] | None) -> list[tuple[Dim, Dim]]:
-    """The pads before and after each axis. Raises ShapeError."""
+    """Return the pads before and after each axis. Raises ShapeError."""
     listed = tuple(range(rank)) if axes is None else tuple(normalize_axis(a, rank) for a in axes)
     if len(pads) != 2 * len(listed) or len(set(listed)) < len(listed):
         raise ShapeError(

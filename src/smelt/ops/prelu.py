@@ -1,4 +1,4 @@
-"""PRelu: negative elements are scaled by a learnt slope."""
+"""PRelu: negative elements scaled by a learnt slope."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PRelu(Op):
-    """``x`` where it is not negative, else ``slope * x``: x, slope.
+    """``x`` where it is not negative, otherwise ``slope * x``. Inputs are x and slope.
 
-    Shapes: the slope broadcasts to x (``[C, 1, 1]`` for a slope a channel); the result's is x's.
+    Shapes: the slope broadcasts to x (``[C, 1, 1]`` for one per channel); the result's is x's.
 
     Dtypes: floating-point, one for both.
 

@@ -1,4 +1,4 @@
-"""PriorBox: the default boxes of a feature map (Caffe)."""
+"""PriorBox: prior (default) boxes of a feature map (Caffe SSD)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PriorBox(Op):
-    """Boxes round the places of a feature map, as fractions of the image: feature map, image.
+    """Prior boxes around the cells of a feature map, as fractions of the image.
 
-    Only the shapes of the inputs count. At each place there is, for every min_size, its square, the
-    square of the geometric mean with its max_size, then one box for each further aspect ratio. The
-    second row of the result holds the variances. Sizes keep their fractions.
+    Inputs are the feature map and the image, of which only the shapes are used. For each min_size,
+    a cell has a square of that size, a square of the geometric mean of min_size and max_size, and
+    one box for each other aspect ratio. The second row of the result holds the variances. Sizes are
+    not rounded to pixels.
 
-    Shapes: two of ``[N, C, H, W]`` give ``[1, 2, H * W * boxes * 4]``.
+    Shapes: two tensors ``[N, C, H, W]`` give ``[1, 2, H * W * boxes * 4]``.
 
     Dtypes: any; the result is float32.
 
-    Raises ShapeError: when sizes or variances do not fit each other, or no box has a place.
+    Raises ShapeError: when the attributes are invalid or the feature map is empty.
 
     Source: Caffe (SSD) PriorBoxLayer.
     """
@@ -42,51 +43,52 @@ class PriorBox(Op):
     name: ClassVar[str] = "prior_box"
 
     min_size: tuple[float, ...]
-    """Edges of the squares, in pixels."""
+    """Side lengths of the squares in pixels."""
     max_size: tuple[float, ...] = ()
-    """One for each min_size, or none."""
+    """Side length in pixels for each min_size; empty for no second square."""
     aspect_ratio: tuple[float, ...] = ()
-    """Further ratios of width to height; 1 is always there."""
+    """Ratios of width to height in addition to 1."""
     flip: bool = True
-    """Whether the inverse of each ratio is there too."""
+    """Whether the inverse of each ratio is added."""
     clip: bool = False
-    """Whether boxes end at the edges of the image."""
+    """Whether boxes are clipped to the image."""
     variance: tuple[float, ...] = (0.1,)
-    """One number, or one for each of the four coordinates."""
+    """One variance, or one for each of the four coordinates."""
     img_h: int = 0
-    """Height of the image, 0 for the second input's."""
+    """Height of the image; 0 for that of the second input."""
     img_w: int = 0
-    """Width of the image, 0 for the second input's."""
+    """Width of the image; 0 for that of the second input."""
     step_h: float = 0.0
-    """Distance of places in pixels, 0 for image by feature map."""
+    """Height of a cell in pixels; 0 for the image height divided by the feature map height."""
     step_w: float = 0.0
-    """Distance of places in pixels, 0 for image by feature map."""
+    """Width of a cell in pixels; 0 for the image width divided by the feature map width."""
     offset: float = 0.5
-    """Where in its cell a place lies."""
+    """Position of the box centre in its cell, as a fraction of the cell."""
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """All aspect ratios, 1 first, each once."""
-        found = [1.0]
+        """All distinct aspect ratios, starting with 1."""
+        ratios = [1.0]
         for ratio in self.aspect_ratio:
-            if all(abs(ratio - other) > 1e-6 for other in found):
-                found += [ratio, 1.0 / ratio] if self.flip else [ratio]
-        return tuple(found)
+            if all(abs(ratio - other) > 1e-6 for other in ratios):
+                ratios += [ratio, 1.0 / ratio] if self.flip else [ratio]
+        return tuple(ratios)
 
     @property
     def sizes(self) -> tuple[tuple[float, float], ...]:
-        """Width and height of each box of a place, in pixels."""
-        made: list[tuple[float, float]] = []
+        """Width and height in pixels of each box of a cell."""
+        sizes: list[tuple[float, float]] = []
         for index, edge in enumerate(self.min_size):
-            made.append((edge, edge))
+            sizes.append((edge, edge))
             if self.max_size:
                 mean = math.sqrt(edge * self.max_size[index])
-                made.append((mean, mean))
+                sizes.append((mean, mean))
             roots = [math.sqrt(ratio) for ratio in self.ratios[1:]]
-            made += [(edge * root, edge / root) for root in roots]
-        return tuple(made)
+            sizes += [(edge * root, edge / root) for root in roots]
+        return tuple(sizes)
 
     def _check_attributes(self) -> None:
+        """Check sizes, ratios and variances. Raises ShapeError."""
         if not self.min_size or min(self.min_size) <= 0:
             raise ShapeError(
                 f"min_size of prior_box is {self.min_size}; it must be positive numbers"
@@ -98,7 +100,8 @@ class PriorBox(Op):
             )
         if any(high <= low for low, high in zip(self.min_size, self.max_size, strict=False)):
             raise ShapeError(
-                f"max_size is {self.max_size}; it must be above min_size, {self.min_size}"
+                f"max_size is {self.max_size}; each number must exceed that of min_size, "
+                f"{self.min_size}"
             )
         if min(self.aspect_ratio, default=1.0) <= 0:
             raise ShapeError(f"aspect_ratio is {self.aspect_ratio}; it must be positive")

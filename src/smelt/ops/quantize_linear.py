@@ -1,4 +1,4 @@
-"""QuantizeLinear: real numbers to integers by a scale and a zero point."""
+"""QuantizeLinear: floating-point numbers to integers with a scale and a zero point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smelt.ops._conformance_data import floats, integers
 from smelt.ops._quantized import along_axis, check_scale, require_known_scale
 from smelt.ops._reference_numerics import widen
 from smelt.ops._shape import FLOATS, input_type, optional_type, require_dtype, require_inputs
-from smelt.ops._shape_operands import given, optional_array, present
+from smelt.ops._shape_operands import operand_at, optional_array, present
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
@@ -27,29 +27,29 @@ _RESULTS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 
 @dataclass(frozen=True)
 class QuantizeLinear(Op):
-    """``saturate(round(x / scale) + zero_point)``; halves go to even, NaN to the least.
+    """``saturate(round(x / scale) + zero_point)``.
 
-    Inputs are x, scale, and optionally zero_point. For a whole tensor that is counted in steps
-    already, the scale may be absent.
+    Halves are rounded to even, and NaN becomes the smallest integer. Inputs are x, scale, and
+    optionally zero_point. If one scale applies to the tensor and x is already divided by it, the
+    scale may be absent.
 
     Shapes: scale and zero point are scalars, or ``[extent of the axis]``; the result's is x's.
 
-    Dtypes: x floating-point or int32, scale floating-point; the result's is the zero point's, else
-    output_dtype.
+    Dtypes: x floating-point or int32, scale floating-point; the result's is that of the zero
+    point, or ``output_dtype`` without one.
 
-    Raises ShapeError: when scale and zero point do not fit the axis, a known scale is not positive
-    and finite, or the result's dtype is not quantised.
+    Raises ShapeError: when scale or zero point do not match the axis, a constant scale is not
+    positive and finite, or the dtype of the result is not an integer type of 8 or 16 bits.
 
-    Source: ONNX QuantizeLinear-25, without blocks.
+    Source: ONNX QuantizeLinear-25, without blocked quantisation.
     """
 
     name: ClassVar[str] = "quantize_linear"
 
     axis: int | None = 1
-    """Axis along which scales differ; None when there is one for the whole tensor, which makes the
-    op elementwise."""
+    """Axis of the scales; None for one scale of the tensor, which makes the op elementwise."""
     output_dtype: DType | None = None
-    """Element type of the result where no zero point tells; uint8 when None."""
+    """Element type of the result without a zero point; None for uint8."""
 
     @property
     @override
@@ -65,7 +65,7 @@ class QuantizeLinear(Op):
         require_dtype(x, FLOATS | {DType.INT32}, "the input of quantize_linear")
         require_dtype(scale, FLOATS, "the scale of quantize_linear")
         check_scale(x, scale, zero_point, self.axis)
-        require_known_scale(given(inputs, 1))
+        require_known_scale(operand_at(inputs, 1))
         dtype = self.output_dtype or DType.UINT8
         if zero_point is not None:
             if self.output_dtype not in {None, zero_point.dtype}:

@@ -1,4 +1,4 @@
-"""Range: numbers at equal distances."""
+"""Range: equally spaced numbers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Range(Op):
-    """Numbers from ``start`` up to but without ``limit``, ``delta`` apart.
+    """Numbers from ``start`` to ``limit``, exclusive, with a step of ``delta``.
 
     Shapes: (start scalar, limit scalar, delta scalar) -> [count].
 
     Dtypes: numbers, all the same.
 
-    Raises ShapeError: when a scalar is not known, ``delta`` is zero, or it is a symbol.
+    Raises ShapeError: when an input is not known, or ``delta`` is zero or symbolic.
 
     Source: ONNX Range-11.
     """
@@ -63,7 +63,7 @@ class Range(Op):
             raise ShapeError(f"the step of range must be a constant and not zero; it is {delta}")
         gap = limit - start if delta > 0 else start - limit
         count = ceil_div(gap, abs(delta))
-        # Bounds in the wrong order, whatever the symbols, give no element.
+        # If ``start`` is beyond ``limit`` for all symbol values, there are no elements.
         return 0 if is_never_negative(-count) else count
 
     @override
@@ -100,9 +100,11 @@ class Range(Op):
 
 
 def _count_steps(start: float, limit: float, delta: float) -> int:
+    """Return the number of elements. Raises ShapeError when it is not finite."""
     if not delta or not all(math.isfinite(x) for x in (start, limit, delta)):
         raise ShapeError(
-            f"the number of elements of range from {start} to {limit} by {delta} is not known"
+            f"the number of elements of range from {start} to {limit} with step {delta} is not "
+            "finite"
         )
     if all(isinstance(x, int) for x in (start, limit, delta)):
         return max(-int((start - limit) // delta), 0)

@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 class Reshape(Op):
     """The same elements, in order, in another shape.
 
-    In the shape a -1 stands for what remains; a 0 copies data's extent of that axis, or means zero
-    with ``allowzero``.
+    In the shape, -1 is inferred from the number of elements, and 0 copies the extent of that axis
+    of data, unless ``allowzero`` is set.
 
     Shapes: (data, shape[rank]) -> shape.
 
     Dtypes: any; the shape is int64.
 
-    Raises ShapeError: when the shape is not known, has two -1, or holds another number of elements.
+    Raises ShapeError: when the shape is not known, has more than one -1, or has a different number
+    of elements.
 
     Source: ONNX Reshape-21.
     """
@@ -46,6 +47,7 @@ class Reshape(Op):
     name: ClassVar[str] = "reshape"
 
     allowzero: int = 0
+    """Whether a 0 in the shape means an extent of 0."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -55,8 +57,8 @@ class Reshape(Op):
         return (TensorType(data.dtype, self.resolve(data.shape, wanted)),)
 
     def resolve(self, shape: Shape, wanted: Shape) -> Shape:
-        """The shape that ``wanted`` means for data of a shape. Raises ShapeError."""
-        made = list(wanted)
+        """Return ``wanted`` with 0 and -1 resolved for data of ``shape``. Raises ShapeError."""
+        resolved = list(wanted)
         for axis, extent in enumerate(wanted):
             if extent == 0 and not self.allowzero:
                 if axis >= len(shape):
@@ -64,7 +66,7 @@ class Reshape(Op):
                         f"axis {axis} of {shape_text(wanted)} is 0, which copies an input axis "
                         "that does not exist"
                     )
-                made[axis] = shape[axis]
+                resolved[axis] = shape[axis]
             if isinstance(extent, int) and extent < -1:
                 raise ShapeError(f"reshape to {shape_text(wanted)} has an extent below -1")
         if wanted.count(-1) > 1:
@@ -72,15 +74,16 @@ class Reshape(Op):
         self._assume_positive(shape, wanted)
         if -1 in wanted:
             unknown = wanted.index(-1)
-            made[unknown] = self._remainder(shape, made, unknown)
-        elif not _may_be_equal(count_elements(tuple(made)), count_elements(shape)):
+            resolved[unknown] = self._remainder(shape, resolved, unknown)
+        elif not _may_be_equal(count_elements(tuple(resolved)), count_elements(shape)):
             raise self._misfit(shape, wanted)
-        return tuple(made)
+        return tuple(resolved)
 
     def _assume_positive(self, shape: Shape, wanted: Shape) -> None:
-        """Assume that what is known as a dimension is no 0 at run time, which would copy an axis.
+        """Record guards that symbolic extents are not 0 at run time, which would copy an axis.
 
-        It may be 0 where the axis that it would copy is, too. Raises ShapeError.
+        No guard is needed if the copied axis is 0 at the same time. Raises ShapeError when an
+        extent is known not to be positive.
         """
         for axis, extent in enumerate(wanted):
             if isinstance(extent, int) or self.allowzero:
@@ -91,29 +94,31 @@ class Reshape(Op):
             if not assume_at_least(extent, 1, f"element {axis} of the shape"):
                 raise ShapeError(f"reshape to {shape_text(wanted)} has the invalid extent {extent}")
 
-    def _remainder(self, shape: Shape, made: list[Dim], unknown: int) -> Dim:
-        # Extents that both shapes have cancel, whatever their value.
+    def _remainder(self, shape: Shape, resolved: list[Dim], unknown: int) -> Dim:
+        """Return the extent that -1 at position ``unknown`` stands for. Raises ShapeError."""
+        # Extents that occur in both shapes cancel, also when they are symbolic.
         kept = list(shape)
         others: list[Dim] = []
-        for extent in (*made[:unknown], *made[unknown + 1 :]):
+        for extent in (*resolved[:unknown], *resolved[unknown + 1 :]):
             if extent in kept:
                 kept.remove(extent)
             else:
                 others.append(extent)
-        total, rest = count_elements(tuple(kept)), count_elements(tuple(others))
-        left = divide_dims(total, rest)
-        if left is None and not (isinstance(total, int) and isinstance(rest, int)):
+        total, known = count_elements(tuple(kept)), count_elements(tuple(others))
+        quotient = divide_dims(total, known)
+        if quotient is None and not (isinstance(total, int) and isinstance(known, int)):
             raise ShapeError(
-                f"the -1 of {shape_text(tuple(made))} cannot be inferred for {shape_text(shape)}: "
-                f"{total} elements are not known to be a multiple of {rest}; give every extent of "
-                "the shape, or fix the symbols"
+                f"the -1 of {shape_text(tuple(resolved))} cannot be inferred for "
+                f"{shape_text(shape)}: {total} elements are not known to be a multiple of "
+                f"{known}; give every extent of the shape, or fix the symbols"
             )
         what = "elements of input 0 and of the result"
-        if left is None or not (
-            assume_at_least(rest, 1, f"the known {what}") and assume_equal(total, left * rest, what)
+        if quotient is None or not (
+            assume_at_least(known, 1, f"the known {what}")
+            and assume_equal(total, quotient * known, what)
         ):
-            raise self._misfit(shape, tuple(made))
-        return left
+            raise self._misfit(shape, tuple(resolved))
+        return quotient
 
     @staticmethod
     def _misfit(shape: Shape, wanted: Shape) -> ShapeError:
@@ -157,7 +162,7 @@ class Reshape(Op):
 
 
 def _may_be_equal(a: Dim, b: Dim) -> bool:
-    """Whether two counts are equal for some symbols that are not 0; which ones is a guard."""
+    """Return whether two counts are equal for some positive symbol values; record a guard."""
     gap = a - b
     if is_never_negative(gap - 1, least=1) or is_never_negative(-gap - 1, least=1):
         return False

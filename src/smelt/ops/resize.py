@@ -1,4 +1,4 @@
-"""Resize: a tensor sampled at other points of its axes."""
+"""Resize: resampling of a tensor along its axes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from smelt.ops._shape import (
     require_shape,
     require_static,
 )
-from smelt.ops._shape_operands import dims_at, given, optional_array, present
+from smelt.ops._shape_operands import dims_at, operand_at, optional_array, present
 from smelt.types import Limit, TensorType, assume_at_least, is_float_dtype, override
 
 if TYPE_CHECKING:
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resize(Op):
-    """The tensor sampled at other points of its axes, at the nearest element or between elements.
+    """The tensor resampled along its axes, with nearest, linear or cubic interpolation.
 
-    Each resized axis is independent: an element of the result is a weighted sum of elements along
-    the axis. The attributes say where the points lie, as in ONNX; where a region makes a point no
-    number, it lies outside the axis and takes the extrapolation value.
+    Axes are resampled one after the other: an element of the result is a weighted sum of elements
+    along the axis. The attributes are those of ONNX. A position that is NaN because of the region
+    counts as outside the axis and takes the extrapolation value.
 
     Shapes: (data, roi?, scales[k]?, sizes[k]?) -> data's, with floor(extent * scale) or the sizes;
-    k is the number of ``axes``, or the rank. Exactly one of scales and sizes is there.
+    k is the number of ``axes``, or the rank. Exactly one of scales and sizes is present.
 
     Dtypes: floats, any with ``mode`` nearest; roi and scales are floats, sizes are int64.
 
-    Raises ShapeError: when scales or sizes are not known or do not fit, or an attribute has an
+    Raises ShapeError: when scales or sizes are not known or do not match, or an attribute has an
     unknown value.
 
     Source: ONNX Resize-19.
@@ -74,21 +74,22 @@ class Resize(Op):
         region = optional_type(self, inputs, 1)
         if self.coordinate_transformation_mode == "tf_crop_and_resize":
             if region is None:
-                raise ShapeError("tf_crop_and_resize needs the region (input 1)")
+                raise ShapeError("resize with tf_crop_and_resize must have the region (input 1)")
             require_shape(region, (2 * len(axes),), "the region of resize")
         shape = list(data.shape)
-        sizes, scales = dims_at(self, inputs, 3, "the sizes"), given(inputs, 2)
+        sizes, scales = dims_at(self, inputs, 3, "the sizes"), operand_at(inputs, 2)
         if sizes:
-            made = self._sized([data.shape[a] for a in axes], sizes)
+            extents = self._sized([data.shape[a] for a in axes], sizes)
         else:
-            made = _scaled([data.shape[a] for a in axes], scales)
-        for axis, extent in zip(axes, made, strict=True):
+            extents = _scaled([data.shape[a] for a in axes], scales)
+        for axis, extent in zip(axes, extents, strict=True):
             if extent != data.shape[axis] and not _can_resize(data.shape[axis], extent, axis):
                 raise ShapeError(f"resize of {data} cannot give an extent of {extent}")
             shape[axis] = extent
         return (TensorType(data.dtype, tuple(shape)),)
 
     def _check_attributes(self) -> None:
+        """Check the attributes that are strings. Raises ShapeError."""
         for value, allowed in (
             (self.mode, ("nearest", "linear", "cubic")),
             (self.coordinate_transformation_mode, POINTS),
@@ -101,7 +102,7 @@ class Resize(Op):
                 )
 
     def resized_axes(self, rank: int) -> tuple[int, ...]:
-        """The axes to which scales and sizes belong, counted from the front. Raises ShapeError."""
+        """Return the axes of scales and sizes as non-negative numbers. Raises ShapeError."""
         if self.axes is None:
             return tuple(range(rank))
         axes = tuple(normalize_axis(a, rank) for a in self.axes)
@@ -110,6 +111,7 @@ class Resize(Op):
         return axes
 
     def _sized(self, extents: Sequence[Dim], sizes: Sequence[Dim]) -> list[Dim]:
+        """Return the extents for sizes, following the aspect ratio policy. Raises ShapeError."""
         if len(sizes) != len(extents):
             raise ShapeError(f"resize has {len(sizes)} sizes for {len(extents)} axes")
         if self.keep_aspect_ratio_policy == "stretch":
@@ -129,7 +131,7 @@ class Resize(Op):
 
     @override
     def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
-        # Along each axis every element of the result has a weight for each of the input.
+        # Along each axis, an element of the result has a weight for each element of the input.
         work: Dim = 0
         for kind in results:
             if isinstance(kind, TensorType):
@@ -145,13 +147,13 @@ class Resize(Op):
         extents = [data.shape[a] for a in axes]
         if sizes is not None and sizes.size:
             wanted = [int(s) for s in sizes]
-            made = require_static(tuple(self._sized(extents, wanted)), "a size")
-            ratios = [m / e if e else 1.0 for m, e in zip(made, extents, strict=True)]
+            new_extents = require_static(tuple(self._sized(extents, wanted)), "a size")
+            ratios = [m / e if e else 1.0 for m, e in zip(new_extents, extents, strict=True)]
             if self.keep_aspect_ratio_policy != "stretch":
                 ratios = [float(self._kept_scale(extents, wanted))] * len(axes)
         else:
             ratios = [float(s) for s in present((scales,), 0)]
-            made = tuple(_scaled_extent(e, r) for e, r in zip(extents, ratios, strict=True))
+            new_extents = tuple(_scaled_extent(e, r) for e, r in zip(extents, ratios, strict=True))
         result = data.astype(np.float64) if is_float_dtype(data.dtype) else data
         outside = np.zeros((1,) * data.ndim, np.bool_)
         for k, axis in enumerate(axes):
@@ -160,7 +162,7 @@ class Resize(Op):
                 if roi is None or not roi.size
                 else (float(roi[k]), float(roi[k + len(axes)]))
             )
-            resampling = Resampling(self, extents[k], made[k], ratios[k], window)
+            resampling = Resampling(self, extents[k], new_extents[k], ratios[k], window)
             result = resampling.apply(result, axis)
             line = resampling.outside().reshape(-1, *(1,) * (data.ndim - 1 - axis))
             outside = outside | line
@@ -175,9 +177,10 @@ class Resize(Op):
 
 
 def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
+    """Return the extents multiplied by constant scales. Raises ShapeError."""
     if scales is None or scales.value is None or scales.value.shape != (len(extents),):
-        raise ShapeError(f"resize needs {len(extents)} constant scales, or sizes")
-    made: list[Dim] = []
+        raise ShapeError(f"resize must have {len(extents)} constant scales, or sizes")
+    scaled: list[Dim] = []
     for extent, scale in zip(extents, (float(s) for s in scales.value), strict=True):
         if not scale > 0:
             raise ShapeError(f"a scale of resize is {scale}; it must be positive")
@@ -186,24 +189,27 @@ def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
                 f"resize makes from each element {Limit.MAX_EXTENT.excess(f'{scale:g}')}"
             )
         if isinstance(extent, int):
-            made.append(_scaled_extent(extent, scale))
+            scaled.append(_scaled_extent(extent, scale))
             continue
         ratio = Fraction(scale)
         if ratio.denominator > 1 << 12:
             raise ShapeError(
-                f"resize of an extent of {extent} by {scale} needs a number: fix its symbols"
+                f"resize cannot multiply the symbolic extent {extent} by {scale}: fix its symbols"
             )
-        made.append(extent * ratio.numerator // ratio.denominator)
-    return made
+        scaled.append(extent * ratio.numerator // ratio.denominator)
+    return scaled
 
 
 def _scaled_extent(extent: int, scale: float) -> int:
-    """In float32, as ONNX infers shapes: 10 by 0.7, of which float32 falls short, is 7."""
+    """Return floor(extent * scale), computed in float32 as ONNX does: 10 * 0.7 gives 7."""
     return math.floor(np.float32(extent) * np.float32(scale))
 
 
 def _can_resize(extent: Dim, size: Dim, axis: int) -> bool:
-    """Whether there is something of which a size other than 0 is made; what is open is a guard."""
+    """Return whether an extent can be resized to a size: a non-empty result needs elements.
+
+    If symbols decide it, a guard is recorded.
+    """
     what = f"axis {axis} of input 0, which is resized"
     return (size == 0 or assume_at_least(extent, 1, what)) and not (
         isinstance(size, int) and size < 0

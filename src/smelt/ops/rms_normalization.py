@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RMSNormalization(Op):
-    """``x / sqrt(mean(x ** 2) + epsilon) * scale`` over the axes from ``axis`` on.
+    """``x / sqrt(mean(x ** 2) + epsilon) * scale``, with the mean over the axes from ``axis`` on.
 
     Shapes: scale broadcasts to x; the result's is x's.
 
-    Dtypes: floating-point, one for both; the mean is in float32 at least.
+    Dtypes: floating-point, one for both; the mean is computed at least in float32.
 
-    Raises ShapeError: when the axis is outside x or scale does not broadcast to x.
+    Raises ShapeError: when the axis is out of range or scale does not broadcast to x.
 
     Source: ONNX RMSNormalization-23.
     """
@@ -45,9 +45,9 @@ class RMSNormalization(Op):
     name: ClassVar[str] = "rms_normalization"
 
     axis: int = -1
-    """First of the axes over which the mean is taken."""
+    """First axis over which the mean is computed."""
     epsilon: float = 1e-5
-    """Added to the mean square."""
+    """Number that is added to the mean square."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RNN(Recurrent):
-    """Run ``h' = f(W x + R h + B)``: x, W, R, and optionally B, sequence_lens, initial_h.
+    """Simple recurrent layer, ``h' = f(W x + R h + B)``.
 
-    A place beyond the length of its sequence is zero in the first result.
+    Inputs are x, W, R, and optionally B, sequence_lens, initial_h.
+    Time steps beyond the length of a sequence are zero in the first result.
 
     Shapes: x ``[time, batch, width]``, W ``[directions, hidden, width]``, R ``[directions, hidden,
     hidden]``, B ``[directions, 2 * hidden]``, sequence_lens ``[batch]``, initial_h ``[directions,
     batch, hidden]``; results are all hidden states ``[time, directions, batch, hidden]`` and the
     last ``[directions, batch, hidden]``. Layout 1 has the batch first in x and in all states.
 
-    Dtypes: floating-point, one for all but sequence_lens, which is int32.
+    Dtypes: floating-point, one for all inputs except sequence_lens, which is int32.
 
-    Raises ShapeError: when an input does not fit the sizes or an attribute is unknown.
+    Raises ShapeError: when the shape of an input does not match the attributes, or an attribute has
+    an unknown value.
 
     Source: ONNX RNN-22.
     """
@@ -42,9 +44,9 @@ class RNN(Recurrent):
         self, projected: Array, states: Sequence[Array], parameters: DirectionWeights, /
     ) -> tuple[Array, ...]:
         (hidden,) = states
-        (squash,) = parameters.activations
-        entering = projected + hidden @ parameters.recurrence.T + parameters.recurrence_bias
-        return (squash(entering),)
+        (activation,) = parameters.activations
+        total = projected + hidden @ parameters.recurrence.T + parameters.recurrence_bias
+        return (activation(total),)
 
     @override
     @classmethod

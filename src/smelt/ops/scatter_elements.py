@@ -1,4 +1,4 @@
-"""ScatterElements: a tensor with single elements replaced or combined."""
+"""ScatterElements: single elements of a tensor replaced or reduced with updates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from smelt.ops._shape import (
     require_same_dtype,
     require_shape,
 )
-from smelt.ops._shape_operands import given, present, sample
+from smelt.ops._shape_operands import operand_at, present, sample
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -37,16 +37,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScatterElements(Op):
-    """Data with each update put, along ``axis``, where its index points.
+    """Data with updates written to the positions along ``axis`` that indices select.
 
-    With a ``reduction`` it is combined with what is there.
+    With a ``reduction``, an update is combined with the element at its position.
 
-    Shapes: (data, indices, updates) -> data's; all have one rank, indices and updates one shape.
+    Shapes: (data, indices, updates) -> data's; all have the same rank, indices and updates the
+    same shape.
 
     Dtypes: any, bool without ``reduction``; the indices are int32 or int64.
 
-    Raises ShapeError: when shapes do not fit, the reduction is unknown, or a known index is outside
-    the axis. The reference refuses an index outside the axis with an IndexRangeError.
+    Raises ShapeError: when the shapes do not match, the reduction is unknown, or a constant index
+    is out of range. The reference raises IndexRangeError for an index out of range.
 
     Source: ONNX ScatterElements-18.
     """
@@ -68,14 +69,14 @@ class ScatterElements(Op):
         require_reduction(self.reduction, data.dtype)
         axis = normalize_axis(self.axis, data.rank)
         require_indices_within(indices, data, axis)
-        require_indices(given(inputs, 1), data.shape[axis : axis + 1])
+        require_indices(operand_at(inputs, 1), data.shape[axis : axis + 1])
         return (data,)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, indices, updates = (present(inputs, i) for i in range(3))
-        places = coordinates_along_axis(indices, data, self.axis)
-        return (scatter(data, places, updates, self.reduction),)
+        coordinates = coordinates_along_axis(indices, data, self.axis)
+        return (scatter(data, coordinates, updates, self.reduction),)
 
     @override
     @classmethod

@@ -1,4 +1,4 @@
-"""ScatterND: a tensor with slices replaced or combined."""
+"""ScatterND: slices of a tensor replaced or reduced with updates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smelt.ops._shape import (
     require_shape,
     require_static,
 )
-from smelt.ops._shape_operands import given, present, sample
+from smelt.ops._shape_operands import operand_at, present, sample
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ScatterND(Op):
-    """Data with each update put at the slice to which its vector of indices points.
+    """Data with updates written to the slices that index vectors select.
 
-    With a ``reduction`` it is combined with what is there. A vector of no indices points to all of
-    the data.
+    With a ``reduction``, an update is combined with the elements of its slice. An index vector of
+    length 0 selects all data.
 
     Shapes: (data, indices[n…, k], updates[n…, data's extents after k…]) -> data's.
 
     Dtypes: any, bool without ``reduction``; the indices are int64.
 
-    Raises ShapeError: when shapes do not fit, the reduction is unknown, or a known index is
-    outside. The reference refuses an index outside with an IndexRangeError.
+    Raises ShapeError: when the shapes do not match, the reduction is unknown, or a constant index
+    is out of range. The reference raises IndexRangeError for an index out of range.
 
     Source: ONNX ScatterND-18.
     """
@@ -65,7 +65,7 @@ class ScatterND(Op):
             raise ShapeError(f"index vectors of length {length} are too long for {data}")
         shape = (*indices.shape[:-1], *data.shape[length:])
         require_shape(updates, shape, "updates of scatter_nd")
-        require_indices(given(inputs, 1), data.shape[:length])
+        require_indices(operand_at(inputs, 1), data.shape[:length])
         return (data,)
 
     @override
@@ -73,9 +73,9 @@ class ScatterND(Op):
         data, indices, updates = (present(inputs, i) for i in range(3))
         length = indices.shape[-1]
         columns = [positive_indices(indices[..., k], data.shape[k]) for k in range(length)]
-        # An axis of one element in front: a vector of no indices points at all of the data.
-        places = (np.zeros(indices.shape[:-1], np.int64), *columns)
-        return (scatter(data[np.newaxis], places, updates, self.reduction)[0],)
+        # A leading axis of extent 1, so that an index vector of length 0 selects all data.
+        coordinates = (np.zeros(indices.shape[:-1], np.int64), *columns)
+        return (scatter(data[np.newaxis], coordinates, updates, self.reduction)[0],)
 
     @override
     @classmethod

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shape(Op):
-    """The extents of a tensor, or those from axis ``start`` up to but without ``end``.
+    """The extents of a tensor, or those of the axes from ``start`` to ``end``, exclusive.
 
     Shapes: (data) -> [number of extents].
 

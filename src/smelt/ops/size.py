@@ -1,4 +1,4 @@
-"""Size: the number of elements."""
+"""Size: the number of elements of a tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slice: every k-th element between bounds, along some axes."""
+"""Slice: strided ranges of elements along axes."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from smelt.types import Dim, ValueType
 
 _LONGEST: Final = Limit.MAX_TENSOR_BYTES.most
-"""Elements of an axis, and more than it may have bytes."""
+"""Upper bound of the extent of an axis: a tensor has at most as many bytes."""
 
 
 @dataclass(frozen=True)
 class Slice(Op):
-    """Every ``steps``-th element from ``starts`` up to but without ``ends``, along ``axes``.
+    """The elements from ``starts`` to ``ends``, exclusive, with strides ``steps`` along ``axes``.
 
-    Bounds count from the end when negative and are clamped to the axis. On an axis whose extent is
-    a symbol, a bound must be inside for every extent (symbols being at least one), or the error
-    says to fix the symbol. On an axis of known extent a bound that is a symbol's is taken to be
-    inside (a table of positions is as long as the longest text): a build or run with a larger value
-    is refused.
+    Negative bounds count from the end; bounds are clamped to the axis. On an axis of symbolic
+    extent, a bound must be inside the axis for all symbol values of at least 1; otherwise the error
+    asks to fix the symbol. On an axis of known extent, a symbolic bound is assumed to be inside,
+    and a guard refuses a build or run with a larger value. (A typical case is a table of positions,
+    which is as long as the longest sequence.)
 
-    Shapes: (data, starts[k], ends[k], axes[k]?, steps[k]?) -> data's with other extents; all axes
-    when ``axes`` is absent, steps of one when ``steps`` is.
+    Shapes: (data, starts[k], ends[k], axes[k]?, steps[k]?) -> data's with other extents; without
+    ``axes`` the bounds are those of the first axes, without ``steps`` all steps are 1.
 
     Dtypes: any; the other inputs are int32 or int64.
 
-    Raises ShapeError: when a bound is not known, a step is zero, an axis is named twice, or
-    clamping depends on a symbol.
+    Raises ShapeError: when a bound is not known, a step is 0, an axis is listed twice, or clamping
+    depends on a symbol.
 
     Source: ONNX Slice-13.
     """
@@ -73,7 +73,7 @@ class Slice(Op):
         return (TensorType(data.dtype, tuple(shape)),)
 
     def bounds(self, inputs: Sequence[Operand | None]) -> dict[int, tuple[Dim, Dim, int]]:
-        """First index, end and step of each sliced axis, from the front. Raises ShapeError."""
+        """Return first index, end and step by axis, counted from the start. Raises ShapeError."""
         data = input_type(self, inputs, 0)
         starts = dims_at(self, inputs, 1, "starts") or ()
         ends = dims_at(self, inputs, 2, "ends") or ()
@@ -83,15 +83,15 @@ class Slice(Op):
         steps = (1,) * len(starts) if steps is None else steps
         if len({len(starts), len(ends), len(axes), len(steps)}) > 1:
             raise ShapeError("starts, ends, axes and steps of slice have different lengths")
-        found: dict[int, tuple[Dim, Dim, int]] = {}
-        for start, end, given_axis, given_step in zip(starts, ends, axes, steps, strict=True):
-            axis = normalize_axis(given_axis, data.rank)
-            if axis in found or given_step == 0:
-                raise ShapeError(f"slice names axis {axis} twice or steps by zero")
-            # No axis is so long: such a step takes the first element alone, as a longer one does.
-            step = max(-_LONGEST, min(given_step, _LONGEST))
-            found[axis] = (*_clamp(start, end, step, data.shape[axis], axis), step)
-        return found
+        bounds: dict[int, tuple[Dim, Dim, int]] = {}
+        for start, end, listed_axis, listed_step in zip(starts, ends, axes, steps, strict=True):
+            axis = normalize_axis(listed_axis, data.rank)
+            if axis in bounds or listed_step == 0:
+                raise ShapeError(f"slice has axis {axis} twice or a step of 0 on it")
+            # No axis is longer than this step, so it selects one element, as any larger step does.
+            step = max(-_LONGEST, min(listed_step, _LONGEST))
+            bounds[axis] = (*_clamp(start, end, step, data.shape[axis], axis), step)
+        return bounds
 
     @override
     def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
@@ -145,7 +145,7 @@ class Slice(Op):
 
 
 def _clamp(start: Dim, end: Dim, step: int, extent: Dim, axis: int) -> tuple[Dim, Dim]:
-    """Both bounds from the front, clamped to the axis; an end of -1 is before its front."""
+    """Return both bounds clamped to the axis and counted from the start; an end may be -1."""
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
     first = _clamp_bound(start, (0, high), extent, f"the start of axis {axis}")
     last = _clamp_bound(end, (low, high), extent, f"the end of axis {axis}")
@@ -155,7 +155,10 @@ def _clamp(start: Dim, end: Dim, step: int, extent: Dim, axis: int) -> tuple[Dim
 
 
 def _clamp_bound(bound: Dim, limits: tuple[int, Dim], extent: Dim, what: str) -> Dim:
-    """A bound from the front. Where symbols leave open whether it is clamped, it is assumed not."""
+    """Return a bound clamped to ``limits`` and counted from the start of the axis.
+
+    If symbols decide whether it is clamped, a guard assumes that it is not.
+    """
     low, high = limits
     if isinstance(bound, int) and isinstance(extent, int) and isinstance(high, int):
         return min(max(bound + extent if bound < 0 else bound, low), high)
@@ -174,7 +177,7 @@ def _clamp_bound(bound: Dim, limits: tuple[int, Dim], extent: Dim, what: str) ->
             f"whether the bound {bound} is negative depends on a symbol: fix its value"
         )
     if not is_never_negative(high - bound, least=1) and not isinstance(extent, int):
-        # A bound beyond the end would be clamped, for some values of the symbols only.
+        # For some symbol values only, the bound would be beyond the end and be clamped.
         raise _undecided(bound, high)
     return bound if assume_at_least(high, bound, what) else high
 
@@ -182,5 +185,5 @@ def _clamp_bound(bound: Dim, limits: tuple[int, Dim], extent: Dim, what: str) ->
 def _undecided(bound: Dim, limit: Dim) -> ShapeError:
     symbols = ", ".join(sorted(symbols_of(bound, limit)))
     return ShapeError(
-        f"whether the slice's bound {bound} passes {limit} depends on {symbols}: fix its value"
+        f"whether the bound {bound} of slice exceeds {limit} depends on {symbols}: fix its value"
     )

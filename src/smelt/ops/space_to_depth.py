@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpaceToDepth(Op):
-    """Blocks of pixels rearranged into channels, which are (block row, block column, channel).
+    """Blocks of pixels rearranged into channels, in the order (block row, block column, channel).
 
     Shapes: [n, c, h * b, w * b] -> [n, c * b * b, h, w].
 
     Dtypes: any.
 
-    Raises ShapeError: when height or width is not a multiple of the block's.
+    Raises ShapeError: when height or width is not a multiple of the block size.
 
     Source: ONNX SpaceToDepth-13.
     """

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 class Split(Op):
     """Consecutive parts of a tensor along an axis.
 
-    The parts' lengths are input 1; without it ``num_outputs`` says how many equal parts there are,
-    of which the last is shorter when the axis does not divide. With ``even`` such an axis is
-    refused, as ONNX does before opset 18.
+    Input 1 has the lengths of the parts. Without it the axis is split into ``num_outputs`` equal
+    parts, and the last one is shorter if the extent is not divisible. With ``even`` such an extent
+    is refused, as in ONNX before opset 18.
 
     Shapes: (data, split[parts]?) -> one result for each part.
 
     Dtypes: any; the lengths are int64.
 
-    Raises ShapeError: when the lengths are not known, or do not add up to the axis.
+    Raises ShapeError: when the lengths are not known, or do not add up to the extent of the axis.
 
     Source: ONNX Split-18.
     """
@@ -41,9 +41,9 @@ class Split(Op):
 
     axis: int = 0
     num_outputs: int = 0
-    """Number of equal parts; 0 where input 1 gives the lengths."""
+    """Number of equal parts; 0 if input 1 has the lengths."""
     even: bool = False
-    """Whether equal parts have no shorter last one."""
+    """Whether the extent must be divisible into equal parts."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -56,7 +56,7 @@ class Split(Op):
         total: Dim = 0
         for length in lengths:
             if isinstance(length, int) and length < 0:
-                raise ShapeError(f"a part of split has {length} elements")
+                raise ShapeError(f"a part of split has {length} elements; it must be at least 0")
             total = total + length
         if not assume_equal(data.shape[axis], total, f"axis {axis} of input 0 and its parts"):
             raise ShapeError(
@@ -66,10 +66,12 @@ class Split(Op):
         return tuple(TensorType(data.dtype, s) for s in shapes)
 
     def _equal_lengths(self, extent: Dim) -> tuple[Dim, ...]:
+        """Return the lengths of ``num_outputs`` equal parts. Raises ShapeError."""
         parts = self.num_outputs
         if not 1 <= parts <= 1 << 16:
             raise ShapeError(
-                f"split needs the lengths of its parts, or num_outputs above 0, not {parts}"
+                f"split must have the lengths of its parts, or num_outputs from 1 to 65536, not "
+                f"{parts}"
             )
         if self.even and not assume_divides(parts, extent, f"the {parts} equal parts of a split"):
             raise ShapeError(f"{extent} elements cannot be split into {parts} equal parts")
@@ -94,11 +96,11 @@ class Split(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        data, given_lengths = present(inputs, 0), optional_array(inputs, 1)
-        if given_lengths is None:
+        data, part_lengths = present(inputs, 0), optional_array(inputs, 1)
+        if part_lengths is None:
             dims = self._equal_lengths(data.shape[self.axis])
-            given_lengths = np.array(dims, np.int64)
-        ends = np.cumsum(given_lengths)[:-1]
+            part_lengths = np.array(dims, np.int64)
+        ends = np.cumsum(part_lengths)[:-1]
         return tuple(p.copy() for p in np.split(data, ends, self.axis))
 
     @override

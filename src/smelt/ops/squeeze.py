@@ -1,4 +1,4 @@
-"""Squeeze: axes of extent one removed."""
+"""Squeeze: removal of axes of extent 1."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Squeeze(Op):
-    """The tensor without some axes of extent one.
+    """The tensor without some axes of extent 1.
 
-    Shapes: (data, axes[k]?) -> data's without those axes, or without every axis of extent one; one
-    that is named twice counts once.
+    Shapes: (data, axes[k]?) -> data's without those axes, or without all axes of extent 1 if
+    ``axes`` is absent. An axis may be listed twice.
 
     Dtypes: any; the axes are int64.
 
-    Raises ShapeError: when an axis is not of extent one, or the axes are not known.
+    Raises ShapeError: when an axis does not have extent 1, or the axes are not known.
 
     Source: ONNX Squeeze-21.
     """
@@ -75,7 +75,7 @@ class Squeeze(Op):
 
 
 def _without_ones(shape: Shape) -> Shape:
-    """The extents other than 1, which an extent that stays must not come to be."""
+    """Return the extents other than 1; guards require that symbolic extents are not 1."""
     for axis, extent in enumerate(shape):
         if not isinstance(extent, int):
             assume_at_least(extent, 2, f"axis {axis} of input 0, which stays where it is not 1")

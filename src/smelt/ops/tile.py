@@ -28,7 +28,7 @@ class Tile(Op):
 
     Dtypes: any; the repeats are int64.
 
-    Raises ShapeError: when the repeats are not known, negative, or not one for each axis.
+    Raises ShapeError: when the repeats are not known, negative, or not one number for each axis.
 
     Source: ONNX Tile-13.
     """

@@ -1,4 +1,4 @@
-"""TopK: the largest or smallest elements of an axis."""
+"""TopK: the largest or smallest elements along an axis."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 class TopK(Op):
     """The ``k`` largest (or smallest) elements along an axis and their indices, best first.
 
-    Of equal elements the one with the smaller index comes first. NaN is the largest of all.
+    Equal elements are sorted by index. NaN is larger than all numbers.
 
-    Shapes: (data, k[1]) -> (values, indices), data's with ``axis`` made k.
+    Shapes: (data, k[1]) -> (values, indices), both data's with ``axis`` of extent k.
 
     Dtypes: numbers; the indices are int64.
 
     Raises ShapeError: when k is not known or larger than the axis.
 
-    Source: ONNX TopK-24. With ``sorted=0`` any order is allowed there; here it is the same.
+    Source: ONNX TopK-24. ``sorted=0``, which allows any order, also gives sorted elements.
     """
 
     name: ClassVar[str] = "top_k"
@@ -68,11 +68,11 @@ class TopK(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, count = present(inputs, 0), int(present(inputs, 1).item())
-        wide = widen(data)  # numpy does not know where NaN stands among bfloat16
+        wide = widen(data)  # numpy does not sort NaN last in bfloat16 arrays
         if self.largest:
-            # Sorting the reversed axis and reversing again puts equal elements in rising order.
-            rising = np.argsort(np.flip(wide, self.axis), self.axis, kind="stable")
-            order = data.shape[self.axis] - 1 - np.flip(rising, self.axis)
+            # Sorting the reversed axis and reversing again keeps equal elements sorted by index.
+            ascending = np.argsort(np.flip(wide, self.axis), self.axis, kind="stable")
+            order = data.shape[self.axis] - 1 - np.flip(ascending, self.axis)
         else:
             order = np.argsort(wide, self.axis, kind="stable")
         indices = np.take(order, np.arange(count), self.axis).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Transpose: the axes in another order."""
+"""Transpose: permutation of axes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Transpose(Op):
-    """The axes in another order: axis ``i`` of the result is axis ``perm[i]`` of the input.
+    """The tensor with permuted axes: axis ``i`` of the result is axis ``perm[i]`` of the input.
 
     Shapes: the extents in the order of ``perm``; reversed when ``perm`` is None.
 
@@ -36,6 +36,7 @@ class Transpose(Op):
     name: ClassVar[str] = "transpose"
 
     perm: tuple[int, ...] | None = None
+    """The permutation; None reverses the axes."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -49,7 +50,7 @@ class Transpose(Op):
         return (TensorType(data.dtype, tuple(data.shape[a] for a in order)),)
 
     def order(self, rank: int) -> tuple[int, ...]:
-        """The permutation for a tensor of ``rank``."""
+        """Return the permutation for a tensor of ``rank``."""
         return tuple(reversed(range(rank))) if self.perm is None else self.perm
 
     @override

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trilu(Op):
-    """The upper (or lower) triangle of each matrix, the rest zero.
+    """The upper (or lower) triangle of each matrix; other elements are 0.
 
-    ``k`` moves the diagonal to the right.
+    ``k`` shifts the diagonal to the right; a negative ``k`` shifts it to the left.
 
     Shapes: (data[…, rows, columns], k scalar?) -> data's.
 
     Dtypes: any; k is int64.
 
-    Raises ShapeError: when data is not a matrix, or k is not one number.
+    Raises ShapeError: when data has fewer than two axes, or k is not one number.
 
     Source: ONNX Trilu-14.
     """
@@ -44,6 +44,7 @@ class Trilu(Op):
     name: ClassVar[str] = "trilu"
 
     upper: int = 1
+    """Whether the upper triangle is kept."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

@@ -1,4 +1,4 @@
-"""Unsqueeze: axes of extent one inserted."""
+"""Unsqueeze: insertion of axes of extent 1."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unsqueeze(Op):
-    """The tensor with axes of extent one inserted.
+    """The tensor with axes of extent 1 inserted.
 
-    Shapes: (data, axes[k]) -> data's with those axes, which count in the result.
+    Shapes: (data, axes[k]) -> data's with those axes, which are positions in the result.
 
     Dtypes: any; the axes are int64.
 
-    Raises ShapeError: when the axes are not known, repeat, or are outside the result's rank.
+    Raises ShapeError: when the axes are not known, have duplicates, or are out of range for the
+    result.
 
     Source: ONNX Unsqueeze-21.
     """
@@ -43,7 +44,7 @@ class Unsqueeze(Op):
         rank = data.rank + len(axes)
         inserted = {normalize_axis(a, rank) for a in axes}
         if len(inserted) < len(axes):
-            raise ShapeError(f"unsqueeze inserts an axis twice: {axes}")
+            raise ShapeError(f"the axes of unsqueeze have duplicates: {axes}")
         extents = iter(data.shape)
         shape = tuple(1 if i in inserted else next(extents) for i in range(rank))
         return (TensorType(data.dtype, shape),)

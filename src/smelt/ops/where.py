@@ -1,4 +1,4 @@
-"""Where: elements of one of two tensors, as a condition says."""
+"""Where: elements of one of two tensors, selected by a condition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smelt.ops._shape import (
     require_inputs,
     require_same_dtype,
 )
-from smelt.ops._shape_operands import given, known_dims, present, sample
+from smelt.ops._shape_operands import known_dims, operand_at, present, sample
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Where(Op):
-    """Elements of the second input where the first is true, of the third elsewhere.
+    """Elements of X where the condition is true, and of Y elsewhere.
+
+    Inputs are condition, X and Y.
 
     Shapes: condition, X and Y broadcast onto the result.
 
-    Dtypes: the condition is bool; X and Y have one type, which is any.
+    Dtypes: the condition is bool; X and Y have the same type, which may be any.
 
-    Raises ShapeError: when the inputs do not broadcast or their types do not fit.
+    Raises ShapeError: when the inputs do not broadcast or X and Y have different types.
 
     Source: ONNX Where-16.
     """
@@ -55,7 +57,11 @@ class Where(Op):
 
     @override
     def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
-        flags, x, y = _known_flags(given(inputs, 0)), known_dims(inputs, 1), known_dims(inputs, 2)
+        flags, x, y = (
+            _known_flags(operand_at(inputs, 0)),
+            known_dims(inputs, 1),
+            known_dims(inputs, 2),
+        )
         if not flags or not x or not y:
             return None
         length = max(len(flags), len(x), len(y))
@@ -82,7 +88,7 @@ class Where(Op):
 
 
 def _known_flags(condition: Operand | None) -> list[bool] | None:
-    """The elements of a condition that is constant, or that compares dimensions."""
+    """Return the elements of a condition that is constant or compares dimensions, or None."""
     if condition is None:
         return None
     if condition.value is not None:

@@ -1,4 +1,4 @@
-"""Element types, dimensions, layouts, value types, devices by name, text: what rooms share."""
+"""Basic types that all packages share: dtypes, dimensions, layouts, device names, limits, text."""
 
 from smelt.types._argument_checks import (
     application_errors,

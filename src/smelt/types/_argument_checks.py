@@ -1,7 +1,7 @@
-"""What callers give to public functions: one check for each kind of argument.
+"""Checks of the arguments of public functions, one function for each kind of argument.
 
-A check returns the value in a type of Python's own. It raises ``error``, with a line that names the
-argument and says what came and what is wanted.
+A check returns the argument as a built-in Python type. If the argument is invalid it raises
+``error`` with a message that names the argument, shows the value and says what is expected.
 """
 
 from __future__ import annotations
@@ -27,162 +27,164 @@ if TYPE_CHECKING:
     Raised = Callable[[str], SmeltError]
 
 _MAX_NUMBERS: Final = 64
-"""Numbers of a list; a tensor has no more axes."""
+"""Maximum length of a list of integers (axes, extents): more than any tensor has axes."""
 _MAX_ITEMS: Final = 1 << 20
-"""Items of any other list."""
-_BEYOND: Final = 1 << 63
-"""What no signed number of 64 bits reaches: neither arrays nor engines have larger ones."""
+"""Maximum length of any other list."""
+_INT64_END: Final = 1 << 63
+"""Integers must be below it: arrays and engines hold signed integers of 64 bits."""
 _LARGEST: Final = sys.float_info.max
+"""Largest finite float: the default upper bound of `require_float`."""
 _SHORT: Final = reprlib.Repr()
+"""Abbreviates a value in a message to about 60 characters."""
 _SHORT.maxother = _SHORT.maxstring = _SHORT.maxlong = 60
 
 
-def shown(given: object) -> str:
-    """A value as a message shows it: short, and on one line."""
-    text = _text_by(_SHORT.repr, given)
-    return f"a value of type {type(given).__name__}" if text is None else " ".join(text.split())
+def shown(value: object) -> str:
+    """Return a value as a message shows it: abbreviated and on one line."""
+    text = _text_or_none(_SHORT.repr, value)
+    return f"a value of type {type(value).__name__}" if text is None else " ".join(text.split())
 
 
-def _text_by(write: Callable[[Any], str], given: object) -> str | None:
-    """What an object says of itself; None where that fails."""
+def _text_or_none(write: Callable[[Any], str], value: object) -> str | None:
+    """Return ``write(value)``, or None if the object's own methods raise an exception."""
     try:
-        return write(given)
+        return write(value)
     except Exception:  # noqa: BLE001  (an object's own methods may raise anything)
         return None
 
 
 @contextmanager
 def application_errors(refuse: Callable[[str], SmeltError]) -> Generator[None]:
-    """Raise what an application's own object raises inside, which may be anything, as ours.
+    """Convert any exception that an application's object raises in the block to a smelt error.
 
     Args:
-        refuse: makes the error of what the object has raised, as text.
+        refuse: makes the smelt error from the text of the exception.
 
-    Errors of smelt and of memory that is out pass as they are.
+    A SmeltError and a MemoryError are passed on unchanged.
     """
     try:
         yield
     except (SmeltError, MemoryError):
         raise
     except Exception as error:  # the object's own methods may raise anything
-        raise refuse(_text_by(str, error) or type(error).__name__) from error
+        raise refuse(_text_or_none(str, error) or type(error).__name__) from error
 
 
 def require_int(
-    given: object, name: str, error: Raised, *, least: int | None = None, most: int | None = None
+    value: object, name: str, error: Raised, *, least: int | None = None, most: int | None = None
 ) -> int:
-    """An integer, numpy's too, from ``least`` to ``most``; a bool and a float are none."""
-    number = _whole(given)
+    """Return an integer (also numpy's) from ``least`` to ``most``; refuse bools and floats."""
+    number = _as_integer(value)
     if number is None or not _is_within(number, least, most):
-        raise error(f"{name} is {shown(given)}; it must be an integer{_range(least, most)}")
+        raise error(f"{name} is {shown(value)}; it must be an integer{_range_text(least, most)}")
     return number
 
 
 def require_ints(
-    given: object, name: str, error: Raised, *, count: int | None = None, least: int | None = None
+    value: object, name: str, error: Raised, *, count: int | None = None, least: int | None = None
 ) -> tuple[int, ...]:
-    """A list of ``count`` integers, each from ``least`` on; a single one is not a list."""
-    listed = _listed(given)
-    found = [_whole(item) for item in listed or ()]
-    numbers = tuple(number for number in found if number is not None)
-    is_sound = listed is not None and len(numbers) == len(found) <= _MAX_NUMBERS
-    is_sound = is_sound and all(_is_within(number, least, None) for number in numbers)
-    if not is_sound or count not in (None, len(numbers)):
+    """Return a list of ``count`` integers, each at least ``least``; refuse a single integer."""
+    items = _as_list(value)
+    integers = [_as_integer(item) for item in items or ()]
+    numbers = tuple(number for number in integers if number is not None)
+    is_valid = items is not None and len(numbers) == len(integers) <= _MAX_NUMBERS
+    is_valid = is_valid and all(_is_within(number, least, None) for number in numbers)
+    if not is_valid or count not in (None, len(numbers)):
         wanted = "whole numbers" if count is None else counted(count, "whole number")
-        raise error(f"{name} is {shown(given)}; it must be {wanted}{_range(least, None)}")
+        raise error(f"{name} is {shown(value)}; it must be {wanted}{_range_text(least, None)}")
     return numbers
 
 
 def require_float(
-    given: object, name: str, error: Raised, low: float = -_LARGEST, high: float = _LARGEST
+    value: object, name: str, error: Raised, low: float = -_LARGEST, high: float = _LARGEST
 ) -> float:
-    """A number from ``low`` to ``high``; unless these are infinite, a finite one."""
+    """Return a number from ``low`` to ``high`` as a float; by default, any finite number."""
     number = math.nan
-    value: Any = given
-    if isinstance(given, Real) and not isinstance(value, bool):
+    untyped: Any = value
+    if isinstance(value, Real) and not isinstance(untyped, bool):
         with suppress(OverflowError):
-            number = float(given)
+            number = float(value)
     if not low <= number <= high:
         is_any = (low, high) == (-_LARGEST, _LARGEST)
         wanted = "a finite number" if is_any else f"a number from {low:g} to {high:g}"
-        raise error(f"{name} is {shown(given)}; it must be {wanted}")
+        raise error(f"{name} is {shown(value)}; it must be {wanted}")
     return number
 
 
-def require_str(given: object, name: str, error: Raised) -> str:
-    """A text, as names are."""
-    if not isinstance(given, str):
-        raise error(f"{name} is {shown(given)}; it must be a string")
-    return given
+def require_str(value: object, name: str, error: Raised) -> str:
+    """Return a string."""
+    if not isinstance(value, str):
+        raise error(f"{name} is {shown(value)}; it must be a string")
+    return value
 
 
-def require_choice(given: object, name: str, error: Raised, known: Collection[str]) -> str:
-    """One of some words."""
-    if not isinstance(given, str) or given not in known:
-        raise error(f"{name} is {shown(given)}; it must be one of {', '.join(known)}")
-    return given
+def require_choice(value: object, name: str, error: Raised, known: Collection[str]) -> str:
+    """Return a string that is one of ``known``."""
+    if not isinstance(value, str) or value not in known:
+        raise error(f"{name} is {shown(value)}; it must be one of {', '.join(known)}")
+    return value
 
 
-def require_bool(given: object, name: str, error: Raised) -> bool:
-    """True or False, numpy's too, and 1 or 0, which C has instead."""
-    value: Any = given
-    if not isinstance(given, np.bool_ | int) or value not in (0, 1):
-        raise error(f"{name} is {shown(value)}; it must be True or False")
-    return bool(value)
+def require_bool(value: object, name: str, error: Raised) -> bool:
+    """Return a bool (Python's or numpy's); 1 and 0 are accepted as True and False."""
+    untyped: Any = value
+    if not isinstance(value, np.bool_ | int) or untyped not in (0, 1):
+        raise error(f"{name} is {shown(untyped)}; it must be True or False")
+    return bool(untyped)
 
 
-def require_list(given: object, name: str, error: Raised) -> list[Any]:
-    """The items of a list; a text and a table are none."""
-    listed = _listed(given, _MAX_ITEMS + 1)
-    if listed is None or len(listed) > _MAX_ITEMS:
-        raise error(f"{name} is {shown(given)}; it must be a list")
-    return listed
+def require_list(value: object, name: str, error: Raised) -> list[Any]:
+    """Return the items of an iterable as a list; refuse a string, bytes and a mapping."""
+    items = _as_list(value, _MAX_ITEMS + 1)
+    if items is None or len(items) > _MAX_ITEMS:
+        raise error(f"{name} is {shown(value)}; it must be a list")
+    return items
 
 
-def require_dict(given: object, name: str, error: Raised) -> dict[str, Any]:
-    """What is given by name."""
-    if not isinstance(given, Mapping):
-        raise error(f"{name} is {shown(given)}; it must be a dict by name")
-    known: dict[Any, Any] = dict(given)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  (checked below)
-    for key in known:
+def require_dict(value: object, name: str, error: Raised) -> dict[str, Any]:
+    """Return a mapping whose keys are strings as a dict."""
+    if not isinstance(value, Mapping):
+        raise error(f"{name} is {shown(value)}; it must be a dict whose keys are names")
+    checked: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  (checked below)
+    for key in checked:
         require_str(key, f"a name among {name}", error)
-    return known
+    return checked
 
 
-def require_callable(given: object, name: str, error: Raised) -> Any:
-    """What can be called."""
-    if not callable(given):
-        raise error(f"{name} is {shown(given)}; it must be a function")
-    return given
+def require_callable(value: object, name: str, error: Raised) -> Any:
+    """Return a callable object."""
+    if not callable(value):
+        raise error(f"{name} is {shown(value)}; it must be a function")
+    return value
 
 
-def require_array(given: object, name: str, error: Raised) -> np.ndarray[Any, Any]:
-    """What numpy makes an array of; a ragged list is none."""
+def require_array(value: object, name: str, error: Raised) -> np.ndarray[Any, Any]:
+    """Return an array of anything that numpy converts; refuse a ragged list."""
 
     def refused(reason: str) -> SmeltError:
-        return error(f"{name} is {shown(given)}, which numpy cannot convert to an array: {reason}")
+        return error(f"{name} is {shown(value)}, which numpy cannot convert to an array: {reason}")
 
     with application_errors(refused):
-        return np.asarray(given)
+        return np.asarray(value)
 
 
-def _whole(given: object) -> int | None:
-    """The integer of 64 bits that an object is; None for a bool, and for what is none."""
-    if isinstance(given, bool | np.bool_):
+def _as_integer(value: object) -> int | None:
+    """Return a signed integer of 64 bits as an int; None for a bool or anything else."""
+    if isinstance(value, bool | np.bool_):
         return None
     try:
-        number = index(cast("Any", given))
+        number = index(cast("Any", value))
     except TypeError:
         return None
-    return number if -_BEYOND <= number < _BEYOND else None
+    return number if -_INT64_END <= number < _INT64_END else None
 
 
-def _listed(given: object, most: int = _MAX_NUMBERS + 1) -> list[Any] | None:
-    """The items of what is a list or can be made one; None for texts, tables and what is none."""
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+def _as_list(value: object, most: int = _MAX_NUMBERS + 1) -> list[Any] | None:
+    """Return the first items of an iterable; None for a string, a mapping or no iterable."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         return None
     try:
-        return list(islice(given, most))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  (of anything)
+        return list(islice(value, most))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  (of anything)
     except TypeError:  # an array without axes
         return None
 
@@ -191,7 +193,8 @@ def _is_within(number: int, least: int | None, most: int | None) -> bool:
     return (least is None or number >= least) and (most is None or number <= most)
 
 
-def _range(least: int | None, most: int | None) -> str:
+def _range_text(least: int | None, most: int | None) -> str:
+    """Return the end of a message that says which integers are valid."""
     if least is None and most is None:
         return ""
     if most is None:

@@ -1,4 +1,7 @@
-"""Arrays in numpy's files, whose headers are believed only as far as their bytes go."""
+"""Readers and writers of .npy and .npz files, safe for untrusted files.
+
+A header is accepted only if the file holds exactly the bytes that the header announces.
+"""
 
 from __future__ import annotations
 
@@ -25,27 +28,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
+"""First four bytes of a zip archive with members, and of an empty one."""
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""What numpy writes; the others may ask for gigabytes to unpack a byte."""
+"""Compression methods that numpy writes; others may need gigabytes to unpack one byte."""
 _LENGTH_BYTES: Final = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4, b"\x93NUMPY\x03\x00": 4}
+"""Bytes of the header length, by the magic bytes of each version of the .npy format."""
 _MAGIC_BYTES: Final = 8
 _MAX_HEADER_BYTES: Final = 4096
+"""Bytes of the longest header that is read."""
 _PIECE_BYTES: Final = 1 << 20
+"""Bytes that are read from a file at once."""
 _MAX_NAME_BYTES: Final = 0xFFFF - len(".npy")
-"""A zip archive has two bytes for the length of a name."""
-# numpy's own parser evaluates the text as an expression of Python, however deep it goes.
+"""Bytes of the longest array name: a zip archive stores the length of a name in two bytes."""
+# numpy's own parser evaluates the header as a Python expression of unlimited depth.
 _HEADER: Final = re.compile(
     r"\{'descr': '([<>|=]?[biufcVSU]\d{1,9})', 'fortran_order': (False|True), "
     r"'shape': \(((?:\d{1,19},? ?){0,64})\), \} *\n"
 )
 
 _WRITTEN_BFLOAT16: Final = np.dtype("V2")
-"""What numpy writes of bfloat16, of which its format knows nothing."""
+"""Element type that numpy writes for bfloat16, which the .npy format does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayHeader:
-    """What a file says of an array before its elements."""
+    """Header of an array in a .npy file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -53,7 +60,7 @@ class ArrayHeader:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the elements."""
+        """Size of all elements in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -62,15 +69,15 @@ def read_array(
 ) -> NDArray[Any]:
     """Return the array of a ``.npy`` file.
 
-    Elements of two bytes without a type are bfloat16's. Objects, which are pickles, are never read.
+    Untyped elements of two bytes are read as bfloat16. Object arrays (pickles) are refused.
 
     Args:
         path: the file.
-        check: is given the header before any element is read. What it raises refuses the array.
+        check: called with the header before any element is read; it refuses an array by raising.
 
     Raises:
-        OSError: it cannot be opened; see `open_file`.
-        ValueError: it holds no array, or several, or is cut off or damaged.
+        OSError: the file cannot be opened; see `open_file`.
+        ValueError: the file does not hold exactly one array, or is truncated or damaged.
     """
     with open_file(path, Limit.MAX_ARRAYS_BYTES) as file:
         if _is_archive(file):
@@ -84,18 +91,19 @@ def read_array(
 def read_arrays(
     path: str | os.PathLike[str], wanted: Callable[[str, ArrayHeader], bool] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an ``.npz`` archive by their names; their elements as `read_array`'s.
+    """Return the arrays of an ``.npz`` archive by name; `read_array` says which elements are read.
 
-    Nothing is allocated that the file does not fill, and nothing before all headers are read.
+    All headers are read before any elements. Memory is allocated only for bytes that the file has.
 
     Args:
         path: the file.
-        wanted: says of each array, by name and header, whether its elements are read; asked of all
-            before any are. What it raises refuses the archive.
+        wanted: returns whether the elements of an array are read, by its name and header. It is
+            called for all arrays before any elements are read; it refuses an archive by raising.
 
     Raises:
-        OSError: it cannot be opened; see `open_file`.
-        ValueError: it is not an archive, or is cut off, damaged or unpacks to too much.
+        OSError: the file cannot be opened; see `open_file`.
+        ValueError: the file is not an archive, is truncated or damaged, or unpacks to more than
+            ``MAX_ARRAYS_BYTES``.
     """
     with open_file(path, Limit.MAX_ARRAYS_BYTES) as file:
         if not _is_archive(file):
@@ -107,13 +115,13 @@ def read_arrays(
 
 
 def write_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return an ``.npz`` archive of arrays, whatever their names are.
+    """Return the bytes of an ``.npz`` archive of arrays with any names.
 
-    numpy's own writer takes names as keyword arguments, of which ``file`` and ``allow_pickle`` are
-    its own.
+    `numpy.savez` takes the names as keyword arguments, so arrays cannot be named ``file`` or
+    ``allow_pickle`` there.
 
     Raises:
-        SmeltError: a zip archive has no place for a name.
+        SmeltError: a zip archive cannot store the name of an array.
     """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -145,9 +153,10 @@ def _is_archive(file: BinaryIO) -> bool:
 
 
 class _BoundedDirectory:
-    """A zip archive's file: until it is open, nothing larger than a directory may be is read.
+    """File of a zip archive whose single reads are limited until the archive has been opened.
 
-    zipfile reads the whole directory, and makes objects of it, before anybody can count them.
+    zipfile reads the whole directory and creates an object for each entry before the caller can
+    check how many there are.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -156,7 +165,7 @@ class _BoundedDirectory:
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
     def read(self, size: int = -1) -> bytes:
-        """Read ``size`` bytes. Raises ValueError: they are too many."""
+        """Read ``size`` bytes. Raises ValueError when the directory exceeds its limit."""
         if not self.is_open and size > Limit.MAX_DIRECTORY_BYTES.most:
             raise ValueError(f"its directory has {Limit.MAX_DIRECTORY_BYTES.excess(size)}")
         return self._file.read(size)
@@ -165,6 +174,7 @@ class _BoundedDirectory:
 def _read_archive(
     file: BinaryIO, wanted: Callable[[str, ArrayHeader], bool] | None
 ) -> dict[str, NDArray[Any]]:
+    """Read the wanted arrays of an open archive after checking all headers."""
     arrays: dict[str, NDArray[Any]] = {}
     bounded = _BoundedDirectory(file)
     with zipfile.ZipFile(bounded) as archive:
@@ -173,17 +183,17 @@ def _read_archive(
         total = sum(entry.file_size for entry in entries)
         if total > Limit.MAX_ARRAYS_BYTES.most:
             raise ValueError(f"it unpacks to {Limit.MAX_ARRAYS_BYTES.excess(total)}")
-        taken: list[zipfile.ZipInfo] = []
+        selected: list[zipfile.ZipInfo] = []
         for entry in entries:
             if entry.compress_type not in _METHODS:
                 raise ValueError(
-                    f"{entry.filename[:80]!r} in it uses an unknown compression method"
+                    f"the array {entry.filename[:80]!r} in it uses an unknown compression method"
                 )
             with archive.open(entry) as member:
                 header = _read_header(member, entry.file_size)
             if wanted is None or wanted(entry.filename.removesuffix(".npy"), header):
-                taken.append(entry)
-        for entry in taken:
+                selected.append(entry)
+        for entry in selected:
             with archive.open(entry) as member:
                 header = _read_header(member, entry.file_size)
                 arrays[entry.filename.removesuffix(".npy")] = _read_elements(member, header)
@@ -191,30 +201,30 @@ def _read_archive(
 
 
 def _read_header(file: IO[bytes], size: int) -> ArrayHeader:
-    """The header of an array's file of ``size`` bytes; it must ask for just these."""
-    width = _LENGTH_BYTES.get(file.read(_MAGIC_BYTES))
-    if width is None:
+    """Read the header of a .npy file and check that its array fills the file of ``size`` bytes."""
+    length_bytes = _LENGTH_BYTES.get(file.read(_MAGIC_BYTES))
+    if length_bytes is None:
         raise ValueError("it is not a .npy array")
-    length = int.from_bytes(file.read(width), "little")
+    length = int.from_bytes(file.read(length_bytes), "little")
     text = file.read(min(length, _MAX_HEADER_BYTES)).decode("latin-1")
-    found = _HEADER.fullmatch(text)
-    if found is None:
+    match = _HEADER.fullmatch(text)
+    if match is None:
         raise ValueError("its header is damaged, or its elements are not real numbers")
     try:
-        dtype = np.dtype(found[1])
-    except TypeError as error:  # a kind of numbers in a width that it has not
+        dtype = np.dtype(match[1])
+    except TypeError as error:  # the kind has no type of that length_bytes, such as f3
         raise ValueError(f"its element type is not supported: {error}") from error
     if dtype == _WRITTEN_BFLOAT16:
         dtype = DType.BFLOAT16.numpy
-    shape = tuple(int(extent) for extent in re.findall(r"\d+", found[3]))
-    header = ArrayHeader(shape, dtype, is_fortran=found[2] == "True")
-    if header.size_bytes != size - _MAGIC_BYTES - width - length:
+    shape = tuple(int(extent) for extent in re.findall(r"\d+", match[3]))
+    header = ArrayHeader(shape, dtype, is_fortran=match[2] == "True")
+    if header.size_bytes != size - _MAGIC_BYTES - length_bytes - length:
         raise ValueError("its size does not match its array; it is truncated or damaged")
     return header
 
 
 def _read_elements(file: IO[bytes], header: ArrayHeader) -> NDArray[Any]:
-    """The array whose elements follow; what is there is read piece by piece into its place."""
+    """Read the elements after a header, piece by piece into the array."""
     data = np.empty(header.size_bytes, np.uint8)
     done = 0
     while done < data.size:

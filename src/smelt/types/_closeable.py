@@ -1,4 +1,4 @@
-"""What ends with ``close``, and so may be held by a ``with`` block."""
+"""Base class of objects that own resources and are released by ``close`` or a ``with`` block."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
 
 class Closeable(ABC):
-    """Something with ``close``: ``with`` calls it at the end of the block."""
+    """Object with a ``close`` method, which a ``with`` block calls at its end."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> None:
-        """End its use."""
+        """Release the resources of the object."""
 
     def __enter__(self) -> Self:
-        """The thing itself; leaving closes it."""
+        """Return the object itself; leaving the block closes it."""
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Refuse to be copied or pickled: two that own the same memory would both end it."""
+        """Refuse copying and pickling: two owners of the same memory would both free it."""
         raise TypeError(
             f"an object of type {type(self).__name__} owns memory, threads or a connection of this "
             "process and cannot be copied or pickled; create another one"

@@ -1,4 +1,4 @@
-"""What a device's name means: where it is on this machine, or what code shall be made for."""
+"""Parsing of device names such as ``cpu``, ``cuda:0`` and ``cuda:sm_90``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smelt.errors import UnsupportedError
 from smelt.types._argument_checks import shown
 
 DEVICE_GRAMMAR: Final = "cpu, cpu:TARGET, cuda, cuda:INDEX, cuda:sm_90, cuda:sm_80,sm_90, null"
-"""The names of devices, for messages."""
+"""Forms of device names, as messages list them."""
 _KINDS: Final = {
     "cpu": "a processor",
     "cuda": "an NVIDIA GPU",
@@ -18,32 +18,33 @@ _KINDS: Final = {
 }
 _CUDA: Final = "cuda"
 _INDEX: Final = re.compile(r"[0-9]|[1-5][0-9]|6[0-3]")
-"""No machine has more GPUs than 64, and no architecture that we compile for has so low a number."""
+"""Index of a GPU, at most 63: compute capabilities that smelt compiles for have larger numbers."""
 _ONLY: Final = re.compile("0")
-"""A machine's processors are one device."""
+"""The only index of ``cpu`` and ``null``: all processors of a machine are one device."""
 _ARCHITECTURES: Final = re.compile(r"sm_\d+[a-z]?(,\s*sm_\d+[a-z]?)*")
 _CAPABILITY: Final = re.compile(r"(?:sm|compute)?[_-]?(\d{1,2})\.?(\d)[a-z]?", re.IGNORECASE)
-"""One architecture in the ways in which people write it: 90, 9.0, sm90, SM_90a, compute_90."""
+"""One GPU architecture in its common spellings: 90, 9.0, sm90, SM_90a, compute_90."""
 _OTHER_NAMES: Final = {"gpu": _CUDA, "nvidia": _CUDA, "x86": "cpu", "host": "cpu"}
+"""Kinds of devices under other names, for the advice in the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceName:
-    """A kind of device, and which of its kind, or for which of its kind."""
+    """Kind of a device, with its index on this machine or the target to compile for."""
 
     kind: str
-    """One of cpu, cuda and null."""
+    """Kind of the device: cpu, cuda or null."""
     index: int | None = None
-    """Which one on this machine."""
+    """Index of the device on this machine; None if the name has none."""
     target: str = ""
-    """What to compile for: "x86-64-v3", "sm_80,sm_90"."""
+    """Target to compile for, such as "x86-64-v3" or "sm_80,sm_90"; empty if the name has none."""
 
     @classmethod
     def from_text(cls, text: object) -> DeviceName:
-        """Read a name. Whether there is such a device or target is not asked.
+        """Parse a device name, without checking that the device or the target exists.
 
         Raises:
-            UnsupportedError: it is not a device's; says how what may be meant is written.
+            UnsupportedError: the text is not a device name; the message suggests a spelling.
         """
         if not isinstance(text, str):
             raise UnsupportedError(
@@ -54,8 +55,8 @@ class DeviceName:
             return cls(kind)
         if kind in _KINDS and (_INDEX if kind == _CUDA else _ONLY).fullmatch(detail):
             return cls(kind, int(detail))
-        is_sound = _ARCHITECTURES.fullmatch(detail) if kind == _CUDA else detail[:1].isalpha()
-        if kind in _KINDS and is_sound:
+        is_target = _ARCHITECTURES.fullmatch(detail) if kind == _CUDA else detail[:1].isalpha()
+        if kind in _KINDS and is_target:
             return cls(kind, target=detail)
         raise UnsupportedError(
             f"device {text!r} does not exist; devices are: {DEVICE_GRAMMAR}{_advice(kind, detail)}"
@@ -63,21 +64,21 @@ class DeviceName:
 
 
 def _advice(kind: str, detail: str) -> str:
-    """How what may be meant is written."""
-    meant = re.sub(r"\d*$", "", kind.strip().lower())
-    meant = _OTHER_NAMES.get(meant, meant)
-    if meant == "dla":
+    """Return the end of a message: the correct spelling of the device that was probably meant."""
+    likely_kind = re.sub(r"\d*$", "", kind.strip().lower())
+    likely_kind = _OTHER_NAMES.get(likely_kind, likely_kind)
+    if likely_kind == "dla":
         return "; NVDLA runs loadables (`smelt dla run`), and smelt cannot build them yet"
-    if meant not in _KINDS:
+    if likely_kind not in _KINDS:
         return ""
     if not detail or _INDEX.fullmatch(detail):
-        index = detail if meant == _CUDA else ""
-        return f"; {_KINDS[meant]} is {':'.join(filter(None, (meant, index)))!r}"
-    if meant != _CUDA:
+        index = detail if likely_kind == _CUDA else ""
+        return f"; {_KINDS[likely_kind]} is {':'.join(filter(None, (likely_kind, index)))!r}"
+    if likely_kind != _CUDA:
         return f"; {detail!r} is neither a number nor a target such as 'cpu:x86-64-v3'"
-    found = [_CAPABILITY.fullmatch(part.strip()) for part in detail.split(",") if part.strip()]
-    names = [f"sm_{match[1]}{match[2]}" for match in found if match]
-    if names and len(names) == len(found):
+    matches = [_CAPABILITY.fullmatch(part.strip()) for part in detail.split(",") if part.strip()]
+    names = [f"sm_{match[1]}{match[2]}" for match in matches if match]
+    if names and len(names) == len(matches):
         return f"; to compile for that architecture, write 'cuda:{','.join(names)}'"
     return (
         f"; {detail!r} is neither the index of a GPU ('cuda:0') nor an architecture to compile "

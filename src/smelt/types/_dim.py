@@ -1,6 +1,6 @@
 """Dimensions: an int, or a polynomial in symbols.
 
-A ``SymbolicDim`` is kept in one canonical form, a sum of integer multiples of products of atoms, so
+A ``SymbolicDim`` has one canonical form, a sum of integer multiples of products of atoms, so
 that equal dimensions compare equal. An atom is a symbol or an exact floor division ``(p) // k``.
 """
 
@@ -27,14 +27,15 @@ _NO_NAMES: Final[frozenset[str]] = frozenset()
 _MAX_VECTOR_ATOMS: Final = 1 << 11
 """Atoms of the elements of one vector that inference computes with: 30 ms of processor time."""
 _MAX_BITS: Final = 1 << 13
-"""Of a number in a dimension; Python reads and writes none of more than 4,300 digits."""
+"""Bits of the largest number in a dimension: Python converts at most 4,300 digits to text."""
 
 _FORM: Final = "sums of products of names, integers and quotients, `(sum) // integer`, are"
+"""Description of the accepted grammar, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An unknown extent, named."""
+    """A named extent whose value is not known yet."""
 
     name: str
 
@@ -44,14 +45,14 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class FloorDiv:
-    """``numerator // divisor`` that is not exact."""
+    """Floor division ``numerator // divisor`` that cannot be simplified."""
 
     numerator: SymbolicDim
     divisor: int
     text: str = field(init=False, compare=False, repr=False)
-    """What it is written as: kept, for quotients of quotients would be written again and again."""
+    """Text of the quotient, stored because nested quotients would format it again at each level."""
     depth: int = field(init=False, compare=False, repr=False)
-    """How many quotients lie within each other here, itself included."""
+    """Nesting depth of the quotient: 1 if its numerator has no quotient."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", f"(({self.numerator}) // {_text_of(self.divisor)})")
@@ -63,21 +64,21 @@ class FloorDiv:
 
 @dataclass(frozen=True, slots=True)
 class SymbolicDim:
-    """A polynomial with integer coefficients: ``SymbolicDim.symbol`` and arithmetic make it."""
+    """Polynomial with integer coefficients, made by ``SymbolicDim.symbol`` and by arithmetic."""
 
     terms: tuple[tuple[Monomial, int], ...]
     symbols: frozenset[str] = field(init=False, repr=False, compare=False)
     """Names of the symbols that the dimension depends on."""
     size: int = field(init=False, repr=False, compare=False)
-    """How many atoms it is made of, those of numerators included."""
+    """Number of atoms, including the atoms of numerators."""
     depth: int = field(init=False, repr=False, compare=False)
-    """How many quotients lie within each other."""
+    """Largest nesting depth of quotients; 0 without quotients."""
     text: str = field(init=False, repr=False, compare=False)
-    """What it is written as, in files, too: `dim_from_text` reads it."""
+    """Text of the dimension, as engine files store it; `dim_from_text` parses it."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Plans ask for these of nested quotients thousands of times.
+        # Computed once: plans read them thousands of times, for nested quotients too.
         atoms = [atom for monomial, _ in self.terms for atom in monomial]
         size = sum(1 if isinstance(a, Symbol) else 1 + a.numerator.size for a in atoms)
         _require_within(size, Limit.MAX_DIM_ATOMS)
@@ -97,7 +98,7 @@ class SymbolicDim:
 
     @staticmethod
     def symbol(name: str) -> SymbolicDim:
-        """The dimension that is the symbol itself. Raises ShapeError: it would not be read."""
+        """Return the dimension of one symbol. Raises ShapeError: the name is not an identifier."""
         return SymbolicDim((((_symbol(name),), 1),))
 
     def __add__(self, other: Dim) -> Dim:
@@ -132,15 +133,15 @@ class SymbolicDim:
             raise ZeroDivisionError(f"({self}) // {divisor}")
         if divisor == 1:
             return self
-        whole = [(m, c // divisor) for m, c in self.terms if c % divisor == 0]
+        divisible = [(m, c // divisor) for m, c in self.terms if c % divisor == 0]
         rest = [(m, c) for m, c in self.terms if c % divisor]
         constant = sum(c for m, c in rest if not m)
         if not any(m for m, _ in rest):
-            return _canonical((*whole, ((), constant // divisor)))
+            return _canonical((*divisible, ((), constant // divisor)))
         remainder = _canonical(rest)
         if isinstance(remainder, int):
-            return _canonical((*whole, ((), remainder // divisor)))
-        return _canonical((*whole, ((FloorDiv(remainder, divisor),), 1)))
+            return _canonical((*divisible, ((), remainder // divisor)))
+        return _canonical((*divisible, ((FloorDiv(remainder, divisor),), 1)))
 
     def __str__(self) -> str:
         return self.text
@@ -153,17 +154,20 @@ Dim = int | SymbolicDim
 
 
 def ceil_div(numerator: Dim, divisor: int) -> Dim:
-    """The quotient rounded up; ``divisor`` is positive."""
+    """Return the quotient rounded up; ``divisor`` must be positive."""
     return (numerator + (divisor - 1)) // divisor
 
 
 def symbols_of(*dims: Dim) -> frozenset[str]:
-    """Names of the symbols that the dims depend on."""
+    """Return the names of the symbols on which the dimensions depend."""
     return _NO_NAMES.union(*(d.symbols for d in dims if isinstance(d, SymbolicDim)))
 
 
 def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
-    """The value of a dim. Raises UnboundSymbolError naming a symbol that ``values`` lacks."""
+    """Return the value of a dimension for the given symbol values.
+
+    Raises UnboundSymbolError, which names the symbol, when ``values`` has no value for a symbol.
+    """
     if isinstance(dim, int):
         return dim
     total = 0
@@ -183,7 +187,7 @@ def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
 
 
 def substitute_dim(dim: Dim, values: Mapping[str, Dim]) -> Dim:
-    """The dim with symbols replaced by other dims."""
+    """Return the dimension with symbols replaced by other dimensions."""
     if isinstance(dim, int):
         return dim
     total: Dim = 0
@@ -199,20 +203,20 @@ def substitute_dim(dim: Dim, values: Mapping[str, Dim]) -> Dim:
 
 
 def fixed_extent(extent: Dim) -> int:
-    """An extent that the caller knows to be a number. Raises InternalError: it is symbolic."""
+    """Return an extent that must be a number. Raises InternalError when it is symbolic."""
     if isinstance(extent, int):
         return extent
     raise InternalError(f"the extent {extent} is symbolic; it must be a number")
 
 
 def fixed_shape(shape: Iterable[Dim]) -> tuple[int, ...]:
-    """Extents that the caller knows to be numbers. Raises InternalError: one is symbolic."""
+    """Return extents that must be numbers. Raises InternalError when one is symbolic."""
     return tuple(map(fixed_extent, shape))
 
 
 @dataclass(slots=True)
 class _Formulas:
-    """The formulas of one file, each read once."""
+    """Formulas of one file: the parsed ones by text, and their total length."""
 
     known: dict[str, Dim] = field(default_factory=dict[str, "Dim"])
     characters: int = 0
@@ -220,7 +224,7 @@ class _Formulas:
     """Atoms of the elements that inference has computed."""
 
     def count(self, text: str) -> str:
-        """Count one more; what is wrong if all are longer than a limit, else nothing."""
+        """Add the length of a formula; return the excess as text if the total exceeds its limit."""
         self.characters += len(text)
         limit = Limit.MAX_FORMULA_CHARACTERS
         return limit.excess(self.characters) if self.characters > limit.most else ""
@@ -231,10 +235,11 @@ _formulas: ContextVar[_Formulas | None] = ContextVar("formulas", default=None)
 
 @contextmanager
 def one_file_of_formulas() -> Generator[None]:
-    """Count the formulas that are read or written inside as those of one file.
+    """Share one formula limit and cache among all formulas that are read or written in the block.
 
-    Each text is read once, and counts once; when all are longer than a limit, `dim_from_text` and
-    `dim_to_text` refuse. Without it a header within its limits takes minutes to read.
+    Each distinct text is parsed once and counted once. `dim_from_text` and `dim_to_text` raise when
+    the total length exceeds ``MAX_FORMULA_CHARACTERS``. Without this limit, an engine header that
+    respects all other limits could take minutes to read.
     """
     token = None if _formulas.get() is not None else _formulas.set(_Formulas())
     try:
@@ -261,7 +266,7 @@ def may_follow(dims: Iterable[Dim]) -> bool:
 
 
 def dim_from_text(text: str | int) -> Dim:
-    """Read what `dim_to_text` wrote, or the like. Raises ValueError."""
+    """Parse a dimension that `dim_to_text` wrote. Raises ValueError when the text is invalid."""
     if isinstance(text, int):
         return text
     formulas = _formulas.get()
@@ -269,18 +274,23 @@ def dim_from_text(text: str | int) -> Dim:
         return _read_formula(text)
     if text not in formulas.known:
         if excess := formulas.count(text):
-            raise ValueError(f"it has {excess}")
+            raise ValueError(f"the formulas of extents have {excess}")
         formulas.known[text] = _read_formula(text)
     return formulas.known[text]
 
 
 def dim_to_text(dim: Dim) -> str:
-    """``str(dim)``, for a file. Raises ShapeError: who reads all of the file would refuse it."""
+    """Return the text of a dimension for a file.
+
+    Raises ShapeError when the formulas of the file exceed the limit that its reader enforces.
+    """
     text = str(dim)
     formulas = _formulas.get()
     if formulas is not None and text not in formulas.known:
         if excess := formulas.count(text):
-            raise ShapeError(f"formulas of extents have {excess}; fix some symbols with shapes=")
+            raise ShapeError(
+                f"the formulas of extents have {excess}; fix some symbols with shapes="
+            )
         formulas.known[text] = dim
     return text
 
@@ -296,10 +306,11 @@ def _read_formula(text: str) -> Dim:
 
 
 def _dim_from_ast(node: ast.expr) -> Dim:
-    """A sum as a whole: term by term, it would be sorted once for each.
+    """Return the dimension of a parsed sum.
 
-    A sum within a sum or a product is refused: dimensions are never written so, and a text of some
-    hundred characters would multiply out, or be sorted once for each level, for many milliseconds.
+    All terms are collected before they are sorted: adding them one by one would sort the sum after
+    each term. A sum inside a sum or a product is refused: `dim_to_text` never writes one, and a
+    text of a few hundred characters could take many milliseconds to expand.
     """
     terms: list[tuple[Monomial, int]] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
@@ -308,11 +319,12 @@ def _dim_from_ast(node: ast.expr) -> Dim:
         node = node.left
     dim = _canonical((_term_from_ast(node), *reversed(terms)))
     if isinstance(dim, int):
-        _text_of(dim)  # no error could show a longer one
+        _text_of(dim)  # refuses a number too long to be shown in a message
     return dim
 
 
 def _term_from_ast(node: ast.expr) -> tuple[Monomial, int]:
+    """Return the monomial and the coefficient of a parsed product."""
     factors: list[ast.expr] = []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         factors.append(node.right)
@@ -335,7 +347,7 @@ def _term_from_ast(node: ast.expr) -> tuple[Monomial, int]:
 
 
 def _quotient(numerator: Dim, divisor: int) -> FloorDiv:
-    """The one atom that a written quotient is; what is exact is written without it."""
+    """Return the quotient as one atom. Raises ValueError when it simplifies to anything else."""
     match numerator // divisor:
         case SymbolicDim(terms=((((FloorDiv() as atom),), 1),)):
             return atom
@@ -345,17 +357,18 @@ def _quotient(numerator: Dim, divisor: int) -> FloorDiv:
 
 def _symbol(name: str) -> Symbol:
     if not (name.isascii() and name.isidentifier()) or iskeyword(name):
-        raise ShapeError(f"{name[:200]!r} is not an identifier, which the name of a symbol must be")
+        raise ShapeError(f"the name of a symbol must be an identifier, not {name[:200]!r}")
     return Symbol(name)
 
 
-def _require_within(found: int, limit: Limit) -> None:
-    """Refuse what repeated squaring, or quotients of sums of quotients, would make.
+def _require_within(size: int, limit: Limit) -> None:
+    """Check a measure of a dimension against its limit. Raises ShapeError.
 
-    Whatever a dimension may be, a file can hold: readers have the same limits. Raises ShapeError.
+    Repeated squaring and nested quotients of sums grow exponentially. The limits apply to every
+    dimension, so that a file can hold any dimension that exists.
     """
-    if found > limit.most:
-        detail = limit.excess(found)
+    if size > limit.most:
+        detail = limit.excess(size)
         raise ShapeError(f"an extent's formula has {detail}; fix some symbols with shapes=")
 
 
@@ -368,7 +381,7 @@ def _text_of_sum(terms: Iterable[tuple[Monomial, int]]) -> str:
 
 
 def _text_of(number: int) -> str:
-    """A number's digits. Raises ShapeError: Python writes no number that long."""
+    """Return the digits of a number. Raises ShapeError when it has more than ``_MAX_BITS`` bits."""
     if number.bit_length() > _MAX_BITS:
         raise ShapeError(f"an extent's formula has a number of {number.bit_length():,} bits")
     return str(number)
@@ -379,6 +392,7 @@ def _terms(dim: Dim) -> Iterable[tuple[Monomial, int]]:
 
 
 def _canonical(terms: Iterable[tuple[Monomial, int]]) -> Dim:
+    """Return the sum of terms in canonical form: like terms merged, sorted, the constant last."""
     sums: dict[Monomial, int] = {}
     for monomial, coefficient in terms:
         sums[monomial] = sums.get(monomial, 0) + coefficient
@@ -395,17 +409,18 @@ def _canonical(terms: Iterable[tuple[Monomial, int]]) -> Dim:
 def _divide_term(
     numerator: tuple[Monomial, int], divisor: tuple[Monomial, int]
 ) -> tuple[Monomial, int] | None:
-    """The exact quotient of two terms, if there is one."""
+    """Return the exact quotient of two terms, or None."""
     left = list(numerator[0])
     for atom in divisor[0]:
         if atom not in left:
             return None
         left.remove(atom)
-    whole, rest = divmod(numerator[1], divisor[1])
-    return None if rest else (tuple(left), whole)
+    quotient, remainder = divmod(numerator[1], divisor[1])
+    return None if remainder else (tuple(left), quotient)
 
 
 def _divide_exactly(numerator: SymbolicDim, divisor: SymbolicDim) -> Dim:
+    """Return the exact quotient of two dimensions. Raises UnboundSymbolError if none is found."""
     if numerator == divisor:
         return 1
     if len(divisor.terms) == 1:

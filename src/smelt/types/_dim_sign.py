@@ -1,4 +1,4 @@
-"""Signs of dimensions that hold whatever the symbols are."""
+"""Proofs that a dimension is never negative, for all values of its symbols."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def is_never_negative(dim: Dim, *, least: int = 0) -> bool:
-    """Whether the dim is provably 0 or more while every symbol is at least ``least``.
+    """Return whether a dimension is provably at least 0 if every symbol is at least ``least``.
 
-    False says only that no proof was found.
+    False means only that no proof was found.
     """
     if isinstance(dim, int):
         return dim >= 0
@@ -36,7 +36,7 @@ def is_never_negative(dim: Dim, *, least: int = 0) -> bool:
 
 
 def _only_grows(dim: SymbolicDim) -> bool:
-    """Whether no symbol makes the dim smaller, and it is not negative where all are 0."""
+    """Return whether no symbol decreases the dimension and it is at least 0 where all are 0."""
     grows = all(
         coefficient > 0
         and all(isinstance(atom, Symbol) or _only_grows(atom.numerator) for atom in monomial)
@@ -47,9 +47,9 @@ def _only_grows(dim: SymbolicDim) -> bool:
 
 
 def _has_positive_bound(dim: SymbolicDim) -> bool:
-    """Whether a polynomial below the dim has no negative coefficient.
+    """Return whether a lower bound of the dimension has no negative coefficient.
 
-    A dim is whole, so a constant above -1 will do.
+    Dimensions are integers, so the constant of the bound only has to be above -1.
     """
     bound = _bound(dim, upper=False)
     return bound is not None and all(
@@ -58,7 +58,7 @@ def _has_positive_bound(dim: SymbolicDim) -> bool:
 
 
 def _bound(dim: SymbolicDim, *, upper: bool) -> _Bound | None:
-    """A polynomial in the symbols alone, never below the dim or never above it, if found."""
+    """Return an upper or a lower bound without quotients, as a polynomial; None if not found."""
     total: _Bound = defaultdict(Fraction)
     for monomial, coefficient in dim.terms:
         part = _bound_product(monomial, upper=upper == (coefficient > 0))
@@ -70,7 +70,7 @@ def _bound(dim: SymbolicDim, *, upper: bool) -> _Bound | None:
 
 
 def _bound_product(monomial: Monomial, *, upper: bool) -> _Bound | None:
-    """A bound of a product: (p - d + 1) / d <= p // d <= p / d."""
+    """Return a bound of a product, from (p - d + 1) / d <= p // d <= p / d."""
     divisions = [atom for atom in monomial if isinstance(atom, FloorDiv)]
     symbols = tuple(atom for atom in monomial if isinstance(atom, Symbol))
     if not divisions:
@@ -83,8 +83,8 @@ def _bound_product(monomial: Monomial, *, upper: bool) -> _Bound | None:
         return None
     if not upper:
         inner[()] = inner.get((), Fraction()) - (division.divisor - 1)
-    made: _Bound = defaultdict(Fraction)
+    product: _Bound = defaultdict(Fraction)
     for factors, value in inner.items():
         key = tuple(sorted((*factors, *symbols), key=str))
-        made[key] += value / division.divisor
-    return made
+        product[key] += value / division.divisor
+    return product

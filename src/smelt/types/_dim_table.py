@@ -1,7 +1,7 @@
-"""Many dimensions evaluated at once, and their ranges over a box of symbol values.
+"""Evaluation of many dimensions at once, and their bounds over a box of symbol values.
 
-A plan for a range of shapes has hundreds of extents, strides and offsets. Evaluated one by one in
-Python they take longer than a small network runs; as one table they take a few numpy calls.
+A plan for a range of shapes has hundreds of extents, strides and offsets. Evaluating them one by
+one in Python takes longer than running a small network; a table takes a few numpy calls.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ if TYPE_CHECKING:
 
 
 EXACT_BOUND: Final = float(1 << 53)
-"""Magnitudes below it, sums of products included, are exact in float64, in which bounds are
-computed: rounded, two large terms that cancel could prove what does not hold."""
+"""Bounds are computed in float64, which is exact for integers of a magnitude below this.
+
+Beyond it, two large terms that cancel could be rounded to a bound that does not hold."""
 _MAX_POINTS: Final = 1 << 14
-"""A dimension of one symbol is maximised by trying every value of a range up to this long."""
+"""Largest range of a symbol over which the bounds of a dimension are found by trying all values."""
 
 
 class _Polynomials:
-    """Sums of products of atoms: one level of a table, whose atoms have their values."""
+    """Sums of products of atoms: one level of a table, evaluated after the levels below it."""
 
     def __init__(self, dims: Sequence[Dim], atoms: Mapping[Symbol | FloorDiv, int]) -> None:
         rows = [dim.terms if isinstance(dim, SymbolicDim) else (((), dim),) for dim in dims]
         terms = [term for row in rows for term in row]
         width = max((len(monomial) for monomial, _ in terms), default=0)
         one = len(atoms)
-        """The atom behind the last, which is 1, fills short products."""
+        """Index of an additional atom with the value 1, which pads short products."""
         self._factors = np.full((len(terms), max(width, 1)), one, np.intp)
         for number, (monomial, _) in enumerate(terms):
             self._factors[number, : len(monomial)] = [atoms[atom] for atom in monomial]
@@ -53,26 +54,26 @@ class _Polynomials:
         self._starts = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.intp)
 
     def evaluate(self, atoms: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The dims' values; the last atom is 1."""
+        """Return the values of the dimensions; the last of ``atoms`` must be 1."""
         products = atoms[self._factors].prod(axis=1)
         products *= self._coefficients
         return np.asarray(np.add.reduceat(products, self._starts), np.int64)
 
     def bounds(self, lows: NDArray[Any], highs: NDArray[Any]) -> tuple[Any, Any, Any]:
-        """Least and largest values over intervals of the atoms, and the largest magnitude met."""
-        least, most = lows[self._factors[:, 0]], highs[self._factors[:, 0]]
+        """Return least and largest values over intervals, and the largest magnitude involved."""
+        least, largest = lows[self._factors[:, 0]], highs[self._factors[:, 0]]
         for column in self._factors.T[1:]:
-            ends = [a * b for a in (least, most) for b in (lows[column], highs[column])]
-            least, most = np.minimum.reduce(ends), np.maximum.reduce(ends)
-        scaled = [end * self._coefficients for end in (least, most)]
+            ends = [a * b for a in (least, largest) for b in (lows[column], highs[column])]
+            least, largest = np.minimum.reduce(ends), np.maximum.reduce(ends)
+        scaled = [end * self._coefficients for end in (least, largest)]
         magnitude = np.add.reduceat(np.maximum(*map(np.abs, scaled)), self._starts)
-        least, most = np.minimum(*scaled), np.maximum(*scaled)
-        low, high = (np.add.reduceat(end, self._starts) for end in (least, most))
+        least, largest = np.minimum(*scaled), np.maximum(*scaled)
+        low, high = (np.add.reduceat(end, self._starts) for end in (least, largest))
         return low, high, magnitude
 
 
 class DimTable:
-    """Dimensions whose values are asked for together."""
+    """Set of dimensions that are evaluated together."""
 
     def __init__(self, dims: Iterable[Dim]) -> None:
         self.dims: list[Dim] = list(dict.fromkeys(dims))
@@ -81,26 +82,27 @@ class DimTable:
         self._position = {dim: i for i, dim in enumerate(self.dims)}
         atoms: dict[Symbol | FloorDiv, int] = {Symbol(n): i for i, n in enumerate(self.symbols)}
         self._quotients: list[tuple[_Polynomials, NDArray[np.int64]]] = []
-        """Levels of floor divisions, inner ones first: numerators and divisors."""
+        """Numerators and divisors of the floor divisions of each nesting level, innermost first."""
         for level in _levels(self.dims):
             divisors = np.array([atom.divisor for atom in level], np.int64)
-            known = _Polynomials([atom.numerator for atom in level], atoms)
-            self._quotients.append((known, divisors))
+            numerators = _Polynomials([atom.numerator for atom in level], atoms)
+            self._quotients.append((numerators, divisors))
             atoms.update({atom: len(atoms) + i for i, atom in enumerate(level)})
-        # The factor that fills short products is behind the atoms of its own level.
+        # The atom that pads short products follows the atoms of its own level.
         self._values = _Polynomials(self.dims, atoms) if self.dims else None
 
     def __len__(self) -> int:
         return len(self.dims)
 
     def index(self, dim: Dim) -> int:
-        """The position of a dimension's value."""
+        """Return the position of the value of a dimension."""
         return self._position[dim]
 
     def evaluate(self, values: Mapping[str, int]) -> NDArray[np.int64]:
-        """The value of each dimension.
+        """Return the value of each dimension.
 
-        Only for values inside a box that `bounds` has found to be exact. Raises UnboundSymbolError.
+        The symbol values must be inside a box for which `bounds` has returned. Raises
+        UnboundSymbolError when a symbol has no value.
         """
         if self._values is None:
             return np.zeros(0, np.int64)
@@ -109,26 +111,26 @@ class DimTable:
         except KeyError as error:
             raise UnboundSymbolError(f"the symbol {error.args[0]!r} has no value") from None
         for numerators, divisors in self._quotients:
-            made = numerators.evaluate(atoms) // divisors
-            atoms = np.concatenate((atoms[:-1], made, atoms[-1:]))
+            quotients = numerators.evaluate(atoms) // divisors
+            atoms = np.concatenate((atoms[:-1], quotients, atoms[-1:]))
         return self._values.evaluate(atoms)
 
     def bounds(self, box: Mapping[str, tuple[int, int]]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """A lower and an upper bound of each dimension over a box, by interval arithmetic.
+        """Return a lower and an upper bound of each dimension over a box, by interval arithmetic.
 
-        Raises OverflowError: a value inside the box may not be exact in 64 bits.
+        Raises OverflowError when a value inside the box may be too large to be exact.
         """
         if self._values is None:
             return np.zeros(0), np.zeros(0)
         ends = [np.array([*(box[n][i] for n in self.symbols), 1], np.float64) for i in (0, 1)]
         for numerators, divisors in self._quotients:
-            *made, magnitude = numerators.bounds(*ends)
+            *bounds, magnitude = numerators.bounds(*ends)
             _check_exact(magnitude)
-            floors = [np.floor(end / divisors) for end in made]
+            floors = [np.floor(end / divisors) for end in bounds]
             ends = [np.concatenate((e[:-1], f, e[-1:])) for e, f in zip(ends, floors, strict=True)]
-        least, most, magnitude = self._values.bounds(*ends)
+        least, largest, magnitude = self._values.bounds(*ends)
         _check_exact(magnitude)
-        return least, most
+        return least, largest
 
 
 def _check_exact(magnitude: NDArray[Any]) -> None:
@@ -137,7 +139,7 @@ def _check_exact(magnitude: NDArray[Any]) -> None:
 
 
 def _levels(dims: Sequence[Dim]) -> list[list[FloorDiv]]:
-    """Every floor division in the dims, by how deep they are nested."""
+    """Return the floor divisions of the dimensions by nesting level, innermost first."""
     depths: dict[FloorDiv, int] = {}
 
     def depth_of(dim: Dim) -> int:
@@ -158,10 +160,11 @@ def _levels(dims: Sequence[Dim]) -> list[list[FloorDiv]]:
 
 
 def bounds_of(dim: Dim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """A lower and an upper bound of a dimension over a box, in exact arithmetic.
+    """Return a lower and an upper bound of a dimension over a box, in exact arithmetic.
 
-    The bounds are attained where each symbol's growth has one sign, and where the dimension has one
-    symbol of at most a few thousand values; elsewhere interval arithmetic may give wider ones.
+    The bounds are attained if each symbol only increases or only decreases the dimension, or if
+    the dimension has a single symbol with at most ``_MAX_POINTS`` values. Otherwise
+    interval arithmetic may give wider bounds.
     """
     if isinstance(dim, int):
         return dim, dim
@@ -169,15 +172,15 @@ def bounds_of(dim: Dim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     if len(names) == 1:
         (name,), (low, high) = names, box[names[0]]
         if high - low < _MAX_POINTS and not _is_monotone(dim):
-            found = [evaluate_dim(dim, {name: value}) for value in range(low, high + 1)]
-            return min(found), max(found)
+            values = [evaluate_dim(dim, {name: value}) for value in range(low, high + 1)]
+            return min(values), max(values)
     return _interval(dim, box)
 
 
 def upper_bound(dim: Dim, box: Mapping[str, tuple[int, int]]) -> Dim | None:
-    """An upper bound of a dimension in those of its symbols that the box lacks.
+    """Return an upper bound of a dimension that depends only on symbols outside the box.
 
-    These, and what the box has, are at least 0. None where a quotient depends on the box.
+    All symbols must be at least 0. Returns None when a quotient depends on a symbol of the box.
     """
     if isinstance(dim, int):
         return dim
@@ -197,21 +200,21 @@ def _is_monotone(dim: SymbolicDim) -> bool:
 def _interval(dim: Dim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     if isinstance(dim, int):
         return dim, dim
-    least = most = 0
+    least = largest = 0
     for monomial, coefficient in dim.terms:
         ends = _product_interval(monomial, box)
         scaled = (ends[0] * coefficient, ends[1] * coefficient)
-        least, most = least + min(scaled), most + max(scaled)
-    return least, most
+        least, largest = least + min(scaled), largest + max(scaled)
+    return least, largest
 
 
 def _product_interval(monomial: Monomial, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    least = most = 1
+    least = largest = 1
     for atom in monomial:
         if isinstance(atom, FloorDiv):
             low, high = (end // atom.divisor for end in _interval(atom.numerator, box))
         else:
             low, high = box[atom.name]
-        ends = [a * b for a in (least, most) for b in (low, high)]
-        least, most = min(ends), max(ends)
-    return least, most
+        ends = [a * b for a in (least, largest) for b in (low, high)]
+        least, largest = min(ends), max(ends)
+    return least, largest

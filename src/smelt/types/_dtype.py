@@ -1,7 +1,7 @@
 """Element types.
 
-Numpy has no bfloat16: an array of it has the dtype of the package ml_dtypes, which onnx brings and
-a machine that only runs engines may lack. It is imported when the first such array is made.
+numpy has no bfloat16; its arrays use the dtype of the package ml_dtypes. onnx depends on that
+package, but a machine that only runs engines may not have it, so it is imported on first use.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class DType(Enum):
     def numpy(self) -> np.dtype[Any]:
         """The numpy dtype that holds one element.
 
-        Raises MissingExtraError: it is bfloat16's, and the package that has it is not installed.
+        Raises MissingExtraError for bfloat16 when the package ml_dtypes is not installed.
         """
         return _bfloat16() if self is DType.BFLOAT16 else np.dtype(self.value)
 
     @property
     def __numpy_dtype__(self) -> np.dtype[Any]:
-        """The same, where numpy asks: ``np.dtype(binding.dtype)``, ``np.zeros(8, x.dtype)``."""
+        """The numpy dtype, for numpy 2.4 and later: ``np.dtype(binding.dtype)`` works."""
         return self.numpy
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The same, where a numpy older than 2.4 asks."""
+        """The numpy dtype, under the name that numpy before 2.4 looks up."""
         return self.numpy
 
     @property
     def size_bytes(self) -> int:
-        """Bytes an element."""
+        """Size of one element in bytes."""
         return 2 if self is DType.BFLOAT16 else self.numpy.itemsize
 
     @property
@@ -61,12 +61,12 @@ class DType(Enum):
 
     @property
     def is_integer(self) -> bool:
-        """Whether values are integers (bool is not)."""
+        """Whether values are integers; bool is not an integer type."""
         return not self.is_float and self is not DType.BOOL
 
     @classmethod
     def from_numpy(cls, dtype: np.dtype[Any] | type) -> DType:
-        """The element type of a numpy dtype. Raises ValueError."""
+        """Return the element type of a numpy dtype. Raises ValueError when there is none."""
         return cls(np.dtype(dtype).name)
 
 
@@ -75,13 +75,13 @@ def _bfloat16() -> np.dtype[Any]:
         import ml_dtypes
     except ModuleNotFoundError as error:
         raise MissingExtraError("ml_dtypes", lead="numpy has no bfloat16, and ") from error
-    made: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return made
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
 
 
 _FLOATS = frozenset({DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 
 def is_float_dtype(dtype: np.dtype[Any]) -> bool:
-    """Whether a numpy dtype is floating-point; numpy's own ``kind`` leaves bfloat16 out."""
+    """Whether a numpy dtype is floating-point; numpy's ``kind`` does not include bfloat16."""
     return dtype.kind == "f" or dtype.name == DType.BFLOAT16.value

@@ -1,4 +1,4 @@
-"""Files that somebody names: opened without waiting, and only where they are files."""
+"""Opening files by paths from outside: never blocks, accepts regular files, enforces limits."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _WITHOUT_WAITING: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 _READER_SECONDS: Final = 10
+"""Seconds to wait until a process reads a pipe."""
 _KINDS: Final = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -29,15 +30,15 @@ _KINDS: Final = (
 
 
 def require_path(given: object, what: str, error: type[SmeltError] = SmeltError) -> Path:
-    """Return what a caller gave as a path, where the system can take it as one.
+    """Return a caller's path as a Path if the operating system accepts it.
 
     Args:
-        given: text, or an object that is a path.
-        what: what it is to name, for the message: "an engine".
+        given: a string or a path-like object.
+        what: what the path names, for the message: "an engine".
         error: the class of the error.
 
     Raises:
-        SmeltError: it is of another type, holds NUL or half a character, or is too long.
+        SmeltError: the path is of another type, contains NUL or a lone surrogate, or is too long.
     """
     is_path = isinstance(given, str | os.PathLike)
     text = os.fspath(cast("str | os.PathLike[str]", given)) if is_path else None
@@ -55,13 +56,14 @@ def require_path(given: object, what: str, error: type[SmeltError] = SmeltError)
 
 
 def open_file(path: str | os.PathLike[str], limit: Limit) -> BufferedReader:
-    """Open a regular file of at most ``limit.most`` bytes for reading; never waits.
+    """Open a regular file of at most ``limit.most`` bytes for reading, without blocking.
 
-    What is checked is what was opened, so nothing can take its place afterwards.
+    The checks apply to the open file, so it cannot be replaced between check and use.
 
     Raises:
-        OSError: it cannot be opened, is no regular file or is too large; ``strerror`` says which.
-        ValueError: the path cannot be one.
+        OSError: the file cannot be opened, is not a regular file or is too large; ``strerror`` says
+            which.
+        ValueError: the path is not valid.
     """
     name = os.fspath(path)
     file = open(name, "rb", opener=_open)  # noqa: SIM115  (pathlib has no opener)
@@ -79,7 +81,7 @@ def open_file(path: str | os.PathLike[str], limit: Limit) -> BufferedReader:
 def read_file(path: str | os.PathLike[str], limit: Limit) -> bytes:
     """Return the bytes of a regular file; see `open_file`.
 
-    What is appended while it is read is left out: its size is bounded once, when it is opened.
+    Bytes that are appended during the read are ignored: the size is checked once, on opening.
     """
     with open_file(path, limit) as file:
         return file.read(os.fstat(file.fileno()).st_size)
@@ -88,7 +90,7 @@ def read_file(path: str | os.PathLike[str], limit: Limit) -> bytes:
 def copy_bytes(
     given: bytes | bytearray | memoryview, what: str, error: type[SmeltError] = SmeltError
 ) -> bytes:
-    """Return the bytes of a buffer. Raises SmeltError: it has none any more."""
+    """Return a copy of the bytes of a buffer. Raises SmeltError: the buffer has been released."""
     try:
         return bytes(given)
     except (BufferError, TypeError, ValueError) as reason:
@@ -96,15 +98,15 @@ def copy_bytes(
 
 
 def is_special(path: str | os.PathLike[str]) -> bool:
-    """Whether a name is that of a device, a pipe or a socket; not, where nobody may look."""
+    """Return whether a path is a device, a pipe or a socket; False if it is not accessible."""
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
 def open_special(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a device or a pipe to write into it; a pipe's reader is awaited for some seconds.
+    """Open a device or a pipe for writing; wait up to 10 seconds for a process that reads a pipe.
 
     Raises:
-        OSError: it cannot be opened, or nobody reads the pipe.
+        OSError: the path cannot be opened, or no process reads the pipe.
     """
     end = time.monotonic() + _READER_SECONDS
     while True:

@@ -1,4 +1,4 @@
-"""What a forked child resets: of the parent's threads it has only what they left behind."""
+"""Resetting of locks and objects in a forked child, where the parent's other threads are gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def reset_in_child(reset: Callable[[T], None]) -> weakref.WeakSet[T]:
-    """Return a set whose members ``reset`` is called with in each forked child."""
+    """Return a weak set; ``reset`` is called with each of its members in every forked child."""
     members: weakref.WeakSet[T] = weakref.WeakSet()
 
     def reset_all() -> None:
@@ -27,9 +27,10 @@ def reset_in_child(reset: Callable[[T], None]) -> weakref.WeakSet[T]:
 
 
 class ForkLock:
-    """A lock that its thread may take again, and that nobody holds in a forked child.
+    """Reentrant lock that is free in a forked child.
 
-    A handler of a signal may interrupt the thread that has the lock, and want it too.
+    It is reentrant because a signal handler may interrupt the thread that holds the lock and
+    acquire it again.
     """
 
     def __init__(self) -> None:
@@ -37,7 +38,7 @@ class ForkLock:
         _locks.add(self)
 
     def reset(self) -> None:
-        """Be held by nobody."""
+        """Make the lock free, whichever thread holds it."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:

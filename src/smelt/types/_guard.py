@@ -1,9 +1,9 @@
-"""Guards: what inference assumes about extents that no symbol decides yet.
+"""Guards: conditions on symbols that shape inference assumes and that are checked at run time.
 
-Inference of shapes compares extents that are polynomials in symbols. Where the comparison is open
-it takes the only answer under which the op is legal, and records the assumption as a guard. A guard
-holds for some symbol values and fails for others, so whoever binds the symbols checks it: `interp`
-before each node, a plan before its first step.
+Shape inference compares extents that are polynomials in symbols. When the result of a comparison
+depends on the symbols, inference assumes the result under which the op is valid and records it as a
+guard. The code that binds the symbols checks the guards: `interp` before each node, a plan before
+its first step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Relation(Enum):
-    """How the two sides of a guard compare."""
+    """Relation between the two sides of a guard."""
 
     EQUAL = "=="
     AT_LEAST = ">="
@@ -31,39 +31,39 @@ class Relation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A condition on symbols under which an inferred shape is right."""
+    """Condition on symbols under which an inferred shape is correct."""
 
     left: Dim
     relation: Relation
     right: Dim
     what: str
-    """Which extents are compared: operands and axes, as a message names them."""
+    """Description of the compared extents for the message, by operands and axes."""
     node: str = ""
-    """The op and the name of the node that needs it."""
+    """Op and name of the node to which the guard belongs."""
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The symbols on which the guard depends."""
+        """Names of the symbols on which the guard depends."""
         return symbols_of(self.left, self.right)
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether the guard holds. Raises UnboundSymbolError naming a symbol without a value."""
+        """Return whether the guard holds. Raises UnboundSymbolError: a symbol has no value."""
         left, right = evaluate_dim(self.left, values), evaluate_dim(self.right, values)
         return left == right if self.relation is Relation.EQUAL else left >= right
 
     def violation(self, values: Mapping[str, int]) -> ShapeError:
-        """The error for values under which the guard fails: op, axes and both extents."""
-        left, right = (_shown(dim, values) for dim in (self.left, self.right))
+        """Return the error for values that violate the guard, with op, axes and both extents."""
+        left, right = (_value_text(dim, values) for dim in (self.left, self.right))
         wanted = "equal" if self.relation is Relation.EQUAL else "be at least"
         return ShapeError(f"{self.what}: {left} must {wanted} {right}", node=self.node or None)
 
     def at(self, values: Mapping[str, Dim]) -> Guard:
-        """The guard with symbols replaced."""
+        """Return the guard with symbols replaced by other dimensions."""
         left, right = substitute_dim(self.left, values), substitute_dim(self.right, values)
         return replace(self, left=left, right=right)
 
 
-def _shown(dim: Dim, values: Mapping[str, int]) -> str:
+def _value_text(dim: Dim, values: Mapping[str, int]) -> str:
     value = evaluate_dim(dim, values)
     return str(value) if isinstance(dim, int) else f"{value} ({dim})"
 
@@ -73,17 +73,17 @@ _collected: ContextVar[list[Guard] | None] = ContextVar("collected_guards", defa
 
 @contextmanager
 def collect_guards() -> Generator[list[Guard], None, None]:
-    """Collect the guards that inference records inside the ``with`` block."""
-    found: list[Guard] = []
-    token = _collected.set(found)
+    """Collect the guards that inference records in the ``with`` block, without duplicates."""
+    guards: list[Guard] = []
+    token = _collected.set(guards)
     try:
-        yield found
+        yield guards
     finally:
         _collected.reset(token)
 
 
 def assume_equal(left: Dim, right: Dim, what: str) -> bool:
-    """Return False where two extents are known to differ; record a guard where that is open.
+    """Return False if two extents are known to differ; record a guard if that is undecided.
 
     ``what`` names both extents, as in ``"axis 2 of inputs 0 and 1"``.
     """
@@ -97,7 +97,7 @@ def assume_equal(left: Dim, right: Dim, what: str) -> bool:
 
 
 def assume_at_least(left: Dim, right: Dim, what: str) -> bool:
-    """Return False where ``left`` is known to be less; record a guard where that is open."""
+    """Return False if ``left`` is known to be less; record a guard if that is undecided."""
     gap = left - right
     if is_never_negative(gap):
         return True
@@ -108,11 +108,11 @@ def assume_at_least(left: Dim, right: Dim, what: str) -> bool:
 
 
 def assume_divides(divisor: int, count: Dim, what: str) -> bool:
-    """Return False where a positive number is known not to divide; record a guard where open."""
+    """Return False if ``divisor`` is known not to divide ``count``; record a guard if undecided."""
     return assume_equal(count, count // divisor * divisor, what)
 
 
 def _record(guard: Guard) -> None:
-    found = _collected.get()
-    if found is not None and guard not in found:
-        found.append(guard)
+    guards = _collected.get()
+    if guards is not None and guard not in guards:
+        guards.append(guard)

@@ -1,4 +1,7 @@
-"""JSON that may be hostile: bounded before it is parsed, for a byte of it may take a hundred."""
+"""Parser of untrusted JSON.
+
+The size is checked before parsing, because a byte of JSON may take a hundred bytes of memory.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _MAX_DIGITS: Final = 20
+"""Characters of the longest integer: those of 2**64 - 1, and of -2**63 with its sign."""
 _BOUND: Final = 1 << 63
+"""Integers are at least ``-_BOUND`` and below ``2 * _BOUND``: signed or unsigned 64 bits."""
 
 
 def parse_json(text: bytes | str) -> object:
-    """Return what JSON holds: no name twice in an object, no abyss, no integer beyond 64 bits.
+    """Parse JSON that has no duplicate names, no deep nesting and no integers beyond 64 bits.
 
     Raises:
-        ValueError: it is no such JSON, or has more parts than MAX_JSON_PARTS.
+        ValueError: the text is not such JSON, or has more parts than ``MAX_JSON_PARTS``.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     parts = count_json_parts(data)
@@ -32,22 +37,22 @@ def parse_json(text: bytes | str) -> object:
 
 
 def items_of(value: object) -> Sequence[object]:
-    """The items of a list or tuple from outside; nothing where it is neither."""
+    """Return the items of an untrusted list or tuple; an empty tuple for any other value."""
     return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
 
 
 def fields_of(value: object) -> Mapping[str, object]:
-    """The fields of an object from JSON; nothing where it is none."""
+    """Return the fields of a parsed JSON object; an empty dict for any other value."""
     return cast("Mapping[str, object]", value) if isinstance(value, dict) else {}
 
 
 def count_json_parts(data: bytes) -> int:
-    """How many things a JSON text makes in memory, at most; what stands in its texts counts too."""
+    """Return an upper bound of the objects that parsing creates; strings are counted too."""
     return sum(map(data.count, (b"[", b"{", b",", b":")))
 
 
 def _integer(digits: str) -> int:
-    """An integer that has 64 bits: a larger one is none that anything here has written."""
+    """Convert digits to an integer of at most 64 bits; smelt never writes larger ones."""
     if len(digits) > _MAX_DIGITS or not -_BOUND <= (number := int(digits)) < 2 * _BOUND:
         raise ValueError("an integer in it has more than 64 bits")
     return number

@@ -1,7 +1,7 @@
-"""Every limit on what a file, a client or a graph may ask for, in one table.
+"""Table of all limits on files, clients and graphs.
 
-A limit has a name, which the error that refuses something says and `docs/limits.md` lists. It is
-far above what honest input needs and far below what fills a machine.
+The error that refuses an input names the limit, and `docs/limits.md` lists all limits. Each limit
+is far above the needs of real inputs and far below the capacity of a machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from smelt.types._text_formatting import format_integer
 
 
 class Limit(Enum):
-    """The most of something that is accepted: how many, of what, in which place."""
+    """Limit on the size of an input: its maximum, its unit and what it applies to."""
 
     MAX_MODEL_BYTES = ((1 << 31) - 1, "bytes", "an ONNX model or caffemodel, external data apart")
     MAX_PROTOTXT_BYTES = (4 << 20, "bytes", "a prototxt")
@@ -100,9 +100,9 @@ class Limit(Enum):
         self.most = most
         self.unit = unit
         self.what = what
-        """What it bounds, for the documentation."""
+        """Description of what the limit applies to, for the documentation."""
 
     def excess(self, found: int | str) -> str:
-        """Return what an error says of ``found``, which is more than is allowed."""
+        """Return the part of a message that says that ``found`` exceeds this limit."""
         shown = format_integer(found) if isinstance(found, int) else found
         return f"{shown} {self.unit}; the limit {self.name} is {self.most:,}"

@@ -1,4 +1,4 @@
-"""Memory that a process cannot have: one error for all that asks for it."""
+"""Conversion of a MemoryError to the error that smelt raises for insufficient memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def out_of_memory(task: str) -> DeviceError:
-    """The error of a task for which the process has too little memory: "the build"."""
+    """Return the error of a task, such as "the build", that ran out of memory."""
     return DeviceError(
         f"{task} needs more memory than this process can have; use a smaller model, batch or "
         "shapes, or fewer contexts at once"
@@ -21,13 +21,13 @@ def out_of_memory(task: str) -> DeviceError:
 
 @contextmanager
 def enough_memory_for(task: str) -> Generator[None]:
-    """Turn a MemoryError of a block, or of a function that this decorates, into `out_of_memory`.
+    """Convert a MemoryError in a block, or in a decorated function, to the error `out_of_memory`.
 
-    numpy and the interpreter ask for memory nearly everywhere, so it is caught where the public
-    functions are.
+    numpy and the interpreter allocate memory nearly everywhere, so the public functions catch the
+    MemoryError.
 
     Raises:
-        DeviceError: the process can have no more memory.
+        DeviceError: the process is out of memory.
     """
     try:
         yield

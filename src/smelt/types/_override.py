@@ -1,6 +1,7 @@
-"""``override`` for the run half, which has no package but numpy and cryptography.
+"""``override`` for packages that run engines and depend on numpy and cryptography only.
 
-Python has it from 3.12 on; before, only typing_extensions does, which type checkers bring along.
+Python has ``typing.override`` since 3.12. Before, only typing_extensions has it, which type
+checkers provide but a machine that runs engines may not have.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 else:
 
     def override(method):
-        """Mark a method that replaces a base class's; only type checkers look."""
+        """Mark a method that overrides one of a base class, for type checkers."""
         return method
 
 

@@ -1,4 +1,4 @@
-"""Tables in letters, for screens of any width."""
+"""Text tables that adapt to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -12,47 +12,50 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _MARGIN: Final = " "
+"""Start of every line of a table."""
 _INDENT: Final = 8
-"""Of a row's second line and those behind it."""
+"""Cells by which the second and later lines of a row are indented."""
 _GAP: Final = 3
+"""Cells between two columns."""
 _FOLDED: Final = 40
-"""Cells that a column of words keeps, where it is folded so that a row is one line."""
+"""Least width in cells to which a column of words is folded to fit a row into one line."""
 WIDTH_OF_FILES: Final = 160
-"""Cells of a line where there is no screen, and of a table's, unless it takes more."""
+"""Width in cells of lines and tables in files; a table that needs more is wider."""
 _LONGEST: Final = 100
-"""Cells of the widest column of numbers or names that is not folded."""
+"""Cells of the widest column of numbers or names that is never folded."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
     index: int
     word: int
-    """Cells of what is never broken."""
+    """Cells of the longest word, which is never split."""
     longest: int
+    """Cells of the longest line of a cell."""
     is_number: bool
 
     @property
     def least(self) -> int:
-        """Cells in a row of one line."""
+        """Least width of the column, in cells, in a row of one line."""
         return min(self.longest, max(self.word, _FOLDED))
 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Rows under heads; numbers, on the right, and names are in one piece, words may be folded.
+    """Rows under headings. Numbers are right-aligned; numbers and names are kept whole, words wrap.
 
-    Where a row does not fit a screen so, it takes several lines, and so do the heads.
+    A row that does not fit the width takes several lines, and so do the headings.
     """
 
     heads: Sequence[str]
     rows: Sequence[Sequence[object]]
     numbers: str = ""
-    """The heads of columns of numbers."""
+    """Headings of the columns of numbers, separated by spaces."""
     names: str = ""
-    """The heads of columns of names."""
+    """Headings of the columns of names, separated by spaces."""
 
     def lines(self, width: int | None) -> Iterator[str]:
-        """The table for a screen of so many cells; None for a file, where a row is one line."""
+        """Yield the lines for a screen of ``width`` cells; for a file (None), a row is one line."""
         lines = self._lines(width)
         yield from (
             lines if width is None else (p for line in lines for p in split_line(line, width))
@@ -61,9 +64,9 @@ class TextTable:
     def _lines(self, width: int | None) -> Iterator[str]:
         columns = [self._column(index) for index in range(len(self.heads))]
         least = sum(column.least + _GAP for column in columns) - _GAP
-        room = max(WIDTH_OF_FILES, least) if width is None else width - len(_MARGIN)
-        groups = [(0, columns)] if least <= room else list(_stacked(columns, room))
-        widths = {i: n for indent, g in groups for i, n in _widths(g, room - indent).items()}
+        available = max(WIDTH_OF_FILES, least) if width is None else width - len(_MARGIN)
+        groups = [(0, columns)] if least <= available else list(_stacked(columns, available))
+        widths = {i: n for indent, g in groups for i, n in _widths(g, available - indent).items()}
         heads = list(_row_lines(groups, widths, self.heads))
         rows = [line for row in self.rows for line in _row_lines(groups, widths, row)]
         yield from ("", *heads)
@@ -82,33 +85,36 @@ class TextTable:
         return _Column(index, word, longest, is_number)
 
 
-def _stacked(columns: Sequence[_Column], room: int) -> Iterator[tuple[int, list[_Column]]]:
-    """The columns of each line with its indent, none of them folded that need not be."""
-    indent, left = 0, room
+def _stacked(columns: Sequence[_Column], available: int) -> Iterator[tuple[int, list[_Column]]]:
+    """Yield the indent and the columns of each line of a row, without needless folding."""
+    indent, remaining = 0, available
     group: list[_Column] = []
     for column in columns:
-        if group and left < column.longest:
+        if group and remaining < column.longest:
             yield indent, group
-            indent, left, group = _INDENT, room - _INDENT, []
+            indent, remaining, group = _INDENT, available - _INDENT, []
         group.append(column)
-        left -= column.longest + _GAP
+        remaining -= column.longest + _GAP
     yield indent, group
 
 
-def _widths(group: Sequence[_Column], room: int) -> dict[int, int]:
-    """What each column of a line has, by its index: the widest ones give way alike."""
-    room -= _GAP * (len(group) - 1)
+def _widths(group: Sequence[_Column], available: int) -> dict[int, int]:
+    """Return the width of each column of a line by index; the widest columns shrink equally."""
+    available -= _GAP * (len(group) - 1)
 
-    def fitted(most: int) -> dict[int, int]:
-        return {c.index: min(c.longest, max(c.word, most)) for c in group}
+    def fitted(limit: int) -> dict[int, int]:
+        return {c.index: min(c.longest, max(c.word, limit)) for c in group}
 
-    fitting = (most for most in range(room, 0, -1) if sum(fitted(most).values()) <= room)
+    fitting = (
+        limit for limit in range(available, 0, -1) if sum(fitted(limit).values()) <= available
+    )
     return fitted(next(fitting, 0))
 
 
 def _row_lines(
     groups: Sequence[tuple[int, Sequence[_Column]]], widths: dict[int, int], row: Sequence[object]
 ) -> Iterator[str]:
+    """Yield the lines of one row, each cell wrapped to the width of its column."""
     for indent, group in groups:
         cells = [wrap_words(str(row[c.index]), widths[c.index], "") for c in group]
         for parts in zip_longest(*cells, fillvalue=""):

@@ -1,4 +1,4 @@
-"""Threads: started, or refused in words where the system has no more."""
+"""Starting of threads, with an error that explains a refusal by the operating system."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def start_thread(
     target: Callable[..., object], *arguments: Any, name: str | None = None
 ) -> threading.Thread:
-    """Start a thread that ends with the process.
+    """Start a daemon thread.
 
     Raises:
-        DeviceError: the system starts no more; nothing of it is left.
+        DeviceError: the operating system cannot start another thread.
     """
     thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
     try:

@@ -1,4 +1,4 @@
-"""Types of the values of a graph, and the formats in which tensors are stored."""
+"""Types of the values of a graph, and storage formats of tensors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TensorType:
 
 
 def _extent_text(extent: Dim) -> str:
-    """As inference reads it again; one that no tensor has may be too long to read at all."""
+    """Return an extent as the graph parser reads it; abbreviate one that is too long to parse."""
     return format_integer(extent).replace(",", "") if isinstance(extent, int) else str(extent)
 
 
@@ -72,28 +72,28 @@ ValueType = TensorType | SequenceType | OptionalType
 
 
 class Layout(Enum):
-    """Order in which the axes of a tensor lie in memory."""
+    """Order of the axes of a tensor in memory."""
 
     LINEAR = "linear"
-    """The model's own axis order, last axis fastest."""
+    """Axis order of the model, last axis contiguous."""
     CHANNELS_LAST = "channels_last"
-    """Axis 1 (channels) fastest: NHWC for images, NWC for series."""
+    """Axis 1 (channels) contiguous: NHWC for images, NWC for series."""
     STRIDED = "strided"
-    """Any strides that a window has: what reads or writes it cares for none but the last. With
-    memory of its own, such a tensor lies like a linear one."""
+    """Any strides of a view: kernels that read or write this layout depend on the last stride only.
+    In a buffer of its own, such a tensor is stored as LINEAR."""
 
     PAIRED = "paired"
-    """Images in pairs, the elements of two adjacent ones side by side: ``[pairs, C, H, W, 2]``, as
-    views of it say. Of an odd number of images the last pair has one that nobody reads."""
+    """Elements of two adjacent images side by side: ``[pairs, C, H, W, 2]``. With an odd number of
+    images, the last pair has a second image that is never read."""
 
     def stored_shape(self, shape: Shape) -> Shape:
-        """The extents of a tensor in memory, in the order of its views."""
+        """Return the extents in memory of a tensor of this layout, in the axis order of views."""
         if self is not Layout.PAIRED:
             return shape
         return (ceil_div(shape[0], 2), *shape[1:], 2)
 
     def axis_order(self, rank: int) -> tuple[int, ...]:
-        """Axes of views, outermost in memory first."""
+        """Return the axes of a tensor of this rank, outermost in memory first."""
         if self is not Layout.CHANNELS_LAST or rank < 3:
             return tuple(range(rank))
         return (0, *range(2, rank), 1)
@@ -101,7 +101,7 @@ class Layout(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """How a tensor is stored: element type and layout."""
+    """Storage format of a tensor: element type and layout."""
 
     dtype: DType
     layout: Layout = Layout.LINEAR
@@ -111,7 +111,7 @@ class TensorFormat:
 
 
 def element_count(shape: Shape) -> Dim:
-    """Product of the extents."""
+    """Return the number of elements: the product of the extents."""
     count: Dim = 1
     for extent in shape:
         count = count * extent

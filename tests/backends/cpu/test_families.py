@@ -19,7 +19,8 @@ from smelt.backends.cpu.families.lrn import LrnFamily
 from smelt.backends.cpu.families.pool import PoolFamily
 from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.ops import Fused, Stage
-from smelt.ops.add import Add
+from smelt.ops.activations import Relu, Sigmoid
+from smelt.ops.arithmetic import Add, Mul
 from smelt.ops.average_pool import AveragePool
 from smelt.ops.clip import Clip
 from smelt.ops.conv import Conv
@@ -31,10 +32,7 @@ from smelt.ops.lp_pool import LpPool
 from smelt.ops.lrn import LRN
 from smelt.ops.mat_mul import MatMul
 from smelt.ops.max_pool import MaxPool
-from smelt.ops.mul import Mul
 from smelt.ops.prelu import PRelu
-from smelt.ops.relu import Relu
-from smelt.ops.sigmoid import Sigmoid
 from tests.support.cpu_families import (
     assert_tactics_agree,
     kernels_of,

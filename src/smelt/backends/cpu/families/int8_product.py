@@ -43,13 +43,11 @@ from smelt.backends.cpu.families._tiling import (
 from smelt.backends.cpu.families.conv import halo_of
 from smelt.engine import parameters
 from smelt.ir import Constant
-from smelt.ops.add import Add
+from smelt.ops.arithmetic import Add, Mul, Sub
 from smelt.ops.cast import Cast
 from smelt.ops.conv_integer import ConvInteger
 from smelt.ops.mat_mul_integer import MatMulInteger
-from smelt.ops.mul import Mul
-from smelt.ops.reduce_sum import ReduceSum
-from smelt.ops.sub import Sub
+from smelt.ops.reductions import ReduceSum
 from smelt.types import DType, Layout, TensorFormat, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:

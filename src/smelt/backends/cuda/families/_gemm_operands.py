@@ -13,8 +13,8 @@ from smelt.backends.cuda._index_width import MAX_INT32_ELEMENTS
 from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops.cast import Cast
+from smelt.ops.math_functions import RoundMantissa
 from smelt.ops.reshape import Reshape
-from smelt.ops.round_mantissa import RoundMantissa
 from smelt.ops.transpose import Transpose
 from smelt.types import DType, Layout, TensorFormat
 

@@ -14,11 +14,10 @@ from smelt.backends.cuda.families._gemm_operands import factor_type
 from smelt.backends.cuda.families.vendor_library import LibraryFamily, Match, Proposal
 from smelt.devices.cuda import LARGEST_ALPHA, CublasLt, ProductCall
 from smelt.ir import Constant, Op
+from smelt.ops.activations import Gelu, Relu
 from smelt.ops.conv import Conv
-from smelt.ops.gelu import Gelu
 from smelt.ops.gemm import Gemm
 from smelt.ops.mat_mul import MatMul
-from smelt.ops.relu import Relu
 from smelt.ops.reshape import Reshape
 from smelt.ops.transpose import Transpose
 from smelt.types import Layout, fixed_shape, override

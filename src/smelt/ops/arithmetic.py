@@ -1,0 +1,395 @@
+"""Elementwise arithmetic of two or more broadcasting tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from smelt.errors import ShapeError
+from smelt.ir import Case
+from smelt.ops._broadcast import Broadcast, Variadic, broadcast_cases, variadic_cases
+from smelt.ops._reference_numerics import divide_towards_zero, truncate
+from smelt.ops._shape import (
+    FLOATS,
+    NUMBERS,
+    broadcast_shapes,
+    input_type,
+    require_dtype,
+    require_inputs,
+)
+from smelt.ops._shape_operands import MAXIMUM_TERMS, divide_dims, sample
+from smelt.types import TensorType, assume_at_least, is_never_negative, override
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, DType, ValueType
+
+
+@dataclass(frozen=True)
+class Add(Broadcast, function=np.add):
+    """The sum of two tensors.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number; integers wrap around.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Add-14.
+    """
+
+    name: ClassVar[str] = "add"
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        return left + right
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(
+            cls(), "float32", "float16", "float64", "int32", "int64", "uint8"
+        )
+
+
+@dataclass(frozen=True)
+class Sub(Broadcast, function=np.subtract):
+    """The difference of two tensors.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number; integers wrap around.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Sub-14.
+    """
+
+    name: ClassVar[str] = "sub"
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        return left - right
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(
+            cls(), "float32", "float16", "float64", "int32", "int64", "uint8"
+        )
+
+
+@dataclass(frozen=True)
+class Mul(Broadcast, function=np.multiply):
+    """The product of two tensors.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number; integers wrap around.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Mul-14.
+    """
+
+    name: ClassVar[str] = "mul"
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        terms = [1 if isinstance(d, int) else len(d.terms) for d in (left, right)]
+        return left * right if terms[0] * terms[1] <= MAXIMUM_TERMS else None
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(
+            cls(), "float32", "float16", "float64", "int32", "int64", "uint8"
+        )
+
+
+@dataclass(frozen=True)
+class Div(Broadcast):
+    """The quotient of two tensors; quotients of integers are rounded towards zero.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number; an integer divided by zero gives zero.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Div-14.
+    """
+
+    name: ClassVar[str] = "div"
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        if isinstance(left, int) and isinstance(right, int):
+            magnitude = abs(left) // abs(right) if right else 0
+            return magnitude if (left < 0) == (right < 0) else -magnitude
+        if isinstance(right, int):
+            # Floor division equals rounding towards zero only for a dividend of at least 0.
+            if right <= 0 or not is_never_negative(left, least=1):
+                return None
+            assume_at_least(left, 0, "the dividend")
+            return left // right
+        # A quotient by zero is 0, so the divisor must be at least 1 for this formula.
+        quotient = divide_dims(left, right) if is_never_negative(right, least=1) else None
+        if quotient:
+            assume_at_least(right, 1, "the divisor")
+        return quotient
+
+    @override
+    def compute(self, left: Array, right: Array) -> Array:
+        if left.dtype.kind == "f":
+            return np.divide(left, right)
+        return divide_towards_zero(left, right)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(cls(), "float32", "float16", "float64", low=2, high=12)
+        left = np.array([7, -7, 7, -7, 0, 6, -1], np.int32)
+        right = np.array([2, 2, -2, -2, 5, 3, 2], np.int32)
+        for dtype in ("int32", "int64", "int8"):
+            yield Case(f"{dtype} towards zero", cls(), (left.astype(dtype), right.astype(dtype)))
+        yield Case(
+            "uint8", cls(), (np.array([[255, 7], [9, 0]], np.uint8), np.array([2], np.uint8))
+        )
+        least = np.array([[-128], [7], [0]], np.int8)
+        yield Case("by zero and minus one", cls(), (least, np.array([0, -1], np.int8)))
+        zeros = np.array([1.0, -1.0, 0.5], np.float32), np.array([0.0, 0.0, 2.0], np.float32)
+        yield Case("float by zero is infinite", cls(), zeros)
+        huge = np.array([3e38, 1e38, 5e37], np.float32), np.array([2e38, 2e38, 3e38], np.float32)
+        yield Case("huge divisors", cls(), huge)
+
+
+@dataclass(frozen=True)
+class Mod(Broadcast):
+    """The remainder of a division, with the sign of the divisor; with ``fmod``, of the dividend.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number; floats need ``fmod``; an integer modulo zero gives zero.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Mod-13.
+    """
+
+    name: ClassVar[str] = "mod"
+
+    fmod: int = 0
+    """Whether the remainder has the sign of the dividend, as in C."""
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        if self.fmod or not isinstance(right, int) or right <= 0:
+            return None
+        return left - left // right * right
+
+    @override
+    def compute(self, left: Array, right: Array) -> Array:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.fmod(left, right) if self.fmod else np.mod(left, right)
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        result = super().infer(inputs)
+        if input_type(self, inputs, 0).dtype.is_float and not self.fmod:
+            raise ShapeError("mod of floating-point inputs must have fmod=1")
+        return result
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(cls(), "int32", "int64", "int8", low=-9, high=0)
+        for case in broadcast_cases(cls(fmod=1), "float32", "float64", low=1, high=12):
+            yield replace(case, name=f"{case.name}, fmod")
+        signs = np.array([7, -7, 7, -7, 6], np.int64), np.array([3, 3, -3, -3, 3], np.int64)
+        yield Case("sign of the divisor", cls(), signs)
+        yield Case("sign of the dividend", cls(fmod=1), signs)
+        floats = np.array([7.5, -7.5, 7.5], np.float32), np.array([2.0, 2.0, -2.0], np.float32)
+        yield Case("floats", cls(fmod=1), floats)
+        least = np.array([[-128], [7], [0]], np.int8)
+        yield Case("by zero and minus one", cls(), (least, np.array([0, -1], np.int8)))
+        yield Case("uint8", cls(), (np.array([250, 9], np.uint8), np.array([7], np.uint8)))
+
+
+@dataclass(frozen=True)
+class Pow(Broadcast):
+    """The first tensor to the power of the second.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number; the exponent may have another type than the base, and the result has the
+    type of the base. Powers of integers wrap around; those with a magnitude below 1 are 0.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Pow-15.
+    """
+
+    name: ClassVar[str] = "pow"
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2)
+        base, exponent = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        for kind, what in ((base, "the base"), (exponent, "the exponent")):
+            require_dtype(kind, NUMBERS, f"{what} of {self.name}")
+        return (TensorType(base.dtype, broadcast_shapes(base.shape, exponent.shape)),)
+
+    @override
+    def compute(self, left: Array, right: Array) -> Array:
+        if left.dtype.kind == "f":
+            # numpy computes a square root for the exponent 0.5, which differs for -0 and -infinity.
+            unsigned = (right == 0.5) & ((left == 0) | np.isinf(left))
+            return np.power(np.where(unsigned, np.abs(left), left), right)
+        if right.dtype.kind == "f":
+            return truncate(np.power(left.astype(np.float64), right), left.dtype)
+        return _power_of_integers(left, right)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(cls(), "float32", "float16", "float64", low=1, high=12)
+        yield from (
+            Case(
+                f"{base} to the {exponent}",
+                cls(),
+                (sample(3, 5, dtype=base, low=1, high=9), sample(5, dtype=exponent, low=1, high=4)),
+            )
+            for base, exponent in (("int32", "int32"), ("float32", "int64"), ("int64", "float32"))
+        )
+        corners = np.array([0.0, 0.0, -2.0, -2.0, 1.0, 4.0], np.float32)
+        exponents = np.array([0.0, 3.0, 2.0, 3.0, -5.0, 0.5], np.float32)
+        yield Case("corners", cls(), (corners, exponents))
+        special = np.array([0, -0.0, 1, -1, 2.5, -2, np.inf, -np.inf, np.nan], np.float32)
+        exponents = np.array([0, 2, -3, 0.5, -1.5, np.inf, -np.inf, np.nan], np.float32)
+        yield Case("whatever to whatever", cls(), (special[:, None], exponents))
+
+
+def _power_of_integers(base: Array, exponent: Array) -> Array:
+    """Return powers of integers with wrap-around; negative exponents give 0, 1 or -1."""
+    counts = np.maximum(exponent, 0).astype(np.uint64)
+    power = np.power(base.astype(np.uint64), counts).astype(base.dtype)
+    sign = np.where(exponent % 2 == 1, base, np.ones_like(base))
+    inverse = np.where(np.isin(base, (-1, 1)), sign, np.zeros_like(base))
+    return np.where(exponent < 0, inverse.astype(base.dtype), power)
+
+
+@dataclass(frozen=True)
+class Max(Variadic, function=np.maximum):
+    """The largest of the inputs, element by element; NaN if one is NaN.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Max-13.
+    """
+
+    name: ClassVar[str] = "max"
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        for one, other in ((left, right), (right, left)):
+            if is_never_negative(one - other, least=1):
+                assume_at_least(one, other, "elements of the inputs")
+                return one
+        return None
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from variadic_cases(cls(), "float32", "float16", "float64", "int32", "int64", "uint8")
+
+
+@dataclass(frozen=True)
+class Min(Variadic, function=np.minimum):
+    """The smallest of the inputs, element by element; NaN if one is NaN.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Min-13.
+    """
+
+    name: ClassVar[str] = "min"
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        for one, other in ((left, right), (right, left)):
+            if is_never_negative(one - other, least=1):
+                assume_at_least(one, other, "elements of the inputs")
+                return other
+        return None
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from variadic_cases(cls(), "float32", "float16", "float64", "int32", "int64", "uint8")
+
+
+@dataclass(frozen=True)
+class Sum(Variadic, function=np.add):
+    """The sum of the inputs, element by element.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: any number.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Sum-13.
+    """
+
+    name: ClassVar[str] = "sum"
+
+    @override
+    def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
+        return left + right
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from variadic_cases(cls(), "float32", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Mean(Variadic):
+    """The mean of the inputs, element by element.
+
+    Shapes: the inputs broadcast onto the result.
+
+    Dtypes: floats.
+
+    Raises ShapeError: when the inputs do not broadcast or their element types differ.
+
+    Source: ONNX Mean-13.
+    """
+
+    name: ClassVar[str] = "mean"
+    dtypes: ClassVar[frozenset[DType]] = FLOATS
+
+    @override
+    def combine(self, arrays: Sequence[Array]) -> Array:
+        total: Array = reduce(add, arrays)
+        return total / len(arrays)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from variadic_cases(cls(), "float32", "float16", "float64")
