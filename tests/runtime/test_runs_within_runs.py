@@ -15,12 +15,12 @@ import pytest
 import smelt
 from smelt.devices.cpu import CompletionFlag
 from smelt.errors import ContextError
-from smelt.runtime import Stream
+from smelt.runtime import ExecutionContext, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from smelt.runtime import Engine, ExecutionContext
+    from smelt.runtime import Engine
 
 _X = np.arange(-3, 3, dtype=np.float32).reshape(2, 3)
 
@@ -101,7 +101,7 @@ def test_a_run_enqueued_within_a_run_follows_it(engine: Engine) -> None:
 def test_a_thread_that_has_all_contexts_of_an_engine_is_refused_another(
     engine: Engine, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run: Any = smelt.runtime.ExecutionContext.run
+    run: Any = ExecutionContext.run
     depth = 0
 
     def nested(context: ExecutionContext, *given: Any) -> Any:
@@ -111,7 +111,7 @@ def test_a_thread_that_has_all_contexts_of_an_engine_is_refused_another(
             engine.run({"x": _X}, contexts=count)
         return run(context, *given)
 
-    monkeypatch.setattr(smelt.runtime.ExecutionContext, "run", nested)
+    monkeypatch.setattr(ExecutionContext, "run", nested)
     error = _ends(lambda: engine.run({"x": _X}, contexts=count))
     assert isinstance(error, ContextError)
     assert "in use by this thread" in str(error)
