@@ -1,7 +1,7 @@
-"""Trained networks in, fast engines out, for CPUs; NVDLA's loadables on a model of its hardware.
+"""Build and run inference engines from ONNX and Caffe networks, and run NVDLA loadables.
 
-The public names are loaded when they are first asked for, so that a program which only runs
-engines never loads what builds them.
+Public names are imported on first access, so a program that only runs engines does not load the
+compiler.
 """
 
 from __future__ import annotations
@@ -87,29 +87,29 @@ _HOMES: Final = {
     "runtime": ("Engine", "Event", "ExecutionContext", "Stream"),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
 }
-"""The room of each public name."""
+"""Public names by the subpackage that defines them."""
 _ROOMS: Final = frozenset(
     ("compare", "cudla", "errors", "gie", "importers", "inspect", "neural", "nvdla", "ops")
 )
-"""Rooms that are public themselves."""
+"""Subpackages that are public."""
 
 
 def __getattr__(name: str) -> object:
-    """Load what is asked for."""
+    """Import a public name or subpackage on first access."""
     if name in _ROOMS and find_spec(f"smelt.{name}") is not None:
         return import_module(f"smelt.{name}")
     home = next((room for room, names in _HOMES.items() if name in names), None)
     if name == "__version__":
-        found: object = import_module("smelt.engine").VERSION
+        value: object = import_module("smelt.engine").VERSION
     elif home is not None:
-        found = getattr(import_module(f"smelt.{home}"), name)
+        value = getattr(import_module(f"smelt.{home}"), name)
     else:
         raise AttributeError(f"module 'smelt' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    """The public names, loaded or not."""
+    """Return the public names, whether imported or not."""
     rooms = {name for name in _ROOMS if find_spec(f"smelt.{name}") is not None}
     return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *rooms})

@@ -1,12 +1,12 @@
-"""Every flag of smelt: its name, environment variable, type, default and meaning, in one table.
+"""Table of smelt's settings: name, environment variable, type, default and meaning of each flag.
 
-Nothing else reads the environment. A flag is read when it is asked for, never at import, so a test
-or a notebook may set one at any time. ``changes_engine`` says whether a flag's value is part of
-what an engine was made from, and so of every key under which code or timings are cached.
+No other module reads the environment. A flag is read on each call of its accessor, never at import,
+so a test or a notebook may set it at any time. ``changes_engine`` marks the flags whose value
+changes the built engine; it is part of every key under which code or timings are cached.
 
-Directories are created on first use, for their owner alone. Where none can be had (no HOME, a
-read-only home, one that another user may write to) the accessor returns None, and callers go
-without a cache and without a key.
+Directories are created on first use with access for their owner only. If a directory cannot be used
+(no HOME, a read-only home, write access for another user), its accessor returns None, and callers
+work without a cache and without a signing key.
 """
 
 from __future__ import annotations
@@ -49,31 +49,40 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _LOG_LEVELS: Final = ("internal_error", "error", "warning", "info", "verbose")
 _MAX_THREADS: Final = 1024
+"""Largest number of threads that SMELT_THREADS may set."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+"""Mode bits that give write access to users other than the owner."""
 _MAX_LINKS: Final = 40
-"""Symbolic links on the way to a file: as many as Linux follows."""
+"""Largest number of symbolic links in the resolution of a path, as in Linux."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flag(Generic[T]):
-    """One setting that the environment can change."""
+    """One setting that an environment variable can change."""
 
     name: str
     variable: str
+    """Name of the environment variable."""
     kind: str
-    """Type of the value, in words."""
+    """Description of the expected value, as it is shown in messages."""
     parse: Callable[[str], T]
-    """Text to value. Raises ValueError, whose message says what is expected."""
+    """Function that converts the text of the variable to a value.
+
+    It raises ValueError with a message that describes the expected value.
+    """
     default: T
     default_text: str
     help: str
     changes_engine: bool = False
 
     def read(self, environment: Mapping[str, str] | None = None) -> T:
-        """Return the value in force; an empty variable is an unset one.
+        """Return the current value; an empty variable counts as unset.
+
+        Args:
+            environment: variables by name; None for the environment of the process.
 
         Raises:
-            SmeltError: the variable holds something else than the flag's type.
+            SmeltError: the value of the variable is not of the flag's type.
         """
         text = (os.environ if environment is None else environment).get(self.variable, "").strip()
         if not text:
@@ -119,7 +128,7 @@ def _first_threads(text: str) -> int:
 
 def _level(text: str) -> str:
     level = text.lower().replace("-", "_")
-    level = "verbose" if level == "debug" else level  # its name in logging
+    level = "verbose" if level == "debug" else level  # DEBUG is the name of this level in logging
     if level not in _LOG_LEVELS:
         raise ValueError("it must be a severity")
     return level
@@ -168,7 +177,7 @@ _OPENMP_THREADS: Final[Flag[int | None]] = Flag(
     _first_threads,
     None,
     "the processors that this process may use, by its affinity and its cgroups' quota",
-    "The same, if SMELT_THREADS is not set; of a list such as 4,2, the first number.",
+    "Number of threads if SMELT_THREADS is not set; the first number of a list such as 4,2.",
 )
 _LOG_LEVEL: Final[Flag[str | None]] = Flag(
     "log",
@@ -220,26 +229,27 @@ FLAGS: Final = (
     _TARGET,
     _CUDA_LIBRARIES,
 )
-"""Every flag there is."""
+"""All flags."""
 
 
 def home_directory() -> Path | None:
-    """Return smelt's own directory, created when absent; None where there is no private place.
+    """Return smelt's home directory, or None if no private directory is available.
 
-    ``SMELT_HOME`` decides; without it ``.smelt`` in the directory that HOME names. A process
-    without HOME, or whose HOME is not there, has no home: the password database is not asked, for a
-    service must not begin to write somewhere that nobody told it of.
+    The directory is ``SMELT_HOME`` or, if that is unset, ``.smelt`` in the directory that HOME
+    names; it is created if it does not exist. Without HOME, or if HOME does not exist, there is no
+    home directory. The password database is not used: a service without HOME must not write to a
+    directory that its configuration does not name.
     """
     if (path := _HOME.read()) is not None:
         return private_directory(path, _HOME)
     user_home = os.environ.get("USERPROFILE" if os.name == "nt" else "HOME", "")
-    if not os.path.isdir(user_home):  # "" too; a home is its owner's to make
+    if not os.path.isdir(user_home):  # also for ""; smelt does not create the user's home
         return None
     return private_directory(Path(user_home) / ".smelt")
 
 
 def cache_directory() -> Path | None:
-    """Return the directory of the code and timing caches, created when absent, or None."""
+    """Return the directory of the code and timing caches, created if needed, or None."""
     if (path := _CACHE_DIR.read()) is not None:
         return private_directory(path, _CACHE_DIR)
     home = home_directory()
@@ -247,21 +257,21 @@ def cache_directory() -> Path | None:
 
 
 def keys_directory() -> Path | None:
-    """Return the directory of the user's own and trusted keys, created when absent, or None."""
+    """Return the directory of the user's own and trusted keys, created if needed, or None."""
     home = home_directory()
     return None if home is None else private_directory(home / "keys")
 
 
 def trusted_keys() -> tuple[Path, ...]:
-    """Return the files and directories of public keys that the environment adds."""
+    """Return the files and directories of public keys that SMELT_TRUSTED_KEYS lists."""
     return _TRUSTED_KEYS.read()
 
 
 def thread_count() -> int | None:
-    """Return the threads of a context that names no number; None for as many as processors.
+    """Return the default number of threads of a context; None for one per available processor.
 
-    OMP_NUM_THREADS is not ours: where it is not a number of threads, that is a warning, as it is to
-    others who read it.
+    OMP_NUM_THREADS belongs to OpenMP: a value that is not a number of threads gives a warning
+    instead of an error, as in OpenMP runtimes.
     """
     if (count := _THREADS.read()) is not None:
         return count
@@ -273,7 +283,7 @@ def thread_count() -> int | None:
 
 
 def log_level() -> str | None:
-    """Return the least important severity to show on the console; None to leave logging alone."""
+    """Return the least severe level to show on the console; None to leave logging unchanged."""
     return _LOG_LEVEL.read()
 
 
@@ -283,17 +293,17 @@ def code_cache_enabled() -> bool:
 
 
 def cuda_libraries() -> Path | None:
-    """Return the directory in which NVIDIA's libraries are looked for first."""
+    """Return the directory that is searched first for NVIDIA's libraries, or None."""
     return _CUDA_LIBRARIES.read()
 
 
 def target_name() -> str | None:
-    """Return the processor to generate code for; None for this machine's."""
+    """Return the name of the CPU target; None for the processor of this machine."""
     return _TARGET.read()
 
 
 def engine_key() -> tuple[tuple[str, str], ...]:
-    """Return every flag that changes a built engine with its value, for cache keys and plans."""
+    """Return name and value of every flag that changes a built engine, for cache keys and plans."""
     return tuple((flag.name, str(flag.read())) for flag in FLAGS if flag.changes_engine)
 
 
@@ -306,21 +316,30 @@ def describe_flags() -> str:
 
 
 def private_directory(path: Path, flag_name: Flag[Path | None] | None = None) -> Path | None:
-    """Return a directory, made if need be; None, and a word on why, where it cannot be used.
+    """Return a directory, created if needed; log the reason and return None if it is unusable.
 
-    What a variable names is missed: that is a warning. That there is no home is often meant so.
+    The reason is logged as a warning if a flag names the directory, because the user expects it to
+    be used. Otherwise it is logged as information: processes often have no home on purpose.
+
+    Args:
+        path: the directory.
+        flag_name: the flag whose variable names the directory, if any.
     """
     level = logging.INFO if flag_name is None else logging.WARNING
     where = f"{flag_name.variable}={path}" if flag_name else str(path)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = other_writers(path, above=1)
+        reason = other_writers(path, above=1)
     except OSError as error:
         log_once(level, f"{where} is not used: {error.strerror}")
         return None
-    if found:
-        detail = f"{where} is not used: {found}; or set it to another directory"
-        log_once(logging.WARNING, detail)
+    if reason:
+        variable = _HOME.variable if flag_name is None else flag_name.variable
+        log_once(
+            logging.WARNING,
+            f"{where} is not used: {reason}; run this command, or set {variable} to another "
+            "directory",
+        )
         return None
     if os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return path
@@ -330,54 +349,58 @@ def private_directory(path: Path, flag_name: Flag[Path | None] | None = None) ->
 
 @functools.cache
 def log_once(level: int, text: str) -> None:
-    """Log what is found out again and again."""
+    """Log a message the first time that it occurs in this process."""
     _LOG.log(level, "%s", text)
 
 
 def other_writers(path: Path, *, above: int | None = 0) -> str:
-    """Say why others than this user and root may change a file or directory; "" if they may not.
+    """Return why users other than this one and root may change a file; "" if they may not.
 
-    Symbolic links are followed: what counts is where they lead, and that nobody else can lead them
-    elsewhere. Where a system has no owners and modes of files nobody is found.
+    Symbolic links are followed. The target of each link is checked, and so are the link and its
+    directory, because their owner can redirect the link. The result is "" on systems whose files
+    have no POSIX owners and modes.
 
     Args:
-        path: what is looked at.
-        above: how many of the directories above it count, in which it could be exchanged; None for
-            all. Every link on the way counts with the directory that holds it.
+        path: a file or directory.
+        above: number of parent directories to check, since a user who may write to one of them can
+            replace the file; None for all. The directory of each link is always checked.
+
+    Returns:
+        The reason, with a command in parentheses that removes it.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     if os.name != "posix":
         return ""
     try:
         real = path.resolve(strict=True)
-    except RuntimeError as error:  # as Python before 3.13 says it
+    except RuntimeError as error:  # raised for a loop of links before Python 3.13
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
     links = _links_on(path)
-    places = dict.fromkeys((real, *list(real.parents)[:above], *(link.parent for link in links)))
-    for place in (*links, *places):
-        status = place.lstat()
-        detail = "it" if place == real else str(place)
+    others = dict.fromkeys((real, *list(real.parents)[:above], *(link.parent for link in links)))
+    for checked in (*links, *others):
+        status = checked.lstat()
+        subject = "it" if checked == real else str(checked)
         if status.st_uid not in {os.geteuid(), 0}:
-            return f"{detail} is owned by another user (chown -h {os.geteuid()} {place})"
-        # In a directory with the sticky bit, nobody exchanges what is another's.
-        is_shared = place != real and status.st_mode & stat.S_ISVTX
-        is_link = stat.S_ISLNK(status.st_mode)  # its mode means nothing
-        if status.st_mode & _OTHERS_WRITE and not is_shared and not is_link:
-            return f"{detail} is writable by others (chmod go-w {place})"
+            return f"{subject} is owned by another user (chown -h {os.geteuid()} {checked})"
+        # In a directory with the sticky bit, only the owner of an entry can replace it.
+        is_sticky = checked != real and status.st_mode & stat.S_ISVTX
+        is_link = stat.S_ISLNK(status.st_mode)  # the mode of a link has no effect
+        if status.st_mode & _OTHERS_WRITE and not is_sticky and not is_link:
+            return f"{subject} is writable by others (chmod go-w {checked})"
     return ""
 
 
 def _links_on(path: Path) -> list[Path]:
-    """The symbolic links that are followed from a path to the file it names, which exists."""
-    found: list[Path] = []
-    place, left = Path("/"), list(path.absolute().parts[::-1])
-    while left and len(found) <= _MAX_LINKS:
-        part = left.pop()
-        place = place.parent if part == ".." else place / part
-        if place.is_symlink():
-            found.append(place)
-            left += Path(os.readlink(place)).parts[::-1]
-            place = place.parent  # an absolute target begins at the root again
-    return found
+    """Return the symbolic links in the resolution of the path of an existing file."""
+    links: list[Path] = []
+    prefix, remaining = Path("/"), list(path.absolute().parts[::-1])
+    while remaining and len(links) <= _MAX_LINKS:
+        part = remaining.pop()
+        prefix = prefix.parent if part == ".." else prefix / part
+        if prefix.is_symlink():
+            links.append(prefix)
+            remaining += Path(os.readlink(prefix)).parts[::-1]
+            prefix = prefix.parent  # joining an absolute target restarts at the root
+    return links

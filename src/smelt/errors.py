@@ -1,24 +1,25 @@
-"""Every error that smelt raises.
+"""Exceptions that smelt raises, and functions that make names from files safe to display.
 
-* SmeltError                 caused by input, model, option or machine; carries ``status`` where a
-document numbers it
-  - GraphError               the network itself is wrong; names the node
+* SmeltError                 caused by input, model, option or machine; ``status`` has the
+                             documented error code, if there is one
+  - GraphError               the network is invalid; names the node
     - ShapeError             shapes or dtypes do not fit an op
     - UnboundSymbolError     a symbolic dimension has no value
   - ModelFormatError         a model file is malformed, truncated or hostile
-  - UnsupportedError         valid, but nothing here can run it; lists every reason
+  - UnsupportedError         a valid network that smelt cannot run; lists every reason
   - BuildError               no engine can be built with these options
   - EngineFormatError        a serialised engine is malformed, truncated or tampered with
-  - EngineMismatchError      a sound engine that was made for another machine or version
-  - TrustError               machine code whose signer this user does not trust
+  - EngineMismatchError      a valid engine for another machine or another version of smelt
+  - TrustError               machine code that is not signed by a key that this user trusts
   - BindingError             an array given to an engine does not fit its binding
   - IndexRangeError          an index or a length in the data is out of range; also an IndexError
-  - ContextError             an execution context or engine is used wrongly: closed, busy
+  - ContextError             an execution context or engine is misused, such as closed or busy
   - DeviceError              the driver or the device reported a failure
-  - MissingExtraError        a package is not installed; says how to get it
-* InternalError              a broken invariant of smelt itself: a bug, never caught with SmeltError
+  - MissingExtraError        an optional package is not installed; says how to install it
+* InternalError              a violated invariant of smelt, which is a bug; not a SmeltError
 
-Messages name what is in models and engines of strangers, so how such names are shown is here, too.
+Messages contain names from untrusted models and engines. The functions that escape or mask such
+names are therefore in this module too.
 """
 
 from __future__ import annotations
@@ -54,21 +55,25 @@ __all__ = [
 ]
 
 DISTRIBUTION: Final = "smelt-engine"
-"""What pip calls the package that is imported as ``smelt``: what PyPI calls so is not ours."""
+"""Name of smelt's package for pip. The package ``smelt`` on PyPI is an unrelated project."""
 
 _PACKAGES: Final = {"google": "protobuf", "PIL": "pillow"}
-"""Modules whose package has another name."""
+"""Package name by module name, for modules whose package has another name."""
 
 
 _MAX_SHOWN: Final = 1 << 15
-"""Characters of a message."""
+"""Largest number of characters of a displayed message."""
 _MASK: Final = "\ufffd"
+"""Replacement for a character that must not be displayed."""
 _BLANK: Final = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")
-"""Letters that look like spaces and break no line: a name of them ends a line where it likes."""
+"""Printable characters that look blank. A name made of them could push text out of sight."""
 
 
 def _is_shown(letter: str) -> bool:
-    """Whether it is neither a control, a format, half a letter nor blank; spaces are shown."""
+    """Return whether a character may be displayed.
+
+    Controls, format characters, surrogates and blank letters may not; spaces and tabs may.
+    """
     if letter in _BLANK:
         return False
     return letter.isprintable() or letter == "\t" or category(letter) == "Zs"
@@ -81,21 +86,24 @@ def _replaced(line: str, replace: Callable[[str], str]) -> str:
 
 
 def remove_controls(text: str) -> str:
-    """Return a text of lines in which nothing from a stranger's file gives orders to a terminal.
+    """Return a text without characters that could control a terminal; line feeds are kept.
 
-    Controls, formats that turn the direction of writing, halves of letters and letters that look
-    like spaces are shown as the replacement character U+FFFD.
+    Control characters, format characters (such as those that change the writing direction),
+    surrogates and letters that look blank are replaced by the replacement character U+FFFD.
     """
     return "\n".join(_replaced(line, lambda _: _MASK) for line in text.split("\n"))
 
 
 def sanitize_name(name: str) -> str:
-    """Return a name from a stranger's file as it may be shown: one line `remove_controls`."""
+    """Return a name from an untrusted file as one displayable line; see `remove_controls`.
+
+    Line feeds and tabs are replaced as well.
+    """
     return _replaced(name, lambda _: _MASK).replace("\t", _MASK)
 
 
 def escape_controls(text: str) -> str:
-    """Return JSON text that means the same, and in which `remove_controls` finds nothing."""
+    """Return equivalent JSON text in which `remove_controls` would replace nothing."""
 
     def escaped(letter: str) -> str:
         return "\\u007f" if letter == "\x7f" else json.dumps(letter)[1:-1]
@@ -103,13 +111,13 @@ def escape_controls(text: str) -> str:
     return "\n".join(_replaced(line, escaped) for line in text.split("\n"))
 
 
-class _Told(Exception):
-    """Base of all: its text may be shown, whatever names are in it.
+class _SanitizedError(Exception):
+    """Base of all errors; its text is safe to display, whatever names the message contains.
 
-    ``lines`` stand below the message, each on a line of its own that begins with two spaces. A line
-    feed in the message or in one of them is part of a name, and is masked. Within another text, as
-    f-strings put it there, an error is one line. Of a text that is too long for any reader the
-    middle is left out.
+    ``str`` gives the message, followed by each of ``lines`` on a line of its own that is indented
+    by two spaces. A line feed within the message or within one of ``lines`` comes from a name, and
+    is masked. ``format``, and thus an f-string, gives a single line. The middle of a very long text
+    is omitted.
     """
 
     def __init__(self, message: str = "", *, lines: Sequence[str] = ()) -> None:
@@ -133,15 +141,15 @@ def _without_middle(text: str) -> str:
     return f"{text[: _MAX_SHOWN // 2]} … {text[-_MAX_SHOWN // 2 :]}"
 
 
-class SmeltError(_Told):
+class SmeltError(_SanitizedError):
     """Base of every error caused by input, model, option or machine."""
 
     status: int | None = None
-    """The documented code of the failure, where a document numbers it."""
+    """Error code of the failure in the documentation that defines it, if any."""
 
 
 class GraphError(SmeltError):
-    """The network is not valid."""
+    """The network is invalid. ``node`` is the name of the node, if known."""
 
     def __init__(self, message: str, *, node: str | None = None) -> None:
         super().__init__(f"{node}: {message}" if node else message)
@@ -162,7 +170,7 @@ class ModelFormatError(SmeltError):
 
 
 class UnsupportedError(SmeltError):
-    """Valid, but nothing here can run it. ``reasons`` holds one line for each node or candidate."""
+    """The network is valid, but smelt cannot run it; ``reasons`` has a line for each cause."""
 
     def __init__(self, message: str, *, reasons: Sequence[str] = ()) -> None:
         super().__init__(message, lines=[f"- {reason}" for reason in reasons])
@@ -178,19 +186,19 @@ class EngineFormatError(SmeltError):
 
 
 class EngineMismatchError(SmeltError):
-    """A sound engine that was made for another machine or another smelt."""
+    """A valid engine was built for another machine or by another version of smelt."""
 
 
 class TrustError(SmeltError):
-    """Machine code whose signer this user does not trust."""
+    """Machine code is not signed by a key that this user trusts."""
 
 
 class BindingError(SmeltError):
-    """An array does not fit the binding it is given for."""
+    """An array does not fit its binding."""
 
 
 class IndexRangeError(SmeltError, IndexError):
-    """An index or a length in the data that a network was run on is out of range."""
+    """An index or a length in the input data of a network is out of range."""
 
     def __init__(self, message: str, *, node: str | None = None) -> None:
         super().__init__(f"{node}: {message}" if node else message)
@@ -199,7 +207,7 @@ class IndexRangeError(SmeltError, IndexError):
 
 
 class ContextError(SmeltError):
-    """An engine or an execution context is used wrongly."""
+    """An engine or an execution context is misused, for example after it was closed."""
 
 
 class DeviceError(SmeltError):
@@ -207,18 +215,18 @@ class DeviceError(SmeltError):
 
 
 class MissingExtraError(SmeltError):
-    """A package is not installed that not every machine needs."""
+    """An optional package is not installed."""
 
     def __init__(
         self, package: str, extra: str | None = None, *, advice: str = "", lead: str = ""
     ) -> None:
-        """Say how to get the package.
+        """Create the error with a message that says how to install the package.
 
         Args:
-            package: its name on PyPI.
-            extra: the extra that brings it; None for what comes with every whole installation.
-            advice: what to do, where the usual is not all that there is.
-            lead: what the message begins with: who needs the package.
+            package: name of the package on PyPI.
+            extra: smelt's extra that includes the package; None for a required dependency.
+            advice: what to do, instead of the usual command.
+            lead: beginning of the message, which says what needs the package.
         """
         usual = f"run: pip install {package}"
         if extra is not None:
@@ -233,10 +241,10 @@ class MissingExtraError(SmeltError):
 
     @classmethod
     def from_import(cls, error: ModuleNotFoundError) -> MissingExtraError:
-        """Say how to get the package whose module an import did not find."""
+        """Return the error for the package of a module that could not be imported."""
         module = (error.name or "a module").partition(".")[0]
         return cls(_PACKAGES.get(module, module))
 
 
-class InternalError(_Told):
-    """A broken invariant inside smelt: please report it."""
+class InternalError(_SanitizedError):
+    """An invariant of smelt is violated. This is a bug; please report it."""

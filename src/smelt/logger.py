@@ -1,8 +1,8 @@
-"""Severities, the logger that an application may give us, and bridges to and from ``logging``.
+"""Severities, the `Logger` protocol, and bridges between `Logger` and Python's ``logging``.
 
-Inside smelt every room logs to ``logging.getLogger(__name__)``, so the room's name is the logger's.
-An application may instead (or also) implement `Logger`, as the GIE façade asks: `forward_to`
-sends what the rooms say to it, and `LoggingLogger` is a `Logger` that writes into ``logging``.
+Each module of smelt logs to ``logging.getLogger(__name__)``. An application may also implement
+`Logger`, which the GIE façade requires: `forward_to` sends smelt's log records to a `Logger`, and
+`LoggingLogger` is a `Logger` that writes into ``logging``.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ __all__ = ["Logger", "LoggingLogger", "Severity", "forward_to", "show_on_console
 
 
 class Severity(IntEnum):
-    """How much a message matters: the smaller, the graver."""
+    """Severity of a message; smaller values are more severe."""
 
     INTERNAL_ERROR = 0
-    """Unrecoverable: a bug in smelt."""
+    """Unrecoverable error caused by a bug in smelt."""
     ERROR = 1
     WARNING = 2
-    """Something was wrong and was mended, or a default was taken."""
+    """A problem was corrected, or a default was used."""
     INFO = 3
     VERBOSE = 4
 
     @property
     def level(self) -> int:
-        """The level of ``logging`` that means the same."""
+        """Corresponding level of ``logging``."""
         return _LEVELS[self]
 
     @classmethod
     def of_level(cls, level: int) -> Severity:
-        """Return the severity of a level of ``logging``; one in between counts as the lesser."""
+        """Return the severity of a level of ``logging``, rounded to the less severe one."""
         return next((severity for severity in cls if level >= severity.level), cls.VERBOSE)
 
 
@@ -49,18 +49,20 @@ _LEVELS: Final = {
     Severity.VERBOSE: logging.DEBUG,
 }
 _ROOT: Final = "smelt"
+"""Name of the parent of all loggers of smelt."""
 _BRIDGED: Final = "smelt_bridged"
+"""Attribute that marks the log records that `LoggingLogger` writes."""
 _lock = threading.Lock()
 _attached: list[tuple[int, logging.Handler | None]] = []
-"""Our handlers with their levels, after an entry for the level that stood before the first came."""
+"""Level and handler of each attached handler, after an entry with the logger's original level."""
 
 
 @runtime_checkable
 class Logger(Protocol):
-    """What an application implements to hear what smelt does."""
+    """Interface that an application implements to receive smelt's messages."""
 
     def log(self, severity: Severity, message: str, /) -> None:
-        """Take one message. An exception raised here ends the work that was being reported."""
+        """Receive one message. An exception raised here aborts the operation that logged it."""
         ...
 
 
@@ -70,38 +72,38 @@ class LoggingLogger:
     __slots__ = ("_minimum", "_target")
 
     def __init__(self, name: str = _ROOT, *, minimum: Severity = Severity.VERBOSE) -> None:
-        """Write to the logger ``name``; drop what matters less than ``minimum``."""
+        """Write to the logger ``name``; discard messages less severe than ``minimum``."""
         self._target = logging.getLogger(name)
         self._minimum = minimum
 
     def log(self, severity: Severity, message: str, /) -> None:
-        """Write ``message`` at the level that ``severity`` stands for."""
+        """Write ``message`` at the level of ``severity``."""
         if severity <= self._minimum:
             self._target.log(Severity(severity).level, "%s", message, extra={_BRIDGED: True})
 
 
 class _ForwardingHandler(logging.Handler):
-    """Gives every record of smelt's rooms to a `Logger`."""
+    """Handler that passes smelt's log records to a `Logger`."""
 
     def __init__(self, target: Logger, minimum: Severity) -> None:
         super().__init__(minimum.level)
         self.target = target
 
     def emit(self, record: logging.LogRecord) -> None:
-        # What a LoggingLogger wrote came from a Logger: sending it back would never end.
+        # A record written by a LoggingLogger is not forwarded: that could recurse without end.
         if not getattr(record, _BRIDGED, False):
             self.target.log(Severity.of_level(record.levelno), record.getMessage())
 
 
 @contextmanager
 def forward_to(target: Logger, *, minimum: Severity = Severity.INFO) -> Generator[Logger]:
-    """Send what smelt's rooms log, down to ``minimum``, to ``target`` while the block runs.
+    """Send smelt's messages of severity ``minimum`` or above to ``target`` within the block.
 
-    Handlers that ``logging`` has already stay as they are. Blocks may nest and overlap in threads;
-    every target then hears everything, for a log belongs to the process.
+    Existing handlers of ``logging`` are not changed. Blocks may nest and overlap in threads; each
+    target then receives the messages of all threads, because logging is global to the process.
     """
     if isinstance(target, LoggingLogger):
-        yield target  # it writes where the records go anyway
+        yield target  # its output is ``logging``, which has the records already
         return
     handler = _ForwardingHandler(target, minimum)
     _attach(handler)
@@ -112,7 +114,10 @@ def forward_to(target: Logger, *, minimum: Severity = Severity.INFO) -> Generato
 
 
 def show_on_console(minimum: Severity = Severity.WARNING) -> logging.Handler:
-    """Write smelt's messages down to ``minimum`` to standard error; the last call counts."""
+    """Write smelt's messages of severity ``minimum`` or above to standard error.
+
+    A later call replaces the handler of an earlier one.
+    """
     root = logging.getLogger(_ROOT)
     handler = logging.StreamHandler()
     handler.set_name("smelt-console")
@@ -145,8 +150,13 @@ def _detach(handler: logging.Handler) -> None:
 
 
 def _open_level(root: logging.Logger) -> None:
-    """Let through what the most curious of our handlers wants, and what passed before."""
-    before, *ours = [level for level, _ in _attached]
+    """Set the logger's level to the lowest of its original level and the handlers' levels.
+
+    The original level is restored when no handler is attached.
+    """
+    original, *levels = [level for level, _ in _attached]
     root.setLevel(
-        min([level for level in (before, *ours) if level], default=before) if ours else before
+        min([level for level in (original, *levels) if level], default=original)
+        if levels
+        else original
     )

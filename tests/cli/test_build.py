@@ -65,7 +65,7 @@ def test_an_engine_that_keeps_its_network_is_retuned_without_the_model(
     options = ["--device", "cpu:x86-64-v2", "--retunable", "--quiet"]
     answer = smelt("build", model, "-o", path, *options, "--tune", "none")
     assert (answer.code, answer.err) == (0, "")
-    assert "keeps its network" in smelt("inspect", path).out
+    assert "contains its network" in smelt("inspect", path).out
     detail = smelt("retune", path, "-o", tuned, "--tune", "none", "--json").json
     assert (detail["engine"], detail["network"], detail["plans"]) == (str(tuned), "inception", 1)
     assert detail["size_bytes"] == tuned.stat().st_size
@@ -115,7 +115,7 @@ def test_a_build_for_a_gpu_says_what_stays_on_the_host_and_what_copies_cost(
     detail = answer.json
     assert detail["reference_layers"] == ["selected"]
     assert detail["host_copy_bytes"] == 8 * 4 * 4 + 8 * 4 + 3 * 3 * 8
-    line = "1 step runs on the host, in Python, which is slow, and 232 B are copied"
+    line = "1 step runs on the host in Python, which is slow; 232 B are copied"
     assert line in smelt("build", model, "-o", path, "--device", "cuda:sm_90").err
     assert line in smelt("inspect", path).out
     smelt("inspect", path, "--html", page)
@@ -153,17 +153,17 @@ def test_shapes_may_be_fixed_ranges_or_several(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "detail"),
     [
-        (["--shape", "image=1x3xbig"], "is no shape"),
+        (["--shape", "image=1x3xbig"], "is not a shape"),
         (["--shape", "image=1x3x1099511627777x1"], "1,099,511,627,776"),
         (["--shape", f"image=1x3x8..1{'0' * 5000}x1"], "MAX_EXTENT is"),
-        (["--shape", "image=1x3x\u0661\u0666x16"], "is no shape"),
-        (["--max-workspace-bytes", "\u0661k"], "is no size"),
+        (["--shape", "image=1x3x\u0661\u0666x16"], "is not a shape"),
+        (["--max-workspace-bytes", "\u0661k"], "is not a size"),
         (["--tune", "\u0661"], "is not none, fast, full or a number"),
-        (["--shape", "image=1..2x3x16x16", "--shape", "image=4x3x16x16"], "one of them a range"),
-        (["--max-workspace-bytes", "much"], "is no size"),
-        (["--shape", "image=8..1x3x16x16"], "8..1 is no range"),
+        (["--shape", "image=1..2x3x16x16", "--shape", "image=4x3x16x16"], "one of them is a range"),
+        (["--max-workspace-bytes", "much"], "is not a size"),
+        (["--shape", "image=8..1x3x16x16"], "8..1 is not a range"),
         (["--device", "cuda:sm_99"], "no GPU target 'sm_99'"),
         (["--device", "cpu:neon"], "no CPU target 'neon'"),
         (["--tune", "thoroughly"], "none, fast, full or a number of seconds"),
@@ -193,7 +193,7 @@ def test_a_shape_without_a_name_is_refused_where_there_are_several_inputs(
     path = save_model(two_inputs_model(), tmp_path / "two.onnx")
     answer = smelt("build", path, "--shape", "2x6")
     assert answer.code == 1
-    assert "they are a, b" in answer.err
+    assert "the inputs are a, b" in answer.err
 
 
 def test_an_open_extent_is_an_error_that_names_it_and_the_option(
@@ -202,7 +202,7 @@ def test_an_open_extent_is_an_error_that_names_it_and_the_option(
     answer = smelt("build", open_model, "--tune", "none")
     assert answer.code == 1
     assert "leaves n open" in answer.err
-    assert "max_batch_size is for an extent that is named batch alone" in answer.err
+    assert "max_batch_size sets only an extent that is named batch" in answer.err
     assert "On the command line: --shape image=1x3x16x16, or 1..8 for a range" in answer.err
 
 
@@ -224,11 +224,11 @@ def test_a_tensor_inside_the_network_can_be_made_the_output(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "detail"),
     [
         ("gone.onnx", None, "does not exist"),
-        ("cut.onnx", b"\x08\x07\x12", "not an ONNX model, or cut off"),
-        ("net.caffemodel", b"", "holds only weights; name the network first"),
+        ("cut.onnx", b"\x08\x07\x12", "is not an ONNX model, or is truncated"),
+        ("net.caffemodel", b"", "contains only weights; give the network first"),
         ("bad.prototxt", b"layer {", "prototxt"),
     ],
 )
@@ -269,7 +269,9 @@ def test_a_stage_that_ended_in_the_first_second_is_told_with_its_own_time(
 def test_what_is_no_model_is_told_what_would_be_one(smelt: Smelt, picture: Path) -> None:
     answer = smelt("build", picture, "--tune", "none")
     assert answer.code == 1
-    assert answer.err.endswith("is no model: it must be an .onnx file or Caffe's deploy.prototxt\n")
+    assert answer.err.endswith(
+        "is not a model: it must be an .onnx file or Caffe's deploy.prototxt\n"
+    )
 
 
 @pytest.mark.requirement("G-33")
@@ -325,7 +327,7 @@ def test_ctrl_c_leaves_nothing_and_says_so_in_one_line(model: Path, tmp_path: Pa
     process.send_signal(signal.SIGINT)
     _, detail = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert detail.splitlines()[-1] == "interrupted; nothing half-made is left behind"
+    assert detail.splitlines()[-1] == "interrupted; no partial file is left"
     assert "Traceback" not in detail
     assert list(folder.iterdir()) == []
 
@@ -342,7 +344,7 @@ def test_ctrl_c_while_the_file_is_written_leaves_the_old_one(
     monkeypatch.setattr(os, "fsync", interrupted)
     answer = smelt("build", model, "-o", path, "--tune", "none", "--quiet")
     assert answer.code == 130
-    assert answer.err == "interrupted; nothing half-made is left behind\n"
+    assert answer.err == "interrupted; no partial file is left\n"
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("m.engine", b"old")]
 
 
@@ -372,7 +374,7 @@ def test_a_caffe_network_is_built_from_its_prototxt_and_weights(
 def test_weights_beside_an_onnx_model_are_refused(smelt: Smelt, model: Path) -> None:
     answer = smelt("build", model, "--weights", model)
     assert answer.code == 1
-    assert "--weights is for Caffe's prototxt" in answer.err
+    assert "--weights is only for Caffe's prototxt" in answer.err
 
 
 def test_a_largest_batch_that_changes_nothing_is_told_with_what_would_if_anything_does(
@@ -380,10 +382,10 @@ def test_a_largest_batch_that_changes_nothing_is_told_with_what_would_if_anythin
 ) -> None:
     options = ("-o", tmp_path / "m.engine", "--tune", "none", "--max-batch-size", 4, "--quiet")
     fixed = smelt("build", model, *options).err
-    assert fixed.startswith("max_batch_size=4 changes nothing: ")
+    assert fixed.startswith("max_batch_size=4 has no effect: ")
     assert fixed.endswith("where it is fixed\n")
     left_open = smelt("build", open_model, "--shape", "1x3x16x16", *options).err
-    assert left_open.endswith("shapes= (`--shape`) says how large it is\n")
+    assert left_open.endswith("shapes= (`--shape`) sets it\n")
 
 
 def test_a_shape_of_too_few_extents_is_told_with_the_option_that_gives_it(
@@ -397,7 +399,7 @@ def test_a_shape_of_too_few_extents_is_told_with_the_option_that_gives_it(
 def test_an_empty_name_is_no_file(smelt: Smelt) -> None:
     answer = smelt("build", "")
     assert answer.code == 2
-    assert "Invalid value for 'MODEL': an empty text names no file" in answer.err
+    assert "Invalid value for 'MODEL': the file name is empty" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -418,9 +420,9 @@ def test_what_cannot_be_written_is_told_before_anything_is_read(
     file, gone = tmp_path / "file", tmp_path / "not here"
     file.touch()
     for path, detail in (
-        (tmp_path, f"it is a folder; name a file in it, {tmp_path / 'NAME'}"),
-        (gone / "x", f"there is no folder {gone}; make it first: mkdir -p '{gone}'"),
-        (file / "x", f"{file} is no folder"),
+        (tmp_path, f"it is a folder; give a file in it, {tmp_path / 'NAME'}"),
+        (gone / "x", f"the folder {gone} does not exist; create it first: mkdir -p '{gone}'"),
+        (file / "x", f"{file} is not a folder"),
     ):
         answer = smelt(*words.split(), path)
         assert (answer.code, answer.err) == (1, f"error: {path} cannot be written: {detail}\n")
@@ -430,4 +432,4 @@ def test_what_cannot_be_written_is_told_before_anything_is_read(
 
     monkeypatch.setattr(os, "access", refuse)
     answer = smelt(*words.split(), tmp_path / "x")
-    assert f"you may not write in {tmp_path}; name a file somewhere else" in answer.err
+    assert f"{tmp_path} is not writable; give a file in another folder" in answer.err

@@ -76,7 +76,7 @@ def test_what_is_no_loadable_is_one_line(smelt: Smelt, tmp_path: Path) -> None:
     for command in ("inspect", "run"):
         answer = smelt("dla", command, path)
         assert answer.code == 1
-        assert answer.err.startswith(f"error: {path} is no sound loadable: ")
+        assert answer.err.startswith(f"error: {path} is not a valid loadable: ")
         assert "not an NVDLA loadable (no FlatBuffers header)" in answer.err
         assert answer.err.count("\n") == 1
 
@@ -138,7 +138,7 @@ def test_a_recorded_trace_plays_to_the_same_memory(
 def test_where_no_trace_is_nothing_has_passed(smelt: Smelt, tmp_path: Path) -> None:
     answer = smelt("dla", "trace", tmp_path)
     assert answer.code == 1
-    assert f"no trace, .cfg or .txn, in {tmp_path}" in answer.err
+    assert f"there is no trace (.cfg or .txn) in {tmp_path}" in answer.err
     assert "gone: No such file" in smelt("dla", "trace", tmp_path / "gone").err
 
 
@@ -223,7 +223,7 @@ def test_a_server_that_does_not_say_its_hardware_needs_a_configuration(
     with PortServer(socket, RecordingDriver()) as server:
         server.start()
         answer = smelt("dla", "run", path, "--socket", socket)
-        assert "does not say what hardware it has: give --configuration" in answer.err
+        assert "does not report its hardware configuration; give --configuration" in answer.err
         report = smelt(
             "dla", "run", path, "--socket", socket, "--configuration", "nv_small", "--json"
         ).json
@@ -276,7 +276,7 @@ def test_where_no_trace_ran_nothing_has_passed(smelt: Smelt, tmp_path: Path) -> 
     answer = smelt("dla", "trace", tmp_path)
     assert answer.code == 1
     assert "0 passed, 0 failed, 1 skipped" in answer.out
-    assert "nothing ran" in answer.err
+    assert "no trace was replayed" in answer.err
 
 
 def test_a_socket_in_a_folder_that_is_not_there_says_what_to_do(
@@ -284,4 +284,4 @@ def test_a_socket_in_a_folder_that_is_not_there_says_what_to_do(
 ) -> None:
     answer = smelt("dla", "serve", tmp_path / "absent" / "s")
     assert answer.code == 1
-    assert "make it first: mkdir -p" in answer.err
+    assert "create it first: mkdir -p" in answer.err

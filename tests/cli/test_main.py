@@ -104,7 +104,7 @@ def test_errors_on_a_terminal_are_broken_between_words(
 
 def test_what_smelt_warns_of_is_said_as_it_is(smelt: Smelt, model: Path, tmp_path: Path) -> None:
     answer = smelt("build", model, "-o", tmp_path / "m.engine", "--device", "cpu:aarch64")
-    assert answer.err.startswith("nothing is timed: ")
+    assert answer.err.startswith("no tactic is timed: ")
 
 
 @pytest.mark.parametrize("command", ["run", "bench"])
@@ -213,7 +213,7 @@ def test_no_file_is_written_over_one_that_is_read(
     (tmp_path / "link.onnx").symlink_to("m.onnx")
     answer = smelt(*words.split())
     assert answer.code == 2
-    assert "would be written over" in answer.err
+    assert "is given as an output and also as" in answer.err
     assert [(tmp_path / name).read_text() for name in names] == list(names)
 
 
@@ -310,7 +310,7 @@ def test_an_error_is_one_line_on_standard_error(smelt: Smelt, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "detail"),
     [
         (["--libraries", "--portable"], "--libraries, --portable"),
         (["--device", "cuda:sm_1"], "--device cuda:sm_90, --device cuda:sm_80,sm_90"),
@@ -470,7 +470,7 @@ def test_what_could_not_run_here_is_refused_before_it_is_built(
     monkeypatch.setattr(_build, "build_graph", build_graph)
     answer = smelt(command, model, "--device", "cpu:aarch64")
     assert answer.code == 1
-    assert "what is built for 'cpu:aarch64' does not run here" in answer.err
+    assert "engines for 'cpu:aarch64' do not run on this machine" in answer.err
 
 
 def test_a_report_on_a_model_needs_no_machine_that_runs_it(smelt: Smelt, model: Path) -> None:

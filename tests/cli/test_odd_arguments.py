@@ -83,12 +83,12 @@ def test_an_option_for_pictures_needs_a_picture(smelt: Smelt, engine: Path, opti
     answer = smelt("run", engine, "--input", "image=zeros", option)
     assert answer.code == 2
     name = option.partition("=")[0]
-    assert f"{name} is for --image, which is not given" in answer.err
+    assert f"{name} is only for --image, which is not given" in answer.err
 
 
 def test_all_options_that_need_a_picture_are_named(smelt: Smelt, engine: Path) -> None:
     answer = smelt("run", engine, "--input", "image=zeros", "--scale", "2", "--mean", "1")
-    assert "--mean, --scale are for --image, which is not given" in answer.err
+    assert "--mean, --scale are only for --image, which is not given" in answer.err
 
 
 @pytest.mark.parametrize("command", ["run", "bench", "compare"])
@@ -142,7 +142,7 @@ def test_a_shape_that_no_plan_takes_is_told_with_what_the_plans_take(
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        (("--crop", "8"), "drop --crop, or give the size that the input takes"),
+        (("--crop", "8"), "omit --crop, or give the size of the input"),
         (("--resize", "shorter:8", "--crop", "16"), "use --resize exact, or a larger --resize"),
     ],
 )
@@ -167,13 +167,13 @@ def test_a_wrong_layout_advises_what_would_be_right(
     answer = smelt("run", engine, "--image", picture, "--layout", "nhwc")
     assert answer.code == 1
     assert "16 channels" in answer.err
-    assert answer.err.endswith("; --layout nhwc may be wrong: drop it\n")
+    assert answer.err.endswith("; --layout nhwc may be wrong: omit it\n")
 
 
 def test_a_picture_of_an_engine_is_called_one(smelt: Smelt, engine: Path, tmp_path: Path) -> None:
     answer = smelt("inspect", engine, "--svg", tmp_path / "m.png")
     assert answer.code == 1
-    assert f"call it {tmp_path / 'm.svg'}" in answer.err
+    assert f"name it {tmp_path / 'm.svg'}" in answer.err
     assert not (tmp_path / "m.png").exists()
 
 
@@ -200,9 +200,9 @@ def test_integers_are_converted_where_none_is_lost(
     assert answer.code == (0 if is_taken else 1)
     if is_taken:
         assert answer.json["outputs"]["y"]["values"] == [0, 2, 2]
-        assert f"holds {given}, which is converted: x takes {wanted}" in answer.err
+        assert f"is converted from {given} to {wanted}, the type of input x" in answer.err
     else:
-        assert f"holds {given}, and x takes {wanted}" in answer.err
+        assert f"has type {given}, but input x takes {wanted}" in answer.err
 
 
 @pytest.mark.parametrize("kind", ["path", "text", "bytes", "view"])
@@ -214,6 +214,6 @@ def test_an_engine_is_not_imported_as_a_model(engine: Path, kind: str) -> None:
         "view": memoryview(engine.read_bytes()),
     }
     with pytest.raises(
-        ModelFormatError, match=r"is an engine, already built; smelt\.load loads it"
+        ModelFormatError, match=r"is an engine, not a model; load it with smelt\.load"
     ):
         network_from_onnx(forms[kind])

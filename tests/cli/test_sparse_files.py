@@ -62,7 +62,7 @@ def test_a_large_array_of_another_type_is_refused_by_its_header(
     engine: Path, tmp_path: Path
 ) -> None:
     array = _sparse_array(tmp_path / "x.npy", "<i4", (1, 3, 16, 16))
-    assert "holds int32, and image takes float32" in _refused(
+    assert "has type int32, but input image takes float32" in _refused(
         "run", engine, "--input", f"image={array}"
     )
 
@@ -102,4 +102,4 @@ def test_an_engine_that_ends_elsewhere_than_its_file_is_refused_before_it_is_cop
     path.write_bytes(prefix.pack(magic, version, reserved, length, total) + text + bytes(128))
     os.truncate(path, total)
     detail = _refused("run", path, "--input", "image=zeros")
-    assert ("1 bytes follow the engine" if rest else "is not where it must be") in detail
+    assert ("1 bytes follow the engine" if rest else "is at a wrong offset") in detail

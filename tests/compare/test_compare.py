@@ -171,9 +171,9 @@ def test_the_smallest_failing_part_is_saved_with_inputs_on_which_it_fails(
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "told"),
+    ("name", "shape", "detail"),
     [
-        ("nosuch", (1 << 24,), "no input is called 'nosuch'"),
+        ("nosuch", (1 << 24,), "there is no input 'nosuch'"),
         ("x", (1 << 24,), "input 'x' is float32"),
         ("x", (1 << 12, 1 << 12), "input 'x' is float32"),
     ],
@@ -356,7 +356,7 @@ def test_an_output_that_is_saturated_names_the_tensor_that_tells_more() -> None:
     (wild,) = compare(graph, inputs={"x": 1000 * scores}, tune="none").outputs
     assert mild.caution == ""
     assert wild.caution.startswith("every element is 0 or 1")
-    assert "'x', from which softmax makes it" in wild.caution
+    assert "compare 'x', the input of softmax" in wild.caution
     (even,) = compare(graph, inputs={"x": 0 * scores}, tune="none").outputs
     assert even.caution == "every element is 0.2"
 
@@ -375,10 +375,10 @@ def test_an_output_that_is_infinite_here_and_there_is_not_all_the_same(
 
 
 def test_an_unknown_oracle_or_input_is_refused_by_name() -> None:
-    words = "'caffe' is none of reference, onnxruntime, openvino, and no file of an engine"
+    words = "'caffe': it is not one of reference, onnxruntime, openvino, an engine"
     with pytest.raises(SmeltError, match=words):
         compare(inception_model(), "caffe")
-    with pytest.raises(BindingError, match="'picture'; there are image"):
+    with pytest.raises(BindingError, match="'picture'; the inputs are image"):
         compare(inception_model(), inputs={"picture": np.zeros(3)})
 
 
@@ -387,7 +387,7 @@ def test_a_missing_engine_is_named_with_its_extra_in_one_line(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    words = rf"^{name} is not installed; .* 'bench' .*'smelt-engine\[bench\]'.*$"
+    words = rf"^{name} is not installed; .* 'bench': .*'smelt-engine\[bench\]'.*$"
     with pytest.raises(MissingExtraError, match=words):
         compare(inception_model(), name)
 

@@ -154,12 +154,12 @@ def test_the_only_output_needs_no_name(golden: Path, tmp_path: Path) -> None:
     path = tmp_path / "golden.npy"
     np.save(path, np.load(golden)["prob"])
     assert compare(inception_model(), path, _picture(), tune="none").passed
-    with pytest.raises(BindingError, match=r"without a name, and the outputs are prob, wide_relu"):
+    with pytest.raises(BindingError, match=r"without a name, but the outputs are prob, wide_relu"):
         compare(inception_model(), path, _picture(), outputs=["prob", "wide_relu"], tune="none")
 
 
 def test_what_was_recorded_is_right_for_given_inputs_alone(golden: Path) -> None:
-    with pytest.raises(BindingError, match=r"random ones are others; .* --input image=FILE"):
+    with pytest.raises(BindingError, match=r"not for random ones; .* --input image=FILE"):
         compare(inception_model(), golden, tune="none")
 
 
@@ -173,7 +173,7 @@ def test_a_recording_without_an_output_says_what_it_has(tmp_path: Path) -> None:
 def test_a_recording_of_another_shape_is_refused_by_its_header(tmp_path: Path) -> None:
     path = tmp_path / "golden.npz"
     np.savez(path, prob=np.zeros((1, 3), np.float32))
-    with pytest.raises(BindingError, match=r"'prob' is float32\[1, 10\], and .* float32\[1, 3\]"):
+    with pytest.raises(BindingError, match=r"'prob' is float32\[1, 10\], but .* float32\[1, 3\]"):
         compare(inception_model(), path, _picture(), tune="none")
 
 
@@ -185,7 +185,9 @@ def test_a_recording_that_is_none_is_told(tmp_path: Path, name: str) -> None:
 
 
 def test_parts_are_reduced_only_with_who_answers_for_parts(golden: Path, tmp_path: Path) -> None:
-    with pytest.raises(SmeltError, match=r"golden.npz answers for the whole network.*reference"):
+    with pytest.raises(
+        SmeltError, match=r"golden.npz gives results for the whole network only.*reference"
+    ):
         compare(inception_model(), golden, _picture(), reduce=tmp_path / "part.onnx")
 
 

@@ -142,7 +142,7 @@ def buffers_are_addresses_in_the_order_of_the_bindings() -> None:
     with pytest.raises(BindingError):
         context.execute(1, buffers.addresses[:1])
     host = numbers(1, 4, 10, 9)
-    with pytest.raises(BindingError, match="no memory that a GPU reaches"):
+    with pytest.raises(BindingError, match="is not memory that a GPU can access"):
         context.execute(1, [int(host.ctypes.data), buffers.addresses[1]])
 
 
@@ -340,9 +340,12 @@ def a_thread_with_another_gpu_selected_is_told_in_either_call() -> None:
     buffers = Buffers(engine, 1, cuda_device(1))
     buffers.write("data", numbers(1, 4, 10, 9))
     with _on(0):
-        with pytest.raises(ContextError, match=r"bound to cuda:1.*selected cuda:0"):
+        with pytest.raises(ContextError, match=r"bound to cuda:1.*this thread is cuda:0"):
             context.execute(1, buffers.addresses)
-        with smelt.Stream("cuda:1") as stream, pytest.raises(ContextError, match="selected cuda:0"):
+        with (
+            smelt.Stream("cuda:1") as stream,
+            pytest.raises(ContextError, match="this thread is cuda:0"),
+        ):
             context.enqueue(1, buffers.addresses, stream)
     with _on(1):
         assert context.execute(1, buffers.addresses)

@@ -210,7 +210,7 @@ def test_bindings_are_contiguous_float32_even_where_the_network_is_in_halves() -
     context = engine.create_execution_context()
     with pytest.raises(BindingError, match="float16"):
         context.execute(1, [x[:1].astype(np.float16), result[:1]])
-    with pytest.raises(BindingError, match="written in place"):
+    with pytest.raises(BindingError, match="contiguous, aligned and writable"):
         context.execute(2, [x, np.asfortranarray(result)])
 
 

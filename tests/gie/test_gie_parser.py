@@ -80,7 +80,7 @@ def test_models_larger_than_the_protobuf_buffer_are_refused_until_it_is_raised()
     parser, network = gie.create_caffe_parser(), gie.InferNetwork()
     size = FILES[1].stat().st_size
     parser.set_protobuf_buffer_size(size - 1)
-    with pytest.raises(ModelFormatError, match="raise it with set_protobuf_buffer_size"):
+    with pytest.raises(ModelFormatError, match="enlarge the buffer with set_protobuf_buffer_size"):
         parser.parse(*FILES, network)
     assert network.nb_layers == 0
     parser.set_protobuf_buffer_size(size)

@@ -194,7 +194,7 @@ def test_memory_of_each_worker_counts_as_workspace_too(monkeypatch: pytest.Monke
         scratch = engine.header.plans[0].scratch_bytes
         assert (scratch > 0) == (limit > 0)
         assert scratch <= plan["workspace_bytes"] <= limit
-        refused = any("workers' memory" in text for text in plan["refusals"].get(y.name, []))
+        refused = any("memory of its workers" in text for text in plan["refusals"].get(y.name, []))
         assert refused == (limit == 0)
         with engine.create_context() as context:
             results.append(context.run({"data": data})[y.name])

@@ -76,7 +76,7 @@ def test_googlenet_sample_asks_for_half2_and_is_told_what_it_gets_on_a_processor
     network = _parse(files, dtype=gie.DataType.HALF2)
     engine = build(network, logger, max_batch_size=3, half2_mode=True)
     (warning,) = logger.texts(gie.Severity.WARNING)
-    assert "half2 mode is for GPUs" in warning
+    assert "half2 mode is only for GPUs" in warning
     assert "float32" in warning
     x = numbers(batch, *INPUT)
     exact = interpret(_parse(files).graph, {"data": x})["prob"]
@@ -137,7 +137,7 @@ def test_1x1_convolutions_of_one_source_become_one_unless_a_concatenation_takes_
     assert alone is not wide
     notes = [note for done in plan["passes"] for note in done["notes"]]
     (why,) = [n for n in notes if n["before"][0] == f"{module}/1x1" and not n["applied"]]
-    assert "straight into a concatenation" in why["detail"]
+    assert "directly into a concatenation" in why["detail"]
 
 
 @pytest.mark.requirement("G-24", "G-13")

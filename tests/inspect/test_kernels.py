@@ -76,18 +76,18 @@ def test_each_architecture_tells_what_a_kernel_takes_there() -> None:
     assert (new.registers, new.local_bytes, new.dynamic_shared_bytes) == (168, 24, 4096)
     assert (new.blocks, new.occupancy) == (3, 3 * 128 / 2048)
     (lost,) = [k for k in report.kernels if k.symbol == ADD.symbol]
-    assert {code.problem for code in lost.codes} == {"the engine has no code for it"}
+    assert {code.problem for code in lost.codes} == {"the engine has no code for this kernel"}
     text = report_to_text(report, ["kernels"], width=200)
     assert "0 + 4096 B" in text
-    assert "the engine has no code for it" in text
+    assert "the engine has no code for this kernel" in text
 
 
 @pytest.mark.parametrize(
     ("record", "problem"),
     [
         (b"\xff" * 40, "malformed|beyond"),
-        (struct.pack("<II", 1 << 15, 0) + bytes(1 << 15), "32768 bytes of text"),
-        (CudaKernel("k", b"\x7fELF", 128, 16).to_bytes(), "no sound cubin"),
+        (struct.pack("<II", 1 << 15, 0) + bytes(1 << 15), "its text has 32768 bytes"),
+        (CudaKernel("k", b"\x7fELF", 128, 16).to_bytes(), "is not a valid cubin"),
         (CudaKernel("l", make_cubin(Kernel("k")), 128, 16).to_bytes(), "no kernel 'l'"),
     ],
 )
@@ -171,8 +171,8 @@ def test_kernels_show_the_text_that_they_were_made_from(file: EngineFile) -> Non
 def test_kernels_of_strangers_are_not_generated(file: EngineFile) -> None:
     report = report_of(dataclasses.replace(file, signature=None), sources=True)
     assert not any(kernel.sources for kernel in report.kernels)
-    assert "no key that you trust" in report.no_sources
-    assert "no key that you trust" in report_to_html(report)
+    assert "not signed by a trusted key" in report.no_sources
+    assert "not signed by a trusted key" in report_to_html(report)
 
 
 def test_kernels_of_another_smelt_are_not_generated(engine: Engine) -> None:
@@ -328,7 +328,7 @@ def test_without_known_peaks_there_is_intensity_and_no_bound() -> None:
     work = report.plans[0].work
     assert work.flop_per_byte
     assert work.bound_seconds is None
-    assert "no peaks of" in report_to_text(report, ["roofline"])
+    assert "no peak rates of" in report_to_text(report, ["roofline"])
     slow = Peaks("mine", 1e9, (("any", 1e6),))
     judged = report_of(built, peaks=slow)
     assert judged.plans[0].work.bound_seconds == pytest.approx((work.flop or 0) / 1e6, rel=0.5)

@@ -180,7 +180,7 @@ def test_a_graph_that_is_too_large_to_draw_says_so(
         monkeypatch.setattr(f"smelt.inspect.{name}.MAX_GRAPH_BOXES", 5)
     page = report_to_html(report)
     boxes = len(report.plans[0].nodes) + len(report.bindings)
-    assert f"It has {boxes} boxes, of which the first 5 are drawn." in page
+    assert f"The graph has {boxes} boxes, of which the first 5 are drawn." in page
     assert page.count("<g><title>") == 5
 
 

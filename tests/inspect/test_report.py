@@ -165,10 +165,12 @@ def test_candidates_that_differ_in_formats_tell_them_and_times_tell_what_they_ar
         assert sum(c.chosen for c in layer.candidates) == bool(layer.candidates)
     chosen = [c for layer in plan.layers for c in layer.candidates if c.chosen]
     assert any(c.formats.endswith("-> float32/channels_last") for c in chosen)
-    assert "times are estimates: nothing was timed" in report_to_text(made, ["tactics"], width=300)
-    assert "format copies" in report_to_html(made)
+    assert "times are cost estimates: no tactic was timed" in report_to_text(
+        made, ["tactics"], width=300
+    )
+    assert "format conversions" in report_to_html(made)
     assert made.tuned_on == ""
-    assert "<p>Tactics were chosen by estimates: nothing was timed.</p>" in report_to_html(made)
+    assert "<p>Tactics were chosen by cost estimates: none was timed.</p>" in report_to_html(made)
     timed = dataclasses.replace(made, tuned_on="a GPU")
     assert "<p>Tactics were timed on a GPU.</p>" in report_to_html(timed)
 
@@ -246,7 +248,7 @@ def test_features_are_told_apart_from_libraries_and_what_was_tuned_for(
 
 
 @pytest.mark.parametrize(
-    ("number", "digits", "told"),
+    ("number", "digits", "detail"),
     [
         (0, 2, "0.00"),
         (1234.5, 1, "1,234.5"),

@@ -106,7 +106,7 @@ numpy.save(folder + "/result.npy", result)
     np.testing.assert_array_equal(np.load(tmp_path / "result.npy"), expected)
 
 
-@pytest.mark.parametrize(("dtype", "told"), [("float32", ""), ("bfloat16", _NO_BFLOAT16)])
+@pytest.mark.parametrize(("dtype", "detail"), [("float32", ""), ("bfloat16", _NO_BFLOAT16)])
 def test_a_bare_machine_needs_a_package_for_arrays_of_bfloat16_alone(
     bare: Path, tmp_path: Path, dtype: str, detail: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""``smelt bench``: how fast an engine is on this machine."""
+"""``smelt bench``: measure the speed of an engine on this machine."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine, ExecutionContext
 
 _PROFILED_SECONDS: Final = 3.0
+"""Time after which no further profiled run starts, in seconds."""
 _PROFILED_RUNS: Final = 50
+"""Largest number of profiled runs."""
 
 
 @dataclass(slots=True)
 class _LayerTimes:
-    """A profiler that adds up."""
+    """A profiler that accumulates per-layer time."""
 
     milliseconds: dict[str, float] = field(default_factory=dict[str, float])
+    """Total time by the layer's name."""
     order: list[str] = field(default_factory=list[str])
 
     def report_layer_time(self, name: str, milliseconds: float) -> None:
-        """Take the time of one layer."""
+        """Add the time of one run of a layer."""
         self.milliseconds[name] = self.milliseconds.get(name, 0.0) + milliseconds
 
 
@@ -44,19 +47,21 @@ class _LayerTimes:
 )
 @click.argument("engine_path", metavar="ENGINE", type=SourceFile())
 @THREADS_OPTION
-@click.option("--batch", type=Count(1), help="Batch.  [default: the largest of all plans]")
-@click.option("--iterations", type=Count(1), help="Runs to measure.")
+@click.option("--batch", type=Count(1), help="Batch size.  [default: the largest of all plans]")
+@click.option("--iterations", type=Count(1), help="Number of runs to measure.")
 @click.option(
     "--seconds",
     type=FiniteFloat(0, min_open=True),
-    help="Seconds to measure.  [default: 3]",
+    help="How long to measure, in seconds.  [default: 3]",
 )
-@click.option("--warmup", default=5, show_default=True, type=Count(0), help="Runs before.")
+@click.option(
+    "--warmup", default=5, show_default=True, type=Count(0), help="Runs before measuring."
+)
 @input_option(
     metavar="NAME=VALUE",
     help="An input: a .npy file, random or zeros.  [default: random]",
 )
-@output_option(help="Outputs of a MODEL; repeatable.")
+@output_option(help="A tensor to make an output of a MODEL; repeatable.")
 @click.option("--profile", is_flag=True, help="Also time each layer, in separate runs.")
 @json_option()
 @build_options
@@ -76,8 +81,8 @@ def bench(
 ) -> None:
     r"""Measure ENGINE on random inputs; a model instead of an engine is built first.
 
-    One run is an inference of the whole batch on arrays that exist already. Layer times come from
-    further runs with a profiler, and their sum is a little more than an unprofiled run.
+    A run is an inference of the whole batch on preallocated arrays. Layer times come from further
+    runs with a profiler; their sum is a little more than the time of an unprofiled run.
 
     \b
     Examples:
@@ -89,18 +94,18 @@ def bench(
     if (
         is_model(engine_path)
         and batch is not None
-        and "max_batch_size" not in build_arguments.given
+        and "max_batch_size" not in build_arguments.explicit
     ):
         build_arguments = build_arguments.with_batch(batch)
     engine = open_engine(engine_path, build_arguments, quiet=as_json)
     with engine.create_context(threads=threads) as context:
-        work = _BenchmarkRun.prepare(engine, context, batch, pairs_from_texts(inputs))
+        benchmark_run = _BenchmarkRun.prepare(engine, context, batch, pairs_from_texts(inputs))
         for _ in range(warmup):
-            work.run()
-        times = _measure(work, iterations, seconds)
-        report = _report(engine_path, engine, context, work, times)
+            benchmark_run.run()
+        times = _measure(benchmark_run, iterations, seconds)
+        report = _report(engine_path, engine, context, benchmark_run, times)
         if profile:
-            report["layers"] = _profile(engine, context, work)
+            report["layers"] = _profile(engine, context, benchmark_run)
     if as_json:
         print_json(report)
     else:
@@ -109,16 +114,17 @@ def bench(
 
 @dataclass(slots=True)
 class _BenchmarkRun:
-    """One run, on arrays that stay."""
+    """A run that can be repeated on the same arrays."""
 
     context: ExecutionContext
     batch: int
-    """What `execute` is told."""
+    """Batch size that is passed to `execute`."""
     items: int
-    """Items that one run computes."""
+    """Number of items that one run computes."""
     bindings: list[NDArray[Any]]
+    """Arrays of all bindings, in the engine's order."""
     sizes: Mapping[str, int]
-    """The symbols' values."""
+    """Values of the engine's symbols."""
 
     @classmethod
     def prepare(
@@ -126,49 +132,64 @@ class _BenchmarkRun:
         engine: Engine,
         context: ExecutionContext,
         batch: int | None,
-        given: Mapping[str, str],
+        sources: Mapping[str, str],
     ) -> _BenchmarkRun:
+        """Allocate the arrays of a run.
+
+        Args:
+            engine: the engine.
+            context: the context to run in.
+            batch: batch size; None for the largest of all plans.
+            sources: by the input's name, a .npy file, ``random`` or ``zeros``; others are random.
+
+        Raises:
+            SmeltError: an input does not exist, or no plan takes the shapes.
+        """
         import numpy as np
 
         from smelt.cli._inputs import require_array, shape_at, values_of_batch
         from smelt.errors import SmeltError
 
-        unknown = sorted(set(given) - {b.name for b in engine.inputs})
+        unknown = sorted(set(sources) - {b.name for b in engine.inputs})
         if unknown:
-            raise SmeltError(f"the engine has no input {unknown[0]!r}")
+            names = ", ".join(b.name for b in engine.inputs)
+            raise SmeltError(f"the engine has no input {unknown[0]!r}; it has: {names}")
         plans = engine.header.plans
         arrays = {
-            b.name: require_array(given[b.name], b, {}, plans)
+            b.name: require_array(sources[b.name], b, {}, plans)
             for b in engine.inputs
-            if given.get(b.name, "random") not in ("random", "zeros")
+            if sources.get(b.name, "random") not in ("random", "zeros")
         }
         values = values_of_batch(engine, batch, {n: array.shape for n, array in arrays.items()})
         for b in engine.inputs:
             if b.name not in arrays:
-                arrays[b.name] = require_array(given.get(b.name, "random"), b, values, plans)
+                arrays[b.name] = require_array(sources.get(b.name, "random"), b, values, plans)
         results = [np.empty(shape_at(b, values), b.dtype.numpy) for b in engine.outputs]
         first = engine.inputs[0] if engine.inputs else None
         extents = arrays[first.name].shape if first is not None else ()
         items = extents[0] if len(extents) > 1 else 1
-        named = {str(d) for b in engine.inputs for d in b.shape if not isinstance(d, int)}
-        detail = items if "batch" in named else 1
-        made = iter(results)
-        bindings = [arrays[b.name] if b.is_input else next(made) for b in engine.bindings]
-        return cls(context, detail, items, bindings, values)
+        symbols = {str(d) for b in engine.inputs for d in b.shape if not isinstance(d, int)}
+        batch_size = items if "batch" in symbols else 1
+        outputs = iter(results)
+        bindings = [arrays[b.name] if b.is_input else next(outputs) for b in engine.bindings]
+        return cls(context, batch_size, items, bindings, values)
 
     def run(self) -> None:
+        """Run once and wait for the outputs."""
         self.context.execute(self.batch, self.bindings)
 
 
-def _measure(work: _BenchmarkRun, iterations: int | None, seconds: float | None) -> list[float]:
-    """Seconds of each run; both bounds hold where both are given."""
+def _measure(
+    benchmark_run: _BenchmarkRun, iterations: int | None, seconds: float | None
+) -> list[float]:
+    """Return the time of each run in seconds; measuring ends at the first of the two limits."""
     limit = seconds if seconds is not None else (float("inf") if iterations else 3.0)
     times: list[float] = []
     clock = time.perf_counter
     end = clock() + limit
     while not times or (clock() < end and (iterations is None or len(times) < iterations)):
         start = clock()
-        work.run()
+        benchmark_run.run()
         times.append(clock() - start)
     return times
 
@@ -177,9 +198,10 @@ def _report(
     path: str,
     engine: Engine,
     context: ExecutionContext,
-    work: _BenchmarkRun,
+    benchmark_run: _BenchmarkRun,
     times: Sequence[float],
 ) -> dict[str, Any]:
+    """Return the result of the command as JSON values."""
     import numpy as np
 
     milliseconds = np.array(times) * 1e3
@@ -188,29 +210,30 @@ def _report(
         "network": engine.name,
         "device": engine.device,
         "threads": context.threads,
-        "batch": work.items,
-        "sizes": dict(work.sizes),
+        "batch": benchmark_run.items,
+        "sizes": dict(benchmark_run.sizes),
         "iterations": len(times),
         "best_ms": float(milliseconds.min()),
         "median_ms": float(np.median(milliseconds)),
         "mean_ms": float(milliseconds.mean()),
         "p95_ms": float(np.percentile(milliseconds, 95)),
-        "items_per_second": float(work.items * len(times) / (milliseconds.sum() / 1e3)),
+        "items_per_second": float(benchmark_run.items * len(times) / (milliseconds.sum() / 1e3)),
     }
 
 
 def _profile(
-    engine: Engine, context: ExecutionContext, work: _BenchmarkRun
+    engine: Engine, context: ExecutionContext, benchmark_run: _BenchmarkRun
 ) -> list[dict[str, Any]]:
+    """Return the mean time of each layer over profiled runs, as JSON values."""
     times = _LayerTimes()
     context.profiler = times
     count, end = 0, time.perf_counter() + _PROFILED_SECONDS
     while count < _PROFILED_RUNS and (not count or time.perf_counter() < end):
-        work.run()
+        benchmark_run.run()
         count += 1
     context.profiler = None
     total = sum(times.milliseconds.values()) or 1.0
-    layers = _layers_run(engine, work.sizes)
+    layers = _layers_by_name(engine, benchmark_run.sizes)
     return [
         {
             "name": name,
@@ -223,8 +246,8 @@ def _profile(
     ]
 
 
-def _layers_run(engine: Engine, sizes: Mapping[str, int]) -> dict[str, LayerInfo]:
-    """An engine's layers by name; of those that several plans have, that of the plan that runs."""
+def _layers_by_name(engine: Engine, sizes: Mapping[str, int]) -> dict[str, LayerInfo]:
+    """Return the layers by name; the plan that runs takes precedence if plans share a name."""
     from smelt.inspect import Profile
 
     fitting = (plan for plan in engine.header.plans if Profile({}, sizes).fits(plan))
@@ -233,6 +256,7 @@ def _layers_run(engine: Engine, sizes: Mapping[str, int]) -> dict[str, LayerInfo
 
 
 def _show(report: Mapping[str, Any]) -> None:
+    """Print the result as text."""
     show(
         f"{report['network']} on {report['device']}, {counted(report['threads'], 'thread')}, "
         f"batch {report['batch']}, {counted(report['iterations'], 'run')}"

@@ -1,4 +1,4 @@
-"""``smelt build``: a model becomes an engine file."""
+"""``smelt build``: build an engine file from a model."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def build(
 ) -> None:
     r"""Build an engine from MODEL, an .onnx file or Caffe's deploy.prototxt.
 
-    The engine is one file: optimised plan, packed weights and machine code for this processor (or
-    for another --device). It is signed with your key; `smelt trust` lets others run it. An
-    interrupted or failed build leaves no file.
+    The engine is one file that contains the optimised plan, packed weights and machine code for
+    this processor (or for another --device). It is signed with your key; with `smelt trust`, others
+    can trust this key. An interrupted or failed build leaves no file.
 
     \b
     Examples:
@@ -63,11 +63,11 @@ def build(
       smelt build model.onnx --output features --device cpu:x86-64-v3
 
     \b
-    A plan for each of two shapes:
+    Two shapes, with a plan for each:
       smelt build model.onnx --shape 1x3x224x224 --shape 1x3x320x320
 
     \b
-    Without a GPU, and to be timed on one later:
+    For a GPU, on a machine without one; the second is for `smelt retune`:
       smelt build model.onnx --device cuda:sm_90 --precision float16
       smelt build model.onnx --device cuda:sm_90 --retunable
     """
@@ -79,7 +79,17 @@ def build(
 def make_engine(
     path: Path, make: Callable[[Progress], Engine], *, as_json: bool, quiet: bool
 ) -> None:
-    """Have an engine made, save it, and tell of it."""
+    """Build an engine, save it, and print a summary.
+
+    Args:
+        path: file to write.
+        make: builds the engine and reports its progress.
+        as_json: whether to print the summary as JSON.
+        quiet: whether to show neither progress nor the summary.
+
+    Raises:
+        SmeltError: the file cannot be written, or the build fails.
+    """
     start = time.perf_counter()
     check_writable(path)
     with ProgressLine(quiet=quiet) as progress:
@@ -95,6 +105,7 @@ def make_engine(
 
 
 def _summary(engine: Engine, path: Path, seconds: float) -> dict[str, Any]:
+    """Return the summary of a build as JSON values."""
     from smelt.inspect import report_of
 
     header, report = engine.header, report_of(engine)
@@ -116,12 +127,13 @@ def _summary(engine: Engine, path: Path, seconds: float) -> dict[str, Any]:
 
 
 def binding_to_json(binding: Any) -> dict[str, Any]:
-    """Name, dtype and shape; an extent that a run decides is its symbol."""
+    """Return name, dtype and shape of a binding; symbolic extents are given as text."""
     shape = [d if isinstance(d, int) else str(d) for d in binding.shape]
     return {"name": binding.name, "dtype": binding.dtype.value, "shape": shape}
 
 
 def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
+    """Print the summary of a build as text."""
     from smelt.inspect import format_bytes, format_host_steps, machine_of, report_of
 
     report = report_of(engine)
@@ -130,12 +142,11 @@ def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
         f"({machine_of(report)}), "
         f"{format_bytes(path.stat().st_size)}, built in {seconds:.1f} s"
     )
-    for what, bindings in (("in ", engine.inputs), ("out", engine.outputs)):
+    for direction, bindings in (("in ", engine.inputs), ("out", engine.outputs)):
         for b in bindings:
-            say(
-                f"  {what} {sanitize_name(b.name)}: {b.dtype.value}[{', '.join(map(str, b.shape))}]"
-            )
+            shape = ", ".join(map(str, b.shape))
+            say(f"  {direction} {sanitize_name(b.name)}: {b.dtype.value}[{shape}]")
     if report.libraries:
-        say(f"  it needs {', '.join(report.libraries)} wherever it runs")
-    if detail := format_host_steps(report):
-        say(f"  {detail}. `smelt inspect {path} --tactics` says why")
+        say(f"  the engine needs {', '.join(report.libraries)} on the machine where it runs")
+    if host_steps := format_host_steps(report):
+        say(f"  {host_steps}. `smelt inspect {path} --tactics` says why")

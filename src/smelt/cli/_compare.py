@@ -1,4 +1,4 @@
-"""``smelt compare``: is the engine right, and if not, where?"""
+"""``smelt compare``: compare an engine with a reference, and find where they differ."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from smelt.compare import Comparison, OutputError
     from smelt.network import NetworkDefinition
 
-_JUDGING: Final = frozenset(
+_FAILURE_OPTIONS: Final = frozenset(
     {
         *("against", "tolerance", "steps", "threads", "device", "precision", "tune"),
         *("max_workspace_bytes", "timing_cache", "libraries", "portable"),
         "rounding_error",
     }
 )
-"""Options on which it depends whether a part fails."""
+"""Options that affect whether a part of the network fails."""
 
 
 @click.command(cls=FileCommand, short_help="Compare an engine's outputs with a reference.")
@@ -101,10 +101,10 @@ def compare(
     build_arguments: BuildArguments,
     **how: Any,
 ) -> None:
-    r"""Build MODEL and compare its outputs with the right ones; exit with 1 when they differ.
+    r"""Build MODEL and compare its outputs with a reference; exit with 1 when they differ.
 
-    The error of an output is its largest absolute error, by the largest magnitude of the output.
-    Results that are not the same in two runs are wrong whatever their error.
+    The error of an output is its largest absolute error, divided by the largest magnitude of the
+    output. An output that differs between two runs on the same inputs is wrong, whatever its error.
 
     \b
     Examples:
@@ -126,7 +126,7 @@ def compare(
         progress("parse", 0, 1)
         network = open_network(model, build_arguments)
         progress("parse", 1, 1)
-        found = _compare(
+        comparison = _compare(
             model,
             network,
             build_arguments,
@@ -136,32 +136,34 @@ def compare(
             **how,
         )
     if as_json:
-        print_json(_to_json(found))
+        print_json(_to_json(comparison))
     else:
-        _show(found)
-        _show_reduction(found, how["reduce"], _judged_as())
-    if not found.passed:
+        _show(comparison)
+        _show_reduction(comparison, how["reduce"], _options_to_repeat())
+    if not comparison.passed:
         raise SystemExit(1)
 
 
 def _load_inputs(
     network: NetworkDefinition, texts: tuple[str, ...], archive: str | None
 ) -> dict[str, Any]:
+    """Return the arrays of --inputs and --input by the input's name."""
     from smelt.compare import load_input, load_inputs
 
     arrays = load_inputs(archive, network.graph) if archive is not None else {}
-    given = pairs_from_texts(texts)
-    for name in given:
+    paths = pairs_from_texts(texts)
+    for name in paths:
         if name in arrays:
             raise click.UsageError(
                 f"--input {name} and --inputs {archive} both give this input; give it once"
             )
-    return arrays | {n: load_input(path, n, network.graph) for n, path in given.items()}
+    return arrays | {n: load_input(path, n, network.graph) for n, path in paths.items()}
 
 
 def _compare(
     path: str, network: NetworkDefinition, arguments: BuildArguments, **how: Any
 ) -> Comparison:
+    """Compare the network; an ONNX model is passed by its path for external oracles to read."""
     from smelt.compare import compare as compare_model
 
     is_onnx = arguments.weights is None and path.endswith(".onnx")
@@ -182,18 +184,19 @@ def _compare(
     )
 
 
-def _to_json(found: Comparison) -> dict[str, Any]:
-    first = found.first_difference
+def _to_json(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as JSON values."""
+    first, reduction = comparison.first_difference, comparison.reduction
     return {
-        "network": found.network,
-        "against": found.against,
-        "passed": found.passed,
-        "outputs": [_error(error) for error in found.outputs],
-        "layers": [{"layer": layer, **_error(error)} for layer, error in found.layers],
+        "network": comparison.network,
+        "against": comparison.against,
+        "passed": comparison.passed,
+        "outputs": [_error(error) for error in comparison.outputs],
+        "layers": [{"layer": layer, **_error(error)} for layer, error in comparison.layers],
         "first_difference": None
         if first is None
         else {**asdict(first), "error": _error(first.error)},
-        "reduction": None if found.reduction is None else asdict(found.reduction),
+        "reduction": None if reduction is None else asdict(reduction),
     }
 
 
@@ -201,8 +204,9 @@ def _error(error: Any) -> dict[str, Any]:
     return {**asdict(error), "passed": error.passed}
 
 
-def _show(found: Comparison) -> None:
-    counts_steps = any(error.steps is not None for error in found.outputs)
+def _show(comparison: Comparison) -> None:
+    """Print a comparison as text."""
+    counts_steps = any(error.steps is not None for error in comparison.outputs)
     rows = [
         (
             error.name,
@@ -213,66 +217,79 @@ def _show(found: Comparison) -> None:
             f"{error.tolerance:.0e}",
             "ok" if error.passed else "differs between runs" if error.moves else "DIFFERS",
         )
-        for error in found.outputs
+        for error in comparison.outputs
     ]
-    counted = ["steps"] if counts_steps else []
-    heads = ("output", "type", "max error", "relative", *counted, "allowed", "")
-    print_table(rows, heads, title=f"{sanitize_name(found.network)} against {found.against}")
-    _show_cautions(found)
-    if found.layers:
-        right = [error for _, error in found.layers if error.passed]
-        off = sum(round(error.steps or 0) > 0 for error in right)
-        apart = f", {off} of them some quantisation steps apart" if off else ""
-        show(f"{len(right)} of {len(found.layers)} intermediate results agree{apart}")
-    first = found.first_difference
+    step_heads = ["steps"] if counts_steps else []
+    heads = ("output", "type", "max error", "relative", *step_heads, "allowed", "")
+    title = f"{sanitize_name(comparison.network)} against {comparison.against}"
+    print_table(rows, heads, title=title)
+    _show_cautions(comparison)
+    if comparison.layers:
+        passed = [error for _, error in comparison.layers if error.passed]
+        off = sum(round(error.steps or 0) > 0 for error in passed)
+        apart = f", {off} of them within the allowed quantisation steps" if off else ""
+        show(f"{len(passed)} of {len(comparison.layers)} intermediate results agree{apart}")
+    first = comparison.first_difference
     if first is not None:
-        where = "only where layers are fused" if first.fused_only else "also when it stands alone"
+        where = (
+            "only in the fused network"
+            if first.fused_only
+            else "also when all intermediate results are outputs"
+        )
         show(
             f"first difference: layer {sanitize_name(first.layer)} ({first.op}), "
             f"tensor {sanitize_name(first.tensor)}, "
             f"relative error {first.error.relative_error:.2e}, {where}"
         )
-    elif found.layers and not found.passed:
+    elif comparison.layers and not comparison.passed:
         show("no single layer is wrong: small errors add up, or fused layers differ")
 
 
 def _steps(error: OutputError) -> str:
-    """How many quantisation steps it is off, of how many it may be."""
+    """Return the error in quantisation steps and the number of allowed steps."""
     return "" if error.steps is None else f"{error.steps:.2g} of {error.allowed_steps}"
 
 
-def _show_cautions(found: Comparison) -> None:
-    cautions = [error for error in found.outputs if error.caution]
+def _show_cautions(comparison: Comparison) -> None:
+    """Print why the agreement of some outputs proves little, if so."""
+    cautions = [error for error in comparison.outputs if error.caution]
     for error in cautions:
         show(
             f"the comparison of {sanitize_name(error.name)} is weak on these inputs: "
             f"{error.caution}"
         )
     if cautions:
-        show("(--input NAME=FILE.npy gives real inputs, --output NAME another tensor)")
+        show("(give real inputs with --input NAME=FILE.npy, or another tensor with --output NAME)")
 
 
-def _judged_as() -> list[str]:
-    """The options of this command line on which it depends whether a part fails, as words."""
+def _options_to_repeat() -> list[str]:
+    """Return the words of this command line's options that affect whether a part fails."""
     context = click.get_current_context()
     words: list[str] = []
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
-        if name not in _JUDGING or source is not click.core.ParameterSource.COMMANDLINE:
+        if name not in _FAILURE_OPTIONS or source is not click.core.ParameterSource.COMMANDLINE:
             continue
         value: object = context.params[name]
-        given = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
-        for each in given:
-            words += [parameter.opts[0]] if each is True else [parameter.opts[0], str(each)]
+        values = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        for item in values:
+            words += [parameter.opts[0]] if item is True else [parameter.opts[0], str(item)]
     return words
 
 
-def _show_reduction(found: Comparison, asked: str | None, options: list[str]) -> None:
-    reduction = found.reduction
+def _show_reduction(comparison: Comparison, path: str | None, options: list[str]) -> None:
+    """Print the smallest failing part, and the command that repeats the failure.
+
+    Args:
+        comparison: the comparison.
+        path: file of the smallest part, if --reduce was given.
+        options: words of the options with which it fails.
+    """
+    reduction = comparison.reduction
     if reduction is None:
-        if asked is not None:
-            say(f"{asked} is not written: nothing fails, so there is nothing to reduce")
+        if path is not None:
+            say(f"{path} is not written: nothing fails, so there is nothing to reduce")
         return
     show(f"smallest failing part: {', '.join(map(sanitize_name, reduction.nodes)) or 'none'}")
     if reduction.model_path is None:

@@ -1,4 +1,4 @@
-"""Where a command writes: answers to standard output, everything else to standard error."""
+"""Output of the commands: results to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 def open_streams() -> None:
-    """See to it that whatever is written has a place, in letters that the place knows.
+    """Make the standard streams usable for any text.
 
-    A process may be started without standard output, or in a locale without our letters.
+    A missing stream is replaced by the null device. Characters that the encoding of standard output
+    lacks are replaced.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -39,20 +40,20 @@ def open_streams() -> None:
 
 
 def screen_width(stream: TextIO) -> int | None:
-    """Cells of a line on the terminal that a stream goes to; None where it goes elsewhere."""
+    """Return the width in columns of a stream's terminal; None if it is not a terminal."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def say(*lines: str) -> None:
-    """Write lines to standard error, broken between words where a terminal would cut them.
+    """Write lines to standard error, wrapped between words to the width of a terminal.
 
-    Each argument is one line: a line feed in it is part of a name, and is masked.
+    Each argument is one line; a line feed in it comes from a name, and is masked.
     """
     click.echo(_fitted(lines, sys.stderr), err=True)
 
 
 def show(*lines: str) -> None:
-    """Write lines of an answer to standard output, as `say` does to standard error."""
+    """Write lines of a result to standard output, formatted as by `say`."""
     click.echo(_fitted(lines, sys.stdout))
 
 
@@ -63,23 +64,23 @@ def _fitted(lines: Sequence[str], stream: TextIO) -> str:
 
 
 class ConsoleLogger:
-    """Says what smelt's rooms log."""
+    """Logger that writes messages to standard error."""
 
     def log(self, severity: Severity, message: str, /) -> None:
-        """Say it as it is: whoever logs masks the names in a message."""
+        """Write a message as it is; its names were masked by the code that logs it."""
         del severity
         say(*message.split("\n"))
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """Write an answer as JSON, exact and standard: what is not a number is null."""
+    """Write a result as standard JSON; infinite values and NaN become null."""
     is_unicode = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
     text = json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=not is_unicode)
     click.echo(escape_controls(text))
 
 
 def plain(value: Any) -> Any:
-    """The value in what JSON has."""
+    """Return a value converted to types and numbers that JSON has."""
     if isinstance(value, dict):
         fields = cast("dict[object, object]", value)
         return {str(name): plain(field) for name, field in fields.items()}
@@ -93,7 +94,7 @@ def plain(value: Any) -> Any:
 def print_table(
     rows: Sequence[Sequence[object]], heads: Sequence[str], *, title: str | None = None
 ) -> None:
-    """Write a table; columns of numbers are aligned on the right."""
+    """Write a table to standard output; columns of numbers are right-aligned."""
     if title is not None:
         show(title)
     numbers = [head for column, head in enumerate(heads) if _are_numbers(rows, column)]

@@ -1,4 +1,4 @@
-"""``smelt dla``: loadables on NVDLA, modelled here or behind a socket."""
+"""``smelt dla``: inspect and run NVDLA loadables on a simulated device, here or on a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_writable
 from smelt.cli._option_types import Configuration
 from smelt.cli._options import Count, json_option
 from smelt.errors import ModelFormatError, SmeltError, remove_controls
-from smelt.types import Limit, read_file
+from smelt.types import Limit, counted, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from smelt.types import ArrayHeader
 
 _MAX_VALUES: Final = 4096
+"""Largest number of an output's values in the report."""
 _CONFIGURATION = click.option(
     "--configuration",
     default="nv_full",
@@ -71,7 +72,7 @@ dla.add_command(trace)
 @click.option("--dot", is_flag=True, help="Write the dependency graph in Graphviz format.")
 @json_option()
 def inspect(*, path: str, dot: bool, as_json: bool) -> None:
-    r"""Show what the loadable FILE does, whether or not any hardware here can run it.
+    r"""Show what the loadable FILE does; no hardware that can run it is needed.
 
     \b
     Examples:
@@ -89,6 +90,7 @@ def inspect(*, path: str, dot: bool, as_json: bool) -> None:
 
 
 def _read_loadable(path: str) -> Loadable:
+    """Read a loadable. Errors name the file."""
     from smelt.nvdla.loadable import Loadable
 
     try:
@@ -155,14 +157,14 @@ def run(
             "--record-trace works only without --socket, on a device of this process"
         )
     if exact_fp16 and socket:
-        raise click.UsageError("--exact-fp16 is for `smelt dla serve`, not for --socket")
+        raise click.UsageError("with --socket, give --exact-fp16 to `smelt dla serve`")
     driver = None
     if not socket:
         driver = _make_driver(configuration or "nv_full", record_trace, exact_fp16=exact_fp16)
     loadable = _read_loadable(path)
     with _open(driver, socket, instance) as (runtime, port):
         runtime.load(loadable, instance)
-        hardware = _agree(port.hardware, configuration, socket)
+        hardware = _checked_hardware(port.hardware, configuration, socket)
         results = _run_once(runtime, inputs, outputs, hardware.atom_bytes)
     cycles = driver.machines[0].total_cycles if driver is not None else None
     if record_trace is not None and driver is not None:
@@ -183,12 +185,14 @@ def run(
 @click.argument("path", metavar="SOCKET")
 @_CONFIGURATION
 @_EXACT
-@click.option("--devices", default=1, show_default=True, type=Count(1, 64), help="How many.")
+@click.option(
+    "--devices", default=1, show_default=True, type=Count(1, 64), help="Number of devices."
+)
 def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> None:
-    r"""Serve modelled devices at the Unix socket SOCKET, until interrupted.
+    r"""Serve simulated devices at the Unix socket SOCKET, until interrupted.
 
-    Driver and hardware are in this process; the user-mode driver is in the others. Only this user
-    may connect.
+    The kernel-mode driver and the hardware model run in this process, the user-mode driver runs in
+    the clients. Only this user may connect.
 
     \b
     Examples:
@@ -200,13 +204,13 @@ def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> N
     check_writable(Path(path))
     driver: Driver = MachineDriver(configuration, devices, exact_fp16=exact_fp16)
     with _ended_by_sigterm(), PortServer(path, driver) as server:
-        say(f"serving {devices} {configuration} at {path}; end with Ctrl-C")
+        say(f"serving {devices} {configuration} at {path}; stop with Ctrl-C")
         server.serve_forever()
 
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Generator[None]:
-    """Leave on SIGTERM as on an exit, so that what is open is closed."""
+    """Turn SIGTERM into SystemExit within the block, so that open resources are closed."""
 
     def end(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_IGN)
@@ -222,6 +226,7 @@ def _ended_by_sigterm() -> Generator[None]:
 def _make_driver(
     configuration: str, record_trace: str | None, *, exact_fp16: bool
 ) -> MachineDriver | TracedDriver:
+    """Return a driver for simulated hardware, which records a trace if a path is given."""
     from smelt.nvdla.port import MachineDriver, TracedDriver
 
     make = MachineDriver if record_trace is None else TracedDriver
@@ -239,6 +244,7 @@ def _write_trace(driver: MachineDriver | TracedDriver, path: str) -> None:
 def _open(
     driver: MachineDriver | TracedDriver | None, socket: str | None, instance: int
 ) -> Generator[tuple[Runtime, LocalPort | SocketPort]]:
+    """Yield a runtime and its port, to a local driver or to the server at a socket."""
     from smelt.nvdla import create_runtime
     from smelt.nvdla.port import LocalPort, SocketPort
 
@@ -251,34 +257,48 @@ def _open(
             yield runtime, port
 
 
-def _agree(there: DeviceHardware | None, asked: str | None, socket: str | None) -> DeviceHardware:
-    """What the device is, by its own word; what is asked for must not contradict it."""
+def _checked_hardware(
+    reported: DeviceHardware | None, configuration: str | None, socket: str | None
+) -> DeviceHardware:
+    """Return the device's hardware, checked against --configuration.
+
+    Args:
+        reported: hardware that the device reports; None if it does not.
+        configuration: value of --configuration, if given.
+        socket: socket of the server, if any.
+
+    Raises:
+        SmeltError: the hardware is unknown, or is not that of --configuration.
+    """
     from smelt.nvdla.hardware import find_configuration
     from smelt.nvdla.port import DeviceHardware
 
-    if there is None:
-        if asked is None:
+    if reported is None:
+        if configuration is None:
             raise SmeltError(
                 f"the server at {socket} does not report its hardware configuration; give "
                 "--configuration"
             )
-        known = find_configuration(asked)
+        known = find_configuration(configuration)
         return DeviceHardware(known.name, known.atom_bytes)
-    if asked not in (None, there.configuration):
+    if configuration not in (None, reported.configuration):
         raise SmeltError(
-            f"--configuration is {asked}, but the server at {socket} has {there.configuration}: "
-            f"leave --configuration out, or serve {asked}"
+            f"--configuration is {configuration}, but the server at {socket} has "
+            f"{reported.configuration}: omit --configuration, or serve {configuration}"
         )
-    return there
+    return reported
 
 
 def _run_once(
     runtime: Runtime, inputs: tuple[str, ...], outputs: tuple[str, ...], atom_bytes: int
 ) -> dict[str, Any]:
+    """Bind memory to all tensors, run once, write the output files, and describe the outputs."""
     num_inputs, num_outputs = runtime.get_num_input_tensors(), runtime.get_num_output_tensors()
-    for given, there, what in ((inputs, num_inputs, "input"), (outputs, num_outputs, "output")):
-        if len(given) > there:
-            raise SmeltError(f"--{what} is given {len(given)} times; the network has {there}")
+    for files, count, kind in ((inputs, num_inputs, "input"), (outputs, num_outputs, "output")):
+        if len(files) > count:
+            raise SmeltError(
+                f"--{kind} is given {len(files)} times; the network has {counted(count, kind)}"
+            )
     for number in range(num_inputs):
         tensor = runtime.get_input_tensor_desc(number)
         pinned = runtime.allocate_system_memory(tensor.buffer_size)
@@ -304,6 +324,7 @@ def _run_once(
 
 
 def _read_input(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> None:
+    """Write a .npy, .dimg or raw file to the memory of an input."""
     import numpy as np
 
     from smelt.cli._image_preprocessing import load_array
@@ -335,6 +356,7 @@ def _check_array(path: Path, tensor: NvDlaTensor, header: ArrayHeader) -> None:
 
 
 def _write_output(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> None:
+    """Write an output to a .npy, .dimg or raw file."""
     import io
 
     import numpy as np
@@ -354,6 +376,7 @@ def _write_output(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_by
 
 
 def _describe(tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> dict[str, Any]:
+    """Return an output as JSON values, with the MD5 of its .dimg image."""
     import hashlib
 
     from smelt.nvdla.runtime import array_from_tensor, image_from_tensor
@@ -372,8 +395,9 @@ def _describe(tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> dic
 
 
 def _show(report: dict[str, Any]) -> None:
+    """Print the result of a run as text."""
     if report["zero_inputs"]:
-        say(f"{report['zero_inputs']} input(s) are zeros; give them with --input")
+        say(f"{report['zero_inputs']} input(s) without a file are zeros; give files with --input")
     cycles = report["estimated_cycles"]
     estimate = f", about {cycles:,} cycles of the hardware" if cycles is not None else ""
     show(f"{report['milliseconds']:.1f} ms{estimate}")

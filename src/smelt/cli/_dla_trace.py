@@ -1,4 +1,4 @@
-"""``smelt dla trace``: register traces, played on the modelled hardware."""
+"""``smelt dla trace``: replay register traces on the simulated hardware."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 def trace(
     context: click.Context, *, paths: tuple[str, ...], configuration: str | None, as_json: bool
 ) -> None:
-    r"""Play register traces: .cfg, .txn, a folder of them, or a tar archive, read in place.
+    r"""Replay register traces: .cfg, .txn, a folder of them, or a tar archive, read in place.
 
-    A trace that lacks a data file is skipped, and the file is named. The exit code is 1 if any
-    failed, or none ran.
+    A trace whose data file is missing is skipped, with the name of the file. The exit code is 1 if
+    a trace failed, or if none ran.
 
     \b
     Examples:
@@ -44,15 +44,15 @@ def trace(
     from smelt.nvdla import find_traces, run_trace
     from smelt.nvdla.hardware import find_configuration
 
-    chosen = find_configuration(configuration) if configuration else None
-    found = [item for path in paths for item in find_traces(path)]
-    if not found:
+    hardware = find_configuration(configuration) if configuration else None
+    traces = [item for path in paths for item in find_traces(path)]
+    if not traces:
         raise SmeltError(f"there is no trace (.cfg or .txn) in {', '.join(paths)}")
     results: list[TraceResult] = []
     with ProgressLine(quiet=as_json) as progress:
-        for item in found:
-            results.append(run_trace(item, configuration=chosen))
-            progress("traces", len(results), len(found))
+        for item in traces:
+            results.append(run_trace(item, configuration=hardware))
+            progress("traces", len(results), len(traces))
     if as_json:
         click.echo(json.dumps([result.to_dict() for result in results], indent=2))
     else:
@@ -64,6 +64,7 @@ def trace(
 
 
 def _show(results: list[TraceResult]) -> None:
+    """Print the traces that did not pass, and the counts of all states."""
     rows = [
         (result.name, result.configuration, result.state, result.reason)
         for result in results

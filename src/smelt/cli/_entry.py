@@ -1,4 +1,4 @@
-"""Where the ``smelt`` command starts, also where its own packages are missing."""
+"""Entry point of the ``smelt`` command, which explains how to install missing packages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 from smelt.errors import MissingExtraError
 
 _PACKAGES: Final = ("click", "rich", "pillow")
+"""Packages that only the command line needs."""
 
 
 def main() -> None:
@@ -19,8 +20,8 @@ def main() -> None:
             raise
         raise SystemExit(
             f"error: the command line needs {package}; run: pip install {' '.join(_PACKAGES)}. "
-            "Engines run without it, by smelt.load in Python; to trust a key there, set "
-            "SMELT_TRUSTED_KEYS to a file with its line"
+            f"Python programs can run engines without {package}, with smelt.load; to trust a key "
+            "there, set SMELT_TRUSTED_KEYS to a file with the key's line"
         ) from error
     except KeyboardInterrupt as error:
         raise SystemExit(130) from error

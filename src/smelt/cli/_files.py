@@ -1,4 +1,4 @@
-"""Which files a command reads and which it writes: nothing is written over what is read."""
+"""Types of file arguments, and checks that output files are writable and overwrite no input."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class _File(click.ParamType[str]):
-    """A file's name."""
+    """Type of an argument that is the name of a file."""
 
     name = "file"
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text as it is."""
+        """Return the text unchanged."""
         if not str(value):
             self.fail("the file name is empty", param, ctx)
         return str(value)
@@ -34,11 +34,11 @@ class SourceFile(_File):
 
 
 class NamedSource(SourceFile):
-    """A file that a command reads, or a word, with a name: ``NAME=VALUE``."""
+    """A named input, ``NAME=VALUE``, whose value is a file to read or a word."""
 
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text as it is."""
+        """Return the text unchanged."""
         name, _, file = str(value).partition("=")
         if not name or not file:
             self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
@@ -49,35 +49,36 @@ class ResultFile(_File):
     """A file that a command writes."""
 
     def __init__(self, *, beside: str = "", is_needed: bool = True) -> None:
-        """Describe the file.
+        """Create the type.
 
         Args:
-            beside: suffix of another that is written next to it, if that is given.
-            is_needed: whether it is an error that it cannot be written.
+            beside: suffix of a second file of the same name that is also written; "" for none.
+            is_needed: whether it is an error if the file cannot be written.
         """
         self.beside = beside
         self.is_needed = is_needed
 
 
 class FileCommand(click.Command):
-    """A command that looks at what it shall write before any work.
+    """A command that checks its output files before it does anything else.
 
-    It refuses to write a file over one that it reads, and where nothing can be written.
+    An output file must be writable and must not be another file of the command.
     """
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
-        """Look at the files, then run.
+        """Check the files, then run the command.
 
-        Raises click.UsageError: one would be written over.
-        Raises SmeltError: one cannot be written.
+        Raises:
+            click.UsageError: an output is also another file of the command.
+            SmeltError: an output cannot be written.
         """
         taken = list(_sources(self, ctx))
         for path in _results(self, ctx):
             if any(_is_same_file(path, other) for other in taken):
                 raise click.UsageError(
-                    f"{path} is both an input and an output of this command, or an output twice; "
-                    "give the output another name",
+                    f"{path} is given as an output and also as another file of this command; give "
+                    "the output another name",
                     ctx,
                 )
             taken.append(path)
@@ -87,18 +88,19 @@ class FileCommand(click.Command):
 
 
 def check_writable(path: Path) -> None:
-    """See to it early that a file can be written: better now than after minutes of tuning.
+    """Check that a file can be written, so that a command fails before a long build.
 
-    Raises SmeltError: it cannot be; says what to do.
+    Raises:
+        SmeltError: the file cannot be written; the message says what to do.
     """
     folder = path.parent
     try:
         require_path(path, "a file to be written")
         folder.stat()
     except FileNotFoundError:
-        made = f"mkdir -p {shlex.quote(str(folder))}"
+        command = f"mkdir -p {shlex.quote(str(folder))}"
         raise _unwritable(
-            path, f"the folder {folder} does not exist; create it first: {made}"
+            path, f"the folder {folder} does not exist; create it first: {command}"
         ) from None
     except OSError as error:
         raise _unwritable(path, f"{folder}: {error.strerror}") from error
@@ -114,14 +116,20 @@ def check_writable(path: Path) -> None:
 
 
 def check_suffix(suffix: str, what: str, *paths: str | None) -> None:
-    """See to it that each file's name says what is in it: readers choose by that.
+    """Check the suffix of output files, by which other programs recognise their format.
 
-    Raises SmeltError: a name says otherwise.
+    Args:
+        suffix: the required suffix.
+        what: description of the format, for the message.
+        paths: names of files; None is ignored.
+
+    Raises:
+        SmeltError: a name has another suffix.
     """
     for path in paths:
         if path and not path.lower().endswith(suffix) and not is_special(path):
             raise SmeltError(
-                f"the output is {what}, and the suffix of {path} is another; name it "
+                f"the output {path} is {what}, so its suffix must be {suffix}; name it "
                 f"{Path(path).with_suffix(suffix)}"
             )
 
@@ -131,6 +139,7 @@ def _unwritable(path: Path, reason: str) -> SmeltError:
 
 
 def _sources(command: click.Command, ctx: click.Context) -> Iterator[str]:
+    """Yield the names of files that a command may read."""
     for parameter in command.params:
         if isinstance(parameter.type, SourceFile):
             for text in _texts(parameter, ctx):
@@ -139,7 +148,7 @@ def _sources(command: click.Command, ctx: click.Context) -> Iterator[str]:
 
 
 def _results(command: click.Command, ctx: click.Context, *, needed: bool = False) -> Iterator[str]:
-    """What is written; or only what must be, if that is ``needed``."""
+    """Yield the names of files that a command writes; with ``needed``, only the required ones."""
     for parameter in command.params:
         if isinstance(parameter.type, ResultFile) and parameter.type.is_needed >= needed:
             for text in _texts(parameter, ctx):
@@ -149,16 +158,19 @@ def _results(command: click.Command, ctx: click.Context, *, needed: bool = False
 
 
 def _texts(parameter: click.Parameter, ctx: click.Context) -> tuple[str, ...]:
-    """What the command line says of a file, or of several."""
+    """Return the values of a parameter that takes a file or several."""
     value: str | tuple[str, ...] | None = ctx.params.get(parameter.name or "")
     return value if isinstance(value, tuple) else (value,) if value else ()
 
 
 def _is_same_file(path: str, other: str) -> bool:
-    """Whether both name one file, be it there or not; devices take whatever comes."""
+    """Return whether two names are those of one file, which need not exist.
+
+    A device such as /dev/null never counts as the same file.
+    """
     if not other or is_special(path):
         return False
     try:
         return os.path.samefile(path, other)
-    except (OSError, ValueError):  # one is not there yet
+    except (OSError, ValueError):  # one of the files does not exist yet
         return os.path.realpath(path) == os.path.realpath(other)

@@ -1,4 +1,7 @@
-"""A picture becomes an input, step by step, as `smelt run --help` says."""
+"""Preprocessing of pictures into input arrays.
+
+``smelt run --help`` documents the steps and their order.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +29,31 @@ if TYPE_CHECKING:
     from smelt.types import ArrayHeader
 
 _PICTURES: Final = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-"""What is decoded: pillow would run Ghostscript for others."""
+"""Formats that are decoded. Others are not, because pillow would run Ghostscript for some."""
 
 _BAND_ELEMENTS: Final = 1 << 18
-"""So many of a picture's values are float64 at a time."""
+"""Number of a picture's values that are converted to float64 at a time, to bound the memory."""
 
 FloatArray = "NDArray[np.float32]"
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePreprocessing:
-    """How pixels become numbers."""
+    """Options of the preprocessing; see the options of ``smelt run``."""
 
     resize: str = "exact"
     crop: str = "auto"
     filter: str = "area"
     channel_order: str = "bgr"
     mean: str | None = None
-    """Numbers for channels, or the path of a mean image."""
+    """A number, one for each channel, or the path of a mean image; None for no mean."""
     scale: tuple[float, ...] = (1.0,)
     layout: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class ImageTarget:
-    """What the input wants: channels, and extents where they are fixed."""
+    """Picture format that an input expects; None for an extent that is not fixed."""
 
     channels: int
     height: int | None
@@ -62,9 +65,17 @@ class ImageTarget:
 def image_to_array(
     path: str, shape: tuple[int | None, ...], dtype: np.dtype[Any], preparation: ImagePreprocessing
 ) -> NDArray[Any]:
-    """The array for an input of this shape (None where an extent is open).
+    """Read a picture and convert it to an input array.
 
-    Raises SmeltError: the file is not a picture, or it does not fit.
+    Args:
+        path: file of the picture.
+        shape: shape of the input, (C, H, W), (H, W, C) or either with a batch of 1 in front; None
+            for an extent that is not fixed.
+        dtype: element type of the input; for integers, values are rounded and clipped.
+        preparation: options of the preprocessing.
+
+    Raises:
+        SmeltError: the file is not a picture, or the picture does not fit the input.
     """
     image_target = image_target_of(shape, preparation.layout)
     picture = _decode(path, image_target.channels)
@@ -82,7 +93,7 @@ def image_to_array(
 
 
 def describe_preprocessing(array: NDArray[Any], preparation: ImagePreprocessing) -> dict[str, str]:
-    """What was done to a picture that has become ``array``, step by step, in words."""
+    """Return the applied preprocessing steps of the input ``array`` by name, as text."""
     image_target = image_target_of(array.shape, preparation.layout)
     order = preparation.channel_order if image_target.channels == 3 else "grey"
     return {
@@ -97,30 +108,36 @@ def describe_preprocessing(array: NDArray[Any], preparation: ImagePreprocessing)
 
 
 def image_target_of(shape: tuple[int | None, ...], layout: str) -> ImageTarget:
-    """Where channels, height and width stand in a shape.
+    """Return the picture format of an input.
 
-    Raises SmeltError: it is not a picture's.
+    Args:
+        shape: shape of the input; None for an extent that is not fixed.
+        layout: "nchw", "nhwc" or "auto", which takes the axis of 1 or 3 elements as channels.
+
+    Raises:
+        SmeltError: the shape is not that of pictures.
     """
     if len(shape) not in (3, 4):
         raise SmeltError(
-            f"an input of rank {len(shape)} cannot take a picture; give it with --input "
+            f"an input of rank {len(shape)} cannot take a picture; give the input with --input "
             "NAME=file.npy"
         )
     *_, first, second, third = shape
     last = layout == "nhwc" or (layout == "auto" and third in (1, 3) and first not in (1, 3))
     height, width, channels = (first, second, third) if last else (second, third, first)
     if channels not in (1, 3):
-        # With auto, no other layout has 1 or 3 either.
+        # With auto, the other layout does not have 1 or 3 channels either.
         other = {"nchw": third, "nhwc": first}.get(layout)
         advice = f"; --layout {layout} may be wrong: omit it" if other in (1, 3) else ""
         raise SmeltError(
-            f"the input has {'an open number of' if channels is None else channels} channels, and "
-            f"a picture has 1 or 3; give it with --input NAME=file.npy{advice}"
+            f"the input has {'an open number of' if channels is None else channels} channels, but "
+            f"a picture has 1 or 3; give the input with --input NAME=file.npy{advice}"
         )
     return ImageTarget(channels, height, width, last, len(shape) == 4)
 
 
 def _decode(path: str, channels: int) -> Image:
+    """Decode a picture to 8-bit RGB or grey, turned upright as its EXIF data says."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -131,7 +148,7 @@ def _decode(path: str, channels: int) -> Image:
         ):
             _check_size(path, file.width, file.height)
             upright = ImageOps.exif_transpose(file)
-            if upright.mode.startswith("I"):  # 16 bits of grey, of which pillow would clip
+            if upright.mode.startswith("I"):  # 16-bit grey; pillow would clip it instead of scaling
                 upright = upright.convert("I").point(lambda grey: grey / 257 + 0.5).convert("L")
             return upright.convert("L" if channels == 1 else "RGB")
     except UnidentifiedImageError as error:
@@ -147,7 +164,7 @@ def _decode(path: str, channels: int) -> Image:
 
 @contextlib.contextmanager
 def _without_pixel_limit() -> Generator[None]:
-    """Let smelt's own limits say which pictures are too large: pillow warns of what they allow."""
+    """Disable pillow's warning about large pictures; smelt checks the size with its own limits."""
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -156,15 +173,16 @@ def _without_pixel_limit() -> Generator[None]:
 
 
 def _check_size(what: str, width: int, height: int) -> None:
-    for limit, found in (
+    for limit, size in (
         (Limit.MAX_IMAGE_EXTENT, max(width, height)),
         (Limit.MAX_IMAGE_PIXELS, width * height),
     ):
-        if found > limit.most:
+        if size > limit.most:
             raise SmeltError(f"{what} has {limit.excess(f'{width}x{height}')}")
 
 
 def _resize(picture: Image, image_target: ImageTarget, preparation: ImagePreprocessing) -> Image:
+    """Resize a picture as --resize and --filter say."""
     match = RESIZE.fullmatch(preparation.resize)
     if match is None:
         raise SmeltError(
@@ -181,7 +199,9 @@ def _resize(picture: Image, image_target: ImageTarget, preparation: ImagePreproc
     else:
         size = picture.size
     if 0 in size:
-        raise SmeltError(f"--resize {preparation.resize} makes a picture of {size[0]}x{size[1]}")
+        raise SmeltError(
+            f"--resize {preparation.resize} gives an empty picture of {size[0]}x{size[1]}"
+        )
     _check_size(f"the picture after --resize {preparation.resize}", *size)
     if size == picture.size:
         return picture
@@ -201,10 +221,11 @@ def _filter(name: str) -> Any:
 
 
 def _averaged(picture: Image, size: tuple[int, int]) -> Image:
-    """Each new pixel as the mean of the area that it covers, pixels cut by its edge in part.
+    """Resize by area averaging: each new pixel is the mean of the source area that it covers.
 
-    Pillow's box filter takes or leaves whole pixels, which costs trained networks a few percent;
-    this is what OpenCV calls INTER_AREA.
+    A source pixel that is covered in part is weighted by its covered share, as in OpenCV's
+    INTER_AREA. Pillow's box filter uses whole pixels only, which costs trained networks a few
+    percent of accuracy.
     """
     from PIL import Image
 
@@ -213,28 +234,28 @@ def _averaged(picture: Image, size: tuple[int, int]) -> Image:
     return Image.fromarray(np.rint(pixels).clip(0, 255).astype(np.uint8))
 
 
-def _averaged_rows(pixels: NDArray[Any], after: int) -> NDArray[np.float32]:
-    """The means of areas along the first axis, of which there are ``after``.
+def _averaged_rows(pixels: NDArray[Any], count: int) -> NDArray[np.float32]:
+    """Resize the first axis to ``count`` rows by area averaging.
 
-    Works on the rows of one area at a time: what it takes beside the result is one area of the
-    picture and not a matrix of the rows before and after.
+    The rows are computed one at a time, so the temporary memory is that of one row's source area.
+    A matrix product would need a matrix of new by old rows.
     """
-    before = len(pixels)
-    if after == before:
+    old_count = len(pixels)
+    if count == old_count:
         return pixels.astype(np.float32)
-    result = np.empty((after, *pixels.shape[1:]), np.float32)
-    step = before / after
-    for row in range(after):
-        low, high = row * step, min((row + 1) * step, before)
-        first, last = min(int(low), before - 1), max(math.ceil(high), int(low) + 1)
-        covered = np.arange(first, min(last, before))
+    result = np.empty((count, *pixels.shape[1:]), np.float32)
+    step = old_count / count
+    for row in range(count):
+        low, high = row * step, min((row + 1) * step, old_count)
+        first, last = min(int(low), old_count - 1), max(math.ceil(high), int(low) + 1)
+        covered = np.arange(first, min(last, old_count))
         shares = np.clip(np.minimum(high, covered + 1) - np.maximum(low, covered), 0, 1) / step
         result[row] = _weighted_sum(shares, pixels[first : first + len(covered)])
     return result
 
 
 def _weighted_sum(shares: NDArray[np.float64], rows: NDArray[Any]) -> NDArray[np.float64]:
-    """The sum of rows, each times its share; few rows become floats at a time."""
+    """Return the sum of rows weighted by their shares; a band of rows is converted at a time."""
     total = np.zeros(rows.shape[1:])
     step = max(1, _BAND_ELEMENTS // max(1, total.size))
     for start in range(0, len(rows), step):
@@ -244,6 +265,7 @@ def _weighted_sum(shares: NDArray[np.float64], rows: NDArray[Any]) -> NDArray[np
 
 
 def _crop(picture: Image, image_target: ImageTarget, preparation: ImagePreprocessing) -> Image:
+    """Crop a picture around its centre as --crop says, and check that its size fits the input."""
     match = CROP.fullmatch(preparation.crop)
     if match is None:
         raise SmeltError(f"--crop {preparation.crop!r} is not auto, none, 224 or WIDTHxHEIGHT")
@@ -254,21 +276,21 @@ def _crop(picture: Image, image_target: ImageTarget, preparation: ImagePreproces
     if preparation.crop != "none" and width <= picture.width and height <= picture.height:
         left, top = (picture.width - width) // 2, (picture.height - height) // 2
         picture = picture.crop((left, top, left + width, top + height))
-    wanted = (image_target.width or picture.width, image_target.height or picture.height)
-    if picture.size != wanted:
+    target_size = (image_target.width or picture.width, image_target.height or picture.height)
+    if picture.size != target_size:
         advice = "use --resize exact, or a larger --resize shorter:N"
         if covers:
             advice = "omit --crop, or give the size of the input"
         raise SmeltError(
             f"the picture is {picture.width}x{picture.height} after --resize {preparation.resize} "
-            f"--crop {preparation.crop}, and the input takes {wanted[0]}x{wanted[1]}; "
+            f"--crop {preparation.crop}, but the input takes {target_size[0]}x{target_size[1]}; "
             f"{advice}"
         )
     return picture
 
 
 def _mean(text: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """The mean, ready to be subtracted from pixels of shape (height, width, channel)."""
+    """Return the mean that is subtracted from pixels of shape (height, width, channels)."""
     try:
         numbers = tuple(number_from_text(part) for part in text.split(","))
     except (ValueError, ZeroDivisionError):
@@ -286,12 +308,13 @@ def _channel_values(numbers: tuple[float, ...], channels: int, option: str) -> N
 
 
 def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Read a mean image, and crop it around its centre to a shape (height, width, channels)."""
     height, width, channels = shape
     if path.endswith(".npy"):
         mean = load_array(path, partial(_check_mean, path, channels))
     else:
         mean = _read_binaryproto(path)
-    shape_told = list(mean.shape)
+    file_shape = list(mean.shape)
     if mean.ndim == 4 and mean.shape[0] == 1:
         mean = mean[0]
     if mean.ndim == 3 and mean.shape[0] == channels:
@@ -301,7 +324,7 @@ def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     top, left = (mean.shape[0] - height) // 2, (mean.shape[1] - width) // 2
     if mean.ndim != 3 or mean.shape[2] != channels or top < 0 or left < 0:
         raise SmeltError(
-            f"the mean {path} has shape {shape_told} and does not cover "
+            f"the mean {path} has shape {file_shape} and does not cover "
             f"a picture of {height}x{width}x{channels}"
         )
     return mean[top : top + height, left : left + width].astype(np.float32)
@@ -309,8 +332,8 @@ def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 def _check_mean(path: str, channels: int, header: ArrayHeader) -> None:
     if header.dtype.kind not in "fiu" or not header.shape:
-        detail = f"{header.dtype}{[*header.shape]}"
-        raise SmeltError(f"the mean {path} is {detail}; real numbers are needed")
+        kind = f"{header.dtype}{[*header.shape]}"
+        raise SmeltError(f"the mean {path} is {kind}; it must be an array of real numbers")
     if len(header.shape) == 1 and header.shape[0] not in (1, channels):
         raise SmeltError(
             f"the mean {path} has {header.shape[0]} numbers; the input has "
@@ -323,8 +346,8 @@ def _check_mean(path: str, channels: int, header: ArrayHeader) -> None:
 def _read_binaryproto(path: str) -> NDArray[Any]:
     if not os.path.lexists(path):
         raise SmeltError(
-            f"--mean {path!r} is neither numbers (as 104,117,123) nor an existing file (.npy, or "
-            "Caffe's binaryproto)"
+            f"--mean {path!r} is neither a list of numbers (such as 104,117,123) nor an existing "
+            "file (.npy, or Caffe's binaryproto)"
         )
     from smelt.importers.caffe import read_mean
 
@@ -332,9 +355,14 @@ def _read_binaryproto(path: str) -> NDArray[Any]:
 
 
 def load_array(path: str, check: Callable[[ArrayHeader], None]) -> NDArray[Any]:
-    """The array of a ``.npy`` file whose header ``check`` does not refuse; see `read_array`.
+    """Read the array of a ``.npy`` file; see `read_array`.
 
-    Raises SmeltError: it is none; objects are not read.
+    Args:
+        path: the file.
+        check: raises SmeltError if the header does not fit, before the elements are read.
+
+    Raises:
+        SmeltError: the file is not a ``.npy`` file, or has elements that are Python objects.
     """
     try:
         return read_array(path, check)

@@ -1,4 +1,4 @@
-"""Arrays for an engine's inputs: random ones, files, or a picture; and the shapes they take."""
+"""Input arrays of an engine (random, zeros or from files), and the sizes to run at."""
 
 from __future__ import annotations
 
@@ -23,72 +23,92 @@ if TYPE_CHECKING:
     from smelt.types import ArrayHeader
 
 _SEED: Final = 0
+"""Seed of random inputs."""
 _PICTURES: Final = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"))
 
 
 def symbol_values(engine: Engine) -> dict[str, int]:
-    """Sizes to run at: the largest that the first plan takes."""
+    """Return the values of the symbols to run at: the largest of the first plan."""
     return engine.header.plans[0].largest
 
 
 def values_of_batch(
     engine: Engine, batch: int | None, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, int]:
-    """The largest sizes of the first plan that takes a batch; None is the largest of all plans.
+    """Return the values of the symbols to run at, for a batch size.
 
-    Inputs that are given have ``shapes``, and plans that do not take them are none.
+    They are the largest sizes of the first plan that accepts the batch and the given shapes.
+
+    Args:
+        engine: the engine.
+        batch: batch size; None for the largest batch of all plans.
+        shapes: shapes of arrays from files, by the input's name.
+
+    Raises:
+        SmeltError: no plan accepts the batch.
     """
-    given = [(b, shapes[b.name]) for b in engine.inputs if b.name in shapes]
-    fitting = [p for p in engine.header.plans if all(_takes(p, b, shape) for b, shape in given)]
+    fixed = [(b, shapes[b.name]) for b in engine.inputs if b.name in shapes]
+    fitting = [p for p in engine.header.plans if all(_takes(p, b, shape) for b, shape in fixed)]
     plans = fitting or list(engine.header.plans)
     first = plans[0].largest
     leading = [b.shape[0] for b in engine.inputs if b.shape]
     if batch is None:
         sizes_of = (plan.largest for plan in plans)
         return max(sizes_of, key=lambda v: max((evaluate_dim(d, v) for d in leading), default=1))
-    named = _with_batch(engine, first, batch)
-    sizes = {name: n for name, n in named.items() if n != first.get(name)}
-    return next((p.largest | sizes for p in plans if _holds(p, sizes)), named)
+    values = _with_batch(engine, first, batch)
+    sizes = {name: n for name, n in values.items() if n != first.get(name)}
+    return next((p.largest | sizes for p in plans if _accepts(p, sizes)), values)
 
 
-def _holds(plan: Plan, sizes: Mapping[str, int]) -> bool:
-    """Whether a plan takes these values of symbols."""
+def _accepts(plan: Plan, sizes: Mapping[str, int]) -> bool:
+    """Return whether values of symbols are within a plan's ranges."""
     return all(low <= sizes.get(name, high) <= high for name, low, high in plan.symbols)
 
 
 def _with_batch(engine: Engine, values: dict[str, int], batch: int) -> dict[str, int]:
-    """The values, that of the batch as it is asked for. Raises SmeltError: no plan takes it."""
+    """Return values of symbols with another batch.
+
+    The batch is the symbol ``batch`` or, without it, the only symbol that is the first extent of
+    all inputs.
+
+    Raises:
+        SmeltError: no plan accepts the batch.
+    """
     used = {s for b in engine.inputs for s in symbols_of(*b.shape)}
     if "batch" in used:
-        return values | {"batch": _taken(engine, "batch", batch)}
+        return values | {"batch": _checked_batch(engine, "batch", batch)}
     leading = {b.shape[0] for b in engine.inputs if b.shape}
     if all(extent == batch for extent in leading):
         return values
-    named = [str(extent) for extent in leading if not isinstance(extent, int)]
-    if len(named) == 1 and len(leading) == 1:
-        return values | {named[0]: _taken(engine, named[0], batch)}
+    symbols = [str(extent) for extent in leading if not isinstance(extent, int)]
+    if len(symbols) == 1 and len(leading) == 1:
+        return values | {symbols[0]: _checked_batch(engine, symbols[0], batch)}
     raise SmeltError(
-        f"the engine's batch is fixed at {', '.join(map(str, leading))}; where the model leaves it "
-        f"open, one for {batch} is built with --shape NAME=1..{batch}x…"
+        f"the engine's batch is fixed at {', '.join(map(str, leading))}; if the model leaves it "
+        f"open, build an engine for {batch} with --shape NAME=1..{batch}x…"
     )
 
 
-def _taken(engine: Engine, name: str, batch: int) -> int:
-    """The batch, where a plan takes it: no memory is asked for one that none takes."""
+def _checked_batch(engine: Engine, name: str, batch: int) -> int:
+    """Return the batch if a plan accepts it; check before memory is allocated for it."""
     ranges = [(low, high) for p in engine.header.plans for s, low, high in p.symbols if s == name]
     if ranges and not any(low <= batch <= high for low, high in ranges):
-        detail = " or ".join(f"{low}..{high}" for low, high in ranges)
-        raise SmeltError(f"the engine takes a batch of {detail}, not {batch}")
+        accepted = " or ".join(f"{low}..{high}" for low, high in ranges)
+        raise SmeltError(f"the engine takes a batch of {accepted}, not {batch}")
     return batch
 
 
 def shape_at(binding: Binding, values: Mapping[str, int]) -> tuple[int, ...]:
-    """The binding's extents at these symbol values."""
+    """Return the shape of a binding at given values of the symbols."""
     return tuple(evaluate_dim(dim, values) for dim in binding.shape)
 
 
 def random_array(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int = _SEED) -> NDArray[Any]:
-    """Normal floats, or zeros and ones: indices and masks of those are in range everywhere."""
+    """Return random input data.
+
+    Floats are normally distributed. Integers and booleans are 0 or 1, so that indices are in range
+    for every axis of at least two elements.
+    """
     rng = np.random.default_rng(seed)
     if is_float_dtype(dtype):
         return rng.standard_normal(shape, np.float32).astype(dtype)
@@ -98,7 +118,17 @@ def random_array(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int = _SEED
 def require_array(
     text: str, binding: Binding, values: Mapping[str, int], plans: Sequence[Plan]
 ) -> NDArray[Any]:
-    """The array that ``random``, ``zeros`` or the name of a .npy file stands for."""
+    """Return the array of an input.
+
+    Args:
+        text: ``random``, ``zeros`` or the name of a .npy file.
+        binding: the input.
+        values: values of the symbols, for the shapes of ``random`` and ``zeros``.
+        plans: the engine's plans, one of which must accept the shape of a file's array.
+
+    Raises:
+        SmeltError: the file cannot be read, or its array does not fit the input.
+    """
     dtype = binding.dtype.numpy
     if text == "random":
         return random_array(shape_at(binding, values), dtype)
@@ -110,45 +140,52 @@ def require_array(
             "--input takes a .npy file, random or zeros"
         )
     array = load_array(text, partial(_check_header, text, binding, plans))
-    # Only what a model could not tell apart is changed, and it is said.
+    # Only lossless or float conversions are made, and they are reported.
     if array.dtype != dtype and _converts(array.dtype, dtype):
         say(
-            f"{text} has {array.dtype}, which is converted: {sanitize_name(binding.name)} takes "
-            f"{dtype}"
+            f"{text} is converted from {array.dtype} to {dtype}, the type of input "
+            f"{sanitize_name(binding.name)}"
         )
         return array.astype(dtype)
     return array
 
 
-def _converts(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether one type becomes another: floats do, and integers where none of them is lost."""
-    if is_float_dtype(given) and is_float_dtype(wanted):
+def _converts(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Return whether arrays are converted: floats to floats, integers if no value is lost."""
+    if is_float_dtype(source) and is_float_dtype(target):
         return True
-    return {given.kind, wanted.kind} <= {"i", "u"} and np.can_cast(given, wanted)
+    return {source.kind, target.kind} <= {"i", "u"} and np.can_cast(source, target)
 
 
 def _check_header(text: str, binding: Binding, plans: Sequence[Plan], header: ArrayHeader) -> None:
-    """Refuse, before an element is read, what no plan can take. Raises SmeltError."""
+    """Check shape and type of a file's array before its elements are read.
+
+    Raises:
+        SmeltError: no plan accepts the shape, or the type does not convert to that of the input.
+    """
     name, dtype = sanitize_name(binding.name), binding.dtype.numpy
     if not any(_takes(plan, binding, header.shape) for plan in plans):
         shapes = " or ".join(dict.fromkeys(_shape_with_ranges(plan, binding) for plan in plans))
-        raise SmeltError(f"{text} has shape {[*header.shape]}, and {name} takes {shapes}")
+        raise SmeltError(f"{text} has shape {[*header.shape]}, but input {name} takes {shapes}")
     if header.dtype != dtype and not _converts(header.dtype, dtype):
-        raise SmeltError(f"{text} holds {header.dtype}, and {name} takes {dtype}")
+        raise SmeltError(f"{text} has type {header.dtype}, but input {name} takes {dtype}")
 
 
 def _shape_with_ranges(plan: Plan, binding: Binding) -> str:
-    """A binding's shape with what a plan takes of each open extent: ``[batch (1..8), 3]``."""
+    """Return a binding's shape with a plan's range of each open extent: ``[batch (1..8), 3]``."""
     ranges = {name: (low, high) for name, low, high in plan.symbols}
-    detail: list[str] = []
+    extents: list[str] = []
     for dim in binding.shape:
         low, high = bounds_of(dim, ranges)
-        detail.append(str(dim) if isinstance(dim, int) else f"{dim} ({low}..{high})")
-    return f"[{', '.join(detail)}]"
+        extents.append(str(dim) if isinstance(dim, int) else f"{dim} ({low}..{high})")
+    return f"[{', '.join(extents)}]"
 
 
 def _takes(plan: Plan, binding: Binding, shape: tuple[int, ...]) -> bool:
-    """Whether extents are within a plan's ranges; that they agree with others is for the run."""
+    """Return whether a shape is within a plan's ranges for a binding.
+
+    Whether inputs agree on the values of shared symbols is checked by the run.
+    """
     ranges = {name: (low, high) for name, low, high in plan.symbols}
     bounds = [bounds_of(dim, ranges) for dim in binding.shape]
     return len(bounds) == len(shape) and all(

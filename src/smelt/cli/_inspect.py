@@ -1,4 +1,4 @@
-"""``smelt inspect``: what an engine is made of, and why."""
+"""``smelt inspect``: show the contents of an engine and the reasons for its tactics."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 )
 @click.argument("engine_path", metavar="ENGINE", type=SourceFile())
 @click.option("--layers", is_flag=True, help="Layers with formats and tactics (the default).")
-@click.option(
-    "--passes", is_flag=True, help="What was fused and folded, and why other layers were not."
-)
+@click.option("--passes", is_flag=True, help="Fused and folded layers, and why others were not.")
 @click.option(
     "--tactics",
     is_flag=True,
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
 @click.option(
     "--times",
     type=SourceFile(),
-    help="Layers' times, what `smelt bench --profile --json` answered; shows --roofline.",
+    help="File of layer times, the output of `smelt bench --profile --json`; shows --roofline.",
 )
 @click.option(
     "--peaks",
@@ -72,7 +70,7 @@ if TYPE_CHECKING:
     type=ResultFile(),
     help="Write an SVG image: of the graph with --graph, otherwise of memory over time.",
 )
-@output_option(help="Outputs of a MODEL; repeatable.")
+@output_option(help="A tensor to make an output of a MODEL; repeatable.")
 @json_option(help="The whole report as JSON on stdout.")
 @build_options
 def inspect(
@@ -88,10 +86,11 @@ def inspect(
     build_arguments: BuildArguments,
     **sections: bool,
 ) -> None:
-    r"""Show what ENGINE is made of; a model instead of an engine is built first.
+    r"""Show the contents of ENGINE; a model instead of an engine is built first.
 
-    Nothing of the engine runs, so one from anywhere, for any machine, can be inspected. A reference
-    step runs an op's numpy reference: right, but slow; --tactics says why there was nothing better.
+    No code of the engine runs, so engines from any source and for any machine can be inspected. A
+    reference step runs an op's numpy reference, which is slow; --tactics says why no kernel was
+    used.
 
     \b
     Examples:
@@ -107,10 +106,10 @@ def inspect(
 
     del output
     check_suffix(".svg", "a picture in SVG", svg)
-    engine = _opened(engine_path, build_arguments, quiet=as_json)
-    is_short = engine.header.fingerprint.device == "cuda"  # as LLVM IR never is
+    engine = _open(engine_path, build_arguments, quiet=as_json)
+    is_short = engine.header.fingerprint.device == "cuda"  # Triton source; LLVM IR is long
     sources = sections["source"] or (html is not None and is_short)
-    report = _reported(engine, times, _peaks(peaks), sources=sources)
+    report = _report(engine, times, _peaks(peaks), sources=sources)
     if html is not None:
         _write_html(html, report)
     if svg is not None:
@@ -118,7 +117,7 @@ def inspect(
     if as_json:
         print_json(report_to_json(report))
         return
-    wanted = {name.rstrip("_") for name, given in sections.items() if given}
+    wanted = {name.rstrip("_") for name, is_set in sections.items() if is_set}
     if everything:
         wanted |= set(SECTIONS) - {"source"}
     if html is not None or svg is not None:
@@ -131,84 +130,93 @@ def inspect(
     _show(report, [name for name in SECTIONS if name in (wanted or {"layers"})])
 
 
-def _opened(path: str, arguments: BuildArguments, *, quiet: bool) -> Inspectable:
+def _open(path: str, arguments: BuildArguments, *, quiet: bool) -> Inspectable:
+    """Read an engine without loading its code, or build one from a model."""
     from smelt.engine import read_engine
 
-    if is_model(path) or arguments.given:
+    if is_model(path) or arguments.explicit:
         return open_engine(path, arguments, quiet=quiet, will_run=False)
     return read_engine(path)
 
 
-def _reported(
+def _report(
     engine: Inspectable, times: str | None, peaks: Peaks | None, *, sources: bool
 ) -> EngineReport:
+    """Return the report on an engine, with the layer times of a file if given."""
     from smelt.inspect import report_of
 
     if times is None:
         return report_of(engine, sources=sources, peaks=peaks)
-    detail = _ProfileFile.read(times)
-    report = report_of(engine, sources=sources, profile=detail.profile, peaks=peaks)
-    detail.check(report)
+    file = _ProfileFile.read(times)
+    report = report_of(engine, sources=sources, profile=file.profile, peaks=peaks)
+    file.check(report)
     return report
 
 
 @dataclass(frozen=True, slots=True)
 class _ProfileFile:
-    """What a run of `smelt bench --profile --json` answered."""
+    """File of layer times that `smelt bench --profile --json` writes."""
 
     path: str
     profile: Profile
     tactics: Mapping[str, str]
-    """By the layer's name."""
+    """Tactic of each layer, by the layer's name."""
 
     @classmethod
     def read(cls, path: str) -> _ProfileFile:
-        """Raises SmeltError: that is not what the file holds."""
+        """Read a file.
+
+        Raises:
+            SmeltError: the file cannot be read, or does not have layer times.
+        """
         from smelt.inspect import Profile
 
-        detail = _json(path)
+        data = _json(path)
         try:
-            seconds = {str(x["name"]): _seconds(x["milliseconds"]) for x in detail["layers"]}
-            sizes = {str(name): int(size) for name, size in detail["sizes"].items()}
-            tactics = {str(x["name"]): str(x["tactic"]) for x in detail["layers"] if "tactic" in x}
+            seconds = {str(x["name"]): _seconds(x["milliseconds"]) for x in data["layers"]}
+            sizes = {str(name): int(size) for name, size in data["sizes"].items()}
+            tactics = {str(x["name"]): str(x["tactic"]) for x in data["layers"] if "tactic" in x}
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-            lacks = isinstance(detail, dict) and "median_ms" in detail and "layers" not in detail
-            why = "was made without --profile" if lacks else "has no layers' times"
-            raise _no_times(path, why) from error
+            lacks = isinstance(data, dict) and "median_ms" in data and "layers" not in data
+            reason = "was made without --profile" if lacks else "has no layer times"
+            raise _no_times(path, reason) from error
         return cls(path, Profile(seconds, sizes), tactics)
 
     def check(self, report: EngineReport) -> None:
-        """Warn of layers that ran otherwise.
+        """Warn if layers were measured with other tactics.
 
-        Raises SmeltError: no layer was measured, for the times are of another engine.
+        Raises:
+            SmeltError: the file has no time of any layer of this engine.
         """
         from smelt.errors import SmeltError
 
         timed = [layer for plan in report.plans for layer in plan.layers if layer.is_timed]
         if not timed:
             raise SmeltError(
-                f"{self.path} has no times of the layers of {report.network} as it runs here: "
+                f"{self.path} has no times for the layers of this engine of {report.network}: "
                 + self._difference(report)
             )
         others = [x.name for x in timed if self.tactics.get(x.name, x.tactic) != x.tactic]
         if others:
             say(
                 f"warning: {self.path} is from another engine: its tactics differ for "
-                f"{len(others)} of {len(timed)} layers, as for {others[0]}"
+                f"{len(others)} of {len(timed)} layers, for example {others[0]}"
             )
 
     def _difference(self, report: EngineReport) -> str:
+        """Return why none of the times is for a layer of the engine."""
         from smelt.inspect import format_plan_sizes
 
         names = {layer.name for plan in report.plans for layer in plan.layers}
         if not names & self.profile.seconds.keys():
-            return "its layers have different names"
+            return "the layers in the file have other names"
         sizes = ", ".join(f"{name} = {size}" for name, size in self.profile.sizes.items())
         here = " or ".join(filter(None, map(format_plan_sizes, report.plans))) or "only one size"
-        return f"it was measured at {sizes or 'fixed sizes'}; this engine runs {here}"
+        return f"the times were measured at {sizes or 'fixed sizes'}; this engine runs {here}"
 
 
 def _json(path: str) -> Any:
+    """Read a JSON file of layer times; errors say how to write one."""
     from smelt.types import Limit, parse_json, read_file
 
     try:
@@ -221,11 +229,11 @@ def _json(path: str) -> Any:
         raise _no_times(path, "is not JSON") from error
 
 
-def _no_times(path: str, why: str) -> SmeltError:
+def _no_times(path: str, reason: str) -> SmeltError:
     from smelt.errors import SmeltError
 
     return SmeltError(
-        f"{path} {why}; a file of layer times is made with: smelt bench ENGINE --profile --json > "
+        f"{path} {reason}; write a file of layer times with: smelt bench ENGINE --profile --json > "
         "FILE"
     )
 
@@ -257,11 +265,12 @@ def _write_html(path: str, report: EngineReport) -> None:
 
 
 def _write_svg(path: str, report: EngineReport, *, graph: bool) -> None:
+    """Write an SVG picture of the first plan: its graph, or its memory over time."""
     from smelt.engine import write_atomically
     from smelt.errors import SmeltError
     from smelt.inspect import graph_to_svg, memory_to_svg
 
-    if not report.plans:  # the file was only read: it may hold anything
+    if not report.plans:  # an engine that is only read has not been verified
         raise SmeltError(f"{report.network} has no plan, so there is nothing to draw")
     plan = report.plans[0]
     text = graph_to_svg(plan, report.bindings) if graph else memory_to_svg(plan)

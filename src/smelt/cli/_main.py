@@ -1,4 +1,4 @@
-"""The group of commands, and what becomes of an error."""
+"""The group of all commands, and the reporting of errors."""
 
 from __future__ import annotations
 
@@ -25,28 +25,31 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _BUILDING_COMMANDS: Final = frozenset(("build", "retune"))
-"""Commands that always write a file."""
+"""Commands that always write an engine file."""
 
 
 class _Interrupted(Exception):
-    """Ctrl-C, past click, which would write an empty line; with what else is to be said of it."""
+    """KeyboardInterrupt in a command; click would print an empty line for the original exception.
+
+    The text of the exception is appended to the message "interrupted".
+    """
 
 
 class _Commands(click.Group):
-    """The commands in the order in which a user meets them; errors end as one line."""
+    """Group that lists its commands in the order in which they were added, and reports errors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands, as they were added."""
+        """Return the names of the commands in the order in which they were added."""
         del ctx
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that is asked for."""
+        """Run the selected command."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            is_maker = ctx.invoked_subcommand in _BUILDING_COMMANDS
-            raise _Interrupted("; no partial file is left" if is_maker else "") from error
+            is_building = ctx.invoked_subcommand in _BUILDING_COMMANDS
+            raise _Interrupted("; no partial file is left" if is_building else "") from error
 
     def main(
         self,
@@ -57,7 +60,7 @@ class _Commands(click.Group):
         windows_expand_args: bool = True,  # noqa: FBT001, FBT002  (click's signature)
         **extra: Any,
     ) -> Any:
-        """Run the command line, and end the process."""
+        """Run the command line, report errors, and exit the process."""
         del standalone_mode
         try:
             result = super().main(
@@ -69,23 +72,23 @@ class _Commands(click.Group):
                 **extra,
             )
             sys.stdout.flush()
-        except BaseException as error:  # noqa: BLE001  (every one ends the process or goes on)
+        except BaseException as error:  # noqa: BLE001  (_end exits or raises it again)
             _end(error)
         raise SystemExit(result if isinstance(result, int) else 0)
 
 
 def _end(error: BaseException) -> NoReturn:
-    """End the process as the error asks; what is not ours goes on."""
+    """Report an error and exit with its exit code; raise an unexpected exception again."""
     if isinstance(error, click.ClickException):
-        detail = io.StringIO()
-        error.show(detail)
-        say(*detail.getvalue().rstrip("\n").split("\n"))
+        text = io.StringIO()
+        error.show(text)
+        say(*text.getvalue().rstrip("\n").split("\n"))
         raise SystemExit(error.exit_code) from error
     if isinstance(error, _Interrupted | KeyboardInterrupt | click.Abort):
         say("interrupted" + str(error))
         raise SystemExit(130) from error
     if isinstance(error, BrokenPipeError):
-        # Whoever read our output has enough; Python would complain once more at exit.
+        # The reader of the pipe has closed it. Without this, Python would report it again at exit.
         sys.stdout = None
         raise SystemExit(1) from error
     lines = _lines(error)
@@ -99,13 +102,13 @@ def _end(error: BaseException) -> NoReturn:
 
 _REPORT: Final = (
     "This is a bug in smelt, not in your input. Please report it to the maintainers of the smelt "
-    "that you installed, with the command, the output of `smelt --version`, and what the command "
-    "says with SMELT_LOG=debug."
+    "that you installed, with the command, the output of `smelt --version`, and the output of the "
+    "command with SMELT_LOG=debug."
 )
 
 
 def _lines(error: BaseException) -> Sequence[str]:
-    """What to say of an error; nothing when it is a bug that nobody foresaw."""
+    """Return the lines that report an error; none for an unexpected exception."""
     if isinstance(error, SmeltError):
         return (*f"error: {error!s}".split("\n"), *messages_as_options(str(error)))
     if isinstance(error, InternalError):
@@ -165,7 +168,7 @@ def commands() -> None:
       smelt compare model.onnx --against onnxruntime
 
     \b
-    Built here, tuned there:
+    Build on one machine, tune on another:
       smelt build model.onnx --device cuda:sm_90 --retunable -o model.engine
       smelt retune model.engine -o tuned.engine
 
@@ -185,7 +188,7 @@ def commands() -> None:
 
 
 def _keep_lines(command: click.Command) -> click.Command:
-    """Let click see the mark before lines that are not to be filled: docstrings are raw here."""
+    """Convert the marks of unwrapped paragraphs, which are raw text in docstrings, for click."""
     command.help = (command.help or "").replace("\\b\n", "\b\n")
     for part in getattr(command, "commands", {}).values():
         _keep_lines(part)

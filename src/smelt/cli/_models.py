@@ -1,4 +1,4 @@
-"""From what the command line names to a network or an engine."""
+"""Build options of the commands, and functions that open a network or an engine from a file."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 F = TypeVar("F", bound="Callable[..., Any]")
-_MODELS: Final = frozenset((".onnx", ".prototxt", ".pbtxt", ".txt"))
+_MODEL_SUFFIXES: Final = frozenset((".onnx", ".prototxt", ".pbtxt", ".txt"))
 
 
 @dataclass(frozen=True, slots=True)
 class BuildArguments:
-    """What a command line says about building."""
+    """Values of the build options of a command line."""
 
     weights: str | None = None
     device: tuple[str, ...] = ()
@@ -52,16 +52,16 @@ class BuildArguments:
     libraries: bool = False
     portable: bool = False
     rounding_error: float | None = None
-    given: frozenset[str] = frozenset()
-    """Names of the options that stand on the command line."""
+    explicit: frozenset[str] = frozenset()
+    """Names of the options that are on the command line, and not defaults."""
 
     def with_batch(self, batch: int) -> BuildArguments:
-        """The same for another largest batch."""
+        """Return a copy with another largest batch."""
         return replace(self, max_batch_size=batch)
 
 
 def device_option(default: str) -> Callable[[F], F]:
-    """The option that says for which device to build."""
+    """Return the option --device, whose help text names the default."""
     return click.option(
         "--device",
         multiple=True,
@@ -95,7 +95,7 @@ TUNING_OPTIONS: Final = (
         ),
     ),
 )
-"""The options of a tuning."""
+"""Options of the commands that tune."""
 _OPTIONS: Final = (
     click.option(
         "--weights",
@@ -126,8 +126,8 @@ _OPTIONS: Final = (
         default=1 << 30,
         type=ByteCount(),
         help=(
-            "Most scratch memory for one step, and for the scan outputs of Loops without a "
-            "bound: 64MiB, 1048576.  [default: 1GiB]"
+            "Largest scratch memory of a step, and of the scan outputs of an unbounded Loop: "
+            "64MiB, 1048576.  [default: 1GiB]"
         ),
     ),
     click.option(
@@ -169,19 +169,19 @@ _OPTIONS: Final = (
 
 
 def build_options(function: F) -> F:
-    """Give a command the options of a build, as one argument ``build_arguments``."""
+    """Add the build options to a command, which receives them as ``build_arguments``."""
 
     @functools.wraps(function)
     def collect(**values: Any) -> Any:
         context = click.get_current_context()
         source = context.get_parameter_source
         names = [name for name in BuildArguments.__dataclass_fields__ if name in values]
-        given = frozenset(
+        explicit = frozenset(
             name for name in names if source(name) is click.core.ParameterSource.COMMANDLINE
         )
-        shared = {"output"}  # what the command reads, too
-        chosen = {name: values[name] if name in shared else values.pop(name) for name in names}
-        return function(build_arguments=BuildArguments(**chosen, given=given), **values)
+        shared = {"output"}  # also an argument of the command itself
+        build_values = {n: values[n] if n in shared else values.pop(n) for n in names}
+        return function(build_arguments=BuildArguments(**build_values, explicit=explicit), **values)
 
     wrapped: Any = collect
     for option in reversed(_OPTIONS):
@@ -190,14 +190,15 @@ def build_options(function: F) -> F:
 
 
 def is_model(path: str) -> bool:
-    """Whether the path names a model rather than an engine."""
-    return Path(path).suffix.lower() in _MODELS and not _is_engine(path)
+    """Return whether the path names a model rather than an engine."""
+    return Path(path).suffix.lower() in _MODEL_SUFFIXES and not _is_engine(path)
 
 
 def check_options(arguments: BuildArguments) -> None:
-    """See to it that the options of a build can be meant, before any file is read.
+    """Check the combination of build options, before any file is read.
 
-    Raises click.UsageError: they cannot.
+    Raises:
+        click.UsageError: the options contradict each other.
     """
     from smelt.builder import BuildOptions
 
@@ -212,8 +213,12 @@ def check_options(arguments: BuildArguments) -> None:
         raise click.UsageError("\n".join((str(error), *messages_as_options(str(error))))) from error
 
 
-def _check_there(path: str) -> None:
-    """Raise SmeltError: there is no such file, or nobody may look."""
+def _check_exists(path: str) -> None:
+    """Check that a file exists.
+
+    Raises:
+        SmeltError: the file does not exist, or its folder cannot be searched.
+    """
     try:
         os.stat(path)
     except FileNotFoundError as error:
@@ -226,7 +231,12 @@ def _check_there(path: str) -> None:
 def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
     """Read a model: ONNX, or Caffe's prototxt with its weights.
 
-    Raises SmeltError: it is not a model, or cannot be read.
+    Args:
+        path: file of the model.
+        arguments: build options; only ``weights`` and ``output`` are used.
+
+    Raises:
+        SmeltError: the file is not a model, or cannot be read.
     """
     from smelt.importers import network_from_caffe, network_from_onnx
 
@@ -237,9 +247,9 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
             f"{path} contains only weights; give the network first: smelt build deploy.prototxt "
             f"--weights {path}"
         )
-    _check_there(path)
+    _check_exists(path)
     if _is_engine(path):
-        raise SmeltError(f"{path} is an engine, already built; give the model that it was made of")
+        raise SmeltError(f"{path} is an engine, not a model; give the model that it was built from")
     if suffix == ".onnx" and arguments.weights is not None:
         raise SmeltError(f"{path} contains its weights; --weights is only for Caffe's prototxt")
     if suffix in {".prototxt", ".pbtxt", ".txt"} or arguments.weights is not None:
@@ -247,7 +257,7 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
     try:
         return network_from_onnx(Path(path), outputs=outputs)
     except ModelFormatError as error:
-        if suffix in _MODELS:
+        if suffix in _MODEL_SUFFIXES:
             raise
         raise SmeltError(
             f"{path} is not a model: it must be an .onnx file or Caffe's deploy.prototxt"
@@ -259,7 +269,7 @@ def _is_engine(path: str) -> bool:
         with open_file(path, Limit.MAX_ENGINE_BYTES) as file:
             return file.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):
-        return False  # the importer says what is wrong
+        return False  # the importer will report the error
 
 
 def _weights(arguments: BuildArguments) -> Path | None:
@@ -269,7 +279,14 @@ def _weights(arguments: BuildArguments) -> Path | None:
 def build_engine(path: str, arguments: BuildArguments, progress: Progress | None = None) -> Engine:
     """Build an engine from a model file.
 
-    Raises click.UsageError: the options contradict each other.
+    Args:
+        path: file of the model.
+        arguments: build options.
+        progress: receives the progress, which includes the reading of the model.
+
+    Raises:
+        click.UsageError: the options contradict each other.
+        SmeltError: the model cannot be read or built.
     """
     from smelt.builder import build
 
@@ -304,13 +321,22 @@ def open_engine(
     will_run: bool = True,
     shared: frozenset[str] = frozenset(),
 ) -> Engine:
-    """Load an engine, or build one from a model on the fly: for this machine, if it ``will_run``.
+    """Load an engine, or build one if the file is a model.
 
-    Options of a build that the command itself reads, too, are ``shared``.
+    Args:
+        path: file of the engine or the model.
+        arguments: build options.
+        quiet: whether to show no progress of the build.
+        will_run: whether the engine will run, so that a model is built for a device of this
+            machine.
+        shared: names of build options that also apply to the command itself, and may be given for
+            an engine.
 
-    Raises click.UsageError: other options of a build are given for an engine.
+    Raises:
+        click.UsageError: other build options are given for an engine.
+        SmeltError: the file cannot be read, or the build fails.
     """
-    if is_model(path) or ("weights" in arguments.given and not _is_engine(path)):
+    if is_model(path) or ("weights" in arguments.explicit and not _is_engine(path)):
         from smelt.cli._progress import ProgressLine
 
         check_options(arguments)
@@ -318,10 +344,10 @@ def open_engine(
             arguments = replace(arguments, device=(_device_to_run(arguments),))
         with ProgressLine(quiet=quiet) as progress:
             return build_engine(path, arguments, progress)
-    useless = sorted(arguments.given - shared)
+    useless = sorted(arguments.explicit - shared)
     if useless:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in useless)
-        raise click.UsageError(f"{path} is an engine, already built: {names} cannot change it")
+        raise click.UsageError(f"{path} is an engine, already built; {names} cannot change it")
     return _load(path)
 
 
@@ -334,7 +360,7 @@ def _device_to_run(arguments: BuildArguments) -> str:
 
 
 def _load(path: str) -> Engine:
-    """Load an engine; where no compiler is installed, as the bare runtime does."""
+    """Load an engine, with the bare runtime if no compiler is installed."""
     try:
         from smelt.builder import load
     except ModuleNotFoundError:

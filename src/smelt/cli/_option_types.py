@@ -1,4 +1,4 @@
-"""What the command line's texts mean: sizes in bytes, shapes, numbers for each channel."""
+"""Types of option values: sizes in bytes, shapes, devices, numbers per channel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from smelt.builder import ShapeSpec
 
 RESIZE: Final = re.compile(r"exact|none|shorter:(\d{1,6})|(\d{1,6})x(\d{1,6})", re.ASCII)
-"""How large a picture is made."""
+"""Values of --resize."""
 CROP: Final = re.compile(r"auto|none|(0*[1-9]\d{0,5})(?:x(0*[1-9]\d{0,5}))?", re.ASCII)
-"""What is kept of it."""
+"""Values of --crop."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE: Final = re.compile(
     r"(\d{1,18}(?:\.\d{1,18})?)\s*(?:([kmgt]?)(?:i?b)?)", re.ASCII | re.IGNORECASE
@@ -28,6 +28,7 @@ _SIZE: Final = re.compile(
 _EXTENT: Final = re.compile(r"(\d+)(?:\.\.(\d+))?(?:\.\.(\d+))?", re.ASCII)
 
 Range = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Smallest, best and largest shape."""
 
 
 class ByteCount(click.ParamType[int]):
@@ -36,24 +37,24 @@ class ByteCount(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The value of a text."""
+        """Convert the text."""
         if isinstance(value, int):
             return value
-        found = _SIZE.fullmatch(str(value).strip())
-        if found is None:
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None:
             self.fail(f"{value!r} is not a size; write it as 64MiB, 1GiB or 1048576", param, ctx)
-        return int(float(found[1]) * _UNITS[found[2].lower()])
+        return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 class Effort(click.ParamType["str | float"]):
-    """How long to tune: a word, or seconds."""
+    """Tuning effort: a word, or a number of seconds."""
 
     name = "none|fast|full|SECONDS"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | float:
-        """The value of a text."""
+        """Convert the text."""
         if value in ("none", "fast", "full"):
             return str(value)
         try:
@@ -66,12 +67,12 @@ class Effort(click.ParamType["str | float"]):
 
 
 class DeviceText(click.ParamType[str]):
-    """A device's name, with a target that there is; whether the device is here, a build tells."""
+    """Name of a device with a known target; whether the device exists is checked by the build."""
 
     name = "device"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text as it is."""
+        """Check the text and return it unchanged."""
         try:
             _check_target(DeviceName.from_text(value))
         except SmeltError as error:
@@ -80,12 +81,12 @@ class DeviceText(click.ParamType[str]):
 
 
 class Configuration(click.ParamType[str]):
-    """The name of a configuration of NVDLA."""
+    """Name of a hardware configuration of NVDLA."""
 
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name as it is."""
+        """Check the name and return it."""
         from smelt.nvdla.hardware import find_configuration
 
         try:
@@ -95,23 +96,29 @@ class Configuration(click.ParamType[str]):
 
 
 class ChoiceOrNumbers(click.ParamType[str]):
-    """A word of a few, some of them with numbers."""
+    """One of a few words or patterns."""
 
     def __init__(self, name: str, pattern: re.Pattern[str], known: str) -> None:
-        """What ``pattern`` matches, which is ``known``, in words."""
+        """Create the type.
+
+        Args:
+            name: name of the type in help texts.
+            pattern: pattern of the accepted values.
+            known: description of the accepted values, for messages.
+        """
         self.name = name
         self._pattern = pattern
         self._known = known
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text as it is."""
+        """Check the text and return it unchanged."""
         if self._pattern.fullmatch(str(value)) is None:
             self.fail(f"{value!r} is not {self._known}", param, ctx)
         return str(value)
 
 
 class NumberList(click.ParamType["tuple[float, ...]"]):
-    """One number, or one for each channel, separated by commas; ``1/255`` is a number too."""
+    """One number, or one per channel separated by commas; fractions like ``1/255`` are allowed."""
 
     name = "numbers"
     example = "104,117,123"
@@ -119,7 +126,7 @@ class NumberList(click.ParamType["tuple[float, ...]"]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """The value of a text."""
+        """Convert the text."""
         if isinstance(value, tuple):
             return value  # pyright: ignore[reportUnknownVariableType]  (click passes a default through)
         try:
@@ -131,39 +138,39 @@ class NumberList(click.ParamType["tuple[float, ...]"]):
 
 
 class PeakRates(NumberList):
-    """What a device does in a second: operations and bytes."""
+    """Peak rates of a device: FLOP/s and bytes/s."""
 
     example = "790e12,4.3e12"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[float, ...]:
-        """The value of a text."""
+        """Convert the text."""
         rates = super().convert(value, param, ctx)
         if len(rates) != 2 or min(rates) <= 0:
-            self.fail(f"two rates are needed, FLOP/S,BYTES/S: {self.example}", param, ctx)
+            self.fail(f"expected two positive rates FLOP/S,BYTES/S, as {self.example}", param, ctx)
         return rates
 
 
 class ShapeText(click.ParamType[str]):
-    """An input's shape, with its name or without."""
+    """Shape of an input, with or without its name."""
 
     name = "shape"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text as it is."""
+        """Check the text and return it unchanged."""
         text = str(value)
         _range(text.rpartition("=")[2], text)
         return text
 
 
 class FiniteFloat(click.FloatRange):
-    """A number from a least one on; what is infinite or not a number is none."""
+    """A finite number in a range."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """The value of a text."""
+        """Convert the text."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
@@ -171,52 +178,68 @@ class FiniteFloat(click.FloatRange):
 
 
 def _check_target(device: DeviceName) -> None:
-    """Raise UnsupportedError: no code is made for what a device's name says."""
+    """Check the target in a device's name.
+
+    Raises:
+        UnsupportedError: smelt has no such target.
+    """
     if device.kind == "cuda" and device.target:
         from smelt.backends.cuda import target_named
 
         target_named(device.target)
-    elif device.target not in ("", "native"):  # this machine is not a matter of the command line
+    elif device.target not in ("", "native"):  # the build checks this machine's processor
         from smelt.backends.cpu import target_named as processor_named
 
         processor_named(device.target)
 
 
 def number_from_text(text: str) -> float:
-    """A finite number, or a fraction of two. Raises ValueError, ZeroDivisionError."""
+    """Convert a decimal number or a fraction of two to a finite float.
+
+    Raises:
+        ValueError: the text is not a finite number.
+        ZeroDivisionError: the denominator is 0.
+    """
     if not text.isascii():
         raise ValueError(f"{text} is not a number of decimal digits")
-    above, slash, below = text.partition("/")
-    number = float(above) / float(below) if slash else float(above)
+    numerator, slash, denominator = text.partition("/")
+    number = float(numerator) / float(denominator) if slash else float(numerator)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not finite")
     return number
 
 
 def shapes_from_texts(texts: Iterable[str], inputs: Iterable[str]) -> dict[str, ShapeSpec] | None:
-    """The shapes of ``NAME=1x3x224x224``, ``NAME=1..8x3x224x224`` and ``NAME=1..4..8x…``.
+    """Convert the values of --shape to shapes by the input's name, as `build` takes them.
 
-    A name given several times gets one plan for each shape. A network with one input needs no name.
+    A value is ``NAME=1x3x224x224``, ``NAME=1..8x3x224x224`` or ``NAME=1..4..8x…``. Several shapes
+    of one input give one plan each. If the network has one input, the name may be omitted.
 
-    Raises click.BadParameter: a text is not a shape.
-    Raises SmeltError: it does not say of which of several inputs.
+    Args:
+        texts: values of the option.
+        inputs: names of the network's inputs.
+
+    Raises:
+        click.BadParameter: a text is not a shape.
+        SmeltError: the name is missing, and the network has several inputs.
     """
     names = list(inputs)
-    found: dict[str, list[Range]] = {}
+    ranges_by_name: dict[str, list[Range]] = {}
     for text in texts:
         name, equals, extents = text.rpartition("=")
         if not equals:
             if len(names) != 1:
                 raise SmeltError(
-                    f"--shape {text} must say for which input: NAME={text}; they are "
+                    f"--shape {text} must name its input, as --shape NAME={text}; the inputs are "
                     f"{', '.join(names)}"
                 )
             name = names[0]
-        found.setdefault(name, []).append(_range(extents, text))
-    return {name: _spec(name, ranges) for name, ranges in found.items()} or None
+        ranges_by_name.setdefault(name, []).append(_range(extents, text))
+    return {name: _spec(name, ranges) for name, ranges in ranges_by_name.items()} or None
 
 
 def _range(extents: str, text: str) -> Range:
+    """Convert the extents of a shape, such as ``1..8x3``; ``text`` is the option's value."""
     low: list[int] = []
     best: list[int] = []
     high: list[int] = []
@@ -242,19 +265,20 @@ def _range(extents: str, text: str) -> Range:
 
 
 def _extent(digits: str, text: str) -> int:
-    most = Limit.MAX_EXTENT
-    # Python makes no number of some thousand digits.
-    if len(digits.lstrip("0")) > len(str(most.most)) or int(digits) > most.most:
+    limit = Limit.MAX_EXTENT
+    # int() refuses texts of several thousand digits.
+    if len(digits.lstrip("0")) > len(str(limit.most)) or int(digits) > limit.most:
         raise click.BadParameter(
-            f"{shown(text)}: an extent has {most.excess(shown(digits))}",
+            f"{shown(text)}: an extent has {limit.excess(shown(digits))}",
             param_hint="--shape",
         )
     return int(digits)
 
 
 def _spec(name: str, ranges: list[Range]) -> ShapeSpec:
-    for place, (low, _, high) in enumerate(ranges):
-        if low == high and ranges[place] in ranges[:place]:
+    """Return the shapes of one input in the form that `build` takes."""
+    for index, (low, _, high) in enumerate(ranges):
+        if low == high and ranges[index] in ranges[:index]:
             extents = "x".join(map(str, low))
             raise click.BadParameter(
                 f"{name} is given the shape {extents} twice", param_hint="--shape"
@@ -272,9 +296,10 @@ def _spec(name: str, ranges: list[Range]) -> ShapeSpec:
 
 
 def pairs_from_texts(texts: Iterable[str]) -> Mapping[str, str]:
-    """The pairs of ``NAME=VALUE``, as options of type `NamedSource` have them.
+    """Return the values of --input options, which are of type `NamedSource`, by their names.
 
-    Raises click.UsageError: a name stands twice.
+    Raises:
+        click.UsageError: a name is given twice.
     """
     pairs: dict[str, str] = {}
     for name, _, value in (text.partition("=") for text in texts):

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ _ARGUMENT: Final = re.compile(
     r"\b(device|precision|max_batch_size|max_workspace_bytes|shapes|timing_cache|tune|retunable"
     r"|libraries|portable|rounding_error)=(?:True\b|[\"']?([\w.:,-]*))"
 )
-"""An argument of a build in a message, with its value."""
+"""An argument of `build` in a message, with its value."""
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 _SHAPE: Final = re.compile(r"'([^']+)': \(([\d, ]+)\)")
-"""An input's shape in a message."""
+"""The shape of an input in a message."""
 
 _MAX_COUNT: Final = 2**31 - 1
+"""Default largest value of `Count`."""
 
 
 class Count(click.IntRange):
-    """A whole number in the digits 0 to 9, of at most 31 bits."""
+    """An integer in ASCII digits, of at most 31 bits by default."""
 
-    def __init__(self, least: int, most: int = _MAX_COUNT) -> None:
-        super().__init__(least, most)
+    def __init__(self, minimum: int, maximum: int = _MAX_COUNT) -> None:
+        super().__init__(minimum, maximum)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The value of a text."""
+        """Convert the text."""
         if not _WHOLE.fullmatch(str(value)[:80]):
             self.fail(f"{str(value)[:80]!r} is not an integer of at most 18 digits", param, ctx)
         return int(super().convert(value, param, ctx))
@@ -49,16 +50,16 @@ QUIET_OPTION: Final = click.option("--quiet", is_flag=True, help="Show no progre
 
 
 def messages_as_options(text: str) -> tuple[str, ...]:
-    """The options for the build arguments that a message names: one line, or none."""
-    detail: dict[str, None] = {}
+    """Return a line with the options for the build arguments that a message names, if any."""
+    advice: dict[str, None] = {}
     for name, value in _ARGUMENT.findall(text):
         option = "--" + name.replace("_", "-")
         if name == "shapes":
-            shown = [(n, re.findall(r"\d+", extents)) for n, extents in _SHAPE.findall(text)]
-            options = [f"--shape {n}={'x'.join(extents)}" for n, extents in shown]
-            detail[" ".join(options or ["--shape NAME=1x3x224x224"]) + ", or 1..8 for a range"] = (
+            shapes = [(n, re.findall(r"\d+", extents)) for n, extents in _SHAPE.findall(text)]
+            options = [f"--shape {n}={'x'.join(extents)}" for n, extents in shapes]
+            advice[" ".join(options or ["--shape NAME=1x3x224x224"]) + ", or 1..8 for a range"] = (
                 None
             )
         elif option not in text:
-            detail[f"{option} {value}".rstrip()] = None
-    return (f"On the command line: {', '.join(detail)}",) if detail else ()
+            advice[f"{option} {value}".rstrip()] = None
+    return (f"On the command line: {', '.join(advice)}",) if advice else ()

@@ -1,4 +1,8 @@
-"""How far a build is: nothing for the first second, then a bar, or lines where no one watches."""
+"""Progress of a build on standard error.
+
+Nothing is shown in the first second. Later, a terminal gets a progress bar; other streams get a
+line for each completed stage.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _PATIENCE_SECONDS: Final = 1.0
+"""Time before the first output, in seconds."""
 _REFRESH_SECONDS: Final = 0.1
+"""Shortest time between two updates of the bar, in seconds."""
 
 
 class ProgressLine(Closeable):
-    """A listener of builds; a context manager, because a terminal is to be left tidy."""
+    """Progress callback of builds; closing it, or the end of ``with``, removes the bar."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         """Show nothing when ``quiet``."""
@@ -27,11 +33,11 @@ class ProgressLine(Closeable):
         self._ends: dict[str, float] = {}
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._told: set[str] = set()
-        self._drawn = 0.0
+        self._written: set[str] = set()
+        self._refreshed = 0.0
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Hear that ``done`` of ``total`` parts of ``stage`` are done."""
+        """Report that ``done`` of ``total`` parts of ``stage`` are complete."""
         self._stages[stage] = (done, total)
         seconds = time.perf_counter() - self._start
         if done == total:
@@ -41,9 +47,10 @@ class ProgressLine(Closeable):
         if sys.stderr.isatty():
             self._draw()
         else:
-            self._tell()
+            self._write_lines()
 
     def _draw(self) -> None:
+        """Update the progress bar, which is created on the first call."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.progress import TimeElapsedColumn as Elapsed
@@ -56,7 +63,7 @@ class ProgressLine(Closeable):
                 Elapsed(),
                 console=Console(stderr=True),
                 transient=True,
-                # No thread of its own: it would disturb what is being timed.
+                # A refresh thread would disturb the timing of candidates.
                 auto_refresh=False,
             )
             self._bar.start()
@@ -65,19 +72,19 @@ class ProgressLine(Closeable):
                 self._tasks[stage] = self._bar.add_task(stage, total=total)
             self._bar.update(self._tasks[stage], completed=done, total=total)
         now = time.perf_counter()
-        if now - self._drawn >= _REFRESH_SECONDS:
+        if now - self._refreshed >= _REFRESH_SECONDS:
             self._bar.refresh()
-            self._drawn = now
+            self._refreshed = now
 
-    def _tell(self) -> None:
-        """Write a line for each stage that is complete and not yet told."""
+    def _write_lines(self) -> None:
+        """Write a line for each newly completed stage."""
         for stage, (done, total) in self._stages.items():
-            if done == total and stage not in self._told:
-                self._told.add(stage)
+            if done == total and stage not in self._written:
+                self._written.add(stage)
                 say(f"{stage} {done}/{total} (after {self._ends[stage]:.1f} s)")
 
     @override
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()

@@ -1,4 +1,4 @@
-"""``smelt retune``: an engine that keeps its network is timed where it runs."""
+"""``smelt retune``: build a retunable engine again, with candidates timed on this machine."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def retune(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    r"""Build ENGINE again where it shall run, with candidates timed on this machine.
+    r"""Build ENGINE again on the machine where it will run, with candidates timed there.
 
-    ENGINE must have been built with --retunable: it then keeps its network, and the model is not
-    needed. Shapes, precision and all else stay as they were asked for; weights are the engine's.
-    The new engine is signed with your key. ENGINE itself is not changed, and none of its code runs.
+    ENGINE must have been built with --retunable; it then contains its network, and the model is not
+    needed. Shapes, precision and other build options stay the same; weights are the engine's. The
+    new engine is signed with your key. ENGINE itself is not changed, and none of its code runs.
 
     \b
     Examples, the first on any machine, the others where the GPU is:

@@ -1,4 +1,4 @@
-"""``smelt run``: an engine answers for a picture or for arrays."""
+"""``smelt run``: run an engine once on a picture or on arrays."""
 
 from __future__ import annotations
 
@@ -25,21 +25,26 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 _MAX_VALUES_IN_JSON: Final = 4096
-_OF_PICTURES: Final = frozenset(
+"""Largest number of elements of an output whose values are in the JSON report."""
+_PICTURE_OPTIONS: Final = frozenset(
     ("resize", "crop", "resize_filter", "channel_order", "mean", "scale", "layout")
 )
-"""Parameters that say how a picture becomes an input."""
+"""Parameters of the preprocessing of a picture."""
 _MAX_LABELS: Final = 1 << 20
+"""Largest number of labels in a numbered list."""
 _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*+\}?""")
-"""A line of a printed dictionary, as some lists of labels are; no space is looked at twice."""
+"""A line of a printed Python dictionary, a common format of label files.
+
+The possessive quantifiers keep the match linear in the number of spaces.
+"""
 
 
 @click.command(cls=FileCommand, short_help="Run an engine on a picture or on arrays.")
 @click.argument("engine_path", metavar="ENGINE", type=SourceFile())
-@click.option("--image", type=SourceFile(), help="Picture for the input that takes one.")
+@click.option("--image", type=SourceFile(), help="Picture for the input that takes pictures.")
 @input_option(
     metavar="NAME=VALUE",
-    help="Another input: a .npy file, random or zeros; repeatable.",
+    help="Array for an input: a .npy file, random or zeros; repeatable.",
 )
 @click.option(
     "--resize",
@@ -95,7 +100,9 @@ _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*
     show_default=True,
     help="Position of the channels in the input's shape.",
 )
-@click.option("--top", default=5, show_default=True, type=Count(1), help="Best classes.")
+@click.option(
+    "--top", default=5, show_default=True, type=Count(1), help="Number of best classes to show."
+)
 @click.option(
     "--labels",
     type=SourceFile(),
@@ -134,11 +141,11 @@ def run(
 ) -> None:
     r"""Run ENGINE once and show its outputs; a model instead of an engine is built first.
 
-    A picture is decoded to 8-bit RGB, or to grey where the input has one channel, turned upright as
-    its EXIF data says, then: (1) --resize; (2) --crop, around the centre; (3) --channel-order;
-    (4) minus --mean; (5) times --scale; (6) put into the input's axis order and element type.
-    Numbers for channels stand in the network's channel order; pixels count from 0 to 255. A mean
-    image that is larger than the input is cropped around its centre.
+    A picture is decoded to 8-bit RGB (grey for an input of one channel) and rotated as its EXIF
+    data says. Then: (1) --resize; (2) --crop around the centre; (3) --channel-order; (4) minus
+    --mean; (5) times --scale; (6) conversion to the input's axis order and element type. Numbers
+    per channel are in the network's channel order; pixel values are 0 to 255. A mean image that is
+    larger than the input is cropped around its centre.
 
     \b
     Examples:
@@ -154,11 +161,11 @@ def run(
     check_suffix(".npz", "a numpy archive", save, save_inputs)
     names = _read_labels(labels)
     engine = open_engine(engine_path, build_arguments, quiet=as_json, shared=frozenset({"output"}))
-    chosen = _chosen_outputs(engine, output)
+    output_names = _output_names(engine, output)
     arrays, target = _arrays(engine, image, inputs, prepared)
     with engine.create_context(threads=threads) as context:
         start = time.perf_counter()
-        results = context.run(arrays, chosen)
+        results = context.run(arrays, output_names)
         milliseconds = (time.perf_counter() - start) * 1e3
     _save(save_inputs, arrays)
     _save(save, results)
@@ -178,13 +185,18 @@ def run(
 
 
 def _check_picture_options(image: str | None) -> None:
-    """Raise click.UsageError: an option says how to prepare a picture, and there is none."""
+    """Check that options of the preprocessing are given only with a picture.
+
+    Raises:
+        click.UsageError: an option is given without --image.
+    """
     context = click.get_current_context()
-    given = click.core.ParameterSource.COMMANDLINE
+    from_command_line = click.core.ParameterSource.COMMANDLINE
     useless = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name in _OF_PICTURES and context.get_parameter_source(parameter.name) is given
+        if parameter.name in _PICTURE_OPTIONS
+        and context.get_parameter_source(parameter.name) is from_command_line
     ]
     if image is None and useless:
         verb = "is" if len(useless) == 1 else "are"
@@ -202,6 +214,7 @@ def _describe_applied_preprocessing(
 
 
 def _preparation(image: str | None, options: Mapping[str, Any]) -> ImagePreprocessing:
+    """Return the preprocessing that the options of the command describe."""
     from smelt.cli._image_preprocessing import ImagePreprocessing
 
     _check_picture_options(image)
@@ -217,6 +230,7 @@ def _preparation(image: str | None, options: Mapping[str, Any]) -> ImagePreproce
 
 
 def _read_labels(path: str | None) -> list[str]:
+    """Read class names: one per line, or lines such as ``0: 'name',``."""
     from smelt.errors import SmeltError
 
     if path is None:
@@ -227,7 +241,7 @@ def _read_labels(path: str | None) -> list[str]:
         raise SmeltError(f"--labels {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SmeltError(f"--labels {path} is not UTF-8 text") from error
-    # splitlines would also cut a label at U+2028 and the like, and shift the classes behind it.
+    # splitlines would also split a label at U+2028 and similar characters, and shift the classes.
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     numbered = [match for line in lines if (match := _NUMBERED.fullmatch(line.strip()))]
     if not numbered or len(numbered) != len([line for line in lines if line.strip()]):
@@ -237,14 +251,15 @@ def _read_labels(path: str | None) -> list[str]:
 
 
 def _check_labels(path: str | None, count: int, outputs: Mapping[str, Any]) -> None:
-    """Say it when there are fewer names than classes: the list is likely another network's."""
+    """Report fewer names than classes: the file is probably for another network."""
     for name, output in outputs.items():
         classes = max(output["shape"], default=0)
         if path is not None and "top" in output and count < classes:
-            say(f"--labels {path} has {count} names, and {name} has {classes} classes")
+            say(f"--labels {path} has {count} names, but {name} has {classes} classes")
 
 
-def _chosen_outputs(engine: Engine, names: tuple[str, ...]) -> list[str]:
+def _output_names(engine: Engine, names: tuple[str, ...]) -> list[str]:
+    """Return the names of the selected outputs, by default all."""
     from smelt.errors import SmeltError
 
     known = [binding.name for binding in engine.outputs]
@@ -260,54 +275,66 @@ def _chosen_outputs(engine: Engine, names: tuple[str, ...]) -> list[str]:
 def _arrays(
     engine: Engine, image: str | None, inputs: tuple[str, ...], preparation: ImagePreprocessing
 ) -> tuple[dict[str, NDArray[Any]], str | None]:
-    """An array for each input, and the name of the one that the picture became."""
+    """Return an array for each input, and the name of the input that takes the picture, if any."""
     from smelt.cli._inputs import require_array, symbol_values
     from smelt.errors import SmeltError
 
-    given = pairs_from_texts(inputs)
+    sources = pairs_from_texts(inputs)
     bindings = {binding.name: binding for binding in engine.inputs}
-    unknown = [name for name in given if name not in bindings]
+    unknown = [name for name in sources if name not in bindings]
     if unknown:
         raise SmeltError(f"the engine has no input {unknown[0]!r}; it has: {', '.join(bindings)}")
     values = {name: 1 if name == "batch" else n for name, n in symbol_values(engine).items()}
     plans = engine.header.plans
-    arrays = {n: require_array(text, bindings[n], values, plans) for n, text in given.items()}
-    left = [binding for name, binding in bindings.items() if name not in arrays]
-    shown: str | None = None
+    arrays = {n: require_array(text, bindings[n], values, plans) for n, text in sources.items()}
+    missing = [binding for name, binding in bindings.items() if name not in arrays]
+    picture_name: str | None = None
     if image is not None:
-        target = _picture_input(left, [bindings[name] for name in given])
+        target = _picture_input(missing, [bindings[name] for name in sources])
         arrays[target.name] = _picture(image, target, preparation)
-        left = [binding for binding in left if binding is not target]
-        shown = target.name
-    if left:
-        names = ", ".join(f"--input {b.name}=FILE.npy" for b in left)
+        missing = [binding for binding in missing if binding is not target]
+        picture_name = target.name
+    if missing:
+        names = ", ".join(f"--input {b.name}=FILE.npy" for b in missing)
         raise SmeltError(f"give every input: --image FILE, or {names} (random and zeros work too)")
-    return arrays, shown
+    return arrays, picture_name
 
 
-def _picture_input(left: list[Binding], given: list[Binding]) -> Binding:
-    """The input that a picture is for: one of those that are ``left``, not ``given`` as arrays."""
+def _picture_input(missing: list[Binding], given: list[Binding]) -> Binding:
+    """Return the input that a picture is for.
+
+    Args:
+        missing: inputs without an array.
+        given: inputs with an array.
+
+    Raises:
+        click.UsageError: the only inputs that could take a picture have an array.
+        SmeltError: no input, or more than one, can take a picture.
+    """
     from smelt.errors import SmeltError
 
-    pictures = [b for b in left if len(b.shape) == 4] or [b for b in left if len(b.shape) == 3]
+    candidates = [b for b in missing if len(b.shape) == 4]
+    candidates = candidates or [b for b in missing if len(b.shape) == 3]
     taken = [b.name for b in given if len(b.shape) in (3, 4)]
-    if taken and not pictures:
+    if taken and not candidates:
         raise click.UsageError(
             f"--image and --input {' or '.join(taken)} give the same input; give only one of them"
         )
-    if not pictures:
-        types = ", ".join(f"{b.name} {b.dtype.value}[{', '.join(map(str, b.shape))}]" for b in left)
-        raise SmeltError(
-            "no input can take a picture: it needs 3 or 4 axes, with 1 or 3 channels; inputs "
-            f"without an array: {types or 'none'}. Give arrays with --input NAME=FILE.npy"
+    if not candidates:
+        types = ", ".join(
+            f"{b.name} {b.dtype.value}[{', '.join(map(str, b.shape))}]" for b in missing
         )
-    if len(pictures) > 1:
-        names = ", ".join(b.name for b in pictures)
+        raise SmeltError(
+            "no input can take a picture: the input must have 3 or 4 axes and 1 or 3 channels; "
+            f"inputs without an array: {types or 'none'}. Give arrays with --input NAME=FILE.npy"
+        )
+    if len(candidates) > 1:
+        names = ", ".join(b.name for b in candidates)
         raise SmeltError(
             f"several inputs can take the picture: {names}. Give all but one of them with "
             "--input NAME=FILE.npy"
         )
-    return pictures[0]
+    return candidates[0]
 
 
 def _picture(path: str, binding: Binding, preparation: ImagePreprocessing) -> NDArray[Any]:
@@ -326,6 +353,7 @@ def _save(path: str | None, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def _describe(array: NDArray[Any], top: int, labels: list[str]) -> dict[str, Any]:
+    """Return an output as JSON values: statistics, best classes and, if small, its elements."""
     import numpy as np
 
     flat = array.reshape(-1).astype(np.float64)
@@ -337,7 +365,7 @@ def _describe(array: NDArray[Any], top: int, labels: list[str]) -> dict[str, Any
             "mean": float(flat.mean()),
             "not_finite": int((~np.isfinite(flat)).sum()),
         }
-    # A vector of scores: every axis but one is 1.
+    # Best classes are shown for a vector of scores: every axis but one is 1.
     if flat.size > 1 and max(array.shape) == flat.size:
         order = np.argsort(-flat, kind="stable")[:top]
         described["top"] = [
@@ -354,22 +382,24 @@ def _describe(array: NDArray[Any], top: int, labels: list[str]) -> dict[str, Any
 
 
 def _show(report: Mapping[str, Any]) -> None:
+    """Print the result of a run as text."""
     if report["preparation"] is not None:
         steps = ", ".join(f"{k} {v}" for k, v in report["preparation"].items() if k != "input")
-        detail = f"{report['image']} as {report['preparation']['input']}: {steps}"
-        show(detail)
-    time_ms = f"{format_number(report['milliseconds'], 2)} ms (a first run; `smelt bench` measures)"
+        show(f"{report['image']} as {report['preparation']['input']}: {steps}")
+    time_ms = (
+        f"{format_number(report['milliseconds'], 2)} ms (first run; measure with `smelt bench`)"
+    )
     show(f"{report['network']}: {time_ms}")
     for name, output in report["outputs"].items():
         title = f"{name}  {output['dtype']}{output['shape']}"
         if "top" in output:
             heads = ("", "class", "score", "label")
             rows: list[tuple[object, ...]] = [
-                (place, row["index"], f"{row['score']:.6g}", row["label"] or "")
-                for place, row in enumerate(output["top"], 1)
+                (rank, row["index"], f"{row['score']:.6g}", row["label"] or "")
+                for rank, row in enumerate(output["top"], 1)
             ]
-            shown = slice(None) if any(row[-1] for row in rows) else slice(-1)
-            print_table([row[shown] for row in rows], heads[shown], title=title)
+            columns = slice(None) if any(row[-1] for row in rows) else slice(-1)
+            print_table([row[columns] for row in rows], heads[columns], title=title)
         elif "min" in output:
             text = f"min {output['min']:.6g}, mean {output['mean']:.6g}, max {output['max']:.6g}"
             show(f"{title}: {text}")

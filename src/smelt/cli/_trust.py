@@ -1,4 +1,4 @@
-"""``smelt trust``: whose engines this user runs."""
+"""``smelt trust``: manage the keys whose engines this user trusts."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ if TYPE_CHECKING:
 def trust() -> None:
     r"""Show, add or remove the keys whose engines run here.
 
-    An engine is machine code. It runs only if it is signed by a key that you trust: your own, made
-    when you first build an engine, and those that you add. Engines of anyone else still load where
-    smelt's compiler is installed: their code is then generated anew from their plan.
+    An engine contains machine code, which runs only if the engine is signed by a key that you
+    trust. These are your own key, which is created when you first build an engine, and the keys
+    that you add. Other engines still load where smelt's compiler is installed: their code is then
+    generated again from their plan.
 
     \b
-    Examples, to run here what a colleague builds:
+    Examples, to run the engines of a colleague (there: the colleague's machine):
       there:  smelt trust show
       here:   smelt trust add "smelt-ed25519 AAAA… colleague"
       here:   smelt trust remove colleague
 
-    SMELT_TRUSTED_KEYS names further files and folders of keys.
+    SMELT_TRUSTED_KEYS lists further files and folders of trusted keys.
     """
 
 
 @trust.command("show", short_help="List the trusted keys, each as a line for `smelt trust add`.")
 @json_option()
 def list_keys(*, as_json: bool) -> None:
-    """List the trusted keys, each as the line that `smelt trust add` takes elsewhere."""
+    """List the trusted keys, each as a line for `smelt trust add` on another machine."""
     from smelt.engine import show_trusted_keys
 
     keys = show_trusted_keys()
     if as_json:
         print_json({"keys": [_to_json(key) for key in keys]})
     elif keys:
-        for key in keys:  # no table: a key's line is there to be copied
+        for key in keys:  # not a table, whose lines may be broken: a key's line is to be copied
             show(f"{key.key_id}  {key.label}  (from {key.origin})", f"    {key.text}")
     else:
         show("No key is trusted yet; your own key is created when you first build an engine.")
@@ -61,24 +62,24 @@ def add(*, key: str, label: str, as_json: bool) -> None:
     """
     from smelt.engine import add_trusted_key
 
-    _tell("trusted", add_trusted_key(key, label), as_json=as_json)
+    _show_change("trusted", add_trusted_key(key, label), as_json=as_json)
 
 
 @trust.command()
 @click.argument("name", metavar="ID|LABEL")
 @json_option()
 def remove(*, name: str, as_json: bool) -> None:
-    """Trust the key called ID or LABEL no more."""
+    """Stop trusting the key of this ID or LABEL."""
     from smelt.engine import remove_trusted_key
 
-    _tell("removed", remove_trusted_key(name), as_json=as_json)
+    _show_change("removed", remove_trusted_key(name), as_json=as_json)
 
 
-def _tell(done: str, key: TrustedKey, *, as_json: bool) -> None:
+def _show_change(change: str, key: TrustedKey, *, as_json: bool) -> None:
     if as_json:
-        print_json({done: _to_json(key)})
+        print_json({change: _to_json(key)})
     else:
-        show(f"{done} {key.key_id} {key.label}".rstrip())
+        show(f"{change} {key.key_id} {key.label}".rstrip())
 
 
 def _to_json(key: TrustedKey) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The same inputs through several engines: errors, the first layer that differs, its cause."""
+"""Comparison of engines with a reference: errors, first differing layer, smallest failing part."""
 
 from smelt.compare._compare import Comparison, Reduction, compare
 from smelt.compare._error_metrics import OutputError, measure_error

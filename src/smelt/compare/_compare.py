@@ -1,4 +1,4 @@
-"""An engine against an oracle."""
+"""Comparison of an engine with an oracle, which gives the expected results."""
 
 from __future__ import annotations
 
@@ -59,31 +59,31 @@ class Reduction:
     """The smallest part of the network that fails."""
 
     nodes: tuple[str, ...]
-    """Its nodes, as ``op name``."""
+    """Nodes of the part, as ``op name``."""
     model_path: str | None
-    """Where it was saved as ONNX; None where ONNX has no op for one of them."""
+    """ONNX file of the part; None if it was not saved."""
     inputs_path: str | None
-    """Where the inputs on which it fails were saved (.npz)."""
+    """File (.npz) of the inputs on which the part fails; None if it was not saved."""
     reason: str = ""
-    """Why it was not saved."""
+    """Why the part was not saved, such as an op that ONNX does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came out."""
+    """Result of a comparison."""
 
     network: str
     against: str
     outputs: tuple[OutputError, ...]
-    """The worst error of each output, over all plans."""
+    """Largest error of each output over all plans."""
     layers: tuple[tuple[str, OutputError], ...] = ()
-    """(layer, error) of the intermediate results, where they were asked for."""
+    """(layer, error) of each intermediate result, if layers were compared."""
     first_difference: LayerDifference | None = None
     reduction: Reduction | None = None
 
     @property
     def passed(self) -> bool:
-        """Whether every output is within its tolerance, and no layer differs."""
+        """Whether every output is within its tolerance and no layer differs."""
         return all(error.passed for error in self.outputs) and self.first_difference is None
 
 
@@ -106,49 +106,52 @@ def compare(  # gate: options of one question, each with its default
     progress: Progress | None = None,
     **options: Any,
 ) -> Comparison:
-    """Compare the engine that is built from a model with what gives the right answers.
+    """Build an engine from a model and compare its outputs with those of an oracle.
 
     Args:
         model: an ONNX model (path, bytes or message), the path of a prototxt, or a network.
-        against: ``"reference"`` (our ops' numpy references), ``"onnxruntime"``, ``"openvino"``
-            (not for Caffe), or a file: another engine of the same network, or outputs that were
-            recorded for these inputs, by name (.npz) or alone (.npy).
-        inputs: arrays by input name; missing ones are random.
+        against: the oracle: ``"reference"`` (the numpy references of smelt's ops),
+            ``"onnxruntime"``, ``"openvino"`` (not for Caffe), or a file: another engine of the same
+            network, or outputs that were recorded for these inputs, by name (.npz) or a single
+            one (.npy).
+        inputs: arrays by the input's name; missing ones are random.
         weights: the caffemodel of a prototxt.
         layers: whether to compare every intermediate result, and find the first that differs.
-        reduce: where to save the smallest failing part as ONNX, if there is a failure; its inputs
-            go beside it. A file cannot tell, as it knows the whole network alone.
-        tolerance: largest error allowed, relative to an output's largest magnitude; None for
-            1e-4, and where the model or the engine computes in less than float32 for 3e-3 (float16,
-            half2), 1e-2 (tf32) or 2e-2 (bfloat16).
-        steps: quantisation steps by which what follows from quantised tensors may differ besides.
-        shapes: as for `build`; the inputs' own where they are given.
-        outputs: values to compare instead of the model's outputs.
-        max_batch_size: batch, where the network leaves it open.
-        threads: threads of the engine.
-        seed: of the random inputs.
-        progress: told of each build.
+        reduce: ONNX file for the smallest failing part, which is written if the comparison fails;
+            its inputs are saved to an .npz file of the same name. Not supported with a file as
+            oracle, which gives results for the whole network only.
+        tolerance: largest allowed error, relative to an output's largest magnitude; None for the
+            default: 1e-4, or in less than float32 3e-3 (float16, half2), 1e-2 (tf32) or 2e-2
+            (bfloat16).
+        steps: quantisation steps by which tensors that depend on quantised ones may differ, in
+            addition to the tolerance.
+        shapes: shapes as for `build`; by default those of the given arrays.
+        outputs: names of values to compare instead of the model's outputs.
+        max_batch_size: largest batch, if the network leaves it open.
+        threads: number of threads of the engine.
+        seed: seed of the random inputs.
+        progress: receives the progress of each build.
         options: further options of `build`.
 
     Raises:
         SmeltError: the model cannot be read or built, or the oracle cannot run it.
-        BindingError: a file has not every output, or is for inputs that are not given.
+        BindingError: a file lacks an output, or recorded outputs are used with random inputs.
         MissingExtraError: the oracle is not installed.
     """
-    against = str(require_path(against, "right answers"))
+    against = str(require_path(against, "the oracle"))
     check_oracle(against, model, weights, in_parts=reduce is not None)
     graph, message = _open(model, weights, outputs, against)
-    asked = {name: options[name] for name in ("precision", "libraries") if name in options}
-    device = device_to_run(options.get("device", "cpu"), **asked)
-    given = inputs_of(inputs)
+    selected = {name: options[name] for name in ("precision", "libraries") if name in options}
+    device = device_to_run(options.get("device", "cpu"), **selected)
+    arrays = inputs_of(inputs)
     if tolerance is not None:
         tolerance = require_float(tolerance, "tolerance", BindingError, 0.0, math.inf)
     steps = require_int(steps, "steps", BindingError, least=0)
     layers = require_bool(layers, "layers", BindingError)
     if is_recording(against):
-        _check_all_given(against, graph, given)
-    shapes = shapes_of_inputs(graph, given, shapes)
-    sets = input_sets(graph, given, shapes, max_batch_size, seed)
+        _check_all_given(against, graph, arrays)
+    shapes = shapes_of_inputs(graph, arrays, shapes)
+    sets = input_sets(graph, arrays, shapes, max_batch_size, seed)
     oracle = make_oracle(against, graph, message)
     if tolerance is None:
         tolerance = TOLERANCES.get(str(options.get("precision")))
@@ -164,13 +167,18 @@ def compare(  # gate: options of one question, each with its default
     ):
         errors, failing = _worst_errors(graph, sets, oracle, context, tolerances)
     trial = _Trial(against, tolerances, threads, engine_options)
-    found: Comparison = Comparison(graph.name, against, errors)
-    if not layers and (reduce is None or found.passed):
-        return found
-    return trial.explain(found, graph, sets[failing], message, layers=layers, reduce=reduce)
+    comparison: Comparison = Comparison(graph.name, against, errors)
+    if not layers and (reduce is None or comparison.passed):
+        return comparison
+    return trial.explain(comparison, graph, sets[failing], message, layers=layers, reduce=reduce)
 
 
 def _check_all_given(path: str, graph: Graph, inputs: Mapping[str, Array]) -> None:
+    """Check that every input is given, since recorded outputs are for certain inputs.
+
+    Raises:
+        BindingError: an input is missing.
+    """
     missing = [value.name for value in graph.inputs if value.name not in inputs]
     if missing:
         raise BindingError(
@@ -188,28 +196,30 @@ def _worst_errors(
     context: ExecutionContext,
     tolerances: ErrorTolerances,
 ) -> tuple[tuple[OutputError, ...], int]:
-    """The worst error of each output over all inputs, and the inputs where one is not allowed.
+    """Return the largest error of each output over all sets of inputs, and the index of a set.
 
-    What says little with these inputs is a caution, if no others say more.
+    The index is that of a set on which an output fails, or 0. An output has a caution if it is weak
+    evidence on every set of inputs.
     """
     worst: dict[str, OutputError] = {}
     cautions: dict[str, str] = {}
-    made = {value.name: value for value in graph.outputs}
+    outputs = {value.name: value for value in graph.outputs}
     failing = 0
     for number, arrays in enumerate(sets):
-        wanted = oracle.values(arrays, list(made))
+        expected = oracle.values(arrays, list(outputs))
         results = [context.run(arrays) for _ in range(2)]
-        for error in _output_errors(results, wanted, tolerances):
-            name, array = error.name, wanted[error.name]
-            if name not in worst or _badness(error) > _badness(worst[name]):
+        for error in _output_errors(results, expected, tolerances):
+            name, array = error.name, expected[error.name]
+            if name not in worst or _rank(error) > _rank(worst[name]):
                 worst[name] = error
                 failing = failing if error.passed else number
             if cautions.get(name, "first"):
-                cautions[name] = weak_agreement_note(made[name], array, tolerances.limit(array))
+                cautions[name] = weak_agreement_note(outputs[name], array, tolerances.limit(array))
     return tuple(replace(e, caution=cautions[e.name]) for e in worst.values()), failing
 
 
-def _badness(error: OutputError) -> tuple[bool, float]:
+def _rank(error: OutputError) -> tuple[bool, float]:
+    """Return a key by which failures come after other errors, and larger errors after smaller."""
     return not error.passed, error.relative_error
 
 
@@ -219,7 +229,7 @@ def _open(
     outputs: Sequence[str] | None,
     against: str,
 ) -> tuple[Graph, onnx.ModelProto | None]:
-    """The graph, and the ONNX model that it comes from, if any, where another engine runs it."""
+    """Return the graph, and the ONNX model that it was read from if an external oracle needs it."""
     if isinstance(model, Graph):
         return model, None
     if isinstance(model, NetworkDefinition):
@@ -235,9 +245,10 @@ def _open(
 
 def _output_errors(
     results: Sequence[Mapping[str, Array]],
-    wanted: Mapping[str, Array],
+    expected: Mapping[str, Array],
     tolerances: ErrorTolerances,
 ) -> list[OutputError]:
+    """Return the error of each output; ``results`` are those of two runs on the same inputs."""
     first, second = results
     return [
         tolerances.error(
@@ -246,13 +257,13 @@ def _output_errors(
             array,
             moves=np.asarray(first[name]).tobytes() != np.asarray(second[name]).tobytes(),
         )
-        for name, array in wanted.items()
+        for name, array in expected.items()
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """How parts of the network are tried."""
+    """Options with which parts of the network are built and compared."""
 
     against: str
     tolerances: ErrorTolerances
@@ -261,7 +272,7 @@ class _Trial:
 
     def explain(
         self,
-        found: Comparison,
+        comparison: Comparison,
         graph: Graph,
         inputs: Mapping[str, Array],
         message: onnx.ModelProto | None,
@@ -269,26 +280,35 @@ class _Trial:
         layers: bool,
         reduce: str | os.PathLike[str] | None,
     ) -> Comparison:
-        """The comparison with the first layer that differs, and the smallest part that fails."""
+        """Return the comparison with its first differing layer and its smallest failing part.
+
+        Args:
+            comparison: result for the outputs.
+            graph: the network.
+            inputs: inputs on which an output fails, or the first ones.
+            message: ONNX model of the network, if an external oracle needs it.
+            layers: whether to compare the intermediate results.
+            reduce: ONNX file for the smallest failing part, if requested.
+        """
         fixed = fix_shapes(graph, inputs)
         rows: tuple[tuple[str, OutputError], ...] = ()
         first: LayerDifference | None = None
         if layers:
             oracle = make_oracle(self.against, fixed, message)
-            ask = partial(make_part_oracle, self.against)
-            errors = layer_errors(fixed, inputs, oracle, self.tolerances, self.run, ask)
+            part_oracle = partial(make_part_oracle, self.against)
+            errors = layer_errors(fixed, inputs, oracle, self.tolerances, self.run, part_oracle)
             rows = tuple((" + ".join(node.layers) or node.name, error) for node, error in errors)
-            if not (found.passed and all(error.passed for _, error in errors)):
+            if not (comparison.passed and all(error.passed for _, error in errors)):
                 first = find_first_difference(
                     fixed, inputs, oracle, self.tolerances, self.run, errors
                 )
         reduction = None
-        if reduce is not None and (first is not None or not found.passed):
+        if reduce is not None and (first is not None or not comparison.passed):
             reduction = self.reduce(fixed, inputs, require_path(reduce, "the smallest part"))
-        return Comparison(found.network, found.against, found.outputs, rows, first, reduction)
+        return replace(comparison, layers=rows, first_difference=first, reduction=reduction)
 
     def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Build an engine and run it."""
+        """Build an engine, run it once, and return its outputs."""
         needed = {value.name: inputs[value.name] for value in graph.inputs}
         with (
             build(graph, **self.options) as engine,
@@ -297,23 +317,24 @@ class _Trial:
             return context.run(needed)
 
     def fails(self, graph: Graph, inputs: Mapping[str, Array]) -> bool:
-        """Whether the engine of a network differs from the oracle."""
+        """Return whether the engine of a part of the network differs from the oracle."""
         try:
             oracle = make_part_oracle(self.against, graph)
-            wanted = oracle.values(inputs, [value.name for value in graph.outputs])
-            got = self.run(graph, inputs)
+            expected = oracle.values(inputs, [value.name for value in graph.outputs])
+            actual = self.run(graph, inputs)
         except SmeltError:
-            return False  # this part is not a network by itself
+            return False  # the part is not a valid network, or is not supported
         tolerances = replace(self.tolerances, quantized=quantized_steps(graph))
         return any(
-            not tolerances.error(name, got[name], array).passed for name, array in wanted.items()
+            not tolerances.error(name, actual[name], array).passed
+            for name, array in expected.items()
         )
 
     def reduce(self, graph: Graph, inputs: Mapping[str, Array], path: Path) -> Reduction:
-        """Find the smallest part that fails, and save it."""
+        """Find the smallest failing part, and save it and its inputs."""
         part = reduce_graph(graph, inputs, self.fails)
         if part is None:
-            return Reduction((), None, None, "the failure is gone when shapes are fixed")
+            return Reduction((), None, None, "the comparison does not fail with fixed shapes")
         smallest, arrays = part
         nodes = tuple(str(node) for node in smallest.nodes)
         try:

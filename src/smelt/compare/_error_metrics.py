@@ -1,4 +1,4 @@
-"""How far an array is from what is wanted."""
+"""Errors of arrays relative to the expected ones, and their default tolerances."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from smelt.ir import Array
 
 TOLERANCES: Final = {"float16": 3e-3, "half2": 3e-3, "tf32": 1e-2, "bfloat16": 2e-2}
-"""Errors allowed where nothing is said, relative to the output's largest magnitude, by dtype and by
-what ``build`` calls a precision."""
+"""Default tolerances by element type and by ``build``'s precision, relative to the output's largest
+magnitude."""
 DEFAULT_TOLERANCE: Final = 1e-4
+"""Default tolerance of other element types, relative to the output's largest magnitude."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +31,23 @@ class OutputError:
     dtype: str
     shape: tuple[int, ...]
     largest_magnitude: float
-    """Largest finite magnitude that is wanted."""
+    """Largest finite magnitude of the expected elements."""
     max_abs_error: float
-    """Infinite where shapes differ, or one has no number where the other has one."""
+    """Largest absolute error; infinite if shapes or types differ, or if infinities or NaNs do."""
     relative_error: float
-    """The largest absolute error by the largest magnitude; infinite for unequal integers, if they
-    stand for no real numbers."""
+    """Largest absolute error divided by the largest magnitude.
+
+    It is infinite for unequal integers, unless they are quantised real numbers.
+    """
     tolerance: float
-    """Largest relative error allowed, that of the allowed steps included."""
+    """Largest allowed relative error, including that of the allowed quantisation steps."""
     moves: bool = False
-    """Whether two runs on the same inputs gave different bits: a race, wrong whatever its size."""
+    """Whether two runs on the same inputs gave different bits, which is an error of any size."""
     steps: float | None = None
-    """The largest absolute error in quantisation steps; None where none are counted."""
+    """Largest absolute error in quantisation steps; None for a tensor without such steps."""
     allowed_steps: int | None = None
     caution: str = ""
-    """Why it says little that an output agrees; empty where it says something."""
+    """Why the agreement of the output is weak evidence; empty if it is not."""
 
     @property
     def passed(self) -> bool:
@@ -54,58 +57,71 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class ErrorTolerances:
-    """What errors are allowed."""
+    """Allowed errors of tensors."""
 
     tolerance: float | None
-    """Largest relative error; None for what suits the dtype."""
+    """Largest allowed relative error; None for the default of the element type."""
     allowed_steps: int = 0
-    """Quantisation steps that are allowed besides, in what follows from quantised tensors."""
+    """Number of quantisation steps that are allowed in addition, for tensors in ``quantized``."""
     quantized: Mapping[str, QuantizationStep] = field(default_factory=dict[str, "QuantizationStep"])
-    """The steps of these tensors, by name."""
+    """Quantisation steps by the tensor's name, for tensors that depend on quantised ones."""
 
-    def limit(self, wanted: Array) -> float:
-        """Largest relative error allowed in an array, where no steps are counted."""
-        usual = TOLERANCES.get(str(wanted.dtype), DEFAULT_TOLERANCE)
-        return usual if self.tolerance is None else self.tolerance
+    def limit(self, expected: Array) -> float:
+        """Return the largest allowed relative error of an array, without quantisation steps."""
+        default = TOLERANCES.get(str(expected.dtype), DEFAULT_TOLERANCE)
+        return default if self.tolerance is None else self.tolerance
 
-    def error(self, name: str, got: Array, wanted: Array, *, moves: bool = False) -> OutputError:
-        """The error of ``got``, which should be ``wanted``; ``moves`` as in `OutputError`."""
+    def error(
+        self, name: str, actual: Array, expected: Array, *, moves: bool = False
+    ) -> OutputError:
+        """Return the error of ``actual``; ``moves`` is as in `OutputError`."""
         step = self.quantized.get(name)
-        magnitude, absolute, relative = _errors(got, wanted, is_real=step is not None)
-        limit = self.limit(wanted)
+        magnitude, absolute, relative = _errors(actual, expected, is_real=step is not None)
+        limit = self.limit(expected)
         steps = allowed = None
         if step is not None:
             size = step.size_for(magnitude)
             steps, allowed = absolute / (size or 1.0), self.allowed_steps
             limit += allowed * size / (magnitude or 1.0)
-        kind, shape = str(wanted.dtype), tuple(wanted.shape)
+        kind, shape = str(expected.dtype), tuple(expected.shape)
         return OutputError(
             name, kind, shape, magnitude, absolute, relative, limit, moves, steps, allowed
         )
 
 
 def measure_error(
-    name: str, got: Array, wanted: Array, tolerance: float | None = None, *, moves: bool = False
+    name: str,
+    actual: Array,
+    expected: Array,
+    tolerance: float | None = None,
+    *,
+    moves: bool = False,
 ) -> OutputError:
-    """The error of ``got``.
+    """Return the error of an array relative to the expected one.
 
     Args:
         name: name of the tensor.
-        got: what an engine gave.
-        wanted: what it should be.
-        tolerance: largest relative error allowed; None for what suits the dtype.
-        moves: whether another run gave something else.
+        actual: the engine's result.
+        expected: the result of the oracle.
+        tolerance: largest allowed relative error; None for the default of the element type.
+        moves: whether another run on the same inputs gave another result.
     """
-    return ErrorTolerances(tolerance).error(name, got, wanted, moves=moves)
+    return ErrorTolerances(tolerance).error(name, actual, expected, moves=moves)
 
 
-def _errors(got: Array, wanted: Array, *, is_real: bool) -> tuple[float, float, float]:
-    """Largest magnitude wanted, largest absolute error, and that relative to the magnitude."""
-    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+def _errors(actual: Array, expected: Array, *, is_real: bool) -> tuple[float, float, float]:
+    """Return the largest expected magnitude, the largest absolute error and the relative error.
+
+    Args:
+        actual: the engine's result.
+        expected: the result of the oracle.
+        is_real: whether integers stand for quantised real numbers.
+    """
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return 0.0, math.inf, math.inf
-    if wanted.size == 0:
+    if expected.size == 0:
         return 0.0, 0.0, 0.0
-    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    a, b = actual.astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return 0.0, math.inf, math.inf
@@ -115,6 +131,6 @@ def _errors(got: Array, wanted: Array, *, is_real: bool) -> tuple[float, float, 
     absolute = float(np.abs(a[finite] - b[finite]).max())
     if math.isnan(absolute):
         return magnitude, math.inf, math.inf
-    if not is_float_dtype(wanted.dtype) and not is_real:
+    if not is_float_dtype(expected.dtype) and not is_real:
         return magnitude, absolute, 0.0 if absolute == 0 else math.inf
     return magnitude, absolute, absolute / (magnitude or 1.0)

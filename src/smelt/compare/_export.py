@@ -1,7 +1,7 @@
-"""A graph as an ONNX model, for the ops that ONNX has, too.
+"""Export of a graph to ONNX.
 
-Our ops have ONNX's names, attributes and newest semantics, so almost all of this follows from
-ONNX's own schemas; the table says where it does not.
+smelt's ops have the names, attributes and newest semantics of ONNX's, so most ops are exported by
+ONNX's schemas. `_Exporter._apply` lists the exceptions.
 """
 
 from __future__ import annotations
@@ -34,24 +34,29 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Op, Value
 
 _RENAMED: Final = {"trans_a": "transA", "trans_b": "transB"}
-_OURS_ALONE: Final = frozenset(("count_symbol",))
-"""Fields that say how we name a result's extent."""
+"""ONNX's names of attributes that differ from the names of the ops' fields."""
+_SMELT_ONLY_FIELDS: Final = frozenset(("count_symbol",))
+"""Fields that are dropped, since they only name symbols of output extents."""
 _OLDEST_OPSET: Final = 21
+"""Lowest operator set of an exported model."""
 _BIAS: Final = 4
-"""The input of our products of integers that ONNX's have not."""
+"""Index of the bias input of integer products, which ONNX's ops do not have."""
 
 
 def model_from_graph(graph: Graph) -> onnx.ModelProto:
-    """The graph as an ONNX model.
+    """Return a graph as an ONNX model.
 
-    Raises UnsupportedError: naming every node that ONNX has no op for, with the reason.
+    Raises:
+        UnsupportedError: nodes cannot be expressed in ONNX; all are listed with the reason.
     """
     return _Exporter(graph).run()
 
 
 class _Exporter:
+    """Converts one graph."""
+
     def __init__(self, graph: Graph) -> None:
-        # onnx is loaded only by who writes a model.
+        # onnx is an optional dependency, which only the export of models needs.
         import onnx
 
         self.onnx: Any = onnx
@@ -63,9 +68,10 @@ class _Exporter:
         self.opset = _OLDEST_OPSET
 
     def run(self) -> onnx.ModelProto:
+        """Return the model; raise UnsupportedError with all reasons if a node has no equivalent."""
         helper = self.onnx.helper
         inputs = [self._value_info(value) for value in self.graph.inputs]
-        # Outputs keep their names, whatever else is called so.
+        # Outputs are named first, so that they keep their names if other values share them.
         for value in self.graph.outputs:
             self._name(value)
         reasons: list[str] = []
@@ -77,16 +83,16 @@ class _Exporter:
         if reasons:
             raise UnsupportedError(f"{self.graph.name} cannot be written as ONNX", reasons=reasons)
         outputs = [self._value_info(value) for value in self.graph.outputs]
-        made = helper.make_graph(self.nodes, self.graph.name, inputs, outputs, self.initialisers)
+        graph = helper.make_graph(self.nodes, self.graph.name, inputs, outputs, self.initialisers)
         opsets = [helper.make_opsetid("", self.opset)]
         version = helper.find_min_ir_version_for(opsets)
-        model: onnx.ModelProto = helper.make_model(made, opset_imports=opsets, ir_version=version)
+        model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=version)
         return model
 
     # ---- values
 
     def _name(self, value: Value) -> str:
-        """The value's name, made unique; a constant becomes an initialiser."""
+        """Return a unique name of a value; on first use, add a constant as an initialiser."""
         if value in self.names:
             return self.names[value]
         name, number = value.name or "value", 1
@@ -120,6 +126,7 @@ class _Exporter:
         self._apply(node.op, inputs, [self._name(v) for v in node.outputs], node.name)
 
     def _apply(self, op: Op, inputs: list[str], outputs: list[str], name: str) -> None:
+        """Add the ONNX nodes of an op; fused ops are expanded to their parts."""
         match op:
             case FusedPair():
                 intermediate = (
@@ -136,7 +143,7 @@ class _Exporter:
                 self._apply(op.second, inputs[2:4], parts[1:], parts[1])
                 self._add(Add(), parts, outputs, name)
             case QuantizeLinear() | DequantizeLinear() if not inputs[1]:
-                one = self._fresh(f"{name}/scale")  # ONNX's scale must be there
+                one = self._fresh(f"{name}/scale")  # ONNX requires a scale
                 array = np.array(1, np.float32)
                 self.initialisers.append(self.onnx.numpy_helper.from_array(array, one))
                 self._add(op, [inputs[0], one, *inputs[2:]], outputs, name)
@@ -146,6 +153,7 @@ class _Exporter:
                 self._add(op, inputs, outputs, name)
 
     def _apply_fused(self, op: Fused, inputs: list[str], outputs: list[str], name: str) -> None:
+        """Add a node for the root and for each stage of an epilogue."""
         results = [self._fresh(f"{name}/{i}") for i in range(len(op.stages))]
         results.append(outputs[0])
         self._apply(op.root, inputs[: op.root_inputs], results[:1], name)
@@ -156,27 +164,29 @@ class _Exporter:
     def _apply_integer(
         self, op: ConvInteger | MatMulInteger, inputs: list[str], outputs: list[str], name: str
     ) -> None:
-        """A product of integers whose bias, which ONNX's has not, is a node of its own."""
+        """Add an integer product; its bias becomes an Add, because ONNX's op has no bias input."""
         sums, bias = self._fresh(f"{name}/sums"), inputs[_BIAS]
         self._add(op, inputs[:_BIAS], [sums], name)
         if isinstance(op, ConvInteger):
             channels, shape = self._fresh(f"{name}/channels"), self._fresh(f"{name}/shape")
-            wanted = np.array([-1, *(1 for _ in op.kernel_shape)], np.int64)
-            self.initialisers.append(self.onnx.numpy_helper.from_array(wanted, shape))
+            target_shape = np.array([-1, *(1 for _ in op.kernel_shape)], np.int64)
+            self.initialisers.append(self.onnx.numpy_helper.from_array(target_shape, shape))
             self._add(Reshape(), [bias, shape], [channels], f"{name}/reshape")
             bias = channels
         self._add(Add(), [sums, bias], outputs, f"{name}/bias")
 
     def _fresh(self, name: str) -> str:
+        """Return an unused name that begins with ``name``."""
         while name in self.taken:
             name += "_"
         self.taken.add(name)
         return name
 
     def _add(self, op: Op, inputs: Sequence[str], outputs: Sequence[str], name: str) -> None:
+        """Add the ONNX node of the same name as an op."""
         kind = type(op).__name__
         if op.regions:
-            raise UnsupportedError(f"{kind} has subgraphs, which cannot be written")
+            raise UnsupportedError(f"{kind} has subgraphs, whose export is not supported")
         schema = self._schema(kind, op)
         attributes = dict(self._attributes(op, set(schema.attributes)))
         self.opset = max(self.opset, int(schema.since_version))
@@ -186,7 +196,7 @@ class _Exporter:
         self.nodes.append(self.onnx.helper.make_node(kind, used, outputs, name=name, **attributes))
 
     def _schema(self, kind: str, op: Op) -> Any:
-        """The op's oldest schema that says all of it: other engines are slow to read new ones."""
+        """Return the oldest schema that can express an op; engines support new ones late."""
         try:
             newest = self.onnx.defs.get_schema(kind)
         except self.onnx.defs.SchemaError as error:
@@ -201,6 +211,15 @@ class _Exporter:
         return old
 
     def _attributes(self, op: Op, known: set[str]) -> Iterator[tuple[str, object]]:
+        """Yield name and value of the ONNX attributes of an op.
+
+        Args:
+            op: the op.
+            known: names of the attributes in the schema.
+
+        Raises:
+            UnsupportedError: a field that is not in the schema has another value than its default.
+        """
         if isinstance(op, ConstantOfShape):
             array = np.array([op.value], op.dtype.numpy)
             yield "value", self.onnx.numpy_helper.from_array(array)
@@ -211,10 +230,10 @@ class _Exporter:
             if name in known:
                 if value is not None and value != ():
                     yield name, self._attribute(value)
-            elif field.name not in _OURS_ALONE and value != field.default:
+            elif field.name not in _SMELT_ONLY_FIELDS and value != field.default:
                 raise UnsupportedError(
-                    f"ONNX's {type(op).__name__} has no attribute {field.name}, which is "
-                    f"{value!r} here"
+                    f"ONNX's {type(op).__name__} has no attribute for the field {field.name}="
+                    f"{value!r}"
                 )
 
     def _attribute(self, value: object) -> object:

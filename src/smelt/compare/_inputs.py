@@ -1,4 +1,4 @@
-"""Inputs to compare on: the user's, and random ones for the rest, one set for each plan."""
+"""Inputs of a comparison: the user's arrays and random ones, one set for each plan."""
 
 from __future__ import annotations
 
@@ -31,39 +31,58 @@ if TYPE_CHECKING:
     from smelt.types import ArrayHeader, DType
 
 
-def inputs_of(given: object) -> dict[str, Array]:
-    """Arrays by the names of inputs. Raises BindingError."""
-    named = {} if given is None else require_dict(given, "inputs", BindingError)
+def inputs_of(inputs: object) -> dict[str, Array]:
+    """Return the user's input arrays by name, after a check of their types.
+
+    Raises:
+        BindingError: the argument is not a dictionary of arrays.
+    """
+    arrays = {} if inputs is None else require_dict(inputs, "inputs", BindingError)
     return {
-        name: require_array(array, f"input {name!r}", BindingError) for name, array in named.items()
+        name: require_array(array, f"input {name!r}", BindingError)
+        for name, array in arrays.items()
     }
 
 
 def shapes_of_inputs(
     graph: Graph, inputs: Mapping[str, Array], shapes: Mapping[str, ShapeSpec] | None
 ) -> dict[str, ShapeSpec] | None:
-    """What is said of shapes, completed by the arrays where the network leaves extents open.
+    """Return the shapes for the build, with those of the arrays for inputs with open extents.
 
-    Raises BindingError: an array is for no input.
+    Args:
+        graph: the network.
+        inputs: the user's arrays by the input's name.
+        shapes: the user's shapes, which take precedence.
+
+    Raises:
+        BindingError: there is no input of an array's name, or an array has another rank.
     """
-    found = {} if shapes is None else require_dict(shapes, "shapes", BuildError)
-    for name, given in inputs.items():
-        array = require_array(given, f"input {name!r}", BindingError)
+    completed = {} if shapes is None else require_dict(shapes, "shapes", BuildError)
+    for name, value in inputs.items():
+        array = require_array(value, f"input {name!r}", BindingError)
         kind = _type_of_input(graph, name, array)
-        if name not in found and symbols_of(*kind.shape):
-            found[name] = fixed_shape(array.shape)
-    return found or None
+        if name not in completed and symbols_of(*kind.shape):
+            completed[name] = fixed_shape(array.shape)
+    return completed or None
 
 
-def _type_of_input(graph: Graph, name: str, given: Array | ArrayHeader) -> TensorType:
-    """The type of an input. Raises BindingError: there is none, or an array has other axes."""
+def _type_of_input(graph: Graph, name: str, array: Array | ArrayHeader) -> TensorType:
+    """Return the type of the input that an array is for.
+
+    Raises:
+        BindingError: there is no such input, or the array has another rank.
+    """
     known = {value.name: value for value in graph.inputs}
     if name not in known:
         raise BindingError(f"there is no input {name[:80]!r}; the inputs are {', '.join(known)}")
     kind = known[name].tensor
-    if len(given.shape) != len(kind.shape):
-        raise BindingError(f"input {name!r} is {kind} and its array {given.dtype}{[*given.shape]}")
+    if len(array.shape) != len(kind.shape):
+        raise BindingError(f"input {name!r} is {kind}, but its array is {_array_type(array)}")
     return kind
+
+
+def _array_type(array: Array | ArrayHeader) -> str:
+    return f"{array.dtype}{[*array.shape]}"
 
 
 def input_sets(
@@ -73,30 +92,38 @@ def input_sets(
     max_batch_size: int,
     seed: int,
 ) -> list[dict[str, Array]]:
-    """A complete set of inputs for each plan that the shapes ask for, at its best sizes."""
+    """Return a complete set of inputs for each plan, at the plan's best sizes.
+
+    Args:
+        graph: the network.
+        inputs: the user's arrays by the input's name; missing ones are random.
+        shapes: shapes as for `build`; each profile of them gives a plan.
+        max_batch_size: batch, if the network leaves it open.
+        seed: seed of the random inputs of the first plan.
+    """
     seed = require_int(seed, "seed", BindingError, least=0)
     sets: list[dict[str, Array]] = []
-    for number, box in enumerate(optimization_profiles_of(graph, shapes, max_batch_size)):
-        sizes = {name: bounds.best for name, bounds in box.items()}
+    for number, profile in enumerate(optimization_profiles_of(graph, shapes, max_batch_size)):
+        sizes = {name: bounds.best for name, bounds in profile.items()}
         rng = np.random.default_rng(seed + number)
-        made: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for value in graph.inputs:
             kind = value.tensor
             shape = tuple(evaluate_dim(d, sizes) for d in kind.shape)
-            made[value.name] = _random(kind.dtype, shape, rng)
-        sets.append(made | {name: np.asarray(array) for name, array in inputs.items()})
+            arrays[value.name] = _random(kind.dtype, shape, rng)
+        sets.append(arrays | {name: np.asarray(array) for name, array in inputs.items()})
     return sets
 
 
 def _random(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Normal floats; zeros and ones for the rest, which are indices and masks mostly."""
+    """Return normally distributed floats; other types, mostly indices and masks, are 0 or 1."""
     if dtype.is_float:
         return rng.standard_normal(shape, np.float32).astype(dtype.numpy)
     return rng.integers(0, 2, shape).astype(dtype.numpy)
 
 
 def fix_shapes(graph: Graph, inputs: Mapping[str, Array]) -> Graph:
-    """A copy of the graph for inputs of just these shapes."""
+    """Return a copy of a graph whose inputs have the shapes of given arrays."""
     fixed = clone(graph)
     values: dict[str, int] = {}
     for value in fixed.inputs:
@@ -112,11 +139,15 @@ def fix_shapes(graph: Graph, inputs: Mapping[str, Array]) -> Graph:
 
 
 def load_inputs(path: str, graph: Graph | None = None) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file, by name.
+    """Return the arrays of an ``.npz`` file by name.
 
-    With ``graph`` they are for its inputs, and nothing is read where one is not.
+    Args:
+        path: the file.
+        graph: network whose inputs the arrays are for; None for no check. The arrays are checked by
+            their headers, before any element is read.
 
-    Raises BindingError: it is not an archive, or an array is for no input of ``graph``.
+    Raises:
+        BindingError: the file is not an archive, or an array does not fit an input of ``graph``.
     """
 
     def is_input(name: str, header: ArrayHeader) -> bool:
@@ -128,9 +159,11 @@ def load_inputs(path: str, graph: Graph | None = None) -> dict[str, Any]:
 
 
 def load_input(path: str, name: str, graph: Graph) -> Array:
-    """The array of a ``.npy`` file for an input of ``graph``.
+    """Return the array of a ``.npy`` file for an input of ``graph``.
 
-    Raises BindingError: it is none, or not for this input; no element is read then.
+    Raises:
+        BindingError: the file is not a ``.npy`` file, or the array does not fit the input, which is
+            checked before any element is read.
     """
     return _load_array(path, partial(_check_input, graph, name))
 
@@ -138,35 +171,45 @@ def load_input(path: str, name: str, graph: Graph) -> Array:
 def _check_input(graph: Graph, name: str, header: ArrayHeader) -> None:
     kind = _type_of_input(graph, name, header)
     if not _fits(kind, header):
-        detail = f"{header.dtype}{[*header.shape]}"
-        raise BindingError(f"input {name!r} is {kind} and its array {detail}")
+        raise BindingError(f"input {name!r} is {kind}, but its array is {_array_type(header)}")
 
 
 def _fits(kind: TensorType, header: ArrayHeader) -> bool:
-    """Whether an array has a tensor's axes, and its extents where these are fixed."""
+    """Return whether an array has the rank and the fixed extents of a tensor."""
     return len(kind.shape) == len(header.shape) and all(
         not isinstance(dim, int) or dim == extent
         for dim, extent in zip(kind.shape, header.shape, strict=True)
     )
 
 
-def load_archive(path: str, wanted: Callable[[str, ArrayHeader], bool]) -> dict[str, Array]:
-    """The arrays of an ``.npz`` file that are wanted, by name. Raises BindingError: it is none."""
+def load_archive(path: str, select: Callable[[str, ArrayHeader], bool]) -> dict[str, Array]:
+    """Return those arrays of an ``.npz`` file for which ``select`` is true, by name.
+
+    Raises:
+        BindingError: the file is not an archive of arrays.
+    """
     try:
-        return read_arrays(path, wanted)
+        return read_arrays(path, select)
     except (OSError, ValueError) as error:
         raise _not_read(path, "an .npz archive", "savez", error) from error
 
 
 def check_output(path: str, name: str, kind: TensorType, header: ArrayHeader) -> None:
-    """Raise BindingError: a recorded array cannot be what the network gives."""
+    """Check that a recorded array has the shape of an output.
+
+    Raises:
+        BindingError: it has another shape.
+    """
     if not _fits(kind, header):
-        detail = f"{header.dtype}{[*header.shape]}"
-        raise BindingError(f"output {name!r} is {kind}, and {path} has {detail}")
+        raise BindingError(f"output {name!r} is {kind}, but {path} has {_array_type(header)}")
 
 
 def load_output(path: str, name: str, kind: TensorType) -> Array:
-    """The array of a ``.npy`` file for an output. Raises BindingError: it is none."""
+    """Return the array of a ``.npy`` file for an output.
+
+    Raises:
+        BindingError: the file is not a ``.npy`` file, or the array has another shape.
+    """
     return _load_array(path, partial(check_output, path, name, kind))
 
 

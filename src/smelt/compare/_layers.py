@@ -1,4 +1,4 @@
-"""The first layer whose result differs."""
+"""Comparison of intermediate results, to find the first layer that differs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Graph, Node, Value
 
     Run = Callable[[Graph, Mapping[str, Array]], dict[str, Array]]
-    """Builds an engine of a graph and runs it."""
-    AskAbout = Callable[[Graph], Oracle]
-    """Gives the oracle of a part of the network."""
+    """Builds an engine from a graph, runs it and returns its outputs."""
+    MakePartOracle = Callable[[Graph], Oracle]
+    """Returns the oracle for a part of the network."""
 
 
 _NEAREST: Final = 4
+"""Number of suspects next to an output that are tried if the bisection finds none."""
 _ROUNDING: Final = (ops.QuantizeLinear, ops.DynamicQuantizeLinear)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerDifference:
-    """A layer whose result is wrong while what it reads is right."""
+    """A layer whose result is wrong although its inputs are right."""
 
     layer: str
     node: str
@@ -40,14 +41,16 @@ class LayerDifference:
     tensor: str
     error: OutputError
     fused_only: bool
-    """Whether the result is right in an engine that shows every intermediate one: then it is what
-    the optimiser makes of the layers around here that is wrong."""
+    """Whether the result is right in an engine whose outputs are all intermediate results.
+
+    The cause is then in the fused code of this and the neighbouring layers.
+    """
 
 
-def shown_values(graph: Graph) -> list[tuple[Node, Value]]:
-    """The results that can be compared, in the order in which they are computed.
+def compared_values(graph: Graph) -> list[tuple[Node, Value]]:
+    """Return the results that are compared with their nodes, in the order of execution.
 
-    What nobody reads is left out: old models declare results (Dropout's mask) that mean nothing.
+    Unused results are omitted: old models declare results without a meaning, as Dropout's mask.
     """
     return [
         (node, value)
@@ -63,46 +66,62 @@ def layer_errors(
     oracle: Oracle,
     tolerances: ErrorTolerances,
     run: Run,
-    ask: AskAbout,
+    make_oracle: MakePartOracle,
 ) -> list[tuple[Node, OutputError]]:
-    """The error of each intermediate result, in an engine that shows them all.
+    """Return the error of each intermediate result, in an engine that has them all as outputs.
 
-    One quantisation step may become many within a few layers, all of them right. So a layer whose
-    result is counted in steps is judged by what it makes of that which the engine itself gave it;
-    then only what rounds to steps may be some apart.
+    An error of one quantisation step can grow to many steps within a few layers, even if all of
+    them are right. A layer that depends on quantised tensors is therefore compared with the
+    reference of this single layer on the inputs that the engine computed. Steps are then allowed
+    only for layers that round to steps themselves.
+
+    Args:
+        graph: the network.
+        inputs: its inputs.
+        oracle: the oracle for the network.
+        tolerances: allowed errors.
+        run: runs an engine.
+        make_oracle: returns the oracle for a single layer.
     """
     exact = replace(tolerances, quantized={})
-    shown = shown_values(graph)
-    names = [value.name for _, value in shown]
-    got = run(with_outputs(graph, names), inputs)
-    wanted = oracle.values(inputs, [name for name in names if name not in tolerances.quantized])
+    compared = compared_values(graph)
+    names = [value.name for _, value in compared]
+    actual = run(with_outputs(graph, names), inputs)
+    expected = oracle.values(inputs, [name for name in names if name not in tolerances.quantized])
     known = {value: np.asarray(inputs[value.name]) for value in graph.inputs}
-    known |= {value: got[value.name] for _, value in shown}
-    for node, value in shown:
+    known |= {value: actual[value.name] for _, value in compared}
+    for node, value in compared:
         if value.name in tolerances.quantized:
-            wanted |= _reference_of_node(graph, node, known, ask)
+            expected |= _reference_of_node(graph, node, known, make_oracle)
     return [
         (
             node,
             (tolerances if isinstance(node.op, _ROUNDING) else exact).error(
-                value.name, got[value.name], wanted[value.name]
+                value.name, actual[value.name], expected[value.name]
             ),
         )
-        for node, value in shown
-        if value.name in wanted
+        for node, value in compared
+        if value.name in expected
     ]
 
 
 def _reference_of_node(
-    graph: Graph, node: Node, known: Mapping[Value, Array], ask: AskAbout
+    graph: Graph, node: Node, known: Mapping[Value, Array], make_oracle: MakePartOracle
 ) -> dict[str, Array]:
-    """What a node should make of what it was given; nothing, where that cannot be told."""
+    """Return the expected outputs of one node by name; empty if they cannot be computed.
+
+    Args:
+        graph: the network.
+        node: the node.
+        known: values that the engine computed.
+        make_oracle: returns the oracle for the node.
+    """
     if any(v is not None and v.constant is None and v not in known for v in node.inputs):
         return {}
     part, arrays = cut_part(graph, [node], known)
     names = [value.name for value in part.nodes[0].outputs]
     try:
-        return ask(part).values(arrays, names)
+        return make_oracle(part).values(arrays, names)
     except UnsupportedError:
         return {}
 
@@ -115,39 +134,53 @@ def find_first_difference(
     run: Run,
     errors: Sequence[tuple[Node, OutputError]],
 ) -> LayerDifference | None:
-    """The first layer that differs; None when none does.
+    """Return the first layer that differs, or None.
 
-    An engine that shows every intermediate result fuses less. Where all of its results are right
-    and the network's are not, single results are asked for, from a wrong output towards the inputs.
-    What is counted in steps tells nothing there: it may be right and many of them off.
+    An engine with all intermediate results as outputs fuses fewer layers. If all of its results are
+    right although the network's are not, engines with a single intermediate result as output are
+    tried, from a wrong output towards the inputs. Tensors that depend on quantised ones are not
+    used in this search, because they may be right and still differ by many steps.
+
+    Args:
+        graph: the network.
+        inputs: its inputs.
+        oracle: the oracle for the network.
+        tolerances: allowed errors.
+        run: runs an engine.
+        errors: the result of `layer_errors`.
     """
     for node, error in errors:
         if not error.passed:
             return _difference(node, error, fused_only=False)
     producers = {e.name: node for node, e in errors if e.name not in tolerances.quantized}
-    wanted = oracle.values(inputs, list(producers))
+    expected = oracle.values(inputs, list(producers))
 
     def error_at(name: str) -> OutputError:
-        got = run(with_outputs(graph, [name]), inputs)[name]
-        return tolerances.error(name, got, wanted[name])
+        actual = run(with_outputs(graph, [name]), inputs)[name]
+        return tolerances.error(name, actual, expected[name])
 
-    found: OutputError | None = None
+    first: OutputError | None = None
     suspects = [value.name for value in graph.outputs if value.name in producers]
     while (wrong := _first_wrong(suspects, error_at)) is not None:
-        found = wrong
-        suspects = _ancestors(producers[found.name], producers)
-    return None if found is None else _difference(producers[found.name], found, fused_only=True)
+        first = wrong
+        suspects = _ancestors(producers[first.name], producers)
+    return None if first is None else _difference(producers[first.name], first, fused_only=True)
 
 
 def _first_wrong(
     names: Sequence[str], error_at: Callable[[str], OutputError]
 ) -> OutputError | None:
-    """A wrong one: by bisection, as if all after the first wrong one were wrong; else by trying.
+    """Return the error of a wrong value, preferably the first, or None.
 
-    Branches that do not meet break that rule, so the ones nearest to the end, which lead to what is
-    wrong, are tried as well.
+    The search is a bisection, which assumes that all values after the first wrong one are wrong.
+    The assumption fails for parallel branches. If the bisection finds nothing, the values at the
+    end, which are nearest to the known wrong result, are therefore tried too.
+
+    Args:
+        names: names of values in the order of execution.
+        error_at: returns the error of a value.
     """
-    found: OutputError | None = None
+    first: OutputError | None = None
     low, high = 0, len(names)
     while low < high:
         middle = (low + high) // 2
@@ -155,21 +188,21 @@ def _first_wrong(
         if error.passed:
             low = middle + 1
         else:
-            found, high = error, middle
-    if found is not None:
-        return found
+            first, high = error, middle
+    if first is not None:
+        return first
     errors = (error_at(name) for name in reversed(names[-_NEAREST:]))
     return next((error for error in errors if not error.passed), None)
 
 
 def _ancestors(node: Node, producers: Mapping[str, Node]) -> list[str]:
-    """Names of the values on which a node depends, in the order in which they are computed."""
-    wanted = set(node.inputs)
+    """Return the names of the values that a node depends on, in the order of execution."""
+    needed = set(node.inputs)
     names: list[str] = []
-    for name, maker in reversed(list(producers.items())):
-        if any(value in wanted for value in maker.outputs):
+    for name, producer in reversed(list(producers.items())):
+        if any(value in needed for value in producer.outputs):
             names.append(name)
-            wanted.update(value for value in maker.inputs)
+            needed.update(value for value in producer.inputs)
     return names[::-1]
 
 
@@ -179,7 +212,7 @@ def _difference(node: Node, error: OutputError, *, fused_only: bool) -> LayerDif
 
 
 def with_outputs(graph: Graph, names: Sequence[str]) -> Graph:
-    """A copy of the graph whose outputs are the values of these names."""
+    """Return a copy of a graph whose outputs are the values of given names."""
     copy = clone(graph)
     by_name = {value.name: value for value in copy.values()}
     copy.outputs = [by_name[name] for name in names]

@@ -1,4 +1,4 @@
-"""Who knows the right answer: our references, or another engine."""
+"""Oracles, which give the expected results: smelt's references, other engines, or files."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Graph
 
 EXTERNAL_ORACLES: Final = ("onnxruntime", "openvino")
-"""Engines of others, which read ONNX."""
+"""Inference engines of other projects, which read ONNX models."""
 ORACLES: Final = ("reference", *EXTERNAL_ORACLES)
-"""What an engine can be compared with, besides the answers in a file."""
+"""Names of oracles; a file is an oracle too."""
 _CAFFE: Final = frozenset({".prototxt", ".pbtxt", ".txt"})
 
 
 class Oracle(Protocol):
-    """Answers for a network."""
+    """Source of the expected values of a network."""
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str], /) -> dict[str, Array]:
-        """The values of these names, as far as the oracle knows them."""
+        """Return the values of given names for inputs; values that are unknown here are omitted."""
         ...
 
 
 class _References(Oracle):
-    """The references of our ops, node by node; what is half precision between them is float32.
+    """The numpy references of smelt's ops, run node by node.
 
-    Each rounds its result: in half precision that is an error as large as those to be found.
+    Intermediate results of half precision are kept in float32: each reference rounds its result,
+    and the rounding errors of half precision would be as large as the errors to be detected.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -53,18 +54,18 @@ class _References(Oracle):
     @override
     def values(self, inputs: Mapping[str, Array], names: Sequence[str], /) -> dict[str, Array]:
         known = {value.name for value in self.wide.values()}
-        found: dict[str, Array] = {}
-        for graph, wanted in (
+        results: dict[str, Array] = {}
+        for graph, requested in (
             (self.wide, [name for name in names if name in known]),
             (self.graph, [name for name in names if name not in known]),
         ):
-            found |= interpret(graph, inputs, outputs=wanted) if wanted else {}
-        types = {v.name: v.tensor.dtype.numpy for v in self.graph.values() if v.name in found}
-        return {name: array.astype(types[name], copy=False) for name, array in found.items()}
+            results |= interpret(graph, inputs, outputs=requested) if requested else {}
+        types = {v.name: v.tensor.dtype.numpy for v in self.graph.values() if v.name in results}
+        return {name: array.astype(types[name], copy=False) for name, array in results.items()}
 
 
 class _OnnxRuntime(Oracle):
-    """ONNX Runtime, on the model as it was given, so that our importer is compared as well."""
+    """ONNX Runtime on the original model, so that errors of smelt's importer are found too."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         try:
@@ -79,27 +80,29 @@ class _OnnxRuntime(Oracle):
 
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        made = {name for node in model.graph.node for name in node.output if name}
-        made.update(value.name for value in model.graph.output)
-        known = [name for name in names if name in made]
+        computed = {name for node in model.graph.node for name in node.output if name}
+        computed.update(value.name for value in model.graph.output)
+        known = [name for name in names if name in computed]
         del model.graph.output[:]
         model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in known)
         options = self.runtime.SessionOptions()
-        options.log_severity_level = 4  # what goes wrong is raised; its warnings are not ours
+        options.log_severity_level = (
+            4  # errors are raised; warnings about the model are of no interest here
+        )
         try:
             session = self.runtime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
-            wanted = {value.name for value in session.get_inputs()}
-            given = {name: array for name, array in inputs.items() if name in wanted}
-            results: list[Array] = session.run(known, given)
+            input_names = {value.name for value in session.get_inputs()}
+            used = {name: array for name, array in inputs.items() if name in input_names}
+            results: list[Array] = session.run(known, used)
         except _errors_of(self.runtime) as error:
             raise SmeltError(f"ONNX Runtime cannot run the model: {error}") from error
         return dict(zip(known, results, strict=True))
 
 
 class _OpenVino(Oracle):
-    """OpenVINO's CPU plugin in full precision, on the model as it was given."""
+    """OpenVINO's CPU plugin in float32, on the original model."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         try:
@@ -113,30 +116,30 @@ class _OpenVino(Oracle):
         core = self.openvino.Core()
         try:
             model = core.read_model(self.data, b"")
-            made = {n for op in model.get_ops() for port in op.outputs() for n in port.get_names()}
-            known = [name for name in names if name in made]
-            shown = {name for port in model.outputs for name in port.get_names()}
+            computed = {n for op in model.get_ops() for o in op.outputs() for n in o.get_names()}
+            known = [name for name in names if name in computed]
+            outputs = {name for port in model.outputs for name in port.get_names()}
             for name in known:
-                if name not in shown:
+                if name not in outputs:
                     model.add_outputs(name)
             compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-            wanted = {name for port in compiled.inputs for name in port.get_names()}
-            given = {name: array for name, array in inputs.items() if name in wanted}
-            results = compiled(given)
+            input_names = {name for port in compiled.inputs for name in port.get_names()}
+            used = {name: array for name, array in inputs.items() if name in input_names}
+            results = compiled(used)
             return {name: np.array(results[name]) for name in known}
         except (RuntimeError, ValueError, TypeError) as error:
             raise SmeltError(f"OpenVINO cannot run the model: {error}") from error
 
 
 def _errors_of(runtime: Any) -> tuple[type[Exception], ...]:
-    """ONNX Runtime's own errors: each is a class by itself."""
+    """Return the exception types of ONNX Runtime, which have no common base class."""
     module: Any = runtime.capi.onnxruntime_pybind11_state
     names = ("Fail", "InvalidArgument", "InvalidGraph", "NotImplemented", "RuntimeException")
     return (RuntimeError, ValueError, *(getattr(module, name) for name in names))
 
 
 def make_oracle(against: str, graph: Graph, model: onnx.ModelProto | None = None) -> Oracle:
-    """The oracle of a name for a graph.
+    """Return the oracle of a name for a graph.
 
     Args:
         against: one of `ORACLES`, or the path of an engine or of recorded outputs.
@@ -144,7 +147,7 @@ def make_oracle(against: str, graph: Graph, model: onnx.ModelProto | None = None
         model: the ONNX model that the graph comes from; without one, the graph is exported.
 
     Raises:
-        SmeltError: a file cannot be read, or has not every output.
+        SmeltError: a file cannot be read, or lacks an output.
         MissingExtraError: the oracle is not installed.
         UnsupportedError: the graph cannot be written as ONNX.
     """
@@ -157,10 +160,11 @@ def make_oracle(against: str, graph: Graph, model: onnx.ModelProto | None = None
 
 
 def make_part_oracle(against: str, part: Graph) -> Oracle:
-    """The oracle of a name for a part of the network.
+    """Return the oracle of a name for a part of the network.
 
     Raises:
-        UnsupportedError: it is a file, which answers for the whole, or ONNX has no op for the part.
+        UnsupportedError: the oracle is a file, which gives results for the whole network only, or
+            the part cannot be written as ONNX.
     """
     if against not in ORACLES:
         raise UnsupportedError(
@@ -170,29 +174,30 @@ def make_part_oracle(against: str, part: Graph) -> Oracle:
 
 
 def is_caffe(model: object, weights: object) -> bool:
-    """Whether a model is Caffe's: the path of a prototxt, or what has weights beside it."""
+    """Return whether a model is Caffe's: it has separate weights, or a prototxt's suffix."""
     return weights is not None or Path(_path(model)).suffix.lower() in _CAFFE
 
 
 def _path(model: object) -> str:
-    """A model's path; empty where it is none."""
+    """Return the path of a model; empty if the model is not a path."""
     if isinstance(model, os.PathLike):
         return str(cast("os.PathLike[str]", model))
     return model if isinstance(model, str) else ""
 
 
 def check_oracle(against: str, model: object, weights: object, *, in_parts: bool = False) -> None:
-    """See to it that an oracle can be meant for a model, before that is read.
+    """Check that an oracle supports a comparison, before the model is read.
 
     Args:
-        against: its name, or a file.
+        against: name of the oracle, or a file.
         model: the model, or its path.
         weights: the caffemodel of a prototxt.
-        in_parts: whether it is asked about parts of the network, too.
+        in_parts: whether parts of the network will be compared too.
 
     Raises:
-        SmeltError: there is no such oracle or file, or it knows the whole network alone.
-        UnsupportedError: it does not read such models.
+        SmeltError: there is no such oracle or file, or the oracle is a file, which does not give
+            results for parts.
+        UnsupportedError: the oracle does not read models of this format.
     """
     if against not in ORACLES and not has_answers(against):
         raise SmeltError(
@@ -206,6 +211,6 @@ def check_oracle(against: str, model: object, weights: object, *, in_parts: bool
         )
     if against == "openvino" and is_caffe(model, weights):
         raise UnsupportedError(
-            f"{_path(model) or 'this'} is a Caffe model, and OpenVINO reads only ONNX; compare it "
-            "with reference or onnxruntime (smelt exports the network to ONNX for it)"
+            f"{_path(model) or 'the model'} is a Caffe model, and OpenVINO reads only ONNX; "
+            "compare it with reference or onnxruntime (smelt exports the network to ONNX for it)"
         )

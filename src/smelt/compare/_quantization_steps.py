@@ -1,7 +1,7 @@
-"""What follows from quantised tensors, and is counted in their steps.
+"""Quantisation steps of tensors that depend on quantised ones.
 
-A number that lies next to the middle between two steps may be rounded to either by two right
-engines, and whatever follows from it differs, too.
+Two correct engines can round a number near the middle between two quantised values to different
+ones, and all dependent tensors then differ too. Errors of such tensors are measured in steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from smelt.types import DType
 
 ALLOWED_QUANTIZATION_STEPS: Final = 2
-"""As many as networks differ by that are rounded in another order, all of them rightly."""
+"""Default number of steps by which correct results may differ.
+
+Networks whose sums are rounded in another order were seen to differ by as many.
+"""
 
 _STEP_PRESERVING_OPS: Final = (
     ops.Abs,
@@ -61,66 +64,70 @@ _STEP_PRESERVING_OPS: Final = (
     ops.Transpose,
     ops.Unsqueeze,
 )
-"""Ops whose result is not a further off than what they read."""
+"""Ops whose output error is at most their input error."""
 _SUMS: Final = (ops.ConvInteger, ops.MatMulInteger)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationStep:
-    """How far apart neighbouring numbers of a tensor are."""
+    """Distance between neighbouring quantised values of a tensor."""
 
     share: float
-    """As a share of the largest magnitude: that of the quantised tensors that it follows from."""
+    """Step as a share of the largest magnitude: the largest of the quantised tensors before it."""
     size: float | None = None
-    """In the tensor's own numbers, where they are quantised, or become it next."""
+    """Step in units of the tensor's values; None unless the tensor is quantised or its reader
+    quantises it."""
 
     def size_for(self, magnitude: float) -> float:
-        """The step of a tensor whose largest magnitude is known."""
+        """Return the step in units of the tensor's values, given its largest magnitude."""
         return self.share * magnitude if self.size is None else self.size
 
 
 def quantized_steps(graph: Graph) -> dict[str, QuantizationStep]:
-    """The steps of the tensors that follow from quantised ones, by the tensor's name.
+    """Return the steps of tensors that depend on quantised ones, by the tensor's name.
 
-    Sizes, indices and truths are left out: they are right or wrong.
+    Sizes, indices and booleans are omitted: their values must be exact.
     """
     steps: dict[str, QuantizationStep] = {}
     for node in graph.nodes:
-        read = [steps[v.name] for v in node.inputs if v is not None and v.name in steps]
+        input_steps = [steps[v.name] for v in node.inputs if v is not None and v.name in steps]
         for value in node.outputs:
-            step = _step_of(node, value, read)
+            step = _step_of(node, value, input_steps)
             if step is not None:
                 steps[value.name] = step
     return steps
 
 
-def _step_of(node: Node, value: Value, read: Sequence[QuantizationStep]) -> QuantizationStep | None:
+def _step_of(
+    node: Node, value: Value, input_steps: Sequence[QuantizationStep]
+) -> QuantizationStep | None:
+    """Return the step of an output of a node, given the steps of its inputs; None for none."""
     op, kind = node.op, value.type
     if not isinstance(kind, TensorType):
         return None
     if isinstance(op, ops.QuantizeLinear | ops.DynamicQuantizeLinear) and kind.dtype.is_integer:
         return QuantizationStep(1 / (2 ** (8 * kind.dtype.size_bytes) - 1), 1.0)
-    if not read or not (kind.dtype.is_float or _is_counted(node, kind.dtype)):
+    if not input_steps or not (kind.dtype.is_float or _is_counted(node, kind.dtype)):
         return None
-    share = max(step.share for step in read)
-    sizes = [step.size for step in read if step.size is not None]
+    share = max(step.share for step in input_steps)
+    sizes = [step.size for step in input_steps if step.size is not None]
     if isinstance(op, ops.DequantizeLinear):
         return QuantizationStep(share, _largest(node.inputs[1]))
-    if isinstance(op, _STEP_PRESERVING_OPS) and len(sizes) == len(read):
+    if isinstance(op, _STEP_PRESERVING_OPS) and len(sizes) == len(input_steps):
         return QuantizationStep(share, max(sizes))
-    return QuantizationStep(share, _step_read_next(value))
+    return QuantizationStep(share, _next_scale(value))
 
 
 def _is_counted(node: Node, kind: DType) -> bool:
-    """Whether integers stand for real numbers, and are no indices."""
+    """Return whether integers of a node's output are quantised real numbers, and not indices."""
     source = node.inputs[0]
     if source is None or not isinstance(node.op, _STEP_PRESERVING_OPS):
         return isinstance(node.op, _SUMS)
     return source.tensor.dtype is kind
 
 
-def _step_read_next(value: Value) -> float | None:
-    """The steps in which a tensor is counted where it is read; None where it is not."""
+def _next_scale(value: Value) -> float | None:
+    """Return the largest scale with which the readers of a tensor quantise it, or None."""
     sizes = [
         _largest(node.inputs[1])
         for node in value.users

@@ -1,4 +1,4 @@
-"""Answers that lie in a file: of another engine, or recorded ones."""
+"""Oracles from files: another engine, or recorded outputs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Graph
     from smelt.types import ArrayHeader
 
-_RECORDED: Final = frozenset({".npy", ".npz"})
+_RECORDING_SUFFIXES: Final = frozenset({".npy", ".npz"})
 
 
 class _OtherEngine:
-    """Another engine of the same network, on the device for which it was built."""
+    """Another engine of the same network, which runs on its own device."""
 
     def __init__(self, path: str, graph: Graph) -> None:
         self._path = path
@@ -33,24 +33,24 @@ class _OtherEngine:
         _check_outputs(path, graph, self._known)
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str], /) -> dict[str, Array]:
-        wanted = [name for name in names if name in self._known]
-        taken = {binding.name for binding in self._engine.inputs}
-        given = {name: array for name, array in inputs.items() if name in taken}
+        requested = [name for name in names if name in self._known]
+        input_names = {binding.name for binding in self._engine.inputs}
+        used = {name: array for name, array in inputs.items() if name in input_names}
         try:
-            return self._engine.run(given, wanted)
+            return self._engine.run(used, requested)
         except SmeltError as error:
             raise BindingError(f"{self._path} cannot run on these inputs: {error}") from error
 
 
 class _Recording:
-    """What was recorded for certain inputs."""
+    """Outputs that were recorded for certain inputs."""
 
     def __init__(self, path: str, graph: Graph) -> None:
-        held: list[str] = []
+        names_in_file: list[str] = []
         known = {value.name: value for value in graph.values()}
 
         def is_known(name: str, header: ArrayHeader) -> bool:
-            held.append(name)
+            names_in_file.append(name)
             if (value := known.get(name)) is None:
                 return False
             check_output(path, name, value.tensor, header)
@@ -60,36 +60,36 @@ class _Recording:
             self._arrays = load_archive(path, is_known)
         elif len(graph.outputs) == 1:
             output = graph.outputs[0]
-            held = [output.name]
+            names_in_file = [output.name]
             self._arrays = {output.name: load_output(path, output.name, output.tensor)}
         else:
             names = ", ".join(value.name for value in graph.outputs)
             raise BindingError(
-                f"{path} is one array without a name, and the outputs are {names}; choose one "
-                "with --output, or give an .npz archive that has them by name"
+                f"{path} is one array without a name, but the outputs are {names}; select one "
+                "with --output, or give an .npz archive with the outputs by name"
             )
-        _check_outputs(path, graph, held)
+        _check_outputs(path, graph, names_in_file)
 
     def values(self, inputs: Mapping[str, Array], names: Sequence[str], /) -> dict[str, Array]:
         return {name: np.asarray(self._arrays[name]) for name in names if name in self._arrays}
 
 
 def is_recording(path: str) -> bool:
-    """Whether the path names arrays, which are right for certain inputs alone."""
-    return Path(path).suffix.lower() in _RECORDED
+    """Return whether a path names recorded outputs, which are for certain inputs only."""
+    return Path(path).suffix.lower() in _RECORDING_SUFFIXES
 
 
 def recorded_oracle(path: str, graph: Graph) -> Oracle:
-    """The oracle that a file is, for the whole network.
+    """Return the oracle for the whole network from a file of an engine or of recorded outputs.
 
     Raises:
-        SmeltError: the file cannot be read, or has not every output of the network.
+        SmeltError: the file cannot be read, or lacks an output of the network.
     """
     return _Recording(path, graph) if is_recording(path) else _OtherEngine(path, graph)
 
 
 def has_answers(path: str) -> bool:
-    """Whether there is such a file, of arrays or an engine."""
+    """Return whether a path names an existing file of an engine or of recorded outputs."""
     try:
         with open_file(path, Limit.MAX_ENGINE_BYTES) as file:
             return is_recording(path) or file.read(len(MAGIC)) == MAGIC
@@ -101,6 +101,6 @@ def _check_outputs(path: str, graph: Graph, known: Iterable[str]) -> None:
     missing = [value.name for value in graph.outputs if value.name not in known]
     if missing:
         raise BindingError(
-            f"{path} has no output {missing[0]!r}; it has: {', '.join(known)}. To "
-            "compare other tensors of the model, name them (`--output NAME`)"
+            f"{path} has no output {missing[0]!r}; it has: {', '.join(known)}. Select the tensors "
+            "to compare with --output NAME"
         )

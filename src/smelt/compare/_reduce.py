@@ -1,8 +1,9 @@
-"""The smallest part of a network that still fails: delta debugging over its nodes.
+"""Delta debugging over the nodes of a network, to find the smallest part that still fails.
 
-A part is run on the values that its surroundings compute in the references, so any set of nodes is
-a network of its own. (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input",
-2002.)
+The inputs of a part are the values that the references compute in the whole network, so any set of
+nodes can run as a network of its own.
+
+Source: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002.
 """
 
 from __future__ import annotations
@@ -23,22 +24,26 @@ if TYPE_CHECKING:
     from smelt.ir import Array, Node
 
 _MAX_TRIALS: Final = 200
+"""Largest number of parts that are tried."""
 _SHAPE_ELEMENTS: Final = 64
-"""An integer vector of at most so many elements is a shape or a list of axes: it stays constant."""
+"""Largest size of an integer vector that is taken for a shape or a list of axes.
+
+Such a vector stays a constant of the part, because ops may need its values when they are built.
+"""
 
 Part = tuple[Graph, dict[str, "Array"]]
-"""A network, and inputs for it."""
+"""A part as a network, and its inputs by name."""
 
 
 def reduce_graph(
     graph: Graph, inputs: Mapping[str, Array], fails: Callable[[Graph, Mapping[str, Array]], bool]
 ) -> Part | None:
-    """The smallest part that fails, with its inputs; None when the whole does not.
+    """Return the smallest failing part with its inputs; None if the whole network does not fail.
 
     Args:
-        graph: the network, of fixed shapes.
-        inputs: on which it fails.
-        fails: whether a network fails on inputs.
+        graph: the network, with fixed shapes.
+        inputs: inputs on which it fails.
+        fails: returns whether a network fails on inputs.
     """
     recorder = _Recorder()
     listeners: Sequence[Listener] = [recorder]
@@ -60,24 +65,24 @@ def reduce_graph(
 
 
 class _Recorder:
-    """Keeps every result."""
+    """Listener of the interpreter that stores every result."""
 
     def __init__(self) -> None:
         self.arrays: dict[Value, Array] = {}
 
     def will_run(self, node: Node, inputs: Sequence[Array | None], /) -> None:
-        """Nothing is known yet."""
+        """Do nothing: results are stored after a node has run."""
         del node, inputs
 
     def did_run(self, node: Node, outputs: Sequence[Array], /) -> None:
-        """Keep the results."""
+        """Store the results of a node."""
         self.arrays.update(
             (value, array) for value, array in zip(node.outputs, outputs, strict=False)
         )
 
 
 def _smallest(nodes: list[Node], fails: Callable[[Sequence[Node]], bool]) -> list[Node]:
-    """A list from which nothing more can be taken away (as far as the trials go)."""
+    """Return a failing list from which no chunk can be removed, as far as the trials show."""
     num_chunks = 2
     while len(nodes) > 1:
         chunks = _cut(nodes, num_chunks)
@@ -85,8 +90,10 @@ def _smallest(nodes: list[Node], fails: Callable[[Sequence[Node]], bool]) -> lis
         if failing is not None:
             nodes, num_chunks = failing, 2
             continue
-        rests = [[n for n in nodes if n not in chunk] for chunk in chunks] if num_chunks > 2 else []
-        failing = next((rest for rest in rests if fails(rest)), None)
+        complements: list[list[Node]] = []
+        if num_chunks > 2:  # with two chunks, each is the complement of the other
+            complements = [[n for n in nodes if n not in chunk] for chunk in chunks]
+        failing = next((part for part in complements if fails(part)), None)
         if failing is not None:
             nodes, num_chunks = failing, max(num_chunks - 1, 2)
         elif num_chunks >= len(nodes):
@@ -102,18 +109,24 @@ def _cut(nodes: Sequence[Node], num_chunks: int) -> list[list[Node]]:
 
 
 def cut_part(graph: Graph, nodes: Sequence[Node], values: Mapping[Value, Array]) -> Part:
-    """Nodes of a graph as a network of their own, and the inputs that it had in the whole."""
+    """Return nodes of a graph as a network of their own, with its inputs.
+
+    Args:
+        graph: the whole network.
+        nodes: nodes of the part, in the order of execution.
+        values: values that were computed in the whole network.
+    """
     part = Graph(f"part of {graph.name}")
     own = set(nodes)
-    made: dict[Value, Value] = {}
+    copies: dict[Value, Value] = {}
     inputs: dict[str, Array] = {}
 
     def take(value: Value | None) -> Value | None:
         if value is None:
             return None
-        if value not in made:
-            made[value] = _enter(part, value, values, inputs)
-        return made[value]
+        if value not in copies:
+            copies[value] = _add_operand(part, value, values, inputs)
+        return copies[value]
 
     for node in nodes:
         copy = part.add(
@@ -123,10 +136,10 @@ def cut_part(graph: Graph, nodes: Sequence[Node], values: Mapping[Value, Array])
             output_names=[value.name for value in node.outputs],
             layers=node.layers,
         )
-        made.update((a, b) for a, b in zip(node.outputs, copy.outputs, strict=True))
+        copies.update((a, b) for a, b in zip(node.outputs, copy.outputs, strict=True))
     part.symbol_bounds = dict(graph.symbol_bounds)
     part.outputs = [
-        made[value]
+        copies[value]
         for node in nodes
         for value in node.outputs
         if not value.users or graph.is_output(value) or any(user not in own for user in value.users)
@@ -134,10 +147,10 @@ def cut_part(graph: Graph, nodes: Sequence[Node], values: Mapping[Value, Array])
     return part, inputs
 
 
-def _enter(
+def _add_operand(
     part: Graph, value: Value, values: Mapping[Value, Array], inputs: dict[str, Array]
 ) -> Value:
-    """A value that the part reads: a constant, or a new input with what it had in the whole."""
+    """Add a value from outside the part as a constant or as an input, and return it."""
     if value.constant is not None:
         return part.add_constant(value.constant)
     array = values[value]

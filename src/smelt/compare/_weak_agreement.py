@@ -1,4 +1,4 @@
-"""Outputs of which it says little that they agree."""
+"""Detection of outputs whose agreement is weak evidence, such as saturated or constant ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BOUNDS: Final[dict[type[Op], tuple[int, int]]] = {
     ops.Softsign: (-1, 1),
     ops.Tanh: (-1, 1),
 }
-"""What elements come to where inputs are large."""
+"""Limits of the outputs of saturating ops for inputs of large magnitude."""
 _DATA_MOVEMENT_OPS: Final = (
     ops.DequantizeLinear,
     ops.Flatten,
@@ -30,43 +30,44 @@ _DATA_MOVEMENT_OPS: Final = (
     ops.Transpose,
     ops.Unsqueeze,
 )
+"""Ops that only move or round elements."""
 
 
-def weak_agreement_note(output: Value, wanted: Array, tolerance: float) -> str:
-    """Why it says little that an output agrees; empty where it says something.
+def weak_agreement_note(output: Value, expected: Array, tolerance: float) -> str:
+    """Return why the agreement of an output is weak evidence; empty if it is not.
 
     Args:
         output: the output.
-        wanted: what it should be.
-        tolerance: the error that is allowed, relative to the largest magnitude: what differs by
-            no more is not told apart.
+        expected: its values by the oracle.
+        tolerance: allowed error relative to the largest magnitude. Values that differ by less count
+            as equal.
     """
-    if not is_float_dtype(wanted.dtype) or wanted.size == 0:
+    if not is_float_dtype(expected.dtype) or expected.size == 0:
         return ""
-    are_finite = np.isfinite(wanted)
+    are_finite = np.isfinite(expected)
     if not are_finite.all():
         return "" if are_finite.any() else "no element is a finite number"
-    allowed = tolerance * float(np.abs(wanted).max())
-    node = _maker(output)
+    allowed = tolerance * float(np.abs(expected).max())
+    node = _producer(output)
     bounds = None if node is None else _BOUNDS.get(type(node.op))
     if node is not None and bounds is not None:
-        distance = np.minimum(*(np.abs(wanted - bound) for bound in bounds))
-        read = node.inputs[0]
-        if distance.max() <= allowed and read is not None:
+        distance = np.minimum(*(np.abs(expected - bound) for bound in bounds))
+        source = node.inputs[0]
+        if distance.max() <= allowed and source is not None:
             return (
-                f"every element is {bounds[0]} or {bounds[1]}; compare {read.name!r}, the input "
+                f"every element is {bounds[0]} or {bounds[1]}; compare {source.name!r}, the input "
                 f"of {node.op.name}, instead"
             )
-    spread = float(wanted.max() - wanted.min())
-    if wanted.size > 1 and spread <= allowed:
-        return f"every element is {wanted.flat[0]:.4g}"
+    spread = float(expected.max() - expected.min())
+    if expected.size > 1 and spread <= allowed:
+        return f"every element is {expected.flat[0]:.4g}"
     return ""
 
 
-def _maker(value: Value) -> Node | None:
-    """The node that computes a value, behind those that only move or round it."""
+def _producer(value: Value) -> Node | None:
+    """Return the node that computes a value, before ops that only move or round it."""
     node = value.producer
     while node is not None and isinstance(node.op, _DATA_MOVEMENT_OPS):
-        read = node.inputs[0]
-        node = None if read is None else read.producer
+        source = node.inputs[0]
+        node = None if source is None else source.producer
     return node

@@ -1,7 +1,9 @@
-"""The GPU Inference Engine (the first TensorRT) as its guide documents it, over smelt's own API.
+"""API of the GPU Inference Engine (GIE, the first TensorRT), implemented with smelt's own API.
 
-Names are the documented ones in snake_case, numbers the documented numbers. A documented failure is
-raised; what the guide returns as null or -1 is returned. Source: GIE User Guide.
+Names are those of the GIE User Guide in snake_case; enumerations have the documented numbers. A
+call that fails raises an error. A look-up whose documented result is null or -1 returns None or -1.
+
+Source: GIE User Guide.
 """
 
 from smelt.gie._builder import InferBuilder, create_infer_builder

@@ -1,4 +1,4 @@
-"""The builder in the documented vocabulary."""
+"""InferBuilder of GIE: builds engines from networks."""
 
 from __future__ import annotations
 
@@ -20,54 +20,58 @@ if TYPE_CHECKING:
     from smelt.logger import Logger
 
 _DEFAULT_WORKSPACE_BYTES = 1 << 20
+"""Default of `InferBuilder.max_workspace_size`, in bytes."""
 
 
 class InferBuilder(Destroyable):
-    """Builds engines from networks; options are attributes and have the documented setters."""
+    """Builder of engines. Each option is an attribute and also has the documented setter."""
 
     def __init__(self, logger: Logger) -> None:
         self.logger = adopt(self, logger)
         self.device = "cpu"
-        """What engines are built for: "cuda" for a GPU, "cuda:1" for another one."""
+        """Device that engines are built for: "cpu", "cuda", or "cuda:1" for the GPU of index 1."""
         self.max_batch_size = 1
         self.max_workspace_size = _DEFAULT_WORKSPACE_BYTES
-        """Bytes of scratch that a step may use at run time."""
+        """Maximum scratch memory of a step at run time, in bytes."""
         self.half2_mode = False
         self.debug_sync = False
-        """Whether the logger hears of each layer as soon as its candidates are timed."""
+        """Whether each layer is logged as soon as its candidates are timed."""
         self.min_find_iterations = EFFORTS["fast"].repeats
-        """Means of which the least is a candidate's time."""
+        """Number of means that are measured; the smallest is the candidate's time."""
         self.average_find_iterations = EFFORTS["fast"].runs_per_mean
-        """Runs of which each mean is taken."""
+        """Number of runs that each mean is taken over."""
         self._is_open = True
 
     def set_max_batch_size(self, batch_size: int) -> None:
-        """Set the batch to tune for: smaller ones run, larger ones are refused."""
+        """Set the largest batch, which is the one that is tuned for; smaller ones run too."""
         self.max_batch_size = batch_size
 
     def set_max_workspace_size(self, size_bytes: int) -> None:
-        """Set the upper bound of the scratch memory of a step, in bytes."""
+        """Set the maximum scratch memory of a step, in bytes."""
         self.max_workspace_size = size_bytes
 
     def set_half2_mode(self, mode: bool) -> None:  # noqa: FBT001  (the documented signature)
-        """Ask for pairs of images in 16 bits, where the device has that."""
+        """Enable float16 with two images packed in each element, on devices that support it."""
         self.half2_mode = mode
 
     def set_debug_sync(self, sync: bool) -> None:  # noqa: FBT001  (the documented signature)
-        """Let the logger hear of each layer as soon as its candidates are timed."""
+        """Enable logging of each layer as soon as its candidates are timed."""
         self.debug_sync = sync
 
     def set_min_find_iterations(self, count: int) -> None:
-        """Set of how many means the least is a candidate's time. Known times are not taken anew."""
+        """Set the number of means per candidate; the smallest is its time.
+
+        Times in the timing cache are not measured again.
+        """
         self.min_find_iterations = count
 
     def set_average_find_iterations(self, count: int) -> None:
-        """Set of how many runs each mean is taken while candidates are timed."""
+        """Set the number of runs that each mean of a candidate's time is taken over."""
         self.average_find_iterations = count
 
     @property
     def platform_has_fast_fp16(self) -> bool:
-        """Whether 16-bit arithmetic is faster than 32-bit on the device: on GPUs."""
+        """Whether 16-bit arithmetic is faster than 32-bit on the device; true for GPUs."""
         return DeviceName.from_text(self.device).kind == "cuda"
 
     def create_network(self) -> InferNetwork:
@@ -75,13 +79,14 @@ class InferBuilder(Destroyable):
         return InferNetwork()
 
     def build_cuda_engine(self, network: InferNetwork) -> CudaEngine:
-        """Optimise a network and compile it; all bindings are float32, contiguous NCHW.
+        """Optimise and compile a network; all bindings are float32, contiguous NCHW.
 
-        Raises SmeltError: what stands against it; the logger hears it as an error as well.
+        Raises:
+            SmeltError: the engine cannot be built; the message is also logged as an error.
         """
         is_watched = require_bool(self.debug_sync, "debug_sync", BuildError)
-        least = Severity.VERBOSE if is_watched else Severity.INFO
-        with forward_to(SeverityAdapter(self.logger), minimum=least):
+        minimum = Severity.VERBOSE if is_watched else Severity.INFO
+        with forward_to(SeverityAdapter(self.logger), minimum=minimum):
             try:
                 return self._build(network)
             except SmeltError as error:
@@ -89,11 +94,12 @@ class InferBuilder(Destroyable):
                 raise
 
     def _build(self, network: InferNetwork) -> CudaEngine:
+        """Check the options and the network, build the engine, and log its layers."""
         if not self._is_open:
             raise ContextError("this builder was destroyed; create another")
-        most = require_int(self.max_batch_size, "max_batch_size", BuildError, least=1)
+        max_batch_size = require_int(self.max_batch_size, "max_batch_size", BuildError, least=1)
         check_network(network)
-        network.check(most)
+        network.check(max_batch_size)
         is_half = (
             require_bool(self.half2_mode, "half2_mode", BuildError) and self.platform_has_fast_fp16
         )
@@ -104,13 +110,13 @@ class InferBuilder(Destroyable):
             float32_bindings(network.graph),
             device=self.device,
             precision="half2" if is_half else "float32",
-            max_batch_size=most,
+            max_batch_size=max_batch_size,
             max_workspace_bytes=self.max_workspace_size,
             tune=TuningEffort(
                 repeats=self.min_find_iterations,
                 runs_per_mean=self.average_find_iterations,
                 seconds_per_trial=math.inf,
-                min_sample_seconds=0.0,  # each mean is of as many runs as the user says
+                min_sample_seconds=0.0,  # the user's number of runs per mean is not raised
             ),
         )
         names = ", ".join(layer.name for layer in engine.layers)
@@ -120,13 +126,16 @@ class InferBuilder(Destroyable):
 
     @override
     def destroy(self) -> None:
-        """End the builder's life; networks and engines go on. Again is harmless."""
+        """Destroy the builder. Its networks and engines stay valid; a second call does nothing."""
         self._is_open = False
         release(self)
 
 
 def float32_bindings(graph: Graph) -> Graph:
-    """A copy of the graph whose inputs and outputs are float32 where they were float16."""
+    """Return a copy of a graph whose float16 inputs and outputs are float32 instead.
+
+    Casts to and from float16 are inserted. Inputs and outputs keep their names.
+    """
     copy = clone(graph)
     for value in copy.inputs:
         kind = value.tensor
@@ -134,13 +143,13 @@ def float32_bindings(graph: Graph) -> Graph:
             value.type = TensorType(DType.FLOAT32, kind.shape)
             users = list(dict.fromkeys(value.users))
             first = next((n for n in copy.nodes if n in users), None)
-            made = copy.add(
+            cast = copy.add(
                 Cast(DType.FLOAT16), value, name=f"{value.name} to float16", before=first
             )
             for user in users:
-                for index, read in enumerate(user.inputs):
-                    if read is value:
-                        copy.set_input(user, index, made.output)
+                for index, operand in enumerate(user.inputs):
+                    if operand is value:
+                        copy.set_input(user, index, cast.output)
     for index, value in enumerate(copy.outputs):
         if value.tensor.dtype is DType.FLOAT16:
             name, value.name = value.name, f"{value.name} in float16"
@@ -152,11 +161,12 @@ def float32_bindings(graph: Graph) -> Graph:
 
 
 def create_infer_builder(logger: Logger) -> InferBuilder:
-    """Return a builder that reports to ``logger``, which has ``log(severity, message)``.
+    """Return a builder that logs to ``logger``, which has a method ``log(severity, message)``.
 
-    One logger serves all: while another builder or runtime is alive, its logger is used here too,
-    and both are warned.
+    All builders and runtimes share one logger: while another one exists, its logger is used
+    instead of ``logger``, and a warning is logged to both.
 
-    Raises SmeltError: it is not a logger.
+    Raises:
+        SmeltError: ``logger`` has no method ``log``.
     """
     return InferBuilder(logger)

@@ -1,4 +1,4 @@
-"""What has a life that ends: by ``destroy``, as documented, or with a ``with`` block."""
+"""Base class of objects with the documented method ``destroy``; they are context managers too."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class Destroyable(ABC):
-    """Ends with ``destroy``, which is harmless again; ``with`` calls it."""
+    """Object that ``destroy`` or the end of a ``with`` block releases, once."""
 
     @abstractmethod
     def destroy(self) -> None:
-        """End its life."""
+        """Release the object."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,8 @@
-"""The documented enumerations, with the numbers of the TensorRT 3.0.4 header, GIE's next of kin."""
+"""Enumerations of GIE.
+
+The GIE User Guide names the members. The numbers are those of the header of TensorRT 3.0.4, a later
+release under GIE's new name.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,15 @@ if TYPE_CHECKING:
 
 
 class _HeaderEnum(IntEnum):
-    """Values by their documented numbers."""
+    """Enumeration whose values are the documented numbers."""
 
     @classmethod
     def of(cls, value: object) -> Self:
-        """The member that an argument is or has the number of. Raises GraphError."""
+        """Return the member that is given as itself or by its number.
+
+        Raises:
+            GraphError: ``value`` is neither.
+        """
         return cls(require_int(value, cls.__name__, lambda _: cls._refusal(value)))
 
     @classmethod
@@ -34,21 +42,21 @@ class _HeaderEnum(IntEnum):
 
 
 class DataType(_HeaderEnum):
-    """Precision of weights."""
+    """Element type of weights and inputs."""
 
     FLOAT = 0
     HALF = 1
     HALF2 = 1
-    """The guide's other spelling of ``HALF``."""
+    """Alias of ``HALF``, which the guide uses too."""
 
     @property
     def dtype(self) -> DType:
-        """The element type."""
+        """Element type of smelt."""
         return DType.FLOAT16 if self is DataType.HALF else DType.FLOAT32
 
 
 class LayerType(_HeaderEnum):
-    """Kinds of layers."""
+    """Type of a layer."""
 
     CONVOLUTION = 0
     FULLY_CONNECTED = 1
@@ -63,7 +71,7 @@ class LayerType(_HeaderEnum):
 
 
 class ActivationType(_HeaderEnum):
-    """Functions of an activation layer."""
+    """Function of an activation layer."""
 
     RELU = 0
     SIGMOID = 1
@@ -71,14 +79,14 @@ class ActivationType(_HeaderEnum):
 
 
 class PoolingType(_HeaderEnum):
-    """What a pooling layer takes of each window."""
+    """Reduction of a pooling layer over each window."""
 
     MAX = 0
     AVERAGE = 1
 
 
 class ScaleMode(_HeaderEnum):
-    """For what each parameter of a scale layer stands: the tensor, a channel, or an element."""
+    """Granularity of a scale layer's parameters: whole tensor, channel or element."""
 
     UNIFORM = 0
     CHANNEL = 1
@@ -86,7 +94,7 @@ class ScaleMode(_HeaderEnum):
 
 
 class ElementWiseOperation(_HeaderEnum):
-    """What an elementwise layer does with its two inputs."""
+    """Operation of an elementwise layer on its two inputs."""
 
     SUM = 0
     PROD = 1

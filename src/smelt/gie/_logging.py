@@ -1,8 +1,8 @@
-"""One logger for all: every builder and runtime that is alive reports to the same one.
+"""The logger that all existing builders and runtimes share.
 
-The documented API treats the logger as a singleton. The first one given therefore counts until the
-last builder and runtime that use it are destroyed or gone; a different one given meanwhile is told
-so, as is the one that stays.
+The documented API treats the logger as a singleton. The first logger is therefore kept until the
+last builder or runtime that uses it is destroyed or garbage-collected. If a different logger is
+passed in the meantime, it is ignored, and both loggers receive a warning.
 """
 
 from __future__ import annotations
@@ -22,13 +22,18 @@ if TYPE_CHECKING:
 _lock: Final = threading.Lock()
 _users: Final[weakref.WeakSet[object]] = weakref.WeakSet()
 _current: list[Logger] = []
-"""The logger in use, or nothing."""
+"""The logger in use; empty if there is none."""
 
 
 def adopt(user: object, logger: Logger) -> Logger:
-    """Let ``user`` report to ``logger``, or to the one in use if there is one; return that.
+    """Register a user of the shared logger and return that logger.
 
-    Raises SmeltError: the logger has no method ``log``.
+    Args:
+        user: a builder or runtime.
+        logger: the logger to share if none is in use.
+
+    Raises:
+        SmeltError: the logger has no method ``log``.
     """
     if not callable(getattr(logger, "log", None)):
         kind = type(logger).__name__
@@ -39,31 +44,31 @@ def adopt(user: object, logger: Logger) -> Logger:
         _users.add(user)
         chosen = _current[0]
     if chosen is not logger:
-        _tell(
+        _warn(
             (chosen, logger), "another logger is already in use and is kept; the new one is ignored"
         )
     return chosen
 
 
 def release(user: object) -> None:
-    """Let ``user`` no longer count; after the last one another logger may come."""
+    """Remove a user of the shared logger; without users, the next logger is accepted."""
     with _lock:
         _users.discard(user)
         if not len(_users):
             _current.clear()
 
 
-def _tell(loggers: Iterable[Logger], message: str) -> None:
+def _warn(loggers: Iterable[Logger], message: str) -> None:
     for logger in loggers:
         logger.log(Severity.WARNING, message)
 
 
 class SeverityAdapter:
-    """Passes messages on; what is less than information has no severity there and becomes it."""
+    """Logger that passes messages on; GIE has no severity below INFO, so VERBOSE becomes INFO."""
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
 
     def log(self, severity: Severity, message: str, /) -> None:
-        """Pass one message on."""
+        """Pass on one message."""
         self._logger.log(min(severity, Severity.INFO), message)

@@ -1,4 +1,4 @@
-"""Network definitions in the documented vocabulary."""
+"""InferNetwork and InferLayer of GIE: define a network layer by layer."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 ItemT = TypeVar("ItemT")
 
-# The documented API has these ranges.
+# Ranges of parameters in the documented API.
 _INPUT_ELEMENTS: Final = 1 << 30
+"""An input must have fewer elements than this."""
 _LRN_WINDOWS: Final = range(1, 16, 2)
 _LRN_ALPHA: Final = (-1e20, 1e20)
 _LRN_BETA: Final = (0.01, 1e5)
@@ -56,11 +57,12 @@ _KINDS: Final = {
     LayerType.CONCATENATION: ("concatenation", "concat"),
     LayerType.ELEMENTWISE: ("elementwise", "add", "mul", "max", "sum"),
 }
+"""Kinds of layers of smelt's network definition, by GIE's type of layer."""
 _LAYER_TYPES: Final = {kind: layer for layer, kinds in _KINDS.items() for kind in kinds}
 
 
 class InferLayer:
-    """A layer of a network, in the documented vocabulary."""
+    """A layer of a network."""
 
     def __init__(self, network: InferNetwork, nodes: tuple[Node, ...]) -> None:
         self._network = network
@@ -68,15 +70,15 @@ class InferLayer:
 
     @property
     def layer(self) -> Layer:
-        """The layer as the network definition shows it."""
-        found = self._network.definition.find_layer(self.name)
-        if found is None:
+        """The corresponding layer of smelt's network definition."""
+        layer = self._network.definition.find_layer(self.name)
+        if layer is None:
             raise GraphError(f"the layer {self.name!r} is no longer part of its network")
-        return found
+        return layer
 
     @property
     def name(self) -> str:
-        """The layer's name, as profiler and build log show it."""
+        """Name of the layer, as the profiler and the build log show it."""
         node = self._nodes[-1]
         return node.layers[0] if node.layers else node.name
 
@@ -85,60 +87,61 @@ class InferLayer:
         self._network.definition.rename_layer(self.name, name)
 
     def set_name(self, name: str) -> None:
-        """Give the layer a name; a result that bears the layer's name by default follows.
+        """Set the name of the layer; default names of its outputs change accordingly.
 
-        Raises GraphError: the name is empty or taken.
+        Raises:
+            GraphError: the name is empty or already used.
         """
         self.name = name
 
     @property
     def type(self) -> LayerType | None:
-        """The documented kind; None for a layer that the guide does not have."""
+        """Type of the layer; None for a layer that GIE does not have."""
         return _LAYER_TYPES.get(self.layer.kind)
 
     @property
     def nb_inputs(self) -> int:
-        """Number of tensors that the layer reads."""
+        """Number of input tensors of the layer."""
         return len(self.layer.inputs)
 
     def get_input(self, index: int) -> Tensor | None:
-        """Return an input, or None when there is none."""
+        """Return an input, or None if the index is out of range."""
         return _at(self.layer.inputs, index)
 
     @property
     def nb_outputs(self) -> int:
-        """Number of tensors that the layer computes."""
+        """Number of output tensors of the layer."""
         return len(self.layer.outputs)
 
     def get_output(self, index: int) -> Tensor | None:
-        """Return an output, or None when there is none."""
+        """Return an output, or None if the index is out of range."""
         return _at(self.layer.outputs, index)
 
     # ---- windows
 
     @property
     def kernel_size(self) -> tuple[int, int]:
-        """Rows and columns of a window of a convolution, deconvolution or pooling."""
+        """Window size (H, W) of a convolution, deconvolution or pooling."""
         return self._windowed("kernel_shape")
 
     @property
     def stride(self) -> tuple[int, int]:
-        """Steps between windows: (1, 1) unless set."""
+        """Steps (H, W) between windows; the default is (1, 1)."""
         return self._windowed("strides")
 
     def set_stride(self, stride: tuple[int, int]) -> None:
-        """Set the steps between windows; what depends on them is inferred anew."""
+        """Set the steps (H, W) between windows, and infer the dependent shapes again."""
         self._windowed("strides")
         self.layer.update(strides=stride)
         self._network.apply_formula(self)
 
     @property
     def padding(self) -> tuple[int, int]:
-        """Zeros above and left of the input, and as many below and right: (0, 0) unless set."""
+        """Zeros (H, W) on either side of the input; the default is (0, 0)."""
         return self._windowed("pads")
 
     def set_padding(self, padding: tuple[int, int]) -> None:
-        """Set the zeros on either side; what depends on them is inferred anew."""
+        """Set the zeros (H, W) on either side, and infer the dependent shapes again."""
         self._windowed("pads")
         refuse = partial(ShapeError, node=self.name)
         self.layer.update(pads=require_ints(padding, "padding", refuse, count=2, least=0) * 2)
@@ -146,22 +149,24 @@ class InferLayer:
 
     @property
     def nb_groups(self) -> int:
-        """Parts into which channels and filters are divided: 1 unless set."""
+        """Number of groups of channels and filters; the default is 1."""
         return self._network.groups_of(self.layer)
 
     def set_nb_groups(self, groups: int) -> None:
-        """Set the parts into which channels and filters are divided.
+        """Set the number of groups of channels and filters.
 
-        The number of weights says for how many groups they are; the build compares the two.
+        The number of groups also follows from the number of weights. The two must agree; the build
+        fails if the weights are for several groups and this method was not called.
 
-        Raises ShapeError: the weights are for another number of groups.
+        Raises:
+            ShapeError: the weights are for another number of groups.
         """
         self._network.set_groups(self.layer, groups)
 
     def _windowed(self, attribute: str) -> tuple[int, int]:
         numbers = getattr(self.layer.op, attribute, None)
         if numbers is None:
-            raise GraphError(f"a layer of type {self.type!r} has no window", node=self.name)
+            raise GraphError(f"a layer of kind {self.layer.kind!r} has no window", node=self.name)
         return (int(numbers[0]), int(numbers[1]))
 
     def __repr__(self) -> str:
@@ -172,9 +177,9 @@ class InferLayer:
 class InferNetwork:
     """A network with an implicit batch: a sequence of layers and a set of tensors.
 
-    A tensor has a ``name``, a ``dtype`` and a ``shape``, its dims (C, H, W); the shape may be set
-    where the tensor is an input. By default a result is called "layer [index]". Weights, arrays of
-    any real type, are held by reference until the build, and kept alive.
+    A tensor has a ``name``, a ``dtype`` and a ``shape``, its dims (C, H, W). The shape of an input
+    may be changed. The default name of an output is "layer [index]". Weights are arrays of any real
+    type; the network holds references to them until the build.
 
     Source: GIE User Guide, "The network definition"; TensorRT 3.0.4 header, INetworkDefinition.
     """
@@ -183,23 +188,28 @@ class InferNetwork:
         self.definition = NetworkDefinition(name, tensor_names="{layer} [{index}]")
         self._formulas: dict[LayerType, OutputDimensionsFormula] = {}
         self._unstated_groups: set[Node] = set()
-        """Layers, by their node, whose weights are for groups that nobody has set yet."""
+        """Last nodes of layers with weights for several groups, until `set_groups` is called."""
 
     @property
     def graph(self) -> Graph:
-        """The graph that is built."""
+        """The network as a graph."""
         return self.definition.graph
 
     def fill(self, definition: NetworkDefinition) -> None:
-        """Take over what a parser has read. Raises GraphError: there are layers already."""
+        """Replace the empty definition by one that a parser has read.
+
+        Raises:
+            GraphError: the network has layers or inputs already.
+        """
         if self.definition.layers or self.definition.inputs:
             raise GraphError("the network already has layers; parse into an empty network")
         self.definition = definition
 
     def check(self, max_batch_size: int) -> None:
-        """Check what is documented of a network as a whole; called when the build begins.
+        """Check the documented limits of the network; the builder calls it before a build.
 
-        Raises ShapeError: an input has too many elements, or groups of weights were not set.
+        Raises:
+            ShapeError: an input has too many elements, or the groups of a layer were not set.
         """
         max_batch_size = require_int(max_batch_size, "max_batch_size", BuildError, least=1)
         for tensor in self.definition.inputs:
@@ -219,21 +229,29 @@ class InferNetwork:
                     node=layer.name,
                 )
         for index in range(self.nb_layers if self._formulas else 0):
-            if (made := self.get_layer(index)) is not None:
-                self.apply_formula(made)
+            if (infer_layer := self.get_layer(index)) is not None:
+                self.apply_formula(infer_layer)
 
     # ---- tensors
 
     def add_input(self, name: str, kind: DataType, dims: Sequence[int]) -> Tensor:
-        """Add an input of dims (C, H, W), contiguous NCHW with the batch in front.
+        """Add an input; its buffer is contiguous NCHW, where N is the batch.
 
-        Raises ShapeError: the dims are not three, or hold 2^30 elements or more.
+        Args:
+            name: name of the tensor.
+            kind: element type.
+            dims: extents (C, H, W).
+
+        Raises:
+            ShapeError: there are not three dims, or they have 2^30 elements or more.
         """
         refuse = partial(ShapeError, node=require_str(name, "the tensor's name", GraphError))
         extents = require_ints(dims, "the tuple of dims (C, H, W)", refuse, count=3, least=1)
         count = math.prod(extents)
         if count >= _INPUT_ELEMENTS:
-            raise refuse(f"{count} elements; there must be fewer than 2^30")
+            raise refuse(
+                f"an input of {count} elements is too large; there must be fewer than 2^30"
+            )
         return self.definition.add_input(name, DataType.of(kind).dtype.value, extents)
 
     def mark_output(self, tensor: Tensor) -> None:
@@ -246,16 +264,16 @@ class InferNetwork:
         return len(self.definition.inputs)
 
     def get_input(self, index: int) -> Tensor | None:
-        """Return an input, or None when there is none."""
+        """Return an input, or None if the index is out of range."""
         return _at(self.definition.inputs, index)
 
     @property
     def nb_outputs(self) -> int:
-        """Number of outputs that are marked."""
+        """Number of marked outputs."""
         return len(self.definition.outputs)
 
     def get_output(self, index: int) -> Tensor | None:
-        """Return an output, or None when there is none."""
+        """Return an output, or None if the index is out of range."""
         return _at(self.definition.outputs, index)
 
     @property
@@ -264,27 +282,30 @@ class InferNetwork:
         return len(self.definition.layers)
 
     def get_layer(self, index: int) -> InferLayer | None:
-        """Return a layer, or None when there is none."""
+        """Return a layer, or None if the index is out of range."""
         layer = _at(self.definition.layers, index)
         return None if layer is None else InferLayer(self, layer.nodes)
 
     # ---- groups and formulas
 
     def groups_of(self, layer: Layer) -> int:
-        """The groups of a layer as they were set."""
+        """Return the number of groups of a layer that was set; 1 if it was not set."""
         if layer.nodes[-1] in self._unstated_groups:
             return 1
         return int(getattr(layer.op, "group", 1))
 
     def set_groups(self, layer: Layer, groups: int) -> None:
         """Set the groups of a layer; see `InferLayer.set_nb_groups`."""
-        made = getattr(layer.op, "group", None)
-        if made is None:
+        weight_groups = getattr(layer.op, "group", None)
+        if weight_groups is None:
             raise GraphError("only convolutions and deconvolutions have groups", node=layer.name)
-        if made != require_int(groups, "groups", partial(ShapeError, node=layer.name), least=1):
+        if weight_groups != require_int(
+            groups, "groups", partial(ShapeError, node=layer.name), least=1
+        ):
             raise ShapeError(
-                f"its weights are for {made} groups, not {groups}: they are K x C / groups x R x S "
-                "for a convolution and C x K / groups x R x S for a deconvolution",
+                f"the weights are for {weight_groups} groups, not {groups}; their shape is "
+                "K x C / groups x R x S for a convolution and C x K / groups x R x S for a "
+                "deconvolution",
                 node=layer.name,
             )
         self._unstated_groups.discard(layer.nodes[-1])
@@ -292,22 +313,23 @@ class InferNetwork:
     def set_convolution_output_dimensions_formula(
         self, formula: OutputDimensionsFormula | None
     ) -> None:
-        """Let a formula say how large convolutions' results are; None for the documented one."""
+        """Set the formula for the output sizes of convolutions; None for the default one."""
         self._set_formula(LayerType.CONVOLUTION, formula)
 
     def set_deconvolution_output_dimensions_formula(
         self, formula: OutputDimensionsFormula | None
     ) -> None:
-        """Let a formula say how large deconvolutions' results are; None for the documented one."""
+        """Set the formula for the output sizes of deconvolutions; None for the default one."""
         self._set_formula(LayerType.DECONVOLUTION, formula)
 
     def set_pooling_output_dimensions_formula(
         self, formula: OutputDimensionsFormula | None
     ) -> None:
-        """Let a formula say how large poolings' results are; None for the documented one."""
+        """Set the formula for the output sizes of poolings; None for the default one."""
         self._set_formula(LayerType.POOLING, formula)
 
     def _set_formula(self, kind: LayerType, formula: OutputDimensionsFormula | None) -> None:
+        """Set or remove the formula of a type of layer, and apply it to existing layers."""
         if formula is not None:
             require_callable(formula, "the formula", GraphError)
         before = self._formulas.pop(kind, None)
@@ -323,15 +345,15 @@ class InferNetwork:
                 layer.set_padding(layer.padding)
 
     def apply_formula(self, layer: InferLayer) -> None:
-        """Give a layer the extents that its formula asks for, if there is one."""
+        """Give a layer the output size that the formula of its type returns, if there is one."""
         formula = None if layer.type is None else self._formulas.get(layer.type)
         source = layer.get_input(0)
         if formula is None or source is None:
             return
         _, rows, columns = fixed_extents(source.shape, layer.name, 3)
         dims = (rows, columns)
-        answer = formula(dims, layer.kernel_size, layer.stride, layer.padding, layer.name)
-        layer.layer.update(**attributes_for(layer.layer.op, dims, answer, layer.name))
+        size = formula(dims, layer.kernel_size, layer.stride, layer.padding, layer.name)
+        layer.layer.update(**attributes_for(layer.layer.op, dims, size, layer.name))
 
     # ---- layers
 
@@ -345,17 +367,25 @@ class InferNetwork:
         *,
         padding: tuple[int, int] = (0, 0),
     ) -> InferLayer:
-        """Add a 2-D correlation; weights are K x C x R x S, a bias of no numbers is none.
+        """Add a 2-D convolution (a correlation, as usual in networks).
 
-        Set stride, padding and groups on the layer. A window that is larger than the input needs
-        its ``padding`` here already.
+        Stride, padding and groups are set on the returned layer. If the window is larger than the
+        input, ``padding`` must be given here.
+
+        Args:
+            x: input tensor.
+            nb_output_maps: number K of output channels.
+            kernel_size: window size (R, S).
+            weights: array of K x C / groups x R x S elements.
+            bias: array of K elements; None or an empty array for no bias.
+            padding: zeros (H, W) on either side of the input.
         """
-        self.definition.value_of(x)  # or says what is none
+        self.definition.value_of(x)  # raises if x is not a tensor of this network
         groups = _groups_of(weights, nb_output_maps, x, kernel_size)
-        made = self.definition.add_convolution(
+        output = self.definition.add_convolution(
             x, nb_output_maps, kernel_size, weights, _optional(bias), padding=padding, groups=groups
         )
-        return self._windowed(made, groups)
+        return self._windowed(output, groups)
 
     def add_deconvolution(
         self,
@@ -367,13 +397,13 @@ class InferNetwork:
         *,
         padding: tuple[int, int] = (0, 0),
     ) -> InferLayer:
-        """Add a deconvolution; weights are C x K x R x S."""
-        self.definition.value_of(x)  # or says what is none
+        """Add a 2-D deconvolution; see `add_convolution`. Weights are C x K / groups x R x S."""
+        self.definition.value_of(x)  # raises if x is not a tensor of this network
         groups = _groups_of(weights, nb_output_maps, x, kernel_size)
-        made = self.definition.add_deconvolution(
+        output = self.definition.add_deconvolution(
             x, nb_output_maps, kernel_size, weights, _optional(bias), padding=padding, groups=groups
         )
-        return self._windowed(made, groups)
+        return self._windowed(output, groups)
 
     def add_fully_connected(
         self,
@@ -382,9 +412,12 @@ class InferNetwork:
         weights: ArrayLike,
         bias: ArrayLike | None = None,
     ) -> InferLayer:
-        """Add a fully connected layer: C x H x W becomes K x 1 x 1; weights are row-major."""
-        made = self.definition.add_fully_connected(x, nb_outputs, weights, _optional(bias))
-        return self._layer_of(made)
+        """Add a fully connected layer from C x H x W to K x 1 x 1.
+
+        The weights are row-major, K rows of C x H x W elements.
+        """
+        output = self.definition.add_fully_connected(x, nb_outputs, weights, _optional(bias))
+        return self._layer_of(output)
 
     def add_activation(self, x: Tensor, kind: ActivationType) -> InferLayer:
         """Add an activation."""
@@ -399,23 +432,27 @@ class InferNetwork:
         *,
         padding: tuple[int, int] = (0, 0),
     ) -> InferLayer:
-        """Add a pooling with stride 1; set another on the layer. A mean leaves the padding out."""
+        """Add a pooling of stride 1, which can be changed on the returned layer.
+
+        An average does not count the padding.
+        """
         name = PoolingType.of(kind).name.lower()
-        made = self.definition.add_pooling(x, name, window_size, stride=1, padding=padding)
-        return self._windowed(made, 1)
+        output = self.definition.add_pooling(x, name, window_size, stride=1, padding=padding)
+        return self._windowed(output, 1)
 
     def add_lrn(self, x: Tensor, window: int, alpha: float, beta: float, k: float) -> InferLayer:
-        """Add a normalisation across channels.
+        """Add a local response normalisation across channels.
 
-        Raises ShapeError: the window is even or beyond 1 … 15, or a parameter out of its range.
+        Raises:
+            ShapeError: the window is not odd or not in 1 to 15, or a parameter is out of range.
         """
         if require_int(window, "the window of LRN", ShapeError) not in _LRN_WINDOWS:
-            raise ShapeError(f"the window of LRN is {window}; it must be odd, 1 to 15")
+            raise ShapeError(f"the window of LRN is {window}; it must be odd and in 1 to 15")
         ranges = (("alpha", alpha, _LRN_ALPHA), ("beta", beta, _LRN_BETA))
         for name, value, (low, high) in (*ranges, ("k", k, _LRN_K)):
             require_float(value, f"{name} of LRN", ShapeError, low, high)
-        made = self.definition.add_lrn(x, window, alpha=alpha, beta=beta, k=k)
-        return self._layer_of(made)
+        output = self.definition.add_lrn(x, window, alpha=alpha, beta=beta, k=k)
+        return self._layer_of(output)
 
     def add_scale(
         self,
@@ -425,15 +462,15 @@ class InferNetwork:
         scale: ArrayLike | None = None,
         power: ArrayLike | None = None,
     ) -> InferLayer:
-        """Add ``(x * scale + shift) ^ power``; what is absent is 0, 1 and 1."""
-        made = self.definition.add_scale(
+        """Add ``(x * scale + shift) ^ power``; the defaults are shift 0, scale 1 and power 1."""
+        output = self.definition.add_scale(
             x,
             ScaleMode.of(mode).name.lower(),
             shift=_optional(shift),
             scale=_optional(scale),
             power=_optional(power),
         )
-        return self._layer_of(made)
+        return self._layer_of(output)
 
     def add_soft_max(self, x: Tensor) -> InferLayer:
         """Add a softmax across channels."""
@@ -446,22 +483,31 @@ class InferNetwork:
     def add_element_wise(
         self, first: Tensor, second: Tensor, operation: ElementWiseOperation
     ) -> InferLayer:
-        """Combine two tensors of one shape. Raises ShapeError: their dims differ."""
+        """Combine two tensors of the same dims element by element.
+
+        Raises:
+            ShapeError: the dims differ.
+        """
         for tensor in (first, second):
-            self.definition.value_of(tensor)  # or says what is none
+            self.definition.value_of(tensor)  # raises if it is not a tensor of this network
         if first.shape != second.shape:
-            raise ShapeError(f"elementwise needs equal dims, not {first.shape} and {second.shape}")
+            raise ShapeError(
+                f"an elementwise layer needs inputs of equal dims, not {first.shape} and "
+                f"{second.shape}"
+            )
         name = ElementWiseOperation.of(operation).name.lower()
         return self._layer_of(self.definition.add_elementwise(first, second, name))
 
-    def _layer_of(self, made: Tensor) -> InferLayer:
+    def _layer_of(self, tensor: Tensor) -> InferLayer:
+        """Return the layer that computes a tensor."""
         for layer in reversed(self.definition.layers):
-            if any(output.value is made.value for output in layer.outputs):
+            if any(output.value is tensor.value for output in layer.outputs):
                 return InferLayer(self, layer.nodes)
-        raise GraphError(f"{made.name} is not the output of a layer")
+        raise GraphError(f"{tensor.name} is not the output of a layer")
 
-    def _windowed(self, made: Tensor, groups: int) -> InferLayer:
-        layer = self._layer_of(made)
+    def _windowed(self, output: Tensor, groups: int) -> InferLayer:
+        """Return a new layer with windows, after its formula was applied."""
+        layer = self._layer_of(output)
         if groups != 1:
             self._unstated_groups.add(layer.layer.nodes[-1])
         self.apply_formula(layer)
@@ -469,7 +515,11 @@ class InferNetwork:
 
 
 def check_network(network: object) -> None:
-    """See to it that a network is one. Raises GraphError."""
+    """Check the type of a network.
+
+    Raises:
+        GraphError: the argument is not an `InferNetwork`.
+    """
     if not isinstance(network, InferNetwork):
         kind = type(network).__name__
         raise GraphError(f"expected a network from create_network, not {kind}")
@@ -481,13 +531,22 @@ def _at(items: Sequence[ItemT], index: int) -> ItemT | None:
 
 
 def _optional(numbers: ArrayLike | None) -> ArrayLike | None:
-    """Weights of count 0 stand for none."""
+    """Return weights, or None if the array is empty, as GIE's Weights of count 0."""
     empty = numbers is None or not require_array(numbers, "an array of weights", GraphError).size
     return None if empty else numbers
 
 
 def fixed_extents(shape: Shape, name: str, count: int | None = None) -> tuple[int, ...]:
-    """Extents as the documented API has them: numbers. Raises ShapeError: one is open."""
+    """Return the extents of a shape as numbers; GIE has no symbolic extents.
+
+    Args:
+        shape: the shape.
+        name: name of the tensor or layer, for messages.
+        count: required number of extents; None for any.
+
+    Raises:
+        ShapeError: an extent is symbolic, or there is another number of extents.
+    """
     if not all(isinstance(extent, int) for extent in shape):
         raise ShapeError(
             f"{[*map(str, shape)]} has symbolic extents; dims must be numbers", node=name
@@ -496,12 +555,12 @@ def fixed_extents(shape: Shape, name: str, count: int | None = None) -> tuple[in
 
 
 def _groups_of(weights: ArrayLike, count: int, x: Tensor, kernel_size: tuple[int, int]) -> int:
-    """The groups for which there are so many weights; 1 if for none."""
+    """Return the number of groups that follows from the number of weights; 1 if none fits."""
     count = require_int(count, "nb_output_maps", ShapeError, least=1)
     extents = require_ints(kernel_size, "kernel_size", ShapeError, count=2, least=1)
     channels, *_ = fixed_extents(x.shape[:1], x.name, 1)
-    every = count * channels * math.prod(extents)
+    dense_size = count * channels * math.prod(extents)  # number of weights without groups
     size = require_array(weights, "weights", GraphError).size
-    groups = every // (size or 1)
-    fits = groups * size == every
+    groups = dense_size // (size or 1)
+    fits = groups * size == dense_size
     return groups if fits and groups and not (count % groups or channels % groups) else 1

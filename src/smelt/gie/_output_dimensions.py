@@ -1,7 +1,8 @@
-"""How large the result of a convolution, deconvolution or pooling is, by the application's formula.
+"""Output sizes of convolutions, deconvolutions and poolings that an application's formula sets.
 
-The documented extents are those of windows that fit wholly. A formula may ask for others, as
-Caffe's rounding up does; the difference is made by what lies behind the last row and column.
+By default, the output has one row or column for each window that lies entirely within the padded
+input. A formula may return other sizes, such as Caffe's, which round up. They are produced by
+changing the padding after the last row and column, or the output padding of a deconvolution.
 """
 
 from __future__ import annotations
@@ -20,44 +21,66 @@ Pair = tuple[int, int]
 
 
 class OutputDimensionsFormula(Protocol):
-    """Says how many rows and columns a layer makes."""
+    """Function that computes the output size of a layer."""
 
     def __call__(self, dims: Pair, kernel: Pair, stride: Pair, padding: Pair, name: str, /) -> Pair:
-        """Return (H, W) of the output of the layer ``name`` for an input of ``dims``."""
+        """Return the output size (H, W) of a layer.
+
+        Args:
+            dims: (H, W) of the input.
+            kernel: (H, W) of the window.
+            stride: steps (H, W) between windows.
+            padding: zeros (H, W) on either side of the input.
+            name: name of the layer.
+        """
         ...
 
 
-def attributes_for(op: Op, dims: Pair, answer: object, name: str) -> dict[str, Any]:
-    """The attributes with which ``op`` makes the rows and columns that a formula answered.
+def attributes_for(op: Op, dims: Pair, result: object, name: str) -> dict[str, Any]:
+    """Return the attributes with which ``op`` has the output size that a formula returned.
 
-    Raises ShapeError: the answer is no pair of extents, or no padding behind the input does that.
+    Args:
+        op: convolution, deconvolution or pooling.
+        dims: (H, W) of the input.
+        result: return value of the formula.
+        name: name of the layer, for messages.
+
+    Raises:
+        ShapeError: the result is not a pair of positive integers, or no padding after the input
+            gives this output size.
     """
     windowed: Any = op
     refuse = partial(ShapeError, node=name)
-    wanted = require_ints(answer, "the formula's answer", refuse, count=len(dims), least=1)
+    sizes = require_ints(result, "the result of the formula", refuse, count=len(dims), least=1)
     pairs = [
-        _behind(windowed, axis, dims[axis], wanted[axis]) for axis in range(len(windowed.strides))
+        _end_padding(windowed, axis, dims[axis], sizes[axis])
+        for axis in range(len(windowed.strides))
     ]
     if any(pad < 0 for pad, _ in pairs):
         raise ShapeError(
-            f"the formula gives an output of {wanted} for an input of {dims}; a window of "
+            f"the formula gives an output of {sizes} for an input of {dims}; a window of "
             f"{windowed.kernel_shape} with stride {windowed.strides} cannot produce that",
             node=name,
         )
-    first = windowed.pads[: len(pairs)]
-    changes: dict[str, Any] = {"pads": (*first, *(pad for pad, _ in pairs))}
+    begin_pads = windowed.pads[: len(pairs)]
+    changes: dict[str, Any] = {"pads": (*begin_pads, *(pad for pad, _ in pairs))}
     if isinstance(op, ConvTranspose):
         changes["output_padding"] = tuple(extra for _, extra in pairs)
     return changes
 
 
-def _behind(op: Any, axis: int, extent: int, wanted: int) -> Pair:
-    """Padding behind an axis, and extents added behind the output."""
-    reach = (op.kernel_shape[axis] - 1) * op.dilations[axis] + 1
-    stride, before = op.strides[axis], op.pads[axis]
+def _end_padding(op: Any, axis: int, extent: int, output_extent: int) -> Pair:
+    """Return the padding at the end of an axis, and the output padding of a deconvolution.
+
+    A deconvolution grows by output padding and shrinks by padding. For a convolution or pooling the
+    padding is kept if it gives the size already; otherwise it is the one with which the last window
+    ends exactly at the end of the padded input. It is negative if the size is too small.
+    """
+    window = (op.kernel_shape[axis] - 1) * op.dilations[axis] + 1  # with dilation
+    stride, begin = op.strides[axis], op.pads[axis]
     if isinstance(op, ConvTranspose):
-        plain = (extent - 1) * stride + reach - 2 * before
-        return before + max(0, plain - wanted), max(0, wanted - plain)
-    if wanted == (extent + 2 * before - reach) // stride + 1:
-        return before, 0
-    return (wanted - 1) * stride + reach - extent - before, 0
+        default = (extent - 1) * stride + window - 2 * begin
+        return begin + max(0, default - output_extent), max(0, output_extent - default)
+    if output_extent == (extent + 2 * begin - window) // stride + 1:
+        return begin, 0
+    return (output_extent - 1) * stride + window - extent - begin, 0

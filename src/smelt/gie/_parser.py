@@ -1,4 +1,4 @@
-"""The Caffe parser in the documented vocabulary."""
+"""CaffeParser of GIE: reads a prototxt and a caffemodel into a network."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 
 class BlobNameToTensor:
-    """Caffe's blobs by name; a blob that is written in place stands for its last write."""
+    """Tensors by the names of Caffe's blobs; of a blob written in place, the last tensor."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = dict(tensors)
 
     def find(self, name: str) -> Tensor | None:
-        """Return the tensor of a blob, or None when there is none."""
+        """Return the tensor of a blob, or None if there is no such blob."""
         return self._tensors.get(name)
 
 
 class BinaryProtoBlob(Destroyable):
-    """A blob of its own, such as a mean image."""
+    """A blob from a file of its own, such as a mean image."""
 
     def __init__(self, array: Array) -> None:
         self._array = np.asarray(array, np.float32)
 
     def get_data(self) -> Array:
-        """Return the elements, (N, C, H, W)."""
+        """Return the elements as a float32 array of shape (N, C, H, W)."""
         return self._array
 
     def get_dimensions(self) -> tuple[int, ...]:
@@ -49,14 +49,14 @@ class BinaryProtoBlob(Destroyable):
 
     @override
     def destroy(self) -> None:
-        """Let go of the elements."""
+        """Release the elements."""
         self._array = np.zeros((0, 0, 0, 0), np.float32)
 
 
 class CaffeParser(Destroyable):
-    """Reads a deploy prototxt and its weights into a network.
+    """Parser that reads a deploy prototxt and its weights into a network.
 
-    The network keeps the weights alive by itself: the parser may be destroyed before the build.
+    The network holds references to the weights, so the parser may be destroyed before the build.
     """
 
     def __init__(self) -> None:
@@ -70,11 +70,20 @@ class CaffeParser(Destroyable):
         network: InferNetwork,
         dtype: DataType = DataType.FLOAT,
     ) -> BlobNameToTensor:
-        """Fill an empty network; nothing is marked as an output.
+        """Read a model into an empty network, without marking any output.
+
+        Args:
+            deploy: path of the prototxt.
+            model: path of the caffemodel.
+            network: an empty network.
+            dtype: element type of the weights.
+
+        Returns:
+            The network's tensors by the names of Caffe's blobs.
 
         Raises:
             ModelFormatError: a file cannot be read, or is larger than the protobuf buffer.
-            UnsupportedError: layers that cannot be imported, every one with its reason.
+            UnsupportedError: layers cannot be imported; every one is listed with its reason.
         """
         self._check_open()
         check_network(network)
@@ -87,11 +96,15 @@ class CaffeParser(Destroyable):
         return BlobNameToTensor(blobs)
 
     def set_protobuf_buffer_size(self, size_bytes: int) -> None:
-        """Refuse models of more bytes; by default any size is read."""
+        """Set the largest size of a model file in bytes; without it, files of any size are read."""
         self._buffer_bytes = require_int(size_bytes, "the buffer's size", ContextError, least=0)
 
     def parse_binary_proto(self, path: str | os.PathLike[str]) -> BinaryProtoBlob:
-        """Read a blob in a file of its own, such as a mean image. Raises ModelFormatError."""
+        """Read a blob from a file of its own, such as a mean image.
+
+        Raises:
+            ModelFormatError: the file cannot be read.
+        """
         from smelt.importers.caffe import read_mean
 
         self._check_open()
@@ -99,7 +112,7 @@ class CaffeParser(Destroyable):
 
     @override
     def destroy(self) -> None:
-        """End the parser's life; again is harmless."""
+        """Destroy the parser; a second call does nothing."""
         self._is_open = False
 
     def _check_open(self) -> None:
@@ -112,8 +125,8 @@ class CaffeParser(Destroyable):
             return
         if (size := os.path.getsize(path)) > self._buffer_bytes:
             raise ModelFormatError(
-                f"{path} has {size} bytes and the protobuf buffer {self._buffer_bytes}; "
-                "raise it with set_protobuf_buffer_size"
+                f"{path} has {size} bytes, more than the protobuf buffer of {self._buffer_bytes} "
+                "bytes; enlarge the buffer with set_protobuf_buffer_size"
             )
 
 
@@ -123,4 +136,4 @@ def create_caffe_parser() -> CaffeParser:
 
 
 def shutdown_protobuf_library() -> None:
-    """Do nothing: there is no global protobuf state to take down. Kept for ported programs."""
+    """Do nothing. Ported programs call this function, but smelt has no global protobuf state."""

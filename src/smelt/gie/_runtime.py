@@ -1,4 +1,4 @@
-"""Engines and contexts in the documented vocabulary."""
+"""InferRuntime, CudaEngine and InferContext of GIE: load and run engines."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ if TYPE_CHECKING:
 
 
 class InferContext(Destroyable):
-    """Runs an engine on the application's buffers: contiguous float32 NCHW, indexed by binding."""
+    """Execution context that runs an engine on the application's buffers.
+
+    Buffers are contiguous float32 NCHW, in the order of the engine's bindings.
+    """
 
     def __init__(self, engine: CudaEngine, context: ExecutionContext) -> None:
         self.engine = engine
         self.context = context
         self.debug_sync = False
-        """Whether the logger hears of each layer that `execute` has run; `enqueue` says nothing."""
+        """Whether `execute` logs each layer with its time; `enqueue` never does."""
 
     def set_debug_sync(self, sync: bool) -> None:  # noqa: FBT001  (the documented signature)
-        """Let the logger hear of each layer that `execute` has run."""
+        """Enable logging of each layer and its time in `execute`."""
         self.debug_sync = sync
 
     def execute(self, batch_size: int, bindings: Sequence[Any]) -> bool:
-        """Run once and return when the outputs are there: always True, failures are raised.
+        """Run once, wait for the outputs, and return True; failures are raised.
 
         Raises:
             ContextError: the batch is larger than the engine's, or the context is in use.
@@ -59,13 +62,20 @@ class InferContext(Destroyable):
         stream: Stream,
         event: Event | None = None,
     ) -> bool:
-        """Queue one run on a stream; ``event`` is signalled when the inputs may be refilled."""
+        """Enqueue one run on a stream and return True.
+
+        Args:
+            batch_size: number of items in the batch.
+            bindings: buffers in the order of the engine's bindings.
+            stream: the stream.
+            event: event that is signalled when the input buffers may be overwritten.
+        """
         self.context.enqueue(batch_size, bindings, stream, input_consumed=event)
         return True
 
     @property
     def profiler(self) -> Profiler | None:
-        """Told the time of every layer after each execution, synchronous or not."""
+        """Profiler that receives the time of every layer after each execution, or None."""
         return self.context.profiler
 
     @profiler.setter
@@ -73,17 +83,17 @@ class InferContext(Destroyable):
         self.context.profiler = profiler
 
     def set_profiler(self, profiler: Profiler | None) -> None:
-        """Set what is told the times; None for nothing."""
+        """Set the profiler that receives the layers' times; None for no profiling."""
         self.profiler = profiler
 
     @override
     def destroy(self) -> None:
-        """Give back the context's memory; again is harmless."""
+        """Release the context's memory; a second call does nothing."""
         self.context.close()
 
 
 class _LayerLog:
-    """Tells a logger of each layer, and the application's profiler if there is one."""
+    """Profiler that logs each layer's time and passes it to the application's profiler, if any."""
 
     def __init__(self, logger: Logger, profiler: Profiler | None) -> None:
         self._logger, self._profiler = logger, profiler
@@ -96,7 +106,7 @@ class _LayerLog:
 
 
 class CudaEngine(Destroyable):
-    """A built engine. The name is the guide's; the device is whatever it was built for."""
+    """A built engine. The name is the guide's; the engine may be for any device."""
 
     def __init__(self, engine: Engine, logger: Logger) -> None:
         self.engine = engine
@@ -108,23 +118,26 @@ class CudaEngine(Destroyable):
         return len(self.engine.bindings)
 
     def get_binding_index(self, name: str) -> int:
-        """Return the index of a tensor by its name, or -1."""
+        """Return the index of the binding of a name, or -1 if there is none."""
         names = [binding.name for binding in self.engine.bindings]
         require_str(name, "a binding's name", ContextError)
         return names.index(name) if name in names else -1
 
     def get_binding_name(self, index: int) -> str | None:
-        """Return the name of a binding, or None when there is none."""
+        """Return the name of a binding, or None if the index is out of range."""
         binding = self._binding(index)
         return None if binding is None else binding.name
 
     def binding_is_input(self, index: int) -> bool:
-        """Return whether a binding is an input."""
+        """Return whether a binding is an input; False if the index is out of range."""
         binding = self._binding(index)
         return binding is not None and binding.is_input
 
     def get_binding_dimensions(self, index: int) -> tuple[int, ...]:
-        """Return the dims (C, H, W) of a binding, less the batch; (0, 0, 0) when there is none."""
+        """Return the dims (C, H, W) of a binding without its batch.
+
+        The result is (0, 0, 0) if the index is out of range.
+        """
         binding = self._binding(index)
         if binding is None:
             return (0, 0, 0)
@@ -137,7 +150,7 @@ class CudaEngine(Destroyable):
 
     @property
     def max_batch_size(self) -> int:
-        """The largest batch; smaller ones run too."""
+        """Largest batch that the engine runs."""
         return self.engine.max_batch_size or 1
 
     @property
@@ -147,11 +160,11 @@ class CudaEngine(Destroyable):
 
     @property
     def workspace_size(self) -> int:
-        """Bytes of scratch that a step needs at most; each context has its own."""
+        """Largest scratch memory of a step in bytes; each context allocates its own."""
         return max(int(plan["workspace_bytes"]) for plan in self.optimisations())
 
     def serialize(self, stream: BinaryIO | None = None) -> bytes:
-        """Return the engine's bytes; write them to ``stream`` as well, if there is one."""
+        """Return the serialised engine; also write it to ``stream``, if given."""
         writer: Any = stream
         if writer is not None and not callable(getattr(writer, "write", None)):
             raise ContextError(
@@ -163,30 +176,31 @@ class CudaEngine(Destroyable):
         return data
 
     def create_execution_context(self) -> InferContext:
-        """Return a context; several may be at work at once and share the weights."""
+        """Return a new context; contexts share the weights and may run concurrently."""
         return InferContext(self, self.engine.create_context())
 
     def execute(self, context: InferContext, bindings: Sequence[Any]) -> bool:
-        """Run a context of this engine on its largest batch: the guide's other spelling.
+        """Run a context of this engine at the largest batch; the guide also has this form.
 
-        Raises ContextError: the context belongs to another engine.
+        Raises:
+            ContextError: the context belongs to another engine.
         """
         if getattr(context, "engine", None) is not self:
             raise ContextError("the context belongs to another engine")
         return context.execute(self.max_batch_size, bindings)
 
     def optimisations(self) -> list[dict[str, Any]]:
-        """Return what the build did to the graph, one entry a plan."""
+        """Return the build report of each plan, which lists the optimisations of the graph."""
         return list(cast("list[dict[str, Any]]", parse_json(self.engine.header.report)))
 
     @override
     def destroy(self) -> None:
-        """Let go of code and weights; contexts go on. Again is harmless."""
+        """Release the engine; its contexts stay valid. A second call does nothing."""
         self.engine.close()
 
 
 class InferRuntime(Destroyable):
-    """Brings serialised engines back."""
+    """Runtime that deserialises engines."""
 
     def __init__(self, logger: Logger) -> None:
         self.logger = adopt(self, logger)
@@ -195,11 +209,15 @@ class InferRuntime(Destroyable):
     def deserialize_cuda_engine(
         self, source: bytes | bytearray | memoryview | BinaryIO | str | os.PathLike[str]
     ) -> CudaEngine:
-        """Return the engine that was serialised; it behaves as the one that was built.
+        """Return the engine from its serialised form.
+
+        Args:
+            source: bytes, a binary file, or a path.
 
         Raises:
-            EngineMismatchError: it was built on another platform or by another version.
-            EngineFormatError: the bytes are no engine.
+            EngineMismatchError: the engine was built for another platform or by another version.
+            EngineFormatError: the bytes are not a valid engine.
+            ContextError: the runtime was destroyed.
         """
         if not self._is_open:
             raise ContextError("this runtime was destroyed; create another")
@@ -212,11 +230,11 @@ class InferRuntime(Destroyable):
 
     @override
     def destroy(self) -> None:
-        """End the runtime's life; its engines go on. Again is harmless."""
+        """Destroy the runtime. Its engines stay valid; a second call does nothing."""
         self._is_open = False
         release(self)
 
 
 def create_infer_runtime(logger: Logger) -> InferRuntime:
-    """Return a runtime that reports to ``logger``; as for builders, one logger serves all."""
+    """Return a runtime that logs to ``logger``, which is shared as by `create_infer_builder`."""
     return InferRuntime(logger)

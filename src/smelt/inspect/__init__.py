@@ -1,4 +1,4 @@
-"""What an engine is made of and why: as values, text, JSON, HTML and SVG."""
+"""Reports on the contents of an engine, as values, text, JSON, HTML and SVG."""
 
 from smelt.inspect._html import report_to_html
 from smelt.inspect._json import report_to_json

@@ -1,25 +1,25 @@
-// Moves, zooms and searches the pictures of graphs in a report. It reads the picture alone, and
-// writes no HTML: whatever a layer is called stays text. Without it the pictures scroll as they are.
+// Panning, zooming and searching of the graphs in a report. The script reads only the SVG and writes
+// no HTML, so names of layers stay text. Without the script, the graphs can be scrolled.
 "use strict";
 
 const ZOOM = 1.25;
-const STEP = 80; // pixels that an arrow key moves
-const NEAREST = 8, FARTHEST = 1 / 1024; // pixels by unit of the picture
+const STEP = 80; // pixels that an arrow key moves the graph
+const MAX_SCALE = 8, MIN_SCALE = 1 / 1024; // pixels per unit of the picture
 
 function follow(figure) {
   const view = figure.querySelector(".view");
   const svg = view.querySelector("svg");
   const field = figure.querySelector("input");
-  const told = figure.querySelector("output");
-  const whole = svg.viewBox.baseVal;
-  const picture = { width: whole.width, height: whole.height };
+  const status = figure.querySelector("output");
+  const viewBox = svg.viewBox.baseVal;
+  const picture = { width: viewBox.width, height: viewBox.height };
   const boxes = [...svg.querySelectorAll("g")].map((group) => ({
     group,
     text: group.querySelector("title").textContent.toLowerCase(),
   }));
   let scale = 1;
   let middle = { x: picture.width / 2, y: 0 };
-  let found = [];
+  let matches = [];
   let current = -1;
 
   function draw() {
@@ -31,15 +31,17 @@ function follow(figure) {
       "viewBox", `${middle.x - width / 2} ${middle.y - height / 2} ${width} ${height}`);
   }
 
-  // Where the middle of what is shown may be: what is smaller than the window stands in its middle.
-  function within(place, shown, all) {
-    return shown >= all ? all / 2 : Math.min(Math.max(place, shown / 2), all - shown / 2);
+  // Returns the nearest allowed middle of the visible part along an axis. A picture that is smaller
+  // than the window is centred.
+  function within(position, visible, total) {
+    return visible >= total ? total / 2
+      : Math.min(Math.max(position, visible / 2), total - visible / 2);
   }
 
-  // Zooms by a factor around a point of the window, given from its middle in pixels.
+  // Zooms by a factor around a point of the window, in pixels from the middle of the window.
   function zoom(factor, x = 0, y = 0) {
     const before = scale;
-    scale = Math.min(Math.max(scale * factor, FARTHEST), NEAREST);
+    scale = Math.min(Math.max(scale * factor, MIN_SCALE), MAX_SCALE);
     middle.x += x / before - x / scale;
     middle.y += y / before - y / scale;
     draw();
@@ -55,40 +57,40 @@ function follow(figure) {
 
   function fit() {
     const scales = [view.clientWidth / picture.width, view.clientHeight / picture.height];
-    scale = Math.max(Math.min(...scales, 1), FARTHEST);
+    scale = Math.max(Math.min(...scales, 1), MIN_SCALE);
     draw();
   }
 
   function search(text) {
-    const wanted = text.trim().toLowerCase();
-    found = [];
+    const term = text.trim().toLowerCase();
+    matches = [];
     for (const box of boxes) {
-      const fits = wanted !== "" && box.text.includes(wanted);
+      const fits = term !== "" && box.text.includes(term);
       box.group.classList.toggle("found", fits);
-      if (fits) found.push(box);
+      if (fits) matches.push(box);
     }
-    told.value = wanted && !found.length ? "no match" : "";
+    status.value = term && !matches.length ? "no match" : "";
     show(0);
   }
 
-  // Shows what was found at a place of the list, which goes round.
-  function show(place) {
+  // Shows the match of an index, modulo the number of matches.
+  function show(number) {
     if (current >= 0) boxes[current].group.classList.remove("current");
     current = -1;
-    if (!found.length) return;
-    const at = ((place % found.length) + found.length) % found.length;
-    current = boxes.indexOf(found[at]);
+    if (!matches.length) return;
+    const index = ((number % matches.length) + matches.length) % matches.length;
+    current = boxes.indexOf(matches[index]);
     const box = boxes[current].group;
     box.classList.add("current");
     const { x, y, width, height } = box.querySelector("rect").getBBox();
     middle = { x: x + width / 2, y: y + height / 2 };
     scale = Math.max(scale, 1);
     draw();
-    told.value = `${at + 1} of ${found.length}`;
+    status.value = `${index + 1} of ${matches.length}`;
   }
 
   function next(step) {
-    show(found.indexOf(boxes[current]) + step);
+    show(matches.indexOf(boxes[current]) + step);
   }
 
   const actions = {
@@ -131,7 +133,7 @@ function follow(figure) {
       zoom(Math.exp(-y / 200), event.clientX - left, event.clientY - top);
       event.preventDefault();
     } else if (event.shiftKey && !x ? move(y, 0) : move(x, y)) {
-      event.preventDefault(); // at its end the page goes on
+      event.preventDefault(); // at the end of the graph, the page scrolls
     }
   }, { passive: false });
   view.addEventListener("pointerdown", (event) => {
@@ -152,7 +154,7 @@ function follow(figure) {
   }
   new ResizeObserver(draw).observe(view);
 
-  // The fragment #search=TEXT searches: a link can point to a layer.
+  // The fragment #search=TEXT starts a search, so that a link can point to a layer.
   function searchFragment() {
     const text = new URLSearchParams(location.hash.slice(1)).get("search");
     if (text === null) return;
@@ -169,8 +171,8 @@ function follow(figure) {
 
 document.querySelectorAll("figure.graph").forEach(follow);
 
-// A slash searches from anywhere on the page, except where text is written. A graph that has the
-// focus searches itself; from elsewhere the first one does.
+// The key / starts a search anywhere on the page, except in text fields. It searches the graph that
+// has the focus, or else the first one.
 addEventListener("keydown", (event) => {
   const held = event.ctrlKey || event.metaKey || event.altKey;
   if (event.key !== "/" || held || event.defaultPrevented) return;

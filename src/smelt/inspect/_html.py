@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else."""
+"""The report as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -96,22 +96,22 @@ pre { background: var(--card); border-radius: 8px; padding: .7rem .9rem; overflo
 _BUTTONS: Final = (
     ("previous", "&lsaquo;", "previous", "Shift+Enter, N"),
     ("next", "&rsaquo;", "next", "Enter, n"),
-    ("in", "+", "nearer", "+, or Ctrl and the wheel"),
-    ("out", "&minus;", "farther", "-, or Ctrl and the wheel"),
-    ("fit", "All", "everything", "0"),
+    ("in", "+", "zoom in", "+, or Ctrl and the wheel"),
+    ("out", "&minus;", "zoom out", "-, or Ctrl and the wheel"),
+    ("fit", "All", "show everything", "0"),
 )
-"""Value, text, title and keys of the buttons above a graph."""
-_MAX_ALIKE: Final = 3
-"""Layers of which a pass says the same in a row each; more are one row."""
+"""Value, text, title and keys of each button above a graph."""
+_MAX_EQUAL_ROWS: Final = 3
+"""Largest number of layers with the same note of a pass that get a row each; more share one row."""
 _CODE_NUMBERS: Final = (*use_heads(timed=True), *CODE_HEADS[1:-1])
 _ROOFLINE_NUMBERS: Final = ("MFLOP", "moved", "flop/byte", "bound", "time", "share")
 
 
 def report_to_html(report: EngineReport) -> str:
-    """The report as a complete HTML document, which fetches nothing.
+    """Return the report as a complete HTML document that loads no other resource.
 
-    It runs our own script alone, which moves and searches the graph: the browser is told the
-    script's hash, so that nothing in a name could ever be run, were it not escaped.
+    The only script moves and searches the graph. The content security policy allows only a script
+    of its hash, so that no text of an engine could run even if it were not escaped.
     """
     report, script = masked_report(report), _script()
     parts = [
@@ -140,6 +140,7 @@ def _policy(script: str) -> str:
 
 
 def _head(report: EngineReport) -> Iterator[str]:
+    """Yield the HTML of the engine's summary."""
     yield f"<h1>{escape(report.network)}</h1>"
     yield (
         f"<p>An engine for {escape(report.device)}: {escape(machine_of(report))}, "
@@ -184,6 +185,7 @@ def _facts(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
+    """Yield the HTML of a plan."""
     ranges = format_plan_sizes(plan)
     title = "Plan" if len(report.plans) == 1 else f"Plan {number + 1}"
     yield f"<h2>{title}{escape(f' for {ranges}' if ranges else '')}</h2>"
@@ -209,8 +211,8 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
     yield from _layers(plan.layers)
     yield "<h3>Roofline</h3>"
     note = roofline_note(report)
-    detail = f"; {there}" if (there := counted_at(plan)) else ""
-    yield f"<p>{escape(f'{_sentence(note)} {_sentence(WORK_NOTE + detail)}')}</p>"
+    at_sizes = f"; {sizes}" if (sizes := counted_at(plan)) else ""
+    yield f"<p>{escape(f'{_sentence(note)} {_sentence(WORK_NOTE + at_sizes)}')}</p>"
     timed = is_timed(report)
     heads = roofline_heads(timed=timed)
     yield _table(heads, _roofline(plan, timed=timed), numbers=_ROOFLINE_NUMBERS)
@@ -229,10 +231,11 @@ def _memory(plan: PlanReport) -> Iterator[str]:
 
 
 def _graph(plan: PlanReport, bindings: Sequence[BindingReport]) -> Iterator[str]:
+    """Yield the HTML of a graph with its buttons and search field."""
     boxes = len(plan.nodes) + len(bindings)
     if boxes > MAX_GRAPH_BOXES:
         drawn = f"{boxes} boxes, of which the first {MAX_GRAPH_BOXES} are drawn"
-        yield f'<p class="no">It has {drawn}.</p>'
+        yield f'<p class="no">The graph has {drawn}.</p>'
     buttons = "".join(
         f'<button type="button" value="{value}" title="{title} ({key})">{text}</button>'
         for value, text, title, key in _BUTTONS
@@ -241,11 +244,12 @@ def _graph(plan: PlanReport, bindings: Sequence[BindingReport]) -> Iterator[str]
     yield '<label>Search <input type="search" placeholder="layer, op, type or tactic"/></label>'
     yield f"{buttons}<output></output></div>"
     yield '<div class="view" tabindex="0" role="group" aria-label="The graph. Arrows move, plus and'
-    yield ' minus zoom, 0 shows everything, / searches, n goes to the next that was found.">'
+    yield ' minus zoom, 0 shows everything, / searches, n goes to the next match.">'
     yield f"{graph_to_svg(plan, bindings)}</div></figure>"
 
 
 def _layers(layers: Sequence[LayerReport]) -> Iterator[str]:
+    """Yield the HTML table of layers with their tactics."""
     yield '<div class="wide">'
     yield "<table><tr><th>layer</th><th>op</th><th>output</th><th>format</th><th>tactic</th></tr>"
     for layer in layers:
@@ -260,6 +264,7 @@ def _layers(layers: Sequence[LayerReport]) -> Iterator[str]:
 
 
 def _tactic(layer: LayerReport) -> Iterator[str]:
+    """Yield the HTML of a layer's tactic, with its alternatives in a folded table."""
     chosen = _code(layer.tactic)
     if not layer.candidates and not layer.refusals:
         yield chosen
@@ -279,23 +284,24 @@ def _tactic(layer: LayerReport) -> Iterator[str]:
 
 
 def _passes(plan: PlanReport) -> Iterator[str]:
+    """Yield the HTML of the passes' notes; many layers with the same note share a row."""
     rows: list[tuple[str, str, str]] = []
-    for one in plan.passes:
-        for detail, notes in groupby(one.notes, key=_kept_detail):
+    for summary in plan.passes:
+        for detail, notes in groupby(summary.notes, key=_detail_of_unchanged):
             pairs = [_note(note) for note in notes]
-            if detail and len(pairs) > _MAX_ALIKE:
+            if detail and len(pairs) > _MAX_EQUAL_ROWS:
                 layers = "".join(f"<li>{layers}</li>" for layers, _ in pairs)
                 pairs = [(_folded(f"{len(pairs)} layers", f"<ul>{layers}</ul>"), escape(detail))]
-            rows += [(_code(one.name), *cells) for cells in pairs]
-    yield _table(("pass", "layers", "what, or why not"), rows) if rows else "<p>Nothing.</p>"
+            rows += [(_code(summary.name), *cells) for cells in pairs]
+    yield _table(("pass", "layers", "change, or why not"), rows) if rows else "<p>Nothing.</p>"
     if plan.storage:
         yield f"<details><summary>{counted(len(plan.storage), 'note')} on storage</summary><ul>"
         yield from (f"<li>{escape(note)}</li>" for note in plan.storage)
         yield "</ul></details>"
 
 
-def _kept_detail(note: PassNote) -> str:
-    """What was done within layers that stay; empty where layers become others."""
+def _detail_of_unchanged(note: PassNote) -> str:
+    """Return the detail of a note whose layers keep their names; empty if they change."""
     return note.detail if note.applied and note.before == note.after else ""
 
 
@@ -322,9 +328,10 @@ def _anchor(symbol: str) -> str:
 
 
 def _kernels(report: EngineReport) -> Iterator[str]:
+    """Yield the HTML of the kernels, with their source text if the report has it."""
     yield "<h2>Kernels</h2>"
     if report.no_sources:
-        yield f'<p class="no">Their text is not shown: {escape(report.no_sources)}.</p>'
+        yield f'<p class="no">Their source is not shown: {escape(report.no_sources)}.</p>'
     has_codes = any(kernel.codes for kernel in report.kernels)
     if has_codes:
         yield "<p>Registers and local memory (spilled registers) are per thread, shared memory"
@@ -343,11 +350,12 @@ def _kernels(report: EngineReport) -> Iterator[str]:
         yield "<h3>Source</h3>"
     for kernel in report.kernels:
         for source in kernel.sources:
-            made_for = f"{source.language} for {', '.join(source.architectures)}"
-            yield _folded(f"{kernel.symbol}: {made_for}", f"<pre>{escape(source.text)}</pre>")
+            kind = f"{source.language} for {', '.join(source.architectures)}"
+            yield _folded(f"{kernel.symbol}: {kind}", f"<pre>{escape(source.text)}</pre>")
 
 
 def _kernel(kernel: KernelReport, *, timed: bool) -> Iterator[str]:
+    """Yield the table rows of a kernel, one for each architecture."""
     problems = "".join(
         f'<br><span class="no">{escape(f"{code.architecture}: {code.problem}")}</span>'
         for code in kernel.codes
@@ -366,13 +374,14 @@ def _kernel(kernel: KernelReport, *, timed: bool) -> Iterator[str]:
 
 
 def _weights(report: EngineReport) -> Iterator[str]:
+    """Yield the HTML table of packed weights, folded."""
     yield "<h2>Weights</h2>"
     rows = [
         (
             escape(w.name),
             _code(f"{w.dtype}{list(w.shape)}"),
             format_bytes(w.size_bytes),
-            escape(", ".join(w.sources)) or "cannot be",
+            escape(", ".join(w.sources)) or "not refittable",
         )
         for w in report.weights
     ]
@@ -391,7 +400,7 @@ def _code(text: str) -> str:
 def _table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: Collection[str] = ()
 ) -> str:
-    """A table of cells that are HTML already; columns of numbers stand on the right."""
+    """Return an HTML table of cells that are HTML already; columns of numbers are right-aligned."""
     kinds = [_kind(head, numbers) for head in heads]
 
     def line(row: Sequence[str]) -> str:

@@ -1,18 +1,25 @@
-"""The report as JSON values. The keys are stable: scripts rely on them.
+"""The report as JSON values. The keys are stable, because scripts use them.
 
-Top level: ``network``, ``device``, ``architecture``, ``features``, ``libraries`` (what it calls
-wherever it runs), ``multiprocessors`` (of the GPU for which it was tuned; null for processors),
-``tuned_on`` (where tactics were timed: the GPU and its driver, the processor and its threads; empty
-where they were chosen by estimates), ``system``, ``version``, ``max_batch_size``,
-``reference_steps`` (an integer), ``reference_ops`` (a list of op names), ``reference_layers``
-(whose they are), ``host_copy_bytes`` (0 where nothing is copied for them), ``weight_bytes``,
-``bindings``, ``plans``, ``weights``, ``kernels``, ``signer`` (null for an engine that is not from a
-file), ``peaks`` (null where the device is not known), ``no_sources`` (why there are none, where
-they were asked for), ``is_retunable``. What lies below has the names of the fields of
-`smelt.inspect`'s values; a plan's ``layers`` carry tactics, formats, candidates, refusals, launches
-and their work beside the roofline, ``counted_at`` the sizes for which that is told, ``passes`` what
-was fused and why not, ``memory`` the life of each tensor, a weight's ``sources`` what `refit` takes
-for it, a kernel's ``codes`` what a GPU gives it, and its ``sources`` its text.
+Keys of the top level:
+
+* ``network``, ``device``, ``architecture``, ``features``, ``system``, ``version``,
+  ``max_batch_size``, ``weight_bytes``, ``is_retunable``
+* ``libraries``: libraries that the engine needs at run time
+* ``multiprocessors``: number of those of the GPU that the engine was tuned for; null for processors
+* ``tuned_on``: where tactics were timed (the GPU and its driver, or the processor and its threads);
+  empty if they were chosen by cost estimates
+* ``reference_steps`` (an integer), ``reference_ops`` (names of their ops), ``reference_layers``
+  (their layers), ``host_copy_bytes`` (bytes that each run copies for them)
+* ``bindings``, ``plans``, ``weights``, ``kernels``: lists
+* ``signer``: null for an engine that was not read from a file
+* ``peaks``: peak rates; null if they are not known
+* ``no_sources``: why kernel sources were requested but are missing
+
+Keys below have the names of the fields of the values of `smelt.inspect`. A plan's ``layers`` have
+tactics, formats, candidates, refusals, launches and work; ``counted_at`` has the sizes for which
+the work is counted; ``passes`` has fusions and the reasons against them; ``memory`` has the
+lifetime of each tensor. A weight's ``sources`` are the arrays for `refit`; a kernel's ``codes`` are
+its resources on each architecture, its ``sources`` its source text.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def report_to_json(report: EngineReport) -> dict[str, Any]:
-    """The report as values that JSON has."""
+    """Return the report as values of JSON's types."""
     fields = asdict(report)
     parts = {name: fields.pop(name) for name in ("bindings", "plans", "weights", "kernels")}
     if fields["peaks"] is not None:

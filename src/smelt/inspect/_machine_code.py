@@ -1,4 +1,4 @@
-"""What a GPU's multiprocessor gives an engine's kernels, as their machine code says."""
+"""Resources and occupancy of GPU kernels, read from their cubins."""
 
 from __future__ import annotations
 
@@ -19,43 +19,49 @@ if TYPE_CHECKING:
     from smelt.engine import EngineHeader
 
 _MAX_ARCHITECTURES: Final = 16
+"""Largest number of an engine's architectures that are read."""
 
 
 class CubinReader:
-    """Reads the kernels of one engine, and no more bytes than a sound one can have."""
+    """Reads the kernels of one engine, with a limit on the bytes that a damaged engine can cost."""
 
     def __init__(self, header: EngineHeader, code: bytes) -> None:
         self._code = code
         self._offsets = dict(header.symbols)
         names = header.fingerprint.architecture.split(",")
         self._architectures = names[:_MAX_ARCHITECTURES]
-        # Sound records lie side by side; in others, each could hold all that follow.
+        # Valid records do not overlap, so together they are at most as large as the code. In a
+        # damaged engine, each record could contain all that follow, and reading would be quadratic.
         self._budget = len(code)
 
     def codes(self, symbol: str) -> tuple[CodeReport, ...]:
-        """What a kernel takes on each architecture."""
+        """Return the resources of a kernel on each architecture."""
         return tuple(self._code_of(symbol, n) for n in range(len(self._architectures)))
 
-    def _code_of(self, symbol: str, place: int) -> CodeReport:
-        name = self._architectures[place]
+    def _code_of(self, symbol: str, index: int) -> CodeReport:
+        """Return the resources of a kernel on the architecture of an index."""
+        name = self._architectures[index]
         if symbol not in self._offsets:
-            return CodeReport(name, problem="the engine has no code for it")
+            return CodeReport(name, problem="the engine has no code for this kernel")
         if self._budget < 0:
-            return CodeReport(name, problem="kernels overlap")
+            return CodeReport(
+                name, problem="the records of kernels overlap, so the engine is damaged"
+            )
         try:
-            kernel = read_record(self._code, self._offsets[symbol], place)
+            kernel = read_record(self._code, self._offsets[symbol], index)
         except EngineFormatError as error:
             return CodeReport(name, problem=str(error))
         if isinstance(kernel, LibraryCall):
-            called = LIBRARIES[kernel.provider].of_version(kernel.version)
-            return CodeReport(name, problem=f"it is a call of {called}")
+            library = LIBRARIES[kernel.provider].of_version(kernel.version)
+            return CodeReport(name, problem=f"the kernel is a call of {library}")
         self._budget -= len(kernel.cubin)
         return _code_report(name, kernel)
 
 
 def _code_report(name: str, kernel: CudaKernel) -> CodeReport:
+    """Return the resources of a kernel on an architecture, and its occupancy if that is known."""
     try:
-        found = resources_of(kernel.cubin, kernel.entry)
+        resources = resources_of(kernel.cubin, kernel.entry)
     except EngineFormatError as error:
         return CodeReport(
             name,
@@ -63,19 +69,19 @@ def _code_report(name: str, kernel: CudaKernel) -> CodeReport:
             dynamic_shared_bytes=kernel.dynamic_shared_bytes,
             problem=str(error),
         )
-    limits = {f"sm_{number}": one for number, one in SM_RESOURCES.items()}.get(name)
+    limits = {f"sm_{number}": sm for number, sm in SM_RESOURCES.items()}.get(name)
     blocks, limited_by = None, ""
     if limits is not None:
-        shared = found.static_shared_bytes + kernel.dynamic_shared_bytes
-        blocks, limited_by = limits.resident_blocks(kernel.threads, found.registers, shared)
+        shared = resources.static_shared_bytes + kernel.dynamic_shared_bytes
+        blocks, limited_by = limits.resident_blocks(kernel.threads, resources.registers, shared)
     return CodeReport(
         architecture=name,
         threads=kernel.threads,
-        registers=found.registers,
-        static_shared_bytes=found.static_shared_bytes,
+        registers=resources.registers,
+        static_shared_bytes=resources.static_shared_bytes,
         dynamic_shared_bytes=kernel.dynamic_shared_bytes,
-        local_bytes=found.local_bytes,
-        code_bytes=found.code_bytes,
+        local_bytes=resources.local_bytes,
+        code_bytes=resources.code_bytes,
         blocks=blocks,
         occupancy=None if limits is None else (blocks or 0) * kernel.threads / limits.threads,
         limited_by=limited_by,

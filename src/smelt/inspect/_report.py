@@ -1,4 +1,4 @@
-"""The report on an engine, as values. Sizes are in bytes, at each plan's largest shapes."""
+"""Dataclasses of the report on an engine. Sizes are in bytes, at each plan's largest shapes."""
 
 from __future__ import annotations
 
@@ -10,116 +10,128 @@ from smelt.errors import remove_controls, sanitize_name
 
 @dataclass(frozen=True, slots=True)
 class BindingReport:
-    """An input or output."""
+    """An input or output of an engine."""
 
     name: str
     is_input: bool
     dtype: str
     shape: tuple[int | str, ...]
-    """Extents; a symbol's name where a run decides."""
+    """Extents; a symbolic one is given as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateReport:
-    """A way to run a layer that was considered."""
+    """A tactic that was considered for a layer."""
 
     tactic: str
     seconds: float | None
-    """Measured, or estimated where nothing was timed; None for what was not promising enough to be
-    timed, and for what gave wrong or moving results and was disqualified."""
+    """Measured time of the tactic, or the cost estimate if no tactic was timed.
+
+    None for a tactic that was not promising enough to be timed, or that was rejected because its
+    results were wrong or differed between runs.
+    """
     formats: str
-    """Of what it reads and writes, where others of the layer have other formats; else empty."""
+    """Formats of inputs and outputs; empty if all candidates of the layer have the same."""
     network_seconds: float | None
-    """Measured in the whole network, with what it costs the layers around; None for what was not
-    tried there. Where there are such times, they decide."""
+    """Time measured in the whole network, including the effect on neighbouring layers.
+
+    None for a tactic that was not tried in the network. If there are such times, they determine the
+    choice.
+    """
     chosen: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """A kernel's run within a layer."""
+    """A launch of a kernel by a layer."""
 
     kernel: str
-    """The kernel's symbol."""
+    """Symbol of the kernel."""
     blocks: int | None
-    """Blocks of threads on a GPU; on a processor, pieces of work for its threads."""
+    """Number of thread blocks on a GPU, or of chunks of work on a processor."""
     moved_bytes: int | None
-    """What it reads and writes, each operand once; None where that cannot be told."""
+    """Bytes that the launch reads and writes, each operand once; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkReport:
-    """How much a layer computes and moves, and how long that takes at least."""
+    """Arithmetic and memory traffic of a layer, and its roofline bound."""
 
     flop: float | None
-    """Multiplications and additions of its products; other arithmetic is not counted. None where
-    the build did not tell."""
+    """Multiplications and additions of the layer's products; other arithmetic is not counted. None
+    if the build report does not have it."""
     moved_bytes: int | None
-    """What its steps read and write, each operand of each step once."""
+    """Bytes that the layer's steps read and write, each operand of each step once; None if
+    unknown."""
     flop_per_byte: float | None
+    """Arithmetic intensity; None if unknown."""
     factors: str
-    """In what it multiplies; empty for a layer without products."""
+    """Type in which the layer multiplies; empty for a layer without products."""
     bound_seconds: float | None
-    """The least time that a device of these peaks could take; None without peaks."""
+    """Least time on a device with the report's peak rates; None without peak rates."""
     bound_by: str
-    """"arithmetic" or "memory"."""
+    """Limiting resource, "arithmetic" or "memory"."""
     measured_seconds: float | None
-    """Its time, where a profile was given."""
+    """Measured time, if a profile was given."""
     share_of_bound: float | None
-    """The bound as a share of the measured time: 1 is as fast as can be. What a cache holds may
-    be faster."""
+    """Bound divided by the measured time, 1 at the bound. Data in caches can make it larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """A layer of the optimised engine, as the profiler names it."""
+    """A layer of the optimised engine; its name is that in the profiler."""
 
     index: int
     name: str
-    """The layers of the model that it stands for, joined by " + "."""
+    """Names of the model's layers that are fused in it, joined by " + "."""
     kind: str
     op: str
-    """What it computes, with its epilogue: ``conv | relu``."""
+    """Op with its epilogue: ``conv | relu``."""
     tactic: str
     node: str
-    """Name of the graph's node; empty for what the planner added (formats, halos)."""
+    """Name of the graph's node; empty for a layer that the planner added (format conversion, halo).
+    """
     inputs: tuple[str, ...]
-    """Types of what it reads, weights included."""
+    """Types of the inputs, including weights."""
     outputs: tuple[str, ...]
+    """Types of the outputs."""
     input_formats: tuple[str | None, ...]
     output_formats: tuple[str, ...]
     steps: int
-    """Steps of the plan that it takes; 0 for a layer that was optimised into nothing."""
+    """Number of steps in the plan; 0 for a layer that was optimised away."""
     is_reference: bool
-    """Whether its reference runs in Python: right, but slow."""
+    """Whether the layer runs its op's reference in Python, which is slow."""
     candidates: tuple[CandidateReport, ...]
-    """Fastest first."""
+    """Candidates, the fastest first."""
     refusals: tuple[str, ...]
-    """Families of kernels that cannot run it, and why."""
+    """Kernel families that do not support the layer, with the reasons."""
     launches: tuple[LaunchReport, ...]
     work: WorkReport | None
-    """None for a layer without steps."""
+    """Work of the layer; None for a layer without steps."""
 
     @property
     def is_timed(self) -> bool:
-        """Whether its time is known."""
+        """Whether the layer's measured time is known."""
         return self.work is not None and self.work.measured_seconds is not None
 
 
 @dataclass(frozen=True, slots=True)
 class PassNote:
-    """One thing that a pass did, or did not do."""
+    """A change that a pass made, or decided against."""
 
     before: tuple[str, ...]
+    """Names of the layers before the change."""
     after: tuple[str, ...]
+    """Names of the layers after the change."""
     detail: str
-    """What was done; for what was not, why not."""
+    """Description of the change; if it was not made, the reason."""
     applied: bool
+    """Whether the change was made."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassSummary:
-    """What one pass of the optimiser did."""
+    """Summary of one pass of the optimiser."""
 
     name: str
     nodes_before: int
@@ -136,62 +148,68 @@ class NodeReport:
     op: str
     layers: tuple[str, ...]
     inputs: tuple[str, ...]
-    """Names of the tensors that it reads, without weights."""
+    """Names of the input tensors, without weights."""
     outputs: tuple[str, ...]
+    """Names of the output tensors."""
     types: tuple[str, ...]
     """Type of each output."""
     tactic: str
     is_reference: bool
+    """Whether the node runs its op's reference in Python."""
     is_view: bool
-    """Whether it only looks differently at memory, and takes no time."""
+    """Whether the output is a view of the input, which takes no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLifetime:
-    """Where a tensor lies in the arena, and how long."""
+    """Position and lifetime of a tensor in the arena."""
 
     name: str
     offset: int
+    """Offset in the arena in bytes."""
     size_bytes: int
     first_step: int
+    """Index of the first step that uses the tensor."""
     last_step: int
+    """Index of the last step that uses the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """One way to run the engine."""
+    """A plan of the engine, which is valid for a range of sizes."""
 
     symbols: tuple[tuple[str, int, int], ...]
-    """(name, smallest, largest) value for which the plan runs."""
+    """(name, smallest, largest) value of each symbol that the plan supports."""
     steps: int
     segments: int
-    """Stretches of steps of one kind: one, where no Python runs in between."""
+    """Number of segments, which are sequences of steps of one kind (native or Python)."""
     native_segments: int
     host_segments: int
+    """Number of segments of steps in Python."""
     reference_steps: int
-    """Steps that run an op's reference in Python."""
+    """Number of steps that run an op's reference in Python."""
     reference_ops: tuple[str, ...]
-    """The op of each such step."""
+    """Op of each of these steps."""
     host_copy_bytes: int
-    """Bytes that are copied between the device and the host for these steps in each run."""
+    """Bytes that each run copies between the device and the host for these steps."""
     arena_bytes: int
     arena_lower_bound_bytes: int
-    """The largest sum of tensors alive at once; no arena can be smaller."""
+    """Largest total size of tensors alive at once; no arena can be smaller."""
     scratch_bytes: int
-    """For each worker."""
+    """Scratch memory of each worker."""
     layers: tuple[LayerReport, ...]
     passes: tuple[PassSummary, ...]
     storage: tuple[str, ...]
-    """Which concatenations are written in place, and which are copied."""
+    """Notes on which concatenations are written in place and which are copied."""
     memory: tuple[TensorLifetime, ...]
     source_nodes: tuple[tuple[str, str], ...]
-    """(name, op) of the nodes of the model, before the passes."""
+    """(name, op) of each node of the model, before the passes."""
     nodes: tuple[NodeReport, ...]
-    """The graph after the passes, in the order in which it runs."""
+    """Nodes of the graph after the passes, in the order of execution."""
     counted_at: tuple[tuple[str, int], ...]
-    """The symbols' values for which blocks and work are told."""
+    """Values of the symbols for which blocks and work are counted."""
     work: WorkReport
-    """Of all layers together; their bounds are added up, as if one ran after the other."""
+    """Total work of all layers; the bounds are added, as for layers that run one after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,41 +221,43 @@ class WeightReport:
     shape: tuple[int, ...]
     size_bytes: int
     refittable: bool
-    """Whether new values of the model's weights can be pushed through what was folded into it."""
+    """Whether the weight can be computed again from new values of the model's weights."""
     sources: tuple[str, ...] = ()
-    """The model's arrays that it follows from, as `refit` takes them."""
+    """Names of the model's arrays that the weight is computed from, as `refit` takes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeReport:
-    """What a GPU's multiprocessor gives a kernel, by its machine code for one architecture.
+    """Resources of a GPU kernel and its occupancy, for one architecture.
 
-    What the code does not tell, or not soundly, is None.
+    A field is None if its value cannot be read from the machine code.
     """
 
     architecture: str
     threads: int | None = None
-    """Of a block."""
+    """Threads per block."""
     registers: int | None = None
-    """Of a thread."""
+    """Registers per thread."""
     static_shared_bytes: int | None = None
+    """Static shared memory per block."""
     dynamic_shared_bytes: int | None = None
+    """Dynamic shared memory per block."""
     local_bytes: int | None = None
-    """Of a thread: registers that were spilled to memory, and arrays that are indexed there."""
+    """Local memory per thread: spilled registers, and arrays with dynamic indices."""
     code_bytes: int | None = None
     blocks: int | None = None
-    """How many a multiprocessor holds at once."""
+    """Blocks that are resident on a multiprocessor at once."""
     occupancy: float | None = None
-    """How many of the threads that it could hold these are."""
+    """Threads of these blocks divided by the multiprocessor's maximum of threads."""
     limited_by: str = ""
-    """What it lacks for more: "registers", "shared memory", "threads" or "blocks"."""
+    """Resource that limits the blocks: "registers", "shared memory", "threads" or "blocks"."""
     problem: str = ""
-    """Why something is not told."""
+    """Why a field is None; empty if none is."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What a kernel's machine code was made from."""
+    """Source text of a kernel, which is the same for the given architectures."""
 
     architectures: tuple[str, ...]
     language: str
@@ -246,68 +266,71 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """A piece of machine code."""
+    """A compiled kernel."""
 
     symbol: str
     family: str
     uses: int
-    """Steps that launch it."""
+    """Number of steps that launch the kernel."""
     parameters: tuple[tuple[str, str], ...]
     codes: tuple[CodeReport, ...] = ()
-    """For a GPU: one for each architecture."""
+    """Resources on each architecture, for a GPU kernel."""
     sources: tuple[SourceReport, ...] = ()
-    """Its text, where it was asked for; architectures of one text share it."""
+    """Source texts, if requested; architectures with the same text share one."""
     measured_seconds: float | None = None
-    """Of all its launches in a run, where a profile was given; None also for a kernel that shares a
-    layer with others, for times are those of layers."""
+    """Time of all its launches in a run, if a profile was given.
+
+    None for a kernel that shares a layer with other kernels, because times are those of layers.
+    """
     share_of_bound: float | None = None
-    """The bounds of these layers as a share of that time."""
+    """Sum of the bounds of the kernel's layers, divided by the measured time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a device does in a second at best."""
+    """Peak rates of a device."""
 
     device: str
-    """Its name."""
+    """Name of the device."""
     bytes_per_second: float
+    """Peak memory bandwidth in bytes/s."""
     flop_per_second: tuple[tuple[str, float], ...]
-    """For each kind of factors; "any" stands for all others."""
+    """Peak arithmetic rate in FLOP/s by the type of the factors; "any" is for all other types."""
 
     def flop_of(self, kind: str) -> float | None:
-        """The rate for factors of a kind; None where it is not known."""
+        """Return the peak rate in FLOP/s for a type of factors; None if unknown."""
         rates = dict(self.flop_per_second)
         return rates.get(kind, rates.get("any"))
 
 
 @dataclass(frozen=True, slots=True)
 class SignerReport:
-    """Who signed an engine file."""
+    """Signature of an engine file."""
 
     key_id: str
-    """Empty when nobody did."""
+    """ID of the signing key; empty for an unsigned file."""
     label: str
-    """What the user calls the key; empty when he does not trust it."""
+    """Label of the key on this machine; empty if the key is not trusted."""
     is_trusted: bool
     is_right: bool
-    """Whether the signature is the key's, and the file as it was when it was signed."""
+    """Whether the signature is valid: made with the key, for the unchanged file."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """Everything that an engine says about itself."""
+    """Report on an engine."""
 
     network: str
     device: str
     architecture: str
     features: tuple[str, ...]
-    """What a processor must have; of an engine for GPUs, what it was allowed: "tf32", "half2"."""
+    """Required features of the processor; for GPUs, the allowed arithmetic: "tf32", "half2"."""
     libraries: tuple[str, ...]
-    """Libraries with their versions that it calls wherever it runs."""
+    """Libraries, with their versions, that the engine needs at run time."""
     multiprocessors: int | None
-    """Of the GPU for which it was tuned; it runs on larger and smaller ones, too."""
+    """Multiprocessors of the GPU that the engine was tuned for; it also runs on other GPUs."""
     tuned_on: str
-    """Where its tactics were timed; empty where they were chosen by estimates."""
+    """Machine on which tactics were timed; empty if they were chosen by cost estimates."""
     system: str
     version: str
     max_batch_size: int | None
@@ -318,36 +341,36 @@ class EngineReport:
     signer: SignerReport | None = None
     """None for an engine that was not read from a file."""
     peaks: Peaks | None = None
-    """What layers' bounds follow from; None where the device is not known."""
+    """Peak rates for the layers' bounds; None if they are not known."""
     no_sources: str = ""
-    """Why there are no sources, where they were asked for."""
+    """Why kernel sources were requested but are missing."""
     is_retunable: bool = False
-    """Whether it keeps its network."""
+    """Whether the engine contains its network."""
 
     @property
     def reference_steps(self) -> int:
-        """Steps of an inference that run an op's reference in Python: those of the worst plan."""
+        """Largest number of steps of a plan that run an op's reference in Python."""
         return max((plan.reference_steps for plan in self.plans), default=0)
 
     @property
     def reference_ops(self) -> tuple[str, ...]:
-        """The ops of those steps, each once."""
+        """Distinct ops of the steps that run a reference in Python."""
         return tuple(dict.fromkeys(op for plan in self.plans for op in plan.reference_ops))
 
     @property
     def reference_layers(self) -> tuple[str, ...]:
-        """The layers of those steps."""
+        """Distinct names of the layers that run a reference in Python."""
         layers = (layer for plan in self.plans for layer in plan.layers if layer.is_reference)
         return tuple(dict.fromkeys(layer.name for layer in layers))
 
     @property
     def host_copy_bytes(self) -> int:
-        """Bytes copied for those steps in each run; 0 where the device has no memory of its own."""
+        """Largest number of bytes that a run copies for these steps between device and host."""
         return max((plan.host_copy_bytes for plan in self.plans), default=0)
 
     @property
     def weight_bytes(self) -> int:
-        """Size of all packed weights."""
+        """Total size of all packed weights."""
         return sum(weight.size_bytes for weight in self.weights)
 
 
@@ -355,14 +378,15 @@ ReportT = TypeVar("ReportT")
 
 
 def masked_report(report: ReportT) -> ReportT:
-    """The report as it may be shown: every text in it one line without controls.
+    """Return a copy of a report whose texts are safe to display: single lines without controls.
 
-    Only the text of kernels keeps its lines.
+    Kernel sources keep their line feeds.
     """
     return cast("ReportT", _masked(report))
 
 
 def _masked(value: object) -> object:
+    """Return a copy of a value in which all texts are safe to display."""
     if isinstance(value, str):
         return sanitize_name(value)
     if isinstance(value, tuple):

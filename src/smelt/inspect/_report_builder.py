@@ -1,7 +1,7 @@
-"""From an engine's header to the report. Nothing of the engine runs.
+"""Builds the report from an engine's header, without running any code of the engine.
 
-The header's ``report`` is text that the builder wrote; an engine may come from anywhere, so what is
-not as expected there is left out, never believed.
+The header's ``report`` is JSON text that the builder wrote. An engine may come from an untrusted
+source, so entries that are not of the expected form are omitted.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ if TYPE_CHECKING:
 
 
 _MAX_DIGITS: Final = 10
-"""Of a number in a feature."""
+"""Numbers in the features of a fingerprint must have fewer digits than this."""
 
 
 class Inspectable(Protocol):
-    """An engine, loaded or only read."""
+    """An engine, either loaded or only read from its file."""
 
     @property
     def header(self) -> EngineHeader:
-        """The engine's description."""
+        """Header of the engine."""
         ...
 
     @property
     def code(self) -> bytes:
-        """Its kernels' machine code."""
+        """Machine code of the kernels."""
         ...
 
 
@@ -86,14 +86,17 @@ def report_of(
     profile: Profile | None = None,
     peaks: Peaks | None = None,
 ) -> EngineReport:
-    """Everything that an engine says about itself.
+    """Return the report on an engine.
 
     Args:
-        engine: an engine, or a file that was read and not loaded: one for another machine will do.
-        sources: whether to tell each kernel's text, too; not for files that this user does not
-            trust.
-        profile: what its layers were measured to take.
-        peaks: what the device does at best; None for what is known of the engine's architectures.
+        engine: a loaded engine, or a file that was only read, which may be for another machine.
+        sources: whether to include the source text of kernels; it is omitted for files whose signer
+            this user does not trust.
+        profile: measured times of the layers, if any.
+        peaks: peak rates of the device; None for those of the engine's architectures, if known.
+
+    Raises:
+        SmeltError: an argument has a wrong type.
     """
     if not hasattr(engine, "header"):
         raise SmeltError(
@@ -101,20 +104,20 @@ def report_of(
             f"not from {type(engine).__name__}"
         )
     header = engine.header
-    print_ = header.fingerprint
-    _check_asked(sources, profile, peaks)
-    known = peaks or known_peaks(print_.architecture)
+    fingerprint = header.fingerprint
+    _check_arguments(sources, profile, peaks)
+    known = peaks or known_peaks(fingerprint.architecture)
     signer = _signer(engine) if isinstance(engine, EngineFile) else None
     plans = tuple(_plans(header, known, profile))
     writer, no_sources = _source_writer(header, signer) if sources else (None, "")
     return EngineReport(
         network=header.name,
-        device=print_.device,
-        architecture=print_.architecture,
-        **_facts_from_features(print_.features),
-        tuned_on=print_.tuned_on,
-        system=print_.system,
-        version=print_.version,
+        device=fingerprint.device,
+        architecture=fingerprint.architecture,
+        **_fields_from_features(fingerprint.features),
+        tuned_on=fingerprint.tuned_on,
+        system=fingerprint.system,
+        version=fingerprint.version,
         max_batch_size=header.max_batch_size,
         bindings=tuple(
             BindingReport(b.name, b.is_input, b.dtype.value, tuple(_extent(d) for d in b.shape))
@@ -130,16 +133,20 @@ def report_of(
     )
 
 
-def _check_asked(sources: object, profile: object, peaks: object) -> None:
-    """Raise SmeltError: what a report shall tell is of a wrong type."""
+def _check_arguments(sources: object, profile: object, peaks: object) -> None:
+    """Check the types of the arguments of `report_of`.
+
+    Raises:
+        SmeltError: an argument has a wrong type.
+    """
     require_bool(sources, "sources", SmeltError)
-    for what, given, kind in (("profile", profile, Profile), ("peaks", peaks, Peaks)):
-        if given is not None and not isinstance(given, kind):
-            raise SmeltError(f"{what} is {shown(given)}; it must be a {kind.__name__}")
+    for name, value, kind in (("profile", profile, Profile), ("peaks", peaks, Peaks)):
+        if value is not None and not isinstance(value, kind):
+            raise SmeltError(f"{name} is {shown(value)}; it must be a {kind.__name__}")
 
 
-def _facts_from_features(features: Sequence[str]) -> dict[str, Any]:
-    """What a fingerprint's features say; the file may say anything."""
+def _fields_from_features(features: Sequence[str]) -> dict[str, Any]:
+    """Return the report's fields from a fingerprint's features, which are not validated."""
     rest: list[str] = []
     libraries: list[str] = []
     size: int | None = None
@@ -158,15 +165,16 @@ def _facts_from_features(features: Sequence[str]) -> dict[str, Any]:
 def _plans(
     header: EngineHeader, peaks: Peaks | None, profile: Profile | None
 ) -> Iterator[PlanReport]:
+    """Yield the report on each plan; a profile counts for the first plan that its sizes fit."""
     record, ranges = _reported_plans(header.report), list(_layer_ranges(header))
     names = {name for plan in header.plans for name, _, _ in plan.symbols}
     if profile is not None and not names >= profile.sizes.keys():
-        profile = None  # of an engine whose extents are open where this one's are not
+        profile = None  # the profile is of an engine with other symbols
     for number, plan in enumerate(header.plans):
         work_model = WorkModel(plan.largest, peaks, None)
         if profile is not None and profile.fits(plan):
             work_model = WorkModel({**plan.largest, **profile.sizes}, peaks, profile)
-            profile = None  # a run takes the first plan that will do
+            profile = None  # a run uses the first plan that fits
         yield _plan(
             header,
             number,
@@ -188,20 +196,21 @@ def _weight(weight: Weight) -> WeightReport:
 
 
 def _sources(weight: Weight) -> tuple[str, ...]:
-    """The model's arrays that a packed weight follows from."""
+    """Return the names of the model's arrays that a packed weight is computed from."""
     names: list[str] = []
 
-    def note(name: str) -> Constant:
+    def record_name(name: str) -> Constant:
         names.append(name)
         return Constant(name, np.zeros(0, np.float32))
 
     if weight.recipe is not None:
         with contextlib.suppress(EngineFormatError):
-            recipe_from_json(weight.recipe, note)
+            recipe_from_json(weight.recipe, record_name)
     return tuple(dict.fromkeys(names))
 
 
 def _signer(file: EngineFile) -> SignerReport:
+    """Return the report on the signature of a file."""
     if file.signature is None:
         return SignerReport("", "", is_trusted=False, is_right=False)
     name = key_id(file.signature.public_key)
@@ -220,13 +229,14 @@ def _extent(dim: object) -> int | str:
 def _kernels(
     engine: Inspectable, writer: SourceWriter | None, plans: Sequence[PlanReport]
 ) -> Iterator[KernelReport]:
+    """Yield the report on each kernel that the plans launch."""
     header = engine.header
     launches = [s for p in header.plans for s in p.steps if isinstance(s, Launch)]
     uses = Counter(launch.kernel for launch in launches)
     is_for_gpus = header.fingerprint.device == "cuda"
     reader = CubinReader(header, engine.code) if is_for_gpus else None
-    run = next((p.layers for p in plans if any(layer.is_timed for layer in p.layers)), ())
-    works = work_of_kernels(run)
+    timed_layers = next((p.layers for p in plans if any(layer.is_timed for layer in p.layers)), ())
+    works = work_of_kernels(timed_layers)
     for kernel, count in uses.items():
         work = works.get(kernel.symbol)
         yield KernelReport(
@@ -244,9 +254,9 @@ def _kernels(
 def _source_writer(
     header: EngineHeader, signer: SignerReport | None
 ) -> tuple[SourceWriter | None, str]:
-    """Who writes the kernels' text, or why nobody does."""
+    """Return the writer of kernel sources, or None and the reason why there is none."""
     if signer is not None and not (signer.is_trusted and signer.is_right):
-        return None, "no trusted key has signed this engine (see `smelt trust`)"
+        return None, "the engine is not signed by a trusted key (see `smelt trust`)"
     try:
         return SourceWriter(header.fingerprint), ""
     except SmeltError as error:
@@ -254,7 +264,7 @@ def _source_writer(
 
 
 def _layer_ranges(header: EngineHeader) -> Iterator[range]:
-    """The layers of each plan: they follow one another."""
+    """Yield the index range of each plan's layers, which are consecutive in the header."""
     count = len(header.layers)
     firsts = (min((s.layer for s in plan.steps), default=0) for plan in header.plans)
     starts = [min(max(first, 0), count) for first in firsts]
@@ -273,13 +283,22 @@ def _plan(
     layers: range,
     work_model: WorkModel,
 ) -> PlanReport:
+    """Return the report on one plan.
+
+    Args:
+        header: header of the engine.
+        number: index of the plan.
+        record: its entry in the build report, which is not validated.
+        layers: indices of its layers.
+        work_model: sizes, peak rates and times for the layers' work.
+    """
     plan = header.plans[number]
     kinds = [is_host for is_host, _ in groupby(isinstance(s, HostCall) for s in plan.steps)]
     calls = [step for step in plan.steps if isinstance(step, HostCall)]
     references = tuple(map(_op_name, calls))
-    is_apart = header.fingerprint.device == "cuda"
+    has_device_memory = header.fingerprint.device == "cuda"
     memory = tuple(_memory(record)) or tuple(_memory_of_plan(plan))
-    reported = tuple(_layers(header, layers, plan.steps, record, work_model))
+    layer_reports = tuple(_layers(header, layers, plan.steps, record, work_model))
     bound = record.get("lower_bound_bytes")
     return PlanReport(
         symbols=plan.symbols,
@@ -289,11 +308,13 @@ def _plan(
         host_segments=kinds.count(True),
         reference_steps=len(references),
         reference_ops=references,
-        host_copy_bytes=sum(_copied_bytes(call, plan) for call in calls) if is_apart else 0,
+        host_copy_bytes=sum(_copied_bytes(call, plan) for call in calls)
+        if has_device_memory
+        else 0,
         arena_bytes=plan.arena_bytes,
-        arena_lower_bound_bytes=bound if isinstance(bound, int) else _most_alive(memory),
+        arena_lower_bound_bytes=bound if isinstance(bound, int) else _max_live_bytes(memory),
         scratch_bytes=plan.scratch_bytes,
-        layers=reported,
+        layers=layer_reports,
         passes=tuple(_passes(record)),
         storage=_texts(record.get("storage")),
         memory=memory,
@@ -302,7 +323,7 @@ def _plan(
         ),
         nodes=tuple(map(_node, _records(record.get("nodes")))),
         counted_at=tuple((name, work_model.sizes[name]) for name in plan.largest),
-        work=total_work([layer.work for layer in reported if layer.work is not None]),
+        work=total_work([layer.work for layer in layer_reports if layer.work is not None]),
     )
 
 
@@ -312,11 +333,12 @@ def _op_name(step: HostCall) -> str:
 
 
 def _copied_bytes(call: HostCall, plan: Plan) -> int:
-    """Bytes that cross between host and device for a step, at the plan's largest extents."""
+    """Return the bytes copied between host and device for a step, at the plan's largest sizes."""
     views = [view for view in (*call.inputs, *call.outputs) if view is not None]
     total = 0
     for view in views:
-        # Weights are on the host as well. A file that was only read has not been verified.
+        # Weights are on the host as well. The index is checked because an engine that was only read
+        # has not been verified.
         if view.buffer in range(len(plan.buffers)) and (
             plan.buffers[view.buffer].space is not Space.WEIGHTS
         ):
@@ -333,11 +355,12 @@ def _layers(
     record: Mapping[str, Any],
     work_model: WorkModel,
 ) -> Iterator[LayerReport]:
+    """Yield the report on each layer of a plan."""
     own: dict[int, list[Step]] = {index: [] for index in layers}
     for step in steps:
         own.setdefault(step.layer, []).append(step)
     nodes = {_text(node.get("name")): node for node in reversed(_records(record.get("nodes")))}
-    nodes.pop("", None)  # what the planner added is not a node's
+    nodes.pop("", None)  # layers that the planner added have no node
     for index in layers:
         info = header.layers[index]
         node = _text(dict(info.details).get("node"))
@@ -352,6 +375,16 @@ def _layer(
     known: Mapping[str, Any],
     work_model: WorkModel,
 ) -> LayerReport:
+    """Return the report on one layer.
+
+    Args:
+        index: index of the layer.
+        info: its entry in the header.
+        own: its steps.
+        record: the plan's entry in the build report, which is not validated.
+        known: the node's entry in the build report, which is not validated.
+        work_model: sizes, peak rates and times for its work.
+    """
     details = dict(info.details)
     node = _text(details.get("node"))
     chosen = _formats((known.get("input_formats"), known.get("output_formats")))
@@ -388,32 +421,41 @@ def _layer(
 def _candidates(
     record: object, formats: Sequence[str], in_network: object, chosen: tuple[str, str]
 ) -> Iterator[CandidateReport]:
-    in_place = {tactic: time for tactic, time in _times(in_network) if math.isfinite(time)}
+    """Yield the candidates of a layer.
+
+    Args:
+        record: (tactic, seconds) pairs of the build report, which are not validated.
+        formats: formats of each candidate, or an empty list if all have the same.
+        in_network: (tactic, seconds) pairs of in-network trials.
+        chosen: tactic and formats of the layer.
+    """
+    network_times = {name: time for name, time in _times(in_network) if math.isfinite(time)}
     times = list(_times(record))
     own = formats if len(formats) == len(times) else [""] * len(times)
-    is_free = True
-    for (tactic, seconds), how in zip(times, own, strict=True):
-        is_chosen = is_free and (tactic, how or chosen[1]) == chosen
-        is_free = not is_chosen and is_free
-        # The reference is never timed: what stands there is only larger than anything.
+    is_open = True  # at most one candidate is marked as chosen
+    for (tactic, seconds), candidate_formats in zip(times, own, strict=True):
+        is_chosen = is_open and (tactic, candidate_formats or chosen[1]) == chosen
+        is_open = not is_chosen and is_open
+        # The reference is never timed; its time in the build report is a large placeholder.
         timed = math.isfinite(seconds) and not tactic.startswith("reference(")
         yield CandidateReport(
             tactic,
             seconds if timed else None,
-            how,
-            in_place.pop(tactic, None),
+            candidate_formats,
+            network_times.pop(tactic, None),
             is_chosen,
         )
 
 
 def _formats(pair: Sequence[object]) -> str:
-    """Formats of inputs and outputs, in words."""
-    read, made = pair if len(pair) == 2 else ((), ())
-    inputs = " ".join(f if isinstance(f, str) else "-" for f in _items(read))
-    return f"{inputs} -> {' '.join(_texts(made))}"
+    """Return the formats of inputs and outputs as text."""
+    inputs, outputs = pair if len(pair) == 2 else ((), ())
+    input_text = " ".join(f if isinstance(f, str) else "-" for f in _items(inputs))
+    return f"{input_text} -> {' '.join(_texts(outputs))}"
 
 
 def _times(record: object) -> Iterator[tuple[str, float]]:
+    """Yield the valid (tactic, seconds) pairs of a list in the build report."""
     for entry in _items(record):
         match entry:
             case [str(tactic), float() | int() as seconds]:
@@ -424,6 +466,7 @@ def _times(record: object) -> Iterator[tuple[str, float]]:
 
 
 def _passes(plan: Mapping[str, Any]) -> Iterator[PassSummary]:
+    """Yield the summary of each pass from a plan's entry in the build report."""
     for record in _records(plan.get("passes")):
         yield PassSummary(
             _text(record.get("name")),
@@ -443,6 +486,7 @@ def _passes(plan: Mapping[str, Any]) -> Iterator[PassSummary]:
 
 
 def _node(record: Mapping[str, Any]) -> NodeReport:
+    """Return the report on a node from its entry in the build report."""
     return NodeReport(
         name=_text(record.get("name")),
         op=_text(record.get("op")),
@@ -460,6 +504,7 @@ def _node(record: Mapping[str, Any]) -> NodeReport:
 
 
 def _memory(record: Mapping[str, Any]) -> Iterator[TensorLifetime]:
+    """Yield the valid tensor lifetimes of a plan's entry in the build report."""
     for entry in _items(record.get("memory")):
         match entry:
             case [str(name), int(offset), int(size), int(first), int(last)] if (
@@ -471,12 +516,12 @@ def _memory(record: Mapping[str, Any]) -> Iterator[TensorLifetime]:
 
 
 def _memory_of_plan(plan: Plan) -> Iterator[TensorLifetime]:
-    """Lives as the steps themselves show them, where the report does not tell."""
+    """Yield the lifetimes of arena buffers that follow from the steps, if the report has none."""
     live_ranges: dict[int, tuple[int, int]] = {}
     for number, step in enumerate(plan.steps):
         views = step.operands if isinstance(step, Launch) else (*step.inputs, *step.outputs)
         for view in views:
-            # A file that was only read has not met the plan verifier yet.
+            # The plan verifier has not checked an engine that was only read.
             if view is None or not 0 <= view.buffer < len(plan.buffers):
                 continue
             if plan.buffers[view.buffer].space is Space.ARENA:
@@ -487,22 +532,24 @@ def _memory_of_plan(plan: Plan) -> Iterator[TensorLifetime]:
         yield TensorLifetime(f"buffer {index}", buffer.start, buffer.size_bytes, first, last)
 
 
-def _most_alive(memory: Sequence[TensorLifetime]) -> int:
-    ends = sorted(
+def _max_live_bytes(memory: Sequence[TensorLifetime]) -> int:
+    """Return the largest total size of tensors that are alive at once."""
+    changes = sorted(
         [(life.first_step, life.size_bytes) for life in memory]
         + [(life.last_step + 1, -life.size_bytes) for life in memory]
     )
-    total = most = 0
-    for _, change in ends:
+    total = largest = 0
+    for _, change in changes:
         total += change
-        most = max(most, total)
-    return most
+        largest = max(largest, total)
+    return largest
 
 
-# ---- what was told, read with suspicion
+# ---- access to the build report, which is not validated
 
 
 def _reported_plans(text: str) -> list[Mapping[str, Any]]:
+    """Return the entries of the plans in the build report; none if the text is not valid."""
     try:
         record = parse_json(text)
     except ValueError:
@@ -527,10 +574,10 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(cast("float", value)) if good else 0.0
+    valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(cast("float", value)) if valid else 0.0
 
 
 def _field(record: Mapping[str, Any], name: str, key: str) -> object:
-    found = record.get(name)
-    return cast("Mapping[str, object]", found).get(key) if isinstance(found, dict) else None
+    entries = record.get(name)
+    return cast("Mapping[str, object]", entries).get(key) if isinstance(entries, dict) else None

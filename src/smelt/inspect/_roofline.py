@@ -1,8 +1,10 @@
-"""How much work each layer is, and the least time that a device could take for it.
+"""Roofline model: work of each layer and its least time on a device.
 
-A layer takes at least as long as its multiplications and additions take where they are fastest, and
-at least as long as it takes to move every operand of its steps once to or from memory: the two
-sides of the roofline. What a cache holds may be faster than the second.
+The bound of a layer is the larger of two times: its multiplications and additions at the peak
+arithmetic rate, and the transfer of every operand of its steps once at the peak memory bandwidth.
+Data in caches can be faster than the second.
+
+Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", 2009.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
     from smelt.engine import Plan, Step, View
     from smelt.inspect._report import LayerReport
 
-_MOST: Final = 1 << 62
-"""More bytes than these are no real tensor's."""
-_PICKING: Final = ("gather",)
-"""Families whose kernels read of a table no more than they write."""
+_MAX_COUNT: Final = 1 << 62
+"""Limit of plausible byte and operation counts; larger ones, from damaged engines, are unknown."""
+_GATHERING_FAMILIES: Final = ("gather",)
+"""Families whose kernels read no more bytes of an input than they write."""
 
 
 H200: Final = Peaks(
@@ -40,14 +42,15 @@ H200: Final = Peaks(
         ("tf32x3", 395e12 / 3),
     ),
 )
-"""Products in 16 bits and copies as they were measured on random data; of tf32 the vendor's rate in
-the same proportion, of float32 nine tenths of it."""
+"""Peak rates of an H200. The bandwidth and the 16-bit rates were measured on random data. The tf32
+rate is the vendor's, scaled by the ratio of measured to specified 16-bit rate; the float32 rate is
+nine tenths of the vendor's."""
 _KNOWN_PEAKS: Final = {"sm_90": H200}
-"""By architecture. An engine does not say for which of an architecture's GPUs it was made."""
+"""Peak rates by architecture. An engine does not name the GPU model, only the architecture."""
 
 
 def known_peaks(architectures: str) -> Peaks | None:
-    """Those of the first of an engine's architectures, parted by commas, that is known."""
+    """Return the peak rates of the first known one of comma-separated architectures, or None."""
     known = (_KNOWN_PEAKS.get(architecture) for architecture in architectures.split(","))
     return next((peaks for peaks in known if peaks is not None), None)
 
@@ -57,40 +60,40 @@ class Profile:
     """Measured times of an engine's layers."""
 
     seconds: Mapping[str, float]
-    """Of one run, by the layer's name."""
+    """Time in one run by the layer's name."""
     sizes: Mapping[str, int]
-    """The symbol values of these runs; what is not among them is at its largest."""
+    """Values of the symbols in these runs; symbols that are missing have their largest value."""
 
     def fits(self, plan: Plan) -> bool:
-        """Whether such a run is the plan's."""
+        """Return whether the sizes are within the ranges of a plan."""
         return all(low <= self.sizes.get(name, low) <= high for name, low, high in plan.symbols)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkModel:
-    """By what a plan's layers are judged."""
+    """Sizes, peak rates and measured times from which the work of a plan's layers is computed."""
 
     sizes: Mapping[str, int]
-    """Every symbol's value."""
+    """Values of all symbols."""
     peaks: Peaks | None
     profile: Profile | None
 
     def launches(self, steps: Sequence[Step]) -> tuple[LaunchReport, ...]:
-        """The launches among a layer's steps."""
-        found: list[LaunchReport] = []
+        """Return the launches among a layer's steps."""
+        reports: list[LaunchReport] = []
         for step in steps:
             if isinstance(step, Launch):
                 blocks = self._value(step.chunks)
-                found.append(LaunchReport(step.kernel.symbol, blocks, self.moved_bytes(step)))
-        return tuple(found)
+                reports.append(LaunchReport(step.kernel.symbol, blocks, self.moved_bytes(step)))
+        return tuple(reports)
 
     def work(self, name: str, flop: object, steps: Sequence[Step]) -> WorkReport | None:
-        """A layer's work; None for one that takes no steps.
+        """Return the work of a layer; None for a layer without steps.
 
         Args:
-            name: the layer's.
-            flop: what the build report says, with suspicion.
-            steps: the layer's.
+            name: name of the layer.
+            flop: formula of its multiplications and additions in the build report; not validated.
+            steps: steps of the layer.
         """
         if not steps:
             return None
@@ -98,7 +101,7 @@ class WorkModel:
         moved = None if None in counts else sum(n for n in counts if n is not None)
         amount, kind = self._flop(flop), self._factors(steps)
         bound, by = self._bound(amount, moved, kind)
-        taken = None if self.profile is None else self.profile.seconds.get(name)
+        measured = None if self.profile is None else self.profile.seconds.get(name)
         return WorkReport(
             flop=amount,
             moved_bytes=moved,
@@ -106,19 +109,19 @@ class WorkModel:
             factors=kind if amount else "",
             bound_seconds=bound,
             bound_by=by,
-            measured_seconds=taken,
-            share_of_bound=bound / taken if bound is not None and taken else None,
+            measured_seconds=measured,
+            share_of_bound=bound / measured if bound is not None and measured else None,
         )
 
     def _factors(self, steps: Sequence[Step]) -> str:
-        """What a layer multiplies: of its launches' kinds, the one that is multiplied fastest."""
+        """Return the type in which a layer multiplies: the fastest one among its launches."""
         kinds = [_factors(step) for step in steps if isinstance(step, Launch)]
         order = self.peaks or H200
         rates = {kind: (order.flop_of(kind) or 0.0, H200.flop_of(kind) or 0.0) for kind in kinds}
         return max(rates, key=lambda kind: rates[kind], default="")
 
     def _bound(self, flop: float | None, moved: int | None, kind: str) -> tuple[float | None, str]:
-        """The least seconds and what asks for them; None where they are not known."""
+        """Return the least time in seconds and its limiting resource; (None, "") if unknown."""
         if self.peaks is None or flop is None or moved is None or not kind:
             return None, ""
         rate = self.peaks.flop_of(kind) if flop else math.inf
@@ -128,14 +131,15 @@ class WorkModel:
         by = max(sides, key=lambda side: sides[side])
         return sides[by], by
 
-    def _flop(self, detail: object) -> float | None:
-        if not isinstance(detail, str):
+    def _flop(self, formula: object) -> float | None:
+        """Return the value of a formula of the build report; None if it is invalid."""
+        if not isinstance(formula, str):
             return None
         try:
-            count = evaluate_dim(dim_from_text(detail), self.sizes)
+            count = evaluate_dim(dim_from_text(formula), self.sizes)
         except (ValueError, ArithmeticError, SmeltError):
             return None
-        return float(count) if 0 <= count < _MOST else None
+        return float(count) if 0 <= count < _MAX_COUNT else None
 
     def _value(self, dim: Any) -> int | None:
         try:
@@ -144,33 +148,35 @@ class WorkModel:
             return None
 
     def moved_bytes(self, step: Step) -> int | None:
-        """Bytes of all operands of a step, each once; None where they cannot be told."""
+        """Return the bytes of all operands of a step, each counted once; None if unknown."""
         if isinstance(step, Launch):
             positions = frozenset(step.writes)
             read = [v for n, v in enumerate(step.operands) if n not in positions]
             written = [v for n, v in enumerate(step.operands) if n in positions]
-            if step.kernel.family in LIBRARIES:  # which need not use its workspace
+            if step.kernel.family in LIBRARIES:  # a library may leave its workspace unused
                 written = [v for v in written if v.dtype is not DType.UINT8]
-            most = sum(map(self._bytes, written)) if step.kernel.family in _PICKING else _MOST
+            is_gather = step.kernel.family in _GATHERING_FAMILIES
+            limit = sum(map(self._bytes, written)) if is_gather else _MAX_COUNT
         else:
-            read, written, most = [v for v in step.inputs if v is not None], [*step.outputs], _MOST
-        total = sum(min(self._bytes(v), most) for v in dict.fromkeys(read))
+            read, written = [v for v in step.inputs if v is not None], [*step.outputs]
+            limit = _MAX_COUNT
+        total = sum(min(self._bytes(v), limit) for v in dict.fromkeys(read))
         total += sum(map(self._bytes, written))
-        return total if total < _MOST else None
+        return total if total < _MAX_COUNT else None
 
     def _bytes(self, view: View) -> int:
-        """Bytes of a window's elements; an axis along which nothing moves counts once."""
+        """Return the bytes of a view's distinct elements; an axis of stride 0 counts once."""
         extents = (
             self._value(extent)
             for extent, stride in zip(view.shape, view.strides, strict=False)
             if stride != 0
         )
-        count = math.prod(_MOST if n is None else max(n, 0) for n in extents)
+        count = math.prod(_MAX_COUNT if n is None else max(n, 0) for n in extents)
         return count * view.dtype.size_bytes
 
 
 def _factors(launch: Launch) -> str:
-    """The type of what a launch reads first, or how it rounds float32."""
+    """Return the type of a launch's first operand, or its rounding of float32, such as tf32."""
     dtype = launch.operands[0].dtype if launch.operands else DType.FLOAT32
     rounding = dict(launch.kernel.parameters).get("precision")
     if dtype is DType.FLOAT32 and rounding in ("tf32", "tf32x3"):
@@ -179,7 +185,10 @@ def _factors(launch: Launch) -> str:
 
 
 def work_of_kernels(layers: Iterable[LayerReport]) -> dict[str, WorkReport]:
-    """By symbol, the work of a run's layers of each kernel that shares its layers with no other."""
+    """Return the total work of each kernel's layers by the kernel's symbol.
+
+    Kernels that share a layer with another kernel are omitted, because times are those of layers.
+    """
     parts: dict[str, list[WorkReport]] = {}
     shared: set[str] = set()
     for layer in layers:
@@ -192,11 +201,14 @@ def work_of_kernels(layers: Iterable[LayerReport]) -> dict[str, WorkReport]:
 
 
 def total_work(parts: Sequence[WorkReport]) -> WorkReport:
-    """The work of layers that run one after the other; what one of them lacks is not known."""
+    """Return the total work of layers that run one after another.
+
+    A total is None if it is unknown for one of the layers.
+    """
     flop = _sum([part.flop for part in parts])
     moved = _sum([part.moved_bytes for part in parts])
     bound = _sum([part.bound_seconds for part in parts])
-    taken = _sum([part.measured_seconds for part in parts])
+    measured = _sum([part.measured_seconds for part in parts])
     return WorkReport(
         flop=flop,
         moved_bytes=None if moved is None else int(moved),
@@ -204,8 +216,8 @@ def total_work(parts: Sequence[WorkReport]) -> WorkReport:
         factors="",
         bound_seconds=bound,
         bound_by="",
-        measured_seconds=taken,
-        share_of_bound=bound / taken if bound is not None and taken else None,
+        measured_seconds=measured,
+        share_of_bound=bound / measured if bound is not None and measured else None,
     )
 
 

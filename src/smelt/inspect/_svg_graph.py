@@ -1,4 +1,9 @@
-"""The optimised graph as a picture: a box for each node, in rows by distance from the inputs."""
+"""Drawing of the optimised graph as SVG.
+
+Each node is a box, in a row by its longest distance from the inputs. Each edge is a line that
+passes the rows in between in lanes of their own. The order in the rows follows the barycentre
+heuristic of layered graph drawing, in several sweeps down and up.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +19,27 @@ if TYPE_CHECKING:
 
     from smelt.inspect._report import BindingReport, NodeReport, PlanReport
 
+# Sizes in pixels.
 _BOX_WIDTH: Final = 230
 _BOX_HEIGHT: Final = 44
 _LANE_WIDTH: Final = 8
 _GAP: Final = 18
 _ROW: Final = 74
 _MARGIN: Final = 16
-_LETTERS: Final = 31
+
+_MAX_CHARACTERS: Final = 31
+"""Largest number of characters that fit in a box."""
 _SWEEPS: Final = 6
+"""Number of sweeps over all rows that reorder them."""
 MAX_GRAPH_BOXES: Final = 3000
-"""More are not drawn."""
-_LONGEST_LANE: Final = 80
-"""A line past more rows than these is not drawn: it would crowd out everything else."""
+"""Largest number of boxes that are drawn."""
+_MAX_LANE_ROWS: Final = 80
+"""Edges over more rows are not drawn, because their lanes would take most of the picture."""
 
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """What takes room in a row: a box, or the lane in which a line passes it."""
+    """An item in a row: a box, or the lane of a line that passes the row."""
 
     row: int = 0
     width: int = _LANE_WIDTH
@@ -49,21 +58,23 @@ class _Item:
 
 @dataclass(slots=True, eq=False)
 class _Box(_Item):
-    """A node or binding."""
+    """The box of a node or a binding."""
 
     title: str = ""
     text: str = ""
-    hint: str = ""
+    tooltip: str = ""
+    """Further text of the box's tooltip, after title and text."""
     fill: str = ""
-    reads: tuple[str, ...] = ()
-    """Names of the tensors that lead here."""
-    makes: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """Names of the tensors that the node reads."""
+    outputs: tuple[str, ...] = ()
+    """Names of the tensors that the node computes."""
 
 
 def graph_to_svg(plan: PlanReport, bindings: Sequence[BindingReport]) -> str:
-    """The optimised graph of a plan, as a complete SVG document.
+    """Return the optimised graph of a plan as a complete SVG document.
 
-    A grey box only looks differently at memory; a red one runs its reference, and is slow.
+    Grey boxes are views; red boxes run their op's reference in Python.
     """
     boxes = list(_boxes(*masked_report((plan, tuple(bindings)))))[:MAX_GRAPH_BOXES]
     lines = _connect(boxes)
@@ -82,26 +93,27 @@ def graph_to_svg(plan: PlanReport, bindings: Sequence[BindingReport]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-# ---- what there is
+# ---- boxes and lines
 
 
 def _boxes(plan: PlanReport, bindings: Sequence[BindingReport]) -> Iterator[_Box]:
+    """Yield a box for each input, node and output, in the order of execution."""
     for b in bindings:
         if b.is_input:
             shape = f"{b.dtype}[{', '.join(map(str, b.shape))}]"
-            yield _box(b.name, shape, "#d7e8f7", makes=(b.name,))
+            yield _box(b.name, shape, "#d7e8f7", outputs=(b.name,))
     for node in plan.nodes:
         yield _box(
             f"{node.op}  {node.name}",
             ", ".join(node.types),
             _fill(node),
-            reads=node.inputs,
-            makes=node.outputs,
-            hint=f"{' + '.join(node.layers)}\n{node.tactic}",
+            inputs=node.inputs,
+            outputs=node.outputs,
+            tooltip=f"{' + '.join(node.layers)}\n{node.tactic}",
         )
     for b in bindings:
         if not b.is_input:
-            yield _box(b.name, "output", "#d9f0dc", reads=(b.name,))
+            yield _box(b.name, "output", "#d9f0dc", inputs=(b.name,))
 
 
 def _box(
@@ -109,12 +121,18 @@ def _box(
     text: str,
     fill: str,
     *,
-    reads: tuple[str, ...] = (),
-    makes: tuple[str, ...] = (),
-    hint: str = "",
+    inputs: tuple[str, ...] = (),
+    outputs: tuple[str, ...] = (),
+    tooltip: str = "",
 ) -> _Box:
     return _Box(
-        width=_BOX_WIDTH, title=title, text=text, hint=hint, fill=fill, reads=reads, makes=makes
+        width=_BOX_WIDTH,
+        title=title,
+        text=text,
+        tooltip=tooltip,
+        fill=fill,
+        inputs=inputs,
+        outputs=outputs,
     )
 
 
@@ -125,15 +143,15 @@ def _fill(node: NodeReport) -> str:
 
 
 def _connect(boxes: Sequence[_Box]) -> list[list[_Item]]:
-    """Give every box its row; return every line as the items through which it runs."""
-    makers: dict[str, _Box] = {}
+    """Set the row of every box, and return the lines as the items that they pass."""
+    producers: dict[str, _Box] = {}
     lines: list[list[_Item]] = []
-    for box in boxes:  # in the order in which they run, so makers come first
-        sources = {makers[n]: makers[n] for n in box.reads if n in makers}.values()
+    for box in boxes:  # in the order of execution, so producers come first
+        sources = {producers[n]: producers[n] for n in box.inputs if n in producers}.values()
         box.row = max((source.row for source in sources), default=-1) + 1
-        makers.update(dict.fromkeys(box.makes, box))
+        producers.update(dict.fromkeys(box.outputs, box))
         for source in sources:
-            if box.row - source.row <= _LONGEST_LANE:
+            if box.row - source.row <= _MAX_LANE_ROWS:
                 lanes = [_Item(row) for row in range(source.row + 1, box.row)]
                 lines.append([source, *lanes, box])
     for line in lines:
@@ -143,7 +161,7 @@ def _connect(boxes: Sequence[_Box]) -> list[list[_Item]]:
     return lines
 
 
-# ---- where it stands
+# ---- layout
 
 
 def _rows(boxes: Sequence[_Box], lines: Sequence[Sequence[_Item]]) -> list[list[_Item]]:
@@ -155,7 +173,11 @@ def _rows(boxes: Sequence[_Box], lines: Sequence[Sequence[_Item]]) -> list[list[
 
 
 def _arrange(rows: Sequence[list[_Item]]) -> int:
-    """Sort each row so that few lines cross, and centre it; returns the picture's width."""
+    """Sort each row to reduce line crossings, and centre it; return the picture's width.
+
+    Each sweep sorts the items of a row by the mean position of their neighbours in the row before,
+    alternately from the top and from the bottom.
+    """
     widths = [sum(item.width + _GAP for item in row) - _GAP for row in rows]
     width = max(widths, default=0) + 2 * _MARGIN
 
@@ -189,10 +211,11 @@ def _centre(item: _Item, neighbours: Sequence[_Item]) -> float:
     return sum(other.middle for other in neighbours) / len(neighbours)
 
 
-# ---- how it looks
+# ---- drawing
 
 
 def _drawn_line(line: Sequence[_Item]) -> str:
+    """Return the SVG path of a line: curves between rows, straight in lanes."""
     first = line[0]
     path = [f"M{first.middle:.0f} {first.top + _BOX_HEIGHT:.0f}"]
     for upper, lower in pairwise(line):
@@ -208,9 +231,10 @@ def _drawn_line(line: Sequence[_Item]) -> str:
 
 
 def _drawn_box(box: _Box) -> Iterator[str]:
+    """Yield the SVG of a box with its tooltip and two lines of text."""
     x, y = box.left, box.top
     yield (
-        f"<g><title>{escape(box.title)}\n{escape(box.text)}\n{escape(box.hint)}</title>"
+        f"<g><title>{escape(box.title)}\n{escape(box.text)}\n{escape(box.tooltip)}</title>"
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="5" '
         f'fill="{box.fill}" stroke="#5b6470" stroke-width="0.8"/>'
     )
@@ -223,4 +247,4 @@ def _drawn_box(box: _Box) -> Iterator[str]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"

@@ -1,4 +1,8 @@
-"""Memory over time as a picture: steps to the right, the arena upwards, a box for each tensor."""
+"""Drawing of the arena over time as SVG.
+
+The horizontal axis has the plan's steps, the vertical axis the bytes of the arena; each tensor is a
+box.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,18 @@ if TYPE_CHECKING:
 
     from smelt.inspect._report import PlanReport, TensorLifetime
 
+# Sizes in pixels.
 _WIDTH: Final = 1000
 _HEIGHT: Final = 380
 _LEFT: Final = 76
 _BOTTOM: Final = 34
 _TOP: Final = 12
-_LETTER: Final = 6.2
-"""Width of a letter, about."""
+_CHARACTER_WIDTH: Final = 6.2
+"""Approximate width of a character at the font size of the picture."""
 
 
 def memory_to_svg(plan: PlanReport) -> str:
-    """The arena of a plan over its steps, as a complete SVG document."""
+    """Return the arena of a plan over its steps as a complete SVG document."""
     plan = masked_report(plan)
     steps, top = max(plan.steps, 1), max(plan.arena_bytes, 1)
     lines = [
@@ -55,6 +60,7 @@ def _y(offset: float, top: int) -> float:
 
 
 def _axes(steps: int, top: int) -> Iterator[str]:
+    """Yield the SVG of grid lines and labels."""
     for part in range(5):
         offset = top * part / 4
         y = _y(offset, top)
@@ -71,16 +77,17 @@ def _axes(steps: int, top: int) -> Iterator[str]:
 
 
 def _interval(steps: int) -> int:
-    """From one tick to the next: 1, 2 or 5 times a power of ten, for ten of them at most."""
+    """Return the distance of ticks: 1, 2 or 5 times a power of ten, for at most ten intervals."""
     power = 1
     while True:
-        for times in (1, 2, 5):
-            if times * power * 10 >= steps:
-                return times * power
+        for factor in (1, 2, 5):
+            if factor * power * 10 >= steps:
+                return factor * power
         power *= 10
 
 
 def _box(life: TensorLifetime, steps: int, top: int) -> Iterator[str]:
+    """Yield the SVG of a tensor's box, with its name if it fits."""
     x, right = _x(life.first_step, steps), _x(life.last_step + 1, steps)
     y, bottom = _y(life.offset + life.size_bytes, top), _y(life.offset, top)
     width, height = max(right - x - 0.6, 0.6), max(bottom - y - 0.6, 0.6)
@@ -93,9 +100,9 @@ def _box(life: TensorLifetime, steps: int, top: int) -> Iterator[str]:
         f'fill="{_color(life.name)}" stroke="#4a5568" stroke-width="0.4">'
         f"<title>{title}</title></rect>"
     )
-    letters = int(width / _LETTER) - 1
-    if height >= 13 and letters >= 4:
-        name = life.name if len(life.name) <= letters else f"{life.name[: letters - 1]}…"
+    characters = int(width / _CHARACTER_WIDTH) - 1
+    if height >= 13 and characters >= 4:
+        name = life.name if len(life.name) <= characters else f"{life.name[: characters - 1]}…"
         yield (
             f'<text x="{x + 4:.1f}" y="{y + height / 2 + 4:.1f}" fill="#1a202c" '
             f'pointer-events="none">{escape(name)}</text>'

@@ -1,4 +1,4 @@
-"""The report as text, in sections."""
+"""The report as text in sections, and the formatting of its values."""
 
 from __future__ import annotations
 
@@ -33,28 +33,29 @@ if TYPE_CHECKING:
     )
 
 _MAX_SIZE_BITS: Final = 80
-"""Of a size that is shown with a unit."""
+"""Largest bit length of a size that is shown with a unit; larger ones come from damaged files."""
 _MAX_LAYERS_SHOWN: Final = 3
-"""Layers that a sentence names; tables name all."""
+"""Largest number of layers that a sentence names; tables name all."""
 
 
 def report_to_text(
     report: EngineReport, sections: Sequence[str] = ("layers",), *, width: int | None = None
 ) -> str:
-    """The report as text: a summary, then the sections, each of `SECTIONS`.
+    """Return the report as text: a summary and the given sections.
 
-    Lines are broken between words, and a row of a table that does not fit takes several; numbers
-    and kernels' names are whole however narrow it is, and kernels' text is as it is.
+    Lines are wrapped between words, and a row of a table that does not fit takes several lines.
+    Numbers and names of kernels are never broken, and kernel sources are not wrapped.
 
     Args:
-        report: what is told.
-        sections: of it.
-        width: of the screen; None for a file, in which a row of a table is one line.
+        report: the report.
+        sections: names of sections, from `SECTIONS`.
+        width: width of the terminal in columns; None for a file, where a table's row is one line.
 
-    Raises SmeltError: a section that does not exist.
+    Raises:
+        SmeltError: a section does not exist, or an argument has a wrong type.
     """
-    if not isinstance(given := cast("object", report), EngineReport):
-        raise SmeltError(f"the report is {shown(given)}; it must be a report from report_of")
+    if not isinstance(value := cast("object", report), EngineReport):
+        raise SmeltError(f"the report is {shown(value)}; it must be a report from report_of")
     if width is not None:
         width = require_int(width, "width", SmeltError, least=1)
     sections = require_list(sections, "sections", SmeltError)
@@ -63,7 +64,7 @@ def report_to_text(
     ]
     if unknown:
         raise SmeltError(
-            f"there is no section {shown(unknown[0])}; there are {', '.join(SECTIONS)}"
+            f"there is no section {shown(unknown[0])}; the sections are {', '.join(SECTIONS)}"
         )
     parts = _parts(masked_report(report), sections)
     return "".join(_laid_out(part, width) for part in parts)
@@ -72,6 +73,7 @@ def report_to_text(
 def _parts(
     report: EngineReport, sections: Sequence[str]
 ) -> Iterator[str | TextTable | SourceReport]:
+    """Yield the lines, tables and kernel sources of the text."""
     yield from _summary(report)
     for number, plan in enumerate(report.plans):
         yield ""
@@ -87,6 +89,7 @@ def _parts(
 
 
 def _laid_out(part: str | TextTable | SourceReport, width: int | None) -> str:
+    """Return a part as complete lines, wrapped to a width."""
     if isinstance(part, SourceReport):
         return part.text if part.text.endswith("\n") else part.text + "\n"
     if isinstance(part, TextTable):
@@ -97,8 +100,8 @@ def _laid_out(part: str | TextTable | SourceReport, width: int | None) -> str:
 
 
 def format_bytes(size_bytes: int, like: int | None = None) -> str:
-    """A size in the unit that suits it, or the size ``like``."""
-    if size_bytes.bit_length() > _MAX_SIZE_BITS:  # an array of a file that nobody has checked
+    """Return a size with a suitable unit: that of the size itself, or of the size ``like``."""
+    if size_bytes.bit_length() > _MAX_SIZE_BITS:  # from an engine that was not verified
         return f"{format_integer(size_bytes)} B"
     size, other = float(size_bytes), float(size_bytes if like is None else like)
     for unit in ("B", "KiB", "MiB"):
@@ -109,12 +112,12 @@ def format_bytes(size_bytes: int, like: int | None = None) -> str:
 
 
 def format_seconds(seconds: float | None, digits: int = 1) -> str:
-    """A time in microseconds; a dash for none."""
+    """Return a time in microseconds as text; a dash for None."""
     return "-" if seconds is None else f"{format_number(seconds * 1e6, digits)} us"
 
 
 def format_host_steps(report: EngineReport) -> str:
-    """What runs in Python and what it costs, in a sentence; empty where all is native code."""
+    """Return a sentence on the steps that run in Python; empty if all steps are native code."""
     if not report.reference_steps:
         return ""
     layers = report.reference_layers
@@ -131,7 +134,7 @@ def format_host_steps(report: EngineReport) -> str:
 
 
 def format_plan_sizes(plan: PlanReport) -> str:
-    """For which sizes a plan runs; empty where none is open."""
+    """Return the ranges of a plan's symbols as text; empty for a plan with fixed sizes."""
     return ", ".join(
         f"{name} = {low}" if low == high else f"{name} from {low} to {high}"
         for name, low, high in plan.symbols
@@ -139,12 +142,12 @@ def format_plan_sizes(plan: PlanReport) -> str:
 
 
 def system_of(report: EngineReport) -> str:
-    """The operating system that an engine is for."""
+    """Return the operating system that an engine is for."""
     return "any system" if report.system == "any" else report.system
 
 
 def machine_of(report: EngineReport) -> str:
-    """The processor or the GPUs that an engine is for, with what it was allowed there."""
+    """Return the processor or GPU architectures of an engine, with their features, as text."""
     if report.device == "cuda":
         return " with ".join(filter(None, (report.architecture, ", ".join(report.features))))
     from smelt.backends.cpu import processor_text
@@ -153,6 +156,7 @@ def machine_of(report: EngineReport) -> str:
 
 
 def _summary(report: EngineReport) -> Iterator[str]:
+    """Yield the lines on the engine as a whole."""
     where = f"{report.device}, {machine_of(report)}, {system_of(report)}, smelt {report.version}"
     yield f"{report.network}: an engine for {where}"
     yield f"  {format_tuning(report)}"
@@ -167,29 +171,30 @@ def _summary(report: EngineReport) -> Iterator[str]:
     if report.is_retunable:
         yield "  contains its network: `smelt retune` builds it again on another machine"
     yield f"  reference steps: {report.reference_steps}"
-    if reported := format_host_steps(report):
-        yield f"  {reported}"
+    if host_steps := format_host_steps(report):
+        yield f"  {host_steps}"
 
 
 def format_tuning(report: EngineReport) -> str:
-    """What chose an engine's tactics, in words."""
+    """Return how an engine's tactics were chosen, as text."""
     if not report.tuned_on:
         return "tactics were chosen by cost estimates: none was timed"
     return f"tactics were timed on {report.tuned_on}"
 
 
 def format_signer(signer: SignerReport) -> str:
-    """Who signed an engine, in words."""
+    """Return the signature of an engine as text."""
     if not signer.key_id:
         return "not signed"
     if not signer.is_right:
-        return f"its signature by the key {signer.key_id} is invalid: the file was changed"
+        return f"the signature by the key {signer.key_id} is invalid: the file was changed"
     if signer.is_trusted:
         return f"signed by the key {signer.key_id} ({signer.label}), which is trusted here"
     return f"signed by the key {signer.key_id}, which is not trusted here"
 
 
 def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
+    """Yield the lines on a plan as a whole."""
     ranges = format_plan_sizes(plan)
     yield f"plan {number + 1} of {count}" + (f" for {ranges}" if ranges else "")
     before, after = len(plan.source_nodes), len(plan.nodes)
@@ -201,11 +206,12 @@ def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
     ratio = plan.arena_bytes / plan.arena_lower_bound_bytes if plan.arena_lower_bound_bytes else 1
     yield (
         f"  arena {format_bytes(plan.arena_bytes)}, {ratio:.2f} times the least possible; "
-        f"scratch {format_bytes(plan.scratch_bytes)} a worker"
+        f"scratch {format_bytes(plan.scratch_bytes)} per worker"
     )
 
 
 def _layers(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
+    """Yield the table of layers with their tactics."""
     slow = "reference on the host (slow)" if report.host_copy_bytes else "reference (slow)"
     rows = [
         (
@@ -223,10 +229,10 @@ def _layers(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]
 
 
 def format_times_note(report: EngineReport) -> str:
-    """What candidates' times are, and by what else they were chosen."""
-    what = "measured" if report.tuned_on else "cost estimates: no tactic was timed"
+    """Return an explanation of the candidates' times and of the choice among them."""
+    kind = "measured" if report.tuned_on else "cost estimates: no tactic was timed"
     return (
-        f"times are {what}; the choice is the least total of tactics and format conversions, so "
+        f"times are {kind}; the choice is the least total of tactics and format conversions, so "
         "the tactic of a layer need not be its fastest; a time in the network includes the "
         "effect on neighbouring layers"
     )
@@ -234,20 +240,21 @@ def format_times_note(report: EngineReport) -> str:
 
 def _tactics(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     yield f"tactics: candidates' {format_times_note(report)};"
-    yield "    -: not promising, or rejected for its results; no: cannot run the layer"
+    yield "    -: not timed, or rejected for wrong results; no: does not support the layer"
     for layer in plan.layers:
         if layer.node:
             yield from _tactics_of(layer)
 
 
 def _tactics_of(layer: LayerReport) -> Iterator[str]:
+    """Yield the lines on a layer's candidates and refusals."""
     yield f"{layer.name} ({layer.op})"
     for candidate in layer.candidates:
-        mark = "*" if candidate.chosen else " "
-        there = candidate.network_seconds
-        reported = "" if there is None else f", in the network {format_seconds(there)}"
+        marker = "*" if candidate.chosen else " "
+        seconds = candidate.network_seconds
+        in_network = "" if seconds is None else f", in the network {format_seconds(seconds)}"
         yield (
-            f"  {mark} {format_seconds(candidate.seconds):>12}{reported}  "
+            f"  {marker} {format_seconds(candidate.seconds):>12}{in_network}  "
             f"{format_candidate(candidate)}"
         )
     for refusal in layer.refusals:
@@ -255,23 +262,24 @@ def _tactics_of(layer: LayerReport) -> Iterator[str]:
 
 
 def format_candidate(candidate: CandidateReport) -> str:
-    """A candidate's name, with its formats where those of others differ."""
+    """Return a candidate's tactic, with its formats if the candidates' formats differ."""
     return f"{candidate.tactic} {candidate.formats}".rstrip()
 
 
 def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
-    yield "passes: what each one changed"
-    busy = [one for one in plan.passes if one.notes or one.nodes_before != one.nodes_after]
-    for one in busy:
-        yield f"{one.name}: {one.nodes_before} -> {counted(one.nodes_after, 'node')}"
-        for note in one.notes:
+    """Yield the notes of all passes that changed the graph or decided against a change."""
+    yield "passes: changes of each pass, and why others were not made"
+    effective = [p for p in plan.passes if p.notes or p.nodes_before != p.nodes_after]
+    for summary in effective:
+        yield f"{summary.name}: {summary.nodes_before} -> {counted(summary.nodes_after, 'node')}"
+        for note in summary.notes:
             before = " + ".join(note.before)
             if note.applied:
                 after = " + ".join(note.after) or "(nothing)"
                 yield f"    {before} -> {after}" + (f": {note.detail}" if note.detail else "")
             else:
                 yield f"    {before}: kept, {note.detail}"
-    others = len(plan.passes) - len(busy)
+    others = len(plan.passes) - len(effective)
     yield f"({others} further {'pass' if others == 1 else 'passes'} changed nothing)"
     if plan.storage:
         yield "storage: where concatenated tensors are written"
@@ -292,13 +300,14 @@ def _graph(_report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]
     yield from (f"    {op} {name}" for name, op in plan.source_nodes)
     yield f"graph after: {counted(len(plan.nodes), 'node')}"
     for node in plan.nodes:
-        made = ", ".join(f"%{n}: {t}" for n, t in zip(node.outputs, node.types, strict=False))
-        read = ", ".join(f"%{name}" for name in node.inputs)
+        outputs = ", ".join(f"%{n}: {t}" for n, t in zip(node.outputs, node.types, strict=False))
+        inputs = ", ".join(f"%{name}" for name in node.inputs)
         view = " (a view)" if node.is_view else ""
-        yield f"    {made} = {node.op}({read}){view} of {', '.join(node.layers)}"
+        yield f"    {outputs} = {node.op}({inputs}){view} of {', '.join(node.layers)}"
 
 
 def _kernels(report: EngineReport) -> Iterator[str | TextTable]:
+    """Yield the table of kernels, for GPUs with their resources on each architecture."""
     timed = is_timed(report)
     if not any(kernel.codes for kernel in report.kernels):
         plain = [(k.symbol, k.family, *use_cells(k, timed=timed)) for k in report.kernels]
@@ -329,17 +338,17 @@ _NUMBERS: Final = (
 
 
 def is_timed(report: EngineReport) -> bool:
-    """Whether a layer's time is known."""
+    """Return whether the time of any layer is known."""
     return any(layer.is_timed for plan in report.plans for layer in plan.layers)
 
 
 def use_heads(*, timed: bool) -> tuple[str, ...]:
-    """How often a kernel is launched; with times, what that takes."""
+    """Return the heads of the columns of a kernel's launches and, with a profile, its time."""
     return ("uses", "time", "share") if timed else ("uses",)
 
 
 def use_cells(kernel: KernelReport, *, timed: bool) -> tuple[str, ...]:
-    """A row under `use_heads`."""
+    """Return the cells of a kernel under `use_heads`."""
     if not timed:
         return (str(kernel.uses),)
     time = format_seconds(kernel.measured_seconds, 2)
@@ -352,7 +361,7 @@ CODE_HEADS: Final = (
 
 
 def code_cells(code: CodeReport) -> tuple[str, ...]:
-    """A row under `CODE_HEADS`."""
+    """Return the cells of a kernel's resources under `CODE_HEADS`."""
 
     def shown(number: int | None, unit: str = "") -> str:
         return "?" if number is None else f"{number}{unit}"
@@ -380,7 +389,7 @@ def _source(report: EngineReport) -> Iterator[str | TextTable | SourceReport]:
 
 
 def roofline_note(report: EngineReport) -> str:
-    """Whose roofline it is."""
+    """Return the peak rates that the bounds are computed from, as text."""
     peaks = report.peaks
     if peaks is None:
         return (
@@ -402,21 +411,21 @@ WORK_NOTE: Final = (
 
 
 def counted_at(plan: PlanReport) -> str:
-    """For which sizes work is counted; empty where none is open."""
+    """Return the sizes for which work is counted, as text; empty for a plan with fixed sizes."""
     sizes = ", ".join(f"{name} = {size}" for name, size in plan.counted_at)
     return f"counted at {sizes}" if sizes else ""
 
 
 def roofline_heads(*, timed: bool) -> tuple[str, ...]:
-    """What is told of a layer's work."""
+    """Return the heads of the columns of the roofline table."""
     times = ("time", "share") if timed else ()
     return ("layer", "MFLOP", "factors", "moved", "flop/byte", "bound", "by", *times, "kernels")
 
 
 def roofline_rows(plan: PlanReport, *, timed: bool) -> list[tuple[str, ...]]:
-    """Rows under `roofline_heads`: the layers that take steps, then all of them together.
+    """Return the rows under `roofline_heads`: each layer with steps, then the total.
 
-    Each of a layer's kernels is in a line of its own.
+    The last cell has a line for each kernel of the layer.
     """
     rows = [
         (
@@ -431,6 +440,7 @@ def roofline_rows(plan: PlanReport, *, timed: bool) -> list[tuple[str, ...]]:
 
 
 def _work_cells(work: WorkReport, *, timed: bool) -> tuple[str, ...]:
+    """Return the cells of a layer's work, without its name and kernels."""
     cells = (
         "?" if work.flop is None else format_number(work.flop / 1e6, 2) if work.flop else "-",
         work.factors,
@@ -446,7 +456,7 @@ def _work_cells(work: WorkReport, *, timed: bool) -> tuple[str, ...]:
 
 
 def _in_column(seconds: float | None) -> str:
-    """A time with as many digits as those above and below it, for which it may be too small."""
+    """Return a time in microseconds with three decimals, as for all times of a column."""
     if seconds is None:
         return "-"
     is_shown = not 0 < seconds < 0.5e-9
@@ -456,15 +466,21 @@ def _in_column(seconds: float | None) -> str:
 def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     timed = is_timed(report)
     yield f"roofline: {roofline_note(report)}"
-    yield WORK_NOTE + (f"; {reported}" if (reported := counted_at(plan)) else "")
+    yield WORK_NOTE + (f"; {sizes}" if (sizes := counted_at(plan)) else "")
     yield TextTable(
         roofline_heads(timed=timed), roofline_rows(plan, timed=timed), _NUMBERS, "kernels"
     )
 
 
 def _weights(report: EngineReport) -> Iterator[str | TextTable]:
+    """Yield the table of packed weights."""
     rows = [
-        (w.name, f"{w.dtype}{list(w.shape)}", w.size_bytes, ", ".join(w.sources) or "cannot be")
+        (
+            w.name,
+            f"{w.dtype}{list(w.shape)}",
+            w.size_bytes,
+            ", ".join(w.sources) or "not refittable",
+        )
         for w in report.weights
     ]
     yield TextTable(("weight", "packed", "bytes", "refitted from"), rows, "bytes")
@@ -486,4 +502,4 @@ _ENGINE_WRITERS: Final[
     "weights": _weights,
 }
 SECTIONS: Final = (*_PLAN_WRITERS, *_ENGINE_WRITERS)
-"""What `report_to_text` can add to the summary: of each plan, then of the engine."""
+"""Names of the sections of `report_to_text`: those of each plan, then those of the engine."""
