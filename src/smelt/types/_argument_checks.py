@@ -75,6 +75,8 @@ def require_int(
 ) -> int:
     """Return an integer (also numpy's) from ``least`` to ``most``; refuse bools and floats."""
     number = _as_integer(value)
+    if number is None and isinstance(value, int) and not isinstance(value, bool):
+        raise error(f"{name} is {shown(value)}, which does not fit into 64 bits")
     if number is None or not _is_within(number, least, most):
         raise error(f"{name} is {shown(value)}; it must be an integer{_range_text(least, most)}")
     return number

@@ -17,7 +17,7 @@ class Limit(Enum):
     MAX_MODEL_BYTES = ((1 << 31) - 1, "bytes", "an ONNX model or caffemodel, external data apart")
     MAX_PROTOTXT_BYTES = (4 << 20, "bytes", "a prototxt")
     MAX_WEIGHT_FIELDS = (1_000_000, "fields", "a caffemodel or binaryproto")
-    MAX_MODEL_MESSAGES = (1 << 21, "messages", "nodes, attributes, tensors ... of an ONNX model")
+    MAX_MODEL_MESSAGES = (1 << 20, "messages", "nodes, attributes, tensors ... of an ONNX model")
     MAX_MODEL_FIELDS = (1 << 24, "fields", "all messages of a large ONNX model together")
     MAX_ENGINE_BYTES = (1 << 38, "bytes", "an engine")
     MAX_HEADER_BYTES = (1 << 26, "bytes", "the header of an engine")
@@ -79,6 +79,7 @@ class Limit(Enum):
     MAX_LOOP_TRIPS = (1 << 24, "trips", "a Loop; more iterations are taken to be endless")
     MAX_LOOP_BYTES = (1 << 31, "bytes", "the scan outputs of a Loop")
     MAX_REGION_DEPTH = (40, "levels", "branches, loop bodies and functions nested in each other")
+    MAX_IMPORTED_WEIGHTS = (1 << 18, "initialisers", "an ONNX network, its functions expanded")
     MAX_IMPORTED_NODES = (1 << 17, "nodes", "an ONNX network, its functions expanded")
     MAX_EXPANDED_NODES = (1 << 16, "nodes", "what the functions of an ONNX model expand to")
     MAX_EXPANDED_BYTES = (

@@ -44,6 +44,7 @@ def add_nodes(scope: Scope, nodes: Sequence[NodeProto], where: str) -> None:
 
 def _add_weights(scope: Scope, proto: GraphProto, where: str) -> None:
     """Add the initialisers of a graph as constants."""
+    scope.state.count_weights(len(proto.initializer) + len(proto.sparse_initializer))
     entries: list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]] = []
     entries += [(entry.name, entry) for entry in proto.initializer]
     entries += [(entry.values.name, entry) for entry in proto.sparse_initializer]
