@@ -151,7 +151,7 @@ def test_a_text_takes_no_longer_than_what_is_written_that_way() -> None:
         f"{factors}*{factors}-{factors}*{factors}",
         f"({names})" + "//1" * 100,
     ):
-        with pytest.raises(ValueError, match="not a dimension: sums of products"):
+        with pytest.raises(ValueError, match="not a dimension: it must be a sum of products"):
             dim_from_text(text)
 
 

@@ -77,6 +77,7 @@ def interpret(
 
 
 def _wanted_values(graph: Graph, names: Iterable[str] | None) -> list[Value]:
+    """Return the values of the names. Raises GraphError when a name is unknown."""
     if names is None:
         return list(graph.outputs)
     by_name = {value.name: value for value in graph.values()}

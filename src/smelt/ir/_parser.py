@@ -76,6 +76,7 @@ class _Parser:
         self._given_constants = constants
 
     def parse(self) -> Graph:
+        """Parse the whole text. Raises GraphError."""
         self._skip_lines()
         try:
             graph = self._graph()
@@ -147,6 +148,7 @@ class _Parser:
     # ---- lines
 
     def _graph(self) -> Graph:
+        """Parse a graph, which may be a region."""
         self._enter()
         if not self._accept_word("graph"):
             self._fail("expected 'graph'")
@@ -193,6 +195,7 @@ class _Parser:
         return self._name()
 
     def _operands(self, scope: _Scope) -> list[Value | None]:
+        """Parse a list of values, where ``_`` is an absent input."""
         operands: list[Value | None] = []
         self._skip()
         while self._text.startswith(("%", "_"), self._position):
@@ -211,6 +214,7 @@ class _Parser:
         return scope.values[name]
 
     def _constant(self, scope: _Scope) -> None:
+        """Parse a constant: an array, or a recipe, which is computed with limits."""
         name = self._value_name()
         if self._accept(":"):
             constant = Constant(name, self._array(name))
@@ -303,6 +307,7 @@ class _Parser:
     # ---- types and elements
 
     def _type(self) -> ValueType:
+        """Parse the type of a value."""
         kind = self._need(_WORD, "a type")
         if kind in {"sequence", "optional"}:
             self._enter()
@@ -321,6 +326,7 @@ class _Parser:
         return OptionalType(element)
 
     def _tensor(self, dtype: str) -> TensorType:
+        """Parse the shape of a tensor type after its element type."""
         try:
             element = DType(dtype)
         except ValueError:
@@ -427,6 +433,7 @@ class _Parser:
         return self._named_attribute(word, owner)
 
     def _named_attribute(self, word: str, owner: type) -> object:
+        """Parse a value that starts with a word: a keyword, array, enum member or record."""
         if word in _KEYWORDS:
             return _KEYWORDS[word]
         if word == "array":
@@ -443,6 +450,7 @@ class _Parser:
         return self._record(word, owner)
 
     def _list(self, owner: type = object) -> tuple[object, ...]:
+        """Parse a list of attribute values."""
         self._enter()
         self._expect("[")
         items: list[object] = []

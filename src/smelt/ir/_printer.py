@@ -119,6 +119,7 @@ class _Printer:
             self._names[constant] = name
 
     def lines(self, indent: str) -> Iterator[str]:
+        """Yield the lines of the text, each after ``indent``."""
         inner = f"{indent}  "
         graph = self._graph
         yield f"graph {quote(graph.name)} {{"

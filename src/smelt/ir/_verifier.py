@@ -33,6 +33,7 @@ def verify(graph: Graph, *, during: str | None = None) -> None:
 
 
 def _verify(graph: Graph, depth: int) -> None:
+    """Check a graph at a nesting depth, and its regions. Raises GraphError."""
     if depth > Limit.MAX_REGION_DEPTH.most:
         raise GraphError(f"the regions are nested {Limit.MAX_REGION_DEPTH.excess(depth)}")
     _check_names(graph)
@@ -50,6 +51,7 @@ def _verify(graph: Graph, depth: int) -> None:
 
 
 def _check_names(graph: Graph) -> None:
+    """Check that the names of nodes and of values are unique."""
     for name, count in Counter(node.name for node in graph.nodes).items():
         if count > 1:
             raise GraphError(f"{count} nodes have the name {name!r}; names must be unique")

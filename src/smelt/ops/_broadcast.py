@@ -76,6 +76,7 @@ class Broadcast(Op):
         return tuple(d for d in combined if d is not None) if None not in combined else None
 
     def _combine_or_none(self, left: Dim | None, right: Dim | None) -> Dim | None:
+        """Return `combine_dims` of two elements; None if unknown or if the result is too large."""
         if left is None or right is None:
             return None
         combined = self.combine_dims(left, right)

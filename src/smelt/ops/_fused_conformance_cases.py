@@ -38,6 +38,7 @@ def fused_cases() -> Iterator[Case]:
 
 
 def _convolutions() -> Iterator[Case]:
+    """Yield convolutions with common epilogues: bias, residual, scale, clip, PRelu, swish."""
     x, w = floats(2, 3, 9, 7), floats(17, 3, 3, 3, seed=1)
     row, bias = floats(17, seed=2), floats(17, 1, 1, seed=3)
     residual = floats(2, 17, 9, 7, seed=4)
@@ -62,6 +63,7 @@ def _convolutions() -> Iterator[Case]:
 
 
 def _small_convolutions() -> Iterator[Case]:
+    """Yield depthwise, 1x1, float16 and pooling ops with epilogues."""
     depthwise = Conv((3, 3), (2, 2), (1, 1, 1, 1), group=33)
     arrays = (floats(1, 33, 9, 9), floats(33, 1, 3, 3, seed=1), floats(33, seed=2))
     op = Fused(depthwise, 3, (Stage(HardSwish(), (-1,)),))
@@ -80,6 +82,7 @@ def _small_convolutions() -> Iterator[Case]:
 
 
 def _products() -> Iterator[Case]:
+    """Yield Gemm and MatMul with epilogues."""
     a, b, bias = floats(5, 33), floats(33, 17, seed=1), floats(17, seed=2)
     constants = frozenset({1, 2})
     op = Fused(Gemm(), 2, (Stage(Add(), (-1, 2)), Stage(Sigmoid(), (-2,))))
@@ -94,6 +97,7 @@ def _products() -> Iterator[Case]:
 
 
 def _chains() -> Iterator[Case]:
+    """Yield chains of elementwise ops, also after a Gather."""
     x, y, row = floats(3, 5, 33), floats(3, 5, 33, seed=1), floats(33, seed=2)
     op = Fused(Add(), 2, (Stage(Mul(), (-1, 2)), Stage(Relu(), (-2,))))
     yield Case("add_mul_relu", op, (x, y, row), constants=frozenset({2}))

@@ -50,6 +50,7 @@ def _arrays(
 
 
 def _plain() -> Iterator[Case]:
+    """Yield 1x1 expansions with a depthwise convolution and no epilogues."""
     constants = frozenset({1, 2, 3, 4})
     for many, height, width in ((40, 9, 7), (65, 5, 15), (7, 3, 3)):
         op = FusedPair(Conv((1, 1)), 3, Conv((3, 3), pads=_SAME, group=many))
@@ -61,6 +62,7 @@ def _plain() -> Iterator[Case]:
 
 
 def _activated() -> Iterator[Case]:
+    """Yield expansions whose two convolutions have activations."""
     x, w, bias, taps, row = _arrays((6, 48), (2, 10, 11), (1, 3))
     clip = Fused(Conv((1, 1)), 3, (Stage(Clip(), (-1, 3, 4)),))
     depthwise = Conv((3, 3), (2, 2), _SAME, group=48)
@@ -74,6 +76,7 @@ def _activated() -> Iterator[Case]:
 
 
 def _windows() -> Iterator[Case]:
+    """Yield pairs with a stem, large padding, dilation or large strides."""
     constants = frozenset({1, 2, 3, 4})
     stem = Fused(Conv((3, 3), (2, 2), _SAME), 3, (Stage(Relu(), (-1,)),))
     op = FusedPair(stem, 3, Conv((3, 3), pads=_SAME, group=24))

@@ -115,6 +115,7 @@ def recipe_from_json(data: object, resolve: Callable[[str], Constant]) -> Consta
 def _entry_from_json(
     reader: _Reader, data: object, earlier: list[Constant], resolve: Callable[[str], Constant]
 ) -> Constant:
+    """Decode one entry of a recipe; its inputs are positions in ``earlier``."""
     parts = reader.items(data)
     match parts:
         case ("source", str(name)):
@@ -368,6 +369,7 @@ class _Reader:
         return graph
 
     def _node(self, graph: Graph, data: object, values: list[Value], depth: int) -> list[Value]:
+        """Decode a node of a region, add it to the graph and return its results."""
         name, op, listed, names, layers = self.items(data, 5)
         positions = [None if i is None else self.index(i, len(values)) for i in self.items(listed)]
         inputs = [None if p is None else values[p] for p in positions]
@@ -384,6 +386,7 @@ class _Reader:
 
 
 def _find_op(name: str, identity: object) -> type[Op]:
+    """Return the op of a name, and check the identity of an op of a user."""
     try:
         cls = lookup_op(name)
     except SmeltError as error:

@@ -50,6 +50,7 @@ def _zero(kind: np.dtype[np.generic], value: int = 9) -> Array:
 
 
 def _convolutions(kind: np.dtype[np.generic]) -> Iterator[Case]:
+    """Yield integer convolutions that are scaled, quantised, or have a residual."""
     signed = np.dtype("int8")
     shapes = (
         ("3x3", ConvInteger((3, 3), pads=(1, 1, 1, 1)), 20, 37),
@@ -101,6 +102,7 @@ def _residual(
 
 
 def _products(kind: np.dtype[np.generic]) -> Iterator[Case]:
+    """Yield an integer matrix product with dequantised results."""
     a, b = _bytes(kind, 5, 66), _bytes(np.dtype("int8"), 66, 37, seed=1)
     bias = integers(37, low=-9999, high=9999, seed=2)
     factor, zero = floats(37, low=0.0001, high=0.001, seed=3), _zero(kind)
@@ -118,6 +120,7 @@ def _products(kind: np.dtype[np.generic]) -> Iterator[Case]:
 
 
 def _means(kind: np.dtype[np.generic]) -> Iterator[Case]:
+    """Yield average poolings of quantised tensors."""
     zero, scale = _zero(kind), np.array(0.7, np.float32)
     stages = (Stage(Sub(), (-1, 1)), Stage(Mul(), (-2, 2)), Stage(_QUANTIZE, (-3, 3, 4)))
     arrays = (_bytes(kind, 2, 70, 6, 6), np.array(9, np.float32), scale, _ONE, zero)
@@ -129,6 +132,7 @@ def _means(kind: np.dtype[np.generic]) -> Iterator[Case]:
 
 
 def _chains(kind: np.dtype[np.generic]) -> Iterator[Case]:
+    """Yield a quantised addition and a change of scale."""
     zero, scale = _zero(kind), np.array(0.7, np.float32)
     stages = (
         Stage(_DEQUANTIZE, (3, 4, 2)),

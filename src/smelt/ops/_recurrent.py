@@ -161,6 +161,7 @@ class Recurrent(Op):
         return (directions, batch, hidden) if self.layout == 0 else (batch, directions, hidden)
 
     def _check_attributes(self) -> None:
+        """Check the attributes that all recurrent ops have. Raises ShapeError."""
         if self.direction not in {"forward", "reverse", "bidirectional"}:
             raise ShapeError(
                 f"direction is {self.direction!r}; it must be forward, reverse or bidirectional"

@@ -86,6 +86,7 @@ def op_identity(cls: type[Op]) -> tuple[str, str, str, str]:
 
 
 def _source(cls: type[Op]) -> bytes:
+    """Return the source of a class, or its fields and bytecode if there is no source file."""
     try:
         return inspect.getsource(cls).encode()
     except (OSError, TypeError):

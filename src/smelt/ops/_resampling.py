@@ -73,6 +73,7 @@ class Resampling:
         return centred
 
     def _points_between_ends(self, x: Array, mode: str) -> Array:
+        """Return positions that are spread evenly between the ends of the axis or the region."""
         last = np.float32(self.extent - 1)
         start, end = (0.0, 1.0) if mode == "align_corners" else self.region
         with np.errstate(all="ignore"):  # a region may be infinite or NaN
@@ -178,6 +179,7 @@ def resize_cases(make: Callable[..., Resize]) -> Iterator[Case]:
 
 
 def _special_cases(make: Callable[..., Resize], data: Array, up: Array) -> Iterator[Case]:
+    """Yield cases of cropping, antialiasing, other dtypes and rounding in float32."""
     two, three = frozenset({2}), frozenset({1, 2, 3})
     excluding = make(mode="cubic", exclude_outside=1, cubic_coeff_a=-0.5)
     yield Case("cubic, outside excluded", excluding, (data, None, up), constants=two)

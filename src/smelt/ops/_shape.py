@@ -48,6 +48,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def _broadcast_dims(a: Dim, b: Dim, shapes: Sequence[Shape], axis: int) -> Dim:
+    """Return the extent to which two extents broadcast. Raises ShapeError."""
     if a == b or b == 1:
         return a
     if a == 1:

@@ -110,6 +110,8 @@ def _bytes(*shape: int, dtype: str = "uint8", seed: int = 0) -> Array:
 
 
 def _cases(op: type[ConvInteger], kind: np.dtype[np.uint8 | np.int8]) -> Iterator[Case]:
+    """Yield the cases of one dtype."""
+
     def case(
         name: str, op: ConvInteger, x: tuple[int, ...], filters: int, *, bias: bool = True
     ) -> Case:

@@ -89,6 +89,7 @@ class Fused(Op):
     def _operand(
         argument: int, inputs: Sequence[Operand | None], values: Sequence[TensorType]
     ) -> Operand | None:
+        """Return the operand that an argument of a stage refers to. Raises ShapeError."""
         if argument >= 0:
             if argument >= len(inputs):
                 raise ShapeError(f"a stage reads input {argument}, and there are {len(inputs)}")

@@ -54,6 +54,7 @@ class Range(Op):
         return (TensorType(kinds[0].dtype, (self._count(inputs),)),)
 
     def _count(self, inputs: Sequence[Operand | None]) -> Dim:
+        """Return the number of elements, which may be symbolic. Raises ShapeError."""
         values = [o.value for o in inputs if o is not None]
         arrays = [v for v in values if v is not None]
         if len(arrays) == 3:

@@ -186,7 +186,7 @@ def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
             raise ShapeError(f"a scale of resize is {scale}; it must be positive")
         if scale > Limit.MAX_EXTENT.most:
             raise ShapeError(
-                f"resize makes from each element {Limit.MAX_EXTENT.excess(f'{scale:g}')}"
+                f"resize replaces each element by {Limit.MAX_EXTENT.excess(f'{scale:g}')}"
             )
         if isinstance(extent, int):
             scaled.append(_scaled_extent(extent, scale))

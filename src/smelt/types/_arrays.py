@@ -34,6 +34,7 @@ _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _LENGTH_BYTES: Final = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4, b"\x93NUMPY\x03\x00": 4}
 """Bytes of the header length, by the magic bytes of each version of the .npy format."""
 _MAGIC_BYTES: Final = 8
+"""Bytes of the magic string and the format version at the start of a .npy file."""
 _MAX_HEADER_BYTES: Final = 4096
 """Bytes of the longest header that is read."""
 _PIECE_BYTES: Final = 1 << 20
@@ -135,6 +136,7 @@ def write_arrays(arrays: Mapping[str, NDArray[Any]]) -> bytes:
 
 
 def _check_name(name: str) -> None:
+    """Check that a zip archive can store a name. Raises SmeltError."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

@@ -29,7 +29,9 @@ _MAX_VECTOR_ATOMS: Final = 1 << 11
 _MAX_BITS: Final = 1 << 13
 """Bits of the largest number in a dimension: Python converts at most 4,300 digits to text."""
 
-_FORM: Final = "sums of products of names, integers and quotients, `(sum) // integer`, are"
+_FORM: Final = (
+    "it must be a sum of products of names, integers and quotients of the form `(sum) // integer`"
+)
 """Description of the accepted grammar, for messages."""
 
 

@@ -198,6 +198,7 @@ def _is_monotone(dim: SymbolicDim) -> bool:
 
 
 def _interval(dim: Dim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Return bounds of a dimension over a box, by interval arithmetic on each term."""
     if isinstance(dim, int):
         return dim, dim
     least = largest = 0
@@ -209,6 +210,7 @@ def _interval(dim: Dim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
 
 
 def _product_interval(monomial: Monomial, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Return bounds of a product of atoms over a box."""
     least = largest = 1
     for atom in monomial:
         if isinstance(atom, FloorDiv):

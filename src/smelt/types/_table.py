@@ -62,6 +62,7 @@ class TextTable:
         )
 
     def _lines(self, width: int | None) -> Iterator[str]:
+        """Yield the lines of the table; lines may exceed ``width`` if a word is longer."""
         columns = [self._column(index) for index in range(len(self.heads))]
         least = sum(column.least + _GAP for column in columns) - _GAP
         available = max(WIDTH_OF_FILES, least) if width is None else width - len(_MARGIN)

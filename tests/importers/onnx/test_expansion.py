@@ -135,13 +135,10 @@ def test_a_name_of_a_megabyte_is_refused_in_a_short_message() -> None:
 def test_the_initialisers_of_all_graphs_are_counted_before_they_become_arrays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    weights = [onnx.numpy_helper.from_array(np.zeros((), np.float32), f"w{n}") for n in range(6)]
-    node = onnx.helper.make_node("Add", ["w0", "w1"], ["y"])
-    outputs = [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ())]
-    graph = onnx.helper.make_graph([node], "g", [], outputs, weights)
-    opset = [onnx.helper.make_opsetid("", 18)]
-    data = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
-    smelt.network_from_onnx(data)
+    model = _model([helper.make_node("Add", ["w0", "w1"], ["y"])])
+    weights = [numpy_helper.from_array(np.zeros(2, np.float32), f"w{n}") for n in range(6)]
+    model.graph.initializer.extend(weights)
+    import_onnx(model)
     monkeypatch.setattr(Limit.MAX_IMPORTED_WEIGHTS, "most", 5)
-    with pytest.raises(ModelFormatError, match="6 initialisers; the limit MAX_IMPORTED_WEIGHTS is 5"):
-        smelt.network_from_onnx(data)
+    with pytest.raises(ModelFormatError, match="6 initialisers; the limit MAX_IMPORTED_WEIGHTS"):
+        import_onnx(model)
