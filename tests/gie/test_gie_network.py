@@ -417,9 +417,9 @@ _WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda net, _: net.add_concatenation(None), "is None; it must be a list"),
     (lambda net, _: net.add_convolution(None, 4, (3, 3), [1.0], None), "a tensor .* not NoneType"),
     (
-        lambda *_: gie.create_infer_builder(RecordingLogger()).build_cuda_engine(None),
+        lambda *_: gie.create_infer_builder(RecordingLogger()).build_cuda_engine(None),  # type: ignore[arg-type]
         "network from",
-    ),  # type: ignore[arg-type]
+    ),
     (lambda *_: gie.create_caffe_parser().parse("a", "b", None), "network from create_network"),  # type: ignore[arg-type]
 ]
 
