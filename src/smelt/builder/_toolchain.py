@@ -133,13 +133,13 @@ class Toolchain(ABC):
 
     @abstractmethod
     def tune_in_network(
-        self, draft: TunedGraph, others: FusedPairAlternatives | None, spent_s: float
+        self, draft: TunedGraph, alternatives: FusedPairAlternatives | None, spent_s: float
     ) -> TunedGraph:
         """Compare the best candidates in the whole plan, and return the best graph.
 
         Args:
             draft: the choice by isolated times.
-            others: variants with fused pairs, if there are any.
+            alternatives: variants with fused pairs, if there are any.
             spent_s: time in seconds that the choice of the draft took.
         """
 
