@@ -42,7 +42,7 @@ def unsupported_recurrent_reason(node: Node, op: GRU | LSTM) -> str | None:
     """Return why no kernel is generated for a recurrent node, or None if one is."""
     if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
         return "only float32 without sequence lengths is supported"
-    if op.activations or op.clip:
+    if op.activations or op.clip is not None:
         return "only the default activations without clipping are supported"
     for index in (W, R, B):
         value = node.inputs[index] if index < len(node.inputs) else None
