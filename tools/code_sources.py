@@ -23,7 +23,7 @@ import numpy as np
 from smelt.backends import WeightStore, build_plan, with_storage_dtype
 from smelt.backends.cpu import CpuBackend, compile_ir, compile_runtime
 from smelt.backends.cpu import target_named as cpu_target_named
-from smelt.backends.cuda import CudaBackend, why_no_gluon
+from smelt.backends.cuda import CudaBackend, gluon_unavailable_reason
 from smelt.backends.cuda import target_named as cuda_target_named
 from smelt.devices.cuda import CudaKernel
 from smelt.engine import Launch
@@ -143,7 +143,7 @@ def requests_of(target: str, unit: str) -> Iterator[Request]:
 def _every_language() -> Any:
     """Text in Triton's lower language is written whether or not this Triton compiles it."""
     return mock.patch(
-        "smelt.backends.cuda.families.window_reuse_conv.why_no_gluon", return_value=None
+        "smelt.backends.cuda.families.window_reuse_conv.gluon_unavailable_reason", return_value=None
     )
 
 
@@ -336,7 +336,7 @@ def compiled(kernel: Kernel) -> tuple[bytes, tuple[str, ...]] | None:
     """
     if kernel.language == "llvm":
         return compile_ir(kernel.text, cpu_target(kernel.target)), ()
-    if "gl." in kernel.text and why_no_gluon():
+    if "gl." in kernel.text and gluon_unavailable_reason():
         return None
     try:
         record = _backend(kernel.target).records(kernel.spec, cuda_target_named(kernel.target))

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.dla_speed import Layer, main, make_loadable, resnet50
 from smelt.nvdla import Loadable, create_runtime
-from smelt.nvdla.loadable import DescriptorLayout, DlaTaskView, interpret
+from smelt.nvdla.loadable import DescriptorVersion, DlaTaskView, interpret
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,7 @@ def test_the_whole_network_has_the_layers_of_a_resnet50() -> None:
     loadable = Loadable.from_bytes(make_loadable(layers).to_bytes())
     (view,) = interpret(loadable).tasks
     assert isinstance(view, DlaTaskView)
-    assert view.layout is DescriptorLayout.WITH_OFFSETS
+    assert view.layout is DescriptorVersion.WITH_OFFSETS
     waits = [0] * len(view.operations)
     for edge in view.edges():
         waits[edge.target] += 1

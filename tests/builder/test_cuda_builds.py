@@ -104,10 +104,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Callable[[StubDriver | None], Non
 def test_a_compiler_without_the_fastest_kernels_is_told_where_they_could_win(
     number: int | None, reasons: list[str], is_told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cuda_toolchain, "why_no_gluon", lambda: "too new")
+    monkeypatch.setattr(_cuda_toolchain, "gluon_unavailable_reason", lambda: "too new")
     hint = CudaToolchain(target_named("sm_90"), number).hint(reasons)
     assert ("too new: pip install 'triton<3.8'" in hint) is is_told
-    monkeypatch.setattr(_cuda_toolchain, "why_no_gluon", lambda: None)
+    monkeypatch.setattr(_cuda_toolchain, "gluon_unavailable_reason", lambda: None)
     assert not CudaToolchain(target_named("sm_90"), number).hint(reasons)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from smelt.backends.cuda import why_no_gluon
+from smelt.backends.cuda import gluon_unavailable_reason
 from smelt.ops import (
     ALL_OPS,
     GRU,
@@ -189,7 +189,9 @@ def test_compiled_kernels_compute_on_the_gpu_what_the_reference_does(
 ) -> None:
     found = [share.result(_MAX_SECONDS) for share in answers[asked]]
     count = sum(answer.trials for answer in found)
-    needs_more = gpu.properties.capability < (9, 0) or (asked.op == WINDOW_REUSE and why_no_gluon())
+    needs_more = gpu.properties.capability < (9, 0) or (
+        asked.op == WINDOW_REUSE and gluon_unavailable_reason()
+    )
     detail = kernel_coverage_error(asked.op, asked.storage, count)
     assert not detail or (needs_more and not count), detail
     if not count:

@@ -15,7 +15,7 @@ from smelt.nvdla.loadable import (
     Blob,
     CommonOperation,
     Consumer,
-    DescriptorLayout,
+    DescriptorVersion,
     EmuBuffer,
     EmuPowerOperation,
     EmuSoftmaxOperation,
@@ -78,8 +78,8 @@ def loadable_seeds() -> Iterator[bytes]:
     for kind in range(6):
         yield _with_operation(pooling, kind).to_bytes()
     softmax, power = EmuSoftmaxOperation(axis=1), EmuPowerOperation(power=2.0)
-    for layout in DescriptorLayout:
-        half = 2 if layout is DescriptorLayout.WITHOUT_OFFSETS else 3
+    for layout in DescriptorVersion:
+        half = 2 if layout is DescriptorVersion.WITHOUT_OFFSETS else 3
         for operation, number in ((softmax, half), (power, half), (softmax, 0), (power, 0)):
             buffer = EmuBuffer(3, 0, 64, number, 1, 1, 20, 32, 32)
             yield emulated_loadable(

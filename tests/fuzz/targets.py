@@ -66,8 +66,8 @@ from smelt.types import (
     ceil_div,
     dim_from_text,
     evaluate_dim,
-    one_file_of_formulas,
     parse_json,
+    shared_formula_limit,
     substitute_dim,
     symbols_of,
 )
@@ -412,7 +412,7 @@ def _run_dim(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     try:
         dim = dim_from_text(text)
-        with one_file_of_formulas():
+        with shared_formula_limit():
             _require(dim_from_text(text) is dim_from_text(text), "a text is read once")
     except ValueError:
         return  # what it promises to raise; its callers say where

@@ -9,7 +9,7 @@ from smelt.nvdla.loadable import (
     DataCategory,
     DataFormat,
     DataType,
-    DescriptorLayout,
+    DescriptorVersion,
     EmuBuffer,
     EmuBuffers,
     EmuNetworkDescriptor,
@@ -107,7 +107,7 @@ def emulated_loadable(
     operation: EmuOperation,
     source: EmuBuffer,
     target: EmuBuffer,
-    layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS,
+    layout: DescriptorVersion = DescriptorVersion.WITH_OFFSETS,
 ) -> Loadable:
     """One emulated operation from input 0, at address 3, to output 0, at address 4."""
     network = EmuNetworkDescriptor(1, 2, 1)

@@ -555,7 +555,7 @@ def check_hostile(op: type[Op]) -> tuple[int, list[str]]:
 def _offer_gluon() -> None:
     """Offer kernels in Gluon whichever Triton there is: nothing is compiled here."""
     patched: Any = window_reuse_conv
-    patched.why_no_gluon = lambda: None
+    patched.gluon_unavailable_reason = lambda: None
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from smelt.types import (
     dim_from_text,
     dim_to_text,
     evaluate_dim,
-    one_file_of_formulas,
+    shared_formula_limit,
 )
 
 if TYPE_CHECKING:
@@ -160,11 +160,11 @@ def test_formulas_of_a_file_count_once_whether_they_are_read_or_written(
 ) -> None:
     texts = [str(N * 7 + number) for number in range(1, 4)]
     monkeypatch.setattr(Limit.MAX_FORMULA_CHARACTERS, "most", sum(map(len, texts)))
-    with one_file_of_formulas():
+    with shared_formula_limit():
         assert [dim_to_text(dim_from_text(text)) for text in texts * 2] == texts * 2
         with pytest.raises(ValueError, match="MAX_FORMULA_CHARACTERS"):
             dim_from_text("n + 4")
-    with one_file_of_formulas():
+    with shared_formula_limit():
         assert [dim_from_text(dim_to_text(N * 7 + number)) for number in (1, 2, 3)]
         with pytest.raises(ShapeError, match="MAX_FORMULA_CHARACTERS"):
             dim_to_text(N + 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smelt.types import Limit, SymbolicDim, may_follow, one_file_of_formulas
+from smelt.types import Limit, SymbolicDim, may_follow, shared_formula_limit
 
 if TYPE_CHECKING:
     import pytest
@@ -31,10 +31,10 @@ def test_all_vectors_of_one_file_are_followed_up_to_a_limit(
 ) -> None:
     n = SymbolicDim.symbol("n")
     monkeypatch.setattr(Limit.MAX_FOLLOWED_ATOMS, "most", 10)
-    with one_file_of_formulas():
+    with shared_formula_limit():
         assert all(may_follow([n, n]) for _ in range(5))
         assert not may_follow([n])
         assert may_follow([1, 2, 3]) is False, "a file beyond the limit is not followed at all"
-    with one_file_of_formulas():
+    with shared_formula_limit():
         assert may_follow([n]), "each file has the whole limit"
     assert all(may_follow([n, n]) for _ in range(20)), "networks that are no file have no limit"

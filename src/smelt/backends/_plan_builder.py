@@ -11,7 +11,7 @@ import numpy as np
 from smelt.backends._arena import ALIGNMENT_BYTES, LiveRange, assign_offsets, lower_bound
 from smelt.backends._base import Operands
 from smelt.backends._concurrent_steps import accesses_of
-from smelt.backends._storage import Compute, StoragePlanner, contiguous_strides, size_bytes
+from smelt.backends._storage import Compute, LayoutPlanner, contiguous_strides, size_bytes
 from smelt.devices.cpu import CpuMemory
 from smelt.engine import ERROR_BYTES, Buffer, Launch, LayerInfo, Plan, Space, View
 from smelt.ir import Constant, sources_first
@@ -359,7 +359,7 @@ def build_plan(
     Raises:
         ShapeError: a guard fails for the fixed symbols.
     """
-    storage = StoragePlanner(graph, tactics, backend).run()
+    storage = LayoutPlanner(graph, tactics, backend).run()
     graph_guards = (g for node in graph.nodes for g in (*node.guards, *backend.shape_guards(node)))
     open_guards = _open_guards((*guards, *graph_guards), symbols)
     outputs = tuple(value.tensor.shape for value in graph.outputs)

@@ -117,7 +117,7 @@ class StoragePlan:
     """Which copies were avoided and which were not, for the build log."""
 
 
-class StoragePlanner:
+class LayoutPlanner:
     """Decides homes and copies of the tensors of a graph whose tactics are chosen."""
 
     def __init__(self, graph: Graph, tactics: Mapping[Node, Tactic], backend: Backend[Any]) -> None:

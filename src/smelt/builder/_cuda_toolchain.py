@@ -13,9 +13,9 @@ from smelt.backends.cuda import (
     CudaBackend,
     alternate_tile_order,
     generator_version,
+    gluon_unavailable_reason,
     require_triton,
     target_named,
-    why_no_gluon,
 )
 from smelt.builder._options import EFFORTS, HALF2, PRECISIONS, TF32
 from smelt.builder._toolchain import Toolchain
@@ -326,7 +326,7 @@ class CudaToolchain(Toolchain):
 
     @override
     def hint(self, refusals: Iterable[str]) -> str:
-        missing = why_no_gluon()
+        missing = gluon_unavailable_reason()
         # These tactics are only chosen if they are timed.
         if (
             missing is None

@@ -25,7 +25,7 @@ from smelt.engine import Weight, as_json
 from smelt.errors import BuildError, EngineFormatError, EngineMismatchError
 from smelt.ir import Constant, compute_untrusted
 from smelt.ops import recipe_from_json, recipe_to_json
-from smelt.types import DType, Limit, one_file_of_formulas, parse_json
+from smelt.types import DType, Limit, parse_json, shared_formula_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ def embed_network(graph: Graph, options: BuildOptions) -> EmbeddedNetwork:
             constants.append(recipe_to_json(constant, sources.name))
         return positions[constant]
 
-    with one_file_of_formulas():
+    with shared_formula_limit():
         written = graph_to_data(graph, position)
     _check_recipes(constants, BuildError)
     option_values = {name: getattr(options, name) for name in _EMBEDDED_OPTIONS}
@@ -139,7 +139,7 @@ def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
         document: Any = parse_json(header.network)
         options = _options_from_data(document["options"])
         _check_recipes(document["constants"], EngineFormatError)
-        with one_file_of_formulas():
+        with shared_formula_limit():
             constants = [_constant_from_data(data, sources) for data in document["constants"]]
             compute_untrusted(*constants)
             return graph_from_data(document["graph"], constants), options

@@ -10,7 +10,7 @@ from smelt.errors import BuildError, EngineFormatError, sanitize_name
 from smelt.ir import sources_first
 from smelt.ops import DequantizeLinear, QuantizeLinear, recipe_to_json
 from smelt.runtime import Engine
-from smelt.types import DType, evaluate_dim, one_file_of_formulas
+from smelt.types import DType, evaluate_dim, shared_formula_limit
 
 if TYPE_CHECKING:
     from smelt.backends import CodeImage, WeightStore
@@ -50,7 +50,7 @@ def make_engine(parts: EngineParts) -> Engine:
         BuildError: the engine exceeds a limit of the engine format.
     """
     sources = _Sources(parts.model)
-    with one_file_of_formulas():
+    with shared_formula_limit():
         weights = tuple(_weight(c, offset, sources) for c, offset in parts.weights.entries)
         scales = tuple(recipe_to_json(c, sources.name) for c in _scales(parts.model))
     header = EngineHeader(

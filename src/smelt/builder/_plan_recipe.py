@@ -39,8 +39,8 @@ from smelt.types import (
     dim_from_text,
     dim_to_text,
     evaluate_dim,
-    one_file_of_formulas,
     parse_json,
+    shared_formula_limit,
     substitute_dim,
 )
 
@@ -83,7 +83,7 @@ def plan_recipes_json(
     ``outputs`` are the names of the network's outputs, which passes may rename.
     """
     writer = _Writer(weights)
-    with one_file_of_formulas():
+    with shared_formula_limit():
         written = [writer.plan(plan) for plan in plans]
     document = {"outputs": list(outputs), "constants": writer.constants, "plans": written}
     return json.dumps(document, separators=(",", ":"))
@@ -165,7 +165,7 @@ def regenerated_header(file: EngineFile, backend: Backend[Any], target: Target) 
         EngineFormatError: the recipes are malformed, or describe another engine.
     """
     try:
-        with one_file_of_formulas():
+        with shared_formula_limit():
             engine = RegeneratedEngine(parse_json(file.header.program), file, backend, target)
         return engine.header(file.header, file.weights)
     except MALFORMED_DATA_ERRORS as error:

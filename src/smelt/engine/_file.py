@@ -293,7 +293,9 @@ def _read(content: EngineBytes) -> EngineFile:
         end = len(message) + _SIGNATURE.size
         weights, sources, code, runtime = _read_sections(content, entries["sections"], end)
     except EngineFormatError as error:
-        raise EngineFormatError(f"{source}: {error}; the file is damaged, copy it again") from error
+        raise EngineFormatError(
+            f"{source}: {error}; the file is damaged: copy or build it again"
+        ) from error
     return EngineFile(
         header, weights, code.tobytes(), runtime.tobytes(), signature, source, sources
     )
@@ -305,7 +307,9 @@ def _entries(text: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise EngineFormatError(f"its header is not JSON: {error}") from error
     if not isinstance(content, dict) or content.keys() != {"engine", "sections"}:
-        raise EngineFormatError("the header has no engine or no sections")
+        raise EngineFormatError(
+            "the header must have the fields engine and sections, and no others"
+        )
     return cast("dict[str, Any]", content)
 
 
@@ -313,7 +317,7 @@ def _read_sections(content: EngineBytes, table: object, end: int) -> list[NDArra
     """Read the sections of a table; they must be contiguous from ``end`` to the file's end."""
     rows = cast("list[object]", table) if isinstance(table, list) else []
     if len(rows) != len(_SECTIONS):
-        raise EngineFormatError("the header has no engine or no sections")
+        raise EngineFormatError(f"the header must list {len(_SECTIONS)} sections")
     # All offsets are checked before any content is copied.
     locations: list[tuple[int, int, str]] = []
     for name, row in zip(_SECTIONS, rows, strict=True):
@@ -353,7 +357,8 @@ def _message(content: EngineBytes) -> bytes:
     end = _PREFIX.size + length + _SIGNATURE.size
     if reserved or any(prefix[-32:]) or end > total:
         raise EngineFormatError(
-            f"{source}: the length of its header is wrong; the file is damaged, copy it again"
+            f"{source}: the length of its header is wrong; the file is damaged: copy or build it "
+            "again"
         )
     return prefix + content.copy(_PREFIX.size, length)
 

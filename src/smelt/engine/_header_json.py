@@ -28,7 +28,7 @@ from smelt.engine._plan import (
     Weight,
 )
 from smelt.errors import EngineFormatError
-from smelt.types import Dim, DType, Guard, Limit, Relation, dim_from_text, one_file_of_formulas
+from smelt.types import Dim, DType, Guard, Limit, Relation, dim_from_text, shared_formula_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -300,7 +300,7 @@ def header_from_data(data: object) -> EngineHeader:
     Raises:
         EngineFormatError: it is malformed; the message says where.
     """
-    with one_file_of_formulas():
+    with shared_formula_limit():
         header = _HEADER.read(data, "engine")
     # Each part of a recipe takes a refit some 50 us.
     recipes = [*(weight.recipe for weight in header.weights), *header.scales]

@@ -47,9 +47,9 @@ from smelt.types import (
     enough_memory_for,
     evaluate_dim,
     items_of,
-    one_file_of_formulas,
     parse_json,
     require_bool,
+    shared_formula_limit,
     shown,
 )
 
@@ -78,7 +78,7 @@ class Inspectable(Protocol):
 
 
 @enough_memory_for("the report")
-@one_file_of_formulas()
+@shared_formula_limit()
 def report_of(
     engine: Inspectable,
     *,

@@ -40,7 +40,7 @@ _STRUCT_CODES: Final = {
 Kind: TypeAlias = "str | type[Descriptor]"
 
 
-class DescriptorLayout(IntEnum):
+class DescriptorVersion(IntEnum):
     """The two incompatible layouts of descriptors in memory."""
 
     WITHOUT_OFFSETS = 0
@@ -49,7 +49,7 @@ class DescriptorLayout(IntEnum):
     """Firmware interface 0.12 and later: a cube has 32 bytes, with an ``offset`` field."""
 
     @classmethod
-    def of_version(cls, major: int, minor: int) -> DescriptorLayout:
+    def of_version(cls, major: int, minor: int) -> DescriptorVersion:
         """Return the layout of a firmware interface version."""
         return cls.WITHOUT_OFFSETS if (major, minor) < (0, 12) else cls.WITH_OFFSETS
 
@@ -92,7 +92,7 @@ class Descriptor:
     """Size of the structure in bytes where padding follows the last field; otherwise 0."""
 
     @classmethod
-    def size_bytes(cls, layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS) -> int:
+    def size_bytes(cls, layout: DescriptorVersion = DescriptorVersion.WITH_OFFSETS) -> int:
         """Return the size in memory, in bytes."""
         return _codec(cls, layout).size
 
@@ -101,7 +101,7 @@ class Descriptor:
         cls,
         data: Buffer,
         offset: int = 0,
-        layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS,
+        layout: DescriptorVersion = DescriptorVersion.WITH_OFFSETS,
     ) -> Self:
         """Read a structure at a byte offset of ``data``.
 
@@ -118,7 +118,7 @@ class Descriptor:
             )
         return cast("Self", _build(cls, layout, iter(codec.unpack_from(view, offset))))
 
-    def to_bytes(self, layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS) -> bytes:
+    def to_bytes(self, layout: DescriptorVersion = DescriptorVersion.WITH_OFFSETS) -> bytes:
         """Return the structure's bytes.
 
         Raises:
@@ -147,7 +147,7 @@ def _field_specs(cls: type[Descriptor]) -> tuple[tuple[str, _FieldSpec], ...]:
     return _find_field_specs(key)
 
 
-def _codec(cls: type[Descriptor], layout: DescriptorLayout) -> struct.Struct:
+def _codec(cls: type[Descriptor], layout: DescriptorVersion) -> struct.Struct:
     key: Any = cls
     return _make_codec(key, layout)
 
@@ -157,20 +157,20 @@ def _find_field_specs(cls: Any) -> tuple[tuple[str, _FieldSpec], ...]:
     return tuple((item.name, item.metadata["field_spec"]) for item in fields(cls))
 
 
-def _is_present(field_spec: _FieldSpec, layout: DescriptorLayout) -> bool:
-    return not field_spec.is_new or layout is DescriptorLayout.WITH_OFFSETS
+def _is_present(field_spec: _FieldSpec, layout: DescriptorVersion) -> bool:
+    return not field_spec.is_new or layout is DescriptorVersion.WITH_OFFSETS
 
 
-def _size_of(kind: Kind, layout: DescriptorLayout) -> int:
+def _size_of(kind: Kind, layout: DescriptorVersion) -> int:
     if isinstance(kind, str):
         return struct.calcsize("<" + _STRUCT_CODES[kind])
     return kind.size_bytes(layout)
 
 
 @functools.cache
-def _make_codec(cls: Any, layout: DescriptorLayout) -> struct.Struct:
+def _make_codec(cls: Any, layout: DescriptorVersion) -> struct.Struct:
     """Return the ``struct`` codec of a structure, with padding between its fields."""
-    newest = DescriptorLayout.WITH_OFFSETS
+    newest = DescriptorVersion.WITH_OFFSETS
     parts = ["<"]
     end = missing = 0
     for name, field_spec in _field_specs(cls):
@@ -189,7 +189,7 @@ def _make_codec(cls: Any, layout: DescriptorLayout) -> struct.Struct:
     return struct.Struct("".join([*parts, f"{padding}x"]))
 
 
-def _format(field_spec: _FieldSpec, layout: DescriptorLayout) -> str:
+def _format(field_spec: _FieldSpec, layout: DescriptorVersion) -> str:
     if isinstance(field_spec.kind, str):
         return (
             f"{field_spec.count}{_STRUCT_CODES[field_spec.kind]}"
@@ -199,7 +199,7 @@ def _format(field_spec: _FieldSpec, layout: DescriptorLayout) -> str:
     return _codec(field_spec.kind, layout).format.removeprefix("<") * field_spec.count
 
 
-def _build(cls: type[Descriptor], layout: DescriptorLayout, values: Iterator[Any]) -> Descriptor:
+def _build(cls: type[Descriptor], layout: DescriptorVersion, values: Iterator[Any]) -> Descriptor:
     """Build a structure, and the structures nested in it, from its scalar values in order."""
     field_values: dict[str, Any] = {}
     for name, field_spec in _field_specs(cls):
@@ -215,7 +215,7 @@ def _build(cls: type[Descriptor], layout: DescriptorLayout, values: Iterator[Any
     return cls(**field_values)
 
 
-def _flatten(value: Descriptor, layout: DescriptorLayout) -> Iterator[Any]:
+def _flatten(value: Descriptor, layout: DescriptorVersion) -> Iterator[Any]:
     """Yield the scalar values of a structure and of those nested in it, in order.
 
     Raises:

@@ -9,7 +9,7 @@ from smelt.ir import Array, Case, Op, Operand
 from smelt.ops._attribute_types import checked_op
 from smelt.ops._constant_combining import combined_overflow_reason, derived_overflow_reason
 from smelt.ops._op_json import op_from_json, op_to_json, recipe_from_json, recipe_to_json
-from smelt.ops._quantized import why_no_scale
+from smelt.ops._quantized import invalid_scale_reason
 from smelt.ops._registry import lookup_op, op_identity, register_op
 from smelt.ops._shape import is_same_for_rows
 from smelt.ops.activations import (
@@ -322,7 +322,7 @@ __all__ = [
     "recipe_from_json",
     "recipe_to_json",
     "register_op",
-    "why_no_scale",
+    "invalid_scale_reason",
     "combined_overflow_reason",
     "derived_overflow_reason",
 ]

@@ -419,7 +419,7 @@ def _enum_member(hint: object, name: str, member: str) -> Enum:
             value = part.__members__.get(member)
             if value is not None:
                 return value
-    raise EngineFormatError(f"no field of an op can be {name[:60]}.{member[:60]}")
+    raise EngineFormatError(f"{name[:60]}.{member[:60]} is not a valid value of any field of an op")
 
 
 def _excerpt(data: object) -> str:

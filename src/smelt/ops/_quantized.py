@@ -46,12 +46,12 @@ def check_scale(
 
 def require_known_scale(scale: Operand | None) -> None:
     """Check that constant scales are positive and finite. Raises ShapeError."""
-    reason = None if scale is None or scale.value is None else why_no_scale(scale.value)
+    reason = None if scale is None or scale.value is None else invalid_scale_reason(scale.value)
     if reason is not None:
         raise ShapeError(f"{reason}; quantise the model again")
 
 
-def why_no_scale(scales: Array) -> str | None:
+def invalid_scale_reason(scales: Array) -> str | None:
     """Return a message that names the first scale that is not positive and finite, or None."""
     bad = np.flatnonzero(~(np.isfinite(scales) & (scales > 0)))
     if not bad.size:

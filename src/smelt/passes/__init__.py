@@ -14,13 +14,13 @@ from smelt.passes.fuse_attention import FuseAttention
 from smelt.passes.fuse_conv_depthwise import FuseConvDepthwise
 from smelt.passes.fuse_conv_sums import FuseConvSums
 from smelt.passes.fuse_epilogues import FuseEpilogues
+from smelt.passes.fuse_layer_normalization import FuseLayerNormalization
 from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
 from smelt.passes.move_quantization import MoveQuantization
 from smelt.passes.pipeline import DEFAULT_PIPELINE, pipeline
 from smelt.passes.promote_half import PromoteHalf
 from smelt.passes.recognize_activations import RecognizeActivations
-from smelt.passes.recognize_norms import RecognizeNorms
 from smelt.passes.remove_noops import RemoveNoops
 from smelt.passes.remove_unused import RemoveUnused
 from smelt.passes.simplify_concats import SimplifyConcats
@@ -49,7 +49,7 @@ __all__ = [
     "PromoteHalf",
     "FoldQuantizeScales",
     "RecognizeActivations",
-    "RecognizeNorms",
+    "FuseLayerNormalization",
     "RemoveNoops",
     "RemoveUnused",
     "SimplifyConcats",
@@ -77,7 +77,7 @@ ALL_PASSES: tuple[type[Pass], ...] = (
     PromoteHalf,
     FoldQuantizeScales,
     RecognizeActivations,
-    RecognizeNorms,
+    FuseLayerNormalization,
     RemoveNoops,
     RemoveUnused,
     SimplifyConcats,

@@ -16,12 +16,12 @@ from smelt.passes.fuse_attention import FuseAttention
 from smelt.passes.fuse_conv_depthwise import FuseConvDepthwise
 from smelt.passes.fuse_conv_sums import FuseConvSums
 from smelt.passes.fuse_epilogues import FuseEpilogues
+from smelt.passes.fuse_layer_normalization import FuseLayerNormalization
 from smelt.passes.inline_branches import InlineBranches
 from smelt.passes.merge_siblings import MergeSiblings
 from smelt.passes.move_quantization import MoveQuantization
 from smelt.passes.promote_half import PromoteHalf
 from smelt.passes.recognize_activations import RecognizeActivations
-from smelt.passes.recognize_norms import RecognizeNorms
 from smelt.passes.remove_noops import RemoveNoops
 from smelt.passes.remove_unused import RemoveUnused
 from smelt.passes.simplify_concats import SimplifyConcats
@@ -52,7 +52,7 @@ DEFAULT_PIPELINE: tuple[Pass, ...] = (
     PromoteHalf(),
     # Before decomposition, which could break the patterns of exporters.
     RecognizeActivations(),
-    RecognizeNorms(),
+    FuseLayerNormalization(),
     FuseAttention(),
     # Then one normal form, of ops that the passes below and the backends support.
     Decompose(),

@@ -10,8 +10,8 @@ import numpy as np
 from smelt.devices.cpu import CpuMemory
 from smelt.errors import BindingError, GraphError
 from smelt.ir import Constant, compute_untrusted
-from smelt.ops import derived_overflow_reason, recipe_from_json, why_no_scale
-from smelt.types import one_file_of_formulas, require_array
+from smelt.ops import derived_overflow_reason, invalid_scale_reason, recipe_from_json
+from smelt.types import require_array, shared_formula_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +45,7 @@ class _Sources:
         return Constant(name, np.zeros(0, np.float32) if array is None else array)
 
 
-@one_file_of_formulas()
+@shared_formula_limit()
 def refitted_weights(
     header: EngineHeader, old: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]
 ) -> NDArray[np.uint8]:
@@ -60,7 +60,7 @@ def refitted_weights(
     budget = _WorkBudget()
     for recipe in header.scales:
         if (scale := _Derived.of(recipe, arrays, budget)) is not None:
-            reason = why_no_scale(scale.computed())
+            reason = invalid_scale_reason(scale.computed())
             if reason is not None:
                 raise BindingError(f"the new {scale.description} is invalid: {reason}")
     packed = CpuMemory().allocate(old.size, "weights").bytes

@@ -21,7 +21,7 @@ from smelt.engine import Launch, Space
 from smelt.errors import InternalError, ShapeError
 from smelt.ir import count_excess, evaluate
 from smelt.runtime._index_errors import reports_index_errors
-from smelt.types import evaluate_dim, one_file_of_formulas, symbols_of
+from smelt.types import evaluate_dim, shared_formula_limit, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -470,7 +470,7 @@ class HostSegment:
         """Do nothing: the segment holds no resources."""
 
 
-@one_file_of_formulas()
+@shared_formula_limit()
 def split_plan(
     plan: Plan, segment_factory: SegmentFactory, runtime_checks: CachedRuntimeChecks | None = None
 ) -> list[Segment]:

@@ -167,6 +167,7 @@ def _same_kind(own: Stream | Event, other: object) -> object:
         other.native, CpuEvent | CpuStream
     ):
         raise DeviceError(
-            f"an object of {own.device} cannot be combined with an object of {other.device}"
+            f"a {type(own).__name__} of {own.device} cannot be combined with a "
+            f"{type(other).__name__} of {other.device}"
         )
     return other.native

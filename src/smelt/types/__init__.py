@@ -28,7 +28,7 @@ from smelt.types._dim import (
     fixed_extent,
     fixed_shape,
     may_follow,
-    one_file_of_formulas,
+    shared_formula_limit,
     substitute_dim,
     symbols_of,
 )
@@ -155,5 +155,5 @@ __all__ = [
     "upper_bound",
     "wrap_words",
     "write_arrays",
-    "one_file_of_formulas",
+    "shared_formula_limit",
 ]

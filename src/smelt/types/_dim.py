@@ -236,7 +236,7 @@ _formulas: ContextVar[_Formulas | None] = ContextVar("formulas", default=None)
 
 
 @contextmanager
-def one_file_of_formulas() -> Generator[None]:
+def shared_formula_limit() -> Generator[None]:
     """Share one formula limit and cache among all formulas that are read or written in the block.
 
     Each distinct text is parsed once and counted once. `dim_from_text` and `dim_to_text` raise when
@@ -255,7 +255,7 @@ def may_follow(dims: Iterable[Dim]) -> bool:
     """Return whether inference may compute with the elements of a vector, which are dimensions.
 
     Each op on a vector computes every element's formula in Python. A vector of long formulas is not
-    followed, and within `one_file_of_formulas` neither are any that lie beyond a limit on all of
+    followed, and within `shared_formula_limit` neither are any that lie beyond a limit on all of
     them: a model of 441 bytes would take half a minute to read.
     """
     size = sum(dim.size for dim in dims if not isinstance(dim, int))

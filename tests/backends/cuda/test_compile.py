@@ -17,8 +17,8 @@ from smelt.backends.cuda import (
     CudaBackend,
     CudaTarget,
     compile_kernel,
+    gluon_unavailable_reason,
     target_named,
-    why_no_gluon,
 )
 from smelt.devices.cuda import CudaKernel, matching_architecture
 from smelt.engine import KernelSpec, Launch, parameters
@@ -140,7 +140,7 @@ def test_each_family_compiles_without_a_gpu(
     family: str, capability: int, compilers: CompilerPool
 ) -> None:
     assert family in _CASES, f"give {family} a case above: its kernels are compiled nowhere else"
-    if family == "window_reuse" and (reason := why_no_gluon()):
+    if family == "window_reuse" and (reason := gluon_unavailable_reason()):
         pytest.skip(reason)
     backend = CudaBackend(pool=compilers)
     kernels = _kernels_of_family(backend, family, CudaTarget(capability))

@@ -46,7 +46,7 @@ def _reasons(node: Node, target: CudaTarget = _HOPPER) -> list[str]:
 @pytest.fixture
 def with_gluon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever Triton there is: nothing is compiled."""
-    monkeypatch.setattr(window_reuse_conv, "why_no_gluon", lambda: None)
+    monkeypatch.setattr(window_reuse_conv, "gluon_unavailable_reason", lambda: None)
 
 
 @pytest.mark.usefixtures("with_gluon")
@@ -126,10 +126,12 @@ def test_who_loads_an_engine_of_them_with_another_triton_is_told_what_to_do(
 ) -> None:
     _, node = _convolution()
     with monkeypatch.context() as patch:
-        patch.setattr(window_reuse_conv, "why_no_gluon", lambda: None)
+        patch.setattr(window_reuse_conv, "gluon_unavailable_reason", lambda: None)
         tactic, backend = _window_reuse_tactics(node)[0], CudaBackend()
         assert _plan_recipe._checked(tactic, node, backend, _HOPPER) == tactic  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(window_reuse_conv, "why_no_gluon", lambda: "triton 3.8 has none; 3.6 has")
+    monkeypatch.setattr(
+        window_reuse_conv, "gluon_unavailable_reason", lambda: "triton 3.8 has none; 3.6 has"
+    )
     with pytest.raises(
         EngineFormatError,
         match=r"here window_reuse refuses it \(.*triton 3\.8 has none; 3\.6 has\)",

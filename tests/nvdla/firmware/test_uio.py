@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from smelt.nvdla import MemorySpace, NvdlaError, NvError
-from smelt.nvdla.firmware import EngineScheduler, MappedRegion, UioBus, UioMemory
+from smelt.nvdla.firmware import DmaRegion, EngineScheduler, UioBus, UioMemory
 from smelt.nvdla.hardware import NV_FULL
 from smelt.nvdla.loadable import OperationType
 from smelt.nvdla.registers import load_register_map
@@ -116,8 +116,8 @@ def test_memory_is_addressed_as_the_accelerator_sees_it(tmp_path: Path) -> None:
     for path in (dram, sram):
         path.write_bytes(bytes(mmap.PAGESIZE))
     regions = [
-        MappedRegion(MemorySpace.DRAM, 0xC0000000, mmap.PAGESIZE, dram),
-        MappedRegion(MemorySpace.SRAM, 0x50000000, mmap.PAGESIZE, sram),
+        DmaRegion(MemorySpace.DRAM, 0xC0000000, mmap.PAGESIZE, dram),
+        DmaRegion(MemorySpace.SRAM, 0x50000000, mmap.PAGESIZE, sram),
     ]
     with UioMemory(regions) as memory:
         memory.write(MemorySpace.DRAM, 0xC0000010, b"weights")
@@ -138,7 +138,7 @@ def test_memory_is_addressed_as_the_accelerator_sees_it(tmp_path: Path) -> None:
 def test_one_missing_region_closes_the_others(tmp_path: Path) -> None:
     (tmp_path / "dram").write_bytes(bytes(mmap.PAGESIZE))
     regions = [
-        MappedRegion(MemorySpace.DRAM, 0, mmap.PAGESIZE, tmp_path / name) for name in ("dram", "x")
+        DmaRegion(MemorySpace.DRAM, 0, mmap.PAGESIZE, tmp_path / name) for name in ("dram", "x")
     ]
     with pytest.raises(NvdlaError, match="cannot open"):
         UioMemory(regions)
@@ -168,7 +168,7 @@ def test_the_scheduler_programs_a_mapped_device(
 
     thread = threading.Thread(target=finish)
     thread.start()
-    region = MappedRegion(MemorySpace.DRAM, 0, len(fake.data), dram)
+    region = DmaRegion(MemorySpace.DRAM, 0, len(fake.data), dram)
     with (
         UioBus(device, WINDOW_BYTES, interrupt_file=line[0].fileno()) as bus,
         UioMemory([region]) as memory,

@@ -26,7 +26,7 @@ from smelt.nvdla.loadable import (
     ConvSurface,
     DataCube,
     Descriptor,
-    DescriptorLayout,
+    DescriptorVersion,
     EmuBuffer,
     EmuBuffers,
     EmuFormat,
@@ -54,7 +54,7 @@ from smelt.nvdla.loadable import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-NEW, OLD = DescriptorLayout.WITH_OFFSETS, DescriptorLayout.WITHOUT_OFFSETS
+NEW, OLD = DescriptorVersion.WITH_OFFSETS, DescriptorVersion.WITHOUT_OFFSETS
 STRUCTURES: dict[str, type[Descriptor]] = {
     "dla_network_desc": NetworkDescriptor,
     "dla_consumer": Consumer,
@@ -167,7 +167,7 @@ def test_what_follows_a_cube_moves_up_in_old_structures() -> None:
 @pytest.mark.parametrize("layout", [OLD, NEW])
 @given(data=st.data())
 def test_any_bytes_survive_reading_and_writing(
-    cls: type[Descriptor], layout: DescriptorLayout, data: st.DataObject
+    cls: type[Descriptor], layout: DescriptorVersion, data: st.DataObject
 ) -> None:
     size = cls.size_bytes(layout)
     seed = data.draw(st.integers(0, 2**32 - 1))
@@ -206,7 +206,7 @@ def test_a_structure_prints_without_reserved_fields() -> None:
 
 
 @pytest.mark.parametrize("layout", [OLD, NEW])
-def test_emulated_operations_of_both_generations_are_read(layout: DescriptorLayout) -> None:
+def test_emulated_operations_of_both_generations_are_read(layout: DescriptorVersion) -> None:
     power = EmuPowerOperation(power=2.0, scale=0.5, shift=-1.0)
     softmax = EmuSoftmaxOperation(axis=1)
     data = write_emu_operation(power, layout) + write_emu_operation(softmax, layout)

@@ -13,7 +13,7 @@ from smelt.nvdla.loadable import (
     Blob,
     CommonOperation,
     Consumer,
-    DescriptorLayout,
+    DescriptorVersion,
     DlaTaskView,
     EmuBuffer,
     EmuSoftmaxOperation,
@@ -50,7 +50,7 @@ def test_every_official_loadable_is_interpreted(name: str, shared: Path) -> None
         assert isinstance(task, DlaTaskView | EmuTaskView)
         assert task.operations
         if isinstance(task, DlaTaskView):
-            assert task.layout is DescriptorLayout.WITHOUT_OFFSETS
+            assert task.layout is DescriptorVersion.WITHOUT_OFFSETS
             waits = [0] * len(task.operations)
             for edge in task.edges():
                 waits[edge.target] += 1
@@ -156,13 +156,13 @@ def test_lookup_tables_and_regions_are_read() -> None:
 @pytest.mark.parametrize(
     ("minor", "layout"),
     [
-        (10, DescriptorLayout.WITHOUT_OFFSETS),
-        (11, DescriptorLayout.WITHOUT_OFFSETS),
-        (12, DescriptorLayout.WITH_OFFSETS),
-        (13, DescriptorLayout.WITH_OFFSETS),
+        (10, DescriptorVersion.WITHOUT_OFFSETS),
+        (11, DescriptorVersion.WITHOUT_OFFSETS),
+        (12, DescriptorVersion.WITH_OFFSETS),
+        (13, DescriptorVersion.WITH_OFFSETS),
     ],
 )
-def test_the_version_of_a_blob_chooses_the_layout(minor: int, layout: DescriptorLayout) -> None:
+def test_the_version_of_a_blob_chooses_the_layout(minor: int, layout: DescriptorVersion) -> None:
     loadable = pooling_loadable()
     blobs = tuple(replace(blob, version=Version(0, minor, 0)) for blob in loadable.blobs)
     (view,) = interpret(replace(loadable, blobs=blobs)).tasks
@@ -192,9 +192,9 @@ def test_a_task_of_an_unknown_interface_is_shown_as_such() -> None:
     assert "unknown interface" in format_text(view)
 
 
-@pytest.mark.parametrize("layout", [*DescriptorLayout])
-def test_emulated_tasks_of_both_generations_are_shown(layout: DescriptorLayout) -> None:
-    number = 2 if layout is DescriptorLayout.WITHOUT_OFFSETS else 3
+@pytest.mark.parametrize("layout", [*DescriptorVersion])
+def test_emulated_tasks_of_both_generations_are_shown(layout: DescriptorVersion) -> None:
+    number = 2 if layout is DescriptorVersion.WITHOUT_OFFSETS else 3
     buffer = EmuBuffer(3, 0, 32, number, 1, 1, 4, 32, 32)
     view = interpret(emulated_loadable(EmuSoftmaxOperation(axis=1), buffer, buffer, layout))
     (task,) = view.tasks

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smelt.nvdla import NvdlaError, NvError, create_runtime
 from smelt.nvdla.loadable import (
-    DescriptorLayout,
+    DescriptorVersion,
     EmuBuffer,
     EmuFormat,
     EmuOperation,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from smelt.nvdla import Runtime
     from smelt.nvdla.loadable import Loadable
 
-NEW, OLD = DescriptorLayout.WITH_OFFSETS, DescriptorLayout.WITHOUT_OFFSETS
+NEW, OLD = DescriptorVersion.WITH_OFFSETS, DescriptorVersion.WITHOUT_OFFSETS
 
 
 def _buffer(
@@ -102,7 +102,7 @@ def _expected_softmax(values: list[float]) -> list[float]:
     st.sampled_from([NEW, OLD]),
 )
 def test_half_precision_softmax_equals_the_scalar_model(
-    bits: list[int], layout: DescriptorLayout
+    bits: list[int], layout: DescriptorVersion
 ) -> None:
     values = np.array([value & 0x8000 | abs(value) for value in bits], np.uint16).view(np.float16)
     shape = (len(bits), 1, 1)

@@ -14,9 +14,9 @@ from smelt.backends.cuda._triton import (
     compile_kernel,
     function_of,
     generator_version,
+    gluon_unavailable_reason,
     load_triton,
     require_triton,
-    why_no_gluon,
 )
 
 __all__ = [
@@ -34,5 +34,5 @@ __all__ = [
     "load_triton",
     "require_triton",
     "target_named",
-    "why_no_gluon",
+    "gluon_unavailable_reason",
 ]

@@ -81,7 +81,7 @@ def require_triton() -> None:
         raise _missing_triton()
 
 
-def why_no_gluon() -> str | None:
+def gluon_unavailable_reason() -> str | None:
     """Return why kernels cannot use Gluon, or None.
 
     Gluon must have shared-memory views with arbitrary row offsets. From 3.8 on it rejects views

@@ -188,7 +188,7 @@ class ConvolutionCall:
         _check_extents((self.engine, *(knob for knob, _ in self.knobs)), 0)
         _check_extents((value for _, value in self.knobs), -_MAX_EXTENT)
         if len(self.knobs) > _MAX_KNOBS:
-            raise ValueError(f"{len(self.knobs)} knobs are too many")
+            raise ValueError(f"there are too many knobs: {len(self.knobs)}")
 
     @property
     def groups(self) -> int:

@@ -165,19 +165,18 @@ def _kernel_from_fields(fields: Any, cubin: memoryview) -> CudaKernel:
     )
     if not 0 < kernel.threads <= _MAX_THREADS:
         raise EngineFormatError(
-            f"{kernel.entry}: a block of {kernel.threads} threads is not possible"
+            f"{kernel.entry}: the block size of {kernel.threads} threads is invalid"
         )
     if not 0 <= kernel.dynamic_shared_bytes <= _MAX_SHARED_BYTES:
         raise EngineFormatError(
-            f"{kernel.entry}: {kernel.dynamic_shared_bytes} bytes of shared memory are not possible"
+            f"{kernel.entry}: {kernel.dynamic_shared_bytes} bytes of dynamic shared memory are "
+            "invalid"
         )
     if not 1 <= kernel.cluster <= _MAX_CLUSTER_SIZE:
-        raise EngineFormatError(
-            f"{kernel.entry}: a cluster of {kernel.cluster} blocks is not possible"
-        )
+        raise EngineFormatError(f"{kernel.entry}: a cluster of {kernel.cluster} blocks is invalid")
     if not 0 <= kernel.scratch_words <= 2:
         raise EngineFormatError(
-            f"{kernel.entry}: {kernel.scratch_words} words of scratch memory are not possible"
+            f"{kernel.entry}: scratch_words is {kernel.scratch_words}; it must be 0 to 2"
         )
     # Copied last: in an untrusted file, each of many invalid records could span all the code.
     return replace(kernel, cubin=bytes(cubin))

@@ -11,7 +11,7 @@ from typing import Final
 
 SIZE_FEATURE: Final = "multiprocessors"
 """Feature name for the number of multiprocessors tuned for; it is not a requirement."""
-_LANES: Final = 32
+_WARP_SIZE: Final = 32
 _REGISTER_UNIT: Final = 256
 """Allocation granularity of registers per warp."""
 _PARTITIONS: Final = 4
@@ -43,12 +43,12 @@ class SmResources:
             registers: registers per thread.
             shared_bytes: static and dynamic shared memory per block in bytes.
         """
-        warps = -(-threads // _LANES) or 1
-        warp_registers = max(_rounded(registers * _LANES, _REGISTER_UNIT), _REGISTER_UNIT)
+        warps = -(-threads // _WARP_SIZE) or 1
+        warp_registers = max(_rounded(registers * _WARP_SIZE, _REGISTER_UNIT), _REGISTER_UNIT)
         resident_warps = self.registers // _PARTITIONS // warp_registers * _PARTITIONS
         block_bytes = _rounded(shared_bytes + (self.reserved_kib << 10), _SHARED_UNIT_BYTES)
         blocks_by_resource = {
-            "threads": self.threads // _LANES // warps,
+            "threads": self.threads // _WARP_SIZE // warps,
             "registers": resident_warps // warps,
             "shared memory": (self.shared_kib << 10) // block_bytes
             if block_bytes

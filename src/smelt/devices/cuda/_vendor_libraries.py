@@ -145,20 +145,20 @@ def find_version(
 
 
 def dotted_version(version: int) -> str:
-    """A library's number of its version as people write it."""
+    """Return a version number of a library as major.minor.patch."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
 
 
 def check_workspace(required_bytes: Any) -> None:
     """Raise ValueError if no call takes that much memory."""
     if type(required_bytes) is not int or not 0 <= required_bytes < _MAX_WORKSPACE_BYTES:
-        raise ValueError(f"a workspace of {required_bytes} bytes is not possible")
+        raise ValueError(f"the workspace size of {required_bytes} bytes is invalid")
 
 
 def check_version(version: Any) -> None:
-    """Raise ValueError if no library's number of its version is like that."""
+    """Raise ValueError if this is not a version number of a library."""
     if type(version) is not int or not 0 < version <= _LAST_VERSION:
-        raise ValueError("the library version is out of range")
+        raise ValueError("the library version number is invalid")
 
 
 def aligned_workspace(address: int) -> int:

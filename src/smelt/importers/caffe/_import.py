@@ -190,9 +190,14 @@ class _Importer:
         if self._declared_batch in (None, dims[0]):
             self._declared_batch = dims[0]
             batch = SymbolicDim.symbol(BATCH)
-            _log.info("%s: the declared batch of %d is left open", where, dims[0])
+            _log.info("%s: the declared batch of %d becomes the dynamic batch", where, dims[0])
         else:
-            _log.info("%s: the first extent of %d is not the batch and is kept", where, dims[0])
+            _log.info(
+                "%s: the first extent of %d differs from the batch of the first input, so it "
+                "stays fixed",
+                where,
+                dims[0],
+            )
         type_ = TensorType(DType.FLOAT32, (batch, *dims[1:]))
         self._blobs[name] = self.graph.add_input(name, type_)
 
@@ -279,7 +284,7 @@ class _Importer:
                 f"the layer has {len(layer.tops)} tops but {len(results)} results", node=where
             )
         if len(set(layer.tops)) != len(layer.tops):
-            raise GraphError(f"two tops have the same name:  {list(layer.tops)}", node=where)
+            raise GraphError(f"two tops have the same name: {', '.join(layer.tops)}", node=where)
         for top, value in zip(layer.tops, results, strict=True):
             if top in self._blobs and top not in layer.bottoms:
                 raise GraphError(

@@ -8,13 +8,13 @@ from smelt.nvdla.firmware._graph import MAX_OPERATIONS
 from smelt.nvdla.firmware._scheduler import DEFAULT_TIMEOUT_S, EngineScheduler
 from smelt.nvdla.firmware._statistics import OperationStatistics, TaskStatistics
 from smelt.nvdla.firmware._task import read_task
-from smelt.nvdla.firmware._uio import MappedRegion, UioBus, UioMemory
+from smelt.nvdla.firmware._uio import DmaRegion, UioBus, UioMemory
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
     "MAX_OPERATIONS",
     "EngineScheduler",
-    "MappedRegion",
+    "DmaRegion",
     "OperationStatistics",
     "TaskStatistics",
     "UioBus",

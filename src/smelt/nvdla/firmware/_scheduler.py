@@ -17,7 +17,7 @@ from smelt.nvdla.firmware._graph import check_graph
 from smelt.nvdla.firmware._run import TaskRun
 from smelt.nvdla.firmware._statistics import TaskStatistics
 from smelt.nvdla.firmware._task import read_task
-from smelt.nvdla.loadable import DescriptorLayout
+from smelt.nvdla.loadable import DescriptorVersion
 from smelt.nvdla.registers import RegisterFile, load_register_map
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class EngineScheduler:
         addresses: Sequence[tuple[MemorySpace, int]],
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        layout: DescriptorLayout = DescriptorLayout.WITH_OFFSETS,
+        layout: DescriptorVersion = DescriptorVersion.WITH_OFFSETS,
         collect_counters: bool = False,
     ) -> TaskStatistics:
         """Run a task; return when it has ended.
@@ -80,7 +80,7 @@ class EngineScheduler:
         self,
         addresses: Sequence[tuple[MemorySpace, int]],
         timeout_s: float,
-        layout: DescriptorLayout,
+        layout: DescriptorVersion,
         *,
         collect_counters: bool,
     ) -> TaskStatistics:

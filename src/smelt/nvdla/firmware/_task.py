@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.nvdla._protocols import DmaMemory
-    from smelt.nvdla.loadable import DescriptorLayout, Operation, Surface
+    from smelt.nvdla.loadable import DescriptorVersion, Operation, Surface
 
 _COMMON_BYTES = CommonOperation.size_bytes()
 """Size of a node of the dependency graph."""
@@ -47,7 +47,7 @@ class TaskDescriptors:
 
     memory: DmaMemory
     addresses: Sequence[TaskAddress]
-    layout: DescriptorLayout
+    layout: DescriptorVersion
     network: NetworkDescriptor
     num_rois: int
 
@@ -150,7 +150,7 @@ class TaskDescriptors:
 
 
 def read_task(
-    memory: DmaMemory, addresses: Sequence[tuple[MemorySpace, int]], layout: DescriptorLayout
+    memory: DmaMemory, addresses: Sequence[tuple[MemorySpace, int]], layout: DescriptorVersion
 ) -> TaskDescriptors:
     """Read a task's network descriptor, at the first entry of its address list.
 

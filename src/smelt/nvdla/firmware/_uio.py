@@ -137,7 +137,7 @@ class UioBus(Closeable):
         return address // _WORD_BYTES
 
 
-class MappedRegion(NamedTuple):
+class DmaRegion(NamedTuple):
     """Memory that both the accelerator and this process can access."""
 
     space: MemorySpace
@@ -153,14 +153,14 @@ class MappedRegion(NamedTuple):
 class UioMemory(Closeable):
     """`DmaMemory` of mapped regions."""
 
-    def __init__(self, regions: Sequence[MappedRegion]) -> None:
+    def __init__(self, regions: Sequence[DmaRegion]) -> None:
         """Map regions.
 
         Raises:
             NvdlaError: DEVICE_NOT_FOUND if a file cannot be opened; RESOURCE_ERROR if it cannot be
                 mapped.
         """
-        self._regions: list[tuple[MappedRegion, _Mapping]] = []
+        self._regions: list[tuple[DmaRegion, _Mapping]] = []
         try:
             for region in regions:
                 mapping = _Mapping(region.path, region.size_bytes, region.offset)

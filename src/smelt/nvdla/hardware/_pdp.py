@@ -33,7 +33,7 @@ _PAD_SIGN_BITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Pooling:
+class PoolingAxis:
     """One axis of a pooling: kernel, stride, padding and extents of input and output."""
 
     kernel: int
@@ -55,14 +55,14 @@ class Pooling:
         padded: Array = self.kernel - np.maximum(inside, 0)
         return padded
 
-    def cut(self, outputs: slice) -> tuple[slice, Pooling]:
+    def cut(self, outputs: slice) -> tuple[slice, PoolingAxis]:
         """Return the inputs that a range of outputs needs, and the pooling of these inputs."""
         first = outputs.start * self.stride - self.pad_before
         end = (outputs.stop - 1) * self.stride - self.pad_before + self.kernel
         inputs = slice(max(first, 0), min(end, self.size_in))
         count = outputs.stop - outputs.start
         size_in = inputs.stop - inputs.start
-        return inputs, Pooling(self.kernel, self.stride, max(-first, 0), size_in, count)
+        return inputs, PoolingAxis(self.kernel, self.stride, max(-first, 0), size_in, count)
 
 
 def run_pdp(operation: Operation, flying: Array | None) -> None:
@@ -93,7 +93,7 @@ def run_pdp(operation: Operation, flying: Array | None) -> None:
     operation.mac_cycles = outputs * columns.kernel
 
 
-def plan_pdp(operation: Operation) -> tuple[Surface, Pooling, Pooling]:
+def plan_pdp(operation: Operation) -> tuple[Surface, PoolingAxis, PoolingAxis]:
     """Return the destination and the poolings of columns and rows.
 
     Raises:
@@ -119,16 +119,16 @@ def plan_pdp(operation: Operation) -> tuple[Surface, Pooling, Pooling]:
     return target, columns, rows
 
 
-def _windows(registers: GroupRegisters) -> tuple[Pooling, Pooling]:
+def _windows(registers: GroupRegisters) -> tuple[PoolingAxis, PoolingAxis]:
     """Return the poolings of columns and rows; refuse windows that the hardware cannot run."""
-    columns = Pooling(
+    columns = PoolingAxis(
         registers.get("D_POOLING_KERNEL_CFG", "KERNEL_WIDTH") + 1,
         registers.get("D_POOLING_KERNEL_CFG", "KERNEL_STRIDE_WIDTH") + 1,
         registers.get("D_POOLING_PADDING_CFG", "PAD_LEFT"),
         registers.get("D_DATA_CUBE_IN_WIDTH", "CUBE_IN_WIDTH") + 1,
         registers.get("D_DATA_CUBE_OUT_WIDTH", "CUBE_OUT_WIDTH") + 1,
     )
-    rows = Pooling(
+    rows = PoolingAxis(
         registers.get("D_POOLING_KERNEL_CFG", "KERNEL_HEIGHT") + 1,
         registers.get("D_POOLING_KERNEL_CFG", "KERNEL_STRIDE_HEIGHT") + 1,
         registers.get("D_POOLING_PADDING_CFG", "PAD_TOP"),
@@ -165,7 +165,7 @@ def _read_input(operation: Operation, precision: Precision, channels: int) -> Ar
 
 
 def _pool_in_tiles(
-    operation: Operation, precision: Precision, cube: Array, columns: Pooling, rows: Pooling
+    operation: Operation, precision: Precision, cube: Array, columns: PoolingAxis, rows: PoolingAxis
 ) -> np.ndarray:
     """Pool a cube in parts of lines and lanes, which bounds memory and time."""
     lanes = cube.shape[2]
@@ -179,7 +179,11 @@ def _pool_in_tiles(
 
 
 def _pool(
-    registers: GroupRegisters, precision: Precision, cube: Array, columns: Pooling, rows: Pooling
+    registers: GroupRegisters,
+    precision: Precision,
+    cube: Array,
+    columns: PoolingAxis,
+    rows: PoolingAxis,
 ) -> np.ndarray:
     """Pool one part of a cube by the programmed method."""
     method = registers.get("D_OPERATION_MODE_CFG", "POOLING_METHOD")
@@ -205,7 +209,7 @@ def _pool(
 
 
 def _pool_extreme(
-    cube: np.ndarray, columns: Pooling, rows: Pooling, *, is_maximum: bool
+    cube: np.ndarray, columns: PoolingAxis, rows: PoolingAxis, *, is_maximum: bool
 ) -> np.ndarray:
     limits = np.iinfo(cube.dtype)
     fill, combine = (limits.min, np.maximum) if is_maximum else (limits.max, np.minimum)
@@ -219,8 +223,8 @@ def _pool_extreme(
 
 def _pool_average(
     cube: np.ndarray,
-    columns: Pooling,
-    rows: Pooling,
+    columns: PoolingAxis,
+    rows: PoolingAxis,
     values: list[int],
     reciprocals: tuple[int, int],
 ) -> Array:

@@ -23,11 +23,11 @@ from smelt.nvdla.hardware._float import (
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._memory import FloatArray
-    from smelt.nvdla.hardware._pdp import Pooling
+    from smelt.nvdla.hardware._pdp import PoolingAxis
 
 
 def pool_extreme_fp16(
-    cube: np.ndarray, columns: Pooling, rows: Pooling, *, is_maximum: bool
+    cube: np.ndarray, columns: PoolingAxis, rows: PoolingAxis, *, is_maximum: bool
 ) -> np.ndarray:
     """Return the maximum or minimum of every window, without its padding."""
     fill = -np.inf if is_maximum else np.inf
@@ -42,8 +42,8 @@ def pool_extreme_fp16(
 
 def pool_average_fp16(
     cube: np.ndarray,
-    columns: Pooling,
-    rows: Pooling,
+    columns: PoolingAxis,
+    rows: PoolingAxis,
     pad_words: list[int],
     reciprocals: tuple[int, int],
 ) -> np.ndarray:
@@ -65,7 +65,7 @@ def pool_average_fp16(
 
 
 def _sum_in_order(
-    taps: list[np.ndarray], window: Pooling, amounts: np.ndarray, axis: int
+    taps: list[np.ndarray], window: PoolingAxis, amounts: np.ndarray, axis: int
 ) -> FloatArray:
     """Add the taps of each window in order, and its padding after its last tap inside."""
     start = np.arange(window.size_out) * window.stride - window.pad_before
@@ -83,13 +83,13 @@ def _sum_in_order(
     return total
 
 
-def _padding_taps(window: Pooling, start: np.ndarray) -> np.ndarray:
+def _padding_taps(window: PoolingAxis, start: np.ndarray) -> np.ndarray:
     """Return the last tap inside the input, after which padding is added; -1 without padding."""
     last = np.minimum(window.kernel - 1, window.size_in - 1 - start)
     return np.where(window.padded_counts() > 0, last, -1)
 
 
-def take_taps(cube: np.ndarray, axis: int, window: Pooling, fill: float) -> list[np.ndarray]:
+def take_taps(cube: np.ndarray, axis: int, window: PoolingAxis, fill: float) -> list[np.ndarray]:
     """Return the elements that each tap of a window reads, along one axis."""
     widths = [(0, 0)] * cube.ndim
     widths[axis] = (window.pad_before, window.pad_after)

@@ -1,6 +1,6 @@
 """Loadables, the standard format of compiled networks: file, descriptors and interpretation."""
 
-from smelt.nvdla._descriptor_codec import Descriptor, DescriptorLayout
+from smelt.nvdla._descriptor_codec import Descriptor, DescriptorVersion
 from smelt.nvdla.loadable._descriptors import (
     MAX_BDMA_TRANSFERS,
     OPERATION_CLASSES,
@@ -128,7 +128,7 @@ __all__ = [
     "DataFormat",
     "DataType",
     "Descriptor",
-    "DescriptorLayout",
+    "DescriptorVersion",
     "DlaTaskView",
     "Edge",
     "EmuBuffer",

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Final
 
-from smelt.nvdla._descriptor_codec import Descriptor, DescriptorLayout, at
+from smelt.nvdla._descriptor_codec import Descriptor, DescriptorVersion, at
 from smelt.nvdla._status import NvdlaError, NvError
 
 EMU_OPERATION_BYTES: Final = {
-    DescriptorLayout.WITHOUT_OFFSETS: 16,
-    DescriptorLayout.WITH_OFFSETS: 24,
+    DescriptorVersion.WITHOUT_OFFSETS: 16,
+    DescriptorVersion.WITH_OFFSETS: 24,
 }
 """Size of an operation in each layout."""
 EMU_BUFFERS_BYTES: Final = 512
@@ -134,13 +134,13 @@ _OLD_FORMATS: Final = (EmuFormat.INT8, EmuFormat.INT16, EmuFormat.FF16)
 """Formats by number in the layout without offsets, before atoms of 8 channels were added."""
 
 
-def find_emu_format(number: int, layout: DescriptorLayout) -> EmuFormat:
+def find_emu_format(number: int, layout: DescriptorVersion) -> EmuFormat:
     """Return the format with a number in a layout.
 
     Raises:
         NvdlaError: NOT_SUPPORTED if the number is unknown.
     """
-    formats = tuple(EmuFormat) if layout is DescriptorLayout.WITH_OFFSETS else _OLD_FORMATS
+    formats = tuple(EmuFormat) if layout is DescriptorVersion.WITH_OFFSETS else _OLD_FORMATS
     if number >= len(formats):
         raise NvdlaError(
             NvError.NOT_SUPPORTED,
@@ -149,7 +149,7 @@ def find_emu_format(number: int, layout: DescriptorLayout) -> EmuFormat:
     return formats[number]
 
 
-def find_emu_layout(operation_list_bytes: int, num_operations: int) -> DescriptorLayout:
+def find_emu_layout(operation_list_bytes: int, num_operations: int) -> DescriptorVersion:
     """Return the layout of an emulated task, by the size of its operation list.
 
     Raises:
@@ -158,10 +158,10 @@ def find_emu_layout(operation_list_bytes: int, num_operations: int) -> Descripto
     for layout, size in EMU_OPERATION_BYTES.items():
         if num_operations * size == operation_list_bytes:
             return layout
-    if num_operations * EMU_OPERATION_BYTES[DescriptorLayout.WITH_OFFSETS] <= operation_list_bytes:
-        return DescriptorLayout.WITH_OFFSETS
+    if num_operations * EMU_OPERATION_BYTES[DescriptorVersion.WITH_OFFSETS] <= operation_list_bytes:
+        return DescriptorVersion.WITH_OFFSETS
     if (
-        num_operations * EMU_OPERATION_BYTES[DescriptorLayout.WITHOUT_OFFSETS]
+        num_operations * EMU_OPERATION_BYTES[DescriptorVersion.WITHOUT_OFFSETS]
         > operation_list_bytes
     ):
         raise NvdlaError(
@@ -169,10 +169,10 @@ def find_emu_layout(operation_list_bytes: int, num_operations: int) -> Descripto
             f"an emulated task of {num_operations} operations has an operation list of "
             f"{operation_list_bytes} bytes; each operation needs at least 16",
         )
-    return DescriptorLayout.WITHOUT_OFFSETS
+    return DescriptorVersion.WITHOUT_OFFSETS
 
 
-def read_emu_operation(data: bytes, index: int, layout: DescriptorLayout) -> EmuOperation:
+def read_emu_operation(data: bytes, index: int, layout: DescriptorVersion) -> EmuOperation:
     """Read one operation of an emulated task.
 
     Raises:
@@ -184,7 +184,7 @@ def read_emu_operation(data: bytes, index: int, layout: DescriptorLayout) -> Emu
         raise NvdlaError(
             NvError.INVALID_SIZE, f"emulated operation {index} lies outside the operation list"
         )
-    is_new = layout is DescriptorLayout.WITH_OFFSETS
+    is_new = layout is DescriptorVersion.WITH_OFFSETS
     match data[offset]:
         case EmuOperationType.POWER if is_new:
             return EmuPowerOperation.from_bytes(data, offset)
@@ -202,9 +202,9 @@ def read_emu_operation(data: bytes, index: int, layout: DescriptorLayout) -> Emu
             )
 
 
-def write_emu_operation(operation: EmuOperation, layout: DescriptorLayout) -> bytes:
+def write_emu_operation(operation: EmuOperation, layout: DescriptorVersion) -> bytes:
     """Return the bytes of an emulated operation; the layout without offsets drops its scales."""
-    if layout is DescriptorLayout.WITH_OFFSETS:
+    if layout is DescriptorVersion.WITH_OFFSETS:
         return operation.to_bytes()
     if isinstance(operation, EmuSoftmaxOperation):
         return _OldSoftmaxOperation(axis=operation.axis).to_bytes()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import ModelFormatError
-from smelt.nvdla._descriptor_codec import Descriptor, DescriptorLayout
+from smelt.nvdla._descriptor_codec import Descriptor, DescriptorVersion
 from smelt.nvdla._status import NvdlaError
 from smelt.nvdla.loadable._descriptors import (
     OPERATION_CLASSES,
@@ -89,7 +89,7 @@ class DlaTaskView:
 
     task: Task
     version: Version
-    layout: DescriptorLayout
+    layout: DescriptorVersion
     network: NetworkDescriptor
     operations: tuple[OperationView, ...]
     luts: tuple[LutParameters, ...]
@@ -100,7 +100,7 @@ class DlaTaskView:
         """Warning that the layout of an unknown firmware's descriptors may differ, or None."""
         if (self.version.major, self.version.minor) in _KNOWN_FIRMWARE:
             return None
-        shown = "0.12" if self.layout is DescriptorLayout.WITH_OFFSETS else "0.11"
+        shown = "0.12" if self.layout is DescriptorVersion.WITH_OFFSETS else "0.11"
         return f"unknown version {self.version}, shown as {shown}"
 
     def edges(self) -> Iterator[Edge]:
@@ -119,7 +119,7 @@ class EmuTaskView:
     """Task of the emulator."""
 
     task: Task
-    layout: DescriptorLayout
+    layout: DescriptorVersion
     network: EmuNetworkDescriptor
     operations: tuple[EmuOperationView, ...]
 
@@ -255,7 +255,7 @@ def _view(contents: Contents, task: Task) -> TaskView:
 def _view_dla(contents: Contents, task: Task) -> DlaTaskView:
     """Interpret a task of the accelerator."""
     version = contents.version_of(task)
-    layout = DescriptorLayout.of_version(version.major, version.minor)
+    layout = DescriptorVersion.of_version(version.major, version.minor)
     head = contents.read(task, 0, NetworkDescriptor.size_bytes(), "the network")
     network = NetworkDescriptor.from_bytes(head)
     count = network.num_operations
@@ -291,7 +291,7 @@ def _view_dla(contents: Contents, task: Task) -> DlaTaskView:
 
 
 def _view_operation(
-    index: int, layout: DescriptorLayout, graph: bytes, operation_bytes: bytes, surfaces: bytes
+    index: int, layout: DescriptorVersion, graph: bytes, operation_bytes: bytes, surfaces: bytes
 ) -> OperationView:
     """Decode the descriptors of one operation."""
     common = CommonOperation.from_bytes(graph, index * CommonOperation.size_bytes())
@@ -354,7 +354,7 @@ def _view_emulator(contents: Contents, task: Task) -> EmuTaskView:
     network = EmuNetworkDescriptor.from_bytes(head)
     count = network.num_operations
     if not count:
-        return EmuTaskView(task, DescriptorLayout.WITH_OFFSETS, network, ())
+        return EmuTaskView(task, DescriptorVersion.WITH_OFFSETS, network, ())
     _, _, list_bytes = contents.locate(task, network.operation_desc_index, "the operation list")
     layout = find_emu_layout(list_bytes, count)
     operation_bytes = contents.read(

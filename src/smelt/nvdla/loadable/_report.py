@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from enum import IntEnum
 
-    from smelt.nvdla._descriptor_codec import DescriptorLayout
+    from smelt.nvdla._descriptor_codec import DescriptorVersion
     from smelt.nvdla.loadable._emulator_descriptors import EmuBuffer
     from smelt.nvdla.loadable._interpret import (
         EmuOperationView,
@@ -137,7 +137,7 @@ def _format_cube(cube: DataCube) -> str:
     )
 
 
-def _emulated_lines(view: EmuOperationView, layout: DescriptorLayout) -> Iterator[str]:
+def _emulated_lines(view: EmuOperationView, layout: DescriptorVersion) -> Iterator[str]:
     """Yield the lines of an operation of the emulator."""
     fields = view.operation.to_dict()
     kind = name_of(EmuOperationType, fields.pop("op_type"))
@@ -148,7 +148,7 @@ def _emulated_lines(view: EmuOperationView, layout: DescriptorLayout) -> Iterato
         yield f"        {name:11} {_format_buffer(buffer, layout)}"
 
 
-def _format_buffer(buffer: EmuBuffer, layout: DescriptorLayout) -> str:
+def _format_buffer(buffer: EmuBuffer, layout: DescriptorVersion) -> str:
     return (
         f"{buffer.channel}x{buffer.height}x{buffer.width} (CxHxW), "
         f"{_name_emu_format(buffer, layout)}, "
@@ -157,7 +157,7 @@ def _format_buffer(buffer: EmuBuffer, layout: DescriptorLayout) -> str:
     )
 
 
-def _name_emu_format(buffer: EmuBuffer, layout: DescriptorLayout) -> str:
+def _name_emu_format(buffer: EmuBuffer, layout: DescriptorVersion) -> str:
     try:
         return find_emu_format(buffer.format, layout).name
     except NvdlaError:

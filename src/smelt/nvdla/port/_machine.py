@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from smelt.nvdla._descriptor_codec import DescriptorLayout
+from smelt.nvdla._descriptor_codec import DescriptorVersion
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.firmware import EngineScheduler, read_task
@@ -159,7 +159,7 @@ class MachineDriver:
         """
         device = self._instances[instance]
         major, minor, _ = task.interface_version
-        layout = DescriptorLayout.of_version(major, minor)
+        layout = DescriptorVersion.of_version(major, minor)
         limits = TaskLimits(
             _mapped_memory(device, task), deadline_s=time.monotonic() + self._timeout_s
         )

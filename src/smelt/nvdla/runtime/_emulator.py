@@ -15,7 +15,7 @@ from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.loadable import (
     EMU_BUFFERS_BYTES,
     EMU_OPERATION_BYTES,
-    DescriptorLayout,
+    DescriptorVersion,
     EmuBuffer,
     EmuBuffers,
     EmuFormat,
@@ -86,7 +86,7 @@ def _memory_at(addresses: Sequence[Bytes], index: int, what: str) -> Bytes:
 def _run(
     operation: EmuOperation,
     buffers: EmuBuffers,
-    layout: DescriptorLayout,
+    layout: DescriptorVersion,
     addresses: Sequence[Bytes],
 ) -> None:
     """Run one operation.
@@ -122,7 +122,7 @@ def _run(
     addresses[target.address_index][offsets] = stored.view(np.uint8).reshape(offsets.shape)
 
 
-def _find_format(source: EmuBuffer, layout: DescriptorLayout) -> EmuFormat:
+def _find_format(source: EmuBuffer, layout: DescriptorVersion) -> EmuFormat:
     try:
         return find_emu_format(source.format, layout)
     except NvdlaError as error:

@@ -45,7 +45,7 @@ class _Interrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
+class _MemoryEvent:
     """Contents of a memory range, to set or to compare."""
 
     space: MemorySpace
@@ -86,7 +86,7 @@ class TraceRecorder:
         self._bare_memory = memory
         self._map = load_register_map(configuration.register_map)
         self._status = self._map.register("GLB.S_INTR_STATUS")
-        self._events: list[_Write | _Interrupt | _Memory] = []
+        self._events: list[_Write | _Interrupt | _MemoryEvent] = []
         self._recorded_interrupts = 0
         self._was_awaited = False
 
@@ -115,7 +115,7 @@ class TraceRecorder:
     def add_memory(self, space: MemorySpace, address: int, content: bytes) -> None:
         """Record that memory was written."""
         if content:
-            self._events.append(_Memory(space, address, content, is_check=False))
+            self._events.append(_MemoryEvent(space, address, content, is_check=False))
 
     def record_memory(self, space: MemorySpace, address: int, size_bytes: int) -> None:
         """Record the present contents of memory: at this point the trace will set them."""
@@ -125,7 +125,7 @@ class TraceRecorder:
         """Record the present contents of memory: at this point the trace will compare them."""
         content = self._bare_memory.read(space, address, size_bytes)
         if content:
-            self._events.append(_Memory(space, address, content, is_check=True))
+            self._events.append(_MemoryEvent(space, address, content, is_check=True))
 
     def write_trace(self, path: str | Path) -> None:
         """Write the trace, as ``.cfg`` or ``.txn`` by its suffix, and its data files beside it.
@@ -157,7 +157,7 @@ class TraceRecorder:
             else:
                 yield from self._cfg_memory(path, number, event)
 
-    def _cfg_memory(self, path: Path, number: int, event: _Memory) -> Iterator[str]:
+    def _cfg_memory(self, path: Path, number: int, event: _MemoryEvent) -> Iterator[str]:
         """Yield the lines that set or compare memory; ``number`` makes their names unique."""
         space, size = _SPACE_NAMES[event.space], len(event.content)
         location = f"{space}, {event.address:#x}"
@@ -185,7 +185,7 @@ class TraceRecorder:
             else:
                 yield self._txn_memory(path, number, event)
 
-    def _txn_memory(self, path: Path, number: int, event: _Memory) -> str:
+    def _txn_memory(self, path: Path, number: int, event: _MemoryEvent) -> str:
         """Return the line that loads or compares memory, and write its data file."""
         if (event.address in _SRAM_WINDOW) != (event.space is MemorySpace.SRAM):
             raise NvdlaError(

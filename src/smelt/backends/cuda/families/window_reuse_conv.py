@@ -19,7 +19,7 @@ from smelt.backends._node_operands import required_input
 from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, WARP_LANES, gpu_spec_of
 from smelt.backends.cuda._kernel_source import VECTOR
 from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda._triton import why_no_gluon
+from smelt.backends.cuda._triton import gluon_unavailable_reason
 from smelt.backends.cuda._window_reuse_kernel import (
     WindowReuseWriter,
     ring_slots,
@@ -146,7 +146,7 @@ class WindowReuseConvFamily(Family[CudaTarget]):
         root, _ = root_of(node)
         if not isinstance(root, Conv) or reason_against(node) or is_depthwise(node, root):
             return  # the other families yield the refusal
-        if reason := _unsupported_reason(node, root, target) or why_no_gluon():
+        if reason := _unsupported_reason(node, root, target) or gluon_unavailable_reason():
             yield Refusal(self.name, reason)
             return
         shape, window = product_shape(node, root, target), _window_of(node, root)

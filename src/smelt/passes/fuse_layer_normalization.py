@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RecognizeNorms(Pass):
+class FuseLayerNormalization(Pass):
     """Recognise ``(x - mean) / sqrt(variance + epsilon) * scale + bias`` over the last axis."""
 
-    name: ClassVar[str] = "recognize-norms"
+    name: ClassVar[str] = "fuse-layer-normalization"
 
     @override
     def apply(self, graph: Graph) -> PassResult:
