@@ -393,7 +393,7 @@ def test_whoever_will_run_what_he_builds_is_refused_before(
     assert device_to_run(["cuda:sm_90", "cpu:aarch64", "cpu"]) == "cpu"
     driver(StubDriver())
     assert device_to_run("cuda:sm_80,sm_90") == "cuda:sm_80,sm_90"
-    with pytest.raises(DeviceError, match=r"built for sm_120, and .* needs code for sm_90"):
+    with pytest.raises(DeviceError, match=r"built for sm_120, but .* needs code for sm_90"):
         device_to_run("cuda:sm_120")
 
 

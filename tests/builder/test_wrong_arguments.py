@@ -43,7 +43,7 @@ def _compare(**options: Any) -> object:
         (lambda: _build(precision=["float32"]), "precision .* choose one of: float32"),
         (lambda: _build(tune=-1), "tune is -1; it must be"),
         (lambda: _build(tune=float("nan")), "tune is nan; it must be"),
-        (lambda: _build(shapes=3), "shapes is 3; it must be a dict by name"),
+        (lambda: _build(shapes=3), "shapes is 3; it must be a dict whose keys are names"),
         (lambda: _build(timing_cache=3), "the path of a timing cache must be a str"),
         (lambda: _SMELT.network_from_onnx(3), "path, bytes or a ModelProto, not int"),
         (
@@ -53,8 +53,8 @@ def _compare(**options: Any) -> object:
         (lambda: _SMELT.network_from_caffe(None), "a path or bytes, not NoneType"),
         (lambda: _SMELT.Event().record("stream"), "Event of cpu cannot be combined with str"),
         (lambda: _SMELT.Stream().wait(None), "Stream of cpu cannot be combined with NoneType"),
-        (lambda: _compare(inputs={"data": None}), "its array object"),
-        (lambda: _compare(inputs={"data": np.zeros(3)}), "its array float64.3"),
+        (lambda: _compare(inputs={"data": None}), "its array is object"),
+        (lambda: _compare(inputs={"data": np.zeros(3)}), "its array is float64.3"),
         (lambda: report_of(None), "a report is made from an engine"),  # type: ignore[arg-type]
         (lambda: _network().add_input("x", None, (1,)), "None is not an element type"),
         (
@@ -71,13 +71,13 @@ def test_a_wrong_argument_is_told_in_words(call: Callable[[], object], detail: s
 
 
 _TO_AN_ENGINE: list[tuple[Callable[[Any], object], str]] = [
-    (lambda e: e.refit(None), "is None; it must be a dict by name"),
+    (lambda e: e.refit(None), "is None; it must be a dict whose keys are names"),
     (lambda e: e.refit({3: 0}), "a name among the weights of a refit is 3"),
     (lambda e: e.save("."), "it is a folder; name a file in it"),
-    (lambda e: e.save(None), "a path or an open binary file, not to NoneType"),
+    (lambda e: e.save(None), "a path or an open binary file, not NoneType"),
     (lambda e: e.create_context().execute(1, None), "is None; it must be a list"),
-    (lambda e: setattr(e.create_context(), "profiler", 3), "report_layer_time.*; int has none"),
-    (lambda e: report_to_text(report_of(e), ["all"]), "no section 'all'; there are layers, "),
+    (lambda e: setattr(e.create_context(), "profiler", 3), "report_layer_time.*, but int does not"),
+    (lambda e: report_to_text(report_of(e), ["all"]), "no section 'all'; the sections are"),
 ]
 
 

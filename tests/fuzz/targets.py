@@ -565,10 +565,10 @@ TARGETS: Final = (
            # What others ask of dimensions, and how they are written.
            ("fixed_extent", "fixed_shape", "dim_to_text")),
     Target("timings", ("smelt.tuner._timing_cache",), _run_timings, mutate_json,
-           seeds.timing_seeds, 3, ("TimingCache", "_replace")),
+           seeds.timing_seeds, 3, ("TimingCache", "_replace", "check_timings")),
     Target("keys", ("smelt.engine._signing_keys",), _run_keys, mutate_tokens, seeds.key_seeds, 3,
            ("Signer", "user_signer", "cache_secret", "verify_signature", "check_signature",
-            "remove_trusted_key", "_who_else_made", "_if_sound", "_read_secret",
+            "remove_trusted_key", "_other_owner", "_yield_or_warn", "_read_secret",
             "_trusted_keys", "_own_label", "_key_files")),
     Target("cubin", ("smelt.devices.cuda._cubin", "smelt.inspect._machine_code"), _run_cubin,
            mutate_bytes, seeds.cubin_seeds, 2),

@@ -86,7 +86,7 @@ def test_a_program_of_the_wrong_form_is_refused_with_what_to_do(
     empty = np.zeros(0, np.uint8)
     file = EngineFile(_changed(path, value), empty, b"", b"", None, "some.engine")
     with pytest.raises(
-        EngineFormatError, match=r"its program is not sound.*fetch the engine again"
+        EngineFormatError, match=r"its program is not valid.*download the engine again"
     ):
         regenerated_header(file, CpuBackend(), target_named(seeds.TARGET))
 

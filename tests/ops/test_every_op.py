@@ -16,6 +16,7 @@ import pytest
 import smelt.ops
 from smelt.errors import ShapeError
 from smelt.ops import ALL_OPS, Case, Op, Operand
+from smelt.ops._attribute_types import field_hints
 from smelt.types import SymbolicDim, TensorType, evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
@@ -163,3 +164,9 @@ def _check(case: Case, kinds: tuple[ValueType, ...], symbols: dict[str, int]) ->
             # What a run itself determines has a symbol of its own.
             if symbols_of(dim) <= symbols.keys():
                 assert evaluate_dim(dim, symbols) == extent
+
+
+@pytest.mark.parametrize("cls", ALL_OPS, ids=lambda cls: cls.name)
+def test_the_annotation_of_every_attribute_can_be_evaluated(cls: type[Op]) -> None:
+    """An annotation that cannot be evaluated turns off the checks of all attributes of its op."""
+    assert all(hint is not object for hint in field_hints(cls).values())

@@ -144,5 +144,5 @@ def test_scales_and_zero_points_of_the_wrong_shape_are_refused(op: ops.Op) -> No
 
 def test_without_an_axis_there_is_one_scale() -> None:
     x = Operand(TensorType(DType.FLOAT32, (1, 3, 4)))
-    with pytest.raises(ShapeError, match="there is one scale"):
+    with pytest.raises(ShapeError, match="the scale must be one number"):
         ops.QuantizeLinear(axis=None).infer([x, Operand.constant(np.ones(3, np.float32))])

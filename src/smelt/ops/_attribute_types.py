@@ -69,6 +69,8 @@ def field_hints(cls: type[Op]) -> dict[str, object]:
     try:
         hints: dict[str, Any] = typing.get_type_hints(cls, localns=names)
     except NameError:
+        if is_builtin(cls):
+            raise
         # The annotations of a user's class may use types imported under TYPE_CHECKING.
         hints = {}
     return {f.name: hints.get(f.name, object) for f in dataclasses.fields(cls) if f.init}

@@ -40,7 +40,7 @@ class Broadcast(Op):
     result_dtype: ClassVar[DType | None] = None
     """Element type of the result; None for that of the inputs."""
 
-    _function: ClassVar[Callable[[Array, Array], Any]]
+    _function: ClassVar[Any]  # annotations of ops are evaluated, and Array is for type checkers
 
     def __init_subclass__(cls, *, function: Callable[[Array, Array], Any] | None = None) -> None:
         """Set ``function``, which computes the op on two arrays; other ops override ``compute``."""

@@ -33,7 +33,7 @@ class Unary(Op):
     domain: ClassVar[tuple[float, float]] = (-4.0, 4.0)
     """Range of the inputs in the cases."""
 
-    _function: ClassVar[Callable[[Array], Any]]
+    _function: ClassVar[Any]  # annotations of ops are evaluated, and Array is for type checkers
 
     def __init_subclass__(cls, *, function: Callable[[Array], Any] | None = None) -> None:
         """Set ``function``, which computes an op without attributes; others override ``_apply``."""

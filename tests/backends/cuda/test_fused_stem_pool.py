@@ -92,9 +92,9 @@ def test_what_is_no_stem_or_no_maximum_is_not_chained() -> None:
         ({"pool": MaxPool((3, 3), (1, 1))}, "more than one element"),
         ({"pool": MaxPool((2, 2), (3, 3))}, "leave gaps"),
         ({"pool": MaxPool((3, 3), (2, 2), dilations=(2, 2))}, "is dilated"),
-        ({"pool": MaxPool((2, 2), (2, 2), (0, 0, 2, 2))}, "padding alone"),
+        ({"pool": MaxPool((2, 2), (2, 2), (0, 0, 2, 2))}, "only padding"),
         ({"width": SymbolicDim.symbol("W")}, "is symbolic"),
-        ({"filters": 20}, "no multiple of the tile"),
+        ({"filters": 20}, "not a multiple of the tile"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )

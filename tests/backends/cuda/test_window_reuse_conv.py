@@ -62,10 +62,10 @@ def test_they_are_never_the_first_by_estimate(size: int) -> None:
 @pytest.mark.parametrize(
     ("op", "channels", "target", "reason"),
     [
-        (Conv((1, 1)), 64, _HOPPER, "share no pixels"),
-        (replace(_WINDOW, strides=(2, 2)), 64, _HOPPER, "share no pixels"),
+        (Conv((1, 1)), 64, _HOPPER, "do not share pixels"),
+        (replace(_WINDOW, strides=(2, 2)), 64, _HOPPER, "do not share pixels"),
         (replace(_WINDOW, group=2), 64, _HOPPER, "grouped"),
-        (_WINDOW, 20, _HOPPER, "no multiple of the vector"),
+        (_WINDOW, 20, _HOPPER, "not a multiple of the vector"),
         (_WINDOW, 64, CudaTarget(80), "no tensor cores that read both operands"),
         (
             _WINDOW,
@@ -134,7 +134,7 @@ def test_who_loads_an_engine_of_them_with_another_triton_is_told_what_to_do(
     )
     with pytest.raises(
         EngineFormatError,
-        match=r"here window_reuse refuses it \(.*triton 3\.8 has none; 3\.6 has\)",
+        match=r"window_reuse does not support it .*\(triton 3\.8 has none; 3\.6 has\)",
     ):
         _plan_recipe._checked(tactic, node, backend, _HOPPER)  # pyright: ignore[reportPrivateUsage]
 
