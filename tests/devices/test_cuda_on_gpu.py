@@ -286,7 +286,7 @@ def test_a_kernel_that_is_not_there_and_memory_no_block_has_are_named(
     with pytest.raises(EngineFormatError, match="no kernel 'other'"):
         adder.module.function("other")
     most = gpu.properties.shared_bytes
-    with pytest.raises(DeviceError, match=f"has {most}"):
+    with pytest.raises(DeviceError, match=f"allows {most}"):
         adder.module.function(adder.kernel.entry, most + 1)
     assert adder.module.function(adder.kernel.entry, most).name == adder.kernel.entry
 

@@ -334,13 +334,13 @@ _DAMAGES: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda b: b[:4], "malformed"),
     (
         lambda b: b.replace(b'"threads": 128', b'"threads":9999'),
-        "a block of 9999 threads",
+        "the block size of 9999 threads",
     ),
     (lambda b: b.replace(b'"threads": 128', b'"threads": 1e9'), "is not an integer"),
     (lambda b: b.replace(b'"threads"', b'"thrEads"'), "malformed"),
     (lambda b: b.replace(b"{", b"["), "malformed"),
     (lambda b: b.replace(b": 4096", b": -409"), "shared memory"),
-    (lambda b: b.replace(b'words": 2', b'words": 9'), "words of scratch"),
+    (lambda b: b.replace(b'words": 2', b'words": 9'), "scratch_words is"),
 ]
 
 
