@@ -378,7 +378,7 @@ def test_a_damaged_header_is_told_with_the_path_and_what_to_do(tmp_path: Path, a
     whole[at] ^= 0xFF
     path = tmp_path / "net.engine"
     path.write_bytes(whole)
-    with pytest.raises(EngineFormatError, match=r"net\.engine: .*; the file is damaged, copy it"):
+    with pytest.raises(EngineFormatError, match=r"net\.engine: .*; the file is damaged: copy"):
         read_engine(path)
 
 

@@ -136,6 +136,7 @@ def test_a_step_count_may_be_a_symbol() -> None:
         (Gelu(approximate="erf"), [(3,)], "approximate of gelu"),
         (LSTM(8), [(5, 2, 4), (1, 32, 3), (1, 32, 8)], "W of lstm"),
         (LSTM(8, "upward"), [(5, 2, 4), (1, 32, 4), (1, 32, 8)], "direction is 'upward'"),
+        (LSTM(8, clip=0.0), [(5, 2, 4), (1, 32, 4), (1, 32, 8)], "clip of lstm is 0.0; it must be"),
         (LSTM(8, activations=("Tanh",)), [(5, 2, 4), (1, 32, 4), (1, 32, 8)], "it must have 3"),
         (QuantizeLinear(), [(1, 3, 8), (4,)], r"scale is \[4\] and must be \[3\]"),
         (PriorBox((10.0,), (5.0,)), [(1, 3, 4, 4), (1, 3, 8, 8)], "must exceed that of min_size"),

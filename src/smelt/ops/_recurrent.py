@@ -176,6 +176,9 @@ class Recurrent(Op):
             raise ShapeError(
                 f"{self.name} has {len(self.activations)} activations; it must have {count}"
             )
+        # A threshold of 0 would make every gate constant; ONNX Runtime refuses it, too.
+        if self.clip is not None and not self.clip > 0:
+            raise ShapeError(f"clip of {self.name} is {self.clip}; it must be positive")
         for name in self.activations:
             if name.lower() not in _DEFAULTS:
                 raise ShapeError(
