@@ -7,6 +7,7 @@ is refused.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import smelt
 from smelt.devices.cpu import CompletionFlag
 from smelt.errors import ContextError
 from smelt.runtime import ExecutionContext, Stream
+from smelt.runtime._context_pool import ContextPool, _ContextLease  # pyright: ignore[reportPrivateUsage]
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,3 +145,18 @@ def test_an_interrupt_during_a_wait_is_not_replaced_by_an_error_of_the_lock(
 def _works(context: ExecutionContext) -> None:
     (result,) = context.run({"x": _X}).values()
     assert np.array_equal(result, np.maximum(_X, 0))
+
+
+def test_who_waits_for_a_context_does_not_keep_the_lease_that_it_waits_for(engine: Engine) -> None:
+    """A call that an interrupt ends early frees its context by dropping its lease."""
+    pool: Any = ContextPool(engine)
+    lease: Any = _ContextLease()
+    pool._acquire(lease, 1)
+    waiter = threading.Thread(target=lambda: pool._acquire(_ContextLease(), 1), daemon=True)
+    waiter.start()
+    time.sleep(0.2)  # it waits
+    assert waiter.is_alive()
+    del lease
+    waiter.join(60)
+    assert not waiter.is_alive()
+    pool.close()

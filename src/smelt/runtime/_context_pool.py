@@ -86,14 +86,12 @@ class ContextPool:
                 if context is not None:
                     self._leases[context] = weakref.ref(lease)
                     return context
-                users = [user for _, lease_ref in leases if (user := lease_ref()) is not None]
-                if users and all(user.thread == lease.thread for user in users):
+                if _threads_of(leases) == {lease.thread}:
                     raise ContextError(
-                        f"all {len(users)} contexts of the engine are in use by this thread, in "
+                        f"all {len(leases)} contexts of the engine are in use by this thread, in "
                         "calls that this one interrupts or is called from; allow more contexts "
                         "(contexts=), or create one (create_context)"
                     )
-                del users
                 self._released.wait(_RECHECK_SECONDS)
         raise ContextError("this engine is closed; load it again")
 
@@ -114,6 +112,17 @@ class ContextPool:
                     context.close()
             self._leases.clear()
             self._released.notify_all()
+
+
+def _threads_of(
+    leases: Iterable[tuple[ExecutionContext, weakref.ref[_ContextLease]]],
+) -> set[int]:
+    """Return the threads whose calls use a context.
+
+    A function of its own: a lease must not stay alive while its caller waits for it to end.
+    """
+    users = (lease_ref() for _, lease_ref in leases)
+    return {user.thread for user in users if user is not None}
 
 
 def _reset(pool: ContextPool) -> None:
