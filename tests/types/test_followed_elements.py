@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smelt.types import Limit, SymbolicDim, may_follow, shared_formula_limit
+import numpy as np
+
+import smelt
+from smelt import ops
+from smelt.ir import Graph
+from smelt.types import (
+    DType,
+    Limit,
+    SymbolicDim,
+    TensorType,
+    followed_atoms_limit,
+    may_follow,
+)
 
 if TYPE_CHECKING:
     import pytest
@@ -31,10 +43,26 @@ def test_all_vectors_of_one_file_are_followed_up_to_a_limit(
 ) -> None:
     n = SymbolicDim.symbol("n")
     monkeypatch.setattr(Limit.MAX_FOLLOWED_ATOMS, "most", 10)
-    with shared_formula_limit():
+    with followed_atoms_limit():
         assert all(may_follow([n, n]) for _ in range(5))
         assert not may_follow([n])
         assert may_follow([1, 2, 3]) is False, "a file beyond the limit is not followed at all"
-    with shared_formula_limit():
+    with followed_atoms_limit():
         assert may_follow([n]), "each file has the whole limit"
     assert all(may_follow([n, n]) for _ in range(20)), "networks that are no file have no limit"
+
+
+def test_an_engine_loads_whatever_its_import_had_left_of_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a build has followed, a load follows: else its plans would be refused as others."""
+    graph = Graph("reversed")
+    n = SymbolicDim.symbol("n")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (n, 3)))
+    shape = graph.add(ops.Shape(), x, name="shape").output
+    graph.outputs.append(graph.add(ops.Reshape(), x, shape, name="y").output)
+    with smelt.build(graph, shapes={"x": ((1, 3), (2, 3), (8, 3))}, tune="none") as engine:
+        data = engine.serialize()
+    monkeypatch.setattr(Limit.MAX_FOLLOWED_ATOMS, "most", 0)
+    with smelt.load(data) as engine:
+        assert engine.run({"x": np.ones((5, 3), np.float32)})["y"].shape == (5, 3)

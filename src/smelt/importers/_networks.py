@@ -14,11 +14,11 @@ from smelt.types import (
     Limit,
     copy_bytes,
     enough_memory_for,
+    followed_atoms_limit,
     open_file,
     require_list,
     require_path,
     require_str,
-    shared_formula_limit,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def network_from_caffe(
 
 
 @enough_memory_for("the import")
-@shared_formula_limit()
+@followed_atoms_limit()
 def network_from_onnx(
     model: str | os.PathLike[str] | bytes | bytearray | memoryview | onnx.ModelProto,
     outputs: Sequence[str] | None = None,

@@ -222,8 +222,6 @@ class _Formulas:
 
     known: dict[str, Dim] = field(default_factory=dict[str, "Dim"])
     characters: int = 0
-    followed: int = 0
-    """Atoms of the elements that inference has computed."""
 
     def count(self, text: str) -> str:
         """Add the length of a formula; return the excess as text if the total exceeds its limit."""
@@ -251,20 +249,35 @@ def shared_formula_limit() -> Generator[None]:
             _formulas.reset(token)
 
 
+_followed_atoms: ContextVar[list[int] | None] = ContextVar("followed_atoms", default=None)
+
+
+@contextmanager
+def followed_atoms_limit() -> Generator[None]:
+    """Limit the atoms of all elements that inference computes while a model is imported.
+
+    Engines have no such limit: what a build has followed, a load must follow too.
+    """
+    token = _followed_atoms.set([0])
+    try:
+        yield
+    finally:
+        _followed_atoms.reset(token)
+
+
 def may_follow(dims: Iterable[Dim]) -> bool:
     """Return whether inference may compute with the elements of a vector, which are dimensions.
 
     Each op on a vector computes every element's formula in Python. A vector of long formulas is not
-    followed, and within `shared_formula_limit` neither are any that lie beyond a limit on all of
-    them: a model of 441 bytes would take half a minute to read.
+    followed, nor is any beyond `followed_atoms_limit`: a model of 441 bytes would take half a
+    minute to import.
     """
     size = sum(dim.size for dim in dims if not isinstance(dim, int))
-    formulas = _formulas.get()
-    if formulas is not None:
-        formulas.followed += size
-    return size <= _MAX_VECTOR_ATOMS and (
-        formulas is None or formulas.followed <= Limit.MAX_FOLLOWED_ATOMS.most
-    )
+    total = _followed_atoms.get()
+    if total is not None:
+        total[0] += size
+    is_within = total is None or total[0] <= Limit.MAX_FOLLOWED_ATOMS.most
+    return size <= _MAX_VECTOR_ATOMS and is_within
 
 
 def dim_from_text(text: str | int) -> Dim:
