@@ -97,29 +97,29 @@ def is_awaited_by(thread: int) -> bool:
     A task that waits until ``thread`` has ended a run would wait forever.
     """
     own_stream: CpuStream | None = getattr(_thread_local, "stream", None)
-    mark, visited = _awaited_flags.get(thread), set[CpuStream]()
+    return own_stream is not None and _depends_on(_awaited_flags.get(thread), own_stream)
+
+
+def _check_deadlock(mark: CompletionFlag, own_stream: CpuStream) -> None:
+    if _depends_on(mark, own_stream):
+        raise DeviceError(
+            "a stream cannot wait for itself: this task waits for work that is queued behind it, "
+            "or that waits for it; wait in another thread, or queue that work before"
+        )
+
+
+def _depends_on(mark: CompletionFlag | None, target: CpuStream) -> bool:
+    """Return whether a flag is set only after work of ``target``, directly or indirectly."""
+    visited: set[CpuStream] = set()
     while mark is not None and not mark.is_signaled:
         stream = mark.stream
+        if stream is target:
+            return True
         if stream is None or stream in visited:
             return False
-        if stream is own_stream:
-            return True
         visited.add(stream)
         mark = stream.awaited
     return False
-
-
-def _check_deadlock(mark: CompletionFlag | None, own_stream: CpuStream) -> None:
-    visited: set[CpuStream] = set()
-    while mark is not None and not mark.is_signaled and mark.stream not in visited | {None}:
-        if mark.stream is own_stream:
-            raise DeviceError(
-                "a stream cannot wait for itself: this task waits for work that is queued behind "
-                "it, or that waits for it; wait in another thread, or queue that work before"
-            )
-        assert mark.stream is not None  # noqa: S101  (the loop has ended)
-        visited.add(mark.stream)
-        mark = mark.stream.awaited
 
 
 class DeferredError:
