@@ -18,7 +18,7 @@ import numpy as np
 
 from smelt.cli._option_types import CROP, RESIZE, number_from_text
 from smelt.errors import SmeltError
-from smelt.types import Limit, counted, open_file, read_array
+from smelt.types import Limit, application_errors, counted, open_file, read_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -140,26 +140,25 @@ def _decode(path: str, channels: int) -> Image:
     """Decode a picture to 8-bit RGB or grey, turned upright as its EXIF data says."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-    try:
-        with (
-            open_file(path, Limit.MAX_IMAGE_BYTES) as data,
-            _without_pixel_limit(),
-            Image.open(data, formats=_PICTURES) as file,
-        ):
-            _check_size(path, file.width, file.height)
-            upright = ImageOps.exif_transpose(file)
-            if upright.mode.startswith("I"):  # 16-bit grey; pillow would clip it instead of scaling
-                upright = upright.convert("I").point(lambda grey: grey / 257 + 0.5).convert("L")
-            return upright.convert("L" if channels == 1 else "RGB")
-    except UnidentifiedImageError as error:
-        raise SmeltError(f"{path} is not a picture that pillow can read") from error
-    except OSError as error:
-        raise SmeltError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (SmeltError, MemoryError):
-        raise
-    except Exception as error:  # pillow's decoders raise TypeError, struct.error and others
-        reason = str(error) or type(error).__name__
-        raise SmeltError(f"{path} is a damaged picture: {reason}") from error
+    def damaged(reason: str) -> SmeltError:
+        return SmeltError(f"{path} is a damaged picture: {reason}")
+
+    with application_errors(damaged):  # pillow's decoders raise TypeError, struct.error and others
+        try:
+            with (
+                open_file(path, Limit.MAX_IMAGE_BYTES) as data,
+                _without_pixel_limit(),
+                Image.open(data, formats=_PICTURES) as file,
+            ):
+                _check_size(path, file.width, file.height)
+                upright = ImageOps.exif_transpose(file)
+                if upright.mode.startswith("I"):  # 16-bit grey, which pillow would clip
+                    upright = upright.convert("I").point(lambda grey: grey / 257 + 0.5).convert("L")
+                return upright.convert("L" if channels == 1 else "RGB")
+        except UnidentifiedImageError as error:
+            raise SmeltError(f"{path} is not a picture that pillow can read") from error
+        except OSError as error:
+            raise SmeltError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
