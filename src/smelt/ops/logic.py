@@ -20,6 +20,20 @@ if TYPE_CHECKING:
     from smelt.types import Dim, ValueType
 
 
+def _order_cases(op: Broadcast) -> Iterator[Case]:
+    """Yield the cases of an op that orders numbers."""
+    dtypes = ("float32", "float16", "float64", "int32", "int64", "uint8")
+    yield from broadcast_cases(op, *dtypes, low=-2, high=3)
+    yield _special_values(op)
+
+
+def _special_values(op: Broadcast) -> Case:
+    """Return the case of NaN, infinity and zeros of both signs."""
+    left = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
+    right = np.array([np.nan, np.nan, np.inf, 0.0], np.float32)
+    return Case("NaN, infinity and negative zero", op, (left, right))
+
+
 @dataclass(frozen=True)
 class Equal(Broadcast, function=np.equal):
     """Whether the first input is equal to the second, element by element.
@@ -59,12 +73,7 @@ class Equal(Broadcast, function=np.equal):
             low=-2,
             high=3,
         )
-        nan = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
-        yield Case(
-            "NaN, infinity and negative zero",
-            cls(),
-            (nan, np.array([np.nan, np.nan, np.inf, 0.0], np.float32)),
-        )
+        yield _special_values(cls())
 
 
 @dataclass(frozen=True)
@@ -86,15 +95,7 @@ class Greater(Broadcast, function=np.greater):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(
-            cls(), "float32", "float16", "float64", "int32", "int64", "uint8", low=-2, high=3
-        )
-        nan = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
-        yield Case(
-            "NaN, infinity and negative zero",
-            cls(),
-            (nan, np.array([np.nan, np.nan, np.inf, 0.0], np.float32)),
-        )
+        yield from _order_cases(cls())
 
 
 @dataclass(frozen=True)
@@ -116,15 +117,7 @@ class GreaterOrEqual(Broadcast, function=np.greater_equal):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(
-            cls(), "float32", "float16", "float64", "int32", "int64", "uint8", low=-2, high=3
-        )
-        nan = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
-        yield Case(
-            "NaN, infinity and negative zero",
-            cls(),
-            (nan, np.array([np.nan, np.nan, np.inf, 0.0], np.float32)),
-        )
+        yield from _order_cases(cls())
 
 
 @dataclass(frozen=True)
@@ -146,15 +139,7 @@ class Less(Broadcast, function=np.less):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(
-            cls(), "float32", "float16", "float64", "int32", "int64", "uint8", low=-2, high=3
-        )
-        nan = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
-        yield Case(
-            "NaN, infinity and negative zero",
-            cls(),
-            (nan, np.array([np.nan, np.nan, np.inf, 0.0], np.float32)),
-        )
+        yield from _order_cases(cls())
 
 
 @dataclass(frozen=True)
@@ -176,15 +161,7 @@ class LessOrEqual(Broadcast, function=np.less_equal):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(
-            cls(), "float32", "float16", "float64", "int32", "int64", "uint8", low=-2, high=3
-        )
-        nan = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
-        yield Case(
-            "NaN, infinity and negative zero",
-            cls(),
-            (nan, np.array([np.nan, np.nan, np.inf, 0.0], np.float32)),
-        )
+        yield from _order_cases(cls())
 
 
 @dataclass(frozen=True)
