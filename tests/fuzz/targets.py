@@ -424,6 +424,7 @@ def _run_dim(data: bytes) -> None:
     _require(evaluate_dim(dim, values) == bound, "a dimension is a polynomial")
     with contextlib.suppress(SmeltError):
         evaluate_dim(dim, {})
+    _require(1 - dim + dim == 1, "a difference and its subtrahend give the minuend")
     if isinstance(dim, SymbolicDim):
         for divisor in (dim, SymbolicDim.symbol("n"), dim * 2):
             with contextlib.suppress(SmeltError):
@@ -563,7 +564,7 @@ TARGETS: Final = (
     Target("ir", ("smelt.ir._parser",), _run_ir, mutate_tokens, seeds.ir_seeds, 10),
     Target("dim", ("smelt.types._dim",), _run_dim, mutate_tokens, seeds.dim_seeds, 2,
            # What others ask of dimensions, and how they are written.
-           ("fixed_extent", "fixed_shape", "dim_to_text")),
+           ("fixed_extent", "fixed_shape", "dim_to_text", "followed_atoms_limit", "may_follow")),
     Target("timings", ("smelt.tuner._timing_cache",), _run_timings, mutate_json,
            seeds.timing_seeds, 3, ("TimingCache", "_replace", "check_timings")),
     Target("keys", ("smelt.engine._signing_keys",), _run_keys, mutate_tokens, seeds.key_seeds, 3,
