@@ -170,6 +170,26 @@ def engine_seeds() -> Iterator[bytes]:
     header = replace(header, program="{}")
     yield serialize_engine(header, weights, b"code", b"", Signer(b"s" * 32))
     yield serialize_engine(header, b"", b"", b"", None)
+    yield from _damaged_engines(serialize_engine(header, b"w" * 64, b"code", b"", None))
+
+
+def _damaged_engines(file: bytes) -> Iterator[bytes]:
+    """Files that each break one rule of the format, so that no rule depends on luck to be tried."""
+    length = int.from_bytes(file[16:24], "little")
+    for at, value in ((0, b"?"), (8, b"\0"), (12, b"\1"), (23, b"\1"), (31, b"\1"), (63, b"\1")):
+        yield file[:at] + value + file[at + 1 :]
+    for at in (64, 64 + length, 64 + length + 127, 64 + length + 128, len(file) - 4):
+        yield file[:at] + b"?" + file[at + 1 :]
+    yield file[:24] + (len(file) + 1).to_bytes(8, "little") + file[32:] + b"?"
+    for old, new in (
+        (b'"engine"', b'"engin!"'),
+        (b'"sections":[', b'"sections":0,"'),
+        (b'"name":"code"', b'"name":"cod!"'),
+        (b'"size":64', b'"size":65'),
+        (b'"sections":[{', b'"sections":[0,{'),
+    ):
+        assert old in file
+        yield file.replace(old, new, 1)
 
 
 def plan_seeds() -> Iterator[bytes]:
