@@ -10,9 +10,9 @@ import smelt
 from smelt.builder import BuildOptions
 from smelt.builder._cpu_toolchain import CpuToolchain
 from smelt.builder._toolchain import open_toolchain, toolchain_of
+from smelt.devices import DEVICE_KINDS, DeviceName
 from smelt.errors import UnsupportedError
 from smelt.runtime import gpu_named
-from smelt.types import DeviceName
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_an_engine_is_made_anew_for_the_target_that_it_was_made_for(text: str) -
 @pytest.mark.parametrize(
     ("text", "means"),
     [
-        ("cuda", DeviceName("cuda")),
-        ("cuda:3", DeviceName("cuda", 3)),
-        ("cuda:sm_90a", DeviceName("cuda", target="sm_90a")),
-        ("cuda:sm_80,sm_90", DeviceName("cuda", target="sm_80,sm_90")),
-        ("cpu:x86-64-v3", DeviceName("cpu", target="x86-64-v3")),
+        ("cuda", DeviceName(DEVICE_KINDS["cuda"])),
+        ("cuda:3", DeviceName(DEVICE_KINDS["cuda"], 3)),
+        ("cuda:sm_90a", DeviceName(DEVICE_KINDS["cuda"], target="sm_90a")),
+        ("cuda:sm_80,sm_90", DeviceName(DEVICE_KINDS["cuda"], target="sm_80,sm_90")),
+        ("cpu:x86-64-v3", DeviceName(DEVICE_KINDS["cpu"], target="x86-64-v3")),
     ],
 )
 def test_a_number_is_a_place_here_and_a_word_what_to_compile_for(

@@ -55,6 +55,13 @@ def test_the_files_that_the_layout_page_names_exist() -> None:
         assert list(SOURCE.rglob(name)) or list(ROOT.glob(f"*/{name}")), name
 
 
+def test_the_files_that_the_recipes_name_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:src|tests|docs|benchmarks|tools)/[\w./]+)`", text))
+    assert len(paths) > 20
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
 def test_the_start_page_names_every_flag() -> None:
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert {flag.variable for flag in config.FLAGS} == set(

@@ -28,7 +28,7 @@ from smelt.errors import (
     ShapeError,
 )
 from smelt.runtime import Event, Stream
-from smelt.runtime._cuda_context import CudaContext
+from smelt.runtime._cuda_machinery import CudaMachinery
 from tests.support.cuda_driver_stub import CUresult
 from tests.support.cuda_engines import (
     StubGpuArray,
@@ -333,8 +333,9 @@ def test_closing_a_stream_finishes_what_was_queued(engine: Engine) -> None:
 
 
 def _gpu_of(context: ExecutionContext) -> int:
-    assert isinstance(context, CudaContext)
-    return context.device.index
+    machinery: object = vars(context)["_machinery"]
+    assert isinstance(machinery, CudaMachinery)
+    return machinery.device.index
 
 
 @pytest.mark.requirement("G-65", "G-66")

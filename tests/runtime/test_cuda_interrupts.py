@@ -39,7 +39,7 @@ def words(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> ErrorWords:
     def give(*_: object) -> ErrorWords:
         return made
 
-    monkeypatch.setattr("smelt.runtime._cuda_context.error_words", give)
+    monkeypatch.setattr("smelt.runtime._cuda_machinery.error_words", give)
     return made
 
 

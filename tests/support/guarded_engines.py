@@ -19,7 +19,7 @@ import numpy as np
 from smelt.devices.cpu import GuardedMemory, protect
 from smelt.devices.cpu._memory import map_pages
 from smelt.engine import Space
-from smelt.runtime import Engine, _host_context, _staging
+from smelt.runtime import Engine, _host_machinery, _staging
 from tests.support.verdicts import compare_verdicts
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ class GuardedContext:
         self._context = context
         self.verdicts = [] if spread else compare_verdicts(context)
         """What compares with the full verifier; spread, plans are the same in other places."""
-        arena, scratch = context._allocations[:2]
-        self._arena: NDArray[np.uint8] = arena.bytes
+        resources = context._machinery._resources
+        scratch = resources.others[0]
+        self._arena: NDArray[np.uint8] = resources.arena.bytes
         self._scratch: NDArray[np.uint8] = scratch._memory.bytes
         if self._places is not None:
             self._places.guard(int(self._arena.ctypes.data))
@@ -101,7 +102,8 @@ class GuardedContext:
         def fresh(shape: Sequence[int], dtype: Any) -> Array:
             return _guarded_array(tuple(shape), np.dtype(dtype), poison, at_end=self._at_end)
 
-        self._context._new = fresh
+        machinery = self._context._machinery
+        machinery._resources = replace(machinery._resources, new_array=fresh)
         outputs = {
             name: np.array(array, copy=True) for name, array in self._context.run(guarded).items()
         }
@@ -230,7 +232,7 @@ def _guarded_memory(*, at_end: bool) -> Generator[None]:
         return GuardedMemory(at_end=at_end)
 
     with (
-        mock.patch.object(_host_context, "CpuMemory", guarded),
+        mock.patch.object(_host_machinery, "CpuMemory", guarded),
         mock.patch.object(_staging, "STAGED_BYTES", 0),
     ):
         yield

@@ -69,13 +69,13 @@ class ComparedVerdicts(CachedRuntimeChecks):
 
 def compare_verdicts(context: ExecutionContext) -> list[ComparedVerdicts]:
     """Let the full verifier judge from now on whatever a context judges; return who compares."""
-    inside: Any = context
+    machinery: Any = vars(context)["_machinery"]
     header = context.engine.header
-    inside._runtime_checks = [
+    machinery.runtime_checks = [
         None if kept is None else ComparedVerdicts(header, plan, kept._conditions)
-        for plan, kept in zip(header.plans, inside._runtime_checks, strict=True)
+        for plan, kept in zip(header.plans, machinery.runtime_checks, strict=True)
     ]
-    return [verdicts for verdicts in inside._runtime_checks if verdicts is not None]
+    return [verdicts for verdicts in machinery.runtime_checks if verdicts is not None]
 
 
 def _differing(

@@ -9,6 +9,7 @@ from smelt.backends._base import (
     Refusal,
     Tactic,
     Target,
+    backend_of,
     with_storage_dtype,
 )
 from smelt.backends._code_cache import CodeCache
@@ -44,6 +45,7 @@ __all__ = [
     "Tactic",
     "Target",
     "WeightStore",
+    "backend_of",
     "build_plan",
     "constant_bytes",
     "contiguous_strides",

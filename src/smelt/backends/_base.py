@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from smelt.engine import Options
 from smelt.errors import InternalError
@@ -20,7 +20,8 @@ from smelt.types import DType, TensorType
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from smelt.engine import Buffer, Halo, KernelSpec, Parameters, Step, View
+    from smelt.devices import DeviceKind
+    from smelt.engine import Buffer, Fingerprint, Halo, KernelSpec, Parameters, Step, View
     from smelt.ir import Constant, Node, Value
     from smelt.types import Dim, Guard, TensorFormat
 
@@ -150,6 +151,11 @@ class Target(Protocol):
         """Name of the target in engines and caches."""
         ...
 
+    @property
+    def architecture(self) -> str:
+        """Architecture that the code is for."""
+        ...
+
     def storage(self, wanted: DType) -> DType:
         """Return the storage type of float32 tensors if ``wanted`` is requested."""
         ...
@@ -230,6 +236,25 @@ class Backend(ABC, Generic[TargetT]):
     non_fusable_ops: ClassVar[tuple[str, ...]] = ()
     """Elementwise ops that passes must not fuse, because the backend cannot generate code for them
     as part of a fused node."""
+    source_language: ClassVar[str]
+    """Language of the kernel sources."""
+    has_short_sources: ClassVar[bool] = False
+    """Whether sources are short enough for a report that shows all of them."""
+
+    @staticmethod
+    @abstractmethod
+    def target_named(name: str) -> Target:
+        """Return a target by its name in device names. Raises UnsupportedError: there is none."""
+
+    @staticmethod
+    @abstractmethod
+    def targets_of(fingerprint: Fingerprint) -> Sequence[Target]:
+        """Return the targets of an engine's code, one for each architecture, without a compiler."""
+
+    @staticmethod
+    @abstractmethod
+    def target_text(architecture: str, features: Sequence[str]) -> str:
+        """Return a short description of what an engine requires."""
 
     def candidates(
         self, node: Node, target: TargetT, storage: DType = DType.FLOAT32
@@ -293,6 +318,10 @@ class Backend(ABC, Generic[TargetT]):
         return {family.name: family for family in self.families}[name]
 
     @abstractmethod
+    def generate(self, kernel: KernelSpec, target: TargetT) -> str:
+        """Return the code of a kernel in `source_language`. No compiler is needed."""
+
+    @abstractmethod
     def reformat(self, source: View, destination: View) -> tuple[Step, ...]:
         """Return steps that copy a tensor between views of one shape, any strides and floats."""
 
@@ -348,3 +377,9 @@ class CodeImage:
 
     code: bytes
     symbols: tuple[tuple[str, int], ...]
+
+
+def backend_of(kind: DeviceKind) -> type[Backend[Any]]:
+    """Return the class of the backend that compiles for a kind of device."""
+    backend: type[Backend[Any]] = kind.load_part(kind.backend)
+    return backend

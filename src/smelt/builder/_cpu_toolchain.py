@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from smelt.backends import CodeImage, Tactic
     from smelt.backends.cpu import CpuTarget
     from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph, TuningRequest
+    from smelt.devices import DeviceName
     from smelt.devices.cpu import NativeRuntime
     from smelt.engine import KernelSpec
     from smelt.ir import Node
     from smelt.tuner import Timer
-    from smelt.types import DeviceName
 
 _TARGET_NAMES: Final = ("native", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64", "aarch64")
 """The named targets against which the fingerprint of an engine is compared, in this order."""
@@ -59,6 +59,25 @@ class CpuToolchain(Toolchain):
         self._target = target
         self.backend = CpuBackend(CodeCache.open(generator_version()))
         self.workers = default_thread_count()
+
+    @classmethod
+    @override
+    def open(
+        cls, device: DeviceName, precision: str, *, libraries: bool, advice: str
+    ) -> CpuToolchain:
+        """Return the toolchain for a named target, or for this machine if none is named.
+
+        Precision only affects storage on CPUs, and there are no libraries to choose from.
+        """
+        target = target_named(device.target) if device.target else _default_target()
+        return cls(device.kind.name, target)
+
+    @classmethod
+    @override
+    def from_fingerprint(cls, fingerprint: Fingerprint, device: str | None) -> CpuToolchain:
+        """If the target has no name, use this machine's restricted to the engine's features."""
+        target = _target_of(fingerprint) or host_target_with(fingerprint.features)
+        return cls(fingerprint.device, target)
 
     @property
     @override
@@ -163,23 +182,6 @@ class CpuToolchain(Toolchain):
         return native_runtime(image.code, dict(image.symbols))
 
 
-def open_toolchain(
-    device: DeviceName, precision: str, *, libraries: bool, advice: str
-) -> CpuToolchain:
-    """Return the toolchain for a named target, or for this machine if none is named.
-
-    Precision only affects storage on CPUs, and there are no libraries to choose from.
-
-    Raises:
-        UnsupportedError: the target is unknown. The message names the environment variable if the
-            target came from there.
-    """
-    del precision, libraries, advice
-    return CpuToolchain(
-        device.kind, target_named(device.target) if device.target else _default_target()
-    )
-
-
 def _default_target() -> CpuTarget:
     """Return the target from the environment, or this machine's."""
     name = target_name()
@@ -189,16 +191,6 @@ def _default_target() -> CpuTarget:
         if name is None:
             raise
         raise UnsupportedError(f"SMELT_TARGET={name!r} in the environment: {error}") from error
-
-
-def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CpuToolchain:
-    """Return the toolchain that built an engine.
-
-    If its target has no name, return one for this machine restricted to the engine's features.
-    """
-    del device
-    target = _target_of(fingerprint) or host_target_with(fingerprint.features)
-    return CpuToolchain(fingerprint.device, target)
 
 
 def _target_of(fingerprint: Fingerprint) -> CpuTarget | None:

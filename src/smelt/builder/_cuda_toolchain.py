@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
     from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph, TuningRequest
+    from smelt.devices import DeviceName
     from smelt.devices.cuda import CudaDevice, LoadedLibrary
     from smelt.engine import KernelSpec
     from smelt.ir import Node
     from smelt.tuner import InNetworkEffort, Timer
-    from smelt.types import DeviceName
 
 _LOG = logging.getLogger(__name__)
 _SIZE_FEATURE_PREFIX: Final = f"{SIZE_FEATURE}="
@@ -128,6 +128,51 @@ class CudaToolchain(Toolchain):
             CodeCache.open(generator_version()), libraries=libraries
         )
         self.libraries = tuple(_library_requirement(x.provider, x.version) for x in libraries)
+
+    @classmethod
+    @override
+    def open(
+        cls, device: DeviceName, precision: str, *, libraries: bool, advice: str
+    ) -> CudaToolchain:
+        """Return the toolchain for named architectures, or for a GPU of this machine.
+
+        Without an index, the GPU that the calling thread has selected is used. With ``libraries``,
+        the installed libraries compete with the generated kernels.
+        """
+        if device.target:
+            return cls(_with_precisions(target_named(device.target), {precision}))
+        try:
+            gpu = selected_device() if device.index is None else cuda_device(device.index)
+        except MissingExtraError as error:
+            require_triton()  # building needs the compiler, too, and one extra brings both
+            raise MissingExtraError(error.package, "cuda-build") from error
+        except DeviceError as error:
+            raise DeviceError(". ".join(filter(None, (str(error), advice)))) from error
+        target = dataclasses.replace(
+            target_named(gpu.properties.architecture),
+            multiprocessors=gpu.properties.multiprocessors,
+        )
+        installed = _installed_libraries(gpu) if libraries else ()
+        return cls(_with_precisions(target, {precision}), gpu.index, installed)
+
+    @classmethod
+    @override
+    def from_fingerprint(cls, fingerprint: Fingerprint, device: str | None) -> CudaToolchain:
+        """Libraries that the engine calls are opened on ``device``, or on the selected GPU."""
+        target = target_named(fingerprint.architecture)
+        sizes = [
+            f.removeprefix(_SIZE_FEATURE_PREFIX)
+            for f in fingerprint.features
+            if f.startswith(_SIZE_FEATURE_PREFIX)
+        ]
+        if len(sizes) != 1 or not re.fullmatch(r"[1-9][0-9]{0,4}", sizes[0]):
+            raise EngineFormatError(
+                "the engine does not record the size of the GPU that it was tuned for"
+            )
+        target = dataclasses.replace(target, multiprocessors=int(sizes[0]))
+        called = _required_libraries(fingerprint.features)
+        libraries = [LIBRARIES[name].open(gpu_named(device), called[name]) for name in called]
+        return cls(_with_precisions(target, fingerprint.features), libraries=libraries)
 
     @property
     @override
@@ -375,36 +420,6 @@ def _with_pair_pdl(draft: TunedGraph, *, early: bool) -> TunedGraph:
     return dataclasses.replace(draft, choice=dataclasses.replace(draft.choice, tactics=tactics))
 
 
-def open_toolchain(
-    device: DeviceName, precision: str, *, libraries: bool, advice: str
-) -> CudaToolchain:
-    """Return the toolchain for named architectures, or for a GPU of this machine.
-
-    Without an index, the GPU that the calling thread has selected is used. With ``libraries``, the
-    installed libraries compete with the generated kernels.
-
-    Raises:
-        UnsupportedError: the architecture is unknown.
-        DeviceError: there is no such GPU or no driver; the message ends with ``advice``.
-        MissingExtraError: a package is not installed.
-    """
-    if device.target:
-        return CudaToolchain(_with_precisions(target_named(device.target), {precision}))
-    try:
-        gpu = selected_device() if device.index is None else cuda_device(device.index)
-    except MissingExtraError as error:
-        require_triton()  # building needs the compiler, too, and one extra brings both
-        raise MissingExtraError(error.package, "cuda-build") from error
-    except DeviceError as error:
-        raise DeviceError(". ".join(filter(None, (str(error), advice)))) from error
-    target = dataclasses.replace(
-        target_named(gpu.properties.architecture),
-        multiprocessors=gpu.properties.multiprocessors,
-    )
-    installed = _installed_libraries(gpu) if libraries else ()
-    return CudaToolchain(_with_precisions(target, {precision}), gpu.index, installed)
-
-
 def _installed_libraries(gpu: CudaDevice) -> list[LoadedLibrary]:
     """Return the libraries that are installed and usable.
 
@@ -443,34 +458,6 @@ def _with_precisions(target: CudaTarget, precisions: Collection[str]) -> CudaTar
     return dataclasses.replace(
         target, allows_tf32=TF32 in precisions, uses_half2=HALF2 in precisions
     )
-
-
-def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> CudaToolchain:
-    """Return the toolchain that built an engine.
-
-    Libraries that the engine calls are opened on ``device``, or on the GPU that the calling thread
-    has selected.
-
-    Raises:
-        EngineFormatError: the fingerprint is invalid.
-        EngineMismatchError: the engine requires another version of a library than is installed.
-        MissingExtraError: the engine requires a library that is not installed.
-        DeviceError: the engine requires a library, and there is no GPU or its driver is too old.
-    """
-    target = target_named(fingerprint.architecture)
-    sizes = [
-        f.removeprefix(_SIZE_FEATURE_PREFIX)
-        for f in fingerprint.features
-        if f.startswith(_SIZE_FEATURE_PREFIX)
-    ]
-    if len(sizes) != 1 or not re.fullmatch(r"[1-9][0-9]{0,4}", sizes[0]):
-        raise EngineFormatError(
-            "the engine does not record the size of the GPU that it was tuned for"
-        )
-    target = dataclasses.replace(target, multiprocessors=int(sizes[0]))
-    called = _required_libraries(fingerprint.features)
-    libraries = [LIBRARIES[name].open(gpu_named(device), called[name]) for name in called]
-    return CudaToolchain(_with_precisions(target, fingerprint.features), libraries=libraries)
 
 
 def _required_libraries(features: Sequence[str]) -> dict[str, int]:

@@ -7,10 +7,11 @@ import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, BinaryIO
 
+from smelt.devices import DEVICE_KINDS, DeviceName
 from smelt.engine import Launch, check_signature, key_id, read_engine, verify_signature
 from smelt.errors import EngineMismatchError, SmeltError, TrustError
 from smelt.runtime import Engine, check_machine
-from smelt.types import DeviceName, enough_memory_for, require_bool, require_choice
+from smelt.types import enough_memory_for, require_bool, require_choice
 
 if TYPE_CHECKING:
     import os
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from smelt.runtime import Trust
 
 _LOG = logging.getLogger(__name__)
-_COMPILERS = {"cuda": "triton"}
-"""Package of the compiler for each kind of device; llvmlite for all others."""
 
 
 @enough_memory_for("loading an engine")
@@ -57,7 +56,7 @@ def load(
     require_choice(trust, "trust", SmeltError, ("signed", "always"))
     file = read_engine(source, mapped=require_bool(mapped, "mapped", SmeltError))
     built_for = file.header.fingerprint.device
-    if device is not None and DeviceName.from_text(device).kind != built_for:
+    if device is not None and DeviceName.from_text(device).kind.name != built_for:
         raise EngineMismatchError(
             f"{file.source} was built for {built_for!r}, not for {device!r}; build it again for "
             f"{device!r}"
@@ -69,7 +68,8 @@ def load(
     try:
         verify_signature(file)
     except TrustError as error:
-        if find_spec(_COMPILERS.get(built_for, "llvmlite")) is None:
+        kind = DEVICE_KINDS.get(built_for)
+        if kind is not None and find_spec(kind.compiler) is None:
             raise
         _LOG.debug("%s", error)
         _LOG.warning("%s", _untrusted_engine_message(file))
@@ -98,13 +98,12 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
     from smelt.builder._toolchain import toolchain_of
 
     fingerprint = file.header.fingerprint
-    if fingerprint.device == "null" and device is None:
+    if not check_machine(fingerprint).kind.computes and device is None:
         # An unsigned file must not decide that an engine computes nothing: the caller must.
         raise EngineMismatchError(
             f"{file.source} was built for 'null', which computes nothing, and no key that you "
             "trust signed it; load it with device='null' to run it anyway"
         )
-    check_machine(fingerprint)
     tools = toolchain_of(fingerprint, device)
     regenerated = regenerated_header(file, tools.backend, tools.target)
     steps = (step for plan in regenerated.plans for step in plan.steps)

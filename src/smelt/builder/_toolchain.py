@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from smelt.builder._options import HALF2, PRECISIONS, TF32
+from smelt.devices import DEVICE_GRAMMAR, DEVICE_KINDS, DeviceName
 from smelt.errors import (
     DeviceError,
     EngineMismatchError,
@@ -22,7 +22,7 @@ from smelt.errors import (
 from smelt.passes import pipeline
 from smelt.runtime import check_device
 from smelt.tuner import tensor_bytes
-from smelt.types import DEVICE_GRAMMAR, DeviceName, shown
+from smelt.types import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -101,6 +101,23 @@ class Toolchain(ABC):
     """Libraries that compete with generated kernels, with their versions."""
     supports_mixed_precision: bool = False
     """Whether layers can stay in float32 in a 16-bit build."""
+
+    @classmethod
+    @abstractmethod
+    def open(cls, device: DeviceName, precision: str, *, libraries: bool, advice: str) -> Toolchain:
+        """Return the toolchain for a device; arguments and errors are those of `open_toolchain`."""
+
+    @classmethod
+    @abstractmethod
+    def from_fingerprint(cls, fingerprint: Fingerprint, device: str | None) -> Toolchain:
+        """Return the toolchain that built an engine, to run it on ``device``.
+
+        Raises:
+            EngineFormatError: the fingerprint is invalid.
+            EngineMismatchError: the engine requires something else than this machine has.
+            MissingExtraError: a package that the engine requires is not installed.
+            DeviceError: the engine requires a GPU, and there is none or its driver is too old.
+        """
 
     @property
     @abstractmethod
@@ -196,12 +213,6 @@ class Toolchain(ABC):
         )
 
 
-_TOOLCHAIN_FILES: Final = {
-    "cpu": "_cpu_toolchain",
-    "null": "_cpu_toolchain",
-    "cuda": "_cuda_toolchain",
-}
-"""File with the toolchain of each kind of device."""
 _T = TypeVar("_T")
 
 
@@ -289,17 +300,12 @@ def _names_of(device: object) -> list[str]:
 
 def _open(name: str, precision: str, *, libraries: bool, advice: str) -> Toolchain:
     device = DeviceName.from_text(name)
-    toolchain: Toolchain = _toolchain_module(device.kind).open_toolchain(
-        device, precision, libraries=libraries, advice=advice
-    )
-    return toolchain
+    toolchain: type[Toolchain] = device.kind.load_part(device.kind.toolchain)
+    return toolchain.open(device, precision, libraries=libraries, advice=advice)
 
 
 def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> Toolchain:
     """Return the toolchain that can regenerate an engine, to run it on ``device``."""
-    toolchain: Toolchain = _toolchain_module(fingerprint.device).toolchain_of(fingerprint, device)
-    return toolchain
-
-
-def _toolchain_module(kind: str) -> Any:
-    return import_module(f"smelt.builder.{_TOOLCHAIN_FILES[kind]}")
+    kind = DEVICE_KINDS[fingerprint.device]
+    toolchain: type[Toolchain] = kind.load_part(kind.toolchain)
+    return toolchain.from_fingerprint(fingerprint, device)

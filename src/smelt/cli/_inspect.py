@@ -107,8 +107,7 @@ def inspect(
     del output
     check_suffix(".svg", "a picture in SVG", svg)
     engine = _open(engine_path, build_arguments, quiet=as_json)
-    is_short = engine.header.fingerprint.device == "cuda"  # Triton source; LLVM IR is long
-    sources = sections["source"] or (html is not None and is_short)
+    sources = sections["source"] or (html is not None and _has_short_sources(engine))
     report = _report(engine, times, _peaks(peaks), sources=sources)
     if html is not None:
         _write_html(html, report)
@@ -128,6 +127,14 @@ def inspect(
     if (times or peaks) and not wanted & {"roofline", "kernels"}:
         wanted.add("roofline")
     _show(report, [name for name in SECTIONS if name in (wanted or {"layers"})])
+
+
+def _has_short_sources(engine: Inspectable) -> bool:
+    """Return whether the kernel sources are short enough for a page that shows everything."""
+    from smelt.backends import backend_of
+    from smelt.devices import DEVICE_KINDS
+
+    return backend_of(DEVICE_KINDS[engine.header.fingerprint.device]).has_short_sources
 
 
 def _open(path: str, arguments: BuildArguments, *, quiet: bool) -> Inspectable:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from smelt.cli._options import messages_as_options
+from smelt.devices import DeviceName
 from smelt.errors import SmeltError
-from smelt.types import DeviceName, Limit, shown
+from smelt.types import Limit, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -183,14 +184,8 @@ def _check_target(device: DeviceName) -> None:
     Raises:
         UnsupportedError: smelt has no such target.
     """
-    if device.kind == "cuda" and device.target:
-        from smelt.backends.cuda import target_named
-
-        target_named(device.target)
-    elif device.target not in ("", "native"):  # the build checks this machine's processor
-        from smelt.backends.cpu import target_named as processor_named
-
-        processor_named(device.target)
+    if device.target not in ("", "native"):  # the build checks this machine's processor
+        device.kind.load_part(device.kind.backend).target_named(device.target)
 
 
 def number_from_text(text: str) -> float:

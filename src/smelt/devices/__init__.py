@@ -7,11 +7,16 @@ from smelt.devices._base import (
     DLPackArray,
     HostAllocation,
 )
+from smelt.devices._kinds import DEVICE_GRAMMAR, DEVICE_KINDS, DeviceKind, DeviceName
 
 __all__ = [
+    "DEVICE_GRAMMAR",
+    "DEVICE_KINDS",
     "Allocation",
     "AllocationTracker",
     "CompletionQuery",
     "DLPackArray",
+    "DeviceKind",
+    "DeviceName",
     "HostAllocation",
 ]

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from smelt.builder import EFFORTS, TuningEffort, build
+from smelt.devices import DeviceName
 from smelt.errors import BuildError, ContextError, SmeltError
 from smelt.gie._destroyable import Destroyable
 from smelt.gie._logging import SeverityAdapter, adopt, release
@@ -14,7 +15,7 @@ from smelt.gie._runtime import CudaEngine
 from smelt.ir import Graph, clone
 from smelt.logger import Severity, forward_to
 from smelt.ops import Cast
-from smelt.types import DeviceName, DType, TensorType, override, require_bool, require_int
+from smelt.types import DType, TensorType, override, require_bool, require_int
 
 if TYPE_CHECKING:
     from smelt.logger import Logger
@@ -72,7 +73,7 @@ class InferBuilder(Destroyable):
     @property
     def platform_has_fast_fp16(self) -> bool:
         """Whether 16-bit arithmetic is faster than 32-bit on the device; true for GPUs."""
-        return DeviceName.from_text(self.device).kind == "cuda"
+        return DeviceName.from_text(self.device).kind.has_fast_float16
 
     def create_network(self) -> InferNetwork:
         """Return an empty network."""

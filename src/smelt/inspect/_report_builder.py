@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 
+from smelt.devices import DEVICE_KINDS
 from smelt.devices.cuda import LIBRARIES, SIZE_FEATURE
 from smelt.engine import EngineFile, HostCall, Launch, Space, key_id, verify_signature
 from smelt.errors import EngineFormatError, SmeltError, TrustError, UnboundSymbolError
@@ -233,8 +234,8 @@ def _kernels(
     header = engine.header
     launches = [s for p in header.plans for s in p.steps if isinstance(s, Launch)]
     uses = Counter(launch.kernel for launch in launches)
-    is_for_gpus = header.fingerprint.device == "cuda"
-    reader = CubinReader(header, engine.code) if is_for_gpus else None
+    has_cubins = DEVICE_KINDS[header.fingerprint.device].has_cubins
+    reader = CubinReader(header, engine.code) if has_cubins else None
     timed_layers = next((p.layers for p in plans if any(layer.is_timed for layer in p.layers)), ())
     works = work_of_kernels(timed_layers)
     for kernel, count in uses.items():
@@ -296,7 +297,7 @@ def _plan(
     kinds = [is_host for is_host, _ in groupby(isinstance(s, HostCall) for s in plan.steps)]
     calls = [step for step in plan.steps if isinstance(step, HostCall)]
     references = tuple(map(_op_name, calls))
-    has_device_memory = header.fingerprint.device == "cuda"
+    has_device_memory = DEVICE_KINDS[header.fingerprint.device].has_own_memory
     memory = tuple(_memory(record)) or tuple(_memory_of_plan(plan))
     layer_reports = tuple(_layers(header, layers, plan.steps, record, work_model))
     bound = record.get("lower_bound_bytes")

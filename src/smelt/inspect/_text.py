@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
+from smelt.backends import backend_of
+from smelt.devices import DEVICE_KINDS
 from smelt.errors import SmeltError
 from smelt.inspect._report import EngineReport, SourceReport, masked_report
 from smelt.types import (
@@ -148,11 +150,8 @@ def system_of(report: EngineReport) -> str:
 
 def machine_of(report: EngineReport) -> str:
     """Return the processor or GPU architectures of an engine, with their features, as text."""
-    if report.device == "cuda":
-        return " with ".join(filter(None, (report.architecture, ", ".join(report.features))))
-    from smelt.backends.cpu import processor_text
-
-    return processor_text(report.architecture, report.features)
+    backend = backend_of(DEVICE_KINDS[report.device])
+    return backend.target_text(report.architecture, report.features)
 
 
 def _summary(report: EngineReport) -> Iterator[str]:

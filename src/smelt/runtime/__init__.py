@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smelt.runtime._context import ExecutionContext, Profiler
+from smelt.runtime._context import ExecutionContext
 from smelt.runtime._engine import Engine, Trust
-from smelt.runtime._loaded_code import LoadedWeights, check_device, check_machine
+from smelt.runtime._loaded_code import DeviceRuntime, LoadedWeights, check_device, check_machine
+from smelt.runtime._machinery import Profiler
 from smelt.runtime._segments import (
     CpuSegmentFactory,
     HostSegment,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CpuSegmentFactory",
     "CudaSegmentFactory",
+    "DeviceRuntime",
     "Engine",
     "Event",
     "ExecutionContext",

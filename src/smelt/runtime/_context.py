@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from numpy import ndarray
 
-from smelt.engine import CachedRuntimeChecks
 from smelt.errors import BindingError, ContextError
 from smelt.runtime._array_interop import check_apart, start_addresses
 from smelt.runtime._plan_selection import (
@@ -19,11 +16,10 @@ from smelt.runtime._plan_selection import (
     values_from_batch,
     values_from_shapes,
 )
-from smelt.runtime._segments import MemoryMap, split_plan
 from smelt.types import (
     Closeable,
     evaluate_dim,
-    out_of_memory,
+    override,
     require_int,
     require_list,
     require_str,
@@ -37,29 +33,15 @@ if TYPE_CHECKING:
 
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine
-    from smelt.runtime._loaded_code import LoadedCode
+    from smelt.runtime._machinery import IndexedBinding, Machinery, Profiler
     from smelt.runtime._plan_selection import ResolvedCall
-    from smelt.runtime._segments import InputsConsumed, Segment, SegmentFactory
-    from smelt.runtime._staging import StagedCall, Staging
-
-    IndexedBinding = tuple[int, Binding, np.dtype[Any]]
-    """A binding with its index and its dtype."""
+    from smelt.runtime._staging import StagedCall
 
 _FIRST_ADDRESS: Final = 4096
 """Lowest valid address: no system maps the first page, so a lower one is a null pointer or an
 error."""
 _MAX_CACHED_SHAPES: Final = 64
 """Number of combinations of shapes whose calls are kept."""
-RUN: Final = "run"
-"""Key of the current run's token in `ExecutionContext._owner`."""
-
-
-class Profiler(Protocol):
-    """Receives the time of each layer after every execution."""
-
-    def report_layer_time(self, name: str, milliseconds: float, /) -> None:
-        """Receive the time of one layer of the optimised network."""
-        ...
 
 
 class ExecutionContext(Closeable):
@@ -69,49 +51,20 @@ class ExecutionContext(Closeable):
     `ContextError` is raised: create one context for each thread.
     """
 
-    threads: int
-    """Maximum number of host threads that a run uses."""
-
-    def __init__(
-        self, engine: Engine, code: LoadedCode, segment_factory: SegmentFactory, staging: Staging
-    ) -> None:
-        self._engine, self._code = engine, code
-        self._header = code.header
-        self._segment_factory, self._staging = segment_factory, staging
-        self._profiler: Profiler | None = None
-        self._segments: dict[int, list[Segment]] = {}
-        self._weights = code.weights
-        self._memories = MemoryMap(0, self._weights.address)
-        self._indexed_bindings = [
-            (i, b, b.dtype.numpy) for i, b in enumerate(self._header.bindings)
-        ]
-        self._inputs = [
-            indexed_binding
-            for indexed_binding in self._indexed_bindings
-            if indexed_binding[1].is_input
-        ]
-        self._outputs = [
-            indexed_binding
-            for indexed_binding in self._indexed_bindings
-            if not indexed_binding[1].is_input
-        ]
+    def __init__(self, engine: Engine, machinery: Machinery) -> None:
+        self._engine, self._machinery, self._lock = engine, machinery, machinery.lock
+        self._header = engine.header
+        self._indexed_bindings = machinery.indexed_bindings
+        self._inputs = [indexed for indexed in self._indexed_bindings if indexed[1].is_input]
+        self._outputs = [indexed for indexed in self._indexed_bindings if not indexed[1].is_input]
         self._staged_calls: dict[object, StagedCall] = {}
         self._checked_starts: tuple[StagedCall | None, list[int | None]] = (None, [])
         """The last call that passed the overlap check, with the addresses of its arrays."""
-        self._runtime_checks = [
-            None if c is None else CachedRuntimeChecks(c) for c in engine.conditions
-        ]
-        self._last_completed: tuple[ResolvedCall, dict[str, int]] | None = None
-        """The last completed run: its call, and the symbol values including those it determined."""
-        self._is_closed = False
-        self.reset()
         _contexts.add(self)
 
     def reset(self) -> None:
         """Discard the state of runs of other threads, which do not exist in a forked child."""
-        self._owner: dict[str, list[int]] = {}
-        """Holds the token of the current run under `RUN`, if there is one. `setdefault` is atomic,
-        so one thread at a time acquires the context."""
+        self._machinery.reset()
 
     @property
     def engine(self) -> Engine:
@@ -119,12 +72,17 @@ class ExecutionContext(Closeable):
         return self._engine
 
     @property
+    def threads(self) -> int:
+        """Maximum number of host threads that a run uses."""
+        return self._machinery.threads
+
+    @property
     def profiler(self) -> Profiler | None:
         """Receives layer times after each execution, also an enqueued one; None to disable.
 
         Any object with a method ``report_layer_time(name, milliseconds)`` is accepted.
         """
-        return self._profiler
+        return self._machinery.profiler
 
     @profiler.setter
     def profiler(self, profiler: Profiler | None) -> None:
@@ -134,7 +92,7 @@ class ExecutionContext(Closeable):
                 f"a profiler must have a method report_layer_time(name, milliseconds), but {kind} "
                 "does not"
             )
-        self._profiler = profiler
+        self._machinery.profiler = profiler
 
     def output_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of an output in the last completed run.
@@ -150,11 +108,12 @@ class ExecutionContext(Closeable):
             ContextError: no run is complete yet.
         """
         ((index, _, _),) = self._resolve_output_names([name])
-        if self._last_completed is None:
+        completed = self._machinery.last_completed
+        if completed is None:
             raise ContextError(
                 "this context has not completed a run, so its outputs have no shapes yet"
             )
-        call, values = self._last_completed
+        call, values = completed
         return tuple([evaluate_dim(dim, values) for dim in call.extents[index]])
 
     # ---- by name
@@ -183,20 +142,18 @@ class ExecutionContext(Closeable):
             The error of a run that was enqueued before, if it was not raised yet.
         """
         requested = self._outputs if outputs is None else self._resolve_output_names(outputs)
-        token = [get_ident()]
-        try:
-            self._enter(token)
-            arrays, shapes = self._arrays_from(inputs)
-            staged_call = self._staged_calls.get(shapes)
-            if staged_call is None:
-                staged_call = self._staged_call_for_shapes(shapes)
-            return self._compute(staged_call, arrays, inputs, requested)
-        except MemoryError as error:
-            raise out_of_memory("the run") from error
-        finally:
-            # No call here: an interrupt is handled at calls, and could leave the context acquired.
-            if RUN in self._owner and self._owner[RUN] is token:
-                del self._owner[RUN]
+        self._machinery.check_enqueued()
+        return self._lock.hold(self._lock.acquire, self._run, inputs, requested)
+
+    def _run(
+        self, inputs: Mapping[str, Any], requested: Sequence[IndexedBinding]
+    ) -> dict[str, Any]:
+        """Run by name; the caller holds the lock."""
+        arrays, shapes = self._arrays_from(inputs)
+        staged_call = self._staged_calls.get(shapes)
+        if staged_call is None:
+            staged_call = self._staged_call_for_shapes(shapes)
+        return self._machinery.run(staged_call, arrays, inputs, requested)
 
     def _resolve_output_names(self, names: object) -> list[IndexedBinding]:
         """Return the outputs with the given names. Raises BindingError: a name is unknown."""
@@ -227,7 +184,7 @@ class ExecutionContext(Closeable):
             except KeyError:
                 raise _input_names_error(inputs, self._engine.inputs) from None
             if type(array) is not ndarray or array.dtype is not dtype:
-                array = self._input(array, binding, dtype)
+                array = self._machinery.input_array(array, binding, dtype)
             arrays[index] = array
             shapes.append(array.shape)
         return arrays, tuple(shapes)
@@ -242,33 +199,12 @@ class ExecutionContext(Closeable):
         self, key: object, call: ResolvedCall, shapes: tuple[tuple[int, ...] | None, ...]
     ) -> StagedCall:
         """Check the call's symbol values and cache the staged call under ``key``."""
-        if (runtime_checks := self._runtime_checks[call.plan]) is not None:
+        if (runtime_checks := self._machinery.runtime_checks[call.plan]) is not None:
             runtime_checks.check(call.values)
         if len(self._staged_calls) >= _MAX_CACHED_SHAPES:
             self._staged_calls.clear()
-        self._staged_calls[key] = staged_call = self._staging.staged_call(call, shapes)
+        self._staged_calls[key] = staged_call = self._machinery.staging.staged_call(call, shapes)
         return staged_call
-
-    @abstractmethod
-    def _compute(
-        self,
-        staged_call: StagedCall,
-        arrays: list[Any],
-        inputs: Mapping[str, Any],
-        requested: Sequence[IndexedBinding],
-    ) -> dict[str, Any]:
-        """Run on arrays by binding index; return new arrays of the ``wanted`` outputs by name.
-
-        ``inputs`` are the arrays that the application passed.
-        """
-
-    @abstractmethod
-    def _input(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
-        """Convert an input array of any library. Raises BindingError: the dtype is wrong."""
-
-    @abstractmethod
-    def _output(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
-        """Convert an output array of any library. Raises BindingError: it cannot be written."""
 
     # ---- by index
 
@@ -294,17 +230,9 @@ class ExecutionContext(Closeable):
                 or busy.
         """
         staged_call, arrays = self._bind(batch_size, bindings)
-        token = [get_ident()]
-        try:
-            self._enter(token)
-            self._execute_bound(staged_call, arrays)
-        except MemoryError as error:
-            raise out_of_memory("the run") from error
-        finally:
-            if RUN in self._owner and self._owner[RUN] is token:
-                del self._owner[RUN]
+        self._machinery.check_enqueued()
+        self._lock.hold(self._lock.acquire, self._machinery.execute, staged_call, arrays)
 
-    @abstractmethod
     def enqueue(
         self,
         batch_size: int,
@@ -335,10 +263,14 @@ class ExecutionContext(Closeable):
                 ``input_consumed`` has a wrong type or device.
             The error of a run that was enqueued before; this run is then not enqueued.
         """
+        native_stream, event = self._machinery.check_stream(stream, input_consumed)
+        staged_call, arrays = self._bind(batch_size, bindings)
+        self._machinery.enqueue(staged_call, arrays, native_stream, event)
 
     def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[StagedCall, list[Any]]:
         """Check bindings by index; return their call, and the bindings as arrays and addresses."""
-        self._check_open()
+        self._lock.check_open()
+        self._machinery.check_thread()
         arrays = require_list(bindings, "bindings", BindingError)
         if len(arrays) != len(self._indexed_bindings):
             names = ", ".join(binding.name for _, binding, _ in self._indexed_bindings)
@@ -372,8 +304,11 @@ class ExecutionContext(Closeable):
     def _convert_binding(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
         """Convert one binding of the application to an array or an address."""
         if isinstance(value, int | np.integer) and not isinstance(value, bool):
-            return _checked_address(binding, int(cast("int", value)))
-        convert = self._input if binding.is_input else self._output
+            address = _checked_address(binding, int(cast("int", value)))
+            self._machinery.check_address(binding, address)
+            return address
+        machinery = self._machinery
+        convert = machinery.input_array if binding.is_input else machinery.output_array
         return convert(value, binding, dtype)
 
     def _staged_call_for_batch(
@@ -385,116 +320,26 @@ class ExecutionContext(Closeable):
         call = call_for_arrays(call, self._header.bindings, shapes)
         return self._cache_call((batch_size, shapes), call, shapes)
 
-    @abstractmethod
-    def _execute_bound(self, staged_call: StagedCall, arrays: list[Any]) -> None:
-        """Run on the application's memory and return when the outputs are complete."""
-
-    # ---- one run
-
-    def _enter(self, token: list[int]) -> None:
-        """Acquire the context for a synchronous run; the caller releases it if it owns it.
-
-        Each run has its own token, which holds the identifier of its thread.
-        """
-        if self._owner.setdefault(RUN, token) is not token or self._is_closed:
-            self._raise_not_available()
-
-    def _raise_not_available(self) -> NoReturn:
-        """Raise ContextError: the context is closed or busy."""
-        self._check_open()
-        raise ContextError(
-            "this context is busy in another thread; create one context for each thread"
-        )
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ContextError("this context is closed; create another from its engine")
-
-    def _execute(
-        self,
-        number: int,
-        values: dict[str, int],
-        addresses: list[int],
-        consumed: InputsConsumed | None,
-    ) -> None:
-        """Run plan ``number``; values that the run determines are set in ``values``."""
-        if self._weights is not self._code.weights:
-            self._use_new_weights()
-        segments = self._segments.get(number)
-        if segments is None:
-            plan, runtime_checks = self._header.plans[number], self._runtime_checks[number]
-            segments = split_plan(plan, self._segment_factory, runtime_checks)
-            self._segments[number] = segments
-        if consumed is None and self._profiler is None and len(segments) == 1:
-            segments[0].run(values, self._memories, addresses, timed=False)
-        else:
-            self._execute_segments(number, values, addresses, consumed)
-
-    def _execute_segments(
-        self,
-        number: int,
-        values: dict[str, int],
-        addresses: list[int],
-        consumed: InputsConsumed | None,
-    ) -> None:
-        """Run a plan by segments, timed for a profiler or signalling when inputs are consumed."""
-        segments, profiler = self._segments[number], self._profiler
-        timed = profiler is not None
-        times: dict[int, float] = {}
-        last = max((i for i, s in enumerate(segments) if s.reads_input), default=-1)
-        for position, segment in enumerate(segments):
-            segment.run(values, self._memories, addresses, timed=timed)
-            if timed:
-                for layer, milliseconds in segment.milliseconds():
-                    times[layer] = times.get(layer, 0.0) + milliseconds
-            if consumed is not None and position == last:
-                consumed.signal()
-        if profiler is not None:
-            self._report(profiler, number, times)
-
-    def _report(self, profiler: Profiler, number: int, times: Mapping[int, float]) -> None:
-        """Report each layer of the plan once; a layer without steps takes no time."""
-        layers = self._header.layers
-        if len(self._header.plans) == 1:
-            layer_indices: Sequence[int] = range(len(layers))
-        else:
-            steps = self._header.plans[number].steps
-            layer_indices = list(dict.fromkeys(step.layer for step in steps))
-        for layer in layer_indices:
-            profiler.report_layer_time(layers[layer].name, times.get(layer, 0.0))
-
-    def _use_new_weights(self) -> None:
-        """Switch to refitted weights.
-
-        If it is interrupted, the next run repeats it; until then the old weights stay alive.
-        """
-        weights = self._code.weights
-        self._memories.weights = weights.address
-        self._forget_addresses()
-        self._weights = weights
-
-    def _forget_addresses(self) -> None:
-        """Make segments evaluate addresses again."""
-        for segments in self._segments.values():
-            for segment in segments:
-                segment.forget()
-
     # ---- release
 
-    @abstractmethod
+    @override
     def close(self) -> None:
         """Release the context's memory after enqueued runs are complete. Idempotent.
 
         Errors of enqueued runs are not raised here: the stream's ``synchronize`` raises them.
-        """
 
-    def _close_segments(self) -> None:
-        self._is_closed = True
-        for segments in self._segments.values():
-            for segment in segments:
-                segment.close()
-        self._segments.clear()
-        self._staged_calls.clear()
+        Raises:
+            ContextError: the call is made during the context's own run, in the same thread.
+        """
+        if not self._lock.is_closed:
+            self._machinery.wait_for_enqueued()
+            self._lock.hold(self._lock.wait, self._close)
+
+    def _close(self) -> None:
+        if not self._lock.is_closed:
+            self._lock.is_closed = True
+            self._staged_calls.clear()
+            self._machinery.close()
 
 
 def _check_mapping(inputs: object, expected: Sequence[Binding]) -> None:

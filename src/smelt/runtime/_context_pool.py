@@ -12,12 +12,12 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.errors import ContextError
+from smelt.runtime._context import ExecutionContext
 from smelt.types import require_int, reset_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from smelt.runtime._context import ExecutionContext
     from smelt.runtime._engine import Engine
 
 _RECHECK_SECONDS: Final = 1.0
@@ -82,7 +82,8 @@ class ContextPool:
                 free = (context for context, lease_ref in leases if lease_ref() is None)
                 context = next(free, None)
                 if context is None and len(self._leases) < max_contexts:
-                    context = self._engine.loaded_code.create_context(self._engine, None, None)
+                    machinery = self._engine.loaded_code.create_machinery(self._engine, None, None)
+                    context = ExecutionContext(self._engine, machinery)
                 if context is not None:
                     self._leases[context] = weakref.ref(lease)
                     return context

@@ -1,21 +1,31 @@
-"""Loaded kernels and weights of an engine on one GPU, shared by its contexts."""
+"""Run half of NVIDIA GPUs: kernels and weights of an engine on one GPU, streams and events."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
+from smelt.devices import DeviceName
 from smelt.devices.cuda import (
+    ABI_VERSION,
+    CudaError,
+    CudaEvent,
     CudaMemory,
     CudaStream,
     KernelLoader,
     copy_memory,
     matching_architecture,
-    reserve_memory,
 )
 from smelt.engine import Launch
-from smelt.errors import EngineFormatError, EngineMismatchError
-from smelt.runtime._loaded_code import LoadedCode, LoadedWeights
+from smelt.errors import (
+    DeviceError,
+    EngineFormatError,
+    EngineMismatchError,
+    MissingExtraError,
+    SmeltError,
+)
+from smelt.runtime._cuda_machinery import CudaMachinery
+from smelt.runtime._loaded_code import DeviceRuntime, LoadedCode, LoadedWeights
 from smelt.runtime._streams import gpu_named
 from smelt.types import override
 
@@ -25,14 +35,11 @@ if TYPE_CHECKING:
 
     from smelt.devices import AllocationTracker
     from smelt.devices.cuda import (
-        CudaAllocation,
         CudaDevice,
-        CudaReservation,
         LoadedCall,
         LoadedKernel,
     )
     from smelt.engine import EngineFile, EngineHeader, Fingerprint
-    from smelt.runtime._context import ExecutionContext
     from smelt.runtime._engine import Engine
 
 _LOG = logging.getLogger(__name__)
@@ -104,12 +111,53 @@ class CudaCode(LoadedCode):
         return LoadedWeights(weights, memory.address, memory)
 
     @override
-    def create_context(
+    def create_machinery(
         self, engine: Engine, threads: int | None, tracker: AllocationTracker | None
-    ) -> ExecutionContext:
-        from smelt.runtime._cuda_context import CudaContext
+    ) -> CudaMachinery:
+        return CudaMachinery(engine, self, tracker)
 
-        return CudaContext(engine, self, tracker)
+
+class CudaRuntime(DeviceRuntime):
+    """Runs engines on NVIDIA GPUs."""
+
+    abi_version = ABI_VERSION
+
+    @override
+    def check_device(self, built_for: Fingerprint, device: str | None) -> None:
+        find_gpu(built_for, device)
+
+    @override
+    def load(self, file: EngineFile, device: str | None, *, is_needed: bool) -> CudaCode | None:
+        index = None if device is None else DeviceName.from_text(device).index
+        try:
+            gpu = find_gpu(file.header.fingerprint, device)
+        except (DeviceError, MissingExtraError) as error:
+            if not is_needed and index is None:
+                return None
+            if index is not None or isinstance(error, CudaError):
+                raise
+            raise _no_gpu_error(error, file) from error
+        return CudaCode(file, *gpu)
+
+    @override
+    def create_stream(self, device: str) -> CudaStream:
+        return CudaStream(gpu_named(device))
+
+    @override
+    def create_event(self, device: str) -> CudaEvent:
+        return CudaEvent(gpu_named(device))
+
+
+def _no_gpu_error(error: DeviceError | MissingExtraError, file: EngineFile) -> SmeltError:
+    """Return the error for running a GPU engine without a GPU, with advice on alternatives."""
+    lead = f"{file.source} is for NVIDIA GPUs ({file.header.fingerprint.architecture}): "
+    alternative = "build it again from its model, device='cpu' (`smelt build MODEL --device cpu`)"
+    if file.header.network:
+        alternative = "retune it, device='cpu' (`smelt retune ENGINE --device cpu -o NEW.engine`)"
+    advice = f". It runs where such a GPU is; for this machine's processor {alternative}"
+    if isinstance(error, DeviceError):
+        return DeviceError(f"{lead}{error}{advice}")
+    return MissingExtraError(error.package, error.extra, lead=lead, advice=error.advice + advice)
 
 
 def _load_kernels(
@@ -131,12 +179,3 @@ def _load_kernels(
 def _used_symbols(header: EngineHeader) -> set[str]:
     steps = (step for plan in header.plans for step in plan.steps)
     return {step.kernel.symbol for step in steps if isinstance(step, Launch)}
-
-
-def arena_of(code: CudaCode, memory: CudaMemory) -> CudaAllocation | CudaReservation:
-    """Allocate the arena of the plans; with data-dependent sizes, memory is committed on demand."""
-    plans = code.header.plans
-    size_bytes = max(plan.arena_bytes for plan in plans)
-    if any(plan.decided for plan in plans):
-        return reserve_memory(memory, size_bytes, "arena")
-    return memory.allocate(size_bytes, "arena")

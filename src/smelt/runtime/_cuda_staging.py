@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from smelt.devices import Allocation, AllocationTracker
     from smelt.devices.cuda import CudaAllocation, CudaDevice, CudaStream
-    from smelt.runtime._context import IndexedBinding
+    from smelt.engine import EngineHeader
+    from smelt.runtime._machinery import IndexedBinding
     from smelt.runtime._plan_selection import ResolvedCall
 
 _CHUNK_BYTES: Final = 4 << 20
@@ -215,3 +216,11 @@ class CudaStaging:
         for buffer in buffers:
             buffer.close()
         self._pending_outputs.clear()
+
+
+def allocate_arena(header: EngineHeader, memory: CudaMemory) -> CudaAllocation | CudaReservation:
+    """Allocate the arena of the plans; with data-dependent sizes, memory is committed on demand."""
+    size_bytes = max(plan.arena_bytes for plan in header.plans)
+    if any(plan.decided for plan in header.plans):
+        return reserve_memory(memory, size_bytes, "arena")
+    return memory.allocate(size_bytes, "arena")

@@ -26,6 +26,7 @@ from smelt.errors import (
     SmeltError,
     TrustError,
 )
+from smelt.runtime._context import ExecutionContext
 from smelt.runtime._context_pool import ContextPool
 from smelt.runtime._loaded_code import check_machine, load_code
 from smelt.types import (
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
     from smelt.devices import AllocationTracker
     from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, SignerLike
-    from smelt.runtime._context import ExecutionContext
     from smelt.runtime._loaded_code import LoadedCode
 
 _LOG = logging.getLogger(__name__)
@@ -266,7 +266,8 @@ class Engine(Closeable):
         for method in ("allocated", "released") if tracker is not None else ():
             callback = getattr(tracker, method, None)
             require_callable(callback, f"{method} of the tracker", ContextError)
-        return self.loaded_code.create_context(self, threads, tracker)
+        machinery = self.loaded_code.create_machinery(self, threads, tracker)
+        return ExecutionContext(self, machinery)
 
     def run(
         self,

@@ -101,6 +101,42 @@ class SegmentFactory(Protocol):
         ...
 
 
+class HostRunList(Protocol):
+    """Launches in the memory of the process, run by one caller at a time."""
+
+    words: NDArray[np.int64]
+    """Argument words of all launches, to be written between runs."""
+
+    def set_chunks(self, chunks: Sequence[int]) -> None:
+        """Set the number of chunks of each launch."""
+        ...
+
+    def run(self, *, timed: bool = False) -> None:
+        """Run the launches in their order."""
+        ...
+
+    def row_ticks(self) -> list[int]:
+        """Return the ticks of each launch of the last timed run."""
+        ...
+
+    def close(self) -> None:
+        """Release the list."""
+        ...
+
+
+class RunListFactory(Protocol):
+    """Creates run lists for `NativeSegment`."""
+
+    @property
+    def milliseconds_per_tick(self) -> float:
+        """Milliseconds per tick of `HostRunList.row_ticks`."""
+        ...
+
+    def run_list(self, steps: Sequence[Launch]) -> HostRunList:
+        """Create a run list of launches."""
+        ...
+
+
 class MemoryAccessor(Protocol):
     """Access of host steps to the memory of a plan."""
 
@@ -157,7 +193,7 @@ class CpuSegmentFactory:
         """Create a segment of a host step."""
         return HostSegment(step, plan, HostMemoryAccessor(), check, self.layers)
 
-    def run_list(self, steps: Sequence[Launch]) -> RunList:
+    def run_list(self, steps: Sequence[Launch]) -> HostRunList:
         """Create a run list of launches."""
         rows = [
             Row(self.functions[step.kernel.symbol], word_count(step), wait_for)
@@ -266,7 +302,7 @@ class NativeSegment:
         self,
         steps: Sequence[Launch],
         plan: Plan,
-        segment_factory: CpuSegmentFactory | NullSegmentFactory,
+        segment_factory: RunListFactory,
     ) -> None:
         self._arguments = ArgumentWords(steps, plan)
         self._segment_factory = segment_factory

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from smelt.devices import DeviceName
 from smelt.devices.cpu import CpuEvent, CpuStream
 from smelt.errors import DeviceError
-from smelt.types import Closeable, DeviceName, override
+from smelt.runtime._loaded_code import runtime_of
+from smelt.types import Closeable, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smelt.devices.cuda import CudaDevice, CudaEvent, CudaStream
+    from smelt.runtime._loaded_code import DeviceRuntime
 
-_CUDA: Final = "cuda"
+    NativeStream = CpuStream | CudaStream
+    NativeEvent = CpuEvent | CudaEvent
+
 _CUDA_STREAM_PROTOCOL: Final = "__cuda_stream__"
 
 
@@ -28,14 +33,8 @@ class Stream(Closeable):
             DeviceError: the GPU does not exist.
         """
         self.device = device
-        self.native: CpuStream | CudaStream
+        self.native: NativeStream = _runtime_named(device).create_stream(device)
         """The native object of the device."""
-        if DeviceName.from_text(device).kind == _CUDA:
-            from smelt.devices.cuda import CudaStream  # imported only for GPUs
-
-            self.native = CudaStream(gpu_named(device))
-        else:
-            self.native = CpuStream()
 
     def submit(self, task: Callable[[], object]) -> None:
         """Enqueue a Python task; on CPU streams only.
@@ -98,14 +97,8 @@ class Event:
             DeviceError: the GPU does not exist.
         """
         self.device = device
-        self.native: CpuEvent | CudaEvent
+        self.native: NativeEvent = _runtime_named(device).create_event(device)
         """The native object of the device."""
-        if DeviceName.from_text(device).kind == _CUDA:
-            from smelt.devices.cuda import CudaEvent  # imported only for GPUs
-
-            self.native = CudaEvent(gpu_named(device))
-        else:
-            self.native = CpuEvent()
 
     def record(self, stream: Stream) -> None:
         """Record the event behind all work that is enqueued on ``stream`` now."""
@@ -133,6 +126,10 @@ class Event:
         """
         native: Any = self.native
         return float(native.elapsed(_same_kind(self, end)))
+
+
+def _runtime_named(device: str) -> DeviceRuntime:
+    return runtime_of(DeviceName.from_text(device).kind)
 
 
 def native_stream(stream: object) -> object:

@@ -16,7 +16,6 @@ from smelt.types._argument_checks import (
 )
 from smelt.types._arrays import ArrayHeader, read_array, read_arrays, write_arrays
 from smelt.types._closeable import Closeable
-from smelt.types._device import DEVICE_GRAMMAR, DeviceName
 from smelt.types._dim import (
     Dim,
     Symbol,
@@ -90,12 +89,10 @@ __all__ = [
     "enough_memory_for",
     "out_of_memory",
     "ArrayHeader",
-    "DEVICE_GRAMMAR",
     "WIDTH_OF_FILES",
     "Closeable",
     "DType",
     "EXACT_BOUND",
-    "DeviceName",
     "Dim",
     "DimTable",
     "Guard",

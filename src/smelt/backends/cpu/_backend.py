@@ -15,7 +15,7 @@ from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
 from smelt.backends.cpu._llvm import llvm_version
 from smelt.backends.cpu._native_runtime import runtime_image
-from smelt.backends.cpu._target import CpuTarget
+from smelt.backends.cpu._target import CpuTarget, processor_text, target_named, target_of
 from smelt.backends.cpu.families.attention import AttentionFamily
 from smelt.backends.cpu.families.axis_scan import AxisScanFamily
 from smelt.backends.cpu.families.conv import ConvFamily
@@ -58,7 +58,7 @@ from smelt.types import override
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smelt.engine import Buffer, KernelSpec, Step, View
+    from smelt.engine import Buffer, Fingerprint, KernelSpec, Step, View
 
 
 class ObjectCache(Protocol):
@@ -77,6 +77,7 @@ class CpuBackend(Backend[CpuTarget]):
     """Backend for CPUs: LLVM IR on float32 and narrower tensors, linear or channels-last."""
 
     name: ClassVar[str] = "cpu"
+    source_language: ClassVar[str] = "LLVM IR"
     composite_ops: ClassVar[tuple[str, ...]] = ("attention", "fused_pair", "int8_products")
 
     def __init__(self, cache: ObjectCache | None = None, *, jobs: int | None = None) -> None:
@@ -119,6 +120,21 @@ class CpuBackend(Backend[CpuTarget]):
         self._made: dict[tuple[str, CpuTarget], bytes] = {}
         """Objects of precompiled kernels, by symbol and target."""
 
+    @staticmethod
+    @override
+    def target_named(name: str) -> CpuTarget:
+        return target_named(name)
+
+    @staticmethod
+    @override
+    def targets_of(fingerprint: Fingerprint) -> tuple[CpuTarget]:
+        return (target_of(fingerprint.architecture, fingerprint.features),)
+
+    @staticmethod
+    @override
+    def target_text(architecture: str, features: Sequence[str]) -> str:
+        return processor_text(architecture, features)
+
     @property
     @override
     def codegen_version(self) -> str:
@@ -138,6 +154,7 @@ class CpuBackend(Backend[CpuTarget]):
     ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
         return prefetch_weights(steps, buffers)
 
+    @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         """Return the kernel's LLVM IR."""
         special: dict[str, Callable[[KernelSpec, CpuTarget], str]] = {

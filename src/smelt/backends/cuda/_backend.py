@@ -23,7 +23,7 @@ from smelt.backends.cuda._mixed_precision import (
 )
 from smelt.backends.cuda._pointwise import write_pointwise
 from smelt.backends.cuda._result_checks import RESULT_CHECK, write_result_check
-from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda._target import CudaTarget, target_named
 from smelt.backends.cuda._tile_order import with_reversed_tiles
 from smelt.backends.cuda._triton import generator_version
 from smelt.backends.cuda.families.attention import AttentionFamily
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from smelt.backends._base import Tactic
     from smelt.devices.cuda import LoadedLibrary
-    from smelt.engine import KernelSpec, Step, View
+    from smelt.engine import Fingerprint, KernelSpec, Step, View
     from smelt.ir import Node
     from smelt.types import Guard
 
@@ -106,6 +106,8 @@ class CudaBackend(Backend[CudaTarget]):
     """Backend for NVIDIA GPUs: linear and channels-last tensors, with or without a GPU present."""
 
     name: ClassVar[str] = "cuda"
+    source_language: ClassVar[str] = "Triton"
+    has_short_sources: ClassVar[bool] = True
     composite_ops: ClassVar[tuple[str, ...]] = ("attention", "conv_sum", "gather")
     non_fusable_ops: ClassVar[tuple[str, ...]] = tuple(
         sorted(op.name for op in ALL_OPS if op.name not in EXPRESSIONS)
@@ -158,6 +160,21 @@ class CudaBackend(Backend[CudaTarget]):
         self.pool = pool or CompilerPool(jobs or processor_count())
         self._records: dict[tuple[str, CudaTarget], bytes | Future[bytes]] = {}
         """Kernel records that exist or are being compiled, by kernel symbol and target."""
+
+    @staticmethod
+    @override
+    def target_named(name: str) -> CudaTarget:
+        return target_named(name)
+
+    @staticmethod
+    @override
+    def targets_of(fingerprint: Fingerprint) -> tuple[CudaTarget, ...]:
+        return target_named(fingerprint.architecture).parts
+
+    @staticmethod
+    @override
+    def target_text(architecture: str, features: Sequence[str]) -> str:
+        return " with ".join(filter(None, (architecture, ", ".join(features))))
 
     @override
     def candidates(
@@ -230,6 +247,7 @@ class CudaBackend(Backend[CudaTarget]):
     def with_reversed_tiles(self, step: Step) -> Step:
         return with_reversed_tiles(step)
 
+    @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         """Return the Triton source of a kernel."""
         copies = {COPY: write_pointwise, HALF2_PACKING: write_half2_packing}

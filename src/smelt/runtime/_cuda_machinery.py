@@ -1,4 +1,4 @@
-"""Execution contexts on a GPU: on the application's stream or the context's own."""
+"""Machinery of contexts on a GPU: runs on the application's stream or the context's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import deque
 from contextlib import ExitStack, suppress
 from functools import partial
 from math import prod
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,7 +23,6 @@ from smelt.devices.cuda import (
 )
 from smelt.errors import ContextError, DeviceError
 from smelt.runtime._array_interop import array_from_value, exporter_for, trimmed, writable_array
-from smelt.runtime._context import RUN, ExecutionContext
 from smelt.runtime._cuda_array_interop import (
     CheckedAddresses,
     GpuArray,
@@ -33,14 +31,14 @@ from smelt.runtime._cuda_array_interop import (
     gpu_array,
     libraries_of,
 )
-from smelt.runtime._cuda_code import arena_of
 from smelt.runtime._cuda_graph_segments import (
     CudaSegmentFactory,
     InputsConsumedEvent,
     PendingProfile,
 )
-from smelt.runtime._cuda_staging import CudaStaging
+from smelt.runtime._cuda_staging import CudaStaging, allocate_arena
 from smelt.runtime._index_errors import error_words
+from smelt.runtime._machinery import Machinery, add_times, last_reader
 from smelt.runtime._nvtx import load_nvtx
 from smelt.runtime._staging import Staging
 from smelt.runtime._streams import native_event, native_stream
@@ -53,11 +51,11 @@ if TYPE_CHECKING:
 
     from smelt.devices import AllocationTracker
     from smelt.engine import Binding
-    from smelt.runtime._context import IndexedBinding
     from smelt.runtime._cuda_array_interop import ArrayLibrary
     from smelt.runtime._cuda_code import CudaCode
     from smelt.runtime._engine import Engine
     from smelt.runtime._index_errors import ErrorWords
+    from smelt.runtime._machinery import IndexedBinding
     from smelt.runtime._segments import InputsConsumed
     from smelt.runtime._staging import StagedCall
 
@@ -68,14 +66,14 @@ _PER_THREAD_STREAM: Final = 2
 """Handle of the per-thread default stream (CU_STREAM_PER_THREAD): each thread has its own."""
 
 
-class CudaContext(ExecutionContext):
-    """Runs an engine on one GPU."""
+class CudaMachinery(Machinery):
+    """Runs plans on one GPU."""
 
     def __init__(self, engine: Engine, code: CudaCode, tracker: AllocationTracker | None) -> None:
         self.threads = 1
         self.device = device = code.device
         with ExitStack() as resources:
-            arena = arena_of(code, CudaMemory(device, tracker))
+            arena = allocate_arena(code.header, CudaMemory(device, tracker))
             resources.callback(arena.close)
             # It synchronises with the default stream, which PyTorch and others use by default.
             self._stream = resources.enter_context(CudaStream(device, follows_default=True))
@@ -127,28 +125,27 @@ class CudaContext(ExecutionContext):
     # ---- arrays
 
     @override
-    def _input(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
+    def input_array(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
         array = gpu_array(value, binding, self._stream)
         return array_from_value(value, binding, dtype) if array is None else array
 
     @override
-    def _output(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
+    def output_array(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
         array = gpu_array(value, binding, self._stream)
         return writable_array(value, binding, dtype) if array is None else array
 
     @override
-    def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[StagedCall, list[Any]]:
+    def check_thread(self) -> None:
         check_selected(self.device)
-        staged_call, arrays = super()._bind(batch_size, bindings)
-        for (_, binding, _), array in zip(self._indexed_bindings, arrays, strict=True):
-            if isinstance(array, int):
-                self._checked_addresses.check(binding, array)
-        return staged_call, arrays
+
+    @override
+    def check_address(self, binding: Binding, address: int) -> None:
+        self._checked_addresses.check(binding, address)
 
     # ---- by name
 
     @override
-    def _compute(
+    def run(
         self,
         staged_call: StagedCall,
         arrays: list[Any],
@@ -157,9 +154,9 @@ class CudaContext(ExecutionContext):
     ) -> dict[str, Any]:
         previous = self.device.select()
         try:
-            for index, _, _ in self._inputs:
-                if isinstance(arrays[index], GpuArray):
-                    name = self._indexed_bindings[index][1].name
+            for index, binding, _ in self.indexed_bindings:
+                if binding.is_input and isinstance(arrays[index], GpuArray):
+                    name = binding.name
                     return self._compute_on_gpu(staged_call, arrays, inputs[name], requested)
             return self._compute_to_host(staged_call, arrays, inputs, requested)
         finally:
@@ -232,7 +229,7 @@ class CudaContext(ExecutionContext):
     # ---- by index
 
     @override
-    def _execute_bound(self, staged_call: StagedCall, arrays: list[Any]) -> None:
+    def execute(self, staged_call: StagedCall, arrays: list[Any]) -> None:
         previous = self.device.select()
         try:
             self._enqueue_run(staged_call, arrays, self._stream, None)
@@ -241,23 +238,45 @@ class CudaContext(ExecutionContext):
             self.device.restore(previous)
 
     @override
+    def wait_for_enqueued(self) -> None:
+        """Do nothing: enqueued runs are already on the GPU, and do not need the lock."""
+
+    @override
+    def check_enqueued(self) -> None:
+        """Do nothing: `_enqueue_run` raises index errors of enqueued runs."""
+
+    @override
+    def check_stream(
+        self, stream: object, input_consumed: object
+    ) -> tuple[CudaStream, CudaEvent | None]:
+        return self._stream_of(stream), self._event_of(input_consumed)
+
+    @override
     def enqueue(
-        self, batch_size: int, bindings: Sequence[Any], stream: Any, input_consumed: Any = None
+        self,
+        staged_call: StagedCall,
+        arrays: list[Any],
+        stream: CudaStream,
+        event: CudaEvent | None,
     ) -> None:
-        queue = self._stream_of(stream)
-        event = self._event_of(input_consumed)
-        staged_call, arrays = self._bind(batch_size, bindings)
-        token = [get_ident()]
         previous = self.device.select()
         try:
-            self._enter(token)
-            consumed = None if event is None else InputsConsumedEvent(event, queue)
-            self._enqueue_run(staged_call, arrays, queue, consumed)
-            self._finish_queued(queue, arrays)
+            self.lock.hold(
+                self.lock.acquire, self._enqueue_and_finish, staged_call, arrays, stream, event
+            )
         finally:
-            if RUN in self._owner and self._owner[RUN] is token:
-                del self._owner[RUN]
             self.device.restore(previous)
+
+    def _enqueue_and_finish(
+        self,
+        staged_call: StagedCall,
+        arrays: list[Any],
+        stream: CudaStream,
+        event: CudaEvent | None,
+    ) -> None:
+        consumed = None if event is None else InputsConsumedEvent(event, stream)
+        self._enqueue_run(staged_call, arrays, stream, consumed)
+        self._finish_queued(stream, arrays)
 
     def _stream_of(self, stream: Any) -> CudaStream:
         native = native_stream(stream)
@@ -340,25 +359,25 @@ class CudaContext(ExecutionContext):
         """Enqueue the copies and segments of a run."""
         call, is_decided = staged_call.call, bool(staged_call.call.decided)
         staged = self._gpu_staging.stage(
-            self._indexed_bindings, call, arrays, stream, self._wait_for_staging
+            self.indexed_bindings, call, arrays, stream, self._wait_for_staging
         )
         addresses, commit = staged
         if self._gpu_staging.poll_moved():
             self._wait_for_report()
             self._forget_addresses()
         values = call.values.copy() if is_decided else call.values
-        self._execute(call.plan, values, addresses, consumed)
+        self._run_plan(call.plan, values, addresses, consumed)
         if consumed is not None:
             consumed.signal()
         for index, target, size in commit:
             shape, written_bytes = call.shapes[index], size
             if is_decided:
                 shape = tuple([evaluate_dim(dim, values) for dim in call.extents[index]])
-                written_bytes = prod(shape) * self._indexed_bindings[index][1].dtype.size_bytes
+                written_bytes = prod(shape) * self.indexed_bindings[index][1].dtype.size_bytes
             if callable(target):
                 target = arrays[index] = target(shape)
             self._gpu_staging.download_output(index, target, size, written_bytes, stream)
-        self._last_completed = call, values
+        self.last_completed = call, values
         return values
 
     def _wait_for_failed_run(self) -> None:
@@ -456,7 +475,7 @@ class CudaContext(ExecutionContext):
     # ---- profiling
 
     @override
-    def _execute(
+    def _run_plan(
         self,
         number: int,
         values: dict[str, int],
@@ -464,26 +483,26 @@ class CudaContext(ExecutionContext):
         consumed: InputsConsumed | None,
     ) -> None:
         if self._nvtx is None:
-            super()._execute(number, values, addresses, consumed)
+            super()._run_plan(number, values, addresses, consumed)
             return
         self._nvtx.push_range(self._header.name)
         try:
-            super()._execute(number, values, addresses, consumed)
+            super()._run_plan(number, values, addresses, consumed)
         finally:
             self._nvtx.pop_range()
 
     @override
-    def _execute_segments(
+    def _run_segments(
         self,
         number: int,
         values: dict[str, int],
         addresses: list[int],
         consumed: InputsConsumed | None,
     ) -> None:
-        segments, profiler = self._segments[number], self._profiler
+        segments, profiler = self._segments[number], self.profiler
         if profiler is not None:
             self._wait_for_report()
-        last = max((i for i, s in enumerate(segments) if s.reads_input), default=-1)
+        last = last_reader(segments)
         for position, segment in enumerate(segments):
             self._factory.consumed = consumed if position == last else None
             segment.run(values, self._memories, addresses, timed=profiler is not None)
@@ -496,8 +515,7 @@ class CudaContext(ExecutionContext):
         self._pending_profile = None
         times: dict[int, float] = {}
         for segment in self._segments[timed.plan]:
-            for layer, milliseconds in segment.milliseconds():
-                times[layer] = times.get(layer, 0.0) + milliseconds
+            add_times(times, segment)
         self._report(timed.profiler, timed.plan, times)
 
     def _report_later(self, stream: CudaStream, timed: PendingProfile) -> None:
@@ -526,20 +544,12 @@ class CudaContext(ExecutionContext):
 
     @override
     def close(self) -> None:
-        if self._is_closed:
-            return
-        token = [get_ident()]
         try:
-            self._enter(token)
-            try:
-                self._wait_for_failed_run()
-                self._wait()
-                self._wait_for_report()
-            except DeviceError as error:  # synchronising the stream raises it
-                _LOG.debug("a context is closed after %s", error)
-            self._close_segments()
-            self._kept_alive.clear()
-            self._resources.close()
-        finally:
-            if RUN in self._owner and self._owner[RUN] is token:
-                del self._owner[RUN]
+            self._wait_for_failed_run()
+            self._wait()
+            self._wait_for_report()
+        except DeviceError as error:  # synchronising the stream raises it
+            _LOG.debug("a context is closed after %s", error)
+        self._close_segments()
+        self._kept_alive.clear()
+        self._resources.close()

@@ -1,0 +1,215 @@
+"""``Machinery``: what a context has on its device, and how plans run there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+from smelt.engine import CachedRuntimeChecks
+from smelt.runtime._run_lock import RunLock
+from smelt.runtime._segments import MemoryMap, split_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+
+    from smelt.engine import Binding
+    from smelt.runtime._engine import Engine
+    from smelt.runtime._loaded_code import LoadedCode
+    from smelt.runtime._plan_selection import ResolvedCall
+    from smelt.runtime._segments import InputsConsumed, Segment, SegmentFactory
+    from smelt.runtime._staging import StagedCall, Staging
+
+    IndexedBinding = tuple[int, Binding, np.dtype[Any]]
+    """A binding with its index and its dtype."""
+
+
+class Profiler(Protocol):
+    """Receives the time of each layer after every execution."""
+
+    def report_layer_time(self, name: str, milliseconds: float, /) -> None:
+        """Receive the time of one layer of the optimised network."""
+        ...
+
+
+class Machinery(ABC):
+    """Memory, segments and streams of one context on its device.
+
+    The context checks arguments and selects the call; its machinery converts arrays, runs the plan
+    and waits for its results. There is one class for each kind of memory: the process's and a
+    GPU's.
+    """
+
+    threads: int
+    """Maximum number of host threads that a run uses."""
+
+    def __init__(
+        self, engine: Engine, code: LoadedCode, segment_factory: SegmentFactory, staging: Staging
+    ) -> None:
+        self._code = code
+        self._header = code.header
+        self._segment_factory = segment_factory
+        self.staging = staging
+        self.profiler: Profiler | None = None
+        self.indexed_bindings: list[IndexedBinding] = [
+            (i, b, b.dtype.numpy) for i, b in enumerate(self._header.bindings)
+        ]
+        self.runtime_checks = [
+            None if c is None else CachedRuntimeChecks(c) for c in engine.conditions
+        ]
+        self.last_completed: tuple[ResolvedCall, dict[str, int]] | None = None
+        """The last completed run: its call, and the symbol values including those it determined."""
+        self.lock = RunLock()
+        self._segments: dict[int, list[Segment]] = {}
+        self._weights = code.weights
+        self._memories = MemoryMap(0, self._weights.address)
+        self.reset()
+
+    def reset(self) -> None:
+        """Discard the state of runs of other threads, which do not exist in a forked child."""
+        self.lock.reset()
+
+    # ---- arrays
+
+    @abstractmethod
+    def input_array(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
+        """Convert an input array of any library. Raises BindingError: the dtype is wrong."""
+
+    @abstractmethod
+    def output_array(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
+        """Convert an output array of any library. Raises BindingError: it cannot be written."""
+
+    @abstractmethod
+    def check_thread(self) -> None:
+        """Check that the calling thread may pass bindings. Raises ContextError: it may not."""
+
+    @abstractmethod
+    def check_address(self, binding: Binding, address: int) -> None:
+        """Check an address of the application. Raises BindingError: the device cannot use it."""
+
+    # ---- runs
+
+    @abstractmethod
+    def wait_for_enqueued(self) -> None:
+        """Wait for enqueued runs that need the lock before a call acquires it."""
+
+    @abstractmethod
+    def check_enqueued(self) -> None:
+        """Wait as `wait_for_enqueued` does, and raise the error of an enqueued run."""
+
+    @abstractmethod
+    def run(
+        self,
+        staged_call: StagedCall,
+        arrays: list[Any],
+        inputs: Mapping[str, Any],
+        requested: Sequence[IndexedBinding],
+    ) -> dict[str, Any]:
+        """Run on arrays by binding index; return new arrays of the requested outputs by name.
+
+        ``inputs`` are the arrays that the application passed.
+        """
+
+    @abstractmethod
+    def execute(self, staged_call: StagedCall, arrays: list[Any]) -> None:
+        """Run on the application's memory and return when the outputs are complete."""
+
+    @abstractmethod
+    def check_stream(self, stream: object, input_consumed: object) -> tuple[Any, Any]:
+        """Return the native stream and event. Raises ContextError: one is of another kind."""
+
+    @abstractmethod
+    def enqueue(self, staged_call: StagedCall, arrays: list[Any], stream: Any, event: Any) -> None:
+        """Enqueue a run on the application's memory; stream and event are native."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release all memory after enqueued runs are complete; the caller holds the lock."""
+
+    # ---- plans
+
+    def _run_plan(
+        self,
+        number: int,
+        values: dict[str, int],
+        addresses: list[int],
+        consumed: InputsConsumed | None,
+    ) -> None:
+        """Run plan ``number``; values that the run determines are set in ``values``."""
+        if self._weights is not self._code.weights:
+            self._use_new_weights()
+        segments = self._segments.get(number)
+        if segments is None:
+            plan, runtime_checks = self._header.plans[number], self.runtime_checks[number]
+            segments = split_plan(plan, self._segment_factory, runtime_checks)
+            self._segments[number] = segments
+        if consumed is None and self.profiler is None and len(segments) == 1:
+            segments[0].run(values, self._memories, addresses, timed=False)
+        else:
+            self._run_segments(number, values, addresses, consumed)
+
+    def _run_segments(
+        self,
+        number: int,
+        values: dict[str, int],
+        addresses: list[int],
+        consumed: InputsConsumed | None,
+    ) -> None:
+        """Run a plan by segments, timed for a profiler or signalling when inputs are consumed."""
+        segments, profiler = self._segments[number], self.profiler
+        timed = profiler is not None
+        times: dict[int, float] = {}
+        last = last_reader(segments)
+        for position, segment in enumerate(segments):
+            segment.run(values, self._memories, addresses, timed=timed)
+            if timed:
+                add_times(times, segment)
+            if consumed is not None and position == last:
+                consumed.signal()
+        if profiler is not None:
+            self._report(profiler, number, times)
+
+    def _report(self, profiler: Profiler, number: int, times: Mapping[int, float]) -> None:
+        """Report each layer of the plan once; a layer without steps takes no time."""
+        layers = self._header.layers
+        if len(self._header.plans) == 1:
+            layer_indices: Sequence[int] = range(len(layers))
+        else:
+            steps = self._header.plans[number].steps
+            layer_indices = list(dict.fromkeys(step.layer for step in steps))
+        for layer in layer_indices:
+            profiler.report_layer_time(layers[layer].name, times.get(layer, 0.0))
+
+    def _use_new_weights(self) -> None:
+        """Switch to refitted weights.
+
+        If it is interrupted, the next run repeats it; until then the old weights stay alive.
+        """
+        weights = self._code.weights
+        self._memories.weights = weights.address
+        self._forget_addresses()
+        self._weights = weights
+
+    def _forget_addresses(self) -> None:
+        """Make segments evaluate addresses again."""
+        for segments in self._segments.values():
+            for segment in segments:
+                segment.forget()
+
+    def _close_segments(self) -> None:
+        for segments in self._segments.values():
+            for segment in segments:
+                segment.close()
+        self._segments.clear()
+
+
+def last_reader(segments: Sequence[Segment]) -> int:
+    """Return the position of the last segment that reads the application's inputs, or -1."""
+    return max((i for i, segment in enumerate(segments) if segment.reads_input), default=-1)
+
+
+def add_times(times: dict[int, float], segment: Segment) -> None:
+    """Add the times of a segment's last run, in milliseconds, to those of the layers."""
+    for layer, milliseconds in segment.milliseconds():
+        times[layer] = times.get(layer, 0.0) + milliseconds
