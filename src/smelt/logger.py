@@ -7,8 +7,8 @@ Each module of smelt logs to ``logging.getLogger(__name__)``. An application may
 
 from __future__ import annotations
 
+import _thread
 import logging
-import threading
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
@@ -52,7 +52,7 @@ _ROOT: Final = "smelt"
 """Name of the parent of all loggers of smelt."""
 _BRIDGED: Final = "smelt_bridged"
 """Attribute that marks the log records that `LoggingLogger` writes."""
-_lock = threading.Lock()
+_lock = _thread.RLock()  # a signal handler may log
 _attached: list[tuple[int, logging.Handler | None]] = []
 """Level and handler of each attached handler, after an entry with the logger's original level."""
 

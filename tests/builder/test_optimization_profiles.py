@@ -56,6 +56,11 @@ def test_a_list_of_shapes_gives_one_plan_each() -> None:
     assert [box["n"] for box in made] == [exactly(1), exactly(4)]
 
 
+def test_too_many_shapes_are_refused_before_any_plan_is_made() -> None:
+    with pytest.raises(BuildError, match="1,025 plans; the limit MAX_PLANS"):
+        optimization_profiles_of(IMAGE, {"x": [(1, 3, 8, 8)] * 1025}, 1)
+
+
 def test_a_tuple_of_three_shapes_is_a_range() -> None:
     made = optimization_profiles_of(IMAGE, {"x": ((1, 3, 8, 8), (2, 3, 16, 8), (4, 3, 32, 8))}, 1)
     assert made == [{"n": SymbolRange(1, 2, 4), "h": SymbolRange(8, 16, 32), "w": exactly(8)}]

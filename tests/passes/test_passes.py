@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+import smelt
 import smelt.passes
 from smelt import ops
 from smelt.errors import GraphError, InternalError
@@ -353,3 +354,17 @@ def test_a_note_on_very_many_layers_names_a_few() -> None:
     note = Note(tuple(f"layer{i}" for i in range(10_000)), ("one",))
     assert len(note.before) < 50
     assert note.before[-1] == "9968 more"
+
+
+@pytest.mark.parametrize("target", [DType.FLOAT32, DType.INT64])
+def test_a_networks_own_cast_to_float16_still_rounds(target: DType) -> None:
+    """Float16 is computed in float32; the network relies on the rounding that it asks for."""
+    graph = Graph("rounding")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (6,)))
+    half = graph.add(ops.Cast(DType.FLOAT16), x, name="half")
+    half = graph.add(ops.Relu(), half.output, name="relu")
+    graph.outputs.extend(graph.add(ops.Cast(target), half.output, name="y").outputs)
+    array = np.array([2047, 2049, 2051, 4099, 33333, 65503], np.float32)
+    with smelt.build(graph, tune="none") as engine:
+        (result,) = engine.run({"x": array}).values()
+    np.testing.assert_array_equal(result, array.astype(np.float16).astype(target.numpy))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from smelt.errors import BindingError
+from smelt.errors import BindingError, ContextError, SmeltError
 from tests.support.engines import COLUMNS, affine, affine_engine, batch_of
 
 if TYPE_CHECKING:
@@ -91,3 +93,90 @@ def test_an_array_of_other_axes_is_refused_however_many_elements_it_has(
     arrays[index] = arrays[index].reshape(shape)
     with engine.create_context() as context, pytest.raises(BindingError, match=r"x: |y: "):
         context.execute(2, arrays)
+
+
+class _Odd(_LazyArray):
+    """An array of a library whose conversions fail, or whose class is odd."""
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        return batch_of(1)
+
+    def __dlpack__(self, **options: Any) -> object:
+        return batch_of(1).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+class _RaisesItsClass:
+    @property
+    def __class__(self) -> Any:
+        raise ZeroDivisionError
+
+    @__class__.setter
+    def __class__(self, value: object) -> None: ...
+
+
+class _RaisesItsText:
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+    __hash__ = object.__hash__
+
+
+class _OddIndex:
+    def __index__(self) -> int:
+        return 1 // 0
+
+
+class _OddPath:
+    def __fspath__(self) -> Any:
+        return 3
+
+
+class _OddProfiler:
+    @property
+    def report_layer_time(self) -> int:
+        return 1 // 0
+
+
+def test_a_library_that_cannot_take_the_outputs_is_named(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = ModuleType("odd_library")
+
+    def fail(_: object) -> object:
+        raise RuntimeError("no such dtype")
+
+    library.from_dlpack = fail  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "odd_library", library)
+    value = type("Array", (_Odd,), {"__module__": "odd_library.core"})()
+    with pytest.raises(BindingError, match="odd_library cannot take the outputs: no such dtype"):
+        engine.run({"x": value})
+    nameless = type("Array", (_Odd,), {})
+    nameless.__module__ = None  # type: ignore[assignment]
+    np.testing.assert_array_equal(engine.run({"x": nameless()})["y"], affine(batch_of(1)))
+
+
+def test_objects_that_raise_when_they_are_looked_at_are_refused(engine: Engine) -> None:
+    x: Any = batch_of(1)
+    odd: Any = _RaisesItsClass()
+    with pytest.raises(BindingError, match="cannot be read"):
+        engine.run({"x": odd})
+    names: Any = {_RaisesItsText(): x}
+    with pytest.raises(BindingError, match="unknown: <_RaisesItsText instance"):
+        engine.run(names)
+    with pytest.raises(BindingError, match="must be a list"):
+        engine.run({"x": x}, (str(1 // 0) for _ in "y"))
+    index: Any = _OddIndex()
+    with pytest.raises(ContextError, match="threads is"):
+        engine.create_context(threads=index)
+    profiler: Any = _OddProfiler()
+    with (
+        engine.create_context() as context,
+        pytest.raises(ContextError, match=r"profiler .* cannot be used: .*division"),
+    ):
+        context.profiler = profiler
+    path: Any = _OddPath()
+    with pytest.raises(SmeltError, match="must be a str"):
+        engine.save(path)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import smelt
-from smelt.devices.cpu import CompletionFlag
 from smelt.errors import ContextError
 from smelt.runtime import ExecutionContext, Stream
 from smelt.runtime._context_pool import ContextPool, _ContextLease  # pyright: ignore[reportPrivateUsage]
@@ -119,27 +118,6 @@ def test_a_thread_that_has_all_contexts_of_an_engine_is_refused_another(
     assert "in use by this thread" in str(error)
     monkeypatch.undo()
     assert np.array_equal(next(iter(engine.run({"x": _X}).values())), np.maximum(_X, 0))
-
-
-def test_an_interrupt_during_a_wait_is_not_replaced_by_an_error_of_the_lock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Interrupted:
-        """An event in whose wait a handler raises while the lock is taken again."""
-
-        def is_set(self) -> bool:
-            return False
-
-        def wait(self) -> None:
-            try:
-                raise KeyboardInterrupt
-            finally:
-                raise RuntimeError("cannot release un-acquired lock")
-
-    flag = CompletionFlag()
-    monkeypatch.setattr(flag, "_signaled", Interrupted())
-    with pytest.raises(KeyboardInterrupt):
-        flag.wait()
 
 
 def _works(context: ExecutionContext) -> None:

@@ -84,11 +84,14 @@ def optimization_profiles_of(
             f"shapes= gives {sorted(counts)} shapes for different inputs; give every input the "
             "same number of shapes"
         )
+    count = max(counts, default=1)
+    if count > Limit.MAX_PLANS.most:
+        raise BuildError(f"shapes= gives {Limit.MAX_PLANS.excess(count)}")
     return [
         _profile(
             inputs, {n: r[min(i, len(r) - 1)] for n, r in ranges.items()}, graph, max_batch_size
         )
-        for i in range(max(counts, default=1))
+        for i in range(count)
     ]
 
 

@@ -166,7 +166,7 @@ class DeviceName:
 
 def _advice(name: str, detail: str) -> str:
     """Return the end of a message: the correct spelling of the device that was probably meant."""
-    likely_name = re.sub(r"\d*$", "", name.strip().lower())
+    likely_name = name.strip().lower().rstrip("0123456789")
     if likely_name == "dla":
         return "; NVDLA runs loadables (`smelt dla run`), and smelt cannot build them yet"
     for kind in DEVICE_KINDS.values():

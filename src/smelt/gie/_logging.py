@@ -7,19 +7,19 @@ passed in the meantime, it is ignored, and both loggers receive a warning.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import SmeltError
 from smelt.logger import Severity
+from smelt.types import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from smelt.logger import Logger
 
-_lock: Final = threading.Lock()
+_lock: Final = ForkLock()
 _users: Final[weakref.WeakSet[object]] = weakref.WeakSet()
 _current: list[Logger] = []
 """The logger in use; empty if there is none."""

@@ -47,6 +47,8 @@ _DEFAULTS: dict[str, tuple[float | None, float | None]] = {
     "thresholdedrelu": (1.0, None),
 }
 """Default alpha and beta of each activation; None for a parameter that it does not have."""
+_GATE_ACTIVATIONS = 2
+"""Number of activations of a direction that compute gates; a third one is applied to the cell."""
 
 
 def _apply(name: str, alpha: float, beta: float, x: Array) -> Any:
@@ -66,6 +68,15 @@ def _apply(name: str, alpha: float, beta: float, x: Array) -> Any:
         "thresholdedrelu": lambda: np.where(x > alpha, x, zero),
     }
     return functions[name]()
+
+
+def _clipped(name: str, alpha: float, beta: float, bound: float | None) -> Activation:
+    """Return an activation whose input is limited to ``-bound`` to ``bound``."""
+
+    def activation(x: Array) -> Any:
+        return _apply(name, alpha, beta, x if bound is None else np.clip(x, -bound, bound))
+
+    return activation
 
 
 @dataclass(frozen=True)
@@ -191,20 +202,14 @@ class Recurrent(Op):
         names = self.activations or self.default_activations * self.directions
         alphas, betas = iter(self.activation_alpha), iter(self.activation_beta)
         functions: list[Activation] = []
-        for name in (n.lower() for n in names):
+        for position, name in enumerate(n.lower() for n in names):
             alpha, beta = _DEFAULTS[name]
             alpha = 0.0 if alpha is None else next(alphas, alpha)
             beta = 0.0 if beta is None else next(betas, beta)
-            functions.append(self._clipped(name, alpha, beta))
+            # The threshold applies to gates. ONNX Runtime does not clip the cell of an LSTM.
+            is_gate = position % len(self.default_activations) < _GATE_ACTIVATIONS
+            functions.append(_clipped(name, alpha, beta, self.clip if is_gate else None))
         return functions
-
-    def _clipped(self, name: str, alpha: float, beta: float) -> Activation:
-        bound = self.clip
-
-        def activation(x: Array) -> Any:
-            return _apply(name, alpha, beta, x if bound is None else np.clip(x, -bound, bound))
-
-        return activation
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:

@@ -82,9 +82,11 @@ class _Promotion:
         for value in graph.inputs:
             if _is_half(value) and value.users:
                 self._wide[value] = self._cast(value, DType.FLOAT32, first)
-        for node in nodes:
+        for node, after in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op.regions:
-                self._cast_around(node, nodes)
+                self._cast_around(node, after)
+            elif self._is_narrowing(node):
+                self._wide[node.output] = self._cast(node.output, DType.FLOAT32, after)
             else:
                 self._promote(node)
         for value in dict.fromkeys(graph.outputs):
@@ -97,6 +99,14 @@ class _Promotion:
         layers = value.producer.layers if value.producer else (name,)
         cast = ops.Cast(to)
         return self._graph.add(cast, value, name=name, before=before, layers=layers).output
+
+    def _is_narrowing(self, node: Node) -> bool:
+        """Return whether a node is the network's own Cast of a wider type to float16.
+
+        It stays: the network relies on its rounding, and on its infinities beyond 65504.
+        """
+        source = node.inputs[0] if isinstance(node.op, ops.Cast) else None
+        return source is not None and source not in self._halves and _is_half(node.output)
 
     def _promote(self, node: Node) -> None:
         """Let a node read, compute and return float32."""
@@ -114,13 +124,11 @@ class _Promotion:
             self._wide[value] = self._graph.add_constant(wide)
         return self._wide.get(value, value)
 
-    def _cast_around(self, node: Node, nodes: list[Node]) -> None:
+    def _cast_around(self, node: Node, after: Node | None) -> None:
         """Cast the inputs and results of a node with regions."""
         for index, value in enumerate(list(node.inputs)):
             if value is not None and value in self._halves and not _is_half(value):
                 self._graph.set_input(node, index, self._cast(value, DType.FLOAT16, node))
-        position = nodes.index(node) + 1
-        after = nodes[position] if position < len(nodes) else None
         for value in node.outputs:
             if _is_half(value) and value.users:
                 self._wide[value] = self._cast(value, DType.FLOAT32, after)

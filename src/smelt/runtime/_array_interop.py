@@ -116,10 +116,10 @@ def _as_numpy(value: object, binding: Binding, *, is_written: bool = False) -> N
     """Return any supported array as a numpy array on the same memory."""
     if type(value) is np.ndarray:
         return value
-    if isinstance(value, np.ndarray):
-        # A subclass may override shape and dtype; a base-class view has those that numpy records.
-        return np.asarray(cast("NDArray[Any]", value))
     with application_errors(partial(unreadable, binding)):
+        if isinstance(value, np.ndarray):
+            # A subclass may override shape and dtype; a base-class view has numpy's own.
+            return np.asarray(cast("NDArray[Any]", value))
         return _import(value, binding, is_written=is_written)
 
 
@@ -197,7 +197,8 @@ def trimmed(extents: Shape, array: NDArray[Any], values: Mapping[str, int]) -> N
 
 def library_of(value: object) -> Any:
     """Return the module whose ``from_dlpack`` makes arrays like ``value``; None if none does."""
-    root = type(value).__module__.partition(".")[0]
+    module: Any = type(value).__module__  # an application may set it to anything
+    root = module.partition(".")[0] if isinstance(module, str) else ""
     library: Any = sys.modules.get(_DLPACK_MODULES.get(root, root))
     return None if root == "numpy" or not hasattr(library, "from_dlpack") else library
 
@@ -210,11 +211,16 @@ def exporter_for(values: object) -> Callable[[NDArray[Any], DType], Any] | None:
     if library is None or not hasattr(values, "__dlpack__"):
         return None
 
+    def refused(reason: str) -> BindingError:
+        name = library.__name__
+        return BindingError(f"{name} cannot take the outputs: {reason}; pass inputs of numpy")
+
     def export(array: NDArray[Any], dtype: DType) -> Any:  # returns an array of that library
-        if dtype is not DType.BFLOAT16:
-            return library.from_dlpack(array)
-        if library.__name__ == "torch":  # numpy's DLPack has no bfloat16
-            return library.from_dlpack(array.view(np.int16)).view(library.bfloat16)
-        return library.asarray(array)
+        with application_errors(refused):
+            if dtype is not DType.BFLOAT16:
+                return library.from_dlpack(array)
+            if library.__name__ == "torch":  # numpy's DLPack has no bfloat16
+                return library.from_dlpack(array.view(np.int16)).view(library.bfloat16)
+            return library.asarray(array)
 
     return export

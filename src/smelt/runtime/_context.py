@@ -22,8 +22,10 @@ from smelt.types import (
     override,
     require_int,
     require_list,
+    require_method,
     require_str,
     reset_in_child,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -86,12 +88,9 @@ class ExecutionContext(Closeable):
 
     @profiler.setter
     def profiler(self, profiler: Profiler | None) -> None:
-        if profiler is not None and not callable(getattr(profiler, "report_layer_time", None)):
+        if profiler is not None:
             kind = type(profiler).__name__
-            raise ContextError(
-                f"a profiler must have a method report_layer_time(name, milliseconds), but {kind} "
-                "does not"
-            )
+            require_method(profiler, "report_layer_time", f"a profiler ({kind})", ContextError)
         self._machinery.profiler = profiler
 
     def output_shape(self, name: str) -> tuple[int, ...]:
@@ -355,7 +354,8 @@ def _input_names_error(inputs: Mapping[str, object], expected: Sequence[Binding]
     """Return the error for input names that are missing or unknown."""
     names = {binding.name for binding in expected}
     missing = sorted(names - set(inputs))
-    unknown = sorted(set(map(str, inputs)) - names)
+    keys: list[object] = list(inputs)  # an application may use anything
+    unknown = sorted({key if isinstance(key, str) else shown(key) for key in keys} - names)
     parts = [f"missing: {', '.join(missing)}"] if missing else []
     parts += [f"unknown: {', '.join(unknown)}"] if unknown else []
     return BindingError(f"the engine's inputs are {', '.join(sorted(names))}; {'; '.join(parts)}")

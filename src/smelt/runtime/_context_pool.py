@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.errors import ContextError
 from smelt.runtime._context import ExecutionContext
-from smelt.types import require_int, reset_in_child
+from smelt.types import ForkLock, require_int, reset_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _RECHECK_SECONDS: Final = 1.0
 """Seconds between checks while waiting: an interrupted call may not have notified the waiters."""
+_MAX_RETURNS: Final = 64
+"""Largest number of returned contexts that are announced at once; further calls check again."""
 
 
 class _ContextLease:
@@ -48,13 +52,14 @@ class ContextPool:
         self._engine: Engine = weakref.proxy(engine)
         self._leases: dict[ExecutionContext, weakref.ref[_ContextLease]] = {}
         self._is_closed = False
+        self._lock = ForkLock()
         self.reset()
         _pools.add(self)
 
     def reset(self) -> None:
         """Discard all leases in a forked child, where the parent's threads do not exist."""
-        self._lock = threading.RLock()  # a signal handler may run the engine as well
-        self._released = threading.Condition(self._lock)
+        self._returns: SimpleQueue[None] = SimpleQueue()
+        """An entry for each context that was returned while calls may wait for one."""
         self._leases = dict.fromkeys(self._leases, _RETURNED)
 
     def run(
@@ -76,24 +81,25 @@ class ContextPool:
 
     def _acquire(self, lease: _ContextLease, max_contexts: int) -> ExecutionContext:
         """Lease a free or new context, or wait for one."""
-        with self._lock:
-            while not self._is_closed:
+        while not self._is_closed:
+            with self._lock:
                 leases = list(self._leases.items())  # a handler may add one meanwhile
-                free = (context for context, lease_ref in leases if lease_ref() is None)
-                context = next(free, None)
+                free = [context for context, lease_ref in leases if lease_ref() is None]
+                context = free[0] if free else None
                 if context is None and len(self._leases) < max_contexts:
                     machinery = self._engine.loaded_code.create_machinery(self._engine, None, None)
                     context = ExecutionContext(self._engine, machinery)
                 if context is not None:
                     self._leases[context] = weakref.ref(lease)
                     return context
-                if _threads_of(leases) == {lease.thread}:
-                    raise ContextError(
-                        f"all {len(leases)} contexts of the engine are in use by this thread, in "
-                        "calls that this one interrupts or is called from; allow more contexts "
-                        "(contexts=), or create one (create_context)"
-                    )
-                self._released.wait(_RECHECK_SECONDS)
+            if _threads_of(leases) == {lease.thread}:
+                raise ContextError(
+                    f"all {len(leases)} contexts of the engine are in use by this thread, in "
+                    "calls that this one interrupts or is called from; allow more contexts "
+                    "(contexts=), or create one (create_context)"
+                )
+            with suppress(Empty):
+                self._returns.get(timeout=_RECHECK_SECONDS)
         raise ContextError("this engine is closed; load it again")
 
     def _release(self, context: ExecutionContext) -> None:
@@ -102,7 +108,12 @@ class ContextPool:
                 context.close()
             else:
                 self._leases[context] = _RETURNED
-                self._released.notify()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Wake one waiting call. Entries for which no call waits cost a call one more look."""
+        if self._returns.qsize() < _MAX_RETURNS:
+            self._returns.put(None)
 
     def close(self) -> None:
         """Close all contexts; leased ones are closed when they are returned. Idempotent."""
@@ -112,7 +123,8 @@ class ContextPool:
                 if lease() is None:
                     context.close()
             self._leases.clear()
-            self._released.notify_all()
+        for _ in range(_MAX_RETURNS):
+            self._wake()
 
 
 def _threads_of(

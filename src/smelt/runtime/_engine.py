@@ -35,9 +35,9 @@ from smelt.types import (
     enough_memory_for,
     override,
     require_bool,
-    require_callable,
     require_choice,
     require_dict,
+    require_method,
     require_str,
 )
 
@@ -264,8 +264,7 @@ class Engine(Closeable):
             DeviceError: the engine is for GPUs and there is none, or memory is insufficient.
         """
         for method in ("allocated", "released") if tracker is not None else ():
-            callback = getattr(tracker, method, None)
-            require_callable(callback, f"{method} of the tracker", ContextError)
+            require_method(tracker, method, "the tracker", ContextError)
         machinery = self.loaded_code.create_machinery(self, threads, tracker)
         return ExecutionContext(self, machinery)
 

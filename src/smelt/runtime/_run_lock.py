@@ -66,8 +66,13 @@ class RunLock:
 
     def acquire(self, token: list[int]) -> None:
         """Acquire the context at once. Raises ContextError: it is busy or closed."""
-        if self._owner.setdefault(_RUN, token) is not token or self.is_closed:
+        if (owner := self._owner.setdefault(_RUN, token)) is not token or self.is_closed:
             self.check_open()
+            if owner == token:
+                raise ContextError(
+                    "this context is busy: the call is made during its own run in the same thread, "
+                    "from a signal handler or a callback; create another context for it"
+                )
             raise ContextError(
                 "this context is busy in another thread; create one context for each thread"
             )

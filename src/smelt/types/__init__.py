@@ -11,6 +11,7 @@ from smelt.types._argument_checks import (
     require_int,
     require_ints,
     require_list,
+    require_method,
     require_str,
     shown,
 )
@@ -65,7 +66,7 @@ from smelt.types._text_formatting import (
     format_percent,
     wrap_words,
 )
-from smelt.types._threads import start_thread
+from smelt.types._threads import BackgroundThread, Gate, parallel_map
 from smelt.types._value import (
     Layout,
     OptionalType,
@@ -78,8 +79,10 @@ from smelt.types._value import (
 )
 
 __all__ = [
+    "BackgroundThread",
     "application_errors",
     "ForkLock",
+    "Gate",
     "reset_in_child",
     "format_integer",
     "fields_of",
@@ -132,6 +135,7 @@ __all__ = [
     "require_int",
     "require_ints",
     "require_list",
+    "require_method",
     "require_str",
     "require_choice",
     "is_float_dtype",
@@ -142,13 +146,13 @@ __all__ = [
     "open_file",
     "open_special",
     "override",
+    "parallel_map",
     "parse_json",
     "require_path",
     "read_array",
     "read_arrays",
     "read_file",
     "shown",
-    "start_thread",
     "substitute_dim",
     "symbols_of",
     "upper_bound",

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from numbers import Real
 from operator import index
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator
 
     Raised = Callable[[str], SmeltError]
+
+_T = TypeVar("_T")
 
 _MAX_NUMBERS: Final = 64
 """Maximum length of a list of integers (axes, extents): more than any tensor has axes."""
@@ -41,14 +43,16 @@ _SHORT.maxother = _SHORT.maxstring = _SHORT.maxlong = 60
 
 def shown(value: object) -> str:
     """Return a value as a message shows it: abbreviated and on one line."""
-    text = _text_or_none(_SHORT.repr, value)
+    text = _value_or_none(_SHORT.repr, value)
     return f"a value of type {type(value).__name__}" if text is None else " ".join(text.split())
 
 
-def _text_or_none(write: Callable[[Any], str], value: object) -> str | None:
-    """Return ``write(value)``, or None if the object's own methods raise an exception."""
+def _value_or_none(read: Callable[[Any], _T], value: object) -> _T | None:
+    """Return ``read(value)``, or None if the object's own methods raise an exception."""
     try:
-        return write(value)
+        return read(value)
+    except MemoryError:
+        raise
     except Exception:  # noqa: BLE001  (an object's own methods may raise anything)
         return None
 
@@ -67,7 +71,7 @@ def application_errors(refuse: Callable[[str], SmeltError]) -> Generator[None]:
     except (SmeltError, MemoryError):
         raise
     except Exception as error:  # the object's own methods may raise anything
-        raise refuse(_text_or_none(str, error) or type(error).__name__) from error
+        raise refuse(_value_or_none(str, error) or type(error).__name__) from error
 
 
 def require_int(
@@ -160,6 +164,18 @@ def require_callable(value: object, name: str, error: Raised) -> Any:
     return value
 
 
+def require_method(value: object, method: str, name: str, error: Raised) -> None:
+    """Check that an object has a method."""
+
+    def refused(reason: str) -> SmeltError:
+        return error(f"{name} cannot be used: {reason}")
+
+    with application_errors(refused):
+        has_method = callable(getattr(value, method, None))
+    if not has_method:
+        raise error(f"{name} must have a method {method}")
+
+
 def require_array(value: object, name: str, error: Raised) -> np.ndarray[Any, Any]:
     """Return an array of anything that numpy converts; refuse a ragged list."""
 
@@ -174,21 +190,16 @@ def _as_integer(value: object) -> int | None:
     """Return a signed integer of 64 bits as an int; None for a bool or anything else."""
     if isinstance(value, bool | np.bool_):
         return None
-    try:
-        number = index(cast("Any", value))
-    except TypeError:
-        return None
-    return number if -_INT64_END <= number < _INT64_END else None
+    number = _value_or_none(index, value)
+    return number if number is not None and -_INT64_END <= number < _INT64_END else None
 
 
 def _as_list(value: object, most: int = _MAX_NUMBERS + 1) -> list[Any] | None:
     """Return the first items of an iterable; None for a string, a mapping or no iterable."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         return None
-    try:
-        return list(islice(value, most))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  (of anything)
-    except TypeError:  # an array without axes
-        return None
+    items: Iterable[Any] = value  # pyright: ignore[reportUnknownVariableType]  (of anything)
+    return _value_or_none(lambda items: list(islice(items, most)), items)
 
 
 def _is_within(number: int, least: int | None, most: int | None) -> bool:

@@ -44,7 +44,7 @@ _MAX_NAME_BYTES: Final = 0xFFFF - len(".npy")
 # numpy's own parser evaluates the header as a Python expression of unlimited depth.
 _HEADER: Final = re.compile(
     r"\{'descr': '([<>|=]?[biufcVSU]\d{1,9})', 'fortran_order': (False|True), "
-    r"'shape': \(((?:\d{1,19},? ?){0,64})\), \} *\n"
+    r"'shape': \(((?:\d{1,19}+,?+ ?+){0,64}+)\), \} *\n"
 )
 
 _WRITTEN_BFLOAT16: Final = np.dtype("V2")

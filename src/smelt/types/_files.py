@@ -40,8 +40,10 @@ def require_path(given: object, what: str, error: type[SmeltError] = SmeltError)
     Raises:
         SmeltError: the path is of another type, contains NUL or a lone surrogate, or is too long.
     """
-    is_path = isinstance(given, str | os.PathLike)
-    text = os.fspath(cast("str | os.PathLike[str]", given)) if is_path else None
+    try:
+        text = os.fspath(cast("str | os.PathLike[str]", given))
+    except TypeError:  # it has no such method, or its own returns something else
+        text = None
     if not isinstance(text, str):
         raise error(f"the path of {what} must be a str or pathlib.Path, not {type(given).__name__}")
     try:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import nullcontext
+
+    # Type stubs declare the interpreter's lock final, which it is not, without these methods.
+    class _RLock(nullcontext[None]):
+        _is_owned: Callable[[], bool]
+        _at_fork_reinit: Callable[[], None]
+
+else:
+    from _thread import RLock as _RLock
 
 T = TypeVar("T")
 
@@ -26,26 +34,28 @@ def reset_in_child(reset: Callable[[T], None]) -> weakref.WeakSet[T]:
     return members
 
 
-class ForkLock:
+class ForkLock(_RLock):
     """Reentrant lock that is free in a forked child.
 
     It is reentrant because a signal handler may interrupt the thread that holds the lock and
-    acquire it again.
+    acquire it again. It adds no method to a ``with`` block: entering and leaving one are single
+    calls into the interpreter, and an interrupt cannot come between them and the block. In a block
+    of `threading.Condition` or of a lock written in Python it can, and then the lock is never
+    released.
     """
 
     def __init__(self) -> None:
-        self.reset()
+        super().__init__()
         _locks.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the calling thread holds the lock: it is in a signal handler or a callback."""
+        return self._is_owned()
 
     def reset(self) -> None:
         """Make the lock free, whichever thread holds it."""
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self._at_fork_reinit()
 
 
 _locks = reset_in_child(ForkLock.reset)

@@ -1,31 +1,143 @@
-"""Starting of threads, with an error that explains a refusal by the operating system."""
+"""Background threads and gates, whose calls no interrupt can divide."""
 
 from __future__ import annotations
 
+import _thread
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from smelt.errors import DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+_A = TypeVar("_A")
+_B = TypeVar("_B")
 
 
-def start_thread(
-    target: Callable[..., object], *arguments: Any, name: str | None = None
-) -> threading.Thread:
-    """Start a daemon thread.
+_RECHECK_S: Final = 1.0
+"""Seconds after which a waiting thread looks again: an interrupt in another waiting thread may have
+kept the gate's lock."""
+
+
+class Gate:
+    """An event that happens once, for which threads wait.
+
+    `threading.Event` waits in Python code around a lock; an interrupt there can be replaced by an
+    error of the lock, or keep it locked for other threads.
+    """
+
+    __slots__ = ("_lock", "is_open")
+
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        """Locked until the gate is open."""
+        self._lock.acquire()
+        self.is_open = False
+
+    def open(self) -> None:
+        """Let all waiting threads continue. Idempotent."""
+        self.is_open = True
+        with suppress(RuntimeError):  # it was open before
+            self._lock.release()
+
+    def wait(self, seconds: float = float("inf")) -> bool:
+        """Wait until the gate is open, at most ``seconds``; return whether it is open."""
+        end = time.monotonic() + seconds
+        while not self.is_open and (rest := end - time.monotonic()) > 0:
+            if self._lock.acquire(timeout=min(rest, _RECHECK_S)):
+                self._lock.release()
+        return self.is_open
+
+
+class BackgroundThread:
+    """A thread that does not keep the process alive.
+
+    `threading.Thread.start` waits in Python code until the thread runs. An interrupt during this
+    wait leaves a running thread that its creator does not know, or is replaced by an error of a
+    lock. Here the start is one call into the interpreter.
+    """
+
+    __slots__ = ("_ended", "ident", "native_id")
+
+    def __init__(self, target: Callable[..., object], *arguments: Any) -> None:
+        """Start a thread that calls ``target``.
+
+        Raises:
+            DeviceError: the operating system cannot start another thread.
+        """
+        self.ident = 0
+        """Identifier of the thread (`threading.get_ident`); 0 until it runs."""
+        self.native_id: int | None = None
+        """Identifier of the thread in the operating system; None until it runs."""
+        self._ended = Gate()
+        try:
+            _thread.start_new_thread(self._run, (target, arguments))
+        except RuntimeError as error:
+            raise DeviceError(
+                f"cannot start a thread ({error}); use fewer threads, or raise the limits on "
+                "processes and memory (ulimit -u, ulimit -v)"
+            ) from error
+
+    def _run(self, target: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        try:
+            self.ident, self.native_id = threading.get_ident(), threading.get_native_id()
+            target(*arguments)
+        finally:
+            self._ended.open()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread has not ended."""
+        return not self._ended.is_open
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the calling thread."""
+        return self.ident == threading.get_ident()
+
+    def join(self, seconds: float = float("inf")) -> None:
+        """Wait for the end of the thread, at most ``seconds``."""
+        self._ended.wait(seconds)
+
+
+def parallel_map(function: Callable[[_A], _B], items: Sequence[_A], threads: int) -> list[_B]:
+    """Return ``function`` of each item, in order, computed by several threads.
+
+    The calling thread takes part, so the call ends even if the system starts no thread, or one that
+    ends before its first instruction, as it does when memory is exhausted. The executor of
+    `concurrent.futures` waits for ever for such a thread.
 
     Raises:
-        DeviceError: the operating system cannot start another thread.
+        Any error of ``function``: the first one; further items are then not computed.
     """
-    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    pending, results = deque(enumerate(items)), dict[int, _B]()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors:
+            try:
+                number, item = pending.popleft()
+            except IndexError:
+                return
+            try:
+                results[number] = function(item)
+            except BaseException as error:  # noqa: BLE001  (raised below)
+                errors.append(error)
+
+    helpers: list[BackgroundThread] = []
+    with suppress(DeviceError):  # fewer threads
+        helpers += (BackgroundThread(work) for _ in range(min(threads, len(items)) - 1))
     try:
-        thread.start()
-    except RuntimeError as error:
-        raise DeviceError(
-            f"cannot start a thread: this process already has {threading.active_count()} "
-            f"({error}); use fewer threads, or raise the limits on processes and memory "
-            "(ulimit -u, ulimit -v)"
-        ) from error
-    return thread
+        work()
+        for helper in helpers:
+            if helper.ident:  # another one would find nothing to do
+                helper.join()
+    finally:
+        pending.clear()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]

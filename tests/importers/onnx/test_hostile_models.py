@@ -416,3 +416,21 @@ def test_numbers_that_fuzzing_found_end_quickly_and_in_no_foreign_error(
 ) -> None:
     with contextlib.suppress(SmeltError):
         import_onnx(build())
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_sparse_scalar_is_read(count: int) -> None:
+    """Its indices have no columns; numpy's ValueError once came out."""
+    values = numpy_helper.from_array(np.full(count, 3, np.float32), "w")
+    indices = numpy_helper.from_array(np.zeros((count, 0), np.int64), "w indices")
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "sparse scalar",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])],
+    )
+    graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, []))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.arange(4, dtype=np.float32)
+    results = interpret(import_onnx(model), {"x": x})
+    np.testing.assert_array_equal(results["y"], x + 3 * count)

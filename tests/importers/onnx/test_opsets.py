@@ -230,3 +230,25 @@ def test_quantized_nodes_agree_with_onnxruntime() -> None:
     compare(model, {"x0": x})
     y = _rand(3, 4)
     compare(node_model("DynamicQuantizeLinear", 11, [y], outputs=3), {"x0": y})
+
+
+def test_the_threshold_of_a_recurrent_node_clips_gates_as_onnxruntime_does() -> None:
+    for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1)):
+        x, w, r = 100 * _rand(5, 2, 3), _rand(1, gates * 4, 3), _rand(1, gates * 4, 4)
+        model = node_model(op, 14, [x, w, r], weights=(1, 2), hidden_size=4, clip=0.3)
+        compare(model, {"x0": x})
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+def test_ceil_mode_holds_where_padding_is_valid(op: str) -> None:
+    x = _rand(1, 2, 16)
+    model = node_model(op, 19, [x], auto_pad="VALID", kernel_shape=[2], strides=[3], ceil_mode=1)
+    compare(model, {"x0": x})
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_a_transposed_kernel_shorter_than_its_stride_leaves_a_shorter_output(mode: str) -> None:
+    x, w = _rand(1, 1, 3, 3), _rand(1, 1, 2, 2)
+    compare(
+        node_model("ConvTranspose", 11, [x, w], auto_pad=mode, strides=[4, 4]), {"x0": x, "x1": w}
+    )

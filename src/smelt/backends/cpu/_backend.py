@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -53,7 +52,7 @@ from smelt.backends.cpu.families.weight_prefetch import prefetch_weights
 from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.devices.cpu import abi, processor_count
 from smelt.engine import detect_host
-from smelt.types import override
+from smelt.types import override, parallel_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -185,12 +184,7 @@ class CpuBackend(Backend[CpuTarget]):
         def build(kernel: KernelSpec) -> bytes:
             return self._object(kernel, target)
 
-        with ThreadPoolExecutor(self.jobs) as pool:
-            try:
-                compiled = pool.map(build, kernels)
-            except RuntimeError:  # the system refuses to start threads
-                compiled = map(build, kernels)
-            return list(compiled)
+        return parallel_map(build, kernels, self.jobs)
 
     def _object(self, kernel: KernelSpec, target: CpuTarget) -> bytes:
         """Return the object of one kernel: precompiled, cached or compiled now."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from smelt.backends.cuda._compiler_worker import DONE, READY, read_frame, request, write_frame
 from smelt.backends.cuda._triton import compile_kernel, require_triton
 from smelt.errors import BuildError, DeviceError
-from smelt.types import start_thread
+from smelt.types import BackgroundThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,7 +92,7 @@ class CompilerPool:
         with state.lock:
             if len(state.threads) < self._jobs and state.jobs.qsize() > state.idle:
                 try:
-                    state.threads.append(start_thread(_run_worker, state))
+                    state.threads.append(BackgroundThread(_run_worker, state))
                 except DeviceError:
                     if not state.threads:
                         raise
@@ -113,7 +113,7 @@ class _PoolState:
         default_factory=queue.SimpleQueue[_CompileJob | None]
     )
     lock: threading.Lock = field(default_factory=threading.Lock)
-    threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    threads: list[BackgroundThread] = field(default_factory=list[BackgroundThread])
     workers: list[_CompilerProcess] = field(default_factory=list["_CompilerProcess"])
     idle: int = 0
     is_closed: bool = False

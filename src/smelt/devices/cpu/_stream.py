@@ -1,52 +1,61 @@
-"""CPU streams and events: work executed in order on a thread, and completion flags."""
+"""CPU streams and events: work executed in order on a thread, and completion flags.
+
+An interrupt (a signal handler that raises) may come behind any call of the main thread, and a
+handler may use the very stream that it interrupts. So what must not be divided is one call into the
+interpreter, such as `deque.append` or the release of a lock, and no thread needs a lock to execute
+work.
+"""
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import logging
 import threading
 import time
+import weakref
 from collections import deque
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final
 
 from smelt.errors import DeviceError
-from smelt.types import Closeable, override, reset_in_child, start_thread
+from smelt.types import BackgroundThread, Closeable, ForkLock, Gate, override, reset_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 _LOG = logging.getLogger(__name__)
-_EXIT_TIMEOUT_S = 10.0
+_EXIT_TIMEOUT_S: Final = 10.0
 """Seconds to wait for a stream's current task at interpreter exit."""
 
 
 class CompletionFlag:
     """A flag that a stream sets once when the work before it is complete; threads wait on it."""
 
-    __slots__ = ("_signaled", "stream", "time_ns")
+    __slots__ = ("_gate", "stream", "time_ns")
 
-    def __init__(self, stream: CpuStream | None = None) -> None:
-        self._signaled = threading.Event()
+    def __init__(self, stream: WorkQueue | None = None) -> None:
+        self._gate = Gate()
         self.stream = stream
-        """Stream whose thread sets the flag; None until the flag is submitted."""
+        """Queue whose thread sets the flag; None until the flag is submitted."""
         self.time_ns = 0
 
     @property
     def is_signaled(self) -> bool:
         """Whether the flag is set."""
-        return self._signaled.is_set()
+        return self._gate.is_open
 
     def signal(self) -> None:
         """Set the flag. Idempotent."""
-        if self._signaled.is_set():
-            return
-        self.time_ns = time.perf_counter_ns()
-        self._signaled.set()
+        if not self._gate.is_open:
+            self.time_ns = time.perf_counter_ns()
+            self._gate.open()
 
     def leave_parent(self) -> None:
-        """Set the flag in a forked child, even if its lock was held in the parent."""
-        self._signaled = threading.Event()
+        """Set the flag in a forked child, even if a waiting thread held its lock in the parent."""
+        self._gate = Gate()
         self.signal()
 
     def wait(self) -> None:
@@ -55,9 +64,9 @@ class CompletionFlag:
         Raises:
             DeviceError: the flag is set only after the calling thread's own task: a deadlock.
         """
-        if not self._signaled.is_set():
+        if not self._gate.is_open:
             with _waiting_on_thread(self):
-                self._signaled.wait()
+                self._gate.wait()
 
 
 @contextmanager
@@ -66,25 +75,18 @@ def _waiting_on_thread(mark: CompletionFlag) -> Generator[None]:
 
     Each thread records its flag before it checks, so one thread of every cycle detects it.
     """
-    own_stream: CpuStream | None = getattr(_thread_local, "stream", None)
+    own_queue: WorkQueue | None = getattr(_thread_local, "queue", None)
     thread = threading.get_ident()
     outer = _awaited_flags.get(thread)  # a signal handler may wait within a wait
     try:
         _awaited_flags[thread] = mark
-        if own_stream is not None:
-            own_stream.awaited = mark
-            _check_deadlock(mark, own_stream)
+        if own_queue is not None:
+            own_queue.awaited = mark
+            _check_deadlock(mark, own_queue)
         yield
-    except RuntimeError as error:
-        # A handler that raises while `Condition.wait` takes its lock again leaves it unlocked; the
-        # end of the ``with`` block then raises this instead of what the handler has raised.
-        interrupt = error.__context__
-        if interrupt is None or "un-acquired lock" not in str(error):
-            raise
-        raise interrupt from None
     finally:
-        if own_stream is not None:
-            own_stream.awaited = None
+        if own_queue is not None:
+            own_queue.awaited = None
         if outer is None:
             _awaited_flags.pop(thread, None)
         else:
@@ -96,29 +98,29 @@ def is_awaited_by(thread: int) -> bool:
 
     A task that waits until ``thread`` has ended a run would wait forever.
     """
-    own_stream: CpuStream | None = getattr(_thread_local, "stream", None)
-    return own_stream is not None and _depends_on(_awaited_flags.get(thread), own_stream)
+    own_queue: WorkQueue | None = getattr(_thread_local, "queue", None)
+    return own_queue is not None and _depends_on(_awaited_flags.get(thread), own_queue)
 
 
-def _check_deadlock(mark: CompletionFlag, own_stream: CpuStream) -> None:
-    if _depends_on(mark, own_stream):
+def _check_deadlock(mark: CompletionFlag, own_queue: WorkQueue) -> None:
+    if _depends_on(mark, own_queue):
         raise DeviceError(
             "a stream cannot wait for itself: this task waits for work that is queued behind it, "
             "or that waits for it; wait in another thread, or queue that work before"
         )
 
 
-def _depends_on(mark: CompletionFlag | None, target: CpuStream) -> bool:
+def _depends_on(mark: CompletionFlag | None, target: WorkQueue) -> bool:
     """Return whether a flag is set only after work of ``target``, directly or indirectly."""
-    visited: set[CpuStream] = set()
+    visited: set[WorkQueue] = set()
     while mark is not None and not mark.is_signaled:
-        stream = mark.stream
-        if stream is target:
+        queue = mark.stream
+        if queue is target:
             return True
-        if stream is None or stream in visited:
+        if queue is None or queue in visited:
             return False
-        visited.add(stream)
-        mark = stream.awaited
+        visited.add(queue)
+        mark = queue.awaited
     return False
 
 
@@ -127,7 +129,7 @@ class DeferredError:
 
     __slots__ = ("_pending",)
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self._pending = [error]
         """At most one error; `pop` is atomic."""
 
@@ -145,6 +147,142 @@ class DeferredError:
         raise error
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """One piece of work of a queue, with the flags that are set after it."""
+
+    work: Callable[[], object]
+    marks: tuple[CompletionFlag, ...]
+    done: CompletionFlag
+    """Set once the task is complete and removed."""
+
+
+class WorkQueue:
+    """The tasks of one stream, and the thread that executes them.
+
+    The thread holds its queue and not the stream, so a stream that nobody holds is collected.
+    """
+
+    def __init__(self) -> None:
+        self._lock = ForkLock()
+        """Held while a task is added or the thread decides to end, and never by work."""
+        self.is_closed = False
+        self._reset()
+        _queues.add(self)
+
+    def _reset(self) -> None:
+        self.tasks: deque[_Task] = deque()
+        """Tasks that are not complete; the first may be executing."""
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        """An entry for each event that the thread must look at."""
+        self._error: DeferredError | None = None
+        """Error of the task that stopped the queue."""
+        self.deferred: list[DeferredError] = []
+        self._is_started = False
+        self._executor = _thread.allocate_lock()
+        """Held by the thread that executes tasks. An interrupt can cause a second thread to be
+        started, which ends at once."""
+        self._ended = Gate()
+        self.awaited: CompletionFlag | None = None
+        """Flag that the thread waits for, if any."""
+
+    def submit(self, work: Callable[[], object], marks: tuple[CompletionFlag, ...]) -> None:
+        """Add a task. Raises DeviceError: the queue is closed, or no thread can be started."""
+        task = _Task(work, marks, CompletionFlag(self))
+        with self._lock:
+            if self.is_closed:
+                raise DeviceError("this stream is closed")
+            if not self._is_started:
+                BackgroundThread(self._execute)
+                self._is_started = True
+            for mark in marks:
+                mark.stream = self
+            try:
+                self.tasks.append(task)
+            finally:  # an interrupt behind the first call does not prevent the second
+                self._wakes.put(None)
+
+    def raise_error(self) -> None:
+        """Raise the error that stopped the queue or the oldest deferred one, each once."""
+        error = self._error
+        if error is not None:
+            self._error = None
+            error.check()
+        while self.deferred:
+            try:
+                failure = self.deferred.pop(0)
+            except IndexError:  # another thread took it
+                return
+            failure.check()
+
+    def close(self) -> None:
+        """Take no more tasks; the thread ends after those that it has."""
+        self.is_closed = True
+        self._wakes.put(None)
+
+    def wait(self) -> None:
+        """Wait until all tasks are complete. Raises DeviceError: they include the caller's."""
+        while self.tasks:
+            with suppress(IndexError):  # the last task is complete
+                self.tasks[-1].done.wait()
+
+    def join(self, seconds: float = float("inf")) -> None:
+        """Wait for the end of the thread of a closed queue, at most ``seconds``."""
+        if self._is_started:
+            self._ended.wait(seconds)
+
+    def _execute(self) -> None:
+        """Execute tasks until the queue is closed and empty."""
+        if not self._executor.acquire(blocking=False):
+            return
+        _thread_local.queue = self
+        try:
+            while True:
+                self._wakes.get()
+                while self.tasks:
+                    self._complete_first()
+                if self.is_closed:
+                    with self._lock:  # a call may be adding a task that it began before the end
+                        if not self.tasks:
+                            return
+        finally:
+            self._ended.open()
+
+    def _complete_first(self) -> None:
+        """Execute the first task and remove it, or only remove it if the queue is stopped."""
+        task = self.tasks[0]
+        if self._error is None:
+            try:
+                task.work()
+            except BaseException as error:  # noqa: BLE001  (raised again by synchronize)
+                _LOG.debug("a task of the stream failed", exc_info=True)
+                self._error = DeferredError(error)
+        for mark in task.marks:
+            mark.signal()
+        with suppress(IndexError):  # `abandon` removes all tasks
+            self.tasks.popleft()
+        task.done.signal()
+
+    def leave_parent(self) -> None:
+        """Drop all tasks in a forked child, where the queue's thread does not exist."""
+        dropped = list(self.tasks)
+        self._lock.reset()
+        self._reset()
+        for task in dropped:
+            for mark in (*task.marks, task.done):
+                mark.leave_parent()
+
+    def abandon(self) -> None:
+        """Drop all tasks, wait for the current one, and end the thread."""
+        dropped = list(self.tasks)
+        self.tasks.clear()
+        self.close()
+        for task in dropped:
+            for mark in (*task.marks, task.done):
+                mark.signal()
+        self.join(_EXIT_TIMEOUT_S)
+
+
 class CpuStream(Closeable):
     """A queue of work that one thread executes in order.
 
@@ -154,22 +292,9 @@ class CpuStream(Closeable):
     """
 
     def __init__(self) -> None:
-        self._reset()
-        _streams.add(self)
-
-    def _reset(self) -> None:
-        self._condition = threading.Condition()
-        self._tasks: deque[tuple[Callable[[], object], tuple[CompletionFlag, ...]]] = deque()
-        self._is_working = False
-        self._is_closed = False
-        self._error: BaseException | None = None
-        """Exception of the task that stopped the queue."""
-        self._deferred: list[DeferredError] = []
-        self._thread: threading.Thread | None = None
-        self.awaited: CompletionFlag | None = None
-        """Flag that the thread waits for, if any."""
-        self._marks: tuple[CompletionFlag, ...] = ()
-        """Flags of the current task."""
+        self._queue = WorkQueue()
+        # A stream that nobody holds completes its work, and then its thread ends.
+        weakref.finalize(self, self._queue.close).atexit = False
 
     def submit(self, task: Callable[[], object], *marks: CompletionFlag) -> None:
         """Enqueue ``task``; ``marks`` are set after it, even if it fails or is dropped.
@@ -177,27 +302,15 @@ class CpuStream(Closeable):
         Raises:
             DeviceError: the stream is closed, or the system cannot start a thread.
         """
-        with self._condition:
-            if self._is_closed:
-                raise DeviceError("this stream is closed")
-            if self._thread is None:
-                self._thread = start_thread(self._work, name="smelt-stream")
-            for mark in marks:
-                mark.stream = self
-            # Last: after an interrupt before this line, nothing is queued that the thread misses.
-            self._condition.notify_all()
-            self._tasks.append((task, marks))
+        self._queue.submit(task, marks)
 
     def has_taken(self, mark: CompletionFlag) -> bool:
         """Return whether the stream sets a flag or has set it, after an interrupted submission."""
-        with self._condition:
-            queued = any(mark in marks for _, marks in self._tasks)
-            return queued or mark in self._marks or mark.is_signaled
+        return any(mark in task.marks for task in list(self._queue.tasks)) or mark.is_signaled
 
     def query(self) -> bool:
         """Return whether all enqueued work is complete."""
-        with self._condition:
-            return not self._tasks and not self._is_working
+        return not self._queue.tasks
 
     def synchronize(self) -> None:
         """Wait until all enqueued work is complete.
@@ -207,22 +320,14 @@ class CpuStream(Closeable):
             The error that a task raised or deferred, unless it was raised before; if there are
                 several, the next calls raise the others.
         """
-        idle = CompletionFlag(self)
-        with _waiting_on_thread(idle), self._condition:
-            while self._tasks or self._is_working:
-                self._condition.wait()
-            idle.signal()  # before another task can begin
-            error, self._error = self._error, None
-            if error is not None:
-                raise error
-            while self._deferred:
-                self._deferred.pop(0).check()
+        self._queue.wait()
+        self._queue.raise_error()
 
     def defer(self, failure: DeferredError) -> None:
         """Make `synchronize` raise a task's error, unless it is raised elsewhere before."""
-        with self._condition:
-            self._deferred = [d for d in self._deferred if d.is_awaited]
-            self._deferred.append(failure)
+        deferred = self._queue.deferred
+        deferred[:] = [error for error in deferred if error.is_awaited]
+        deferred.append(failure)
 
     def wait(self, event: CpuEvent) -> None:
         """Make later work wait for the last recording of ``event``."""
@@ -233,68 +338,10 @@ class CpuStream(Closeable):
     @override
     def close(self) -> None:
         """Complete enqueued work and end the thread. Idempotent."""
-        with self._condition:
-            self._is_closed = True
-            self._condition.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            with _waiting_on_thread(CompletionFlag(self)):
-                thread.join()
-            self._thread = None
-
-    def _work(self) -> None:
-        _thread_local.stream = self
-        while True:
-            with self._condition:
-                while not self._tasks and not self._is_closed:
-                    self._condition.wait()
-                if not self._tasks:
-                    return
-                task, marks = self._tasks[0]
-                self._marks = marks  # before the task is removed: a fork may occur in between
-                self._tasks.popleft()
-                self._is_working = True
-                failed = self._error is not None
-            if not failed:
-                self._do(task)
-            for mark in marks:
-                mark.signal()
-            del task
-            with self._condition:
-                self._is_working, self._marks = False, ()
-                self._condition.notify_all()
-
-    def _do(self, task: Callable[[], object]) -> None:
-        try:
-            task()
-        except BaseException as error:  # noqa: BLE001  (raised again by synchronize)
-            _LOG.debug("a task of the stream failed", exc_info=True)
-            with self._condition:
-                self._error = error
-
-    def leave_parent(self) -> None:
-        """Drop enqueued work in a forked child, where the stream's thread does not exist."""
-        dropped = [mark for _, marks in self._tasks for mark in marks]
-        dropped += self._marks
-        is_closed = self._is_closed
-        self._reset()
-        self._is_closed = is_closed
-        for mark in dropped:
-            mark.leave_parent()
-
-    def abandon(self) -> None:
-        """Drop enqueued work, wait for the current task, and close."""
-        with self._condition:
-            self._is_closed = True
-            dropped = list(self._tasks)
-            self._tasks.clear()
-            self._condition.notify_all()
-            thread = self._thread
-        for _, marks in dropped:
-            for mark in marks:
-                mark.signal()
-        if thread is not None:
-            thread.join(_EXIT_TIMEOUT_S)
+        self._queue.close()
+        if getattr(_thread_local, "queue", None) is not self._queue:
+            self._queue.wait()
+            self._queue.join()
 
 
 class CpuEvent:
@@ -340,14 +387,14 @@ def _nothing() -> None:
     return
 
 
-_streams = reset_in_child(CpuStream.leave_parent)
+_queues = reset_in_child(WorkQueue.leave_parent)
 _awaited_flags: dict[int, CompletionFlag] = {}
 """By the identifier of each thread that waits for a stream: what it waits for."""
 _thread_local = threading.local()
-"""Attribute ``stream``: the stream whose work the thread executes, if any."""
+"""Attribute ``queue``: the queue whose work the thread executes, if any."""
 
 
 @atexit.register
 def _stop_streams() -> None:
-    for stream in list(_streams):
-        stream.abandon()
+    for queue in list(_queues):
+        queue.abandon()

@@ -12,9 +12,9 @@ import contextlib
 import ctypes
 import logging
 import os
-import threading
 import time
 import weakref
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from smelt import config
@@ -22,7 +22,7 @@ from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._memory import CpuAllocation, CpuMemory
 from smelt.devices.cpu._processors import available_processors
 from smelt.errors import DeviceError
-from smelt.types import start_thread
+from smelt.types import BackgroundThread, ForkLock, reset_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +62,8 @@ class Worker:
         self.holds: object = None
         """Memory of the last list, kept alive because a late worker may still read it."""
         self._avoids: int | None = None
-        self._wakes = None if native else threading.Semaphore(0)
-        self.thread = start_thread(self._work, name="smelt-worker")
+        self._wakes: SimpleQueue[None] | None = None if native else SimpleQueue()
+        self.thread = BackgroundThread(self._work)
 
     @property
     def is_native(self) -> bool:
@@ -104,7 +104,7 @@ class Worker:
         ):
             ctypes.c_int64.from_address(self.mailbox + offset).value = value
         self._posted.value += 1
-        self._wakes.release()
+        self._wakes.put(None)
 
     def wait_until_left(self) -> None:
         """Wait until the worker has left all posted lists and no longer reads their memory."""
@@ -120,7 +120,7 @@ class Worker:
         run_list = read(self.mailbox + abi.MAILBOX_LIST)
         slot, epoch = read(self.mailbox + abi.MAILBOX_SLOT), read(self.mailbox + abi.MAILBOX_EPOCH)
         while True:
-            self._wakes.acquire()
+            self._wakes.get()
             if run_list.value:
                 self._runtime.run(run_list.value, epoch.value, slot.value)
             leaving = not run_list.value
@@ -145,12 +145,12 @@ class WorkerPool:
         self._native = native
         self._processors = available_processors()
         self._memory = CpuMemory()
+        self._lock = ForkLock()
         self.reset()
         _pools.add(self)
 
     def reset(self) -> None:
         """Discard all workers in a forked child, where the parent's threads do not exist."""
-        self._lock = threading.Lock()
         self._free: list[Worker] = []
         self._busy: dict[Worker, weakref.ref[Lease]] = {}
         self.generation = os.getpid()
@@ -165,7 +165,10 @@ class WorkerPool:
 
         No further workers are started for a second lessee at the same time, because they would
         compete for the same CPUs. If the system cannot start a thread, the run has fewer workers.
+        A signal handler that interrupts this pool runs without workers.
         """
+        if self._lock.is_held:
+            return
         with self._lock:
             if len(self._free) < count and self._busy:
                 self._reclaim()
@@ -193,6 +196,8 @@ class WorkerPool:
 
     def release(self, lease: Lease) -> None:
         """Return the leased workers to the pool."""
+        if not lease.workers:
+            return
         with self._lock:
             for worker in lease.workers:
                 if self._busy.pop(worker, None) is not None:
@@ -233,9 +238,9 @@ def _find_processor_now() -> Callable[[], int] | None:
 
 
 _processor_now: Final = _find_processor_now()
-_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_pools = reset_in_child(WorkerPool.reset)
 _by_processors: dict[tuple[frozenset[int], bool], WorkerPool] = {}
-_table_lock = threading.Lock()
+_table_lock = ForkLock()
 
 
 def worker_pool(*, native: bool = True) -> WorkerPool:
@@ -245,23 +250,13 @@ def worker_pool(*, native: bool = True) -> WorkerPool:
     """
     key = (available_processors(), native)
     with _table_lock:
-        if key not in _by_processors:
-            _by_processors[key] = WorkerPool(native=native)
-        return _by_processors[key]
-
-
-def _reset_after_fork() -> None:
-    global _table_lock
-    _table_lock = threading.Lock()
-    for pool in list(_pools):
-        pool.reset()
+        pool = _by_processors.get(key)
+        if pool is None:  # a signal handler may create it meanwhile
+            pool = _by_processors.setdefault(key, WorkerPool(native=native))
+        return pool
 
 
 @atexit.register
 def _dismiss_all() -> None:
     for pool in list(_pools):
         pool.dismiss()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)

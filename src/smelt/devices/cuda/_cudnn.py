@@ -11,7 +11,6 @@ Source: cuDNN backend library reference, "Backend Descriptor Types"; numbers as 
 from __future__ import annotations
 
 import ctypes
-import threading
 import weakref
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -58,7 +57,7 @@ from smelt.errors import (
     EngineMismatchError,
     MissingExtraError,
 )
-from smelt.types import DType
+from smelt.types import DType, ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -240,7 +239,7 @@ class Cudnn:
         """
         self.device, self.api = device, api
         self.version = _version_of(api)
-        self.lock = threading.RLock()
+        self.lock = ForkLock()
         """A handle is one thread's at a time: it holds the stream."""
         handle = ctypes.c_void_p()
         previous = device.select()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.devices.cuda._driver import cuda_driver, dotted_cuda
 from smelt.errors import DeviceError
+from smelt.types import ForkLock
 
 if TYPE_CHECKING:
     from smelt.devices.cuda._driver import Driver
@@ -163,7 +163,7 @@ class CudaDevice:
             self.driver.call("cuDevicePrimaryCtxRelease", self._handle)
 
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _devices: dict[tuple[int, int], CudaDevice] = {}
 
 

@@ -11,10 +11,10 @@ import importlib
 import logging
 import os
 import sys
-import threading
 from typing import Any, Final
 
 from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
+from smelt.types import ForkLock
 
 _LOG = logging.getLogger(__name__)
 OLDEST_VERSION: Final = 12000
@@ -159,7 +159,7 @@ def _reason(error: BaseException) -> str:
     return f" ({first})"
 
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _drivers: dict[int, Driver] = {}
 
 

@@ -6,12 +6,12 @@ Source: CUDA Driver API reference, "Graph Management"; stream capture.
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.devices.cuda._driver import CudaError
+from smelt.types import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -75,6 +75,12 @@ class CudaGraph:
         self._finalizer()
 
 
+class _Capture:
+    """Identity of one capture."""
+
+    __slots__ = ("__weakref__",)
+
+
 class _Collector:
     """Disables Python's garbage collector while any thread captures a graph.
 
@@ -83,24 +89,27 @@ class _Collector:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pauses = 0
+        self._lock = ForkLock()
+        self._captures: weakref.WeakSet[_Capture] = weakref.WeakSet()
+        """Captures in progress; one that an interrupt has ended is collected."""
         self._was_on = False
 
     @contextmanager
     def paused(self) -> Generator[None]:
         """Disable garbage collection while the context is active."""
+        capture = _Capture()
         with self._lock:
-            if not self._pauses:
-                self._was_on = gc.isenabled()
-                gc.disable()
-            self._pauses += 1
+            if not self._captures:
+                self._was_on = self._was_on or gc.isenabled()
+            self._captures.add(capture)
+            gc.disable()
         try:
             yield
         finally:
             with self._lock:
-                self._pauses -= 1
-                if self._was_on and not self._pauses:
+                self._captures.discard(capture)
+                if self._was_on and not self._captures:
+                    self._was_on = False
                     gc.enable()
 
 

@@ -6,12 +6,11 @@ Source: CUDA Driver API reference, "Stream Management" and "Event Management"; t
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from smelt.errors import DeviceError
-from smelt.types import Closeable, override, start_thread
+from smelt.types import BackgroundThread, Closeable, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +118,7 @@ class HostTask:
         """Start the thread; the task itself waits for the GPU."""
         self._task = task
         self._error: BaseException | None = None
-        self._thread = start_thread(self._work, name="smelt-follower")
+        self._thread = BackgroundThread(self._work)
 
     def _work(self) -> None:
         try:
@@ -130,11 +129,11 @@ class HostTask:
     @property
     def is_awaited(self) -> bool:
         """Whether the work is not complete, or its error was not raised yet."""
-        return self._thread.is_alive() or self._error is not None
+        return self._thread.is_alive or self._error is not None
 
     def wait(self) -> None:
         """Wait until the task is complete; raise its error once."""
-        if self._thread is not threading.current_thread():
+        if not self._thread.is_current:
             self._thread.join()
         error, self._error = self._error, None
         if error is not None:

@@ -21,6 +21,8 @@ MAXIMUM_LAYERS: Final = 100_000
 """Largest number of layers of a prototxt."""
 _TEST: Final = 1
 """Number of the TEST phase in Caffe's ``Phase`` enumeration."""
+_MANY_BACKSLASHES: Final = "\\" * 33
+"""No name has so many in a row; protobuf takes quadratic time to unescape them."""
 _V1_NAMES: Final = dict(V1_TYPES.values())
 
 
@@ -87,6 +89,10 @@ def parse_prototxt(text: str, what: str) -> Prototxt:
 
 def _parse(text: str, what: str) -> Any:
     """Parse the text as a network; unknown fields are ignored with a warning."""
+    if _MANY_BACKSLASHES in text:
+        raise ModelFormatError(
+            f"{what} has more than {len(_MANY_BACKSLASHES)} backslashes in a row"
+        )
     try:
         try:
             return text_format.Parse(text, new_message("NetParameter"))

@@ -53,8 +53,8 @@ def pooling(node_context: NodeContext) -> list[Value]:
     if node_context.integer("storage_order", 0) and node_context.is_output_used(1):
         raise UnsupportedError("indices in column-major order (storage_order=1) are not supported")
     extents = x.tensor.shape[2:]
-    if _auto_pad(node_context) != "NOTSET":
-        attributes.pop("ceil_mode", None)  # with automatic padding, windows fit exactly
+    if _auto_pad(node_context).startswith("SAME"):
+        attributes.pop("ceil_mode", None)  # with this padding, windows fit exactly
         if _auto_pad(node_context) == "SAME_UPPER" and not node_context.integer(
             "count_include_pad", 0
         ):
@@ -89,15 +89,18 @@ def transposed_convolution(node_context: NodeContext) -> list[Value]:
     strides = _filled(node_context, "strides", rank, 1)
     dilations = _filled(node_context, "dilations", rank, 1)
     extra = list(_filled(node_context, "output_padding", rank, 0))
-    output_extents = _output_extents(node_context, x.tensor.shape[2:], strides)
+    extents = x.tensor.shape[2:]
+    output_extents = _output_extents(node_context, extents, strides)
     if output_extents is None:
         is_explicit = _auto_pad(node_context) == "NOTSET"
         pads = _filled(node_context, "pads", 2 * rank, 0) if is_explicit else (0,) * (2 * rank)
     else:
         heads, tails = [0] * rank, [0] * rank
-        for axis, (extent, target) in enumerate(
-            zip(x.tensor.shape[2:], output_extents, strict=True)
-        ):
+        # With auto_pad, a kernel that is shorter than its stride leaves the output shorter than
+        # input * stride, as in ONNX's shape inference and ONNX Runtime.
+        grows = bool(node_context.integers("output_shape"))
+        is_upper = _auto_pad(node_context) == "SAME_UPPER"
+        for axis, (extent, target) in enumerate(zip(extents, output_extents, strict=True)):
             window_extent = (kernel[axis] - 1) * dilations[axis] + 1
             total = (extent - 1) * strides[axis] + window_extent + extra[axis] - target
             if not isinstance(total, int):
@@ -105,8 +108,7 @@ def transposed_convolution(node_context: NodeContext) -> list[Value]:
                     f"output_shape and auto_pad need a static extent of axis {axis + 2}, which is "
                     f"{extent}; fix it in the model"
                 )
-            extra[axis] += max(-total, 0)
-            is_upper = _auto_pad(node_context) == "SAME_UPPER"
+            extra[axis] += max(-total, 0) if grows else 0
             heads[axis], tails[axis] = _halves(max(total, 0), upper=is_upper)
         pads = (*heads, *tails)
     return node_context.emit_all(

@@ -144,11 +144,9 @@ def array_from_sparse(tensor: onnx.SparseTensorProto, external: ExternalData, wh
         is_inside = indices.shape[1] == len(shape) and bool(
             ((indices >= 0) & (indices < np.array(shape, np.int64))).all()
         )
-        flat = (
-            np.ravel_multi_index(tuple(indices.T), shape)
-            if is_inside and len(values)
-            else indices[:0, 0]
-        )
+        flat = np.zeros(len(indices), np.int64)  # of a scalar, whose indices have no columns
+        if is_inside and len(values) and shape:
+            flat = np.ravel_multi_index(tuple(indices.T), shape)
     else:
         is_inside = bool(((indices >= 0) & (indices < count)).all())
         flat = indices

@@ -35,7 +35,7 @@ from smelt.nvdla.port._frames import (
 )
 from smelt.nvdla.port._handles import check_allocation
 from smelt.nvdla.port._local import LocalPort
-from smelt.types import Closeable, Limit, override, require_path, start_thread
+from smelt.types import BackgroundThread, Closeable, Limit, override, require_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -84,11 +84,11 @@ class PortServer(Closeable):
         self._clients_lock: Final = threading.Lock()
         self._quota: Final = _ServerMemoryQuota()
         self._listener: Final = _listen(self._path)
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
 
     def start(self) -> None:
         """Start a thread that runs `serve_forever`."""
-        self._thread = start_thread(self.serve_forever, name="smelt-dla")
+        self._thread = BackgroundThread(self.serve_forever)
 
     def serve_forever(self) -> None:
         """Accept and serve clients until `close` is called."""
@@ -118,7 +118,7 @@ class PortServer(Closeable):
                 if self._is_closing.is_set():
                     client.drop()
             try:
-                start_thread(self._serve, client)
+                BackgroundThread(self._serve, client)
             except DeviceError as error:
                 _LOG.warning("a client was refused: %s", error)
                 client.refuse()

@@ -67,12 +67,12 @@ _TXN_USAGES = {
 _T = TypeVar("_T")
 
 _DATA_ROW = re.compile(
-    rb"offset'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,\s*'?size'?\s*:\s*(0x[0-9a-fA-F]+|\d+)\s*,"
-    rb"\s*'?(?:payload|value)'?\s*:\s*((?:\s*0x[0-9a-fA-F]+)+)"
+    rb"offset'?\s*+:\s*+(0x[0-9a-fA-F]++|\d++)\s*+,\s*+'?size'?\s*+:\s*+(0x[0-9a-fA-F]++|\d++)"
+    rb"\s*+,\s*+'?(?:payload|value)'?\s*+:\s*+((?:0x(?:[0-9a-fA-F](?!x))++\s*+)++)"
 )
 _MAX_DIGITS = 20
 """Maximum length of a number in a data row: any 64-bit decimal number fits."""
-_HEX_LINE = re.compile(rb"^[ \t]*((?:0x[0-9a-fA-F]+[ \t]*)+)\r?$", re.MULTILINE)
+_HEX_LINE = re.compile(rb"^[ \t]*+((?:0x(?:[0-9a-fA-F](?!x))++[ \t]*+)++)\r?$", re.MULTILINE)
 
 
 def parse_cfg(text: str, register_map: RegisterMap) -> list[Command]:

@@ -1,0 +1,92 @@
+"""Threads whose start is one step, and a map over threads that may not come."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+from smelt.errors import DeviceError
+from smelt.types import BackgroundThread, Gate, parallel_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def test_a_thread_is_joined_when_it_has_ended() -> None:
+    begin, done = Gate(), list[int]()
+
+    def work() -> None:
+        begin.wait()
+        done.append(1)
+
+    thread = BackgroundThread(work)
+    assert thread.is_alive
+    assert not thread.is_current
+    thread.join(0.01)
+    assert done == []
+    begin.open()
+    thread.join()
+    assert (thread.is_alive, done) == (False, [1])
+    assert thread.native_id not in (None, threading.get_native_id())
+
+
+def test_a_gate_lets_all_through_once_it_is_open_and_none_before() -> None:
+    gate, passed = Gate(), list[int]()
+
+    def work() -> None:
+        gate.wait()
+        passed.append(1)
+
+    threads = [BackgroundThread(work) for _ in range(4)]
+    assert not gate.wait(0.02)
+    assert passed == []
+    gate.open()
+    gate.open()
+    for thread in threads:
+        thread.join()
+    assert len(passed) == 4
+    assert gate.wait()
+
+
+def test_results_are_in_the_order_of_the_items_whatever_the_threads() -> None:
+    for threads in (1, 2, 7):
+        assert parallel_map(lambda x: x * x, range(20), threads) == [x * x for x in range(20)]
+    assert parallel_map(str, [], 3) == []
+
+
+def test_the_first_error_is_raised_and_the_rest_is_left() -> None:
+    calls: list[int] = []
+
+    def fail(item: int) -> None:
+        calls.append(item)
+        time.sleep(0.001)
+        raise ValueError(item)
+
+    with pytest.raises(ValueError, match=r"\d"):
+        parallel_map(fail, range(1000), 3)
+    assert len(calls) < 10
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise RuntimeError("can't start new thread")
+
+
+def _start_nothing(*_: object) -> int:
+    """A thread that dies before its first instruction, as it does when memory is exhausted."""
+    return 0
+
+
+@pytest.mark.parametrize("start", [_refuse, _start_nothing])
+def test_without_threads_the_caller_computes_all(
+    start: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    assert parallel_map(lambda x: x + 1, range(5), 4) == [1, 2, 3, 4, 5]
+    if start is _refuse:
+        with pytest.raises(DeviceError, match="cannot start a thread"):
+            BackgroundThread(os.getpid)
