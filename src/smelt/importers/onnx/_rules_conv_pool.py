@@ -84,12 +84,11 @@ def _takes_pairs(node_context: NodeContext, kernel: Sequence[int]) -> list[bool]
 def transposed_convolution(node_context: NodeContext) -> list[Value]:
     """Convert ConvTranspose; output_shape and auto_pad become pads."""
     x, weights = node_context.input(0), node_context.input(1)
-    kernel = _kernel_of(node_context, weights)
+    kernel, extents = _kernel_of(node_context, weights), x.tensor.shape[2:]
     rank = len(kernel)
     strides = _filled(node_context, "strides", rank, 1)
     dilations = _filled(node_context, "dilations", rank, 1)
     extra = list(_filled(node_context, "output_padding", rank, 0))
-    extents = x.tensor.shape[2:]
     output_extents = _output_extents(node_context, extents, strides)
     if output_extents is None:
         is_explicit = _auto_pad(node_context) == "NOTSET"
