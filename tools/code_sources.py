@@ -29,7 +29,8 @@ from smelt.devices.cuda import CudaKernel
 from smelt.engine import Launch
 from smelt.errors import BuildError, ShapeError
 from smelt.ops import ALL_OPS, FusedPair
-from smelt.types import DType
+from smelt.passes import pipeline, run_passes
+from smelt.types import DType, TensorType
 from tests.support import (
     fused_pair_cases,
     persistent_conv_cases,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Tactic
     from smelt.engine import KernelSpec
-    from smelt.ir import Case, Graph, Node
+    from smelt.ir import Case, Graph, Node, Op
     from smelt.runtime import Engine
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -138,6 +139,41 @@ def requests_of(target: str, unit: str) -> Iterator[Request]:
             for (number, case), is_open in itertools.product(enumerate(cases), (False, True)):
                 if (made := _request(mode, number, case, is_open=is_open)) is not None:
                     yield made
+
+
+def families_of(target: str, unit: str) -> Iterator[tuple[Op, frozenset[str], bool]]:
+    """The op of each case of a unit, and the families of kernels that compute it in any mode.
+
+    The families compute the op itself if the last item is true, else what passes make of it. A case
+    without elements is left out: it always runs the reference.
+    """
+    with warnings.catch_warnings(), np.errstate(all="ignore"), _every_language():
+        warnings.simplefilter("ignore")
+        modes = [mode for mode in _modes_of(target, unit) if not mode.turns]
+        for case in cases_of(unit):
+            graph = graph_of(case)
+            (node,) = graph.nodes
+            values = [v for v in (*node.inputs, *node.outputs) if v and v.constant is None]
+            if any(isinstance(v.type, TensorType) and 0 in v.type.shape for v in values):
+                continue
+            found = frozenset[str]().union(*(_kernel_families(node, mode) for mode in modes))
+            yield case.op, found or _families_after_passes(graph, modes[0]), bool(found)
+
+
+def _kernel_families(node: Node, mode: _Mode) -> set[str]:
+    tactics = _backend(mode.target_name).candidates(node, mode.target, mode.storage)[0]
+    return {tactic.family for tactic in tactics if not tactic.is_reference}
+
+
+def _families_after_passes(graph: Graph, mode: _Mode) -> frozenset[str]:
+    """The families that compute a graph after the passes; none if a node has no kernel."""
+    backend = _backend(mode.target_name)
+    run_passes(
+        graph,
+        pipeline(non_fusable_ops=backend.non_fusable_ops, composite_ops=backend.composite_ops),
+    )
+    found = [_kernel_families(node, mode) for node in graph.nodes]
+    return frozenset[str]().union(*found) if all(found) else frozenset()
 
 
 def _every_language() -> Any:

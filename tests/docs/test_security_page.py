@@ -49,7 +49,7 @@ def test_each_threat_names_tests_that_exist(root: Path) -> None:
 
 
 def test_each_promise_has_a_threat_with_tests(root: Path) -> None:
-    promises = re.findall(r"^(\d)\. \*\*", _part(root, "What is promised"), re.MULTILINE)
+    promises = re.findall(r"^(\d)\. \*\*", _part(root, "Guarantees"), re.MULTILINE)
     assert promises == ["1", "2", "3", "4", "5"]
     cells = [row[0] for row in _threats(root)]
     assert {number for cell in cells for number in cell.split(", ")} == {*promises, "-"}

@@ -1,8 +1,8 @@
-"""The plan verifier at one set of symbol values: every byte that a step may touch, evaluated.
+"""Plan verifier at one set of symbol values: it evaluates every byte range that a step may access.
 
-It trusts no compiler, and evaluates every view one by one. A load runs it for a plan of fixed
-shapes, tests run it beside the conditions that a run evaluates, and where those fail it finds the
-words for the error.
+The verifier trusts no compiler and evaluates every view separately. Loading runs it for plans of
+fixed shapes, tests compare it with the runtime checks, and it produces the error message if a
+runtime check fails.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ MAX_CHUNKS: Final = Limit.MAX_CHUNKS.most
 MAX_EXTENT: Final = Limit.MAX_EXTENT.most
 MAX_BYTES: Final = Limit.MAX_PLAN_BYTES.most
 _MAX_EXACT_BYTES: Final = 1 << 26
-"""Up to here, overlap of interleaved windows is found byte by byte; beyond, it is assumed."""
+"""Size up to which the overlap of interleaved windows is determined byte by byte; larger ones
+overlap."""
 _MAX_ALL_EXACT_BYTES: Final = 1 << 32
-"""The same of all windows of a plan: seconds, where a hostile plan would take hours."""
+"""The same limit for all windows of a plan together: seconds instead of hours for a hostile
+plan."""
 
 _MAX_AXES: Final = 8
-"""Of two windows together; the ways to part their distance double with each."""
+"""Maximum number of axes of two windows together; the ways to split their distance double with
+each."""
 
 _MemorySpaceKey = tuple[Space, int]
 """The arena, the weights, or one binding."""
@@ -54,15 +57,15 @@ def verify_plan_at(
     """Verify a plan at one set of symbol values.
 
     Args:
-        header: the engine that the plan is of.
-        plan: what is verified.
-        values: every symbol's.
-        weights_bytes: how many bytes of weights there are.
-        kernels: the symbols that launches may name; None for any.
-        steps: how many steps, from the first, are verified; None for all.
+        header: engine of the plan.
+        plan: plan to verify.
+        values: value of every symbol.
+        weights_bytes: size of the weights in bytes.
+        kernels: symbols that launches may name; None allows any symbol.
+        steps: number of steps to verify, from the first; None verifies all.
 
     Raises:
-        EngineFormatError: naming the step and what is wrong with it.
+        EngineFormatError: a step is invalid; the message names the step and the reason.
         UnboundSymbolError: a dimension has a symbol without a value.
     """
     _Verifier(header, plan, values, weights_bytes, kernels).run(plan.steps[:steps])
@@ -70,7 +73,7 @@ def verify_plan_at(
 
 @dataclass(frozen=True, slots=True)
 class _MemoryAccess:
-    """Bytes that a step may touch, in its place."""
+    """Bytes that a step may access in one memory space."""
 
     buffer: int
     memory_space_key: _MemorySpaceKey
@@ -78,11 +81,11 @@ class _MemoryAccess:
     high: int
     is_written: bool
     base: int
-    """Where the buffer starts in its place."""
+    """Start of the buffer in its memory space."""
 
 
 class _Verifier:
-    """One plan at one set of symbol values."""
+    """Verifier of one plan at one set of symbol values."""
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class _Verifier:
     # ---- one step
 
     def _capacity(self, index: int, buffer: Buffer) -> int:
-        """How many bytes the buffer really has."""
+        """Return the actual size of a buffer in bytes."""
         if not (0 <= buffer.start <= MAX_BYTES and 0 <= buffer.size_bytes <= MAX_BYTES):
             detail = Limit.MAX_PLAN_BYTES.excess(f"{buffer.size_bytes} at {buffer.start}")
             raise EngineFormatError(f"buffer {index} has an invalid offset or size: {detail}")
@@ -173,7 +176,7 @@ class _Verifier:
                 raise EngineFormatError(
                     f"the size {name!r} is not that of a symbol, output or axis"
                 )
-        # A reference works on arrays of its own: its results may overwrite its operands.
+        # A reference computes on its own arrays, so its results may overwrite its operands.
         reads = [
             self._memory_access(view, is_written=False) for view in step.inputs if view is not None
         ]
@@ -270,7 +273,7 @@ def _meet(a: _MemoryAccess, b: _MemoryAccess) -> bool:
 
 
 def is_same_view(a: View, b: View) -> bool:
-    """Whether an elementwise kernel may read one and write the other in place."""
+    """Return whether an elementwise kernel may read one view and write the other in place."""
     return (
         (a.buffer, a.offset, a.shape, a.strides) == (b.buffer, b.offset, b.shape, b.strides)
         and a.dtype.size_bytes == b.dtype.size_bytes
@@ -284,17 +287,17 @@ def _text(values: Mapping[str, int]) -> str:
 # ---- two windows of one operand list
 
 Operand = tuple["View", bool, int]
-"""A view, whether it is written, and where its buffer starts."""
+"""A view, whether it is written, and the start of its buffer."""
 
 
 class OverlapMaskBudget:
-    """How many bytes of windows may still be compared one by one."""
+    """Number of bytes of windows that may still be compared byte by byte."""
 
     def __init__(self) -> None:
         self._left = _MAX_ALL_EXACT_BYTES
 
     def take(self, size_bytes: int) -> bool:
-        """Whether two windows that span so many bytes may be compared."""
+        """Return whether two windows that span ``size_bytes`` may be compared byte by byte."""
         if size_bytes > min(_MAX_EXACT_BYTES, self._left):
             return False
         self._left -= size_bytes
@@ -304,9 +307,9 @@ class OverlapMaskBudget:
 def views_overlap(
     a: Operand, b: Operand, values: Mapping[str, int], masks: OverlapMaskBudget | None = None
 ) -> bool:
-    """Whether two windows share a byte, or are too odd or too large to tell.
+    """Return whether two windows share a byte, or are too irregular or too large to decide.
 
-    Halos count only for a window that is read: who writes a window leaves its halo alone.
+    The halo counts only for a window that is read: writing a window leaves its halo unchanged.
     """
     first, second = (_ByteExtent.of(operand, values) for operand in (a, b))
     if first.is_empty or second.is_empty:
@@ -329,15 +332,15 @@ def views_overlap(
 
 @dataclass(frozen=True, slots=True)
 class _ByteExtent:
-    """A window at one set of values: what it covers, its halo included if that counts."""
+    """Extent of a window at one set of values, including its halo if the halo counts."""
 
     start: int
-    """Its lowest byte."""
+    """Lowest byte of the window."""
     width: int
-    """Of an element, in bytes."""
+    """Size of an element in bytes."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """In bytes, none negative; of axes with one element, 0."""
+    """Strides in bytes, not negative; 0 for axes with one element."""
 
     @staticmethod
     def of(operand: Operand, values: Mapping[str, int]) -> _ByteExtent:
@@ -352,7 +355,7 @@ class _ByteExtent:
             extent, stride = evaluate_dim(dim, values), evaluate_dim(step, values) * width
             total = extent + before + after
             is_empty = is_empty or total == 0
-            # An axis that runs backwards covers the same bytes forwards.
+            # An axis with a negative stride covers the same bytes as with a positive one.
             start += min(-before * stride, (extent - 1 + after) * stride)
             shape.append(total)
             strides.append(0 if total == 1 else abs(stride))
@@ -364,30 +367,31 @@ class _ByteExtent:
 
     @property
     def end(self) -> int:
-        """One past the last byte."""
+        """Offset after the last byte."""
         pairs = zip(self.shape, self.strides, strict=True)
         return self.start + self.width + sum((extent - 1) * stride for extent, stride in pairs)
 
     def on(self, mask: NDArray[np.bool_], low: int) -> NDArray[np.bool_] | None:
-        """The window's bytes in ``mask``, which starts at byte ``low``; None if it is too odd."""
+        """Return the window in ``mask`` (from byte ``low``); None if it is too irregular."""
         kept = [(e, s) for e, s in zip(self.shape, self.strides, strict=True) if s]
         count = self.width * int(np.prod([e for e, _ in kept], dtype=object))
         if count > mask.size:
-            return None  # elements share bytes among themselves: no window of a tensor
+            return None  # elements overlap: not a window of a tensor
         shape = [*(e for e, _ in kept), self.width]
         strides = [*(s for _, s in kept), 1]
         return np.lib.stride_tricks.as_strided(mask[self.start - low :], shape, strides)
 
 
 def _are_disjoint_boxes(a: _ByteExtent, b: _ByteExtent) -> bool:
-    """Whether two windows are boxes of one tensor that share no element.
+    """Return whether two windows are boxes of one tensor that share no element.
 
-    So lie the inputs of a concatenation in its result, and an image and the pads beside it. True is
-    a proof: the distance of the two is a distance along axes of a larger window, of which no two
-    elements share a byte, and along one axis the boxes do not meet.
+    This is the case for the inputs of a concatenation in its result, and for an image and the
+    padding next to it. True is a proof: the distance between the two windows is a distance along
+    the axes of a larger window, no two elements of which share a byte, and the boxes do not
+    intersect along one of these axes.
     """
     width = max(a.width, b.width)
-    # The width itself: columns beside each other are apart by it, and neither has an axis along it.
+    # The width itself: adjacent columns differ by it, and neither window has an axis along it.
     steps = sorted({width, *(s for e in (a, b) for s in e.strides if s)}, reverse=True)
     first, second = _box(a, steps), _box(b, steps)
     if len(steps) > _MAX_AXES or first is None or second is None:
@@ -403,9 +407,9 @@ def _are_disjoint_boxes(a: _ByteExtent, b: _ByteExtent) -> bool:
 
 
 def _box(extent: _ByteExtent, steps: Sequence[int]) -> list[int] | None:
-    """A window's extents along axes of falling strides; None where its own axes are others.
+    """Return the extents of a window along axes of descending strides; None if its axes differ.
 
-    Axes that a view joined are parted where another window's stride says so.
+    Axes that a view has merged are split if a stride of the other window requires it.
     """
     found = dict.fromkeys(steps, 1)
     for stride, count in zip(extent.strides, extent.shape, strict=True):
@@ -421,7 +425,7 @@ def _box(extent: _ByteExtent, steps: Sequence[int]) -> list[int] | None:
 
 
 def _distances(gap: int, steps: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The ways to go a distance by steps of falling lengths, the rest of each less than one."""
+    """Yield the ways to divide a distance into steps of descending lengths."""
     if not steps:
         if not gap:
             yield ()
@@ -433,7 +437,7 @@ def _distances(gap: int, steps: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _is_injective(shape: Sequence[int], strides: Sequence[int], width: int) -> bool:
-    """Whether no two elements of a window share a byte, as far as nested strides tell."""
+    """Return whether no two elements of a window share a byte, as far as nested strides show it."""
     reach = width
     for stride, extent in sorted((s, e) for s, e in zip(strides, shape, strict=True) if e > 1):
         if stride < reach:

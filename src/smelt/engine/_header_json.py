@@ -1,8 +1,8 @@
 """The header of an engine as JSON, and back: strict, bounded, equal bytes for equal headers.
 
-Each value has one codec, and each dataclass one table of its fields. Reading takes nothing on
-trust: a wrong type, an unknown or a missing field, a number beyond 64 bits or a text beyond its
-limit is an `EngineFormatError` that says where.
+Each value has one codec, and each dataclass one table of its fields. Reading validates untrusted
+data: a wrong type, an unknown or a missing field, a number beyond 64 bits or a text beyond its
+limit is an `EngineFormatError` that names the position.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 _MAX_INT: Final = 1 << 63
 _MAX_TEXT: Final = 1 << 26
-"""Characters of one text; build reports are the longest."""
+"""Maximum length of a text in characters; build reports are the longest texts."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """How one kind of value is written, and read back."""
+    """Writer and reader of one kind of value."""
 
     write: Callable[[T], object]
     read: Callable[[object, str], T]
-    """Takes what JSON gave, and where it stood. Raises EngineFormatError."""
+    """Converts a JSON value; the second argument is its position. Raises EngineFormatError."""
 
 
 def _fail(where: str, problem: str) -> EngineFormatError:
@@ -112,7 +112,7 @@ def _read_json(data: object, where: str, depth: int = 0) -> Json:
 
 
 def _tuple_of(item: Codec[T], limit: Limit = Limit.MAX_HEADER_ROWS) -> Codec[tuple[T, ...]]:
-    """A tuple of no more items than a limit allows."""
+    """Return the codec of a tuple whose length has a limit."""
 
     def read(data: object, where: str) -> tuple[T, ...]:
         items = _list(data, where)
@@ -130,9 +130,9 @@ def _list(data: object, where: str) -> list[object]:
 
 
 def _row(*items: Codec[Any]) -> Codec[Any]:
-    """A tuple of fixed length."""
+    """Return the codec of a tuple of fixed length."""
 
-    def read(data: object, where: str) -> Any:  # a tuple whose members' types are the codecs'
+    def read(data: object, where: str) -> Any:  # a tuple with the members of the codecs' types
         values = _list(data, where)
         if len(values) != len(items):
             raise _fail(where, f"expected {len(items)} entries, not {len(values)}")
@@ -160,7 +160,7 @@ def _enum(kind: type[Enum]) -> Codec[Any]:
 
 
 def _record(kind: type[T], /, **items: Codec[Any]) -> Codec[T]:
-    """A dataclass, whose fields are all in ``items``."""
+    """Return the codec of a dataclass whose fields are all in ``items``."""
     if set(items) != {f.name for f in fields(cast("Any", kind))}:
         raise TypeError(f"the JSON codec of {kind.__name__} does not match its fields")
 
@@ -177,7 +177,7 @@ def _record(kind: type[T], /, **items: Codec[Any]) -> Codec[T]:
 
 
 def _tagged(**kinds: tuple[type, Codec[Any]]) -> Codec[Any]:
-    """One of several dataclasses, with its name."""
+    """Return the codec of a union of dataclasses, which are told apart by their names."""
     tags = {kind: tag for tag, (kind, _) in kinds.items()}
 
     def write(value: object) -> object:
@@ -290,19 +290,19 @@ _HEADER: Final = _record(
 
 
 def header_to_data(header: EngineHeader) -> object:
-    """Return the header as lists, dicts, texts and numbers, ready for JSON."""
+    """Return the header as lists, dicts, texts and numbers for JSON."""
     return _HEADER.write(header)
 
 
 def header_from_data(data: object) -> EngineHeader:
-    """Return the header that JSON gave.
+    """Return the header that a JSON value describes.
 
     Raises:
-        EngineFormatError: it is malformed; the message says where.
+        EngineFormatError: the value is malformed; the message names the position.
     """
     with shared_formula_limit():
         header = _HEADER.read(data, "engine")
-    # Each part of a recipe takes a refit some 50 us.
+    # A refit takes some 50 us for each part of a recipe.
     recipes = [*(weight.recipe for weight in header.weights), *header.scales]
     parts = sum(len(recipe[1]) for recipe in recipes if _has_parts(recipe))
     if parts > Limit.MAX_RECIPE_PARTS.most:
@@ -311,5 +311,5 @@ def header_from_data(data: object) -> EngineHeader:
 
 
 def _has_parts(recipe: Json) -> TypeGuard[tuple[Json, tuple[Json, ...]]]:
-    """Whether it may be a recipe; who reads it says what is wrong with one that is none."""
+    """Return whether a value may be a recipe; the reader of recipes reports errors in it."""
     return isinstance(recipe, tuple) and len(recipe) == 2 and isinstance(recipe[1], tuple)

@@ -1,16 +1,16 @@
-"""What a run must check of a plan with open symbols, at the run's own values.
+"""Conditions of a plan with symbolic extents, which each run checks at its own values.
 
-A plan for a range of shapes is sound for some values of its symbols and not for others: guards say
-where inference was right, and a view lies inside its buffer only where its extents fit. Interval
-arithmetic over the plan's box proves most of these conditions once. The rest are one table for each
-moment at which values become known (the start of a run, and each step that decides a symbol), and
-are evaluated together, by a few numpy calls, before the first step that depends on them.
+A plan for a range of shapes is sound for some values of its symbols and not for others: guards
+state the assumptions of inference, and a view lies inside its buffer only if its extents fit.
+Interval arithmetic over the plan's box proves most of these conditions once. The remaining ones
+form one table for each stage at which values become known (the start of a run, and each step that
+determines a symbol). A few numpy calls evaluate a table before the first step that depends on it.
 
-Pairs of windows on one buffer are the exception: they are decided one by one, for some 40 us a
-pair and new set of values. Parts of a concatenation interleave, so the ends of two windows, which a
-table could compare, do not tell them apart; what does, `views_overlap`, splits the windows'
-distance
-by their strides in an order that the values decide, and may compare bytes.
+Pairs of windows on one buffer are the exception: each pair is decided separately, which takes some
+40 us for a pair and a new set of values. The parts of a concatenation interleave, so a comparison
+of the ends of two windows, which a table could make, does not separate them. `views_overlap` does:
+it splits the distance of the windows by their strides in an order that depends on the values, and
+may compare bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     _Pair = tuple[Operand, Operand]
 
 START: Final = -1
-"""The stage before the first step; any other stage is the step that decides a symbol."""
+"""Stage before the first step; any other stage is the step that determines a symbol."""
 _MAX_CACHED_VALUES: Final = 64
 
 _Range = tuple[Any, Any]
@@ -53,36 +53,36 @@ _Range = tuple[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class _BoundedView:
-    """A view, and how many bytes its buffer really has."""
+    """A view, and the actual size of its buffer."""
 
     view: View
     capacity_bytes: Dim
-    """Of an application's array, in bytes; the buffer's own size where that is less."""
+    """Size in bytes of the application's array, or the buffer's own size if that is smaller."""
     most: int
-    """The buffer's own size, in bytes."""
+    """The buffer's own size in bytes."""
 
 
 @dataclass(slots=True)
 class _CheckStage:
-    """The conditions that can be evaluated once a step has decided its symbols."""
+    """Conditions that can be evaluated once a step has determined its symbols."""
 
     guards: dict[Guard, None] = field(default_factory=dict["Guard", None])
     windows: dict[_BoundedView, None] = field(default_factory=dict[_BoundedView, None])
     counts: dict[Dim, None] = field(default_factory=dict["Dim", None])
     """Numbers of chunks."""
     pairs: dict[_Pair, None] = field(default_factory=dict["_Pair", None])
-    """Two different windows on one buffer in one launch, of which one is written."""
+    """Pairs of different windows on one buffer in one launch, one of which is written."""
 
 
 class RuntimeChecks:
-    """The residual conditions of one plan; shared by contexts, which only read it."""
+    """Residual conditions of one plan; contexts share the object and only read it."""
 
     def __init__(self, header: EngineHeader, plan: Plan) -> None:
-        """Collect the conditions, and drop those that hold in the whole box.
+        """Collect the conditions, and remove those that hold in the whole box.
 
         Raises:
             EngineFormatError: a dimension has no 64-bit value, or a step depends on a symbol that
-                only a later step decides.
+                only a later step determines.
         """
         self._header, self._plan = header, plan
         self._box = {name: (low, high) for name, low, high in plan.symbols}
@@ -99,23 +99,23 @@ class RuntimeChecks:
             raise EngineFormatError(f"the plan is invalid: {error}") from error
 
     def symbols(self) -> frozenset[str]:
-        """The symbols on which any of the conditions depends."""
+        """Symbols on which any of the conditions depends."""
         return frozenset(name for table in self._tables.values() for name in table.symbols)
 
     def stages(self) -> frozenset[int]:
-        """The stages at which anything is left to check."""
+        """Stages with conditions to check."""
         return frozenset(self._tables)
 
     def check(self, values: Mapping[str, int], stage: int = START) -> None:
-        """Check what a stage of a run depends on.
+        """Check the conditions of one stage of a run.
 
         Args:
-            values: every symbol that is known at the stage.
-            stage: `START`, or the number of the step that has just decided symbols.
+            values: value of every symbol that is known at the stage.
+            stage: `START`, or the number of the step that has just determined symbols.
 
         Raises:
-            ShapeError: a guard fails; names the op, the axes and both extents.
-            EngineFormatError: a step would leave its memory.
+            ShapeError: a guard fails; the message names the op, the axes and both extents.
+            EngineFormatError: a step would access memory outside its buffers.
         """
         table = self._tables.get(stage)
         if table is not None and not table.holds(values):
@@ -151,7 +151,7 @@ class RuntimeChecks:
     def _at(
         self, stages: dict[int, _CheckStage], number: int, symbols: Iterable[str]
     ) -> _CheckStage:
-        # As late as a step allows: a guard that fails by then says more than the step can.
+        # As late as a step allows: the message of a failing guard is more specific than the step's.
         stage = max((self._latest[number], *(self._decided.get(s, START) for s in symbols)))
         if stage > number:
             raise EngineFormatError(
@@ -174,7 +174,7 @@ class RuntimeChecks:
             yield _BoundedView(view, capacity_bytes, buffer.size_bytes)
 
     def _pairs(self, step: Launch) -> Iterator[_Pair]:
-        """Operands in one place of which one is written, but for a window and itself."""
+        """Yield pairs of different operands in one memory space, one of which is written."""
         rows = [(view, i in step.writes, 0) for i, view in enumerate(step.operands)]
         for a, b in itertools.combinations(rows, 2):
             is_written = a[1] or b[1]
@@ -186,16 +186,19 @@ class RuntimeChecks:
                 yield a, b
 
     def _memory_space_key(self, view: View) -> tuple[Space, int]:
-        """What two views must share to share bytes: lifetimes keep other buffers apart."""
+        """Return the key that is equal for views that may share bytes.
+
+        Buffers of the arena have their own keys, because lifetimes separate them.
+        """
         buffer = self._plan.buffers[view.buffer]
         is_own = buffer.space in {Space.ARENA, Space.WEIGHTS}
         return buffer.space, view.buffer if is_own else buffer.start
 
 
 class CachedRuntimeChecks:
-    """The conditions of a plan, and for which values they were found to hold.
+    """Conditions of a plan, and the values for which they hold.
 
-    One for each context: what it keeps is bounded.
+    Each context has its own object, whose size is bounded.
     """
 
     def __init__(self, conditions: RuntimeChecks) -> None:
@@ -217,7 +220,7 @@ class CachedRuntimeChecks:
 
 
 def _latest_stages(plan: Plan) -> list[int]:
-    """The last stage before each step."""
+    """Return the last stage before each step."""
     deciding = set(plan.decided.values())
     stages = (number if number in deciding else START for number in range(len(plan.steps)))
     return list(itertools.accumulate(stages, max, initial=START))
@@ -227,7 +230,7 @@ def _latest_stages(plan: Plan) -> list[int]:
 
 
 class _Table:
-    """The conditions of one stage, those left out that hold in the whole box."""
+    """Conditions of one stage without those that hold in the whole box."""
 
     def __init__(self, stage: _CheckStage, box: Mapping[str, tuple[int, int]]) -> None:
         every = DimTable(_dims_of(stage))
@@ -254,7 +257,7 @@ class _Table:
         return bool(self.guards or self._pairs or len(self._footprints) or self._counts.size)
 
     def holds(self, values: Mapping[str, int]) -> bool:
-        """Whether every condition holds: of pairs of windows one by one, of all others at once."""
+        """Return whether every condition holds; only pairs of windows are checked one by one."""
         found = self._dims.evaluate(values)
         if self.guards:
             gaps = found[self._sides[:, 0]] - found[self._sides[:, 1]]
@@ -301,7 +304,7 @@ def _in_range(dims: DimTable, bounds: _Range, dim: Dim, most: int) -> bool:
 
 
 class _Footprints:
-    """Bytes that many views touch, and how many their buffers have."""
+    """Byte ranges that views access, and the sizes of their buffers."""
 
     def __init__(self, windows: Sequence[_BoundedView], dims: DimTable) -> None:
         views = [w.view for w in windows]
@@ -320,7 +323,7 @@ class _Footprints:
         return len(self._widths)
 
     def hold(self, found: NDArray[np.int64]) -> bool:
-        """Whether every view lies in its buffer, at the values of the dims."""
+        """Return whether every view lies in its buffer at the given values of the dimensions."""
         extents, strides = found[self._extents], found[self._strides]
         front = -self._before * strides
         back = (extents - 1 + self._after) * strides
@@ -332,12 +335,12 @@ class _Footprints:
         return bool(fits.all()) and bool(((extents >= 0) & (extents <= MAX_EXTENT)).all())
 
     def proven(self, bounds: _Range) -> NDArray[np.bool_]:
-        """Which views lie in their buffers in the whole box. Raises OverflowError."""
+        """Return which views lie in their buffers in the whole box. Raises OverflowError."""
         least, most = bounds
         extents = (least[self._extents], most[self._extents])
         strides = (least[self._strides], most[self._strides])
         front = _scaled(strides, -self._before)
-        # With no element along an axis, halo included, a view touches nothing.
+        # A view without elements along an axis, halo included, accesses nothing.
         ends = (
             np.maximum(extents[0] - 1 + self._after, -self._before),
             extents[1] - 1 + self._after,

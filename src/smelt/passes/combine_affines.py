@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Value
 
 _MAX_ROUNDS = 1000
-"""Limit of sweeps over the graph; normally the pass ends when a sweep changes nothing."""
+"""Limit of sweeps over the graph; normally the pass ends when a sweep changes nothing. Chosen
+without a measurement."""
 
 
 @dataclass(frozen=True)

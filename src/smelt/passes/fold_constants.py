@@ -32,7 +32,8 @@ _SHAPE_OPS = ("shape", "size", "prior_box")
 
 
 _MAX_DERIVED_RATIO: Final = 16
-"""Largest total size of derived constants as a multiple of the size of the model's weights."""
+"""Largest total size of derived constants as a multiple of the size of the model's weights. Chosen
+without a measurement."""
 
 _MAX_ADDRESSED_BYTES: Final = 1 << 62
 """Size in bytes from which numpy refuses an array, even one that repeats a single element."""

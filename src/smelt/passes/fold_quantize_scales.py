@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SUMS = (ops.Add, ops.Sub)
 _HOMOGENEOUS = (ops.Relu, ops.LeakyRelu, ops.Neg, ops.Abs)
 _MAX_DEPTH: Final = 32
-"""Longest chain of nodes that is searched for foldable factors."""
+"""Longest chain of nodes that is searched for foldable factors. Chosen without a measurement."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ _ROOTS = (ops.Conv, ops.ConvTranspose, ops.Gemm, ops.MatMul)
 _FACTORS = (ops.Mul, ops.Div)
 _TERMS = (ops.Add, ops.Sub)
 _ROUNDING: Final = {DType.FLOAT16: 1e-3, DType.BFLOAT16: 4e-3}
-"""Upper bound of the relative rounding error of each storage type in its normal range."""
+"""Upper bound of the relative rounding error of each storage type in its normal range. Rounding to
+11 and 8 significant bits errs by at most 4.9e-4 and 3.9e-3."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ _RANK = 4
 _BY_HEAD = (0, 2, 1, 3)
 """Permutation that exchanges the axes of tokens and heads."""
 _MAX_SCALE: Final = float(1 << 32)
-"""Largest magnitude of a factor that may be moved to the scores; the inverse is the smallest."""
+"""Largest magnitude of a factor that may be moved to the scores; the inverse is the smallest.
+Chosen without a measurement."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Op, Value
 
 _RELATIVE_TOLERANCE = 1e-4
-"""Relative tolerance for the constants of a pattern, which exporters round."""
+"""Relative tolerance for the constants of a pattern, which exporters round. Chosen without a
+measurement."""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 STEP_SECONDS: Final = 1.5e-6
-"""Seconds of a CPU step that does almost no work."""
+"""Seconds of a CPU step that does almost no work. Chosen without a measurement."""
 _MOVED_BYTES_PER_SECOND: Final = 5e10
-"""Bytes per second of copies within a CPU's caches."""
+"""Bytes per second of copies within a CPU's caches. Half of the rate that was measured for a copy
+within the caches of the development machine (docs/lab/choosing-tactics.md)."""
 
 
 class CostModelTimer:

@@ -43,13 +43,15 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _TOLERANCES: Final = {DType.BFLOAT16: 0.1, DType.FLOAT16: 1e-2}
 """Relative error limits by storage type. They are loose because intermediate tensors are rounded,
-while an activation may bound the magnitudes that errors are relative to."""
+while an activation may bound the magnitudes that errors are relative to. Chosen without a
+measurement."""
 _TOLERANCE: Final = 1e-4
-"""Relative error limit of float32 results."""
+"""Relative error limit of float32 results. It is the error that the project allows for float32."""
 _COMPILE_BATCH: Final = 32
-"""Number of kernels compiled between two checks of the deadline."""
+"""Number of kernels compiled between two checks of the deadline. Chosen without a measurement."""
 _MAX_RUNS_PER_MEAN: Final = 64
-"""Maximum number of runs that one sample averages to reach its minimum duration."""
+"""Maximum number of runs that one sample averages to reach its minimum duration. Chosen without a
+measurement."""
 
 
 @dataclass(slots=True)

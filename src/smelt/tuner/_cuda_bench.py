@@ -49,21 +49,24 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCES: Final = {DType.FLOAT16: 3e-3, DType.BFLOAT16: 2e-2}
-"""Error limits relative to the largest magnitude of a result, by storage type."""
+"""Error limits relative to the largest magnitude of a result, by storage type. They are the errors
+that the project allows for these types."""
 _TOLERANCE: Final = 1e-4
-"""Relative error limit of float32 results."""
+"""Relative error limit of float32 results. It is the error that the project allows for float32."""
 _TF32_TOLERANCE: Final = 3e-3
-"""Relative error limit of float32 results computed with TF32 products."""
+"""Relative error limit of float32 results computed with TF32 products. TF32 has the mantissa of
+float16, and so its limit."""
 _ACTIVATION_SETS: Final = 2
-"""Number of sets of activations; consecutive launches alternate between them."""
+"""Number of sets of activations; consecutive launches alternate between them. Chosen without a
+measurement."""
 _LAUNCHES_PER_GRAPH: Final = 12
-"""Number of launches in a timed graph."""
+"""Number of launches in a timed graph. Chosen without a measurement."""
 _LONG_SECONDS: Final = 1e-4
-"""Estimated seconds above which a launch counts as long."""
+"""Estimated seconds above which a launch counts as long. Chosen without a measurement."""
 _LAUNCHES_PER_LONG_GRAPH: Final = 4
-"""Number of launches in a timed graph of long launches."""
+"""Number of launches in a timed graph of long launches. Chosen without a measurement."""
 _MAX_WEIGHT_COPY_BYTES: Final = 512 << 20
-"""Maximum total bytes of the copies of a tactic's weights."""
+"""Maximum total bytes of the copies of a tactic's weights. Chosen without a measurement."""
 
 
 class CudaBench:

@@ -45,11 +45,14 @@ Symbols = tuple[tuple[str, int, int], ...]
 """Every symbol with its smallest and largest value."""
 
 _SMALL_BYTES: Final = 64 << 10
-"""Constants up to this size in bytes keep their values: they may be indices, axes or bounds."""
+"""Constants up to this size in bytes keep their values: they may be indices, axes or bounds. Chosen
+without a measurement."""
 _OUTLIER_RATIO: Final = 1.1
-"""Runs that take more than this multiple of the fastest run are discarded."""
+"""Runs that take more than this multiple of the fastest run are discarded. Chosen without a
+measurement (docs/lab/choosing-tactics.md)."""
 _SPREAD: Final = 0.1
-"""Standard deviation of random weights: activations neither vanish nor overflow."""
+"""Standard deviation of random weights: activations neither vanish nor overflow. Chosen without a
+measurement."""
 
 
 def _first_with_same_kernels(assignments: Sequence[Assignment]) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from smelt.errors import InternalError
 
+# Names and numbers of the ELF specification (elf.h).
 SHT_RELA: Final = 4
 SHT_NOBITS: Final = 8
 SHF_WRITE: Final = 1

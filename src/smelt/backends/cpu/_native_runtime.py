@@ -26,7 +26,7 @@ _SPINS_IN_RUN: Final = 1500
 worker never yields its processor: a busy neighbour would keep it for milliseconds, whereas a
 sleeper gets it back (docs/lab/threads.md)."""
 _NAP_NS: Final = 50_000
-"""Length of such a sleep in nanoseconds."""
+"""Length of such a sleep in nanoseconds; 1 µs is no faster (docs/lab/threads.md)."""
 _CLOSED: Final = 0xFFFFFFFF
 """Chunk number that marks a region as closed: no chunk is left to take."""
 

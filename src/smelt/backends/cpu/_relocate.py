@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 _PAGE_BITS: Final = 12
 """log2 of the page size in bytes that ADRP instructions count in."""
 
+# Names and numbers of the psABI of x86-64 (R_X86_64_...).
 _X86_PC64: Final = 24
 _X86_PC32: Final = 2
 _X86_PLT32: Final = 4
 _X86_GOT: Final = frozenset({9, 41, 42, 43})
 """GOTPCREL, GOTPCRELX, REX_GOTPCRELX and CODE_4_GOTPCRELX."""
 
+# Names and numbers of the ELF ABI of AArch64 (R_AARCH64_...).
 _ARM_PREL64: Final = 260
 _ARM_PREL32: Final = 261
 _ARM_ADR_PREL_LO21: Final = 274

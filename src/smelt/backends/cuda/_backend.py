@@ -74,7 +74,8 @@ if TYPE_CHECKING:
 
 _MAX_CONCURRENT_BLOCKS: Final = 1024
 """Maximum number of thread blocks of a launch that may run concurrently with others; larger
-launches fill a GPU alone."""
+launches fill a GPU alone. Chosen without a measurement: about eight blocks for each of an H200's
+132 multiprocessors."""
 _INT32_INDEXED_FAMILIES: Final = (
     "prefetch", "attention", "fused_pair", "conv", "conv_sum", "cudnn", "depthwise", "gemm",
     "persistent",

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
 
 _SECONDS: Final = 60.0
-"""Time limit of one kernel's compilation, in seconds."""
+"""Time limit of one kernel's compilation, in seconds. Chosen without a measurement: kernels compile
+in seconds, so a compiler that takes longer hangs."""
 _START_SECONDS: Final = 60.0
-"""Time limit of a process's start, in seconds."""
+"""Time limit of a process's start, in seconds. Chosen without a measurement."""
 _MAX_REPORTED_CHARACTERS: Final = 500
-"""Maximum length of the compiler output that is included in an error, in characters."""
+"""Maximum length of the compiler output that is included in an error, in characters. Chosen without
+a measurement, for a readable message."""
 _PATHS: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[1])"
 """Program text that gives a worker this process's ``sys.path``."""
 _PROGRAM: Final = "from smelt.backends.cuda._compiler_worker import main; main(sys.argv[2])"

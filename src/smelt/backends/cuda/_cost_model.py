@@ -52,7 +52,8 @@ source."""
 _L2_STREAM_BYTES_PER_SECOND: Final = 5.1e10
 """L2 bandwidth per multiprocessor for elements that are read once and are in the cache; fitted."""
 _L2_SOURCE_BYTES: Final = 1e6
-"""Size of a source at which the L2 bandwidth is twice `_L2_BYTES_PER_SECOND`, in bytes."""
+"""Size of a source at which the L2 bandwidth is twice `_L2_BYTES_PER_SECOND`, in bytes. Chosen
+without a measurement of its own: the rate was fitted with it."""
 _L2_LINE_BYTES_PER_SECOND: Final = 5.9e11
 """L2 bandwidth of one line that all programs read; fitted."""
 _OUTSTANDING_LOADS: Final = 8
@@ -68,25 +69,27 @@ _L2_OVERLAP: Final = 2.0
 MAX_REGISTERS_PER_THREAD: Final = 255
 """Maximum number of registers of a thread."""
 _MIN_REGISTERS: Final = 32
-"""Minimum number of registers per thread that the model assumes."""
+"""Minimum number of registers per thread that the model assumes. Chosen without a measurement."""
 _TF32_SHARE: Final = {"tf32": 0.5, "tf32x3": 0.17}
-"""Throughput of tensor cores in TF32 relative to 16-bit types."""
+"""Throughput of tensor cores in TF32 relative to 16-bit types. By NVIDIA's data sheets tf32 has
+half the rate of 16-bit types; tf32x3 multiplies three times, which is a sixth."""
 _SMALL_TILE_MMA_SHARE: Final = 0.22
 """Throughput of the warp-level MMA instructions, which small tiles use on GPUs with warp-group
 instructions, relative to the peak; fitted."""
 _LEGACY_MMA_SHARE: Final = 0.85
-"""Throughput of warp-level MMA on GPUs without warp-group instructions, relative to the peak."""
+"""Throughput of warp-level MMA on GPUs without warp-group instructions, relative to the peak.
+Chosen without a measurement: no such GPU was measured."""
 _CUDA_CORE_SHARE: Final = 0.62
 """Throughput of CUDA cores with many accumulators, relative to the peak; fitted."""
 _CUDA_CORE_ACCUMULATORS: Final = 4.0
 """Accumulators per thread at which half of `_CUDA_CORE_SHARE` is reached: with more, a thread loads
-fewer operands for each."""
+fewer operands for each. Chosen without a measurement of its own: the share was fitted with it."""
 _SHARED_READ_BYTES_PER_SECOND: Final = 2.25e11
 """Rate at which tensor cores read a multiprocessor's shared memory; fitted."""
 _WIDE_MMA_ROWS: Final = 64
 """Rows of a warp-group MMA instruction."""
 _GUESSED_EXTENT: Final = 8
-"""Value assumed for a symbol in an extent."""
+"""Value assumed for a symbol in an extent. Chosen without a measurement."""
 _MIN_EXTENT: Final = 16
 """Minimum extent of a tile on tensor cores."""
 

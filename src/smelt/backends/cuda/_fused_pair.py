@@ -37,7 +37,7 @@ FUSED_PAIR: Final = "fused_pair"
 """Name of the kernel family."""
 _REGISTER_WEIGHT_ELEMENTS: Final = 128
 """Maximum number of the second product's weights that a thread holds while the first product is
-summed."""
+summed. Chosen without a measurement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ MAX_INT32_ELEMENTS: Final = 1 << 30
 """Maximum number of elements that kernels index with 32 bits: half the range, because half2 kernels
 process images in pairs and tiles extend past the last position."""
 _MAX_GEMM_ROWS: Final = MAX_INT32 - 4096
-"""Maximum number of rows of a product: the last tile extends past the last row."""
+"""Maximum number of rows of a product: the last tile extends past the last row. No tile has 4,096
+rows."""
 
 
 def index_overflow_reason(node: Node) -> str | None:

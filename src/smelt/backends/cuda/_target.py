@@ -14,7 +14,7 @@ from smelt.types import DType
 _NAME: Final = re.compile(r"sm_(\d{2,3})a?")
 """Name of an architecture."""
 _MAX_PARTS: Final = 16
-"""Maximum number of architectures of an engine."""
+"""Maximum number of architectures of an engine. Chosen without a measurement."""
 _FIRST_WITH_BFLOAT16: Final = 80
 """Compute capability (times ten) from which bfloat16 is supported."""
 _FIRST_WITH_TF32: Final = 80

@@ -1,4 +1,4 @@
-"""Arrays on a GPU: other libraries' seen through, and our own shown to them.
+"""Arrays on a GPU: access to arrays of other libraries, and smelt's arrays for other libraries.
 
 Sources: "CUDA Array Interface (Version 3)" of the Numba documentation; DLPack's C structures and
 "Python Specification for DLPack" (stream semantics: 1 is the default stream, never 0).
@@ -63,20 +63,20 @@ class _Managed(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """An array in a GPU's memory, whoever made it."""
+    """An array in a GPU's memory, of any library."""
 
     address: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """Elements from one index to the next, for each axis."""
+    """Distance in elements from one index to the next, for each axis."""
     dtype: DType
     is_read_only: bool
     keep_alive: object
-    """What must live as long as the memory is used."""
+    """Object that must live as long as the memory is used."""
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether elements follow one another in the order of the axes, without gaps."""
+        """Whether the elements are in the order of the axes, without gaps."""
         return 0 in self.shape or all(
             extent == 1 or stride == wanted
             for extent, stride, wanted in zip(
@@ -96,7 +96,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_on_gpu(value: object) -> bool:
-    """Whether ``value`` is an array whose memory is a GPU's."""
+    """Return whether ``value`` is an array in the memory of a GPU."""
     where = getattr(value, "__dlpack_device__", None)
     if where is not None:
         return int(where()[0]) in _ON_GPU
@@ -104,17 +104,18 @@ def is_on_gpu(value: object) -> bool:
 
 
 def view_of(value: object, stream: CudaStream) -> DeviceView:
-    """Look into any library's array on a GPU; ``stream`` waits for whatever still writes it.
+    """Return a view of an array of any library on a GPU; ``stream`` waits for pending writes.
 
-    DLPack is asked first: the array interface has no bfloat16 (torch says float16), does not say
-    which GPU, and most who offer it do not say who still writes.
+    DLPack is preferred: the array interface has no bfloat16 (torch reports float16) and does not
+    name the GPU, and most implementations do not name the stream that still writes.
 
     Args:
-        value: has DLPack's two methods, or ``__cuda_array_interface__``.
-        stream: will read or write the array.
+        value: object with the two methods of DLPack, or ``__cuda_array_interface__``.
+        stream: stream that will read or write the array.
 
     Raises:
-        BindingError: it is no such array, lies on another GPU, or has no dtype of ours.
+        BindingError: the object is not such an array, is on another GPU, or has an unsupported
+            dtype.
     """
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         return _from_dlpack(cast("Any", value), stream)
@@ -155,7 +156,7 @@ def _from_interface(value: object, interface: Any, stream: CudaStream) -> Device
 
 
 def _wait_for(stream: CudaStream, handle: int) -> None:
-    """Let ``stream`` wait for what is queued on another."""
+    """Make ``stream`` wait for the work that is queued on another stream."""
     if handle == int(stream.handle):
         return
     event = CudaEvent(stream.device, times=False)
@@ -181,7 +182,7 @@ def _from_dlpack(value: Any, stream: CudaStream) -> DeviceView:
     if tensor.strides:
         strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))
     address = (tensor.data or 0) + tensor.byte_offset
-    # The capsule is never marked as used: it frees the producer's tensor when it is forgotten.
+    # The capsule is never marked as used: its deletion frees the producer's tensor.
     keep_alive = (value, capsule)
     return DeviceView(
         address, shape, strides, _dtype(tensor.dtype), is_read_only=False, keep_alive=keep_alive
@@ -239,12 +240,12 @@ def _managed(capsule: object) -> Any:
 
 
 class CudaArray:
-    """A contiguous array in a GPU's memory, which torch, cupy and jax take without a copy."""
+    """A contiguous array in a GPU's memory, which torch, cupy and jax accept without a copy."""
 
     __slots__ = ("__weakref__", "_ready", "allocation", "dtype", "shape")
 
     def __init__(self, allocation: CudaAllocation, dtype: DType, shape: Sequence[int]) -> None:
-        """Show memory as an array; it must be large enough."""
+        """Wrap memory as an array; the memory must be large enough."""
         self.allocation = allocation
         self.dtype = dtype
         self.shape = tuple(shape)
@@ -255,7 +256,7 @@ class CudaArray:
         return f"CudaArray({self.dtype.value}{list(self.shape)} on cuda:{device.index})"
 
     def written_on(self, stream: CudaStream) -> None:
-        """Note that work now queued on ``stream`` writes the array: readers will wait for it."""
+        """Record that queued work on ``stream`` writes the array: readers wait for it."""
         self._ready = CudaEvent(stream.device, times=False)
         self._ready.record(stream)
 
@@ -266,7 +267,7 @@ class CudaArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The array for numba, cupy and others; waits, since it names no stream."""
+        """The array for numba, cupy and others; waits, because the interface names no stream."""
         self.synchronize()
         return {
             "shape": self.shape,
@@ -277,7 +278,7 @@ class CudaArray:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """CUDA, and the GPU's number."""
+        """Device type (CUDA) and number of the GPU."""
         return DLPACK_CUDA, self.allocation.device.index
 
     def __dlpack__(
@@ -288,12 +289,12 @@ class CudaArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """The array as a capsule; the consumer's ``stream`` (-1: nobody) waits for its writer.
+        """Return a capsule; the consumer's ``stream`` (-1: none) waits for pending writes.
 
         Raises:
-            BufferError: a copy, or another device, is asked for.
+            BufferError: a copy or another device is requested.
         """
-        del max_version  # structures without a version are every consumer's
+        del max_version  # every consumer accepts structures without a version
         if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError(
                 "the array can be exported only on the device where it is; copy it first"
@@ -305,7 +306,7 @@ class CudaArray:
 
 
 _shown: dict[int, tuple[object, ...]] = {}
-"""What consumers of our capsules hold, by the address of the structure."""
+"""Objects that consumers of capsules keep alive, by the address of the structure."""
 
 
 def _capsule_for(array: CudaArray) -> object:
@@ -327,14 +328,14 @@ def _capsule_for(array: CudaArray) -> object:
 
 
 def _forget(address: int) -> None:
-    """The consumer is done."""
+    """Release the objects of a structure that its consumer has deleted."""
     _shown.pop(address, None)
 
 
 def _drop_capsule(capsule: int) -> None:
-    """A capsule is forgotten, and given as an address: a reference would revive it.
+    """Handle the deletion of a capsule, given by address because a reference would revive it.
 
-    If nobody took its tensor, that is done with.
+    A tensor that no consumer has taken is released.
     """
     if _is_valid_at(capsule, _CAPSULE):
         _shown.pop(_get_pointer_at(capsule, _CAPSULE), None)

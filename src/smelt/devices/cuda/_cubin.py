@@ -1,8 +1,8 @@
-"""What a cubin says of its kernels: registers, shared and local memory.
+"""Resources of the kernels in a cubin: registers, shared and local memory.
 
-A cubin is an ELF object. A kernel has its code in a section ``.text.NAME``, static shared memory in
-``.nv.shared.NAME``, and attributes of all kernels, by their symbols, stand in ``.nv.info``. Cubins
-come from files of strangers: nothing is believed to lie where it is said to.
+A cubin is an ELF object. The code of a kernel is in the section ``.text.NAME``, its static shared
+memory in ``.nv.shared.NAME``; the section ``.nv.info`` has the attributes of all kernels, by their
+symbols. Cubins come from untrusted files, so every offset and size is checked.
 """
 
 from __future__ import annotations
@@ -23,37 +23,39 @@ _SYMBOL: Final = struct.Struct("<IBBHQQ")
 _MACHINE: Final = 190
 _SYMBOL_TABLE: Final = 2
 _WITHOUT_CONTENT: Final = 8
-"""Kind of a section that only says how much memory to keep free."""
+"""Kind of a section without content, which only reserves memory."""
 _FUNCTION: Final = 2
 _ATTRIBUTE: Final = struct.Struct("<BBH")
 _SIZED: Final = 4
-"""Form of an attribute whose last field is the length of what follows; the others end there."""
+"""Form of an attribute whose last field is the length of the data that follows; others have
+none."""
 _COUNT_OF_KERNEL: Final = struct.Struct("<II")
 _FRAME_SIZE: Final = 0x11
 _MIN_STACK_SIZE: Final = 0x12
 _REGISTER_COUNT: Final = 0x2F
 _RESERVED_BYTES: Final = 1024
-"""Shared memory that the system takes of each block's: from Hopper on, sections include it."""
+"""Shared memory of each block that the system reserves: sections include it from Hopper on."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelResources:
-    """What a kernel takes."""
+    """Resources of a kernel."""
 
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     static_shared_bytes: int
-    """Of a block, beside what a launch asks for."""
+    """Shared memory of a block in bytes, in addition to what a launch requests."""
     local_bytes: int
-    """Of a thread: registers that were spilled, and arrays that are indexed while it runs."""
+    """Local memory of a thread in bytes: spilled registers, and arrays that are indexed at run
+    time."""
     code_bytes: int
-    """Length of its instructions."""
+    """Length of the instructions in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Section:
     name: int
-    """Where its name starts among the names."""
+    """Offset of the name in the table of names."""
     kind: int
     offset: int
     size: int
@@ -62,10 +64,10 @@ class _Section:
 
 
 def resources_of(cubin: bytes | memoryview, entry: str) -> KernelResources:
-    """What the kernel ``entry`` of a cubin takes.
+    """Return the resources of the kernel ``entry`` of a cubin.
 
     Raises:
-        EngineFormatError: it is not a cubin, or damaged, or has no such kernel.
+        EngineFormatError: the code is not a cubin, is damaged, or has no such kernel.
     """
     try:
         return _Cubin(memoryview(cubin)).resources(entry)
@@ -74,10 +76,10 @@ def resources_of(cubin: bytes | memoryview, entry: str) -> KernelResources:
 
 
 def check_is_whole(cubin: bytes | memoryview) -> None:
-    """Refuse code of which a part is missing: the driver reads beyond its end, and crashes.
+    """Check that no part of the code is missing: the driver would read beyond its end and crash.
 
     Raises:
-        EngineFormatError: it is not a cubin, or damaged.
+        EngineFormatError: the code is not a cubin, or is damaged.
     """
     try:
         found = _Cubin(memoryview(cubin))
@@ -102,7 +104,7 @@ class _Cubin:
         rows = (_SECTION.unpack_from(data, table + n * _SECTION.size) for n in range(count))
         self.sections = [_Section(r[0], r[1], r[4], r[5], r[6], r[7]) for r in rows]
         self.segments: tuple[int, int, int] = (header[7], header[11], header[12])
-        """Where their table starts, the length of its entries, and how many there are."""
+        """Offset of the table of segments, the length of its entries, and their number."""
         self.names = bytes(self.content(self.sections[int(header[15])]))
 
     def resources(self, entry: str) -> KernelResources:
@@ -129,7 +131,7 @@ class _Cubin:
         return self.data[section.offset : end]
 
     def segment_ends(self) -> Iterator[int]:
-        """Where each segment's content ends; those without any have no end."""
+        """Yield the end of the content of each segment that has any."""
         table, length, count = self.segments
         if count and length != _SEGMENT.size:
             raise ValueError(f"its program headers have {length} bytes")
@@ -144,7 +146,7 @@ class _Cubin:
         return next((s for s in self.sections if _starts(self.names, s.name, wanted)), None)
 
     def symbol_of(self, entry: str) -> int:
-        """The kernel's number among the symbols."""
+        """Return the number of the kernel among the symbols."""
         wanted = entry.encode() + b"\0"
         tables = [s for s in self.sections if s.kind == _SYMBOL_TABLE]
         for table in tables[:1]:
@@ -155,14 +157,14 @@ class _Cubin:
         raise EngineFormatError(f"there is no symbol {entry!r}")
 
     def attributes(self, symbol: int) -> dict[int, int]:
-        """What the attributes of all kernels say of one."""
+        """Return the attributes of one kernel."""
         section = self.find(".nv.info")
         found = () if section is None else _attributes(self.content(section))
         return {kind: value for kind, owner, value in found if owner == symbol}
 
 
 def _attributes(content: memoryview) -> Iterator[tuple[int, int, int]]:
-    """(kind, symbol, value) of each attribute that is one number of one symbol."""
+    """Yield (kind, symbol, value) of each attribute that is one number of one symbol."""
     position = 0
     while position < len(content):
         form, kind, size = _ATTRIBUTE.unpack_from(content, position)

@@ -1,10 +1,10 @@
-"""Products of matrices by cuBLASLt: a library call as data, checked when it is loaded.
+"""Matrix products by cuBLASLt: a library call as data, which is checked when it is loaded.
 
-A call says everything itself, the library's algorithm included: 64 bytes which mean something to
-one version alone.
+A call is self-contained. It includes the library's algorithm: 64 bytes that are valid for one
+version only.
 
-Matrices lie row by row here and column by column there: the library is told to compute the
-transposed result, of the factors in the other order.
+Matrices are row-major here and column-major in the library, so the library computes the transposed
+result from the factors in reverse order.
 
 Source: cuBLAS library reference, "Using the cuBLASLt API".
 """
@@ -56,20 +56,20 @@ _FOLDERS: Final = ("cu13/lib", "cublas/lib")
 _OLDEST_MAJOR: Final = 12
 _TYPES: Final = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 14}
 _COMPUTE: Final = {"ieee": 68, "tf32": 77}
-"""Sums are float32; factors of float32 may be rounded on their way in."""
+"""Sums are float32; the library may round float32 factors to the named precision."""
 _ACTIVATIONS: Final = {"": 0, "relu": 2, "gelu": 32}
-"""The library's gelu goes by the hyperbolic tangent."""
+"""The library's gelu uses the hyperbolic tangent."""
 _DEFAULT_EPILOGUE, _BIAS_EPILOGUE = 1, 4
 _FLOAT32: Final = 0
 LARGEST_ALPHA: Final = float(np.finfo(np.float32).max)
-"""The largest factor of a product."""
+"""Largest factor of a product."""
 _DESC_TRANSPOSES: Final = (3, 4)
 _DESC_EPILOGUE, _DESC_BIAS = 7, 8
 _LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_STRIDE = 5, 6
 _PREFER_WORKSPACE, _PREFER_REDUCTIONS = 1, 3
 _PREFER_ALIGNMENTS: Final = (5, 6, 7, 8)
 _SUMS_IN_FLOAT32: Final = 2
-"""The one way to add the pieces of a sum that rounds none of them."""
+"""The only reduction scheme for partial sums that does not round them."""
 _ALGORITHM_BYTES: Final = 64
 _STATUSES: Final = {
     1: "NOT_INITIALIZED",
@@ -82,7 +82,7 @@ _STATUSES: Final = {
     15: "NOT_SUPPORTED",
 }
 _NOT_SUPPORTED: Final = frozenset({7, 8, 15})
-"""Statuses by which the library says of a product, not of itself, that it cannot be."""
+"""Statuses by which the library refuses a product, as opposed to reporting an error of its own."""
 
 _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
 _FUNCTIONS: Final[Mapping[str, Sequence[Any]]] = {
@@ -103,7 +103,7 @@ _FUNCTIONS: Final[Mapping[str, Sequence[Any]]] = {
     "cublasLtMatmulAlgoCheck": (_POINTER,) * 8,
     "cublasLtMatmul": (*[_POINTER] * 14, _SIZE, _POINTER),
 }  # fmt: skip
-"""Each returns a status."""
+"""Argument types of each function; each returns a status."""
 
 
 class CublasError(LibraryError):
@@ -115,7 +115,7 @@ class CublasError(LibraryError):
 
 
 class _Result(ctypes.Structure):
-    """What the library says of an algorithm: cublasLtMatmulHeuristicResult_t."""
+    """The library's description of an algorithm: cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
         ("algorithm", ctypes.c_uint8 * _ALGORITHM_BYTES),
@@ -128,46 +128,46 @@ class _Result(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class ProductCall:
-    """``activation(alpha * first @ second + added + bias)``, on stacks of matrices without holes.
+    """``activation(alpha * first @ second + added + bias)``, on stacks of contiguous matrices.
 
-    Its argument words are the addresses of the first factor, the second, what is added, the bias,
-    the result and the workspace, as far as there are any.
+    The argument words are the addresses of the first factor, the second factor, the added tensor,
+    the bias, the result and the workspace, each if it is present.
     """
 
     provider: ClassVar[str] = "cublaslt"
-    """The library's name in engines."""
+    """Name of the library in engines."""
 
     version: int
-    """The library's own number of its version."""
+    """Version number in the library's own format."""
     matrices: int
-    """Of each stack."""
+    """Number of matrices of each stack."""
     rows: int
     columns: int
     depth: int
     transposed: tuple[bool, bool]
-    """Whether each factor lies transposed: the first (depth, rows), the second
+    """Whether each factor is stored transposed: the first as (depth, rows), the second as
     (columns, depth)."""
     factors: DType
     result: DType
-    """What is added and the bias have this type, too."""
+    """Type of the result, the added tensor and the bias."""
     precision: str
     """How float32 is multiplied: "ieee" or "tf32"."""
     alpha: float
     adds: bool
     bias: bool
-    """One number for each column."""
+    """Whether there is a bias, one number for each column."""
     activation: str
-    """"", "relu" or "gelu" (by the hyperbolic tangent)."""
+    """"", "relu" or "gelu" (with the hyperbolic tangent)."""
     workspace_bytes: int = 0
     algorithm: str = ""
-    """What the library keeps its decision in, in hexadecimal; zeros at its end are left out."""
+    """The library's encoded algorithm in hexadecimal, without zeros at its end."""
 
     @staticmethod
     def from_fields(data: Mapping[str, Any]) -> ProductCall:
-        """The call that a record or a kernel's parameters describe.
+        """Return the call that a record or a kernel's parameters describe.
 
         Raises:
-            EngineFormatError: they describe none.
+            EngineFormatError: they do not describe a call.
         """
         try:
             first, second = data["transposed"]
@@ -180,12 +180,12 @@ class ProductCall:
         return made
 
     def to_fields(self) -> dict[str, Any]:
-        """The call as a record or a kernel's parameters hold it."""
+        """Return the call as fields of a record or a kernel's parameters."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**plain, "factors": self.factors.value, "result": self.result.value}
 
     def check(self) -> None:
-        """Raise ValueError if there can be no such call."""
+        """Raise ValueError if such a call cannot exist."""
         sizes = (self.matrices, self.rows, self.columns, self.depth)
         if any(type(size) is not int or not 0 < size < 1 << 31 for size in sizes):
             raise ValueError(f"the extents {sizes} of the matrices are invalid")
@@ -198,7 +198,7 @@ class ProductCall:
         if not known:
             raise ValueError("unknown type, precision or activation")
         kinds = [type(x) for x in (self.alpha, self.adds, self.bias)]
-        # The second is false of what is not a number, too.
+        # The second comparison is false for NaN, too.
         if kinds != [float, bool, bool] or not abs(self.alpha) <= LARGEST_ALPHA:
             raise ValueError("alpha is not finite, or a field has the wrong type")
         if len(bytes.fromhex(self.algorithm)) > _ALGORITHM_BYTES:
@@ -206,17 +206,17 @@ class ProductCall:
 
     @property
     def words(self) -> int:
-        """How many argument words it takes."""
+        """Number of argument words."""
         return 3 + self.adds + self.bias + (self.workspace_bytes > 0)
 
 
 class CublasLt:
-    """The library on one GPU; closed when it is forgotten."""
+    """The library on one GPU; it is closed when the object is garbage-collected."""
 
     provider: ClassVar[str] = ProductCall.provider
 
     def __init__(self, device: CudaDevice, api: Any) -> None:
-        """Take ``api``, the library's functions by name, into use.
+        """Initialise the library; ``api`` has its functions by name.
 
         Raises:
             CublasError: the library cannot be started.
@@ -243,9 +243,9 @@ class CublasLt:
     def algorithms(
         self, call: ProductCall, *, count: int, most_workspace_bytes: int
     ) -> list[tuple[str, int]]:
-        """What the library proposes for a call: algorithms and the workspaces that they need.
+        """Return the algorithms that the library proposes for a call, with their workspaces.
 
-        The best guess comes first; none, if it cannot do the call at all.
+        The best guess comes first. The list is empty if the library cannot perform the call.
         """
         found = (_Result * count)()
         number = ctypes.c_int()
@@ -266,7 +266,7 @@ class CublasLt:
                 if error.status in _NOT_SUPPORTED:
                     return []
                 raise
-            # Of some it wants more room when it is asked again than when it proposes them.
+            # For some algorithms the library reports a larger workspace here than in its proposal.
             required = [
                 self._required_workspace_bytes(described, ctypes.addressof(result))
                 for result in found[: number.value]
@@ -283,7 +283,7 @@ class CublasLt:
         ]
 
     def _required_workspace_bytes(self, described: Sequence[int], algorithm: int) -> int | None:
-        """The workspace that an algorithm needs; None if it cannot do what is described."""
+        """Return an algorithm's workspace; None if it cannot compute the described product."""
         result = _Result()
         status = self._api.cublasLtMatmulAlgoCheck(
             self._handle, *described, algorithm, ctypes.addressof(result)
@@ -291,10 +291,10 @@ class CublasLt:
         return None if status or result.state else int(result.workspace_bytes)
 
     def prepare(self, call: ProductCall) -> Launcher:
-        """Let the library look at a call; what is returned queues it on its operands.
+        """Prepare a call; the returned function queues it on its operands.
 
         Raises:
-            EngineMismatchError: its algorithm cannot do this product on this GPU.
+            EngineMismatchError: the algorithm of the call cannot compute this product on this GPU.
         """
         algorithm = _algorithm(call)
         with self._described(call, ALIGNED_BYTES) as described:
@@ -327,7 +327,7 @@ class CublasLt:
 
     @contextmanager
     def _described(self, call: ProductCall, bias: int) -> Generator[tuple[int, ...]]:
-        """What is computed, then the layouts of both factors, of what is added, of the result."""
+        """Yield descriptors of the computation, the factors, the added tensor and the result."""
         first, second = call.transposed
         factors, result = _TYPES[call.factors], _TYPES[call.result]
         shapes = [(call.columns, call.depth), (call.depth, call.rows)]
@@ -354,7 +354,7 @@ class CublasLt:
 
     @contextmanager
     def _made(self, kind: str, *arguments: int) -> Generator[int]:
-        """A descriptor or a preference of the library."""
+        """Create a descriptor or a preference of the library."""
         descriptor = ctypes.c_void_p()
         self._call(f"cublasLtMatmul{kind}Create", ctypes.addressof(descriptor), *arguments)
         try:
@@ -387,24 +387,24 @@ class CublasLt:
 
 
 def open_cublaslt(device: CudaDevice, version: int | None = None) -> CublasLt:
-    """Return the library on a GPU; raises what `load_cublaslt` does."""
+    """Return the library on a GPU. Raises as `load_cublaslt`."""
     return CublasLt(device, load_cublaslt(device, version))
 
 
 def load_cublaslt(device: CudaDevice, version: int | None = None, major: int | None = None) -> Any:
-    """Return the library's functions: of this version, or whichever is found first.
+    """Return the library's functions, of the given version or of the first that is found.
 
-    Of several in one place, what the driver is newest for comes first.
+    If a folder has several versions, the newest one that the driver supports comes first.
 
     Args:
-        device: the GPU.
-        version: the library's own number of its version.
-        major: the CUDA that the library is for.
+        device: GPU to use.
+        version: version number in the library's own format.
+        major: major version of the CUDA that the library is for.
 
     Raises:
-        MissingExtraError: there is none.
-        EngineMismatchError: there is none of this version.
-        DeviceError: the driver is too old for it, or for what the extra would bring.
+        MissingExtraError: the library is not installed.
+        EngineMismatchError: the given version is not installed.
+        DeviceError: the driver is too old for the library, or for the packages of the extra.
     """
     newest = device.driver.version // 1000
     wanted = version // 10000 if version is not None else major

@@ -1,9 +1,10 @@
-"""Convolutions by cuDNN: a plan of its own as data, made again when it is loaded.
+"""Convolutions by cuDNN: an execution plan as data, which is created again when it is loaded.
 
-What is computed is an *operation graph*: a convolution, then a sum with a residual, a sum with a
-bias, and ReLU, as far as there are any; only the result is written. The library proposes *engines*
-for it, and for each a choice of *knobs*; a number and pairs of numbers, which mean something to one
-version alone. From these a plan is made, for some by compiling code: once, when a call is prepared.
+The computation is an *operation graph*: a convolution, then the addition of a residual, the
+addition of a bias, and ReLU, each if it is present; only the result is written. The library
+proposes *engines* for it, and for each engine a choice of *knobs*: a number and pairs of numbers,
+which are valid for one version only. The plan is created from them once, when a call is prepared;
+some engines compile code for it.
 
 Source: cuDNN backend library reference, "Backend Descriptor Types"; numbers as in its headers.
 """
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 _NAMES: Final = ("libcudnn.so.9",)
 _FOLDERS: Final = ("cudnn/lib",)
 _OLDEST_VERSION: Final = 90200
-"""Older ones do not tell an engine's workspace before a plan is made."""
+"""Older versions do not report an engine's workspace before a plan is created."""
 
 _TYPES: Final = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 9}
 _PRECISIONS: Final = ("ieee", "tf32")
@@ -77,7 +78,7 @@ _FLOAT32: Final = 0
 _MAX_EXTENT: Final = (1 << 31) - 1
 _MAX_KNOBS: Final = 64
 _AXES: Final = (2, 3)
-"""How many axes an image may have beside the batch and the channels."""
+"""Possible numbers of axes of an image besides the batch and the channels."""
 
 # Kinds of descriptors.
 _OF_POINTWISE, _OF_CONVOLUTION, _ENGINE, _CONFIGURATION, _HEURISTICS, _PLAN = 0, 1, 2, 3, 4, 5
@@ -101,51 +102,51 @@ _ENGINE_GRAPH, _ENGINE_NUMBER, _ENGINE_NUMERICS = 1300, 1301, 1303
 _CORRELATION: Final = 1
 _ADD, _RELU = 0, 100
 _MODES: Final = ((3, 1), (2,))
-"""Of the heuristics: those that guess what is fast; what works at all, where these know nothing."""
+"""Heuristic modes: those that predict fast engines, then the fallback for all supported engines."""
 _TENSOR_CORE, _NARROWS_INPUTS, _NARROWS_SUMS, _VARIES = 0, 1, 2, 4
 _MAX_NOTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionCall:
-    """``relu(convolution of images with filters + residual + bias)``, channels last, no holes.
+    """``relu(convolution of images with filters + residual + bias)``, channels last, contiguous.
 
-    Its argument words are the addresses of the images, the filters, the residual, the bias, the
-    result and the workspace, as far as there are any.
+    The argument words are the addresses of the images, the filters, the residual, the bias, the
+    result and the workspace, each if it is present.
     """
 
     provider: ClassVar[str] = "cudnn"
 
     version: int
     images: tuple[int, ...]
-    """Their number, their channels, their other extents."""
+    """Number of images, their channels, their other extents."""
     filters: tuple[int, ...]
-    """Their number, the channels of a group, their other extents."""
+    """Number of filters, the channels of a group, their other extents."""
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     pads: tuple[int, ...]
-    """Before each axis, then behind each."""
+    """Padding before each axis, then after each."""
     factors: DType
-    """Images' and filters'."""
+    """Type of images and filters."""
     result: DType
-    """The residual and the bias have this type, too."""
+    """Type of the result, the residual and the bias."""
     precision: str
     """How float32 is multiplied: "ieee" or "tf32"."""
     adds: bool
     bias: bool
-    """One number for each filter."""
+    """Whether there is a bias, one number for each filter."""
     relu: bool
     workspace_bytes: int = 0
     engine: int = 0
     knobs: tuple[tuple[int, int], ...] = ()
-    """What was chosen for the engine: pairs of a knob's number and its value."""
+    """Configuration of the engine: pairs of a knob's number and its value."""
 
     @staticmethod
     def from_fields(data: Mapping[str, Any]) -> ConvolutionCall:
-        """The call that a record or a kernel's parameters describe.
+        """Return the call that a record or a kernel's parameters describe.
 
         Raises:
-            EngineFormatError: they describe none.
+            EngineFormatError: they do not describe a call.
         """
         try:
             given: dict[str, Any] = {**data}
@@ -159,12 +160,12 @@ class ConvolutionCall:
         return made
 
     def to_fields(self) -> dict[str, Any]:
-        """The call as a record or a kernel's parameters hold it."""
+        """Return the call as fields of a record or a kernel's parameters."""
         plain = {x.name: getattr(self, x.name) for x in fields(self)}
         return {**plain, "factors": self.factors.value, "result": self.result.value}
 
     def check(self) -> None:
-        """Raise ValueError if there can be no such call."""
+        """Raise ValueError if such a call cannot exist."""
         axes = len(self.images) - 2
         if axes not in _AXES or len(self.filters) != axes + 2:
             raise ValueError(
@@ -191,12 +192,12 @@ class ConvolutionCall:
 
     @property
     def groups(self) -> int:
-        """Into how many groups the channels are divided."""
+        """Number of groups into which the channels are divided."""
         return self.images[1] // self.filters[1]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The result's extents, in the order of the images'."""
+        """Extents of the result, in the order of those of the images."""
         axes = len(self.strides)
         counts = [
             (extent + before + after - dilation * (taps - 1) - 1) // stride + 1
@@ -209,7 +210,7 @@ class ConvolutionCall:
 
     @property
     def words(self) -> int:
-        """How many argument words it takes."""
+        """Number of argument words."""
         return 3 + self.adds + self.bias + (self.workspace_bytes > 0)
 
 
@@ -218,21 +219,21 @@ _LISTS: Final = ("images", "filters", "strides", "dilations", "pads")
 
 @dataclass(frozen=True, slots=True)
 class CudnnEngine:
-    """A way in which the library proposes to do a call."""
+    """One way that the library proposes to perform a call."""
 
     number: int
     knobs: tuple[tuple[int, int], ...]
-    """What is chosen of it: pairs of a knob's number and its value."""
+    """Configuration of the engine: pairs of a knob's number and its value."""
     workspace_bytes: int
 
 
 class Cudnn:
-    """The library on one GPU; closed when it is forgotten."""
+    """The library on one GPU; it is closed when the object is garbage-collected."""
 
     provider: ClassVar[str] = ConvolutionCall.provider
 
     def __init__(self, device: CudaDevice, api: Any) -> None:
-        """Take ``api``, the library's functions by name, into use.
+        """Initialise the library; ``api`` has its functions by name.
 
         Raises:
             CudnnError: the library cannot be started.
@@ -240,7 +241,7 @@ class Cudnn:
         self.device, self.api = device, api
         self.version = _version_of(api)
         self.lock = ForkLock()
-        """A handle is one thread's at a time: it holds the stream."""
+        """Only one thread at a time may use a handle, because it holds the stream."""
         handle = ctypes.c_void_p()
         previous = device.select()
         try:
@@ -252,10 +253,11 @@ class Cudnn:
         self._finalizer.atexit = False
 
     def engines(self, call: ConvolutionCall, *, count: int) -> list[CudnnEngine]:
-        """What the library proposes for a call, ``count`` at most.
+        """Return at most ``count`` engines that the library proposes for a call.
 
-        The best guess comes first; none, if it cannot do the call at all. Engines are left out
-        whose results vary, that round sums, or that do not take factors by the call's precision.
+        The best guess comes first. The list is empty if the library cannot perform the call. It
+        omits engines whose results vary, that round sums, or that do not multiply in the precision
+        of the call.
         """
         with self._described(call) as (made, graph):
             if graph is None:
@@ -294,10 +296,10 @@ class Cudnn:
                 )
 
     def prepare(self, call: ConvolutionCall) -> Launcher:
-        """Make a call's plan; what is returned queues it on its operands.
+        """Create the plan of a call; the returned function queues it on its operands.
 
         Raises:
-            EngineMismatchError: its engine cannot do this convolution on this GPU.
+            EngineMismatchError: the engine of the call cannot compute this convolution on this GPU.
         """
         with self._described(call) as (made, graph):
             plan = None if graph is None else self._plan(made, graph, call)
@@ -309,7 +311,7 @@ class Cudnn:
             return _Plan(self, call, plan, made.kept()).launch
 
     def _required_workspace_bytes(self, made: Descriptors, plan: int) -> int:
-        """How much memory a plan needs."""
+        """Return the workspace of a plan in bytes."""
         return int(made.read(plan, _PLAN_WORKSPACE, INT64)[0])
 
     def _plan(self, made: Descriptors, graph: int, call: ConvolutionCall) -> int | None:
@@ -338,7 +340,7 @@ class Cudnn:
 
     @contextmanager
     def _described(self, call: ConvolutionCall) -> Generator[tuple[Descriptors, int | None]]:
-        """Descriptors that go away, and among them the graph of a call; None if refused."""
+        """Yield temporary descriptors, and the graph of a call or None if it is refused."""
         with self.lock, ExitStack() as stack:
             stack.callback(self.device.restore, self.device.select())
             made = Descriptors(self.api)
@@ -353,7 +355,7 @@ class Cudnn:
 
 
 class _Plan:
-    """A call whose plan is made; its descriptors live as long."""
+    """A call with its plan; the descriptors of the plan live as long as the object."""
 
     def __init__(
         self, library: Cudnn, call: ConvolutionCall, plan: int, descriptors: Descriptors
@@ -387,16 +389,16 @@ class _Plan:
 
 
 def open_cudnn(device: CudaDevice, version: int | None = None) -> Cudnn:
-    """Return the library on a GPU: of this version, or whichever is found first.
+    """Return the library on a GPU, of the given version or of the first that is found.
 
     Raises:
-        MissingExtraError: there is none, or no cuBLASLt that fits it.
-        EngineMismatchError: there is none of this version.
-        DeviceError: it or the driver is too old, it is for another CUDA than the libraries beside
-            it, or it cannot be started.
+        MissingExtraError: the library is not installed, or a matching cuBLASLt is not.
+        EngineMismatchError: the given version is not installed.
+        DeviceError: the library or the driver is too old, the library is for another CUDA than the
+            other libraries, or it cannot be started.
     """
-    # It calls cuBLASLt, and ends the process where its own search does not find that: any of which
-    # there is until it tells which it was made for.
+    # cuDNN calls cuBLASLt, and ends the process if its own search does not find it. Any version
+    # serves until cuDNN reports the version that it is for.
     load_cublaslt(device)
     paths = paths_to_try(_NAMES, _FOLDERS)
     opened = (open_library(path, FUNCTIONS, "cudnnGetVersion") for path in paths)
@@ -423,17 +425,17 @@ def _version_of(api: Any) -> int:
 
 
 _IMAGES_NUMBER, _FILTERS_NUMBER, _RESIDUAL_NUMBER, _BIAS_NUMBER, _RESULT_NUMBER = range(1, 6)
-"""Of operands in a graph; those between its operations follow."""
+"""Numbers of operands in a graph; the numbers of tensors between its operations follow."""
 
 
 def _operands(call: ConvolutionCall) -> list[int]:
-    """The numbers of a call's operands, in the order of its argument words."""
+    """Return the numbers of the operands of a call, in the order of its argument words."""
     middle = [_RESIDUAL_NUMBER] * call.adds + [_BIAS_NUMBER] * call.bias
     return [_IMAGES_NUMBER, _FILTERS_NUMBER, *middle, _RESULT_NUMBER]
 
 
 def _graph(made: Descriptors, call: ConvolutionCall, handle: int | None) -> int:
-    """The operations of a call, one after another."""
+    """Return the operations of a call as a graph."""
     shape, types = call.shape, _TYPES
     kinds = {
         _IMAGES_NUMBER: (call.images, types[call.factors]),
@@ -465,7 +467,7 @@ def _graph(made: Descriptors, call: ConvolutionCall, handle: int | None) -> int:
 def _tensor(
     made: Descriptors, number: int, shape: Sequence[int], kind: int, *, is_virtual: bool = False
 ) -> int:
-    """A tensor with its channels last."""
+    """Return the descriptor of a tensor with channels last."""
     channels = shape[1]
     steps = [prod(shape[axis + 1 :]) * channels for axis in range(2, len(shape))]
     return made.new(
@@ -505,7 +507,7 @@ def _convolution(
 
 
 def _pointwise(made: Descriptors, mode: int, before: int, other: int | None, after: int) -> int:
-    """An operation on each element, with another tensor's if there is one."""
+    """Return an operation on each element, with another tensor if there is one."""
     what = made.new(
         _OF_POINTWISE,
         (_POINTWISE_MODE, POINTWISE, [mode]),
@@ -517,7 +519,7 @@ def _pointwise(made: Descriptors, mode: int, before: int, other: int | None, aft
 
 
 def _first_of(engines: Iterator[CudnnEngine], count: int) -> list[CudnnEngine]:
-    """The first ``count`` that differ."""
+    """Return the first ``count`` different engines."""
     found: dict[CudnnEngine, None] = {}
     for engine in engines:
         found[engine] = None
@@ -527,7 +529,7 @@ def _first_of(engines: Iterator[CudnnEngine], count: int) -> list[CudnnEngine]:
 
 
 def _is_exact(call: ConvolutionCall, notes: Sequence[int]) -> bool:
-    """Whether an engine of these notes computes what a call says, and the same each time."""
+    """Return whether an engine with these notes computes a call as specified, repeatably."""
     if not {_VARIES, _NARROWS_SUMS}.isdisjoint(notes):
         return False
     rounds = not {_TENSOR_CORE, _NARROWS_INPUTS}.isdisjoint(notes)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 CUDNN: Final = "cuDNN"
 
-# Types of attributes, with what they are in C.
+# Types of attributes, with their types in C.
 HANDLE, DATA_TYPE, BOOLEAN, INT64, FLOAT, POINTER = 0, 1, 2, 3, 4, 6
 CORRELATION_MODE, HEURISTIC, KNOB, NUMERICS, POINTWISE, DESCRIPTOR = 7, 8, 9, 11, 14, 15
 _C_TYPES: Final[Mapping[int, Any]] = {
@@ -42,9 +42,9 @@ _STATUSES: Final = {
     5000: "EXECUTION_FAILED",
 }
 _GROUP: Final = 1000
-"""Statuses of one kind lie between two multiples of it."""
+"""Size of the range of statuses of one kind."""
 _REFUSALS: Final = (2, 3)
-"""Kinds of statuses by which the library says that there can be no such graph or plan."""
+"""Kinds of statuses by which the library refuses a graph or a plan."""
 
 _WORD, _INT = ctypes.c_void_p, ctypes.c_int
 FUNCTIONS: Final[Mapping[str, Sequence[Any]]] = {
@@ -58,7 +58,7 @@ FUNCTIONS: Final[Mapping[str, Sequence[Any]]] = {
     "cudnnBackendFinalize": (_WORD,),
     "cudnnBackendExecute": (_WORD, _WORD, _WORD),
 }
-"""Each returns a status."""
+"""Argument types of each function; each returns a status."""
 
 
 class CudnnError(LibraryError):
@@ -71,19 +71,19 @@ class CudnnError(LibraryError):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether it says so of a graph or an engine, not of itself."""
+        """Whether the library refuses a graph or an engine; False for errors of its own."""
         return self._kind in _REFUSALS
 
 
 class Descriptors:
-    """Descriptors of the library, which go away together."""
+    """Descriptors of the library that are destroyed together."""
 
     def __init__(self, api: Any) -> None:
         self._api = api
         self._live: list[int] = []
 
     def new(self, kind: int, *attributes: tuple[int, int, Sequence[Any]]) -> int:
-        """A finished descriptor of a kind: its attributes' numbers, types and values."""
+        """Create a finalised descriptor from the numbers, types and values of its attributes."""
         descriptor = self._blank(kind)
         for attribute, type_, values in attributes:
             content = (_C_TYPES[type_] * len(values))(*values)
@@ -101,16 +101,16 @@ class Descriptors:
         return descriptor
 
     def read(self, descriptor: int, attribute: int, type_: int, most: int = 1) -> list[Any]:
-        """The values of an attribute, ``most`` of them at most."""
+        """Return the values of an attribute, at most ``most`` of them."""
         content = (_C_TYPES[type_] * most)()
         return list(content[: self._got(descriptor, attribute, type_, content)])
 
     def filled(
         self, descriptor: int, attribute: int, kind: int, most: int | None = None
     ) -> list[int]:
-        """The descriptors of a kind that an attribute has: the library fills in empty ones.
+        """Return an attribute's descriptors of a kind; the library fills empty descriptors.
 
-        Of some attributes it does not tell beforehand how many there are, and ``most`` is needed.
+        The library does not report the number for some attributes in advance; these need ``most``.
         """
         if most is None:
             most = self._got(descriptor, attribute, DESCRIPTOR, (ctypes.c_void_p * 0)())
@@ -125,7 +125,7 @@ class Descriptors:
         return self._live[-1]
 
     def _got(self, descriptor: int, attribute: int, type_: int, content: Any) -> int:
-        """How many values there are; as many as there is room for are written."""
+        """Return the number of values of an attribute; as many of them as fit are written."""
         count = ctypes.c_int64()
         where = ctypes.addressof(content) if len(content) else None
         arguments = descriptor, attribute, type_, len(content), ctypes.addressof(count), where
@@ -133,13 +133,13 @@ class Descriptors:
         return int(count.value)
 
     def kept(self) -> Descriptors:
-        """All of them, which do not go away with these."""
+        """Return a new owner of all descriptors; they are not destroyed with this object."""
         other = Descriptors(self._api)
         other._live, self._live = self._live, []
         return other
 
     def close(self) -> None:
-        """Give them back; again is harmless."""
+        """Destroy the descriptors; a second call has no effect."""
         while self._live:
             self._api.cudnnBackendDestroyDescriptor(self._live.pop())
 

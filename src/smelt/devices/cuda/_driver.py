@@ -1,4 +1,4 @@
-"""The CUDA driver through ``cuda.bindings``: calls that raise, and what the errors mean.
+"""The CUDA driver through ``cuda.bindings``: checked calls, and the meaning of errors.
 
 Sources: CUDA Driver API reference, "Error Handling" (names and numbers of the results) and
 "Version Management".
@@ -18,7 +18,7 @@ from smelt.types import ForkLock
 
 _LOG = logging.getLogger(__name__)
 OLDEST_VERSION: Final = 12000
-"""The oldest driver interface that runs our kernels (CUDA 12.0: it brought library loading)."""
+"""Oldest driver interface that runs the kernels (CUDA 12.0, which introduced library loading)."""
 
 _NO_DRIVER: Final = "no NVIDIA driver found on this machine (nvidia-smi would list it)"
 _NOT_READY: Final = 600
@@ -48,7 +48,7 @@ _WRONG_CODE: Final = {
 
 
 class CudaError(DeviceError):
-    """The driver refused a call. ``status`` is the driver's number, ``name`` its name for it."""
+    """The driver refused a call. ``status`` is the number of the error, ``name`` its name."""
 
     def __init__(self, what: str, status: int, name: str, meaning: str) -> None:
         advice = _ADVICE.get(status)
@@ -58,15 +58,15 @@ class CudaError(DeviceError):
 
 
 class Driver:
-    """The driver of this process. Every call is checked."""
+    """The driver of this process; the status of every call is checked."""
 
     __slots__ = ("_process", "api", "version")
 
     def __init__(self, api: Any) -> None:
-        """Start the driver that ``api`` (a module with the names of ``cuda.bindings.driver``) is.
+        """Start the driver; ``api`` is a module with the names of ``cuda.bindings.driver``.
 
         Raises:
-            DeviceError: there is none, it is too old, or it sees no GPU.
+            DeviceError: there is no driver, it is too old, or it finds no GPU.
         """
         self.api = api
         self._process = os.getpid()
@@ -85,16 +85,16 @@ class Driver:
             )
 
     def call(self, name: str, *arguments: Any, what: str | None = None) -> Any:
-        """Call a function of the driver; return what it returns, without the status.
+        """Call a function of the driver; return its results without the status.
 
         Args:
-            name: as in the driver's documentation.
-            arguments: as ``cuda.bindings`` takes them.
-            what: the purpose, for the message; else the function's name.
+            name: name in the driver's documentation.
+            arguments: arguments in the form that ``cuda.bindings`` accepts.
+            what: purpose of the call for the error message; None uses the function's name.
 
         Raises:
             CudaError: the driver reports a failure.
-            EngineMismatchError: code was loaded that this GPU or driver cannot run.
+            EngineMismatchError: this GPU or driver cannot run code that was loaded.
             DeviceError: the process was forked after the driver was started.
         """
         if self._process != os.getpid():
@@ -110,7 +110,7 @@ class Driver:
         return results[0] if len(results) == 1 else tuple(results)
 
     def is_done(self, name: str, handle: Any) -> bool:
-        """Whether a query (``cuStreamQuery``, ``cuEventQuery``) says that work is complete.
+        """Return whether work is complete, by a query (``cuStreamQuery``, ``cuEventQuery``).
 
         Raises:
             CudaError: the work failed.
@@ -140,12 +140,12 @@ class Driver:
 
 
 def dotted_cuda(version: int) -> str:
-    """A driver's number of its CUDA as people write it."""
+    """Return the driver's CUDA version number as major.minor."""
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _has_driver() -> bool:
-    """Whether the driver's library is on this machine."""
+    """Return whether the driver's library is on this machine."""
     try:
         ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -154,7 +154,7 @@ def _has_driver() -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of why it cannot be: the others are cuda-bindings' own advice."""
+    """Return the first line of the reason; the other lines are advice of cuda-bindings."""
     first, *_ = str(error).strip().splitlines() or [type(error).__name__]
     return f" ({first})"
 
@@ -164,18 +164,18 @@ _drivers: dict[int, Driver] = {}
 
 
 def cuda_driver() -> Driver:
-    """Return this process's driver, started at the first call.
+    """Return the driver of this process; the first call starts it.
 
     Raises:
         MissingExtraError: ``cuda.bindings`` is not installed.
-        DeviceError: there is no driver, it is too old, or it sees no GPU.
+        DeviceError: there is no driver, it is too old, or it finds no GPU.
     """
     with _lock:
         if 0 not in _drivers:
             try:
                 api = importlib.import_module("cuda.bindings.driver")
             except ModuleNotFoundError as error:
-                if not _has_driver():  # which no package brings
+                if not _has_driver():  # which no package contains
                     raise DeviceError(_NO_DRIVER) from error
                 raise MissingExtraError("cuda-bindings", "cuda") from error
             _drivers[0] = Driver(api)

@@ -1,4 +1,4 @@
-"""Which libraries' calls there are."""
+"""Table of the libraries whose calls engines may contain."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from smelt.devices.cuda._vendor_libraries import Launcher
 
 LibraryCall = ProductCall | ConvolutionCall
-"""One call as data. Its argument words are addresses: its operands', its workspace's."""
+"""One call as data. Its argument words are the addresses of its operands and its workspace."""
 
 
 class LoadedLibrary(Protocol):
     """A library on one GPU."""
 
     provider: ClassVar[str]
-    """Its name in engines."""
+    """Name of the library in engines."""
     version: int
-    """Its own number of its version."""
+    """Version number in the library's own format."""
 
     def prepare(self, call: Any, /) -> Launcher:
-        """Let it look at one of its calls; what is returned queues it on its operands.
+        """Prepare one call of the library; the returned function queues it on its operands.
 
         Raises:
-            EngineMismatchError: it cannot do this call on this GPU.
+            EngineMismatchError: the library cannot perform this call on this GPU.
         """
         ...
 
@@ -41,17 +41,17 @@ class Library:
     """A library that engines may call."""
 
     title: str
-    """As people call it."""
+    """Name for messages."""
     read: Callable[[Mapping[str, Any]], LibraryCall]
-    """Makes a call of a record's fields, or raises EngineFormatError."""
+    """Creates a call from a record's fields, or raises EngineFormatError."""
     open: Callable[[CudaDevice, int | None], LoadedLibrary]
-    """Opens it on a GPU, of a version or of any.
+    """Opens the library on a GPU, of a given version or of any.
 
-    Raises MissingExtraError, EngineMismatchError, and DeviceError where it is too old or refuses.
+    Raises MissingExtraError, EngineMismatchError, and DeviceError if it is too old or fails.
     """
 
     def of_version(self, version: int) -> str:
-        """The library and a version of it, as people write them."""
+        """Return the name of the library with a version, for messages."""
         return f"{self.title} {dotted_version(version)}"
 
 
@@ -59,4 +59,4 @@ LIBRARIES: Final[Mapping[str, Library]] = {
     ProductCall.provider: Library("cuBLASLt", ProductCall.from_fields, open_cublaslt),
     ConvolutionCall.provider: Library("cuDNN", ConvolutionCall.from_fields, open_cudnn),
 }
-"""By their names in engines."""
+"""Libraries by their names in engines."""

@@ -1,7 +1,7 @@
-"""What NVIDIA's libraries have in common: where one lies, which version it is, how it refuses.
+"""Common code of NVIDIA's libraries: search paths, versions and refusals.
 
-A library is opened when an engine or a build asks for it, through ctypes: no package binds it. A
-call of it is data. What that keeps of the library's decisions means something to one version alone,
+A library is opened through ctypes when an engine or a build requires it; no binding package is
+needed. A call of a library is data. The library's decisions in it are valid for one version only,
 so the version is part of the call.
 """
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 EXTRA: Final = "cuda-libraries"
 MAJOR_OF_EXTRA: Final = 13
-"""The CUDA that the packages of the extra are for."""
+"""Major version of the CUDA that the packages of the extra are for."""
 ALIGNED_BYTES: Final = 16
-"""At what multiples operands begin; libraries are asked for what can do with that."""
+"""Alignment of operands in bytes, for which algorithms are requested."""
 WORKSPACE_ALIGNED_BYTES: Final = 256
 _MAX_WORKSPACE_BYTES: Final = 1 << 40
 _LAST_VERSION: Final = (1 << 31) - 1
 
 
 Launcher = Callable[[Sequence[int], "CudaStream"], None]
-"""Queues a call that a library has looked at, on one GPU; the numbers are its argument words:
-addresses of its operands, in the call's own order, and of its workspace. Raises LibraryError."""
+"""Queues a prepared call on one GPU. The numbers are its argument words: the addresses of its
+operands, in the order of the call, and of its workspace. Raises LibraryError."""
 
 
 class LibraryError(DeviceError):
-    """A library refused a call; ``status`` is its number."""
+    """A library refused a call; ``status`` is the number of the error."""
 
     def __init__(self, title: str, what: str, status: int, name: str) -> None:
         super().__init__(
@@ -50,29 +50,29 @@ class LibraryError(DeviceError):
 
 
 def cublas_package(major: int) -> str:
-    """What brings cuBLASLt for a CUDA; since the thirteenth the name says no number."""
+    """Return the package that contains cuBLASLt for a CUDA; from 13 on its name has no number."""
     return "nvidia-cublas" if major >= MAJOR_OF_EXTRA else f"nvidia-cublas-cu{major}"
 
 
 def cudnn_package(major: int) -> str:
-    """What brings cuDNN for a CUDA."""
+    """Return the package that contains cuDNN for a CUDA."""
     return f"nvidia-cudnn-cu{major}"
 
 
 def paths_to_try(names: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
-    """Where a library may be: paths of files that exist, then names for the system's loader.
+    """Return where a library may be: paths of existing files, then names for the system's loader.
 
-    A folder that the user names comes first, then NVIDIA's packages.
+    The folder that the user names comes first, then NVIDIA's packages.
 
     Args:
-        names: the library's file names, the best first.
-        folders: where it lies in the package ``nvidia``.
+        names: file names of the library, the preferred one first.
+        folders: folders of the library in the package ``nvidia``.
     """
     named = config.cuda_libraries()
     places = [named] if named is not None else []
     try:
         package = importlib.util.find_spec("nvidia")
-    except ValueError:  # it was taken out of this process
+    except ValueError:  # it was removed from this process
         package = None
     for base in (package and package.submodule_search_locations) or ():
         places += [Path(base) / folder for folder in folders]
@@ -81,12 +81,12 @@ def paths_to_try(names: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
 
 
 def open_library(path: str, functions: Mapping[str, Sequence[Any]], version: str) -> Any:
-    """Return a library's functions; None where it is not, or is too old.
+    """Return the functions of a library; None if it is missing or too old.
 
     Args:
         path: a file, or a name for the system's loader.
-        functions: the arguments of those that return a status.
-        version: the function that tells the library's version.
+        functions: argument types of the functions that return a status.
+        version: function that returns the library's version.
     """
     try:
         api = ctypes.CDLL(path)
@@ -102,20 +102,20 @@ def find_version(
     title: str, package: str, opened: Iterable[Any], version_of: Callable[[Any], int],
     wanted: int | None, *, oldest: int = 0,
 ) -> Any:  # fmt: skip
-    """Return the first of some libraries' functions that are of a version, or of any.
+    """Return the functions of the first library that has the wanted version, or any version.
 
     Args:
-        title: the library as people call it.
-        package: what brings it.
-        opened: functions of libraries, None for those that are not there.
-        version_of: tells a library's version.
-        wanted: the version; None if any will do.
-        oldest: the first version that will do.
+        title: name of the library for messages.
+        package: package that contains it.
+        opened: functions of libraries; None for missing libraries.
+        version_of: returns the version of a library.
+        wanted: required version; None accepts any version.
+        oldest: oldest supported version.
 
     Raises:
-        MissingExtraError: there is none.
-        DeviceError: it is too old.
-        EngineMismatchError: there is none of this version.
+        MissingExtraError: the library is not installed.
+        DeviceError: the library is too old.
+        EngineMismatchError: the wanted version is not installed.
     """
     found: list[int] = []
     for api in opened:
@@ -150,7 +150,7 @@ def dotted_version(version: int) -> str:
 
 
 def check_workspace(required_bytes: Any) -> None:
-    """Raise ValueError if no call takes that much memory."""
+    """Raise ValueError if no call needs a workspace of this size."""
     if type(required_bytes) is not int or not 0 <= required_bytes < _MAX_WORKSPACE_BYTES:
         raise ValueError(f"the workspace size of {required_bytes} bytes is invalid")
 
@@ -162,15 +162,15 @@ def check_version(version: Any) -> None:
 
 
 def aligned_workspace(address: int) -> int:
-    """The first address from there on at which a workspace may begin."""
+    """Return the first address at or after the given one at which a workspace may begin."""
     return -(-address // WORKSPACE_ALIGNED_BYTES) * WORKSPACE_ALIGNED_BYTES
 
 
 def destroy_on(device: CudaDevice, destroy: Callable[[Any], Any], handle: Any) -> None:
-    """Give a library's handle back while its GPU is selected."""
+    """Destroy a library's handle while its GPU is selected."""
     try:
         previous = device.select()
-    except DeviceError:  # at the interpreter's end; the GPU's memory goes with it
+    except DeviceError:  # at interpreter exit the GPU's memory is released anyway
         return
     try:
         destroy(handle)

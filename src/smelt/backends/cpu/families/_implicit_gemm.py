@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _COLD_WEIGHTS_BYTES: Final = 192 << 10
-"""Size in bytes from which weights are prefetched. Smaller weights are likely to be in cache
-still."""
+"""Size in bytes from which weights are prefetched. Smaller weights are likely to be in cache still.
+Chosen without a measurement."""
 _GUESSED_EXTENT: Final = 128
-"""Extent assumed for an axis known only at run time when tiles are chosen."""
+"""Extent assumed for an axis known only at run time when tiles are chosen. Chosen without a
+measurement."""
 
 
 @dataclass(frozen=True, slots=True)

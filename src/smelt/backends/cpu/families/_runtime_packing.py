@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from smelt.engine import KernelSpec
 
 _TRANSPOSE_TILE: Final = 16
-"""Columns of a panel that are transposed in registers at a time."""
+"""Columns of a panel that are transposed in registers at a time. A register of AVX-512 has 16
+float32."""
 
 
 def write_packing(kernel: KernelSpec) -> str:

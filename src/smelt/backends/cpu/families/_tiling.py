@@ -13,21 +13,25 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 CYCLES_PER_SECOND: Final = 4.0e9
-"""Clock rate assumed by the cost estimates, in Hz."""
+"""Clock rate assumed by the cost estimates, in Hz. Chosen without a measurement; the development
+machine reaches 286 GFLOP/s, which is 4.5 GHz at 64 flop per cycle."""
 MEMORY_BYTES_PER_SECOND: Final = 2.5e10
-"""Memory bandwidth per thread assumed by the cost estimates, in bytes per second."""
+"""Memory bandwidth per thread assumed by the cost estimates, in bytes per second. Measured with one
+thread of the development machine."""
 _L1_BYTES: Final = 32 << 10
-"""Size in bytes of the L1 data cache that the model assumes."""
+"""Size in bytes of the L1 data cache that the model assumes. Chosen without a measurement."""
 _L2_BYTES: Final = 512 << 10
 """L2 bytes that a kernel may occupy: half of the 1 MiB that current cores have."""
 _L2_BYTES_PER_CYCLE: Final = 24
-"""Bandwidth from L2 to the registers that the model assumes, in bytes per cycle."""
+"""Bandwidth from L2 to the registers that the model assumes, in bytes per cycle. Chosen without a
+measurement."""
 _CHUNK_FLOPS: Final = 1 << 20
 """Least work per chunk in flops, about 4 microseconds: enough to repay handing a chunk to a
 worker. Larger chunks leave a worker idle at the end of small layers: with 4 << 20 MobileNetV2
 takes an eighth longer on two threads (docs/lab/threads.md)."""
 _TARGET_CHUNKS: Final = 24
-"""Number of chunks per launch that `choose_blocks` aims for on large problems."""
+"""Number of chunks per launch that `choose_blocks` aims for on large problems. Twice and four times
+as many change ResNet-50 and SqueezeNet by at most 0.3 % (docs/lab/convolutions.md)."""
 _MAX_HIDDEN_STORES: Final = 14
 """Vector stores at the end of a tile that overlap with the next tile's sums. More stores stall:
 28 cost 45 cycles, 14 cost 10 (docs/lab/mobile-networks.md)."""
@@ -35,9 +39,10 @@ _STALL_CYCLES: Final = 2.5
 """Cycles that each store beyond `_MAX_HIDDEN_STORES` costs, fitted to the same measurement: (45
 - 10) / (28 - 14)."""
 _TILE_OVERHEAD: Final = 0.5
-"""Fixed cost of a tile, in pixels of work."""
+"""Fixed cost of a tile, in pixels of work. Chosen without a measurement."""
 _FEW_FILTERS: Final = 512
-"""Below this number of filters there are too few panels to keep all workers busy."""
+"""Below this number of filters there are too few panels to keep all workers busy. Chosen without a
+measurement."""
 
 
 @dataclass(frozen=True, slots=True)

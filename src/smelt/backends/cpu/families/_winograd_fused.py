@@ -22,13 +22,17 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 FUSED_COST_RATIO: Final = 0.95
-"""Estimated time relative to three launches, where the caches of the cores are near each other."""
+"""Estimated time relative to three launches, where the caches of the cores are near each other.
+SqueezeNet on two threads takes 1.01 times as long there, and 0.91 times where caches are far apart
+(docs/lab/convolutions.md); the value between them is chosen without a measurement."""
 _WEIGHTS_BYTES: Final = 640 << 10
-"""Largest size in bytes of weights that stay in L2 beside the planes of some rows of tiles."""
+"""Largest size in bytes of weights that stay in L2 beside the planes of some rows of tiles. With
+`_PLANES_BYTES` they use 928 KiB of the 1 MiB of L2 that current cores have."""
 _PLANES_BYTES: Final = 288 << 10
-"""Scratch memory in bytes that the planes may use in any case."""
+"""Scratch memory in bytes that the planes may use in any case. `_WEIGHTS_BYTES` names the cache
+size."""
 _LEAST_CHUNKS: Final = 6
-"""Fewest chunks into which an image is cut."""
+"""Fewest chunks into which an image is cut. Chosen without a measurement."""
 
 
 @dataclass(frozen=True, slots=True)

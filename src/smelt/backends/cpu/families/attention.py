@@ -63,18 +63,23 @@ _SOFTMAX: Final = NormalizeFamily()
 """Family that generates the softmax."""
 _FAMILIES: Final[dict[str, Family[CpuTarget]]] = {f.name: f for f in (_GEMM, _SOFTMAX)}
 _QUERY_BLOCKS: Final = (128, 48)
-"""Approximate numbers of queries of a head per block, each of which gives a tactic."""
+"""Approximate numbers of queries of a head per block, each of which gives a tactic. Chosen without
+a measurement."""
 _SCRATCH_BYTES: Final = 1 << 20
-"""Largest size in bytes of a block's scores; many keys make blocks of queries smaller."""
+"""Largest size in bytes of a block's scores; many keys make blocks of queries smaller. 1 MiB is the
+L2 cache of current cores; chosen without a measurement."""
 _MIN_CHUNKS: Final = 12
-"""Fewest chunks per launch. With fewer heads, the queries of a head are divided over chunks,
-each of which packs the keys and values again."""
+"""Fewest chunks per launch. With fewer heads, the queries of a head are divided over chunks, each
+of which packs the keys and values again. Chosen without a measurement."""
 _LINE_BYTES: Final = 64
 """Size in bytes of a cache line, to which scores and weights are aligned."""
 _UNFUSED_COST: Final = 1.1
-"""Estimated time of five launches, relative to one."""
+"""Estimated time of five launches, relative to one. MiniLM as a whole gains 0 to 9 % from one
+launch (docs/lab/transformers.md); the value is chosen without a measurement of the attention
+alone."""
 _SECONDS_PER_SCORE: Final = 2.5e-10
-"""Estimated seconds of the softmax per score."""
+"""Estimated seconds of the softmax per score. The softmax of 12x128x128 scores takes 39 µs alone
+(docs/performance.md), which is 2.0e-10 s for each score."""
 _NO_MEMORY: Final = View(0, 0, DType.FLOAT32, (), ())
 """View whose memory is determined at run time: scratch memory."""
 

@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 _CHANNEL_AXIS = 1
 """Axis of the channels in the model's order (N, C, ...)."""
 _FEW_CHANNELS = 8
-"""Number of channels from which runs of input channels are long enough. Inputs with fewer may
-stay in planes, and their runs may cover all columns of the window."""
+"""Number of channels from which runs of input channels are long enough. Inputs with fewer may stay
+in planes, and their runs may cover all columns of the window. Chosen without a measurement."""
 _MIN_MULTI_PASS_PANEL_BYTES = 400 << 10
-"""Size in bytes from which a panel is summed in several passes, one per row of the window, so
-that each pass uses a smaller part of the panel."""
+"""Size in bytes from which a panel is summed in several passes, one per row of the window, so that
+each pass uses a smaller part of the panel. Chosen without a measurement."""
 
 
 class ConvFamily(Family[CpuTarget]):

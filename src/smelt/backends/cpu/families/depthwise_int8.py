@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 _GROUP: Final = 4
 """Number of bytes that a lane multiplies and sums at a time."""
 _MAX_UNROLLED_TAPS: Final = 49
-"""Largest number of taps of a window; windows are always unrolled."""
+"""Largest number of taps of a window; windows are always unrolled. 49 are the taps of a 7x7 window;
+chosen without a measurement."""
 _SUM_BYTES: Final = 4
 """Size in bytes of an accumulator."""
 _SIGN: Final = -128

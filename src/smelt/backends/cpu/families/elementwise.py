@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _BYTES_PER_SECOND = 8e9
-"""Memory bandwidth assumed by the cost estimate, in bytes per second."""
+"""Memory bandwidth assumed by the cost estimate, in bytes per second. Chosen without a measurement;
+a copy within the caches of the development machine moves 1e11 bytes per second
+(docs/lab/choosing-tactics.md)."""
 
 
 class ElementwiseFamily(Family["CpuTarget"]):

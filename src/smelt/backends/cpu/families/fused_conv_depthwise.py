@@ -68,9 +68,11 @@ _FLOAT_BYTES: Final = 4
 _SCRATCH_BYTES: Final = 512 << 10
 """L2 bytes that a worker's scratch memory may occupy: half of the 1 MiB that current cores have."""
 _KEPT: Final = 6
-"""Number of tactics, and of row counts per register tile, that are offered."""
+"""Number of tactics, and of row counts per register tile, that are offered. Chosen without a
+measurement."""
 _MAX_HALVES: Final = 12
-"""Largest number of row counts that are considered, each half of the one before."""
+"""Largest number of row counts that are considered, each half of the one before. Chosen without a
+measurement."""
 _FIRST, _SECOND = ConvFamily(), DepthwiseFamily()
 
 

@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 _INT8_OFFSET = 128
 """Offset that turns signed bytes into the unsigned bytes that the dot products take."""
 _FEW_CHANNELS = 8
-"""Number of channels below which a run covers all columns of the window."""
+"""Number of channels below which a run covers all columns of the window. Runs of many channels over
+all columns would be unrolled in full; the number is chosen without a measurement."""
 _MAX_SUMMED_PRODUCTS = 1 << 16
 """Largest number of products of bytes whose sum is certain to fit into int32."""
 

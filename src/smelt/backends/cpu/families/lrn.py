@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node
 
 _MAX_NEIGHBOURS: Final = 63
-"""Largest number of channels of a window, whose loads are unrolled."""
+"""Largest number of channels of a window, whose loads are unrolled. Chosen without a
+measurement."""
 
 
 class LrnFamily(Family[CpuTarget]):

@@ -54,13 +54,15 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _MAX_UNROLLED_TAPS: Final = 16
-"""Largest number of taps of a single window that is unrolled."""
+"""Largest number of taps of a single window that is unrolled. Chosen without a measurement."""
 _VECTORS: Final = 4
-"""Vectors of channels that are reduced side by side."""
+"""Vectors of channels that are reduced side by side. Chosen without a measurement."""
 _WINDOWS_PER_RUN: Final = 4
-"""Neighbouring windows that share columns of taps."""
+"""Neighbouring windows that share columns of taps. Four windows reduce 3x3 pooling with stride 1
+from 34.7 to 25.2 µs (docs/lab/pooling.md)."""
 _MAX_RUN_TAPS: Final = 64
-"""Largest number of taps of such a group, shared ones counted once, because they are unrolled."""
+"""Largest number of taps of such a group, shared ones counted once, because they are unrolled.
+Chosen without a measurement."""
 
 
 class PoolFamily(Family[CpuTarget]):

@@ -49,7 +49,9 @@ _POOLS: Final[dict[type, str]] = {
 """Global pools as reductions over the spatial axes, for linear layouts, where these are
 contiguous."""
 _INDEPENDENT_SUMS: Final = 4
-"""Number of accumulators of a contiguous line, so that additions do not wait for each other."""
+"""Number of accumulators of a contiguous line, so that additions do not wait for each other. Four
+sums reduce the global mean of 2048x7x7 from 41.5 to 5.4 µs, the saved copy included
+(docs/lab/pooling.md)."""
 _FIRST: Final = {
     "reduce_sum": 0.0,
     "reduce_mean": 0.0,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _MAX_ELEMENTS: Final = 64
-"""Largest number of elements that are passed as scalars of a launch."""
+"""Largest number of elements that are passed as scalars of a launch. Chosen without a
+measurement."""
 
 
 class ShapeValuesFamily(Family["CpuTarget"]):

@@ -35,40 +35,47 @@ if TYPE_CHECKING:
     from smelt.ops.conv import Conv
 
 _MAX_COLUMNS: Final = 256
-"""Maximum columns of the first product in one tile, or of the second if the first is blocked."""
+"""Maximum columns of the first product in one tile, or of the second if the first is blocked.
+Chosen without a measurement."""
 _ROWS: Final = (16, 32, 64, 128)
-"""Rows of tiles."""
+"""Rows of tiles. Chosen without a measurement."""
 _COLUMNS: Final = (32, 64, 128, 256)
-"""Columns of tiles."""
+"""Columns of tiles. Chosen without a measurement."""
 _MAX_CANDIDATES: Final = 8
-"""Maximum number of non-persistent candidates."""
+"""Maximum number of non-persistent candidates. Chosen without a measurement."""
 _MAX_PERSISTENT_CANDIDATES: Final = 4
-"""Maximum number of persistent candidates."""
+"""Maximum number of persistent candidates. Chosen without a measurement."""
 _PERSISTENT_PENALTY: Final = 1.001
 """Factor on a hint, so that a persistent candidate ranks just after the one it borrows it from."""
 _MAX_SIMILAR_CANDIDATES: Final = 2
-"""Maximum number of candidates with equal tiles and warps."""
+"""Maximum number of candidates with equal tiles and warps. Chosen without a measurement."""
 _FEW_WARPS: Final = 4
 """Number of warps that any number of rows supports."""
 _MAX_AREA: Final = {4: 64 * 256, 8: 128 * 256}
-"""Maximum elements of the larger tile, by number of warps."""
+"""Maximum elements of the larger tile, by number of warps. Chosen without a measurement."""
 _WIDE_ROWS: Final = 64
-"""Minimum rows of a tile for more warps, each of which needs rows of its own."""
+"""Minimum rows of a tile for more warps, each of which needs rows of its own. On an H200 eight
+warps of 64 rows took 54.9 µs where four took 31.7 (docs/lab/products-on-gpus.md), so they are not
+the first guess."""
 _MAX_KEPT_DEPTH: Final = 256
-"""Maximum reduction depth of the first product for which pixels are kept, in elements."""
+"""Maximum reduction depth of the first product for which pixels are kept, in elements. Chosen
+without a measurement."""
 _PERSISTENT_TILES: Final = ((64, 128, 4), (32, 64, 4), (64, 64, 4), (128, 64, 8))
-"""Rows, columns of the first product, and warps of persistent programs, the likelier first."""
+"""Rows, columns of the first product, and warps of persistent programs, the likelier first. Chosen
+without a measurement."""
 _MAX_COLUMN_BLOCKS: Final = 4
-"""Maximum number of column blocks of a persistent program."""
+"""Maximum number of column blocks of a persistent program. Chosen without a measurement."""
 _MAX_WEIGHTS: Final = 1 << 16
-"""Maximum number of weights that a persistent program keeps, in elements."""
+"""Maximum number of weights that a persistent program keeps, in elements. Chosen without a
+measurement."""
 _TWO_STAGE_PENALTY: Final = 1.15
-"""Additional factor on the estimate with two pipeline stages."""
+"""Additional factor on the estimate with two pipeline stages. Chosen without a measurement."""
 _WHOLE_CORRECTION: Final = 1.12
 """Factor on the estimate with all columns of the first product in a tile; fitted to 24 fused pairs
 on an H200, with `_BLOCKED_CORRECTION`."""
 _BLOCKED_CORRECTION: Final = 1.25
-"""Factor on the estimate with the first product's columns in blocks."""
+"""Factor on the estimate with the first product's columns in blocks. Fitted to the same pairs as
+`_WHOLE_CORRECTION`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _REDUCE_ELEMENTS: Final = 512
-"""Elements of the result per program of the launch that adds partial sums."""
+"""Elements of the result per program of the launch that adds partial sums. Chosen without a
+measurement."""
 _REDUCE_COLUMNS: Final = 64
-"""Columns of the result per program of that launch."""
+"""Columns of the result per program of that launch. Chosen without a measurement."""
 ACCUMULATOR_BYTES: Final = DType.FLOAT32.size_bytes
 """Size of a partial sum in bytes."""
 KernelT = TypeVar("KernelT", bound=ImplicitGemmKernel)

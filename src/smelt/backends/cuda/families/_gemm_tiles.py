@@ -34,45 +34,56 @@ if TYPE_CHECKING:
     from smelt.types import Dim, TensorFormat
 
 _MAX_CANDIDATES: Final = 24
-"""Maximum number of candidates of a product."""
+"""Maximum number of candidates of a product. Chosen without a measurement."""
 _MAX_SIMILAR_CANDIDATES: Final = 3
-"""Maximum number of candidates with equal rows and columns."""
+"""Maximum number of candidates with equal rows and columns. Chosen without a measurement."""
 _MAX_SPLIT_K_CANDIDATES: Final = 5
-"""Maximum number of split-K candidates."""
+"""Maximum number of split-K candidates. With five, the best of 839 measured tactics of 63 products
+is timed for each product (docs/lab/tuning-on-gpus.md)."""
 STEP_OVERHEAD_SECONDS: Final = 4.5e-10
-"""Time of addresses, conditions and barriers per element of a step's depth, in seconds."""
+"""Time of addresses, conditions and barriers per element of a step's depth, in seconds. Fitted with
+the constants of the cost model (docs/lab/estimates-on-gpus.md)."""
 DEPENDENCY_SECONDS: Final = 8.8e-10
-"""Latency of dependent instructions per element of a step's depth, in seconds."""
+"""Latency of dependent instructions per element of a step's depth, in seconds. Fitted with the
+constants of the cost model (docs/lab/estimates-on-gpus.md)."""
 _GATHER_PRICE: Final = 1.3
-"""Cost of loading an element of A, whose rows are scattered, relative to B."""
+"""Cost of loading an element of A, whose rows are scattered, relative to B. Fitted with the
+constants of the cost model (docs/lab/estimates-on-gpus.md)."""
 _TWO_IMAGE_GATHER_PRICE: Final = 2.3
-"""The same relative cost if an element may belong to either of two images."""
+"""The same relative cost if an element may belong to either of two images. Fitted with the
+constants of the cost model (docs/lab/estimates-on-gpus.md)."""
 _ELEMENTWISE_GATHER_PRICE: Final = 4.4
-"""Additional factor if elements of A cannot be loaded as vectors."""
+"""Additional factor if elements of A cannot be loaded as vectors. Fitted with the constants of the
+cost model (docs/lab/estimates-on-gpus.md)."""
 _REDUCE_SECONDS: Final = 8.3e-7
-"""Fixed time of the launch that adds partial sums, in seconds."""
+"""Fixed time of the launch that adds partial sums, in seconds. Fitted with the constants of the
+cost model (docs/lab/estimates-on-gpus.md)."""
 _SPLIT_SECONDS: Final = 1.7e-7
-"""Additional time of that launch for each partial sum, in seconds."""
+"""Additional time of that launch for each partial sum, in seconds. Fitted with the constants of the
+cost model (docs/lab/estimates-on-gpus.md)."""
 _LINE_BYTES: Final = 128
 """Size of a cache line in bytes."""
 _REUSED_AREA: Final = 64 * 64
-"""Elements of a tile at which the cost model's reuse factor is 1."""
+"""Elements of a tile at which the cost model's reuse factor is 1. Chosen without a measurement."""
 _CACHED_SHAPES: Final = 256
-"""Number of shapes whose candidates are cached."""
+"""Number of shapes whose candidates are cached. Chosen without a measurement."""
 _LARGEST_TILE: Final = 128 * 256
-"""Maximum elements of a tile."""
+"""Maximum elements of a tile. Chosen without a measurement."""
 _MIN_AREA: Final = {4: 0, 8: 64 * 128}
-"""Minimum elements of a tile, by number of warps."""
+"""Minimum elements of a tile, by number of warps. Chosen without a measurement."""
 _MAX_AREA: Final = {4: 128 * 128, 8: _LARGEST_TILE}
-"""Maximum elements of a tile, by number of warps."""
+"""Maximum elements of a tile, by number of warps. Chosen without a measurement."""
 _HALF_SIZES: Final = ((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
-"""Rows, columns and steps of tiles for 16-bit operands."""
+"""Rows, columns and steps of tiles for 16-bit operands. Rows from 16 and steps up to 256 reduce the
+products of ResNet-50 at batch 1 on an H200 from 251 to 215 µs, with other changes
+(docs/lab/products-on-gpus.md)."""
 _SINGLE_SIZES: Final = ((16, 32, 64, 128), (16, 32, 64, 128), (16, 32, 64))
-"""Rows, columns and steps of tiles for float32 operands."""
+"""Rows, columns and steps of tiles for float32 operands. Chosen without a measurement."""
 _FEW_STEPS: Final = 64
-"""Minimum step of a 16-bit reduction, in elements, unless the reduction itself is shorter."""
+"""Minimum step of a 16-bit reduction, in elements, unless the reduction itself is shorter. Chosen
+without a measurement."""
 OWN_SHARED_BYTES: Final = 2048
-"""Shared memory in bytes that a kernel needs besides its operands."""
+"""Shared memory in bytes that a kernel needs besides its operands. Chosen without a measurement."""
 _UNFITTED_PENALTY: Final = 1.01
 """Factor on the estimates of kernels that the cost model was not fitted to, relative to the best
 tile: they are not chosen without measurements."""

@@ -46,19 +46,24 @@ _BLOCKS: Final = (
     (16, 128, 4), (16, 64, 4), (16, 32, 4), (32, 128, 4), (64, 128, 4), (64, 64, 4), (128, 128, 8),
     (128, 64, 8), (128, 64, 4), (64, 32, 4),
 )  # fmt: skip
-"""(queries, keys, warps) of blocks; the smallest ones are for few queries or keys."""
+"""(queries, keys, warps) of blocks; the smallest ones are for few queries or keys. Chosen without a
+measurement."""
 _MAX_CANDIDATES: Final = 6
-"""Maximum number of tactics of a node."""
+"""Maximum number of tactics of a node. Chosen without a measurement."""
 _WIDEST_HEAD: Final = 256
-"""Maximum head size in elements."""
+"""Maximum head size in elements. Chosen without a measurement."""
 _MAX_PREFETCHED_VALUES: Final = 64 * WARP_LANES
-"""Maximum number of elements of V per warp that are loaded while keys are scored."""
+"""Maximum number of elements of V per warp that are loaded while keys are scored. Chosen without a
+measurement."""
 _DEPENDENCY_SECONDS: Final = 3.0e-7
-"""Latency of a block of keys in seconds: the maximum score is needed before the exponentials."""
+"""Latency of a block of keys in seconds: the maximum score is needed before the exponentials. With
+it the first choice is the best in four of five cases on an H200 (docs/lab/estimates-on-gpus.md)."""
 _ROW_SECONDS: Final = 3.0e-9
-"""Time that rescaling keeps a multiprocessor busy, per query and block of keys, in seconds."""
+"""Time that rescaling keeps a multiprocessor busy, per query and block of keys, in seconds. With it
+the first choice is the best in four of five cases on an H200 (docs/lab/estimates-on-gpus.md)."""
 _SCORE_SECONDS: Final = 4.0e-11
-"""Time that a score's exponential and conversion keep a multiprocessor busy, in seconds."""
+"""Time that a score's exponential and conversion keep a multiprocessor busy, in seconds. With it
+the first choice is the best in four of five cases on an H200 (docs/lab/estimates-on-gpus.md)."""
 _LOG2_E: Final = math.log2(math.e)
 """Factor from natural exponents to powers of two."""
 

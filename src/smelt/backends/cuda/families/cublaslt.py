@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from smelt.ir import Node, Value
 
 _REQUESTED_ALGORITHMS: Final = 8
-"""Number of algorithms requested from the library, for each workspace limit."""
+"""Number of algorithms requested from the library, for each workspace limit. Chosen without a
+measurement."""
 _WORKSPACES: Final = (32 << 20, 0)
 """Workspace limits in bytes: NVIDIA's recommendation for Hopper, and none."""
 _MAX_EXTENT: Final = (1 << 31) - 1

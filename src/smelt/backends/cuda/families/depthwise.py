@@ -38,15 +38,18 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _ELEMENTS: Final = (1024, 2048, 4096)
-"""Elements of the result per program."""
+"""Elements of the result per program. Chosen without a measurement."""
 _CHANNELS: Final = (64, 32)
-"""Channels per program: more were never as fast in measurements."""
+"""Channels per program: more were never as fast in measurements. On an H200, 128 channels took 1.3
+to 2.0 times the best (docs/lab/estimates-on-gpus.md)."""
 _WARPS: Final = 4
-"""Warps per program."""
+"""Warps per program. Chosen without a measurement."""
 _OFFSET_REGISTERS: Final = (26, 38)
-"""Registers of a thread: fixed, and for each 1,024 elements of a program."""
+"""Registers of a thread: fixed, and for each 1,024 elements of a program. No measurement is
+recorded."""
 _INSTRUCTIONS: Final = 3
-"""Instructions per multiplication: the product and two conversions."""
+"""Instructions per multiplication: the product and two conversions. Chosen without a
+measurement."""
 
 
 def _work(node: Node, size: int, width: int, target: CudaTarget) -> LaunchWorkload:

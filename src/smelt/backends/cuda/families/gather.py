@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _ELEMENTS: Final = 1024
-"""Elements of the result per program."""
+"""Elements of the result per program. Chosen without a measurement."""
 _SECONDS_PER_BYTE: Final = 1e-12
-"""Assumed time per byte of the result, in seconds."""
+"""Assumed time per byte of the result, in seconds. Chosen without a measurement."""
 
 
 class GatherFamily(Family[CudaTarget]):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 HALF2_PACKING: Final = "half2_packing"
 """Family of the kernels that pack and unpack pairs."""
 _BLOCK: Final = 1024
-"""Positions per program of these kernels."""
+"""Positions per program of these kernels. Chosen without a measurement."""
 _MIN_RANK: Final = 3
 """Minimum rank of packed tensors."""
 _ALIASING: Final[dict[type, Aliasing]] = {Concat: Aliasing.CONCAT, Split: Aliasing.VIEW}

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _ELEMENTS: Final = 1024
-"""Elements of the result per program."""
+"""Elements of the result per program. Chosen without a measurement."""
 _MAX_NEIGHBOURS: Final = 256
-"""Maximum number of neighbours of an element."""
+"""Maximum number of neighbours of an element. Chosen without a measurement."""
 
 
 class LrnFamily(Family[CudaTarget]):

@@ -58,29 +58,31 @@ if TYPE_CHECKING:
 PREFETCH: Final = "prefetch"
 """Name of the family and of its schedule."""
 _TILES: Final = ((16, 32), (16, 64), (32, 32), (32, 64), (64, 32), (64, 64))
-"""Rows and columns of tiles."""
+"""Rows and columns of tiles. Chosen without a measurement."""
 _WARPS: Final = 4
-"""Warps per program."""
+"""Warps per program. Chosen without a measurement."""
 _SPLIT_K: Final = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18)
-"""Numbers of splits."""
+"""Numbers of splits. Chosen without a measurement."""
 _MAX_CANDIDATES: Final = 3
-"""Maximum number of tactics without split-K."""
+"""Maximum number of tactics without split-K. Chosen without a measurement."""
 _MAX_SPLIT_K_CANDIDATES: Final = 2
-"""Maximum number of tactics with split-K."""
+"""Maximum number of tactics with split-K. Chosen without a measurement."""
 _MAX_PROGRAMS_PER_SM: Final = 2
-"""Maximum number of programs per multiprocessor."""
+"""Maximum number of programs per multiprocessor. Chosen without a measurement."""
 _MAX_REGISTERS: Final = 220
-"""Maximum estimated registers of a thread."""
+"""Maximum estimated registers of a thread. No measurement is recorded."""
 _OWN_REGISTERS: Final = 40
-"""Registers of a thread besides operands and sums."""
+"""Registers of a thread besides operands and sums. No measurement is recorded."""
 _MAX_DEPTH: Final = 640
-"""Reduction depth above which split-K is used, in elements."""
+"""Reduction depth above which split-K is used, in elements. Chosen without a comparison of other
+limits; docs/lab/products-on-gpus.md has times with this one."""
 _MAX_SPLIT_DEPTH: Final = 256
-"""Maximum depth of one part of a split reduction, in elements."""
+"""Maximum depth of one part of a split reduction, in elements. Chosen without a comparison of other
+limits; docs/lab/products-on-gpus.md has times with this one."""
 _MAX_STEP: Final = 128
-"""Maximum step of a reduction, in elements."""
+"""Maximum step of a reduction, in elements. Chosen without a measurement."""
 _MIN_STEP: Final = 32
-"""Minimum step of a reduction, in elements."""
+"""Minimum step of a reduction, in elements. Chosen without a measurement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from smelt.ir import Constant, Node
 
 _ELEMENTS: Final = 1024
-"""Elements of the result per program."""
+"""Elements of the result per program. Chosen without a measurement."""
 _MAX_TAPS: Final = 256
-"""Maximum number of input elements per output element, over all axes."""
+"""Maximum number of input elements per output element, over all axes. Chosen without a
+measurement."""
 _UNROLLED_TAPS: Final = 16
-"""Maximum number of taps for which the loop is unrolled."""
+"""Maximum number of taps for which the loop is unrolled. Chosen without a measurement."""
 
 
 class ResampleFamily(Family[CudaTarget]):

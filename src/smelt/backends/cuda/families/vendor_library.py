@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _BLOCK: Final = 128
 """Assumed rows and columns of a thread block of a library kernel, by which large launches are
-recognised."""
+recognised. Chosen without a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

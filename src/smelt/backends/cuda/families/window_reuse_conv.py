@@ -51,32 +51,38 @@ if TYPE_CHECKING:
 _WGMMA_CAPABILITY: Final = ("sm_90",)
 """Architectures whose tensor cores read both operands from shared memory."""
 _TILES: Final = ((256, 64, 4), (256, 64, 8), (128, 128, 4), (128, 64, 4), (256, 128, 8))
-"""(positions, filters, warps) of tiles."""
+"""(positions, filters, warps) of tiles. 256 positions by 64 filters read 80 bytes of shared memory
+a clock where 64 by 64 read 128 (docs/lab/products-on-gpus.md); the list is chosen without a
+measurement."""
 _RINGS: Final = (6, 5, 4)
 """Numbers of weight tiles in the ring, the best first; smaller ones may allow another program per
-multiprocessor."""
+multiprocessor. Chosen without a measurement."""
 _MIN_RING: Final = 4
-"""Minimum number of weight tiles in the ring."""
+"""Minimum number of weight tiles in the ring. It is the smallest of `_RINGS`."""
 _WIDTHS: Final = (64, 32)
-"""Possible channels of a slice."""
+"""Possible channels of a slice. Chosen without a measurement."""
 _MIN_FILLED: Final = 0.75
-"""Minimum share of the slices that is channels, and of the positions that is the result's."""
+"""Minimum share of the slices that is channels, and of the positions that is the result's. Chosen
+without a measurement."""
 _MIN_BUSY: Final = 0.5
-"""Minimum share of the multiprocessors that have a program."""
+"""Minimum share of the multiprocessors that have a program. Chosen without a measurement."""
 _MAX_CANDIDATES: Final = 4
-"""Maximum number of tactics of a node."""
+"""Maximum number of tactics of a node. Chosen without a measurement."""
 _OWN_SHARED_BYTES: Final = 1024
 """Shared memory in bytes that a program uses to exchange positions between lanes."""
 _OWN_REGISTERS: Final = 40
-"""Registers of a thread besides its sums."""
+"""Registers of a thread besides its sums. No measurement is recorded."""
 _TENSOR_CORE_SHARE: Final = 0.8
-"""Share of the tensor cores' peak rate that undisturbed products reach."""
+"""Share of the tensor cores' peak rate that undisturbed products reach. No measurement is
+recorded."""
 _FETCH_SECONDS: Final = 1.0e-6
-"""Latency of loading a weight tile, in seconds."""
+"""Latency of loading a weight tile, in seconds. No measurement is recorded."""
 _END_SECONDS: Final = 1.4e-6
-"""Time of a program before its first and after its last product, in seconds."""
+"""Time of a program before its first and after its last product, in seconds. No measurement is
+recorded."""
 _SUM_SECONDS: Final = 1.1e-8
-"""Additional time at a program's end for each sum of a thread, in seconds."""
+"""Additional time at a program's end for each sum of a thread, in seconds. No measurement is
+recorded."""
 
 
 @dataclass(frozen=True, slots=True)
