@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.ir import Graph
-from smelt.ops import Fused
-from smelt.ops.activations import Gelu, Relu
-from smelt.ops.arithmetic import Add
-from smelt.ops.clip import Clip
-from smelt.ops.conv import Conv
-from smelt.ops.conv_sum import ConvSum
-from smelt.ops.fused import Stage
-from smelt.ops.gemm import Gemm
+from smelt.ops import Add, Clip, Conv, ConvSum, Fused, Gelu, Gemm, Relu, Stage
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:

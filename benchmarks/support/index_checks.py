@@ -17,7 +17,7 @@ import numpy as np
 import smelt
 from benchmarks.support.models import find_models, random_inputs, reference_folder
 from smelt import ops
-from smelt.backends.cpu.families._index_reader import IndexReader
+from smelt.backends.cpu.families.indexing import IndexReader
 from smelt.engine import Space
 from smelt.ir import Graph
 from smelt.types import DType, TensorType

@@ -13,9 +13,10 @@ import smelt
 from smelt import ops
 from smelt.errors import GraphError, ModelFormatError
 from smelt.interp import interpret
-from smelt.ir import Graph, clone, parse_graph, print_graph, verify
+from smelt.ir import Graph, clone, print_graph, verify
 from smelt.ops import op_from_json, op_to_json
 from smelt.types import DType, Limit, TensorType
+from tests.support.graph_text import parse_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cpu import CpuBackend, _compile
-from smelt.backends.cpu._llvm import load_llvm
+from smelt.backends.cpu._target import load_llvm
 from smelt.builder import _cpu_toolchain
 from smelt.errors import SmeltError
 from tests.fuzz.build_trial import FindingError

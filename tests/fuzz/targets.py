@@ -57,7 +57,7 @@ from smelt.importers.caffe import import_caffe, new_message, read_mean
 from smelt.importers.onnx import import_onnx
 from smelt.inspect import H200, Profile, report_of, report_to_json, report_to_text
 from smelt.inspect._machine_code import CubinReader
-from smelt.ir import Constant, collect_constants, parse_graph, print_graph
+from smelt.ir import Constant, collect_constants, print_graph
 from smelt.ops import op_from_json, op_to_json, recipe_from_json
 from smelt.runtime._refit import refitted_sources, refitted_weights
 from smelt.tuner import TimingCache, check_timings
@@ -81,6 +81,7 @@ from tests.fuzz.mutators import (
 )
 from tests.fuzz.user_op import Fuzzed, make_known
 from tests.importers.caffe.builders import random_array
+from tests.support.graph_text import parse_graph
 
 if TYPE_CHECKING:
     import random
@@ -553,15 +554,14 @@ TARGETS: Final = (
            ("plan_recipes_json", "_Writer", "_constant_to_data", "_type_to_data", "tactic_to_data",
             "_format_to_data", "graph_to_data", "guard_to_data")),
     Target("network", ("smelt.builder._embedded_network", "smelt.builder._graph_json",
-    "smelt.builder._optimization_profiles"),
-           _run_network, mutate_json, seeds.network_seeds, 5,
+           "smelt.builder._optimization_profiles"), _run_network, mutate_json,
+           seeds.network_seeds, 5,
            ("embed_network", "EmbeddedNetwork", "_Sources", "graph_to_data", "guard_to_data",
-            "_type_to_data", "shapes_to_data", "_spec_to_data",
-            "optimization_profiles_of", "_ranges", "_profile", "_bind", "_example_shapes",
-            "<dictcomp>")),
+            "_type_to_data", "shapes_to_data", "_spec_to_data", "optimization_profiles_of",
+            "_ranges", "_profile", "_bind", "_example_shapes", "<dictcomp>")),
     Target("op", ("smelt.ops._op_json",), _run_op, mutate_json, seeds.op_seeds, 10,
            ("recipe_to_json", "_in_order")),
-    Target("ir", ("smelt.ir._parser",), _run_ir, mutate_tokens, seeds.ir_seeds, 10),
+    Target("ir", ("tests.support.graph_text",), _run_ir, mutate_tokens, seeds.ir_seeds, 10),
     Target("dim", ("smelt.types._dim",), _run_dim, mutate_tokens, seeds.dim_seeds, 2,
            # What others ask of dimensions, and how they are written.
            ("fixed_extent", "fixed_shape", "dim_to_text", "followed_atoms_limit", "may_follow")),

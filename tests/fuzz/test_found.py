@@ -16,12 +16,13 @@ from smelt.builder._plan_recipe import regenerated_header
 from smelt.engine import EngineFile, Launch, add_trusted_key, as_json
 from smelt.errors import BindingError, EngineFormatError, GraphError, TrustError
 from smelt.inspect import report_of
-from smelt.ir import Constant, Recipe, compute_untrusted, parse_graph
+from smelt.ir import Constant, Recipe, compute_untrusted
 from smelt.ops import op_from_json, op_to_json
 from smelt.runtime._refit import refitted_weights
 from smelt.types import DType
 from tests.fuzz import seeds
 from tests.fuzz.user_op import Fuzzed, make_known
+from tests.support.graph_text import parse_graph
 
 if TYPE_CHECKING:
     from smelt.engine import EngineHeader

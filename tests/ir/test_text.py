@@ -22,11 +22,11 @@ from smelt.ir import (
     Operand,
     clone,
     collect_constants,
-    parse_graph,
     print_graph,
     verify,
 )
 from smelt.types import DType, Layout, SymbolicDim, TensorType, ValueType, override
+from tests.support.graph_text import parse_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -58,9 +58,13 @@ def _public_modules() -> list[ModuleType]:
 
 
 def _ops_of(module: ModuleType) -> list[type[Op]]:
-    """Return the ops that a module defines; abstract bases are in private modules."""
+    """Return the ops that a module defines, without abstract bases."""
     classes = (cls for _, cls in inspect.getmembers(module, inspect.isclass))
-    return [c for c in classes if issubclass(c, Op) and c.__module__ == module.__name__]
+    return [
+        cls
+        for cls in classes
+        if issubclass(cls, Op) and not inspect.isabstract(cls) and cls.__module__ == module.__name__
+    ]
 
 
 @_every_op

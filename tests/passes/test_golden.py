@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from smelt.interp import interpret
-from smelt.ir import Graph, parse_graph, print_graph
+from smelt.ir import Graph, print_graph
 from smelt.ops import ALL_OPS
 from smelt.passes import ALL_PASSES, Pass, run_passes
 from tests.property.graphs import random_inputs
+from tests.support.graph_text import parse_graph
 
 FOLDER = Path(__file__).parent.parent / "golden" / "passes"
 OPS = {op.__name__: op for op in ALL_OPS}

@@ -9,10 +9,11 @@ import pytest
 
 from smelt.importers.onnx import import_onnx
 from smelt.interp import interpret
-from smelt.ir import clone, collect_constants, parse_graph, print_graph
+from smelt.ir import clone, collect_constants, print_graph
 from smelt.ops import ALL_OPS
 from smelt.passes import DEFAULT_PIPELINE, run_passes
 from smelt.types import evaluate_dim, symbols_of
+from tests.support.graph_text import parse_graph
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 
 from smelt.interp import interpret
-from smelt.ir import clone, collect_constants, parse_graph, print_graph, verify
+from smelt.ir import clone, collect_constants, print_graph, verify
 from smelt.ops import ALL_OPS
 from smelt.passes import ALL_PASSES, DEFAULT_PIPELINE, run_passes
 from smelt.types import DType
 from tests.property.graphs import graphs, random_inputs
+from tests.support.graph_text import parse_graph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ import numpy as np
 from smelt.backends import WeightStore, build_plan, with_storage_dtype
 from smelt.errors import ShapeError
 from smelt.ir import Graph, clone
-from smelt.ops.math_functions import RoundMantissa
+from smelt.ops import RoundMantissa
 from smelt.types import (
     DType,
     SymbolicDim,

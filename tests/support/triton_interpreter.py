@@ -31,8 +31,7 @@ from smelt.backends.cuda._tile_order import REVERSIBLE_FAMILIES
 from smelt.backends.cuda.families import window_reuse_conv
 from smelt.backends.cuda.families._recurrent_cluster import WAIT_FOR_FLAG_PTX
 from smelt.engine import Launch
-from smelt.ops import ALL_OPS, Conv, FusedPair, Resize
-from smelt.ops.math_functions import RoundMantissa
+from smelt.ops import ALL_OPS, Conv, FusedPair, Resize, RoundMantissa
 from smelt.types import DType, evaluate_dim
 from tests.support.fused_pair_cases import FUSED_PAIR, fused_pair_trials
 from tests.support.gluon_emulation import gluon_of

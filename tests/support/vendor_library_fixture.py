@@ -18,7 +18,7 @@ from smelt.devices.cuda import (
 )
 from smelt.engine import Launch
 from smelt.ir import Case, Graph
-from smelt.ops.fused import Stage
+from smelt.ops import Stage
 from smelt.types import DType, TensorType
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_engines import use_stub

@@ -12,8 +12,7 @@ from smelt.backends._base import (
     backend_of,
     with_storage_dtype,
 )
-from smelt.backends._code_cache import CodeCache
-from smelt.backends._codegen_version import codegen_version_of
+from smelt.backends._code_cache import CodeCache, codegen_version_of
 from smelt.backends._fused_programs import op_as, root_as, root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._plan_builder import (

@@ -3,6 +3,8 @@
 Cached code is executed, so each entry carries a MAC under a key of the user. An entry that is
 damaged, truncated or written with another key is ignored, compiled again and replaced. Entries are
 written atomically, so processes may share the folder.
+
+Version hash of a backend's compiler and code generators; a change invalidates cached code.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from smelt.backends._base import Target
     from smelt.engine import KernelSpec
+
 
 _LOG = logging.getLogger(__name__)
 _MAGIC: Final = b"smeltobj"
@@ -94,3 +97,12 @@ class CodeCache:
         """Return the header of an entry. The MAC covers the name: entries cannot be exchanged."""
         message = len(name).to_bytes(4, "little") + name.encode() + content
         return _MAGIC + hmac.digest(self._secret, message, "sha256")
+
+
+def codegen_version_of(folder: Path, compiler: str) -> str:
+    """Return the SHA-256 of the compiler's name and version and the generators in a folder."""
+    digest = hashlib.sha256(compiler.encode())
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

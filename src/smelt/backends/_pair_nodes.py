@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from smelt.errors import InternalError
 from smelt.ir import Graph
-from smelt.ops.fused_pair import FusedPair
+from smelt.ops import FusedPair
 
 if TYPE_CHECKING:
     from smelt.ir import Node, Value

@@ -1,5 +1,13 @@
 """The graph and the op interface, independent of file formats and devices."""
 
+from smelt.ir._editing import (
+    FreshNames,
+    can_substitute,
+    clone,
+    remove_dead,
+    sole_user,
+    substitute,
+)
 from smelt.ir._graph import (
     Constant,
     Graph,
@@ -11,19 +19,7 @@ from smelt.ir._graph import (
     sources_first,
 )
 from smelt.ir._op import Array, Case, Op, Operand, count_excess, evaluate
-from smelt.ir._parser import parse_graph
 from smelt.ir._printer import collect_constants, print_graph
-from smelt.ir._rewriter import (
-    Change,
-    FreshNames,
-    Rewrite,
-    apply_rewrite,
-    can_substitute,
-    clone,
-    remove_dead,
-    sole_user,
-    substitute,
-)
 from smelt.ir._runtime_array_checks import check_array, check_guards, first_mismatch, symbol_of
 from smelt.ir._untrusted_recipes import compute_untrusted
 from smelt.ir._verifier import verify
@@ -31,7 +27,6 @@ from smelt.ir._verifier import verify
 __all__ = [
     "Array",
     "Case",
-    "Change",
     "Constant",
     "FreshNames",
     "Graph",
@@ -40,9 +35,7 @@ __all__ = [
     "Op",
     "Operand",
     "Recipe",
-    "Rewrite",
     "Value",
-    "apply_rewrite",
     "can_substitute",
     "check_array",
     "check_guards",
@@ -53,7 +46,6 @@ __all__ = [
     "evaluate",
     "first_mismatch",
     "infer_node",
-    "parse_graph",
     "print_graph",
     "remove_dead",
     "sole_user",

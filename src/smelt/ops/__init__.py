@@ -1,7 +1,6 @@
 """The ops: attributes, type inference, numpy reference and conformance cases of each.
 
-Elementwise ops and reductions are in five family modules (``activations``, ``arithmetic``,
-``logic``, ``math_functions``, ``reductions``). Every other op has a module named after it.
+Ops of one family are in one module. An op without a family has a module named after it.
 ``ALL_OPS`` lists every op.
 """
 
@@ -14,12 +13,14 @@ from smelt.ops._registry import lookup_op, op_identity, register_op
 from smelt.ops._shape import is_same_for_rows
 from smelt.ops.activations import (
     Celu,
+    Clip,
     Elu,
     Gelu,
     HardSigmoid,
     HardSwish,
     LeakyRelu,
     Mish,
+    PRelu,
     Relu,
     Selu,
     Shrink,
@@ -29,46 +30,24 @@ from smelt.ops.activations import (
     Swish,
     ThresholdedRelu,
 )
-from smelt.ops.arg_max import ArgMax
-from smelt.ops.arg_min import ArgMin
 from smelt.ops.arithmetic import Add, Div, Max, Mean, Min, Mod, Mul, Pow, Sub, Sum
 from smelt.ops.attention import Attention
-from smelt.ops.average_pool import AveragePool
-from smelt.ops.batch_normalization import BatchNormalization
 from smelt.ops.cast import Cast
-from smelt.ops.clip import Clip
-from smelt.ops.compress import Compress
-from smelt.ops.concat import Concat
-from smelt.ops.constant_of_shape import ConstantOfShape
-from smelt.ops.conv import Conv
-from smelt.ops.conv_integer import ConvInteger
-from smelt.ops.conv_sum import ConvSum
-from smelt.ops.conv_transpose import ConvTranspose
-from smelt.ops.crop import Crop
-from smelt.ops.cum_sum import CumSum
-from smelt.ops.depth_to_space import DepthToSpace
-from smelt.ops.dequantize_linear import DequantizeLinear
-from smelt.ops.detection_output import DetectionOutput
-from smelt.ops.dynamic_quantize_linear import DynamicQuantizeLinear
-from smelt.ops.einsum import Einsum
-from smelt.ops.expand import Expand
-from smelt.ops.flatten import Flatten
-from smelt.ops.fused import Fused, Stage
-from smelt.ops.fused_pair import FusedPair
-from smelt.ops.gather import Gather
-from smelt.ops.gather_elements import GatherElements
-from smelt.ops.gather_nd import GatherND
-from smelt.ops.gemm import Gemm
-from smelt.ops.global_average_pool import GlobalAveragePool
-from smelt.ops.global_max_pool import GlobalMaxPool
-from smelt.ops.group_normalization import GroupNormalization
-from smelt.ops.gru import GRU
-from smelt.ops.hardmax import Hardmax
-from smelt.ops.identity import Identity
-from smelt.ops.if_ import If
-from smelt.ops.instance_normalization import InstanceNormalization
-from smelt.ops.layer_normalization import LayerNormalization
-from smelt.ops.log_softmax import LogSoftmax
+from smelt.ops.control_flow import If, Loop
+from smelt.ops.convolution import Conv, ConvInteger, ConvSum, ConvTranspose
+from smelt.ops.detection import DetectionOutput, NonMaxSuppression, PriorBox
+from smelt.ops.extremes import ArgMax, ArgMin, TopK
+from smelt.ops.fusion import Fused, FusedPair, Stage
+from smelt.ops.indexing import (
+    Compress,
+    Gather,
+    GatherElements,
+    GatherND,
+    NonZero,
+    OneHot,
+    ScatterElements,
+    ScatterND,
+)
 from smelt.ops.logic import (
     And,
     BitShift,
@@ -82,15 +61,9 @@ from smelt.ops.logic import (
     LessOrEqual,
     Not,
     Or,
+    Where,
     Xor,
 )
-from smelt.ops.loop import Loop
-from smelt.ops.lp_normalization import LpNormalization
-from smelt.ops.lp_pool import LpPool
-from smelt.ops.lrn import LRN
-from smelt.ops.lstm import LSTM
-from smelt.ops.mat_mul import MatMul
-from smelt.ops.mat_mul_integer import MatMulInteger
 from smelt.ops.math_functions import (
     Abs,
     Acos,
@@ -117,17 +90,23 @@ from smelt.ops.math_functions import (
     Tan,
     Tanh,
 )
-from smelt.ops.max_pool import MaxPool
-from smelt.ops.non_max_suppression import NonMaxSuppression
-from smelt.ops.non_zero import NonZero
-from smelt.ops.normalize import Normalize
-from smelt.ops.one_hot import OneHot
-from smelt.ops.pad import Pad
-from smelt.ops.prelu import PRelu
-from smelt.ops.prior_box import PriorBox
-from smelt.ops.quantize_linear import QuantizeLinear
-from smelt.ops.range import Range
+from smelt.ops.matrix_products import Einsum, Gemm, MatMul, MatMulInteger
+from smelt.ops.normalization import (
+    LRN,
+    BatchNormalization,
+    GroupNormalization,
+    InstanceNormalization,
+    LayerNormalization,
+    LpNormalization,
+    Normalize,
+    RMSNormalization,
+)
+from smelt.ops.pooling import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool
+from smelt.ops.quantization import DequantizeLinear, DynamicQuantizeLinear, QuantizeLinear
+from smelt.ops.rearrangement import DepthToSpace, SpaceToDepth, Tile, Transpose, Trilu
+from smelt.ops.recurrent import GRU, LSTM, RNN
 from smelt.ops.reductions import (
+    CumSum,
     ReduceL1,
     ReduceL2,
     ReduceLogSum,
@@ -139,25 +118,11 @@ from smelt.ops.reductions import (
     ReduceSum,
     ReduceSumSquare,
 )
-from smelt.ops.reshape import Reshape
+from smelt.ops.reshaping import Expand, Flatten, Identity, Reshape, Squeeze, Unsqueeze
 from smelt.ops.resize import Resize
-from smelt.ops.rms_normalization import RMSNormalization
-from smelt.ops.rnn import RNN
-from smelt.ops.scatter_elements import ScatterElements
-from smelt.ops.scatter_nd import ScatterND
-from smelt.ops.shape import Shape
-from smelt.ops.size import Size
-from smelt.ops.slice import Slice
-from smelt.ops.softmax import Softmax
-from smelt.ops.space_to_depth import SpaceToDepth
-from smelt.ops.split import Split
-from smelt.ops.squeeze import Squeeze
-from smelt.ops.tile import Tile
-from smelt.ops.top_k import TopK
-from smelt.ops.transpose import Transpose
-from smelt.ops.trilu import Trilu
-from smelt.ops.unsqueeze import Unsqueeze
-from smelt.ops.where import Where
+from smelt.ops.shape_values import ConstantOfShape, Range, Shape, Size
+from smelt.ops.slicing import Concat, Crop, Pad, Slice, Split
+from smelt.ops.softmax_like import Hardmax, LogSoftmax, Softmax
 
 __all__ = [
     "ALL_OPS",
@@ -327,152 +292,14 @@ __all__ = [
     "derived_overflow_reason",
 ]
 
-ALL_OPS: tuple[type[Op], ...] = (
-    Abs,
-    Acos,
-    Acosh,
-    Add,
-    And,
-    ArgMax,
-    ArgMin,
-    Asin,
-    Asinh,
-    Atan,
-    Atanh,
-    Attention,
-    AveragePool,
-    BatchNormalization,
-    BitShift,
-    BitwiseNot,
-    Cast,
-    Ceil,
-    Celu,
-    Clip,
-    Compress,
-    Concat,
-    ConstantOfShape,
-    Conv,
-    ConvInteger,
-    ConvSum,
-    ConvTranspose,
-    Cos,
-    Cosh,
-    Crop,
-    CumSum,
-    DepthToSpace,
-    DequantizeLinear,
-    DetectionOutput,
-    Div,
-    DynamicQuantizeLinear,
-    Einsum,
-    Elu,
-    Equal,
-    Erf,
-    Exp,
-    Expand,
-    Flatten,
-    Floor,
-    Fused,
-    FusedPair,
-    Gather,
-    GatherElements,
-    GatherND,
-    Gelu,
-    Gemm,
-    GlobalAveragePool,
-    GlobalMaxPool,
-    Greater,
-    GreaterOrEqual,
-    GroupNormalization,
-    GRU,
-    Hardmax,
-    HardSigmoid,
-    HardSwish,
-    Identity,
-    If,
-    InstanceNormalization,
-    IsInf,
-    IsNaN,
-    LayerNormalization,
-    LeakyRelu,
-    Less,
-    LessOrEqual,
-    Log,
-    LogSoftmax,
-    Loop,
-    LpNormalization,
-    LpPool,
-    LRN,
-    LSTM,
-    MatMul,
-    MatMulInteger,
-    Max,
-    MaxPool,
-    Mean,
-    Min,
-    Mish,
-    Mod,
-    Mul,
-    Neg,
-    NonMaxSuppression,
-    NonZero,
-    Normalize,
-    Not,
-    OneHot,
-    Or,
-    Pad,
-    Pow,
-    PRelu,
-    PriorBox,
-    QuantizeLinear,
-    Range,
-    Reciprocal,
-    ReduceL1,
-    ReduceL2,
-    ReduceLogSum,
-    ReduceLogSumExp,
-    ReduceMax,
-    ReduceMean,
-    ReduceMin,
-    ReduceProd,
-    ReduceSum,
-    ReduceSumSquare,
-    Relu,
-    Reshape,
-    Resize,
-    RMSNormalization,
-    RNN,
-    Round,
-    RoundMantissa,
-    ScatterElements,
-    ScatterND,
-    Selu,
-    Shape,
-    Shrink,
-    Sigmoid,
-    Sign,
-    Sin,
-    Sinh,
-    Size,
-    Slice,
-    Softmax,
-    Softplus,
-    Softsign,
-    SpaceToDepth,
-    Split,
-    Sqrt,
-    Squeeze,
-    Sub,
-    Sum,
-    Swish,
-    Tan,
-    Tanh,
-    ThresholdedRelu,
-    Tile,
-    TopK,
-    Transpose,
-    Trilu,
-    Unsqueeze,
-    Where,
-    Xor,
+ALL_OPS: tuple[type[Op], ...] = tuple(
+    sorted(
+        (
+            cls
+            for cls in tuple(globals().values())
+            if isinstance(cls, type) and issubclass(cls, Op) and cls is not Op
+        ),
+        key=lambda cls: cls.__name__.lower(),
+    )
 )
+"""Every op that this package exports, by name."""

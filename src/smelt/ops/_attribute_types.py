@@ -13,7 +13,7 @@ import numpy as np
 from smelt.errors import GraphError
 from smelt.ir import Graph, Op
 from smelt.ops._registry import is_builtin
-from smelt.ops.fused import Stage
+from smelt.ops.fusion import Stage
 from smelt.types import DType, shown
 
 if TYPE_CHECKING:

@@ -9,17 +9,14 @@ import numpy as np
 from smelt.ir import Case
 from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 from smelt.ops._quantized_conformance_cases import quantized_cases
-from smelt.ops.activations import Gelu, HardSwish, LeakyRelu, Relu, Sigmoid
+from smelt.ops.activations import Clip, Gelu, HardSwish, LeakyRelu, PRelu, Relu, Sigmoid
 from smelt.ops.arithmetic import Add, Mul, Sub
-from smelt.ops.average_pool import AveragePool
-from smelt.ops.clip import Clip
-from smelt.ops.conv import Conv
-from smelt.ops.fused import Fused, Stage
-from smelt.ops.gather import Gather
-from smelt.ops.gemm import Gemm
-from smelt.ops.mat_mul import MatMul
+from smelt.ops.convolution import Conv
+from smelt.ops.fusion import Fused, Stage
+from smelt.ops.indexing import Gather
 from smelt.ops.math_functions import Asinh, Atan, Tanh
-from smelt.ops.prelu import PRelu
+from smelt.ops.matrix_products import Gemm, MatMul
+from smelt.ops.pooling import AveragePool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,14 +8,11 @@ import numpy as np
 
 from smelt.ir import Case
 from smelt.ops._conformance_data import floats
-from smelt.ops.activations import HardSwish, Relu, Sigmoid
+from smelt.ops.activations import Clip, HardSwish, Relu, Sigmoid
 from smelt.ops.arithmetic import Add, Mul
-from smelt.ops.clip import Clip
-from smelt.ops.conv import Conv
-from smelt.ops.conv_sum import ConvSum
-from smelt.ops.fused import Fused, Stage
-from smelt.ops.fused_pair import FusedPair
-from smelt.ops.max_pool import MaxPool
+from smelt.ops.convolution import Conv, ConvSum
+from smelt.ops.fusion import Fused, FusedPair, Stage
+from smelt.ops.pooling import MaxPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,7 +24,7 @@ from smelt.errors import EngineFormatError, EngineMismatchError, SmeltError
 from smelt.ir import Constant, Graph, Op, Recipe, sources_first
 from smelt.ops._attribute_types import field_hints, fits_hint, parts_of_hint
 from smelt.ops._registry import is_builtin, lookup_op, op_identity
-from smelt.ops.fused import Stage
+from smelt.ops.fusion import Stage
 from smelt.types import (
     DType,
     Limit,

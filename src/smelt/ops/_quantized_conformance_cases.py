@@ -10,14 +10,12 @@ from smelt.ir import Case
 from smelt.ops._conformance_data import floats, integers
 from smelt.ops.activations import HardSwish, Relu
 from smelt.ops.arithmetic import Add, Mul, Sub
-from smelt.ops.average_pool import AveragePool
 from smelt.ops.cast import Cast
-from smelt.ops.conv_integer import ConvInteger
-from smelt.ops.dequantize_linear import DequantizeLinear
-from smelt.ops.fused import Fused, Stage
-from smelt.ops.global_average_pool import GlobalAveragePool
-from smelt.ops.mat_mul_integer import MatMulInteger
-from smelt.ops.quantize_linear import QuantizeLinear
+from smelt.ops.convolution import ConvInteger
+from smelt.ops.fusion import Fused, Stage
+from smelt.ops.matrix_products import MatMulInteger
+from smelt.ops.pooling import AveragePool, GlobalAveragePool
+from smelt.ops.quantization import DequantizeLinear, QuantizeLinear
 from smelt.types import DType
 
 if TYPE_CHECKING:

@@ -1,24 +1,127 @@
-"""Reductions of the elements along some axes to one number."""
+"""Reductions over axes, and the running sum along one."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from smelt.ir import Case
-from smelt.ops._reduce import Reduction, reduce_cases
-from smelt.ops._reference_numerics import divide_towards_zero, lowest
-from smelt.ops._shape import FLOATS
-from smelt.ops._shape_operands import count_elements
-from smelt.types import DType, override
+from smelt.errors import ShapeError
+from smelt.ir import Case, Op
+from smelt.ops._reference_numerics import divide_towards_zero, lowest, narrow, widen
+from smelt.ops._shape import (
+    FLOATS,
+    NUMBERS,
+    input_type,
+    normalize_axis,
+    require_dtype,
+    require_inputs,
+    shape_text,
+)
+from smelt.ops._shape_operands import (
+    bounded,
+    count_elements,
+    ints_at,
+    known_dims,
+    optional_array,
+    present,
+    sample,
+)
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from smelt.ir import Array
-    from smelt.types import Dim
+    from smelt.ir import Array, Operand
+    from smelt.types import Dim, ValueType
+
+
+@dataclass(frozen=True)
+class Reduction(Op):
+    """Reduction of the elements along some axes to one number.
+
+    The axes are input 1. If it is absent or empty, all axes are reduced, or with
+    ``noop_with_empty_axes`` none: each element is then reduced by itself.
+    """
+
+    dtypes: ClassVar[frozenset[DType]] = NUMBERS
+    """Element types of the input."""
+
+    keepdims: int = 1
+    noop_with_empty_axes: int = 0
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 1, 2)
+        data = input_type(self, inputs, 0)
+        require_dtype(data, self.dtypes, f"input 0 of {self.name}")
+        axes = self.axes(data.rank, ints_at(self, inputs, 1, "the axes"))
+        kept = (1,) if self.keepdims else ()
+        parts = (kept if i in axes else (d,) for i, d in enumerate(data.shape))
+        return (TensorType(data.dtype, tuple(d for part in parts for d in part)),)
+
+    def axes(self, rank: int, listed: tuple[int, ...] | None) -> tuple[int, ...]:
+        """Return the reduced axes of a tensor of ``rank``, all non-negative. Raises ShapeError."""
+        if not listed:
+            return () if self.noop_with_empty_axes else tuple(range(rank))
+        return tuple(sorted({normalize_axis(a, rank) for a in listed}))
+
+    @override
+    def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
+        dims = known_dims(inputs, 0)
+        if dims is None or not self.axes(1, ints_at(self, inputs, 1, "the axes")):
+            return dims
+        reduced = self.reduce_dims(dims)
+        return None if reduced is None else (bounded(reduced),)
+
+    def reduce_dims(self, dims: Sequence[Dim]) -> Dim | None:
+        """Return the op on all elements of a vector; None if the result is not a dimension."""
+        del dims
+        return None
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, axes_input = present(inputs, 0), optional_array(inputs, 1)
+        listed = None if axes_input is None else tuple(int(a) for a in axes_input)
+        axes = self.axes(data.ndim, listed)
+        with np.errstate(all="ignore"):
+            result = narrow(self.compute(widen(data), axes), data.dtype)
+        return (result if self.keepdims else np.asarray(result.squeeze(axes)),)
+
+    @abstractmethod
+    def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
+        """Compute the op along the axes, which the result keeps with extent one."""
+
+
+def reduce_cases(
+    make: Callable[..., Reduction], *dtypes: str, low: int = -9, empty: bool = True
+) -> Iterator[Case]:
+    """Yield the cases of a reduction for float32 and for ``dtypes``."""
+    one = frozenset({1})
+    rows: dict[str, tuple[int, list[int]]] = {
+        "last axis": (1, [-1]),
+        "inner axis": (1, [1]),
+        "two axes": (0, [0, 2]),
+        "space": (1, [2, 3]),
+        "negative axes without extents": (0, [-2, -1]),
+        "empty axes": (1, []),
+    }
+    for label, (keepdims, axes) in rows.items():
+        arrays = (sample(2, 3, 4, 5, low=low), np.array(axes, np.int64))
+        yield Case(label, make(keepdims), arrays, constants=one)
+    yield Case("all axes", make(), (sample(3, 17, low=low),))
+    yield Case("to a scalar", make(0), (sample(3, 2, low=low),))
+    nothing = (sample(2, 3, low=low), np.array([], np.int64))
+    yield Case("empty axes that mean none", make(1, 1), nothing, constants=one)
+    yield Case("scalar", make(), (sample(low=low),))
+    if empty:
+        yield Case("of nothing", make(0), (sample(2, 0), np.array([1])), constants=one)
+    for dtype in dtypes:
+        arrays = (sample(3, 9, dtype=dtype, low=low), np.array([1]))
+        tolerance = 3e-3 if dtype == "float16" else 1e-4
+        yield Case(dtype, make(0), arrays, tolerance, constants=one)
 
 
 @dataclass(frozen=True)
@@ -318,3 +421,63 @@ class ReduceLogSumExp(Reduction):
         yield from reduce_cases(cls, "float16", "float64")
         large = np.array([[1000.0, 999.0], [-1000.0, -1001.0]], np.float32)
         yield Case("large numbers", cls(), (large, np.array([1])), constants=frozenset({1}))
+
+
+@dataclass(frozen=True)
+class CumSum(Op):
+    """Cumulative sums along an axis.
+
+    With ``reverse`` the sums start at the end of the axis; with ``exclusive`` each sum excludes the
+    element itself.
+
+    Shapes: (data, axis scalar) -> data's.
+
+    Dtypes: numbers; the axis is int32 or int64.
+
+    Raises ShapeError: when the axis is not known or out of range.
+
+    Source: ONNX CumSum-14.
+    """
+
+    name: ClassVar[str] = "cum_sum"
+
+    exclusive: int = 0
+    reverse: int = 0
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        require_inputs(self, inputs, 2)
+        data = input_type(self, inputs, 0)
+        require_dtype(data, NUMBERS, "input 0 of cum_sum")
+        axes = ints_at(self, inputs, 1, "the axis", scalar=True) or ()
+        if len(axes) != 1:
+            raise ShapeError(f"the axis of cum_sum must be one number, not {shape_text(axes)}")
+        normalize_axis(axes[0], data.rank)
+        return (data,)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        data, axis = present(inputs, 0), int(present(inputs, 1).item())
+        wide = widen(data)
+        ordered = np.flip(wide, axis) if self.reverse else wide
+        sums = np.cumsum(ordered, axis, dtype=wide.dtype)
+        if self.exclusive and data.shape[axis]:
+            sums = np.roll(sums, 1, axis)
+            sums[(slice(None),) * (axis % data.ndim) + (0,)] = 0
+        result = np.array(np.flip(sums, axis) if self.reverse else sums, order="C")
+        return (narrow(result, data.dtype),)
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        one = frozenset({1})
+        for exclusive in (0, 1):
+            for reverse in (0, 1):
+                label = f"exclusive {exclusive}, reverse {reverse}"
+                inputs = (sample(2, 5), np.array(1))
+                yield Case(label, cls(exclusive, reverse), inputs, constants=one)
+        yield Case("first axis", cls(), (sample(4, 3), np.array(0, np.int32)), constants=one)
+        yield Case("negative axis", cls(1), (sample(2, 3, 4), np.array(-2)), constants=one)
+        yield Case("no elements", cls(1), (sample(2, 0), np.array(1)), constants=one)
+        for dtype in ("float64", "int64", "int32"):
+            yield Case(dtype, cls(), (sample(7, dtype=dtype), np.array(0)), constants=one)

@@ -18,21 +18,26 @@ from smelt.backends.cpu.families.gemm import GemmFamily
 from smelt.backends.cpu.families.lrn import LrnFamily
 from smelt.backends.cpu.families.pool import PoolFamily
 from smelt.backends.cpu.families.winograd import WinogradFamily
-from smelt.ops import Fused, Stage
-from smelt.ops.activations import Relu, Sigmoid
-from smelt.ops.arithmetic import Add, Mul
-from smelt.ops.average_pool import AveragePool
-from smelt.ops.clip import Clip
-from smelt.ops.conv import Conv
-from smelt.ops.conv_transpose import ConvTranspose
-from smelt.ops.gemm import Gemm
-from smelt.ops.global_average_pool import GlobalAveragePool
-from smelt.ops.global_max_pool import GlobalMaxPool
-from smelt.ops.lp_pool import LpPool
-from smelt.ops.lrn import LRN
-from smelt.ops.mat_mul import MatMul
-from smelt.ops.max_pool import MaxPool
-from smelt.ops.prelu import PRelu
+from smelt.ops import (
+    LRN,
+    Add,
+    AveragePool,
+    Clip,
+    Conv,
+    ConvTranspose,
+    Fused,
+    Gemm,
+    GlobalAveragePool,
+    GlobalMaxPool,
+    LpPool,
+    MatMul,
+    MaxPool,
+    Mul,
+    PRelu,
+    Relu,
+    Sigmoid,
+    Stage,
+)
 from tests.support.cpu_families import (
     assert_tactics_agree,
     kernels_of,

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from smelt import ops
 from smelt.backends import Tactic
-from smelt.backends.cpu.families.gather import GatherFamily
 from smelt.backends.cpu.families.index_predicate import IndexPredicateFamily
-from smelt.backends.cpu.families.scatter import ScatterFamily
+from smelt.backends.cpu.families.indexing import GatherFamily, ScatterFamily
 from tests.support.cpu_families import assert_tactics_agree, make_node, random, run_tactic
 from tests.support.random_operands import (
     TARGETS,

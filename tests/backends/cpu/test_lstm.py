@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from smelt import ops
 from smelt.backends import Refusal
 from smelt.backends.cpu import host_target
-from smelt.backends.cpu.families.gru import GruFamily
-from smelt.backends.cpu.families.lstm import LstmFamily
+from smelt.backends.cpu.families.recurrent import GruFamily, LstmFamily
 from tests.support.cpu_families import assert_tactics_agree, make_node, random
 from tests.support.random_operands import (
     assert_agrees_somehow,

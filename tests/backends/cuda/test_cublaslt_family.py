@@ -13,7 +13,7 @@ from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.backends.cuda.families.cublaslt import CublasLtFamily
 from smelt.engine import Launch
 from smelt.ir import Case, Graph
-from smelt.ops.fused import Stage
+from smelt.ops import Stage
 from smelt.types import DType, SymbolicDim, TensorType
 from tests.support.cublaslt_stub import VERSION, StubCublasLt
 from tests.support.noise import noise

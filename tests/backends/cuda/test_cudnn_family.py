@@ -9,7 +9,7 @@ import pytest
 from smelt import ops
 from smelt.backends.cuda import CudaTarget
 from smelt.backends.cuda.families.cudnn import CudnnFamily
-from smelt.ops.fused import Stage
+from smelt.ops import Stage
 from smelt.types import DType, SymbolicDim
 from tests.support.cudnn_stub import VERSION, StubCudnn, StubEngine
 from tests.support.noise import noise

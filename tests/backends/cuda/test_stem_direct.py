@@ -12,7 +12,7 @@ from smelt.backends.cuda import CompilerPool, CudaBackend, CudaTarget, target_na
 from smelt.devices.cuda import CudaKernel
 from smelt.engine import Launch
 from smelt.ir import Graph
-from smelt.ops.conv import Conv
+from smelt.ops import Conv
 from smelt.types import DType, SymbolicDim, TensorType
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from smelt.devices.cuda import CudaKernel
 from smelt.engine import Launch
 from smelt.errors import EngineFormatError
 from smelt.ir import Graph, Node
-from smelt.ops.conv import Conv
+from smelt.ops import Conv
 from smelt.types import DType, TensorType
 
 _HOPPER = CudaTarget(90)

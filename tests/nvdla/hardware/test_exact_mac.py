@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smelt.nvdla.hardware._exact_mac import (
+from smelt.nvdla.hardware._exact_convolution import (
     add,
     find_nan,
     make_accumulator,

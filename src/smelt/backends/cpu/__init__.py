@@ -1,7 +1,7 @@
 """Code generation for CPUs: kernels as LLVM IR, compiled and linked into one image."""
 
 from smelt.backends.cpu._backend import CpuBackend, compile_runtime, generator_version
-from smelt.backends.cpu._compile import assembly_of, compile_ir
+from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
 from smelt.backends.cpu._target import (
     CpuTarget,
@@ -15,7 +15,6 @@ from smelt.backends.cpu._target import (
 __all__ = [
     "CpuBackend",
     "CpuTarget",
-    "assembly_of",
     "compile_ir",
     "compile_runtime",
     "generator_version",

@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
-from smelt.backends._codegen_version import codegen_version_of
+from smelt.backends._code_cache import codegen_version_of
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._views import ViewFamily
 from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
-from smelt.backends.cpu._llvm import llvm_version
 from smelt.backends.cpu._native_runtime import runtime_image
-from smelt.backends.cpu._target import CpuTarget, processor_text, target_named, target_of
+from smelt.backends.cpu._target import (
+    CpuTarget,
+    llvm_version,
+    processor_text,
+    target_named,
+    target_of,
+)
 from smelt.backends.cpu.families.attention import AttentionFamily
 from smelt.backends.cpu.families.axis_scan import AxisScanFamily
 from smelt.backends.cpu.families.conv import ConvFamily
@@ -33,19 +38,17 @@ from smelt.backends.cpu.families.depthwise_int8 import DepthwiseInt8Family
 from smelt.backends.cpu.families.elementwise import ElementwiseFamily
 from smelt.backends.cpu.families.fill import FillFamily
 from smelt.backends.cpu.families.fused_conv_depthwise import FusedConvDepthwiseFamily
-from smelt.backends.cpu.families.gather import GatherFamily
 from smelt.backends.cpu.families.gemm import GemmFamily
-from smelt.backends.cpu.families.gru import GruFamily
 from smelt.backends.cpu.families.index_predicate import IndexPredicateFamily
+from smelt.backends.cpu.families.indexing import GatherFamily, ScatterFamily
 from smelt.backends.cpu.families.int8_product import Int8ProductFamily
 from smelt.backends.cpu.families.lrn import LrnFamily
-from smelt.backends.cpu.families.lstm import LstmFamily
 from smelt.backends.cpu.families.normalize import NormalizeFamily
 from smelt.backends.cpu.families.pool import PoolFamily
 from smelt.backends.cpu.families.quantize import QuantizeFamily
+from smelt.backends.cpu.families.recurrent import GruFamily, LstmFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
 from smelt.backends.cpu.families.resample import ResampleFamily
-from smelt.backends.cpu.families.scatter import ScatterFamily
 from smelt.backends.cpu.families.sequential_pair import SequentialPairFamily
 from smelt.backends.cpu.families.shape_values import ShapeValuesFamily
 from smelt.backends.cpu.families.weight_prefetch import prefetch_weights

@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cpu._half_conversions import lower_half_conversions
-from smelt.backends.cpu._llvm import load_llvm, without_global_lock
+from smelt.backends.cpu._target import load_llvm, without_global_lock
 from smelt.errors import BuildError, InternalError
 
 if TYPE_CHECKING:
@@ -44,16 +44,6 @@ def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
         raise BuildError(f"a kernel's LLVM IR is not valid: {error}") from error
     _optimise(module, machine)
     return _emit_object(module, machine)
-
-
-def assembly_of(ir_text: str, target: CpuTarget) -> str:
-    """Return the assembly of the code that `compile_ir` emits, for reports."""
-    llvm, machine = load_llvm(), _target_machine(target)
-    module = llvm.parse_assembly(_text_for(ir_text, target), context=llvm.create_context())
-    module.triple = target.triple
-    module.data_layout = str(machine.target_data)
-    _optimise(module, machine)
-    return str(machine.emit_assembly(module))
 
 
 def _text_for(ir_text: str, target: CpuTarget) -> str:

@@ -3,19 +3,168 @@
 The image needs no loader. It is mapped at any page boundary and never written again: it has no
 writable data, no table of addresses and no undefined symbols. Equal objects in equal order give
 equal images.
+
+Relocations of x86-64 and AArch64: the value that each kind writes into the image.
+
+Only kinds that do not depend on the address of the image are supported, so a linked image is
+position-independent. A load from the global offset table becomes the computation of the address
+itself, because an image has no such table and contains every symbol.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cpu import _elf as elf
-from smelt.backends.cpu._relocate import relocate_aarch64, relocate_x86_64
 from smelt.errors import BuildError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+
+_PAGE_BITS: Final = 12
+"""log2 of the page size in bytes that ADRP instructions count in."""
+
+_X86_PC64: Final = 24
+_X86_PC32: Final = 2
+_X86_PLT32: Final = 4
+_X86_GOT: Final = frozenset({9, 41, 42, 43})
+"""GOTPCREL, GOTPCRELX, REX_GOTPCRELX and CODE_4_GOTPCRELX."""
+
+_ARM_PREL64: Final = 260
+_ARM_PREL32: Final = 261
+_ARM_ADR_PREL_LO21: Final = 274
+_ARM_ADR_PREL_PG_HI21: Final = 275
+_ARM_ADD_ABS_LO12: Final = 277
+_ARM_JUMP26: Final = 282
+_ARM_CALL26: Final = 283
+_ARM_LD_PREL_LO19: Final = 273
+_ARM_LDST_SHIFT: Final = {278: 0, 284: 1, 285: 2, 286: 3, 299: 4}
+"""log2 of the access size in bytes of each LDSTn_ABS_LO12_NC relocation."""
+_ARM_ADR_GOT_PAGE: Final = 311
+_ARM_LD64_GOT_LO12: Final = 312
+
+
+def relocate_x86_64(image: bytearray, place: int, kind: int, target: int, addend: int) -> None:
+    """Apply one relocation of x86-64 at ``place``, a byte offset in the image.
+
+    Raises:
+        BuildError: the kind depends on the image's address, or its instruction is not supported.
+    """
+    if kind == _X86_PC64:
+        struct.pack_into("<q", image, place, target + addend - place)
+        return
+    if kind in _X86_GOT:
+        _relax_got_load(image, place)
+    elif kind not in {_X86_PC32, _X86_PLT32}:
+        raise BuildError(
+            "position-independent code is required, and a relocation is absolute (x86-64 "
+            f"relocation {kind})"
+        )
+    struct.pack_into("<i", image, place, target + addend - place)
+
+
+def _relax_got_load(image: bytearray, place: int) -> None:
+    """Replace an instruction that loads an address from the GOT by one that computes it."""
+    opcode, modrm = image[place - 2], image[place - 1]
+    if opcode == 0x8B and modrm & 0xC7 == 0x05:  # mov symbol@GOT(%rip), reg  ->  lea
+        image[place - 2] = 0x8D
+    elif opcode == 0xFF and modrm == 0x15:  # call *symbol@GOT(%rip)  ->  addr32 call
+        image[place - 2 : place] = b"\x67\xe8"
+    else:
+        raise BuildError("an instruction that loads an address from the GOT is not supported")
+
+
+def relocate_aarch64(image: bytearray, place: int, kind: int, target: int, addend: int) -> None:
+    """Apply one relocation of AArch64 at ``place``, a byte offset in a page-aligned image.
+
+    Raises:
+        BuildError: the kind depends on the address of the image, or the target is out of range.
+    """
+    value = target + addend
+    if kind == _ARM_PREL64:
+        struct.pack_into("<q", image, place, value - place)
+    elif kind == _ARM_PREL32:
+        struct.pack_into("<i", image, place, value - place)
+    elif kind in _ARM_LDST_SHIFT:
+        _set_bits(image, place, 10, 12, (value & 0xFFF) >> _ARM_LDST_SHIFT[kind])
+    elif kind == _ARM_LD64_GOT_LO12:
+        _load_to_add(image, place, value)
+    elif kind in _ARM_FIELDS:
+        _ARM_FIELDS[kind](image, place, value)
+    else:
+        raise BuildError(
+            "position-independent code is required, and a relocation is absolute (aarch64 "
+            f"relocation {kind})"
+        )
+
+
+def _call(image: bytearray, place: int, value: int) -> None:
+    _set_signed(image, place, 0, 26, (value - place) >> 2)
+
+
+def _page(image: bytearray, place: int, value: int) -> None:
+    _set_adr(image, place, (value >> _PAGE_BITS) - (place >> _PAGE_BITS))
+
+
+def _adr(image: bytearray, place: int, value: int) -> None:
+    _set_adr(image, place, value - place)
+
+
+def _low12(image: bytearray, place: int, value: int) -> None:
+    _set_bits(image, place, 10, 12, value & 0xFFF)
+
+
+def _literal(image: bytearray, place: int, value: int) -> None:
+    _set_signed(image, place, 5, 19, (value - place) >> 2)
+
+
+_ARM_FIELDS: Final[dict[int, Callable[[bytearray, int, int], None]]] = {
+    _ARM_CALL26: _call,
+    _ARM_JUMP26: _call,
+    _ARM_ADR_PREL_PG_HI21: _page,
+    _ARM_ADR_GOT_PAGE: _page,
+    _ARM_ADR_PREL_LO21: _adr,
+    _ARM_ADD_ABS_LO12: _low12,
+    _ARM_LD_PREL_LO19: _literal,
+}
+"""Function that writes the instruction field of each kind."""
+
+
+def _load_to_add(image: bytearray, place: int, value: int) -> None:
+    """Replace ``ldr x, [x, :got_lo12:s]`` by ``add x, x, :lo12:s``."""
+    (word,) = struct.unpack_from("<I", image, place)
+    struct.pack_into("<I", image, place, 0x91000000 | word & 0x3FF)
+    _low12(image, place, value)
+
+
+def _set_adr(image: bytearray, place: int, value: int) -> None:
+    """Write a signed 21-bit value into the split field of ADR and ADRP."""
+    _check_reach(value, 21)
+    _set_bits(image, place, 29, 2, value & 3)
+    _set_bits(image, place, 5, 19, value >> 2)
+
+
+def _set_signed(image: bytearray, place: int, start: int, width: int, value: int) -> None:
+    """Write a signed value into a field of ``width`` bits from bit ``start`` on."""
+    _check_reach(value, width)
+    _set_bits(image, place, start, width, value)
+
+
+def _set_bits(image: bytearray, place: int, start: int, width: int, value: int) -> None:
+    """Write the low ``width`` bits of a value from bit ``start`` of the instruction on."""
+    (word,) = struct.unpack_from("<I", image, place)
+    mask = (1 << width) - 1
+    struct.pack_into("<I", image, place, word & ~(mask << start) | (value & mask) << start)
+
+
+def _check_reach(value: int, width: int) -> None:
+    """Raise BuildError if a value does not fit into a signed field of ``width`` bits."""
+    if not -(1 << width - 1) <= value < 1 << width - 1:
+        raise BuildError("the branch target is out of range: the image is too large for aarch64")
+
 
 _CODE_ALIGN: Final = 64
 """Alignment of functions and of the first constant, in bytes: a cache line."""

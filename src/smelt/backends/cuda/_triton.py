@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends._codegen_version import codegen_version_of
+from smelt.backends._code_cache import codegen_version_of
 from smelt.backends.cuda._cost_model import WARP_LANES
 from smelt.backends.cuda._kernel_source import (
     TRITON_TYPES,

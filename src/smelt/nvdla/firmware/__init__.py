@@ -5,8 +5,8 @@ recorder and mapped devices implement.
 """
 
 from smelt.nvdla.firmware._graph import MAX_OPERATIONS
+from smelt.nvdla.firmware._run import OperationStatistics, TaskStatistics
 from smelt.nvdla.firmware._scheduler import DEFAULT_TIMEOUT_S, EngineScheduler
-from smelt.nvdla.firmware._statistics import OperationStatistics, TaskStatistics
 from smelt.nvdla.firmware._task import read_task
 from smelt.nvdla.firmware._uio import DmaRegion, UioBus, UioMemory
 

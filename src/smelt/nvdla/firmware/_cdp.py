@@ -101,12 +101,8 @@ def _program_rdma(context: OperationContext, operation: CdpOperation, surface: C
     """Program the block that reads the source."""
     source = surface.src_data
     address = context.resolve_input(source, "the source")
-    context.write("CDP_RDMA.D_DATA_CUBE_WIDTH", WIDTH=source.width - 1)
-    context.write("CDP_RDMA.D_DATA_CUBE_HEIGHT", HEIGHT=source.height - 1)
-    context.write("CDP_RDMA.D_DATA_CUBE_CHANNEL", CHANNEL=source.channel - 1)
-    context.write_address("CDP_RDMA.D_SRC_BASE_ADDR_LOW", "CDP_RDMA.D_SRC_BASE_ADDR_HIGH", address)
-    context.write_word("CDP_RDMA.D_SRC_LINE_STRIDE", source.line_stride)
-    context.write_word("CDP_RDMA.D_SRC_SURFACE_STRIDE", source.surf_stride)
+    context.write_extents("CDP_RDMA.D_DATA_CUBE", source)
+    context.write_surface("CDP_RDMA.D_SRC", source, address)
     ram_type = context.ram_type(source.type, "the source")
     context.write("CDP_RDMA.D_SRC_DMA_CFG", SRC_RAM_TYPE=ram_type)
     context.write("CDP_RDMA.D_DATA_FORMAT", INPUT_DATA=operation.in_precision)
@@ -118,9 +114,7 @@ def _program_output(
     """Program the destination."""
     target = surface.dst_data
     address = context.resolve_cube(target, "the destination")
-    context.write_address("CDP.D_DST_BASE_ADDR_LOW", "CDP.D_DST_BASE_ADDR_HIGH", address)
-    context.write_word("CDP.D_DST_LINE_STRIDE", target.line_stride)
-    context.write_word("CDP.D_DST_SURFACE_STRIDE", target.surf_stride)
+    context.write_surface("CDP.D_DST", target, address)
     ram_type = context.ram_type(target.type, "the destination")
     context.write("CDP.D_DST_DMA_CFG", DST_RAM_TYPE=ram_type)
     context.write("CDP.D_DATA_FORMAT", INPUT_DATA_TYPE=operation.in_precision)

@@ -98,6 +98,18 @@ class OperationContext:
         self.write_word(low, address & _WORD)
         self.write_word(high, address >> 32)
 
+    def write_extents(self, name: str, cube: DataCube) -> None:
+        """Set the registers of width, height and channels, whose names start with ``name``."""
+        self.write_signed(f"{name}_WIDTH", cube.width - 1)
+        self.write_signed(f"{name}_HEIGHT", cube.height - 1)
+        self.write_signed(f"{name}_CHANNEL", cube.channel - 1)
+
+    def write_surface(self, name: str, cube: DataCube, address: int) -> None:
+        """Set the registers of address and strides, whose names start with ``name``."""
+        self.write_address(f"{name}_BASE_ADDR_LOW", f"{name}_BASE_ADDR_HIGH", address)
+        self.write_word(f"{name}_LINE_STRIDE", cube.line_stride)
+        self.write_word(f"{name}_SURFACE_STRIDE", cube.surf_stride)
+
     def check_enum(self, value: int, count: int, what: str) -> int:
         """Return the value of an enumeration of ``count`` members; refuse other values."""
         if not 0 <= value < count:

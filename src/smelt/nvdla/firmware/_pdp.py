@@ -101,12 +101,8 @@ def _program_rdma(context: OperationContext, operation: PdpOperation, surface: P
     """Program the block that reads the source."""
     source = surface.src_data
     address = context.resolve_input(source, "the source")
-    context.write("PDP_RDMA.D_DATA_CUBE_IN_WIDTH", CUBE_IN_WIDTH=source.width - 1)
-    context.write("PDP_RDMA.D_DATA_CUBE_IN_HEIGHT", CUBE_IN_HEIGHT=source.height - 1)
-    context.write("PDP_RDMA.D_DATA_CUBE_IN_CHANNEL", CUBE_IN_CHANNEL=source.channel - 1)
-    context.write_address("PDP_RDMA.D_SRC_BASE_ADDR_LOW", "PDP_RDMA.D_SRC_BASE_ADDR_HIGH", address)
-    context.write_word("PDP_RDMA.D_SRC_LINE_STRIDE", source.line_stride)
-    context.write_word("PDP_RDMA.D_SRC_SURFACE_STRIDE", source.surf_stride)
+    context.write_extents("PDP_RDMA.D_DATA_CUBE_IN", source)
+    context.write_surface("PDP_RDMA.D_SRC", source, address)
     context.write("PDP_RDMA.D_DATA_FORMAT", INPUT_DATA=operation.precision)
     ram_type = context.ram_type(source.type, "the source")
     context.write("PDP_RDMA.D_SRC_RAM_CFG", SRC_RAM_TYPE=ram_type)
@@ -132,19 +128,13 @@ def _program_partial_input(context: OperationContext, operation: PdpOperation, b
 def _program_cubes(context: OperationContext, operation: PdpOperation, surface: PdpSurface) -> None:
     """Program the extents of source and destination, and where the destination is."""
     source, target = surface.src_data, surface.dst_data
-    context.write("PDP.D_DATA_CUBE_IN_WIDTH", CUBE_IN_WIDTH=source.width - 1)
-    context.write("PDP.D_DATA_CUBE_IN_HEIGHT", CUBE_IN_HEIGHT=source.height - 1)
-    context.write("PDP.D_DATA_CUBE_IN_CHANNEL", CUBE_IN_CHANNEL=source.channel - 1)
-    context.write("PDP.D_DATA_CUBE_OUT_WIDTH", CUBE_OUT_WIDTH=target.width - 1)
-    context.write("PDP.D_DATA_CUBE_OUT_HEIGHT", CUBE_OUT_HEIGHT=target.height - 1)
-    context.write("PDP.D_DATA_CUBE_OUT_CHANNEL", CUBE_OUT_CHANNEL=target.channel - 1)
+    context.write_extents("PDP.D_DATA_CUBE_IN", source)
+    context.write_extents("PDP.D_DATA_CUBE_OUT", target)
     if context.is_rdma_needed:
         context.write_word("PDP.D_SRC_LINE_STRIDE", source.line_stride)
         context.write_word("PDP.D_SRC_SURFACE_STRIDE", source.surf_stride)
     address = context.resolve_cube(target, "the destination")
-    context.write_address("PDP.D_DST_BASE_ADDR_LOW", "PDP.D_DST_BASE_ADDR_HIGH", address)
-    context.write_word("PDP.D_DST_LINE_STRIDE", target.line_stride)
-    context.write_word("PDP.D_DST_SURFACE_STRIDE", target.surf_stride)
+    context.write_surface("PDP.D_DST", target, address)
     ram_type = context.ram_type(target.type, "the destination")
     context.write("PDP.D_DST_RAM_CFG", DST_RAM_TYPE=ram_type)
     context.write("PDP.D_DATA_FORMAT", INPUT_DATA=operation.precision)

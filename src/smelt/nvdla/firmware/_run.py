@@ -1,9 +1,13 @@
-"""Execution of one task: preparing, programming, enabling and completing its operations."""
+"""Execution of one task: preparing, programming, enabling and completing its operations.
+
+Statistics of a task: times and counters of its operations.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.nvdla._status import NvdlaError, NvError
@@ -11,26 +15,45 @@ from smelt.nvdla.firmware._bdma import BdmaEngine
 from smelt.nvdla.firmware._cdp import CdpEngine
 from smelt.nvdla.firmware._context import OperationContext
 from smelt.nvdla.firmware._conv import ConvEngine
-from smelt.nvdla.firmware._fusion import check_stream
+from smelt.nvdla.firmware._graph import check_stream
 from smelt.nvdla.firmware._pdp import PdpEngine
 from smelt.nvdla.firmware._processor import Group, NodeCache, Processor
 from smelt.nvdla.firmware._rubik import RubikEngine
 from smelt.nvdla.firmware._sdp import SdpEngine
-from smelt.nvdla.firmware._statistics import OperationStatistics, TaskStatistics
-from smelt.nvdla.loadable import (
-    ConvSurface,
-    OperationEvent,
-    OperationType,
-    PdpSurface,
-    SdpSurface,
-)
+from smelt.nvdla.loadable import ConvSurface, OperationEvent, OperationType, PdpSurface, SdpSurface
 
 if TYPE_CHECKING:
     from smelt.nvdla.firmware._processor import Node
     from smelt.nvdla.firmware._task import TaskDescriptors
     from smelt.nvdla.hardware import Configuration
-    from smelt.nvdla.loadable import Consumer
+    from smelt.nvdla.loadable import Consumer, Descriptor
     from smelt.nvdla.registers import RegisterFile
+
+
+@dataclass(frozen=True, slots=True)
+class OperationStatistics:
+    """Statistics of one operation; times are in seconds."""
+
+    index: int
+    roi: int
+    op_type: OperationType
+    group: int
+    started_s: float
+    """Time from the start of the task until the operation was enabled."""
+    finished_s: float
+    """Time from the start of the task until the operation's completion was handled."""
+    counters: Descriptor | None = None
+    """Performance counters of the engine, or None if they were not enabled."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatistics:
+    """Statistics of one task; its operations are in the order of completion."""
+
+    operations: tuple[OperationStatistics, ...]
+    num_interrupts: int
+    duration_s: float
+
 
 ENGINES: Final = (
     BdmaEngine(),

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.firmware._graph import check_graph
-from smelt.nvdla.firmware._run import TaskRun
-from smelt.nvdla.firmware._statistics import TaskStatistics
+from smelt.nvdla.firmware._run import TaskRun, TaskStatistics
 from smelt.nvdla.firmware._task import read_task
 from smelt.nvdla.loadable import DescriptorVersion
 from smelt.nvdla.registers import RegisterFile, load_register_map

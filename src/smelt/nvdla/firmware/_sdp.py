@@ -182,16 +182,10 @@ def _program_rdma(context: OperationContext, operation: SdpOperation, surface: S
         PROC_PRECISION=_process_precision(operation),
         BATCH_NUMBER=operation.batch_num - 1,
     )
-    context.write("SDP_RDMA.D_DATA_CUBE_WIDTH", WIDTH=source.width - 1)
-    context.write("SDP_RDMA.D_DATA_CUBE_HEIGHT", HEIGHT=source.height - 1)
-    context.write("SDP_RDMA.D_DATA_CUBE_CHANNEL", CHANNEL=source.channel - 1)
+    context.write_extents("SDP_RDMA.D_DATA_CUBE", source)
     if not is_flying:
         address = context.resolve_input(source, "the source")
-        context.write_address(
-            "SDP_RDMA.D_SRC_BASE_ADDR_LOW", "SDP_RDMA.D_SRC_BASE_ADDR_HIGH", address
-        )
-        context.write_word("SDP_RDMA.D_SRC_LINE_STRIDE", source.line_stride)
-        context.write_word("SDP_RDMA.D_SRC_SURFACE_STRIDE", source.surf_stride)
+        context.write_surface("SDP_RDMA.D_SRC", source, address)
         ram_type = context.ram_type(source.type, "the source")
         context.write("SDP_RDMA.D_SRC_DMA_CFG", SRC_RAM_TYPE=ram_type)
     _program_operand(context, "BRDMA", "BS", operation.x1_op, surface.x1_data)
@@ -217,25 +211,17 @@ def _program_operand(
     context.write(
         f"SDP_RDMA.D_{reader}_CFG", **{f"{reader}_{name}": value for name, value in fields.items()}
     )
-    context.write_address(
-        f"SDP_RDMA.D_{stage_name}_BASE_ADDR_LOW", f"SDP_RDMA.D_{stage_name}_BASE_ADDR_HIGH", address
-    )
-    context.write_word(f"SDP_RDMA.D_{stage_name}_LINE_STRIDE", cube.line_stride)
-    context.write_word(f"SDP_RDMA.D_{stage_name}_SURFACE_STRIDE", cube.surf_stride)
+    context.write_surface(f"SDP_RDMA.D_{stage_name}", cube, address)
 
 
 def _program_cubes(context: OperationContext, operation: SdpOperation, surface: SdpSurface) -> None:
     """Program the extents of the cubes, and the destination if it is in memory."""
     source, target = surface.src_data, surface.dst_data
-    context.write("SDP.D_DATA_CUBE_WIDTH", WIDTH=source.width - 1)
-    context.write("SDP.D_DATA_CUBE_HEIGHT", HEIGHT=source.height - 1)
-    context.write("SDP.D_DATA_CUBE_CHANNEL", CHANNEL=source.channel - 1)
+    context.write_extents("SDP.D_DATA_CUBE", source)
     if target.type == MemoryType.ON_THE_FLY:
         return
     address = context.resolve_cube(target, "the destination")
-    context.write_address("SDP.D_DST_BASE_ADDR_LOW", "SDP.D_DST_BASE_ADDR_HIGH", address)
-    context.write_word("SDP.D_DST_LINE_STRIDE", target.line_stride)
-    context.write_word("SDP.D_DST_SURFACE_STRIDE", target.surf_stride)
+    context.write_surface("SDP.D_DST", target, address)
     ram_type = context.ram_type(target.type, "the destination")
     context.write("SDP.D_DST_DMA_CFG", DST_RAM_TYPE=ram_type)
     if operation.batch_num > 1:

@@ -13,9 +13,8 @@ from smelt.nvdla.hardware._configuration import (
     Precision,
     find_configuration,
 )
-from smelt.nvdla.hardware._limits import AddressSpan, TaskLimits
 from smelt.nvdla.hardware._machine import Fault, Machine, MachineMemory, OperationRecord
-from smelt.nvdla.hardware._operation import Counters
+from smelt.nvdla.hardware._operation import AddressSpan, Counters, TaskLimits
 
 __all__ = [
     "CONFIGURATIONS",

@@ -2,6 +2,8 @@
 
 It sums squares over 3, 5, 7 or 9 channels, looks the sum up in a table and multiplies by the
 result. Channels beyond the last one count as 0, in every window and as input.
+
+CDP in fp16: squares and sums in fp32 in the hardware's order, everything else in FP17.
 """
 
 from __future__ import annotations
@@ -10,17 +12,68 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.nvdla.hardware._arithmetic import saturate, shift_right_rounded, sign_extend
-from smelt.nvdla.hardware._cdp_float import normalise_fp16
+from smelt.nvdla.hardware._arithmetic import (
+    FP17,
+    FP32,
+    add,
+    multiply,
+    round_to_fp16,
+    saturate,
+    shift_right_rounded,
+    sign_extend,
+    widen,
+)
 from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._lut import CDP_STYLE, Lut, look_up, read_lut
+from smelt.nvdla.hardware._lut import CDP_STYLE, Lut, look_up, look_up_cdp_fp16, read_lut
 from smelt.nvdla.hardware._memory import DTYPES, Surface
 from smelt.nvdla.hardware._operation import ceil_div, split_plane
 
 if TYPE_CHECKING:
-    from smelt.nvdla.hardware._memory import Array
+    from smelt.nvdla.hardware._memory import Array, FloatArray
     from smelt.nvdla.hardware._operation import Operation
     from smelt.nvdla.hardware._state import GroupRegisters
+
+
+def normalise_fp16(operation: Operation, cube: np.ndarray, lut: Lut) -> np.ndarray:
+    """Return the normalised fp16 cube."""
+    registers = operation.registers["CDP"]
+    operation.counters.nan_inputs += int(np.isnan(cube).sum())
+    operation.counters.inf_inputs += int(np.isinf(cube).sum())
+    values = widen(cube, FP17)
+    if registers.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
+        values = np.where(np.isnan(values), 0.0, values)
+    if registers.get("D_FUNC_BYPASS", "SQSUM_BYPASS"):
+        sums = values
+    else:
+        reach = registers.get("D_LRN_CFG", "NORMALZ_LEN") + 1
+        sums = _ordered_sums(multiply(values, values, FP32), reach)
+    factors = look_up_cdp_fp16(sums, lut, operation.counters)
+    if registers.get("D_FUNC_BYPASS", "MUL_BYPASS"):
+        factors = np.where(np.isnan(values), values, factors)
+    else:
+        factors = multiply(values, factors, FP17)
+    output = round_to_fp16(factors)
+    operation.counters.nan_outputs += int(np.isnan(output).sum())
+    return output
+
+
+def _ordered_sums(squares: FloatArray, reach: int) -> FloatArray:
+    """Return the sums of ``reach`` channels on either side, each addition rounded to fp32.
+
+    With channel 4 in the middle, the order is (3 + 5) + 4, then + (2 + 6), + (1 + 7), + (0 + 8).
+    """
+    channels = squares.shape[2]
+    padded = np.pad(squares, ((0, 0), (0, 0), (4, 4)))
+
+    def lane(index: int) -> FloatArray:
+        return padded[..., index : index + channels]
+
+    total = add(add(lane(3), lane(5), FP32), lane(4), FP32)
+    for distance in range(2, reach + 1):
+        pair = add(lane(4 - distance), lane(4 + distance), FP32)
+        total = add(total, pair, FP32)
+    return total
+
 
 _LANES = 8
 """Elements per cycle, for the estimate of cycles."""

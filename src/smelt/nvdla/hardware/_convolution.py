@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.hardware._arithmetic import saturate, shift_right_rounded
-from smelt.nvdla.hardware._buffer import check_buffer
+from smelt.nvdla.hardware._arithmetic import (
+    extend_infinities,
+    saturate,
+    shift_right_rounded,
+    sums_to_fp32,
+)
 from smelt.nvdla.hardware._configuration import Precision
 from smelt.nvdla.hardware._exact_convolution import correlate_exact
-from smelt.nvdla.hardware._features import pad_value, read_features
-from smelt.nvdla.hardware._float import extend_infinities, sums_to_fp32
-from smelt.nvdla.hardware._image import read_image
+from smelt.nvdla.hardware._image import pad_value, read_features, read_image, read_weights
+from smelt.nvdla.hardware._memory import check_buffer
 from smelt.nvdla.hardware._operation import add_products, ceil_div
-from smelt.nvdla.hardware._weights import read_weights
 from smelt.nvdla.hardware._winograd import (
     check_winograd,
     convolve_winograd,

@@ -9,6 +9,10 @@ unconverted. According to the programming guide CDMA's padding passes through th
 the published hardware source it is inserted after the converter, and the machine model follows the
 hardware. Likewise fp16 pixels pass the converter unchanged, although one line of the documentation
 subtracts their mean.
+
+CDMA's feature input: cubes, the converter and the padding value.
+
+CDMA's weight input: kernels from their stored order to [height, width, channels, kernels].
 """
 
 from __future__ import annotations
@@ -19,16 +23,23 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.hardware._arithmetic import saturate, shift_right_saturated, sign_extend
+from smelt.nvdla.hardware._arithmetic import (
+    round_to_fp16,
+    saturate,
+    shift_right_saturated,
+    sign_extend,
+)
 from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._features import pad_value
-from smelt.nvdla.hardware._float import round_to_fp16
 from smelt.nvdla.hardware._memory import DTYPES, Surface
+from smelt.nvdla.hardware._operation import ceil_div
+from smelt.nvdla.hardware._winograd import unpack_winograd
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from smelt.nvdla._protocols import MemorySpace
     from smelt.nvdla.hardware._convolution import ConvolutionShape
     from smelt.nvdla.hardware._operation import Operation
+
 
 Kind = Literal["int8", "int16", "fp16", "packed"]
 
@@ -112,7 +123,7 @@ def read_image(
     cdma, csc = operation.registers["CDMA"], operation.registers["CSC"]
     raw = _read_pixels(operation)
     _check_precisions(operation, raw, precision)
-    pixels = _convert(operation, raw, precision)
+    pixels = _convert_pixels(operation, raw, precision)
     channels = csc.get("D_DATAIN_SIZE_EXT_1", "DATAIN_CHANNEL_EXT") + 1
     if pixels.shape[2] != channels:
         raise NvdlaError(
@@ -222,7 +233,7 @@ def _unpack(words: np.ndarray, shift: int, bits: int) -> np.ndarray:
     return ((words >> shift) & ((1 << bits) - 1)) << (16 - bits)
 
 
-def _convert(operation: Operation, pixels: np.ndarray, precision: Precision) -> np.ndarray:
+def _convert_pixels(operation: Operation, pixels: np.ndarray, precision: Precision) -> np.ndarray:
     """Subtract the mean and scale; fp16 pixels, and all if the converter is off, stay unchanged."""
     cdma = operation.registers["CDMA"]
     if pixels.dtype == np.float16:
@@ -242,3 +253,205 @@ def _convert(operation: Operation, pixels: np.ndarray, precision: Precision) -> 
     if precision is Precision.FP16:
         return round_to_fp16(wide.astype(np.float64))
     return saturate(wide, 8 * precision.size_bytes)
+
+
+def pad_value(operation: Operation, precision: Precision, unit: Literal["CDMA", "CSC"]) -> float:
+    """Return the value of a unit's padding; int8 uses only the low byte of the register."""
+    word = operation.registers[unit].word("D_ZERO_PADDING_VALUE")
+    if precision is Precision.FP16:
+        return float(np.array(word & 0xFFFF, np.uint16).view(np.float16))
+    return sign_extend(word, 8 if precision is Precision.INT8 else 16)
+
+
+def read_features(operation: Operation, precision: Precision) -> list[np.ndarray]:
+    """Return the converted input [height, width, channels] of each batch element.
+
+    In Winograd mode the channels are rounded up to whole atoms.
+
+    Raises:
+        NvdlaError: NOT_SUPPORTED if the configuration lacks a mode or precision; BAD_VALUE if the
+            conversion does not exist; INVALID_ADDRESS or INVALID_SIZE if the cube is not in memory.
+    """
+    cdma = operation.registers["CDMA"]
+    batches = cdma.get("D_BATCH_NUMBER", "BATCHES") + 1
+    if batches > 1 and not operation.configuration.has_batch:
+        raise NvdlaError(
+            NvError.NOT_SUPPORTED, f"{operation.configuration.name} has no multi-batch mode"
+        )
+    stored = cdma.precision("D_MISC_CFG", "IN_PRECISION")
+    operation.require_precision(stored, "CDMA's input")
+    if stored is Precision.FP16 and precision is not Precision.FP16:
+        raise NvdlaError(NvError.BAD_VALUE, "CDMA does not convert fp16 to integers")
+    channels = cdma.get("D_DATAIN_SIZE_1", "DATAIN_CHANNEL") + 1
+    if cdma.get("D_MISC_CFG", "CONV_MODE"):
+        elements = operation.configuration.atom_elements(stored)
+        channels = ceil_div(channels, elements) * elements
+    cubes: list[np.ndarray] = []
+    for batch in range(batches):
+        surface = Surface(
+            cdma.space("D_DAIN_RAM_TYPE", "DATAIN_RAM_TYPE"),
+            cdma.address("D_DAIN_ADDR_LOW_0", "D_DAIN_ADDR_HIGH_0")
+            + batch * cdma.word("D_BATCH_STRIDE"),
+            cdma.word("D_LINE_STRIDE"),
+            cdma.word("D_SURF_STRIDE"),
+            cdma.get("D_DATAIN_SIZE_0", "DATAIN_WIDTH") + 1,
+            cdma.get("D_DATAIN_SIZE_0", "DATAIN_HEIGHT") + 1,
+            ceil_div(channels, operation.configuration.atom_elements(stored)),
+            operation.configuration.atom_bytes,
+            "CDMA.D_DAIN_ADDR_0",
+        )
+        cube = operation.dma.read_cube(surface, DTYPES[stored])[..., :channels]
+        cubes.append(_convert_cube(operation, cube, precision))
+    return cubes
+
+
+def _convert_cube(operation: Operation, cube: np.ndarray, precision: Precision) -> np.ndarray:
+    """Run CDMA's converter on a feature cube."""
+    cdma = operation.registers["CDMA"]
+    if cube.dtype == np.float16:
+        if cdma.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
+            return np.where(np.isnan(cube), np.float16(0), cube)
+        return cube
+    bits = 8 if precision is Precision.INT8 else 16
+    if precision is Precision.FP16 and not cdma.get("D_CVT_CFG", "CVT_EN"):
+        raise NvdlaError(
+            NvError.BAD_VALUE, "CDMA converts integers to fp16 only if its converter is enabled"
+        )
+    if not cdma.get("D_CVT_CFG", "CVT_EN"):
+        return cube if cube.dtype == DTYPES[precision] else saturate(cube.astype(np.int64), bits)
+    offset = cdma.signed("D_CVT_OFFSET", "CVT_OFFSET")
+    scale = cdma.signed("D_CVT_SCALE", "CVT_SCALE")
+    product = (cube.astype(np.int64) - offset) * scale
+    converted = shift_right_saturated(product, cdma.get("D_CVT_CFG", "CVT_TRUNCATE"), 17)
+    if precision is Precision.FP16:
+        return round_to_fp16(converted.astype(np.float64))
+    return saturate(converted, bits)
+
+
+def read_weights(operation: Operation, precision: Precision, shape: ConvolutionShape) -> np.ndarray:
+    """Return the kernels of a convolution in the order that its mode needs.
+
+    Raises:
+        NvdlaError: INVALID_SIZE if the kernels are too large; NOT_SUPPORTED if they are compressed
+            and the configuration lacks compression; INVALID_ADDRESS if they lie outside memory.
+    """
+    elements = shape.kernel_height * shape.kernel_width * shape.channels * shape.kernels
+    if (size := elements * precision.size_bytes) > Limit.MAX_KERNEL_BYTES.most:
+        raise NvdlaError(
+            NvError.INVALID_SIZE,
+            f"kernels of {Limit.MAX_KERNEL_BYTES.excess(size)}; check their size",
+        )
+    kept = operation.buffer.weights
+    is_reused = operation.registers["CDMA"].get("D_MISC_CFG", "WEIGHT_REUSE")
+    if kept is not None and is_reused and kept.size == elements:
+        flat = kept
+    else:
+        flat = read_weight_elements(operation, precision, elements)
+    operation.buffer.weights = flat
+    group = operation.configuration.kernel_group(precision)
+    if operation.registers["CDMA"].get("D_MISC_CFG", "CONV_MODE"):
+        return unpack_winograd(flat, shape, group)
+    csc = operation.registers["CSC"]
+    lines = 1 << csc.get("D_POST_Y_EXTENSION", "Y_EXTENSION")
+    if lines > 1 and csc.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
+        return unpack_extended(flat, shape, group, lines)
+    return unpack_direct(flat, shape, group, operation.configuration.atomic_c)
+
+
+def read_weight_elements(operation: Operation, precision: Precision, count: int) -> np.ndarray:
+    """Return the stored elements in order; compressed elements are expanded."""
+    cdma = operation.registers["CDMA"]
+    space = cdma.space("D_WEIGHT_RAM_TYPE", "WEIGHT_RAM_TYPE")
+    address = cdma.address("D_WEIGHT_ADDR_LOW", "D_WEIGHT_ADDR_HIGH")
+    is_compressed = bool(cdma.get("D_WEIGHT_FORMAT", "WEIGHT_FORMAT"))
+    dtype = DTYPES[precision]
+    if not is_compressed:
+        size_bytes = count * precision.size_bytes
+        data = operation.dma.read_bytes(space, address, size_bytes, "CDMA.D_WEIGHT_ADDR")
+        return _flush(operation, data.view(dtype))
+    if not operation.configuration.has_compression:
+        raise NvdlaError(
+            NvError.NOT_SUPPORTED,
+            f"{operation.configuration.name} does not support compressed weights",
+        )
+    mask_bytes = operation.dma.read_bytes(
+        space,
+        cdma.address("D_WMB_ADDR_LOW", "D_WMB_ADDR_HIGH"),
+        ceil_div(count, 8),
+        "CDMA.D_WMB_ADDR",
+    )
+    mask = np.unpackbits(mask_bytes, count=count, bitorder="little").astype(bool)
+    stored = int(mask.sum())
+    data = operation.dma.read_bytes(
+        space, address, stored * precision.size_bytes, "CDMA.D_WEIGHT_ADDR"
+    )
+    elements = np.zeros(count, dtype)
+    elements[mask] = data.view(dtype)
+    return _flush(operation, elements)
+
+
+def _flush(operation: Operation, elements: np.ndarray) -> np.ndarray:
+    """Count NaNs, and replace them by 0 if that is programmed."""
+    if elements.dtype != np.float16:
+        return elements
+    is_nan = (elements.view(np.uint16) & 0x7FFF) > 0x7C00  # numpy's isnan is slow for fp16
+    count = int(is_nan.sum())
+    operation.counters.nan_inputs += count
+    if count and operation.registers["CDMA"].get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
+        return np.where(is_nan, np.float16(0), elements)
+    return elements
+
+
+def unpack_extended(
+    flat: np.ndarray, shape: ConvolutionShape, group: int, lines: int
+) -> np.ndarray:
+    """Reorder image kernels whose lines are stored in groups of two or four.
+
+    The stored order is group of lines, kernel, line, channel.
+    """
+    rows, channels = shape.kernel_height, shape.channels
+    weights = np.empty((rows, 1, channels, shape.kernels), flat.dtype)
+    at = 0
+    for first in range(0, shape.kernels, group):
+        count = min(group, shape.kernels - first)
+        for top in range(0, rows, lines):
+            height = min(lines, rows - top)
+            part = flat[at : at + height * channels * count].reshape(count, height, channels)
+            weights[top : top + height, 0, :, first : first + count] = part.transpose(1, 2, 0)
+            at += part.size
+    return weights
+
+
+def unpack_direct(flat: np.ndarray, shape: ConvolutionShape, group: int, block: int) -> np.ndarray:
+    """Reorder groups of kernels that are stored in blocks of channels.
+
+    The stored order within a block is row, column, kernel, channel.
+    """
+    rows, columns, channels = shape.kernel_height, shape.kernel_width, shape.channels
+    weights = np.empty((rows, columns, channels, shape.kernels), flat.dtype)
+    per_kernel = rows * columns * channels
+    whole = shape.kernels // group * group
+    if whole:
+        _unpack_groups(flat[: whole * per_kernel], weights[..., :whole], group, block)
+    if whole < shape.kernels:
+        rest = shape.kernels - whole
+        _unpack_groups(flat[whole * per_kernel :], weights[..., whole:], rest, block)
+    return weights
+
+
+def _unpack_groups(flat: np.ndarray, weights: np.ndarray, group: int, block: int) -> None:
+    """Reorder kernels whose number is a multiple of the group."""
+    rows, columns, channels, kernels = weights.shape
+    groups = kernels // group
+    stored = flat.reshape(groups, -1)
+    target = weights.reshape(rows, columns, channels, groups, group)
+    full = channels // block * block
+    for first, count, size in ((0, full // block, block), (full, 1, channels - full)):
+        if not count * size:
+            continue
+        begin = first * rows * columns * group
+        part = stored[:, begin : begin + count * size * rows * columns * group]
+        ordered = part.reshape(groups, count, rows, columns, group, size)
+        target[:, :, first : first + count * size] = ordered.transpose(2, 3, 1, 5, 0, 4).reshape(
+            rows, columns, count * size, groups, group
+        )

@@ -29,9 +29,8 @@ from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._bdma import BdmaBlock
 from smelt.nvdla.hardware._blocks import Block, GlobalBlock
 from smelt.nvdla.hardware._engines import CHAINS, find_chain, make_blocks, run_chain
-from smelt.nvdla.hardware._limits import AddressSpan
 from smelt.nvdla.hardware._memory import Dma, Memory
-from smelt.nvdla.hardware._operation import ConvolutionBuffer, Counters, Operation
+from smelt.nvdla.hardware._operation import AddressSpan, ConvolutionBuffer, Counters, Operation
 from smelt.nvdla.registers import load_register_map
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._bdma import Transfer
     from smelt.nvdla.hardware._configuration import Configuration
     from smelt.nvdla.hardware._engines import Chain
-    from smelt.nvdla.hardware._limits import TaskLimits
+    from smelt.nvdla.hardware._operation import TaskLimits
 
 _SOFTWARE = "a descriptor"
 """Name of the firmware's memory accesses in messages."""

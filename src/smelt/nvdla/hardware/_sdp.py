@@ -13,13 +13,13 @@ import numpy as np
 
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._arithmetic import (
+    round_to_fp16,
     saturate,
     shift_left_saturated,
     shift_right_rounded,
     shift_right_saturated,
 )
 from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._float import round_to_fp16
 from smelt.nvdla.hardware._lut import SDP_STYLE, look_up
 from smelt.nvdla.hardware._memory import DTYPES, Surface
 from smelt.nvdla.hardware._operation import ceil_div, split_plane

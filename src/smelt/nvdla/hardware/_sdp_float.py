@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.nvdla.hardware._arithmetic import saturate
-from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._float import (
+from smelt.nvdla.hardware._arithmetic import (
     FP32,
     add,
     differs,
@@ -18,9 +16,11 @@ from smelt.nvdla.hardware._float import (
     minimum,
     multiply,
     round_to_fp16,
+    saturate,
     widen,
 )
-from smelt.nvdla.hardware._lut_float import look_up_fp16
+from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._lut import look_up_fp16
 from smelt.nvdla.hardware._sdp_registers import EQUAL, MAXIMUM, MINIMUM
 
 if TYPE_CHECKING:

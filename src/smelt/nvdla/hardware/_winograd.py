@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.hardware._arithmetic import shift_right_saturated
-from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._exact_convolution import convolve_winograd_exact
-from smelt.nvdla.hardware._float import (
+from smelt.nvdla.hardware._arithmetic import (
     FP17,
     add,
     extend_infinities,
     round_to_fp16,
+    shift_right_saturated,
     subtract,
     widen,
 )
+from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._exact_convolution import convolve_winograd_exact
 from smelt.nvdla.hardware._operation import add_products
 
 if TYPE_CHECKING:

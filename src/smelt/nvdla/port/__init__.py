@@ -5,11 +5,9 @@ and the Linux driver.
 """
 
 from smelt.nvdla.port._client import SocketPort
-from smelt.nvdla.port._driver import Driver, PhysicalAddress, PhysicalTask, Region
-from smelt.nvdla.port._heap import PageHeap
 from smelt.nvdla.port._linux import DeviceFile, LinuxPort, RenderNode, open_render_node
 from smelt.nvdla.port._local import LocalPort
-from smelt.nvdla.port._machine import MachineDriver
+from smelt.nvdla.port._machine import MachineDriver, PageHeap
 from smelt.nvdla.port._server import PortServer
 from smelt.nvdla.port._traced import TracedDriver
 from smelt.nvdla.port._types import (
@@ -18,11 +16,15 @@ from smelt.nvdla.port._types import (
     SIZE_LIMIT_BYTES,
     Bytes,
     DeviceHardware,
+    Driver,
     NvDlaHeap,
     NvDlaMemDesc,
     NvDlaTask,
+    PhysicalAddress,
+    PhysicalTask,
     PinnedMemory,
     Port,
+    Region,
 )
 
 __all__ = [

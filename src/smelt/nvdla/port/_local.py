@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.port._driver import Driver, PhysicalTask, Region
 from smelt.nvdla.port._handles import HandlePort
+from smelt.nvdla.port._types import Driver, PhysicalTask, Region
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from smelt.nvdla.port._driver import Driver
-    from smelt.nvdla.port._types import Bytes, PinnedMemory
+    from smelt.nvdla.port._types import Bytes, Driver, PinnedMemory
 
 _LOG = logging.getLogger(__name__)
 _ACCEPT_RETRY_SECONDS: Final = 0.2

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from smelt.nvdla._protocols import DmaMemory, RegisterBus
     from smelt.nvdla.hardware import Configuration, Machine
-    from smelt.nvdla.port._driver import PhysicalTask, Region
-    from smelt.nvdla.port._types import Bytes, DeviceHardware, NvDlaHeap
+    from smelt.nvdla.port._types import Bytes, DeviceHardware, NvDlaHeap, PhysicalTask, Region
 
 
 class TracedDriver:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from smelt.nvdla.loadable import Address, Blob, Relocation, Task, TensorDescriptor
     from smelt.nvdla.port import PinnedMemory
-    from smelt.nvdla.runtime._device import OpenDevice
+    from smelt.nvdla.runtime._runtime import OpenDevice
 
     Entry = TypeVar("Entry", Address, Memory, Task, TensorDescriptor)
 

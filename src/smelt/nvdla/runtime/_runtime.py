@@ -1,17 +1,19 @@
 """The user-mode driver `IRuntime`: loads networks onto devices, binds memory and runs networks.
 
 Source: "NVDLA runtime environment", `IRuntime`; nvdla/sw, IRuntime.h and Runtime.cpp.
+
+A device instance that the runtime has opened.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import ModelFormatError, UnsupportedError
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.loadable import DataType, Loadable
 from smelt.nvdla.port import LocalPort, MachineDriver, NvDlaHeap, PinnedMemory
-from smelt.nvdla.runtime._device import OpenDevice
 from smelt.nvdla.runtime._network import LoadedNetwork
 from smelt.nvdla.runtime._tensor import NvDlaTensor
 from smelt.types import Closeable, override
@@ -22,8 +24,36 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from smelt.nvdla.hardware import Configuration
-    from smelt.nvdla.port import Port
+    from smelt.nvdla.port import NvDlaTask, Port
     from smelt.nvdla.runtime._network import LoadedMemory
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDevice:
+    """An open device of a session, with the operations that the runtime needs."""
+
+    port: Port
+    session_handle: int
+    device_handle: int
+
+    def allocate(self, size: int, heap: NvDlaHeap) -> PinnedMemory:
+        """Allocate zeroed memory of ``size`` bytes."""
+        return self.port.alloc_mem(self.session_handle, self.device_handle, size, heap)
+
+    def free(self, pinned: PinnedMemory) -> None:
+        """Free memory."""
+        self.port.free_mem(
+            self.session_handle,
+            self.device_handle,
+            pinned.mem_handle,
+            pinned.data,
+            pinned.data.nbytes,
+        )
+
+    def submit(self, task: NvDlaTask) -> None:
+        """Run a task; return when the task has ended."""
+        self.port.submit(self.session_handle, self.device_handle, [task])
+
 
 _DEFAULT_MAX_DEVICES: Final = 1
 """Default maximum number of device instances."""

@@ -2,33 +2,104 @@
 
 A ``.cfg`` trace names registers (``reg_write(NVDLA_SDP.D_CVT_SCALE_0, 0x1);``); a ``.txn`` trace
 uses word addresses (``write_reg 0xffff1401 0x0``). Every error in a trace names the line.
+
+Commands of a register trace, independent of the trace language.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from smelt.errors import ModelFormatError
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError
-from smelt.nvdla.traces._commands import (
-    AwaitInterrupt,
-    CheckCrc,
-    CheckFile,
-    Command,
-    FillMemory,
-    LoadMemory,
-    ReadRegister,
-    WriteRegister,
-)
 from smelt.types import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from smelt.nvdla.registers import RegisterMap
+
+
+@dataclass(frozen=True, slots=True)
+class FillMemory:
+    """Fill a memory range with one byte value."""
+
+    line: int
+    space: MemorySpace
+    address: int
+    size_bytes: int
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMemory:
+    """Copy a data file to memory."""
+
+    line: int
+    space: MemorySpace
+    address: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRegister:
+    """Write a register by its byte address."""
+
+    line: int
+    address: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRegister:
+    """Read a register by its byte address and compare the bits of a mask."""
+
+    line: int
+    address: int
+    mask: int
+    expected: int
+    comparison: str = "=="
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitInterrupt:
+    """Wait for any interrupt, or for the interrupt of one engine's group and clear it."""
+
+    line: int
+    field: str | None = None
+    """Field of GLB.S_INTR_STATUS to wait for, or None for any interrupt."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCrc:
+    """Compare the CRC-32 of a memory range with an expected value."""
+
+    line: int
+    space: MemorySpace
+    address: int
+    size_bytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFile:
+    """Compare a memory range with a data file."""
+
+    line: int
+    space: MemorySpace
+    address: int
+    size_bytes: int
+    file: str
+
+
+Command: TypeAlias = (
+    FillMemory | LoadMemory | WriteRegister | ReadRegister | AwaitInterrupt | CheckCrc | CheckFile
+)
+
 
 _CALL = re.compile(r"(\w+)\s*\((.*)\)\s*;?$")
 """Pattern of a call on a stripped line.

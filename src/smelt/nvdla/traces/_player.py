@@ -12,7 +12,7 @@ from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError
 from smelt.nvdla.hardware import CONFIGURATIONS, NV_FULL, Configuration, Machine
 from smelt.nvdla.registers import load_register_map
-from smelt.nvdla.traces._commands import (
+from smelt.nvdla.traces._parse import (
     AwaitInterrupt,
     CheckCrc,
     CheckFile,
@@ -21,8 +21,10 @@ from smelt.nvdla.traces._commands import (
     LoadMemory,
     ReadRegister,
     WriteRegister,
+    parse_cfg,
+    parse_data,
+    parse_txn,
 )
-from smelt.nvdla.traces._parse import parse_cfg, parse_data, parse_txn
 from smelt.nvdla.traces._source import TraceFile, find_traces
 from smelt.types import Limit
 

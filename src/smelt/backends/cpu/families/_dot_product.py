@@ -43,11 +43,6 @@ class DotProduct:
     feature: str = ""
     """LLVM name of the instruction-set feature that provides the intrinsic."""
 
-    @property
-    def is_integer_sum(self) -> bool:
-        """Whether the accumulators are integers."""
-        return not self.sums.is_float
-
     def words(self, run: Dim) -> Dim:
         """Return the number of words of a run; the last word may be partial."""
         return ceil_div(run, self.group)

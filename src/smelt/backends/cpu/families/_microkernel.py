@@ -30,9 +30,9 @@ from smelt.backends.cpu.families._microkernel_spec import (
     ACCUMULATOR_BYTES,
     MicrokernelSpec,
     OperandStrides,
+    TileState,
     partial_sums_of,
 )
-from smelt.backends.cpu.families._tile_state import TileState
 from smelt.backends.cpu.families._vectors import load_channels, store, unravel
 
 if TYPE_CHECKING:

@@ -14,13 +14,7 @@ from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, dot_product_f
 from smelt.engine import parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
-from smelt.ops import Fused
-from smelt.ops.cast import Cast
-from smelt.ops.concat import Concat
-from smelt.ops.pad import Pad
-from smelt.ops.reshape import Reshape
-from smelt.ops.slice import Slice
-from smelt.ops.transpose import Transpose
+from smelt.ops import Cast, Concat, Fused, Pad, Reshape, Slice, Transpose
 from smelt.types import DType, Layout, TensorFormat
 
 if TYPE_CHECKING:

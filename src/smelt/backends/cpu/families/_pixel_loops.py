@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from dataclasses import fields as dataclass_fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from smelt.backends.cpu._epilogue import Epilogue
 from smelt.backends.cpu.families._operand_packing import (
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec, View
     from smelt.ir import Node
     from smelt.types import Dim, TensorFormat
+
+DimT = TypeVar("DimT", bound="Dim")
 
 CHANNEL_AXIS = 1
 """Axis of the channels in the model's order (N, C, ...)."""
@@ -108,7 +110,7 @@ def pixel_strides_of(strides: Sequence[Dim], scalars: LaunchScalars, dtype: DTyp
     return PixelStrides(image_, row_, column_, channel_, dtype.value)
 
 
-def spatial_pair(extents: Sequence[Dim], missing: Dim) -> tuple[Dim, Dim]:
+def spatial_pair(extents: Sequence[DimT], missing: DimT) -> tuple[DimT, DimT]:
     """Return the values for rows and columns of (H, W), or (``missing``, W) of (W,)."""
     return (extents[0], extents[1]) if len(extents) == 2 else (missing, extents[0])
 
@@ -227,6 +229,27 @@ class PixelLoopWriter:
         """Write the loops over chunks and rows; yield the image and the row."""
         with self.chunks() as (image, top, bottom), self.e.loop(top, bottom) as row:
             yield image, row.index
+
+    def row_tiles(self, columns: int, tile: Callable[[Int, int], None]) -> None:
+        """Write a row as tiles: ``tile(left, columns)`` writes pixels from ``left`` on.
+
+        The last tile ends at the border. If the width is known at run time alone, rows shorter than
+        a tile are computed pixel by pixel.
+        """
+        e = self.e
+        width = e.extent(self.p.width)
+        if isinstance(width, int):
+            self._tiles(min(columns, width), tile)
+            return
+        with e.when(e.compare("sge", width, columns)):
+            self._tiles(columns, tile)
+        with e.when(e.compare("slt", width, columns)):
+            self._tiles(1, tile)
+
+    def _tiles(self, columns: int, tile: Callable[[Int, int], None]) -> None:
+        e, width = self.e, self.e.extent(self.p.width)
+        with e.loop(0, e.div(e.add(width, columns - 1), columns)) as index:
+            tile(e.minimum(e.mul(index.index, columns), e.sub(width, columns)), columns)
 
     def channel_blocks(self, vectors: int, body: Callable[[Int, Int, Reg | None], None]) -> None:
         """Write ``body(first, end, mask)`` for blocks of ``vectors`` vectors of channels.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
+from smelt.backends import Family, Refusal, Tactic
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._emit import Int, Reg, emitter_for, vector_type
@@ -19,14 +20,14 @@ from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
 from smelt.ops import Pad, Reshape, Slice, Transpose
-from smelt.types import DType
+from smelt.types import DType, Layout, TensorFormat, override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from smelt.backends import Operands, Tactic
+    from smelt.backends import Operands
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Parameters, View
+    from smelt.engine import Parameters, Step, View
     from smelt.ir import Node
     from smelt.ops import GRU, LSTM
     from smelt.types import Dim
@@ -36,19 +37,7 @@ X, W, R, B, LENGTHS, H, C, PEEPHOLES = range(8)
 
 FLOAT_BYTES: Final = 4
 """Size in bytes of a float32."""
-
-
-def unsupported_recurrent_reason(node: Node, op: GRU | LSTM) -> str | None:
-    """Return why no kernel is generated for a recurrent node, or None if one is."""
-    if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
-        return "only float32 without sequence lengths is supported"
-    if op.activations or op.clip is not None:
-        return "only the default activations without clipping are supported"
-    for index in (W, R, B):
-        value = node.inputs[index] if index < len(node.inputs) else None
-        if value is not None and value.constant is None:
-            return "the weights are not constant"
-    return None
+_FLOAT: Final = TensorFormat(DType.FLOAT32, Layout.LINEAR)
 
 
 def constant_of(node: Node, index: int) -> Constant:
@@ -325,3 +314,122 @@ def sequence_strides(view: View, layout: int) -> tuple[Dim, ...]:
 def state_strides(view: View, layout: int) -> tuple[Dim, ...]:
     """Return the strides of one state along time step (0), direction and batch."""
     return (0, view.strides[1], view.strides[0]) if layout else (0, *view.strides[:2])
+
+
+class RecurrentFamily(Family["CpuTarget"], ABC):
+    """Base of the LSTM and GRU families: float32, constant weights, sequences of equal length."""
+
+    op_type: ClassVar[type[GRU | LSTM]]
+    """The op that the family computes."""
+
+    @abstractmethod
+    def writer(self, kernel: KernelSpec, lanes: int) -> RecurrentWriter:
+        """Return the writer of the kernel of the time steps."""
+
+    @abstractmethod
+    def combine_biases(
+        self, input_bias: Constant, recurrent_bias: Constant
+    ) -> tuple[Constant, ...]:
+        """Return the biases that the kernels read: that of the projection, that of the steps."""
+
+    @abstractmethod
+    def step_parameters(
+        self, op: GRU | LSTM, operands: Operands, scalars: LaunchScalars
+    ) -> Parameters:
+        """Return the parameters of the time steps that only this op has."""
+
+    def scratch_bytes(self, hidden: int, lanes: int) -> int:
+        """Return the bytes of scratch memory that a time step needs."""
+        del hidden, lanes
+        return 0
+
+    def unsupported_reason(self, node: Node, op: GRU | LSTM) -> str | None:
+        """Return why no kernel is generated for a node, or None if one is."""
+        if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
+            return "only float32 without sequence lengths is supported"
+        if op.activations or op.clip is not None:
+            return "only the default activations without clipping are supported"
+        for index in (W, R, B):
+            value = node.inputs[index] if index < len(node.inputs) else None
+            if value is not None and value.constant is None:
+                return "the weights are not constant"
+        if len(node.outputs) != 1 + op.states:
+            return f"{'both' if op.states == 1 else 'all three'} outputs are required"
+        return None
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        op = node.op
+        if not isinstance(op, self.op_type):
+            return
+        if reason := self.unsupported_reason(node, op):
+            yield Refusal(self.name, reason)
+            return
+        inputs = tuple(
+            None if v is None or i in (W, R, B) else _FLOAT for i, v in enumerate(node.inputs)
+        )
+        yield Tactic(
+            self.name,
+            recurrent_options(target, op.gates),
+            inputs,
+            (_FLOAT,) * len(node.outputs),
+            workspace_bytes=input_projection_bytes(node, op, target.vector_bits // 32),
+            cost_hint=1e-4,
+        )
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        op, lanes = node.op, tactic.options["lanes"]
+        if not isinstance(op, self.op_type) or not isinstance(lanes, int):
+            raise InternalError(f"{node} is no {self.op_type.__name__}")
+        hidden = int(op.hidden_size)
+        parts = [constant_of(node, i) for i in (W, R)]
+        if len(node.inputs) > B and node.inputs[B] is not None:
+            both, half = constant_of(node, B), op.gates * hidden
+            parts += self.combine_biases(
+                slice_gates(both, 0, half), slice_gates(both, half, 2 * half)
+            )
+        return tuple(pack_gate_panels(part, op.gates, hidden, lanes) for part in parts)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        op, x = node.op, operands.inputs[X]
+        if not isinstance(op, self.op_type) or x is None:
+            raise InternalError(f"{node} is no {self.op_type.__name__} of a sequence")
+        weights, recurrent, *biases = operands.packed
+        input_projection, sums = input_projection_launch(
+            self.name, op, tactic, operands, (weights, *biases[:1])
+        )
+        states = [v for v in initial_states(op, operands) if v is not None]
+        views = (sums, recurrent, *biases[1:], *states, *operands.outputs)
+        time, batch = (1, 0) if op.layout else (0, 1)
+        hidden, scalars = int(op.hidden_size), LaunchScalars()
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                kernel="steps",
+                hidden=hidden,
+                time=scalars.json(x.shape[time]),
+                batch=scalars.json(x.shape[batch]),
+                reverse=op.direction == "reverse",
+                **dict(self.step_parameters(op, operands, scalars)),
+            ),
+        )
+        writes = tuple(range(len(views) - len(operands.outputs), len(views)))
+        chunks = x.shape[batch] * op.directions
+        scratch = self.scratch_bytes(hidden, int(str(tactic.options["lanes"])))
+        steps = Launch(spec, views, writes, scalars.values, chunks, scratch)
+        return (input_projection, steps)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        lanes = target.vector_bits // 32
+        if kernel["kernel"] == "input_projection":
+            return InputProjectionWriter(kernel, lanes).write()
+        return self.writer(kernel, lanes).write()
+
+
+def initial_states(op: GRU | LSTM, operands: Operands) -> list[View | None]:
+    """Return the initial states of a node, None for one that is zero."""
+    inputs = operands.inputs
+    return [inputs[i] if len(inputs) > i else None for i in range(H, H + op.states)]

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from smelt.backends.cpu._elementwise import to_compute_type, to_storage_type
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Int, Reg, lane_count, vector_type
 from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, WORD_BYTES, DotProduct
-from smelt.backends.cpu.families._register_transpose import AxisRange, RegisterTransposer
-from smelt.backends.cpu.families._vectors import ElementConversion, unravel
+from smelt.backends.cpu.families._vectors import (
+    AxisRange,
+    ElementConversion,
+    RegisterTransposer,
+    unravel,
+)
 from smelt.engine import as_json
 from smelt.types import DType
 

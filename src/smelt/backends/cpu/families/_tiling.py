@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smelt.backends.cpu._target import CpuTarget
     from smelt.types import Dim
 
@@ -83,6 +85,43 @@ def register_tiles(target: CpuTarget) -> tuple[tuple[int, int], ...]:
     if target.architecture == "aarch64":
         return ((8, 3), (6, 4), (14, 2))
     return ((6, 2), (4, 3), (12, 1))
+
+
+def fitting_tiles(problem: TilingProblem, target: CpuTarget) -> Iterator[tuple[int, int]]:
+    """Yield the register tiles whose vectors all have filters, and several where one is full."""
+    lanes = target.vector_bits // 32
+    for budget, vectors in register_tiles(target):
+        if (vectors - 1) * lanes < problem.filters and (vectors > 1 or problem.filters <= lanes):
+            yield budget, vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A tile of registers, a split of the work, and the estimated time."""
+
+    seconds: float
+    pixels: int
+    vectors: int
+    parallel_split: str
+
+
+def ranked_tilings(
+    problem: TilingProblem, a_bytes: int, target: CpuTarget, count: int
+) -> list[Tiling]:
+    """Return the ``count`` tilings and splits with the least estimated time, the best first.
+
+    ``a_bytes`` is the size of the first factor.
+    """
+    tilings: list[Tiling] = []
+    for budget, vectors in fitting_tiles(problem, target):
+        tile = choose_tile(problem, budget, vectors)
+        seconds = estimate_seconds(problem, tile, vectors, target)
+        # Splits come best guess first: each later one counts as 10 % slower.
+        tilings += [
+            Tiling(seconds * (1 + 0.1 * penalty), budget, vectors, parallel_split)
+            for penalty, parallel_split in enumerate(parallel_splits(problem, a_bytes))
+        ]
+    return sorted(tilings, key=lambda tiling: tiling.seconds)[:count]
 
 
 def choose_tile(problem: TilingProblem, budget: int, vectors: int) -> tuple[int, int]:

@@ -34,12 +34,7 @@ from smelt.backends.cpu.families.normalize import NormalizeFamily
 from smelt.engine import KernelSpec, Launch, View, as_json, parameters
 from smelt.errors import InternalError
 from smelt.ir import Graph
-from smelt.ops.arithmetic import Add
-from smelt.ops.attention import Attention
-from smelt.ops.fused import Fused, Stage
-from smelt.ops.mat_mul import MatMul
-from smelt.ops.softmax import Softmax
-from smelt.ops.transpose import Transpose
+from smelt.ops import Add, Attention, Fused, MatMul, Softmax, Stage, Transpose
 from smelt.types import (
     DType,
     TensorFormat,

@@ -34,25 +34,22 @@ from smelt.backends.cpu.families._operand_packing import (
 )
 from smelt.backends.cpu.families._tiling import (
     TilingProblem,
-    choose_tile,
-    estimate_seconds,
-    parallel_splits,
-    register_tiles,
+    ranked_tilings,
     static_extent,
 )
 from smelt.engine import parameters
-from smelt.ops.conv import Conv
+from smelt.ops import Conv
 from smelt.types import DType, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from smelt.backends import Operands
     from smelt.backends.cpu._epilogue import Epilogue
     from smelt.backends.cpu.families._dot_product import DotProduct
     from smelt.engine import Halo, Json, KernelSpec, Step, View
     from smelt.ir import Constant, Node, Value
-    from smelt.ops.conv_integer import ConvInteger
+    from smelt.ops import ConvInteger
     from smelt.types import Dim, TensorFormat
 
 _CHANNEL_AXIS = 1
@@ -115,8 +112,8 @@ class ConvFamily(Family[CpuTarget]):
         lanes, vectors = options.integer("lanes"), options.integer("vectors")
         weights, bias = constant_of(node.inputs[1]), bias_of(node)
         dot_product = dot_product_of(tactic)
-        if _runs_over_columns(weights, dot_product):
-            weights = _columns_in_runs(weights)
+        if runs_over_columns(weights, dot_product):
+            weights = columns_in_runs(weights)
         packed = pack_panels(weights, root.group, lanes, vectors, dot_product)
         if bias is not None and bias.constant is not None:
             packed += (pack_bias(bias.constant, root.group, lanes),)
@@ -196,7 +193,7 @@ def halo_of(node: Node, root: Conv | ConvInteger) -> Halo:
     return tuple(pairs) if any(map(any, pairs)) else ()
 
 
-def problem_of(node: Node, root: Conv) -> TilingProblem:
+def problem_of(node: Node, root: Conv | ConvInteger) -> TilingProblem:
     """Return the extents that determine the choice of tiles."""
     shape = node.output.tensor.shape
     weights = constant_of(node.inputs[1]).type.shape
@@ -214,11 +211,12 @@ def problem_of(node: Node, root: Conv) -> TilingProblem:
     )
 
 
-def _flat(problem: TilingProblem, root: Conv) -> TilingProblem:
-    """Return the problem of a 1x1 convolution with each image as one row of pixels.
+def tiling_problem_of(node: Node, root: Conv | ConvInteger) -> TilingProblem:
+    """Return the extents, with each image of a 1x1 convolution as one row of pixels.
 
     `ImplicitGemm.flattened` merges the rows if the image's memory has no gaps.
     """
+    problem = problem_of(node, root)
     plain = {*root.kernel_shape, *root.strides} == {1} and not any(root.pads)
     if plain and problem.height is not None and problem.width is not None:
         return replace(problem, height=1, width=problem.height * problem.width)
@@ -230,34 +228,22 @@ def _candidates(
 ) -> Iterator[tuple[tuple[tuple[str, Json], ...], float]]:
     """Yield the options and estimated seconds of the six best tilings and splits."""
     lanes = target.vector_bits // 32
-    problem = _flat(problem_of(node, root), root)
+    problem = tiling_problem_of(node, root)
     a_bytes = problem.pixels * problem.depth * 4 // max(1, root.kernel_shape[-1] ** 2)
-    ranked: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
-    for budget, vectors in register_tiles(target):
-        if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
-            continue
-        tile = choose_tile(problem, budget, vectors)
-        seconds = estimate_seconds(problem, tile, vectors, target)
-        panel_bytes = problem.depth * vectors * lanes * 4
-        multi_pass = panel_bytes > _MIN_MULTI_PASS_PANEL_BYTES and root.kernel_shape[0] > 1
-        for penalty, parallel_split in enumerate(parallel_splits(problem, a_bytes)):
-            reduction_passes = (
-                root.kernel_shape[0] if multi_pass and parallel_split == "panels" else 1
-            )
-            options = parameters(
-                lanes=lanes,
-                vectors=vectors,
-                pixels=budget,
-                parallel_split=parallel_split,
-                reduction_passes=reduction_passes,
-            )
-            # Splits come best guess first: each later one counts as 10 % slower.
-            ranked.append((seconds * (1 + 0.1 * penalty), options))
-    for seconds, options in sorted(ranked, key=lambda r: r[0])[:6]:
-        yield options, seconds
+    for tiling in ranked_tilings(problem, a_bytes, target, 6):
+        panel_bytes = problem.depth * tiling.vectors * lanes * 4
+        multi_pass = panel_bytes > _MIN_MULTI_PASS_PANEL_BYTES and tiling.parallel_split == "panels"
+        options = parameters(
+            lanes=lanes,
+            vectors=tiling.vectors,
+            pixels=tiling.pixels,
+            parallel_split=tiling.parallel_split,
+            reduction_passes=root.kernel_shape[0] if multi_pass else 1,
+        )
+        yield options, tiling.seconds
 
 
-def _runs_over_columns(weights: Constant, dot_product: DotProduct) -> bool:
+def runs_over_columns(weights: Constant, dot_product: DotProduct) -> bool:
     """Return whether a run covers all columns of the window.
 
     Runs of few channels would leave the words of narrow elements partly empty.
@@ -266,7 +252,7 @@ def _runs_over_columns(weights: Constant, dot_product: DotProduct) -> bool:
     return width > 1 and depth % dot_product.group != 0 and depth < _FEW_CHANNELS
 
 
-def _columns_in_runs(weights: Constant) -> Constant:
+def columns_in_runs(weights: Constant) -> Constant:
     """Return ``[filter, channel, *rows, column]`` as ``[filter, column and channel, *rows]``."""
     filters, depth, *rows, width = fixed_shape(weights.type.shape)
     axes = range(2, 2 + len(rows))
@@ -281,24 +267,46 @@ def implicit_gemm_of(
 
     The first ``packed`` of the packed operands are the weights and the bias.
     """
-    root, dot_product = root_as(Conv, node), dot_product_of(tactic)
+    root = root_as(Conv, node)
+    filters = fixed_extent(constant_of(node.inputs[1]).type.shape[0]) // root.group
+    epilogue, operand_strides, views = _reads(node, operands, packed, filters)
+    has_bias = bias_of(node) is not None and not _varies(bias_of(node))
+    reads = (epilogue, operand_strides)
+    product = convolution_product(
+        node, root, operands, dot_product_of(tactic), reads, has_bias=has_bias
+    )
+    return product, views
+
+
+def convolution_product(
+    node: Node,
+    root: Conv | ConvInteger,
+    operands: Operands,
+    dot_product: DotProduct,
+    reads: tuple[Epilogue, Sequence[GemmStrides]],
+    *,
+    has_bias: bool,
+) -> ImplicitGemm:
+    """Return a convolution as an implicit GEMM on the memory of its operands.
+
+    ``reads`` are the epilogue and the strides of its operands.
+    """
     x, out = input_view(operands, 0), operands.outputs[0]
-    filters, depth, *_ = fixed_shape(constant_of(node.inputs[1]).type.shape)
-    window = (1, *root.kernel_shape)[-2:]
-    dilations, steps = (1, *root.dilations)[-2:], (1, *root.strides)[-2:]
-    before = (0, *(pair[0] for pair in root.pad_pairs))[-2:]
-    row, column = _spatial_strides(x)
+    weights = constant_of(node.inputs[1])
+    filters, depth, *_ = fixed_shape(weights.type.shape)
+    window, dilations = (1, *root.kernel_shape)[-2:], (1, *root.dilations)[-2:]
+    steps, before = (1, *root.strides)[-2:], (0, *(pair[0] for pair in root.pad_pairs))[-2:]
+    row, column = _spatial_strides(x.strides)
     a_taps: tuple[Dim, Dim, Dim] = (row * dilations[0], column * dilations[1], x.strides[1])
     taps = (window[0], window[1], depth)
-    joined = _runs_over_columns(constant_of(node.inputs[1]), dot_product)
+    joined = runs_over_columns(weights, dot_product)
     runs_on = window[1] > 1 and a_taps[2] == 1 and a_taps[1] == depth
     if joined or (runs_on and depth % dot_product.group == 0):
         taps = (window[0], 1, window[1] * depth)
-    epilogue, operand_strides, views = _reads(node, operands, packed, filters // root.group)
-    shape = node.output.tensor.shape
-    height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
-    product = ImplicitGemm(
-        images=(shape[0],),
+    batch, _, *spatial = node.output.tensor.shape
+    height, width = (1, *spatial)[-2:]
+    return ImplicitGemm(
+        images=(batch,),
         groups=root.group,
         height=height,
         width=width,
@@ -308,13 +316,12 @@ def implicit_gemm_of(
         a_start=row * -before[0] + column * -before[1],
         a_taps=a_taps,
         b_images=(0,),
-        out=GemmStrides((out.strides[0],), filters // root.group, *_spatial_strides(out)),
-        extras=tuple(operand_strides),
-        epilogue=epilogue,
-        bias=bias_of(node) is not None and not _varies(bias_of(node)),
+        out=GemmStrides((out.strides[0],), filters // root.group, *_spatial_strides(out.strides)),
+        extras=tuple(reads[1]),
+        epilogue=reads[0],
+        bias=has_bias,
         column_run=depth if joined and not runs_on else 0,
     )
-    return product, views
 
 
 def _reads(
@@ -325,7 +332,7 @@ def _reads(
     A bias that is not constant becomes the first stage of the epilogue.
     """
     extras = epilogue_operand_strides(node, operands, operands.packed[packed:], _CHANNEL_AXIS)
-    operand_strides = [_epilogue_strides(strides, filters) for _, strides in extras]
+    operand_strides = [image_strides(strides, filters) for _, strides in extras]
     views = [view for view, _ in extras]
     epilogue = epilogue_of(node, _CHANNEL_AXIS)
     if _varies(bias_of(node)):
@@ -337,13 +344,12 @@ def _reads(
     return epilogue, operand_strides, views
 
 
-def _spatial_strides(view: View) -> tuple[Dim, Dim]:
+def _spatial_strides(strides: tuple[Dim, ...]) -> tuple[Dim, Dim]:
     """Return the strides along rows and columns; one-dimensional images are one row."""
-    return (view.strides[2], view.strides[3]) if len(view.strides) == 4 else (0, view.strides[2])
+    return (strides[2], strides[3]) if len(strides) == 4 else (0, strides[2])
 
 
-def _epilogue_strides(strides: tuple[Dim, ...], filters: int) -> GemmStrides:
-    """Return the strides of an epilogue operand from those along (N, C, *spatial)."""
-    image, channel, *spatial_strides = strides
-    row, column = spatial_strides if len(spatial_strides) == 2 else (0, spatial_strides[0])
-    return GemmStrides((image,), filters * channel, row, column, channel)
+def image_strides(strides: tuple[Dim, ...], filters: int) -> GemmStrides:
+    """Return the strides of an operand of the epilogue from those along (N, C, *spatial)."""
+    image, channel, *_ = strides
+    return GemmStrides((image,), filters * channel, *_spatial_strides(strides), channel)

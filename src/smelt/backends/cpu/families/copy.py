@@ -17,12 +17,12 @@ from smelt.backends.cpu._emit import (
     lane_count,
     vector_type,
 )
-from smelt.backends.cpu.families._register_transpose import (
+from smelt.backends.cpu.families._vectors import (
     LEAST_TILE,
     AxisRange,
+    ElementConversion,
     RegisterTransposer,
 )
-from smelt.backends.cpu.families._vectors import ElementConversion
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.types import ceil_div, element_count
 

@@ -40,15 +40,14 @@ from smelt.backends.cpu.families._tiling import (
     TilingProblem,
     choose_tile,
     estimate_seconds,
+    fitting_tiles,
     parallel_splits,
-    register_tiles,
     static_extent,
 )
 from smelt.backends.cpu.families.conv import bias_of
 from smelt.engine import parameters
 from smelt.ir import Constant
-from smelt.ops.conv_transpose import ConvTranspose
-from smelt.ops.slice import Slice
+from smelt.ops import ConvTranspose, Slice
 from smelt.types import DType, ceil_div, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
@@ -103,10 +102,7 @@ class DeconvFamily(Family[CpuTarget]):
         halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
         inputs = (CHANNELS_LAST, *[None] * (count - 1), *extras.formats)
         lanes, problem = target.vector_bits // 32, _problem(node, root)
-        for budget, vectors in register_tiles(target):
-            is_too_narrow = vectors == 1 and problem.filters > lanes
-            if is_too_narrow or (vectors - 1) * lanes >= problem.filters:
-                continue
+        for budget, vectors in fitting_tiles(problem, target):
             tile = choose_tile(problem, budget, vectors)
             phases = math.prod(root.strides)
             seconds = estimate_seconds(problem, tile, vectors, target) * phases

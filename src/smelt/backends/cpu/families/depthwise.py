@@ -41,7 +41,7 @@ from smelt.backends.cpu.families._tiling import CYCLES_PER_SECOND, MEMORY_BYTES_
 from smelt.backends.cpu.families._vectors import load
 from smelt.backends.cpu.families.conv import bias_of, halo_of
 from smelt.engine import KernelSpec, as_json, parameters
-from smelt.ops.conv import Conv
+from smelt.ops import Conv
 from smelt.types import fixed_shape, override
 
 if TYPE_CHECKING:
@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
     from smelt.backends import Operands
     from smelt.backends.cpu._emit import Int, Reg
-    from smelt.engine import Step
+    from smelt.engine import Json, Launch, Step
     from smelt.ir import Constant, Node
+    from smelt.ops import ConvInteger
     from smelt.types import Dim
 
 _FLOAT_BYTES: Final = 4
@@ -85,7 +86,9 @@ class DepthwiseFamily(Family[CpuTarget]):
         width = node.output.tensor.shape[-1]
         sizes = (8, 14) if target.vector_bits == 512 else (4, 6)
         lanes, block = target.vector_bits // 32, _block(node, root, target)
-        choices = [(_even(width, size), b) for size in sizes for b in (block, max(1, block // 2))]
+        choices = [
+            (even_width(width, size), b) for size in sizes for b in (block, max(1, block // 2))
+        ]
         for rank, (size, vectors) in enumerate(dict.fromkeys(choices)):
             options = parameters(lanes=lanes, columns=size, block=vectors)
             seconds = _estimate_seconds(node, root, target) * (1 + 0.02 * rank)
@@ -114,40 +117,69 @@ class DepthwiseFamily(Family[CpuTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = root_as(Conv, node)
-        options, scalars = tactic.options, LaunchScalars()
-        lanes = options.integer("lanes")
         has_bias = bias_of(node) is not None
-        packed_count = 1 + has_bias
-        window = _pair(root.kernel_shape)
-        pixels, extras = pixel_loop_of(
-            node, operands, operands.packed[packed_count:], scalars, lanes, window[0] * window[1]
-        )
-        x = input_view(operands, 0)
-        row, column = spatial_pair(x.strides[2:], 0)
-        before = _pair(tuple(p[0] for p in root.pad_pairs), 0)
-        start: Dim = row * -before[0] + column * -before[1]
-        kernel = KernelSpec(
+        launch = depthwise_launch(
             self.name,
-            parameters(
-                pixels=pixels.as_json(),
-                window=window,
-                steps=_pair(root.strides),
-                dilations=_pair(root.dilations),
-                a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
-                a_start=scalars.json(start),
-                bias=has_bias,
-                columns=options["columns"],
-                block=options["block"],
-            ),
+            node,
+            root_as(Conv, node),
+            tactic,
+            operands,
+            packed_count=1 + has_bias,
+            bias=has_bias,
+            block=tactic.options["block"],
         )
-        views = (x, *operands.packed[:packed_count], *extras, operands.outputs[0])
-        return (pixel_launch(kernel, pixels, node, views, scalars),)
+        return (launch,)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         del target
         return _write(kernel)
+
+
+def depthwise_launch(
+    family: str,
+    node: Node,
+    root: Conv | ConvInteger,
+    tactic: Tactic,
+    operands: Operands,
+    *,
+    packed_count: int,
+    **own: Json,
+) -> Launch:
+    """Return the launch of a depthwise kernel.
+
+    The kernel reads the image, the first ``packed_count`` packed operands and the epilogue's
+    operands. ``own`` are the parameters that only this family has.
+    """
+    options, scalars = tactic.options, LaunchScalars()
+    window = spatial_pair(root.kernel_shape, 1)
+    pixels, extras = pixel_loop_of(
+        node,
+        operands,
+        operands.packed[packed_count:],
+        scalars,
+        options.integer("lanes"),
+        window[0] * window[1],
+    )
+    x = input_view(operands, 0)
+    row, column = spatial_pair(x.strides[2:], 0)
+    before = spatial_pair([p[0] for p in root.pad_pairs], 0)
+    start: Dim = row * -before[0] + column * -before[1]
+    kernel = KernelSpec(
+        family,
+        parameters(
+            pixels=pixels.as_json(),
+            window=window,
+            steps=spatial_pair(root.strides, 1),
+            dilations=spatial_pair(root.dilations, 1),
+            a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
+            a_start=scalars.json(start),
+            columns=options["columns"],
+            **own,
+        ),
+    )
+    views = (x, *operands.packed[:packed_count], *extras, operands.outputs[0])
+    return pixel_launch(kernel, pixels, node, views, scalars)
 
 
 def _unsupported_reason(node: Node, root: Conv) -> str | None:
@@ -165,12 +197,7 @@ def _unsupported_reason(node: Node, root: Conv) -> str | None:
     return None
 
 
-def _pair(values: tuple[int, ...], missing: int = 1) -> tuple[int, int]:
-    """Return the values for rows and columns; in one dimension the rows have ``missing``."""
-    return (values[0], values[1]) if len(values) == 2 else (missing, values[0])
-
-
-def _even(extent: Dim, size: int) -> int:
+def even_width(extent: Dim, size: int) -> int:
     """Return the width up to ``size`` of equal tiles that cover ``extent`` with least overlap."""
     if not isinstance(extent, int):
         return size
@@ -181,7 +208,7 @@ def _block(node: Node, root: Conv, target: CpuTarget) -> int:
     """Return the vectors of channels whose input rows under a window stay in L1."""
     width = node.output.tensor.shape[-1]
     columns = (width if isinstance(width, int) else 56) * root.strides[-1]
-    rows = _pair(root.kernel_shape)[0]
+    rows = spatial_pair(root.kernel_shape, 1)[0]
     return max(1, _L1_BYTES // (rows * columns * target.vector_bits // 8))
 
 
@@ -244,29 +271,14 @@ class RowWriter:
     def row(self, line: tuple[Int, Int], channels: tuple[Int, Int], mask: Reg | None) -> None:
         """Write one row of results, ``line``, for a range of channels.
 
-        The channels are full vectors, or one vector with a mask. If the width is known at run time
-        alone, rows shorter than a tile are computed pixel by pixel.
+        The channels are full vectors, or one vector with a mask.
         """
-        e, columns = self.e, self.k["columns"]
-        width = e.extent(self.w.p.width)
-        if isinstance(width, int):
-            self.tiles(line, channels, mask, min(columns, width))
-            return
-        with e.when(e.compare("sge", width, columns)):
-            self.tiles(line, channels, mask, columns)
-        with e.when(e.compare("slt", width, columns)):
-            self.tiles(line, channels, mask, 1)
 
-    def tiles(
-        self, line: tuple[Int, Int], channels: tuple[Int, Int], mask: Reg | None, columns: int
-    ) -> None:
-        """Write the tiles of one row; the last tile ends at the border."""
-        e, width = self.e, self.e.extent(self.w.p.width)
-        count = e.div(e.add(width, columns - 1), columns)
-        with e.loop(0, count) as tile:
-            left = e.minimum(e.mul(tile.index, columns), e.sub(width, columns))
-            with e.loop(*channels, self.w.p.lanes) as channel:
+        def tile(left: Int, columns: int) -> None:
+            with self.e.loop(*channels, self.w.p.lanes) as channel:
                 self.tile((*line, left), columns, channel.index, mask)
+
+        self.w.row_tiles(self.k["columns"], tile)
 
     def tile(
         self, position: tuple[Int, Int, Int], columns: int, channel: Int, mask: Reg | None

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import Family, Refusal
 from smelt.backends._fused_programs import root_as, root_of
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends._node_operands import input_view
 from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, int8_dot_product
@@ -32,20 +30,18 @@ from smelt.backends.cpu.families._pixel_loops import (
     PixelLoopWriter,
     PixelStrides,
     formats,
-    pixel_launch,
-    pixel_loop_of,
-    pixel_strides_of,
     spatial_pair,
     unsupported_image_reason,
 )
 from smelt.backends.cpu.families._tiling import CYCLES_PER_SECOND
+from smelt.backends.cpu.families.depthwise import depthwise_launch, even_width
 from smelt.backends.cpu.families.int8_product import (
     int8_tactic,
     unsupported_int8_product_reason,
     zero_point_bias,
 )
 from smelt.engine import KernelSpec, as_json, parameters
-from smelt.ops.conv_integer import ConvInteger
+from smelt.ops import ConvInteger
 from smelt.types import DType, element_count, fixed_shape, override
 
 if TYPE_CHECKING:
@@ -54,7 +50,6 @@ if TYPE_CHECKING:
     from smelt.backends import Operands, Tactic
     from smelt.engine import Step
     from smelt.ir import Constant, Node
-    from smelt.types import Dim
 
 _GROUP: Final = 4
 """Number of bytes that a lane multiplies and sums at a time."""
@@ -89,7 +84,9 @@ class DepthwiseInt8Family(Family[CpuTarget]):
             return
         width, count = node.output.tensor.shape[-1], element_count(node.output.tensor.shape)
         work = (count if isinstance(count, int) else 1 << 16) / target.vector_bits
-        for rank, size in enumerate(dict.fromkeys(_even(width, maximum) for maximum in (8, 14, 4))):
+        for rank, size in enumerate(
+            dict.fromkeys(even_width(width, maximum) for maximum in (8, 14, 4))
+        ):
             options = parameters(
                 lanes=target.vector_bits // 32,
                 columns=size,
@@ -110,32 +107,16 @@ class DepthwiseInt8Family(Family[CpuTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = root_as(ConvInteger, node)
-        options, scalars = tactic.options, LaunchScalars()
-        lanes = options.integer("lanes")
-        window = _pair(root.kernel_shape)
-        pixels, extras = pixel_loop_of(
-            node, operands, operands.packed[2:], scalars, lanes, window[0] * window[1]
-        )
-        x = input_view(operands, 0)
-        row, column = spatial_pair(x.strides[2:], 0)
-        before = _pair(tuple(p[0] for p in root.pad_pairs), 0)
-        start: Dim = row * -before[0] + column * -before[1]
-        kernel = KernelSpec(
+        launch = depthwise_launch(
             self.name,
-            parameters(
-                pixels=pixels.as_json(),
-                window=window,
-                steps=_pair(root.strides),
-                dilations=_pair(root.dilations),
-                a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
-                a_start=scalars.json(start),
-                columns=options["columns"],
-                dot_product=options["dot_product"],
-            ),
+            node,
+            root_as(ConvInteger, node),
+            tactic,
+            operands,
+            packed_count=2,
+            dot_product=tactic.options["dot_product"],
         )
-        views = (x, *operands.packed[:2], *extras, operands.outputs[0])
-        return (pixel_launch(kernel, pixels, node, views, scalars),)
+        return (launch,)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
@@ -153,25 +134,13 @@ def _unsupported_reason(node: Node, root: ConvInteger) -> str | None:
     return None
 
 
-def _pair(values: tuple[int, ...], missing: int = 1) -> tuple[int, int]:
-    """Return the values for rows and columns; in one dimension the rows have ``missing``."""
-    return (values[0], values[1]) if len(values) == 2 else (missing, values[0])
-
-
-def _even(extent: Dim, size: int) -> int:
-    """Return the width up to ``size`` of equal tiles that cover ``extent`` with least overlap."""
-    if not isinstance(extent, int):
-        return size
-    return max(1, -(-extent // -(-extent // size)))
-
-
 def _pack_taps(weights: Constant, lanes: int) -> Constant:
     """Return the weights as the kernel reads them, padded with zeros.
 
     The layout is ``[vector of channels][group of rows][column][channel][row of the group]``.
     """
     channels, _, *window = fixed_shape(weights.type.shape)
-    rows, columns = _pair(tuple(window))
+    rows, columns = spatial_pair(tuple(window), 1)
     shaped = reshape(weights, channels, rows, columns)
     padded = pad_after(pad_after(shaped, 0, -channels % lanes, 3), 1, -rows % _GROUP, 3)
     parted = reshape(padded, -(-channels // lanes), lanes, -(-rows // _GROUP), _GROUP, columns)
@@ -208,22 +177,10 @@ class _Writer:
 
     def row(self, line: tuple[Int, Int], channel: Int, count: int) -> None:
         """Write all pixels of a row for ``count`` channels from ``channel`` on."""
-        e, columns = self.e, self.k["columns"]
-        width = e.extent(self.p.width)
-        if isinstance(width, int):
-            self.tiles(line, channel, count, min(columns, width))
-            return
-        with e.when(e.compare("sge", width, columns)):
-            self.tiles(line, channel, count, columns)
-        with e.when(e.compare("slt", width, columns)):
-            self.tiles(line, channel, count, 1)
-
-    def tiles(self, line: tuple[Int, Int], channel: Int, count: int, columns: int) -> None:
-        """Write the tiles of one row; the last tile ends at the border."""
-        e, width = self.e, self.e.extent(self.p.width)
-        with e.loop(0, e.div(e.add(width, columns - 1), columns)) as tile:
-            left = e.minimum(e.mul(tile.index, columns), e.sub(width, columns))
-            self.tile((*line, left), channel, count, columns)
+        self.w.row_tiles(
+            self.k["columns"],
+            lambda left, columns: self.tile((*line, left), channel, count, columns),
+        )
 
     def tile(self, position: tuple[Int, Int, Int], channel: Int, count: int, columns: int) -> None:
         """Write adjacent pixels of a row for a block of channels.

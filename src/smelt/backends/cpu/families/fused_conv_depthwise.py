@@ -45,14 +45,14 @@ from smelt.backends.cpu.families._tiling import (
     TilingProblem,
     choose_tile,
     estimate_seconds,
-    register_tiles,
+    fitting_tiles,
 )
 from smelt.backends.cpu.families._vectors import unravel
 from smelt.backends.cpu.families.conv import ConvFamily, bias_of, implicit_gemm_of, problem_of
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily, RowWriter
 from smelt.backends.cpu.families.sequential_pair import conv_depthwise_pair
 from smelt.engine import KernelSpec, Launch, Options, View, as_json, parameters
-from smelt.ops.conv import Conv
+from smelt.ops import Conv
 from smelt.types import DType, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
@@ -206,9 +206,7 @@ def _candidates(pair_nodes: PairNodes, target: CpuTarget) -> Iterator[tuple[Para
     stored = 4 * geometry.height * geometry.width * geometry.channels * (problem.images or 1)
     saved = 2 * stored / MEMORY_BYTES_PER_SECOND
     ranked: list[tuple[float, Parameters]] = []
-    for budget, vectors in register_tiles(target):
-        if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
-            continue
+    for budget, vectors in fitting_tiles(problem, target):
         tile = _tile(problem, budget, vectors)
         seconds = estimate_seconds(problem, tile, vectors, target)
         panels = -(-geometry.channels // (vectors * lanes)) * (problem.images or 1)

@@ -35,17 +35,12 @@ from smelt.backends.cpu.families._operand_packing import (
 from smelt.backends.cpu.families._runtime_packing import write_packing
 from smelt.backends.cpu.families._tiling import (
     TilingProblem,
-    choose_tile,
-    estimate_seconds,
-    parallel_splits,
-    register_tiles,
+    ranked_tilings,
     static_extent,
 )
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
-from smelt.ops.gemm import Gemm
-from smelt.ops.mat_mul import MatMul
-from smelt.ops.transpose import Transpose
+from smelt.ops import Gemm, MatMul, Transpose
 from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:
@@ -289,20 +284,14 @@ def _candidates(node: Node, target: CpuTarget) -> Iterator[tuple[Parameters, flo
     """Yield the options and estimated seconds of the five best tilings and splits."""
     lanes, problem = target.vector_bits // 32, _problem(node)
     a_bytes = problem.pixels * problem.depth * WORD_BYTES
-    ranked: list[tuple[float, Parameters]] = []
-    for budget, vectors in register_tiles(target):
-        if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
-            continue
-        tile = choose_tile(problem, budget, vectors)
-        seconds = estimate_seconds(problem, tile, vectors, target)
-        for penalty, parallel_split in enumerate(parallel_splits(problem, a_bytes)):
-            options = parameters(
-                lanes=lanes, vectors=vectors, pixels=budget, parallel_split=parallel_split
-            )
-            # Splits come best guess first: each later one counts as 10 % slower.
-            ranked.append((seconds * (1 + 0.1 * penalty), options))
-    for seconds, options in sorted(ranked, key=lambda r: r[0])[:5]:
-        yield options, seconds
+    for tiling in ranked_tilings(problem, a_bytes, target, 5):
+        options = parameters(
+            lanes=lanes,
+            vectors=tiling.vectors,
+            pixels=tiling.pixels,
+            parallel_split=tiling.parallel_split,
+        )
+        yield options, tiling.seconds
 
 
 # ---- lowering

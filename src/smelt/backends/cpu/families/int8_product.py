@@ -34,20 +34,20 @@ from smelt.backends.cpu.families._operand_packing import (
 )
 from smelt.backends.cpu.families._tiling import (
     TilingProblem,
-    choose_tile,
-    estimate_seconds,
-    parallel_splits,
-    register_tiles,
+    ranked_tilings,
     static_extent,
 )
-from smelt.backends.cpu.families.conv import halo_of
+from smelt.backends.cpu.families.conv import (
+    columns_in_runs,
+    convolution_product,
+    halo_of,
+    image_strides,
+    runs_over_columns,
+    tiling_problem_of,
+)
 from smelt.engine import parameters
 from smelt.ir import Constant
-from smelt.ops.arithmetic import Add, Mul, Sub
-from smelt.ops.cast import Cast
-from smelt.ops.conv_integer import ConvInteger
-from smelt.ops.mat_mul_integer import MatMulInteger
-from smelt.ops.reductions import ReduceSum
+from smelt.ops import Add, Cast, ConvInteger, MatMulInteger, Mul, ReduceSum, Sub
 from smelt.types import DType, Layout, TensorFormat, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
@@ -62,9 +62,6 @@ if TYPE_CHECKING:
 
 _INT8_OFFSET = 128
 """Offset that turns signed bytes into the unsigned bytes that the dot products take."""
-_FEW_CHANNELS = 8
-"""Number of channels below which a run covers all columns of the window. Runs of many channels over
-all columns would be unrolled in full; the number is chosen without a measurement."""
 _MAX_SUMMED_PRODUCTS = 1 << 16
 """Largest number of products of bytes whose sum is certain to fit into int32."""
 
@@ -92,8 +89,8 @@ class Int8ProductFamily(Family[CpuTarget]):
         options = tactic.options
         lanes, vectors = options.integer("lanes"), options.integer("vectors")
         dot_product = DOT_PRODUCTS[options.text("dot_product")]
-        sources, groups = _Weights.of(node, dot_product), _groups(node)
-        packed = pack_panels(sources.filters, groups, lanes, vectors, dot_product)
+        groups = _groups(node)
+        packed = pack_panels(_filters(node, dot_product), groups, lanes, vectors, dot_product)
         bias = pack_bias(zero_point_bias(node), groups, lanes)
         return (*packed, bias, *pack_epilogue_constants(node, channel_axis_of(node)))
 
@@ -234,53 +231,21 @@ def _groups(node: Node) -> int:
     return root.group if isinstance(root, ConvInteger) else 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """Weights as they are packed."""
-
-    filters: Constant
-    """Weights as ``[filter, run, *taps]``."""
-    merges_columns: bool
-    """Whether a run covers all columns of the window, because few channels would not fill words."""
-
-    @staticmethod
-    def of(node: Node, dot_product: DotProduct) -> _Weights:
-        """Return the weights of a node."""
-        weights = constant_of(node.inputs[1])
-        if not isinstance(root_of(node)[0], ConvInteger):
-            return _Weights(transpose(weights, 1, 0), merges_columns=False)
-        filters, depth, *rows, width = fixed_shape(weights.type.shape)
-        if width == 1 or depth % dot_product.group == 0 or depth >= _FEW_CHANNELS:
-            return _Weights(weights, merges_columns=False)
-        axes = range(2, 2 + len(rows))
-        permuted = transpose(weights, 0, 2 + len(rows), 1, *axes)
-        joined = reshape(permuted, filters, width * depth, *rows)
-        return _Weights(named(weights.name, joined), merges_columns=True)
+def _filters(node: Node, dot_product: DotProduct) -> Constant:
+    """Return the weights as ``[filter, run, *taps]``."""
+    weights = constant_of(node.inputs[1])
+    if not isinstance(root_of(node)[0], ConvInteger):
+        return transpose(weights, 1, 0)
+    return columns_in_runs(weights) if runs_over_columns(weights, dot_product) else weights
 
 
 def _problem(node: Node) -> TilingProblem:
-    """Return the extents that determine the choice of tiles.
-
-    The image of a 1x1 convolution counts as one row of pixels.
-    """
-    root, shape = root_of(node)[0], node.output.tensor.shape
-    weights = list(fixed_shape(constant_of(node.inputs[1]).type.shape))
-    if not isinstance(root, ConvInteger):
-        rows = static_extent(shape[-2])
-        return TilingProblem(1, 1, 1, rows, weights[1], weights[0])
-    height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
-    problem = TilingProblem(
-        static_extent(shape[0]),
-        root.group,
-        static_extent(height),
-        static_extent(width),
-        weights[0] // root.group,
-        prod(weights[1:]),
-    )
-    plain = {*root.kernel_shape, *root.strides} == {1} and not any(root.pads)
-    if plain and problem.height is not None and problem.width is not None:
-        return replace(problem, height=1, width=problem.height * problem.width)
-    return problem
+    """Return the extents that determine the choice of tiles."""
+    root = root_of(node)[0]
+    if isinstance(root, ConvInteger):
+        return tiling_problem_of(node, root)
+    depth, filters = fixed_shape(constant_of(node.inputs[1]).type.shape)
+    return TilingProblem(1, 1, 1, static_extent(node.output.tensor.shape[-2]), filters, depth)
 
 
 def _candidates(
@@ -290,25 +255,15 @@ def _candidates(
     lanes, dot_product = target.vector_bits // 32, int8_dot_product(target)
     problem = _problem(node)
     words = replace(problem, depth=-(-problem.depth // dot_product.group))
-    ranked: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
-    for budget, vectors in register_tiles(target):
-        if (vectors - 1) * lanes >= problem.filters or (vectors == 1 and problem.filters > lanes):
-            continue
-        tile = choose_tile(words, budget, vectors)
-        seconds = estimate_seconds(words, tile, vectors, target)
-        for penalty, parallel_split in enumerate(
-            parallel_splits(words, problem.pixels * problem.depth)
-        ):
-            options = parameters(
-                lanes=lanes,
-                vectors=vectors,
-                pixels=budget,
-                parallel_split=parallel_split,
-                dot_product=dot_product.name,
-            )
-            ranked.append((seconds * (1 + 0.1 * penalty), options))
-    for seconds, options in sorted(ranked, key=lambda r: r[0])[:6]:
-        yield options, seconds
+    for tiling in ranked_tilings(words, problem.pixels * problem.depth, target, 6):
+        options = parameters(
+            lanes=lanes,
+            vectors=tiling.vectors,
+            pixels=tiling.pixels,
+            parallel_split=tiling.parallel_split,
+            dot_product=dot_product.name,
+        )
+        yield options, tiling.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,47 +291,11 @@ def _convolution(
 ) -> ImplicitGemm:
     """Return a convolution as an implicit GEMM on the memory of its operands."""
     root = root_as(ConvInteger, node)
-    x, out = input_view(operands, 0), operands.outputs[0]
-    filters, depth, *_ = fixed_shape(constant_of(node.inputs[1]).type.shape)
-    window, dilations = (1, *root.kernel_shape)[-2:], (1, *root.dilations)[-2:]
-    steps, before = (1, *root.strides)[-2:], (0, *(pair[0] for pair in root.pad_pairs))[-2:]
-    row, column = _spatial_strides(x.strides)
-    a_taps: tuple[Dim, Dim, Dim] = (row * dilations[0], column * dilations[1], x.strides[1])
-    joined = _Weights.of(node, dot_product).merges_columns
-    runs_on = window[1] > 1 and a_taps[2] == 1 and a_taps[1] == depth
-    taps = (window[0], window[1], depth)
-    if joined or (runs_on and depth % dot_product.group == 0):
-        taps = (window[0], 1, window[1] * depth)
-    batch, _, *spatial = node.output.tensor.shape
-    height, width = (1, *spatial)[-2:]
-    filters_per_group = filters // root.group
-
-    def walk(strides: tuple[Dim, ...], group: Dim) -> GemmStrides:
-        image, channel, *_ = strides
-        return GemmStrides((image,), group * channel, *_spatial_strides(strides), channel)
-
-    return ImplicitGemm(
-        images=(batch,),
-        groups=root.group,
-        height=height,
-        width=width,
-        filters=filters_per_group,
-        taps=taps,
-        a=GemmStrides((x.strides[0],), depth * x.strides[1], row * steps[0], column * steps[1]),
-        a_start=row * -before[0] + column * -before[1],
-        a_taps=a_taps,
-        b_images=(0,),
-        out=walk(out.strides, filters_per_group),
-        extras=tuple(walk(strides, filters_per_group) for strides in reads.strides),
-        epilogue=reads.epilogue,
-        bias=True,
-        column_run=depth if joined and not runs_on else 0,
+    filters = fixed_extent(constant_of(node.inputs[1]).type.shape[0]) // root.group
+    strides = [image_strides(strides, filters) for strides in reads.strides]
+    return convolution_product(
+        node, root, operands, dot_product, (reads.epilogue, strides), has_bias=True
     )
-
-
-def _spatial_strides(strides: tuple[Dim, ...]) -> tuple[Dim, Dim]:
-    """Return the strides along rows and columns; one-dimensional images are one row."""
-    return (strides[2], strides[3]) if len(strides) == 4 else (0, strides[2])
 
 
 def _matrix_product(

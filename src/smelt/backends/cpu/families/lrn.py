@@ -37,7 +37,7 @@ from smelt.backends.cpu.families._pixel_loops import (
 from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
 from smelt.backends.cpu.families._vectors import load
 from smelt.engine import KernelSpec, as_json, parameters
-from smelt.ops.lrn import LRN
+from smelt.ops import LRN
 from smelt.types import element_count, override
 
 if TYPE_CHECKING:

@@ -38,11 +38,7 @@ from smelt.backends.cpu.families._pixel_loops import (
 from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
 from smelt.backends.cpu.families._vectors import load, unravel
 from smelt.engine import KernelSpec, Launch, as_json, parameters
-from smelt.ops.average_pool import AveragePool
-from smelt.ops.global_average_pool import GlobalAveragePool
-from smelt.ops.global_max_pool import GlobalMaxPool
-from smelt.ops.lp_pool import LpPool
-from smelt.ops.max_pool import MaxPool
+from smelt.ops import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool
 from smelt.types import DType, Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:

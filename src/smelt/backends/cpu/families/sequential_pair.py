@@ -29,7 +29,7 @@ from smelt.backends.cpu.families.depthwise import DepthwiseFamily
 from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.engine import Launch, Space, View, parameters
 from smelt.errors import InternalError
-from smelt.ops.conv import Conv
+from smelt.ops import Conv
 from smelt.types import DType, ceil_div, override
 
 if TYPE_CHECKING:

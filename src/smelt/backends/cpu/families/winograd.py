@@ -56,28 +56,25 @@ from smelt.backends.cpu.families._tiling import (
     estimate_seconds,
     register_tiles,
 )
-from smelt.backends.cpu.families._winograd_fused import (
-    FUSED_COST_RATIO,
-    TileRowLayout,
-    choose_fused_rows,
-    fuse_launches,
-    write_fused_kernel,
-)
-from smelt.backends.cpu.families._winograd_input import (
-    space_to_depth_weights,
-    write_input_transform,
-)
 from smelt.backends.cpu.families._winograd_matrices import (
     WinogradScheme,
     winograd_scheme,
 )
-from smelt.backends.cpu.families._winograd_output import write_output_transform
+from smelt.backends.cpu.families._winograd_tiles import (
+    FUSED_COST_RATIO,
+    TileRowLayout,
+    choose_fused_rows,
+    fuse_launches,
+    space_to_depth_weights,
+    write_fused_kernel,
+    write_input_transform,
+    write_output_transform,
+)
 from smelt.backends.cpu.families.conv import bias_of
 from smelt.engine import KernelSpec, Launch, View, parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
-from smelt.ops.conv import Conv
-from smelt.ops.mat_mul import MatMul
+from smelt.ops import Conv, MatMul
 from smelt.types import DType, ceil_div, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:

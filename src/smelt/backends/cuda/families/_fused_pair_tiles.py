@@ -23,7 +23,7 @@ from smelt.backends.cuda.families._gemm_tiles import (
 )
 from smelt.backends.cuda.families.conv import product_shape
 from smelt.backends.cuda.families.conv_sum import sum_shape
-from smelt.ops.conv_sum import ConvSum
+from smelt.ops import ConvSum
 from smelt.types import fixed_extent
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from smelt.backends._pair_nodes import PairNodes
     from smelt.backends.cuda._target import CudaTarget
     from smelt.backends.cuda.families._gemm_tiles import GemmShape
-    from smelt.ops.conv import Conv
+    from smelt.ops import Conv
 
 _MAX_COLUMNS: Final = 256
 """Maximum columns of the first product in one tile, or of the second if the first is blocked.

@@ -12,10 +12,7 @@ from smelt.backends.cuda._implicit_gemm import TF32
 from smelt.backends.cuda._index_width import MAX_INT32_ELEMENTS
 from smelt.errors import InternalError
 from smelt.ir import Constant
-from smelt.ops.cast import Cast
-from smelt.ops.math_functions import RoundMantissa
-from smelt.ops.reshape import Reshape
-from smelt.ops.transpose import Transpose
+from smelt.ops import Cast, Reshape, RoundMantissa, Transpose
 from smelt.types import DType, Layout, TensorFormat
 
 if TYPE_CHECKING:

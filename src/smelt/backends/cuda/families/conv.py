@@ -35,9 +35,7 @@ from smelt.backends.cuda.families._gemm_operands import (
 )
 from smelt.backends.cuda.families._gemm_tiles import GemmShape, kernel_options, tiles_for
 from smelt.ir import Constant
-from smelt.ops.conv import Conv
-from smelt.ops.conv_sum import ConvSum
-from smelt.ops.pad import Pad
+from smelt.ops import Conv, ConvSum, Pad
 from smelt.types import Layout, TensorFormat, element_count, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:

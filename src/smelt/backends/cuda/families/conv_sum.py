@@ -26,8 +26,7 @@ from smelt.backends.cuda.families.conv import (
     reason_against,
 )
 from smelt.ir import Constant
-from smelt.ops.concat import Concat
-from smelt.ops.conv_sum import ConvSum
+from smelt.ops import Concat, ConvSum
 from smelt.types import fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:

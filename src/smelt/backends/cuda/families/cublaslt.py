@@ -14,12 +14,7 @@ from smelt.backends.cuda.families._gemm_operands import factor_type
 from smelt.backends.cuda.families.vendor_library import LibraryFamily, Match, Proposal
 from smelt.devices.cuda import LARGEST_ALPHA, CublasLt, ProductCall
 from smelt.ir import Constant, Op
-from smelt.ops.activations import Gelu, Relu
-from smelt.ops.conv import Conv
-from smelt.ops.gemm import Gemm
-from smelt.ops.mat_mul import MatMul
-from smelt.ops.reshape import Reshape
-from smelt.ops.transpose import Transpose
+from smelt.ops import Conv, Gelu, Gemm, MatMul, Relu, Reshape, Transpose
 from smelt.types import Layout, fixed_shape, override
 
 if TYPE_CHECKING:

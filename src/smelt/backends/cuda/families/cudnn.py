@@ -11,8 +11,7 @@ from smelt.backends._node_operands import required_input
 from smelt.backends.cuda.families._gemm_operands import factor_type, taps_in_rows
 from smelt.backends.cuda.families.vendor_library import LibraryFamily, Match, Proposal
 from smelt.devices.cuda import ConvolutionCall, Cudnn
-from smelt.ops.activations import Relu
-from smelt.ops.conv import Conv
+from smelt.ops import Conv, Relu
 from smelt.types import Layout, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from smelt.backends.cuda.families._gemm_operands import as_factor, factor_type, 
 from smelt.backends.cuda.families.conv import ConvLowering, formats_of, is_depthwise, reason_against
 from smelt.engine import parameters
 from smelt.ir import Constant
-from smelt.ops.conv import Conv
-from smelt.ops.transpose import Transpose
+from smelt.ops import Conv, Transpose
 from smelt.types import fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from smelt.backends.cuda.families.conv import (
 )
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily
 from smelt.engine import Launch, View, parameters
-from smelt.ops.conv import Conv
-from smelt.ops.conv_sum import ConvSum
+from smelt.ops import Conv, ConvSum
 from smelt.types import DType, Layout, ceil_div, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:

@@ -39,9 +39,7 @@ from smelt.backends.cuda.families.stem_direct import (
     window_length,
 )
 from smelt.engine import KernelSpec, Launch, parameters
-from smelt.ops import Fused, Relu, Stage
-from smelt.ops.conv import Conv
-from smelt.ops.max_pool import MaxPool
+from smelt.ops import Conv, Fused, MaxPool, Relu, Stage
 from smelt.types import (
     DType,
     Layout,

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fused_programs import root_of
-from smelt.backends._gather_axes import gather_axes, gather_elements_axes
-from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
+from smelt.backends._iteration_space import (
+    Axis,
+    coalesce_axes,
+    gather_axes,
+    gather_elements_axes,
+    sort_axes,
+)
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, count_of, guessed_extent

@@ -27,9 +27,7 @@ from smelt.backends.cuda.families._gemm_launches import (
 from smelt.backends.cuda.families._gemm_operands import as_factor, factor_type, format_of_factor
 from smelt.backends.cuda.families._gemm_tiles import GemmShape, kernel_options, tiles_for
 from smelt.ir import Constant
-from smelt.ops.gemm import Gemm
-from smelt.ops.mat_mul import MatMul
-from smelt.ops.transpose import Transpose
+from smelt.ops import Gemm, MatMul, Transpose
 from smelt.types import Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:

@@ -33,11 +33,7 @@ from smelt.backends.cuda.families.conv import (
 )
 from smelt.backends.cuda.families.pool import pool_launch, pool_options, write_pool
 from smelt.engine import KernelSpec, Launch, parameters
-from smelt.ops.average_pool import AveragePool
-from smelt.ops.concat import Concat
-from smelt.ops.conv import Conv
-from smelt.ops.max_pool import MaxPool
-from smelt.ops.split import Split
+from smelt.ops import AveragePool, Concat, Conv, MaxPool, Split
 from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from smelt.backends._data_movement import DataMovementFamily
 from smelt.backends._fused_programs import op_as_json
 from smelt.backends.cuda._pointwise import pointwise_launch
-from smelt.ops.identity import Identity
+from smelt.ops import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

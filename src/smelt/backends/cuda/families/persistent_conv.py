@@ -37,8 +37,7 @@ from smelt.backends.cuda.families.conv import (
 )
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily, sum_shape
 from smelt.engine import parameters
-from smelt.ops.conv import Conv
-from smelt.ops.conv_sum import ConvSum
+from smelt.ops import Conv, ConvSum
 from smelt.types import DType, fixed_extent, override
 
 if TYPE_CHECKING:

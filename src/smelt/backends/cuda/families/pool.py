@@ -21,8 +21,7 @@ from smelt.backends.cuda.families._epilogue import (
     planned_epilogue,
 )
 from smelt.engine import KernelSpec, Launch, parameters
-from smelt.ops.average_pool import AveragePool
-from smelt.ops.max_pool import MaxPool
+from smelt.ops import AveragePool, MaxPool
 from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:

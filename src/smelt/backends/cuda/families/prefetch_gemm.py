@@ -43,9 +43,7 @@ from smelt.backends.cuda.families.conv import (
 from smelt.backends.cuda.families.conv_sum import ConvSumFamily, sum_shape
 from smelt.backends.cuda.families.gemm import GemmFamily, has_transposed_first_operand, shape_of
 from smelt.engine import parameters
-from smelt.ops import Gemm, MatMul
-from smelt.ops.conv import Conv
-from smelt.ops.conv_sum import ConvSum
+from smelt.ops import Conv, ConvSum, Gemm, MatMul
 from smelt.types import element_count, override
 
 if TYPE_CHECKING:

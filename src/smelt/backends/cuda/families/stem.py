@@ -37,8 +37,7 @@ from smelt.backends.cuda.families.conv import (
 from smelt.engine import KernelSpec, Launch, View, parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
-from smelt.ops.conv import Conv
-from smelt.ops.pad import Pad
+from smelt.ops import Conv, Pad
 from smelt.types import (
     DType,
     Layout,

@@ -36,10 +36,7 @@ from smelt.backends.cuda.families.stem import (
 )
 from smelt.engine import parameters
 from smelt.ir import Constant
-from smelt.ops.conv import Conv
-from smelt.ops.pad import Pad
-from smelt.ops.reshape import Reshape
-from smelt.ops.transpose import Transpose
+from smelt.ops import Conv, Pad, Reshape, Transpose
 from smelt.types import fixed_extent, override
 
 if TYPE_CHECKING:

@@ -27,10 +27,7 @@ from smelt.devices.cuda import ALIGNED_BYTES, LIBRARIES, WORKSPACE_ALIGNED_BYTES
 from smelt.engine import KernelSpec, Launch, as_json, parameters
 from smelt.errors import InternalError
 from smelt.ir import Constant
-from smelt.ops.arithmetic import Add
-from smelt.ops.cast import Cast
-from smelt.ops.fused import Fused
-from smelt.ops.reshape import Reshape
+from smelt.ops import Add, Cast, Fused, Reshape
 from smelt.types import DType, Layout, TensorFormat, TensorType, ceil_div, override
 
 if TYPE_CHECKING:

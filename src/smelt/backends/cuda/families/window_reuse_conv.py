@@ -37,7 +37,7 @@ from smelt.backends.cuda.families.conv import (
     reason_against,
 )
 from smelt.engine import parameters
-from smelt.ops.conv import Conv
+from smelt.ops import Conv
 from smelt.types import DType, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:

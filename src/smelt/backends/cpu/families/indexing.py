@@ -1,0 +1,360 @@
+"""Gather and scatter: elements read or written by indices that are data.
+
+Indices in tensors: kernels clamp them to the axis and report those that are out of range.
+
+Gather and GatherElements along one axis, with run-time or constant indices.
+
+ScatterElements, ScatterND and GatherND: elements and slices moved by vectors of indices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from smelt.backends import Family, Operands, Refusal, Tactic, with_storage_dtype
+from smelt.backends._iteration_space import (
+    coalesce_axes,
+    gather_axes,
+    gather_elements_axes,
+    sort_axes,
+)
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
+from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
+from smelt.backends.cpu.families.copy import copy_launch
+from smelt.backends.cpu.families.reduce import combine
+from smelt.engine import KernelSpec, Launch, parameters
+from smelt.errors import InternalError
+from smelt.ops import Gather, GatherElements, GatherND, ScatterElements, ScatterND
+from smelt.types import DType, Layout, TensorFormat, override
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from smelt.backends.cpu._emit import Int
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Json, Step, View
+    from smelt.ir import Node
+    from smelt.types import Dim
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReader:
+    """Reads indices along one or several axes and reports those that are out of range."""
+
+    e: Emitter
+    index_bytes: int
+    errors: Reg
+    """Address of the node's error words: the index, then -1 minus the extent."""
+
+    def position(self, index: Reg, extent: Int) -> Reg:
+        """Return the position that the index at an address selects.
+
+        Negative indices count from the end. An index out of range is reported, and the position is
+        0.
+        """
+        e, value = self.e, self._load(index)
+        wrapped = e.select(e.compare("slt", value, 0), e.i64(e.add(value, extent)), value)
+        with e.when(e.compare("uge", wrapped, extent)):
+            self._report(value, extent)
+        return e.select(e.compare("ult", wrapped, extent), wrapped, e.constant(0, "i64"))
+
+    def end(self, first: Int, last: Int, index: Reg, extent: Int) -> Int:
+        """Return the end of a loop over elements from ``first`` to ``last``.
+
+        If the axis is empty, the loop must not run: the index is reported, and the end is
+        ``first``.
+        """
+        e = self.e
+        if isinstance(extent, int) and extent > 0:
+            return last
+        is_empty = e.compare("eq", extent, 0)
+        with e.when(is_empty):
+            self._report(self._load(index), extent)
+        return e.select(is_empty, e.i64(first), e.i64(last))
+
+    def _load(self, index: Reg) -> Reg:
+        """Load an index as i64."""
+        value = self.e.load(f"i{8 * self.index_bytes}", index)
+        return value if value.type == "i64" else self.e.convert("sext", value, "i64")
+
+    def _report(self, index: Reg, extent: Int) -> None:
+        """Store an index and the extent of its axis in the error words."""
+        e = self.e
+        e.store(index, self.errors)
+        e.store(e.i64(e.sub(-1, extent)), e.at(self.errors, 8))
+
+
+class GatherFamily(Family["CpuTarget"]):
+    """Gather and GatherElements for any element type.
+
+    An index out of range is reported in the error buffer and never accesses memory outside the
+    tensor.
+    """
+
+    name: ClassVar[str] = "gather"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, Gather | GatherElements):
+            return
+        data, indices = node.inputs[:2]
+        if data is None or indices is None:
+            raise InternalError(f"an input of {node} is missing")
+        if indices.tensor.dtype not in (DType.INT32, DType.INT64):
+            yield Refusal(self.name, f"indices of {indices.tensor.dtype.value} are not supported")
+            return
+        dtype = data.tensor.dtype
+        inputs = (
+            TensorFormat(dtype, Layout.LINEAR),
+            TensorFormat(indices.tensor.dtype, Layout.LINEAR),
+        )
+        yield Tactic(self.name, (), inputs, (TensorFormat(dtype, Layout.LINEAR),), cost_hint=5e-6)
+
+    @override
+    def reduced_precision_tactics(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+    ) -> tuple[Tactic, ...]:
+        del target
+        return (with_storage_dtype(dtype, node, tactic, constants=True, outputs=True),)
+
+    @override
+    def reports_index_errors(self, node: Node) -> bool:
+        return True
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        data, indices = operands.inputs[:2]
+        (result,), errors = operands.outputs, operands.errors
+        if data is None or indices is None or errors is None:
+            raise InternalError(f"{node} has no error buffer, or one of its inputs is missing")
+        if not isinstance(node.op, Gather | GatherElements):
+            raise InternalError(f"{node} is not a gather")
+        axis = node.op.axis % len(data.shape)
+        make = gather_elements_axes if isinstance(node.op, GatherElements) else gather_axes
+        axes = make(data, indices, result, axis)
+        scalars = LaunchScalars()
+        loop_nest = LoopNest.over(
+            coalesce_axes(sort_axes([a for a in axes if a.extent != 1], 2)), 3
+        )
+        spec = KernelSpec(
+            self.name,
+            parameters(
+                size=data.dtype.size_bytes,
+                index_size=indices.dtype.size_bytes,
+                extent=scalars.json(data.shape[axis]),
+                stride=scalars.json(data.strides[axis]),
+                loop_nest=loop_nest.json(scalars),
+            ),
+        )
+        views = (data, indices, result, errors)
+        return (Launch(spec, views, (2, 3), scalars.values, loop_nest.chunks),)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        e = emitter_for(kernel, 4)
+        size, index_size, extent = kernel["size"], kernel["index_size"], e.extent(kernel["extent"])
+        reader = IndexReader(e, index_size, e.pointer(3))
+        along = e.mul(e.extent(kernel["stride"]), size)
+        lanes = target.vector_bits // (8 * size)
+
+        def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
+            data, indices, result = starts
+            element = f"i{8 * size}"
+            index = e.at(indices, e.mul(first, e.mul(strides[1], index_size)))
+            last = reader.end(first, last, index, extent)
+            if strides[1] == 0:  # one index selects the whole row
+                picked = e.at(data, e.mul(reader.position(index, extent), along))
+                full_end = first
+                if strides[0] == 1 and strides[2] == 1:
+                    full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
+                    with e.loop(first, full_end, lanes) as steps:
+                        at = e.mul(steps.index, size)
+                        e.store(
+                            e.load(vector_type(element, lanes), e.at(picked, at)), e.at(result, at)
+                        )
+                with e.loop(full_end, last) as steps:
+                    value = e.load(
+                        element, e.at(picked, e.mul(steps.index, e.mul(strides[0], size)))
+                    )
+                    e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
+                return
+            with e.loop(first, last) as steps:
+                position = e.at(indices, e.mul(steps.index, e.mul(strides[1], index_size)))
+                picked = e.at(data, e.mul(reader.position(position, extent), along))
+                value = e.load(element, e.at(picked, e.mul(steps.index, e.mul(strides[0], size))))
+                e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
+
+        pointers = [e.pointer(k) for k in range(3)]
+        emit_loop_nest(e, kernel["loop_nest"], pointers, [size, index_size, size], row)
+        return e.module()
+
+
+_REDUCIBLE: Final = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64})
+"""Element types for which reductions of updates are supported."""
+_COMBINE: Final = {
+    "add": "reduce_sum",
+    "mul": "reduce_prod",
+    "max": "reduce_max",
+    "min": "reduce_min",
+}
+"""Reduction of `combine` for each ONNX reduction."""
+
+_Axes = list[tuple["Dim", ...]]
+"""Axes as tuples of an extent and strides; the strides depend on the use."""
+
+
+class ScatterFamily(Family["CpuTarget"]):
+    """ScatterElements, ScatterND and GatherND on one worker, in order.
+
+    If several updates have the same index, the last one is kept. An index out of range is reported
+    in the error buffer and never accesses memory outside the tensor.
+    """
+
+    name: ClassVar[str] = "scatter"
+
+    @override
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+        if not isinstance(node.op, ScatterElements | ScatterND | GatherND):
+            return
+        dtype = node.output.tensor.dtype
+        if _reduction(node) != "none" and dtype not in _REDUCIBLE:
+            yield Refusal(
+                self.name, f"the reduction {_reduction(node)} is not supported for {dtype.value}"
+            )
+            return
+        inputs = tuple(
+            None if v is None else TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.inputs
+        )
+        result = TensorFormat(dtype, Layout.LINEAR)
+        yield Tactic(self.name, (), inputs, (result,), cost_hint=2e-5)
+
+    @override
+    def reports_index_errors(self, node: Node) -> bool:
+        return True
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        data, indices, *updates = (v for v in operands.inputs if v is not None)
+        (result,), errors = operands.outputs, operands.errors
+        if errors is None:
+            raise InternalError(f"{node} has no error buffer")
+        if isinstance(node.op, GatherND):
+            return (_launch(node, (indices, result, data, errors), node.op.batch_dims),)
+        return (copy_launch(data, result), _launch(node, (indices, updates[0], result, errors), 0))
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        e = emitter_for(kernel, 4)
+        starts = tuple(e.pointer(k) for k in range(3))
+        sizes = (kernel["index_size"], *[DType(kernel["dtype"]).size_bytes] * 2)
+        axes = [tuple(e.extent(x) for x in axis) for axis in kernel["items"]]
+        _nest(e, axes, starts, sizes, lambda positions: _item(e, kernel, positions))
+        return e.module()
+
+
+def _reduction(node: Node) -> str:
+    """Return the ONNX reduction of a node's updates."""
+    return "none" if isinstance(node.op, GatherND) else str(getattr(node.op, "reduction", "none"))
+
+
+def _launch(node: Node, views: tuple[View, View, View, View], batch: int) -> Launch:
+    """Return the launch that moves elements between two tensors.
+
+    The views are the indices, the tensor that is read or written in order beside them, the tensor
+    at whose elements they point, and the error words.
+    """
+    indices, flat, pointed, _ = views
+    parts: _Axes
+    inner: _Axes
+    if isinstance(node.op, ScatterElements):
+        axis = node.op.axis % len(pointed.shape)
+        kept = [0 if a == axis else s for a, s in enumerate(pointed.strides)]
+        items = list(zip(indices.shape, indices.strides, flat.strides, kept, strict=True))
+        parts, inner = [(pointed.shape[axis], 0, pointed.strides[axis])], []
+    else:
+        rank, length = len(indices.shape) - 1, indices.shape[-1]
+        if not isinstance(length, int):
+            raise InternalError(f"{node}: index vectors of length {length} are not supported")
+        outer = [*pointed.strides[:batch], *[0] * (rank - batch)]
+        items = list(
+            zip(indices.shape[:-1], indices.strides[:-1], flat.strides[:rank], outer, strict=True)
+        )
+        parts = [
+            (pointed.shape[batch + k], k * indices.strides[-1], pointed.strides[batch + k])
+            for k in range(length)
+        ]
+        first = batch + length
+        inner = list(
+            zip(pointed.shape[first:], flat.strides[rank:], pointed.strides[first:], strict=True)
+        )
+    scalars = LaunchScalars()
+    spec = KernelSpec(
+        ScatterFamily.name,
+        parameters(
+            dtype=flat.dtype.value,
+            index_size=indices.dtype.size_bytes,
+            reads=isinstance(node.op, GatherND),
+            reduction=_reduction(node),
+            items=_json(items, scalars),
+            parts=_json(parts, scalars),
+            inner=_json(inner, scalars),
+        ),
+    )
+    written = 1 if isinstance(node.op, GatherND) else 2
+    return Launch(spec, views, (written, 3), scalars.values)
+
+
+def _json(axes: Sequence[tuple[Dim, ...]], scalars: LaunchScalars) -> Json:
+    """Return axes as a JSON value."""
+    return tuple(scalars.all_json(axis) for axis in axes)
+
+
+def _nest(
+    e: Emitter,
+    axes: Sequence[tuple[Int, ...]],
+    positions: tuple[Reg, ...],
+    sizes: Sequence[int],
+    body: Callable[[tuple[Reg, ...]], None],
+) -> None:
+    """Write loops over axes that advance several addresses together."""
+    if not axes:
+        body(positions)
+        return
+    extent, *strides = axes[0]
+    with e.loop(0, extent) as steps:
+        inner_positions = tuple(
+            e.at(position, e.mul(steps.index, e.mul(stride, size)))
+            for position, stride, size in zip(positions, strides, sizes, strict=True)
+        )
+        _nest(e, axes[1:], inner_positions, sizes, body)
+
+
+def _item(e: Emitter, kernel: KernelSpec, positions: tuple[Reg, ...]) -> None:
+    """Write one vector of indices: compute the address that it points at, then move the slice."""
+    indices, flat, pointed = positions
+    size, index_size = DType(kernel["dtype"]).size_bytes, kernel["index_size"]
+    reader = IndexReader(e, index_size, e.pointer(3))
+    is_nonempty = e.constant(1, "i1")
+    for part in kernel["parts"]:
+        extent, offset, stride = (e.extent(x) for x in part)
+        index = e.at(indices, e.mul(offset, index_size))
+        pointed = e.at(pointed, e.mul(reader.position(index, extent), e.mul(stride, size)))
+        is_nonempty = e.binary("and", is_nonempty, e.compare("sgt", extent, 0))
+    axes = [tuple(e.extent(x) for x in axis) for axis in kernel["inner"]]
+    with e.when(is_nonempty):  # an empty axis has no elements to move
+        _nest(e, axes, (flat, pointed), (size, size), lambda pair: _move(e, kernel, *pair))
+
+
+def _move(e: Emitter, kernel: KernelSpec, flat: Reg, pointed: Reg) -> None:
+    """Write the move, or the reduction, of one element."""
+    dtype = DType(kernel["dtype"])
+    if kernel["reads"]:
+        e.store(e.load(f"i{8 * dtype.size_bytes}", pointed), flat)
+    elif kernel["reduction"] == "none":
+        e.store(e.load(f"i{8 * dtype.size_bytes}", flat), pointed)
+    else:
+        kind = LLVM_TYPES[dtype]
+        values = e.load(kind, pointed), e.load(kind, flat)
+        e.store(combine(e, _COMBINE[kernel["reduction"]], *values), pointed)
