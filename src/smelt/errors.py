@@ -20,19 +20,24 @@
 
 Messages contain names from untrusted models and engines. The functions that escape or mask such
 names are therefore in this module too.
+
+A message names arguments as they are written in Python, such as ``device='cpu'``. ``arguments`` of
+the error has them as data, from which the command line shows its own options.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from unicodedata import category
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = [
     "DISTRIBUTION",
+    "Argument",
     "BindingError",
     "BuildError",
     "ContextError",
@@ -49,6 +54,7 @@ __all__ = [
     "TrustError",
     "UnboundSymbolError",
     "UnsupportedError",
+    "arguments_of",
     "escape_controls",
     "sanitize_name",
     "remove_controls",
@@ -141,18 +147,49 @@ def _without_middle(text: str) -> str:
     return f"{text[: _MAX_SHOWN // 2]} … {text[-_MAX_SHOWN // 2 :]}"
 
 
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of `smelt.build` or `smelt.load` that a message advises or names.
+
+    ``str`` gives its Python text: ``device='cpu'``, or ``shapes=`` without a value.
+    """
+
+    name: str
+    value: bool | int | str | Mapping[str, Sequence[int]] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}=" + ("" if self.value is None else repr(self.value))
+
+
 class SmeltError(_SanitizedError):
     """Base of every error caused by input, model, option or machine."""
 
     status: int | None = None
     """Error code of the failure in the documentation that defines it, if any."""
 
+    def __init__(
+        self, message: str = "", *, lines: Sequence[str] = (), arguments: Sequence[Argument] = ()
+    ) -> None:
+        super().__init__(message, lines=lines)
+        self.arguments = tuple(arguments)
+
+
+def arguments_of(error: BaseException | None) -> tuple[Argument, ...]:
+    """Return the arguments that an error and its causes name."""
+    errors: list[BaseException] = []
+    while error is not None and error not in errors:
+        errors.append(error)
+        error = error.__cause__
+    return tuple(a for e in errors if isinstance(e, SmeltError) for a in e.arguments)
+
 
 class GraphError(SmeltError):
     """The network is invalid. ``node`` is the name of the node, if known."""
 
-    def __init__(self, message: str, *, node: str | None = None) -> None:
-        super().__init__(f"{node}: {message}" if node else message)
+    def __init__(
+        self, message: str, *, node: str | None = None, arguments: Sequence[Argument] = ()
+    ) -> None:
+        super().__init__(f"{node}: {message}" if node else message, arguments=arguments)
         self.message = message
         self.node = node
 
@@ -172,8 +209,10 @@ class ModelFormatError(SmeltError):
 class UnsupportedError(SmeltError):
     """The network is valid, but smelt cannot run it; ``reasons`` has a line for each cause."""
 
-    def __init__(self, message: str, *, reasons: Sequence[str] = ()) -> None:
-        super().__init__(message, lines=[f"- {reason}" for reason in reasons])
+    def __init__(
+        self, message: str, *, reasons: Sequence[str] = (), arguments: Sequence[Argument] = ()
+    ) -> None:
+        super().__init__(message, lines=[f"- {reason}" for reason in reasons], arguments=arguments)
         self.reasons = tuple(reasons)
 
 
@@ -218,7 +257,13 @@ class MissingExtraError(SmeltError):
     """An optional package is not installed."""
 
     def __init__(
-        self, package: str, extra: str | None = None, *, advice: str = "", lead: str = ""
+        self,
+        package: str,
+        extra: str | None = None,
+        *,
+        advice: str = "",
+        lead: str = "",
+        arguments: Sequence[Argument] = (),
     ) -> None:
         """Create the error with a message that says how to install the package.
 
@@ -227,6 +272,7 @@ class MissingExtraError(SmeltError):
             extra: smelt's extra that includes the package; None for a required dependency.
             advice: what to do, instead of the usual command.
             lead: beginning of the message, which says what needs the package.
+            arguments: arguments that ``advice`` names.
         """
         usual = f"run: pip install {package}"
         if extra is not None:
@@ -234,7 +280,9 @@ class MissingExtraError(SmeltError):
                 f"it is in smelt's extra {extra!r}: run pip install '{DISTRIBUTION}[{extra}]', or "
                 f"pip install {package}"
             )
-        super().__init__(f"{lead}{package} is not installed; {advice or usual}")
+        super().__init__(
+            f"{lead}{package} is not installed; {advice or usual}", arguments=arguments
+        )
         self.package = package
         self.extra = extra
         self.advice = advice or usual

@@ -260,6 +260,24 @@ def test_numbers_of_another_kind_reach_no_generator(kind: type) -> None:
         assert np.isfinite(context.run({"data": pictures(1)})["prob"]).all()
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        (5, "0", "expected a 64-bit integer, not '0'"),
+        (6, 0, "a text is needed, not 0"),
+        (7, "other", "'other' is not one of none, view"),
+        (8, 0, "true or false is needed, not 0"),
+    ],
+)
+def test_a_field_of_a_tactic_must_have_the_type_that_is_written(
+    field: int, value: object, problem: str
+) -> None:
+    engine = picture_engine()
+    program = program_changed(engine.file, "plans", 0, "nodes", 0, "tactic", field, value=value)
+    with pytest.raises(EngineFormatError, match=f"malformed at a tactic: {problem}"):
+        smelt.load(unsigned(engine, program=program))
+
+
 def test_constants_that_no_weights_hold_are_refused_before_they_are_made() -> None:
     engine = picture_engine()
     for row in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -13,10 +14,12 @@ import pytest
 
 from smelt.builder import _build
 from smelt.cli import _console, _trust
+from smelt.cli._build import build
 from smelt.cli._console import print_json, print_table, say, show
 from smelt.cli._main import commands
+from smelt.cli._options import OPTIONS, error_text
 from smelt.engine import VERSION
-from smelt.errors import InternalError
+from smelt.errors import Argument, BuildError, InternalError, ShapeError
 from smelt.runtime import ExecutionContext
 from tests.conftest import ROOT
 
@@ -323,6 +326,36 @@ def test_an_error_that_names_arguments_names_the_options_too(
     answer = smelt("build", model, *options)
     assert answer.code
     assert answer.err.endswith(f"\nOn the command line: {detail}\n")
+
+
+@pytest.mark.parametrize(
+    ("argument", "option"),
+    [
+        (Argument("max_batch_size"), "--max-batch-size"),
+        (Argument("max_batch_size", 8), "--max-batch-size 8"),
+        (Argument("portable", value=True), "--portable"),
+        (Argument("shapes"), "--shape NAME=1x3x224x224, or 1..8 for a range"),
+        (
+            Argument("shapes", {"a": (1, 3), "b; c\nd": (2,)}),
+            "--shape a=1x3 --shape 'b; c\ufffdd=2', or 1..8 for a range",
+        ),
+    ],
+)
+def test_an_argument_of_an_error_or_of_its_cause_is_shown_as_an_option(
+    argument: Argument, option: str
+) -> None:
+    error = BuildError("no precision='int3'")
+    assert error_text(error) == "no precision='int3'"
+    error.__cause__ = ShapeError("too large", arguments=[argument, argument])
+    assert error_text(error) == f"no precision='int3'\nOn the command line: {option}"
+
+
+def test_every_argument_that_an_error_may_name_is_an_option_of_build() -> None:
+    sources = (path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    named = {name for text in sources for name in re.findall(r"\bArgument\(\s*\"(\w+)\"", text)}
+    options = {option for parameter in build.params for option in parameter.opts}
+    assert named == set(OPTIONS)
+    assert options.issuperset(OPTIONS.values())
 
 
 def test_debugging_shows_where_an_error_came_from(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def _choose_tactics(document: Any, chance: random.Random) -> None:
                 listed, _ = backend.candidates(node, target, storage)
                 if chance.random() < 0.3 or entry["tactic"][0] != listed[0].family:
                     entry["tactic"] = json.loads(
-                        json.dumps(_plan_recipe.tactic_to_data(chance.choice(listed)))
+                        json.dumps(_plan_recipe.TACTIC.write(chance.choice(listed)))
                     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from smelt.devices import DeviceKind
     from smelt.engine import Buffer, Fingerprint, Halo, KernelSpec, Parameters, Step, View
+    from smelt.errors import Argument
     from smelt.ir import Constant, Node, Value
     from smelt.types import Dim, Guard, TensorFormat
 
@@ -123,6 +124,8 @@ class Refusal:
 
     family: str
     reason: str
+    arguments: tuple[Argument, ...] = ()
+    """Arguments of `build` that the reason names."""
 
     def __str__(self) -> str:
         return f"{self.family}: {self.reason}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -50,11 +50,6 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 _LOG = logging.getLogger(__name__)
-_TO_BUILD: Final = "To build on a machine without a GPU, give the architecture: device='cuda:sm_90'"
-_TO_RETUNE: Final = (
-    "Retuning times candidates, so it needs the machine with the GPU; the engine may also run "
-    "there without retuning"
-)
 
 
 @enough_memory_for("the build")
@@ -157,7 +152,7 @@ def build_graph(
         device,
         options.precision,
         libraries=options.libraries,
-        advice=_TO_RETUNE if is_retuning else _TO_BUILD,
+        purpose="retune" if is_retuning else "build",
     )
     ignore_progress: Progress = lambda _stage, _done, _total: None  # noqa: E731  (a def cannot be annotated so)
     return _Build(graph, options, tools, progress or ignore_progress, is_retuning=is_retuning).run()
@@ -501,7 +496,7 @@ def _kernels(plans: list[PlanState]) -> list[KernelSpec]:
     return [step.kernel for step in steps if isinstance(step, Launch)]
 
 
-def _report(plan: PlanState, source: Graph) -> dict[str, Any]:
+def _report(plan: PlanState, source: Graph) -> dict[str, object]:
     assert plan.assembled is not None  # noqa: S101
     assert plan.choice is not None  # noqa: S101  (both are set by earlier stages)
     described = describe_plan(

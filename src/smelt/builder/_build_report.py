@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from smelt.backends import stored_type
 from smelt.errors import ShapeError
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 def describe_plan(
     source: Graph,
     graph: Graph,
-    passes: Mapping[str, Any],
+    passes: Mapping[str, object],
     choice: Choice,
     refusals: Mapping[str, Sequence[str]],
     assembled: BuiltPlan,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the build report of one plan as JSON-serialisable values.
 
     Args:
@@ -79,7 +79,7 @@ def _input_formats(tactic: Tactic) -> list[str | None]:
     return [None if f is None else str(f) for f in tactic.inputs]
 
 
-def _describe_node(node: Node, tactic: Tactic) -> dict[str, Any]:
+def _describe_node(node: Node, tactic: Tactic) -> dict[str, object]:
     """Return the entry of a node in the build report."""
     names = [None if v is None or v.constant is not None else v.name for v in node.inputs]
     return {

@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 
     from smelt.backends import CodeImage, Tactic
     from smelt.backends.cpu import CpuTarget
-    from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph, TuningRequest
+    from smelt.builder._toolchain import (
+        FusedPairAlternatives,
+        Purpose,
+        TunedGraph,
+        TuningRequest,
+    )
     from smelt.devices import DeviceName
     from smelt.devices.cpu import NativeRuntime
     from smelt.engine import KernelSpec
@@ -63,7 +68,7 @@ class CpuToolchain(Toolchain):
     @classmethod
     @override
     def open(
-        cls, device: DeviceName, precision: str, *, libraries: bool, advice: str
+        cls, device: DeviceName, precision: str, *, libraries: bool, purpose: Purpose
     ) -> CpuToolchain:
         """Return the toolchain for a named target, or for this machine if none is named.
 

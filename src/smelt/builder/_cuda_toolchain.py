@@ -22,6 +22,7 @@ from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, LIBRARIES, SIZE_FEATURE, cuda_device, selected_device
 from smelt.engine import VERSION, Fingerprint, Launch
 from smelt.errors import (
+    Argument,
     BuildError,
     DeviceError,
     EngineFormatError,
@@ -46,7 +47,12 @@ if TYPE_CHECKING:
 
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
-    from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph, TuningRequest
+    from smelt.builder._toolchain import (
+        FusedPairAlternatives,
+        Purpose,
+        TunedGraph,
+        TuningRequest,
+    )
     from smelt.devices import DeviceName
     from smelt.devices.cuda import CudaDevice, LoadedLibrary
     from smelt.engine import KernelSpec
@@ -132,7 +138,7 @@ class CudaToolchain(Toolchain):
     @classmethod
     @override
     def open(
-        cls, device: DeviceName, precision: str, *, libraries: bool, advice: str
+        cls, device: DeviceName, precision: str, *, libraries: bool, purpose: Purpose
     ) -> CudaToolchain:
         """Return the toolchain for named architectures, or for a GPU of this machine.
 
@@ -147,7 +153,7 @@ class CudaToolchain(Toolchain):
             require_triton()  # building needs the compiler, too, and one extra brings both
             raise MissingExtraError(error.package, "cuda-build") from error
         except DeviceError as error:
-            raise DeviceError(". ".join(filter(None, (str(error), advice)))) from error
+            raise _no_gpu_error(error, purpose) from error
         target = dataclasses.replace(
             target_named(gpu.properties.architecture),
             multiprocessors=gpu.properties.multiprocessors,
@@ -418,6 +424,22 @@ def _with_pair_pdl(draft: TunedGraph, *, early: bool) -> TunedGraph:
     """Return a draft whose fused pairs start early (PDL), or do not."""
     tactics = with_pair_pdl(draft.tuning.graph, draft.choice, early=early)
     return dataclasses.replace(draft, choice=dataclasses.replace(draft.choice, tactics=tactics))
+
+
+def _no_gpu_error(error: DeviceError, purpose: Purpose) -> DeviceError:
+    """Return the error for an absent GPU or driver, with what can be done without it."""
+    if purpose == "build":
+        example = Argument("device", "cuda:sm_90")
+        return DeviceError(
+            f"{error!s}. To build on a machine without a GPU, give the architecture: {example}",
+            arguments=[example],
+        )
+    if purpose == "retune":
+        return DeviceError(
+            f"{error!s}. Retuning times candidates, so it needs the machine with the GPU; the "
+            "engine may also run there without retuning"
+        )
+    return DeviceError(str(error))
 
 
 def _installed_libraries(gpu: CudaDevice) -> list[LoadedLibrary]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.engine import as_json
+from smelt.engine import as_json, codec
 from smelt.errors import EngineFormatError, InternalError, SmeltError
 from smelt.ir import Graph, verify
 from smelt.ops import op_from_json, op_to_json
-from smelt.types import DType, Guard, Relation, TensorType, dim_from_text, dim_to_text
+from smelt.types import Guard, Relation, TensorType, dim_from_text, dim_to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +26,21 @@ MALFORMED_DATA_ERRORS: Final = (
 """Errors that may be raised while reading a graph that this package did not write. They mean that
 the data is malformed.
 """
+
+
+GUARDS: Final = codec.tuple_of(
+    codec.record_row(
+        Guard,
+        left=codec.DIM_TEXT,
+        relation=codec.enum_of(Relation),
+        right=codec.DIM_TEXT,
+        what=codec.TEXT,
+        node=codec.TEXT,
+    )
+)
+"""Codec of guards."""
+_INPUTS: Final = codec.tuple_of(codec.row(codec.TEXT, codec.DTYPE, codec.tuple_of(codec.DIM_TEXT)))
+"""Codec of inputs: name, element type and shape."""
 
 
 def malformed_error(what: str, error: BaseException) -> EngineFormatError:
@@ -73,32 +88,13 @@ def graph_to_data(graph: Graph, position: Callable[[Constant], int]) -> dict[str
     return {
         "name": graph.name,
         "bounds": {name: dim_to_text(bound) for name, bound in graph.symbol_bounds.items()},
-        "assumed": [guard_to_data(guard) for guard in graph.guards],
-        "inputs": [[v.name, *_type_to_data(v)] for v in graph.inputs],
+        "assumed": GUARDS.write(graph.guards),
+        "inputs": _INPUTS.write(
+            tuple((v.name, v.tensor.dtype, v.tensor.shape) for v in graph.inputs)
+        ),
         "nodes": nodes,
         "outputs": [reference(v) for v in graph.outputs],
     }
-
-
-def guard_to_data(guard: Guard) -> list[str]:
-    """Return a guard as JSON-serialisable values."""
-    left, right = dim_to_text(guard.left), dim_to_text(guard.right)
-    return [left, guard.relation.value, right, guard.what, guard.node]
-
-
-def guard_from_data(data: Any) -> Guard:
-    """Return the guard that `guard_to_data` wrote.
-
-    Raises:
-        MALFORMED_DATA_ERRORS: the data is malformed.
-    """
-    left, relation, right, what, node = data
-    sides = (dim_from_text(left), dim_from_text(right))
-    return Guard(sides[0], Relation(relation), sides[1], str(what), str(node))
-
-
-def _type_to_data(value: Value) -> tuple[str, list[str]]:
-    return value.tensor.dtype.value, [dim_to_text(d) for d in value.tensor.shape]
 
 
 def graph_from_data(data: Any, constants: Sequence[Constant]) -> Graph:
@@ -109,10 +105,9 @@ def graph_from_data(data: Any, constants: Sequence[Constant]) -> Graph:
     """
     graph = Graph(str(data["name"]))
     graph.symbol_bounds = {str(k): dim_from_text(v) for k, v in data["bounds"].items()}
-    graph.guards = tuple(map(guard_from_data, data["assumed"]))
-    for name, dtype, shape in data["inputs"]:
-        type_ = TensorType(DType(dtype), tuple(dim_from_text(d) for d in shape))
-        graph.add_input(str(name), type_)
+    graph.guards = GUARDS.read(data["assumed"], "the guards of a graph")
+    for name, dtype, shape in _INPUTS.read(data["inputs"], "the inputs of a graph"):
+        graph.add_input(name, TensorType(dtype, shape))
     values: dict[int, Value] = {}
     for entry in data["nodes"]:
         graph.add(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from smelt.devices import DEVICE_KINDS, DeviceName
 from smelt.engine import Launch, check_signature, key_id, read_engine, verify_signature
-from smelt.errors import EngineMismatchError, SmeltError, TrustError
+from smelt.errors import Argument, EngineMismatchError, SmeltError, TrustError
 from smelt.runtime import Engine, check_machine
 from smelt.types import enough_memory_for, require_bool, require_choice
 
@@ -100,9 +100,11 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
     fingerprint = file.header.fingerprint
     if not check_machine(fingerprint).kind.computes and device is None:
         # An unsigned file must not decide that an engine computes nothing: the caller must.
+        null = Argument("device", "null")
         raise EngineMismatchError(
             f"{file.source} was built for 'null', which computes nothing, and no key that you "
-            "trust signed it; load it with device='null' to run it anyway"
+            f"trust signed it; load it with {null} to run it anyway",
+            arguments=[null],
         )
     tools = toolchain_of(fingerprint, device)
     regenerated = regenerated_header(file, tools.backend, tools.target)

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from operator import index
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
-from smelt.errors import BuildError, EngineFormatError, ShapeError, UnboundSymbolError
+from smelt.errors import Argument, BuildError, EngineFormatError, ShapeError, UnboundSymbolError
 from smelt.types import (
     Limit,
     Symbol,
     SymbolicDim,
     evaluate_dim,
+    is_integer,
+    is_json_object,
     items_of,
     require_dict,
     require_int,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
 BATCH = "batch"
 """Name of the symbolic dimension that stands for an implicit batch."""
+_SHAPES: Final = Argument("shapes")
 
 Extents = Sequence[int]
 ShapeSpec = Extents | Sequence[Extents]
@@ -76,13 +76,17 @@ def optimization_profiles_of(
     shapes = {} if shapes is None else require_dict(shapes, "shapes", BuildError)
     for name in shapes:
         if name not in inputs:
-            raise BuildError(f"shapes= names {name!r}; the inputs are: {', '.join(inputs)}")
+            raise BuildError(
+                f"{_SHAPES} names {name!r}; the inputs are: {', '.join(inputs)}",
+                arguments=[_SHAPES],
+            )
     ranges = {name: _ranges(name, spec) for name, spec in shapes.items()}
     counts = {len(r) for r in ranges.values() if len(r) > 1}
     if len(counts) > 1:
         raise BuildError(
-            f"shapes= gives {sorted(counts)} shapes for different inputs; give every input the "
-            "same number of shapes"
+            f"{_SHAPES} gives {sorted(counts)} shapes for different inputs; give every input the "
+            "same number of shapes",
+            arguments=[_SHAPES],
         )
     count = max(counts, default=1)
     if count > Limit.MAX_PLANS.most:
@@ -100,15 +104,13 @@ def _check_extents(name: str, spec: object) -> None:
 
     This comes first, because larger extents may not fit into 64 bits either.
     """
-    shapes = [spec, *_items(spec)]
-    for item in chain.from_iterable(map(_items, shapes)):
-        if isinstance(item, int | np.integer) and item > Limit.MAX_EXTENT.most:
-            detail = Limit.MAX_EXTENT.excess(int(cast("int", item)))
-            raise ShapeError(f"shapes= gives an extent of {detail}", node=name)
-
-
-def _items(spec: object) -> Sequence[object]:
-    return items_of(spec)
+    shapes = [spec, *items_of(spec)]
+    for item in chain.from_iterable(map(items_of, shapes)):
+        if is_integer(item) and item > Limit.MAX_EXTENT.most:
+            detail = Limit.MAX_EXTENT.excess(int(item))
+            raise ShapeError(
+                f"{_SHAPES} gives an extent of {detail}", node=name, arguments=[_SHAPES]
+            )
 
 
 def _ranges(name: str, spec: ShapeSpec) -> list[tuple[Extents, Extents, Extents]]:
@@ -155,19 +157,17 @@ def _profile(
         if len(low) == len(shape) - 1 and shape[:1] == (SymbolicDim.symbol(BATCH),):
             shape = shape[1:]
         if len(low) != len(shape):
-            raise ShapeError(
-                f"shapes= gives {len(low)} extents, where the network has {len(shape)}; "
-                f"one that fits is shapes={_matching_shapes(name, shape)}",
-                node=name,
+            raise _misfit(
+                name, shape, f"gives {len(low)} extents, where the network has {len(shape)}"
             )
         for axis, (extent, *values) in enumerate(zip(shape, low, best, high, strict=True)):
             bounds = SymbolRange(*values)
             if isinstance(extent, int) and (bounds.low, bounds.high) != (extent, extent):
-                raise ShapeError(
-                    f"shapes= gives {bounds} for axis {axis}, where the network has {extent}: "
-                    f"its shape is [{', '.join(map(str, shape))}]; "
-                    f"one that fits is shapes={_matching_shapes(name, shape)}",
-                    node=name,
+                raise _misfit(
+                    name,
+                    shape,
+                    f"gives {bounds} for axis {axis}, where the network has {extent}: "
+                    f"its shape is [{', '.join(map(str, shape))}]",
                 )
             _bind(profile, name, extent, bounds)
     unbound = {s for v in inputs.values() for s in symbols_of(*v.tensor.shape)} - set(profile)
@@ -176,10 +176,11 @@ def _profile(
         profile[BATCH] = SymbolRange(1, max_batch_size, max_batch_size)
     if unbound - set(graph.symbol_bounds):
         names = ", ".join(sorted(unbound))
-        shapes = _example_shapes(inputs)
+        example = Argument("shapes", _example_shapes(inputs))
         raise UnboundSymbolError(
-            f"the network leaves {names} open; give shapes, for example shapes={shapes} "
-            "(max_batch_size sets only an extent that is named batch)"
+            f"the network leaves {names} open; give shapes, for example {example} "
+            "(max_batch_size sets only an extent that is named batch)",
+            arguments=[example],
         )
     _check_sizes(inputs, profile)
     return profile
@@ -201,9 +202,13 @@ def _check_sizes(inputs: Mapping[str, Value], profile: SymbolRanges) -> None:
                 )
 
 
-def _matching_shapes(name: str, shape: Sequence[Dim]) -> dict[str, tuple[int, ...]]:
-    """Return shapes that an input accepts, with symbolic extents set to 1."""
-    return {name: tuple(extent if isinstance(extent, int) else 1 for extent in shape)}
+def _misfit(name: str, shape: Sequence[Dim], problem: str) -> ShapeError:
+    """Return the error for a shape that an input does not accept, with one that it accepts."""
+    fitting = tuple(extent if isinstance(extent, int) else 1 for extent in shape)
+    example = Argument("shapes", {name: fitting})
+    return ShapeError(
+        f"{_SHAPES} {problem}; one that fits is {example}", node=name, arguments=[example]
+    )
 
 
 def _example_shapes(inputs: Mapping[str, Value]) -> dict[str, tuple[int, ...]]:
@@ -248,10 +253,10 @@ def shapes_to_data(shapes: Mapping[str, ShapeSpec] | None) -> Any:
 
 
 def _spec_to_data(spec: ShapeSpec) -> list[Any]:
-    with suppress(TypeError):
-        return ["one", list(map(index, cast("Extents", spec)))]
+    with suppress(BuildError):
+        return ["one", list(require_ints(spec, "shapes", BuildError))]
     kind = "each" if isinstance(spec, list) else "range"
-    return [kind, [list(map(index, cast("Extents", shape))) for shape in spec]]
+    return [kind, [list(require_ints(shape, "shapes", BuildError)) for shape in spec]]
 
 
 def shapes_from_data(data: Any) -> dict[str, ShapeSpec] | None:
@@ -260,10 +265,9 @@ def shapes_from_data(data: Any) -> dict[str, ShapeSpec] | None:
     Raises:
         EngineFormatError: the data is malformed.
     """
-    if not isinstance(data, dict):
+    if not is_json_object(data):
         raise EngineFormatError("the shapes in the build options are malformed")
-    named = cast("dict[str, Any]", data)
-    return {name: _spec_from_data(spec) for name, spec in named.items()} or None
+    return {name: _spec_from_data(spec) for name, spec in data.items()} or None
 
 
 def _spec_from_data(data: Any) -> ShapeSpec:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol
 
-from smelt.errors import BuildError, UnsupportedError
+from smelt.errors import Argument, BuildError, UnsupportedError
 from smelt.tuner import InNetworkEffort
-from smelt.types import DType, require_bool, require_float, require_int, require_path, shown
+from smelt.types import (
+    DType,
+    require_bool,
+    require_float,
+    require_instance,
+    require_int,
+    require_path,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,11 +79,8 @@ class TuningEffort:
             what = f"{name} of a tuning effort"
             time = require_float(getattr(self, name), what, BuildError, 0.0, math.inf)
             object.__setattr__(self, name, time)
-        if not isinstance(network := cast("object", self.network), InNetworkEffort):
-            raise BuildError(
-                f"the field network of a tuning effort is {shown(network)}; it must be an "
-                "InNetworkEffort"
-            )
+        what = "the field network of a tuning effort"
+        require_instance(self.network, InNetworkEffort, what, BuildError, "an InNetworkEffort")
 
 
 EFFORTS: Final = {
@@ -120,9 +125,14 @@ class BuildOptions:
             require_path(self.timing_cache, "a timing cache", BuildError)
         object.__setattr__(self, "rounding_error", _checked_rounding_error(self.rounding_error))
         if self.libraries and self.portable:
+            libraries, portable = (
+                Argument("libraries", value=True),
+                Argument("portable", value=True),
+            )
             raise BuildError(
-                "libraries=True allows library kernels, and portable=True forbids them; give "
-                "only one of them"
+                f"{libraries} allows library kernels, and {portable} forbids them; give only one "
+                "of them",
+                arguments=[libraries, portable],
             )
 
 

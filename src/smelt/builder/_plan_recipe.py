@@ -18,16 +18,15 @@ import numpy as np
 
 from smelt.backends import Aliasing, Tactic, WeightStore, build_plan
 from smelt.builder._graph_json import (
+    GUARDS,
     MALFORMED_DATA_ERRORS,
     graph_from_data,
     graph_to_data,
-    guard_from_data,
-    guard_to_data,
     malformed_error,
 )
 from smelt.builder._optimization_profiles import BATCH
 from smelt.builder._options import PRECISIONS
-from smelt.engine import as_json
+from smelt.engine import codec
 from smelt.errors import BuildError, EngineFormatError
 from smelt.ir import Constant
 from smelt.types import (
@@ -36,8 +35,6 @@ from smelt.types import (
     Layout,
     Limit,
     TensorFormat,
-    dim_from_text,
-    dim_to_text,
     evaluate_dim,
     parse_json,
     shared_formula_limit,
@@ -50,7 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.backends import Backend, Target
-    from smelt.engine import Binding, EngineFile, EngineHeader, Halo, LayerInfo, Plan, Weight
+    from smelt.engine import Binding, EngineFile, EngineHeader, LayerInfo, Plan, Weight
     from smelt.ir import Graph, Node
 
 _MAX_STORED_ELEMENTS: Final = 4096
@@ -59,6 +56,23 @@ and axes, on which code generation depends.
 """
 
 Symbols = tuple[tuple[str, int, int], ...]
+_SYMBOLS: Final[codec.Codec[Symbols]] = codec.tuple_of(codec.row(codec.TEXT, codec.INT, codec.INT))
+_FORMAT: Final = codec.record_row(TensorFormat, dtype=codec.DTYPE, layout=codec.enum_of(Layout))
+TACTIC: Final = codec.record_row(
+    Tactic,
+    family=codec.TEXT,
+    parameters=codec.NAMED_JSON,
+    inputs=codec.tuple_of(codec.or_none(_FORMAT)),
+    outputs=codec.tuple_of(_FORMAT),
+    halos=codec.tuple_of(codec.tuple_of(codec.row(codec.INT, codec.INT))),
+    halo_value=codec.INT,
+    workspace_bytes=codec.DIM_TEXT,
+    aliasing=codec.enum_of(Aliasing),
+    uses_pdl=codec.BOOL,
+    reversed_tile_order=codec.BOOL,
+    is_reference=codec.BOOL,
+)
+"""Codec of tactics; one that was read is not checked yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +114,9 @@ class _Writer:
     def plan(self, plan: PlanRecipe) -> Any:
         written = graph_to_data(plan.graph, self._position)
         for entry, node in zip(written["nodes"], plan.graph.nodes, strict=True):
-            entry["tactic"] = tactic_to_data(plan.tactics[node])
-        guards = [guard_to_data(guard) for guard in plan.guards]
-        return {**written, "symbols": [list(s) for s in plan.symbols], "guards": guards}
+            entry["tactic"] = TACTIC.write(plan.tactics[node])
+        symbols, guards = _SYMBOLS.write(plan.symbols), GUARDS.write(plan.guards)
+        return {**written, "symbols": symbols, "guards": guards}
 
     def _position(self, constant: Constant) -> int:
         key = self.weights.key(constant)
@@ -128,27 +142,6 @@ def _constant_to_data(constant: Constant) -> Any:
 def _is_stored(size: int) -> bool:
     """Return whether a constant with ``size`` elements is stored with its values."""
     return size <= _MAX_STORED_ELEMENTS
-
-
-def tactic_to_data(tactic: Tactic) -> Any:
-    """Return a tactic as JSON-serialisable values."""
-    return [
-        tactic.family,
-        tactic.parameters,
-        [_format_to_data(f) for f in tactic.inputs],
-        [_format_to_data(f) for f in tactic.outputs],
-        tactic.halos,
-        tactic.halo_value,
-        dim_to_text(tactic.workspace_bytes),
-        tactic.aliasing.value,
-        tactic.uses_pdl,
-        tactic.reversed_tile_order,
-        tactic.is_reference,
-    ]
-
-
-def _format_to_data(fmt: TensorFormat | None) -> list[str] | None:
-    return None if fmt is None else [fmt.dtype.value, fmt.layout.value]
 
 
 # ---- reading
@@ -201,18 +194,17 @@ class RegeneratedEngine:
             raise _mismatch_error("outputs")
         # After the graph is complete: the tactics of a node also depend on its readers.
         tactics = {
-            node: _checked(_tactic_from_data(entry["tactic"]), node, backend, target)
+            node: _checked(TACTIC.read(entry["tactic"], "a tactic"), node, backend, target)
             for node, entry in zip(graph.nodes, data["nodes"], strict=True)
         }
-        symbols = tuple((str(n), int(low), int(high)) for n, low, high in data["symbols"])
         first_layer = len(self.layers)
         built = build_plan(
             graph,
             tactics,
             backend,
             self.weights,
-            symbols=symbols,
-            guards=map(guard_from_data, data["guards"]),
+            symbols=_SYMBOLS.read(data["symbols"], "the symbols of a plan"),
+            guards=GUARDS.read(data["guards"], "the guards of a plan"),
             first_layer=first_layer,
         )
         self.graphs.append(graph)
@@ -346,34 +338,6 @@ def constant_from_data(data: Any) -> Constant:
     except binascii.Error as error:
         raise EngineFormatError(f"the constant {name!r} is not valid base64") from error
     return Constant(str(name), np.frombuffer(content_bytes, dtype_).reshape(extents))
-
-
-def _tactic_from_data(data: Any) -> Tactic:
-    """Return the tactic that `tactic_to_data` wrote; it is not checked yet."""
-    family, parameters, inputs, outputs, halos, value, *rest = data
-    workspace, aliasing, uses_pdl, reversed_tile_order, is_reference = rest
-    output_formats = [_format_from_data(f) for f in outputs]
-    return Tactic(
-        str(family),
-        as_json(parameters),  # type: ignore[arg-type]  # _checked compares them with the family's own
-        tuple(_format_from_data(f) for f in inputs),
-        tuple(f for f in output_formats if f is not None),
-        _halos(halos),
-        int(value),
-        dim_from_text(workspace),
-        Aliasing(aliasing),
-        bool(uses_pdl),
-        bool(reversed_tile_order),
-        bool(is_reference),
-    )
-
-
-def _format_from_data(data: Any) -> TensorFormat | None:
-    return None if data is None else TensorFormat(DType(data[0]), Layout(data[1]))
-
-
-def _halos(data: Any) -> tuple[Halo, ...]:
-    return tuple(tuple((int(b), int(a)) for b, a in halo) for halo in data)
 
 
 def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) -> Tactic:

@@ -18,7 +18,7 @@ from smelt.builder._options import MIXED, PRECISIONS, ROUNDING_ERRORS
 from smelt.builder._plan_recipe import PlanRecipe
 from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph, TuningRequest
 from smelt.builder._workspace import workspace_bytes
-from smelt.errors import BuildError, sanitize_name
+from smelt.errors import Argument, BuildError, sanitize_name
 from smelt.tuner import Candidates, FusedPairTimings, choose, propose_fused_pairs
 from smelt.types import DType, bounds_of
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from smelt.types import Guard
 
 _LOG = logging.getLogger(__name__)
-_PORTABLE_REFUSAL: Final = "portable=True does not allow reference steps, which run in Python"
+_PORTABLE: Final = Argument("portable", value=True)
+_PORTABLE_REFUSAL: Final = f"{_PORTABLE} does not allow reference steps, which run in Python"
 
 
 @dataclass(slots=True)
@@ -273,7 +274,11 @@ class TacticSelector:
             node, tools.target, storage, self.plan.float32_layers
         )
         if self.options.portable:
-            refusals += [Refusal(t.family, _PORTABLE_REFUSAL) for t in tactics if t.is_reference]
+            refusals += [
+                Refusal(t.family, _PORTABLE_REFUSAL, (_PORTABLE,))
+                for t in tactics
+                if t.is_reference
+            ]
             tactics = [t for t in tactics if not t.is_reference]
         fitting = [t for t in tactics if self._fits(t)]
         refusals += [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from smelt.builder._options import HALF2, PRECISIONS, TF32
 from smelt.devices import DEVICE_GRAMMAR, DEVICE_KINDS, DeviceName
@@ -18,11 +18,12 @@ from smelt.errors import (
     EngineMismatchError,
     MissingExtraError,
     UnsupportedError,
+    arguments_of,
 )
 from smelt.passes import pipeline
 from smelt.runtime import check_device
 from smelt.tuner import tensor_bytes
-from smelt.types import shown
+from smelt.types import items_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,10 +32,14 @@ if TYPE_CHECKING:
     from smelt.builder._options import TuningEffort
     from smelt.builder._plan_recipe import Symbols
     from smelt.engine import Fingerprint, KernelSpec
+    from smelt.errors import Argument
     from smelt.ir import Graph, Node
     from smelt.passes import Pass, PassReport
     from smelt.tuner import Choice, EquivalentPairs, FusedPairTimings, Timer, TimingCache
     from smelt.types import DType, Limit
+
+Purpose = Literal["build", "retune", "run"]
+"""What a toolchain is opened for."""
 
 _LOG = logging.getLogger(__name__)
 _MIN_ESTIMATED_GAIN: Final = 0.1
@@ -104,7 +109,9 @@ class Toolchain(ABC):
 
     @classmethod
     @abstractmethod
-    def open(cls, device: DeviceName, precision: str, *, libraries: bool, advice: str) -> Toolchain:
+    def open(
+        cls, device: DeviceName, precision: str, *, libraries: bool, purpose: Purpose
+    ) -> Toolchain:
         """Return the toolchain for a device; arguments and errors are those of `open_toolchain`."""
 
     @classmethod
@@ -221,7 +228,7 @@ def open_toolchain(
     precision: str = "float32",
     *,
     libraries: bool = False,
-    advice: str = "",
+    purpose: Purpose = "run",
 ) -> Toolchain:
     """Return the toolchain of the first of several devices that can be built for.
 
@@ -229,7 +236,7 @@ def open_toolchain(
         device: as for `build`.
         precision: as for `build`; it may add tactics to the target.
         libraries: as for `build`.
-        advice: text that is added to the error if the machine does not have the GPU.
+        purpose: what the toolchain is for; an error about an absent GPU advises accordingly.
 
     Raises:
         UnsupportedError: no device of several can be built for; the message lists the reasons.
@@ -237,7 +244,7 @@ def open_toolchain(
     """
 
     def open_one(name: str) -> Toolchain:
-        return _open(name, precision, libraries=libraries, advice=advice)
+        return _open(name, precision, libraries=libraries, purpose=purpose)
 
     return _first_available(device, open_one)
 
@@ -255,7 +262,7 @@ def device_to_run(
     """
 
     def check_one(name: str) -> str:
-        tools = _open(name, precision, libraries=libraries, advice="")
+        tools = _open(name, precision, libraries=libraries, purpose="run")
         try:
             check_device(tools.fingerprint, tools.device)
         except (DeviceError, EngineMismatchError) as error:
@@ -271,6 +278,7 @@ def _first_available(device: object, attempt: Callable[[str], _T]) -> _T:
     """Return the result of the first device for which ``attempt`` succeeds."""
     names = _names_of(device)
     reasons: list[str] = []
+    arguments: list[Argument] = []
     for name in names:
         try:
             return attempt(name)
@@ -279,17 +287,16 @@ def _first_available(device: object, attempt: Callable[[str], _T]) -> _T:
                 raise
             _LOG.warning("device %s is skipped: %s", name, error)
             reasons.append(f"{name}: {error}")
-    raise UnsupportedError(f"none of the devices {names} is available", reasons=reasons)
+            arguments += arguments_of(error)
+    raise UnsupportedError(
+        f"none of the devices {names} is available", reasons=reasons, arguments=arguments
+    )
 
 
 def _names_of(device: object) -> list[str]:
     """Return the option ``device`` of `build` as a list of names."""
     detail = shown(device)
-    items: Sequence[object] = ()
-    if isinstance(device, str):
-        items = (device,)
-    elif isinstance(device, list | tuple):
-        items = cast("Sequence[object]", device)
+    items = (device,) if isinstance(device, str) else items_of(device)
     names = [name for name in items if isinstance(name, str)]
     if not names or len(names) < len(items):
         raise UnsupportedError(
@@ -298,10 +305,10 @@ def _names_of(device: object) -> list[str]:
     return names
 
 
-def _open(name: str, precision: str, *, libraries: bool, advice: str) -> Toolchain:
+def _open(name: str, precision: str, *, libraries: bool, purpose: Purpose) -> Toolchain:
     device = DeviceName.from_text(name)
     toolchain: type[Toolchain] = device.kind.load_part(device.kind.toolchain)
-    return toolchain.open(device, precision, libraries=libraries, advice=advice)
+    return toolchain.open(device, precision, libraries=libraries, purpose=purpose)
 
 
 def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> Toolchain:

@@ -104,7 +104,7 @@ def make_engine(
         _say_summary(engine, path, seconds)
 
 
-def _summary(engine: Engine, path: Path, seconds: float) -> dict[str, Any]:
+def _summary(engine: Engine, path: Path, seconds: float) -> dict[str, object]:
     """Return the summary of a build as JSON values."""
     from smelt.inspect import report_of
 
@@ -126,7 +126,7 @@ def _summary(engine: Engine, path: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-def binding_to_json(binding: Any) -> dict[str, Any]:
+def binding_to_json(binding: Any) -> dict[str, object]:
     """Return name, dtype and shape of a binding; symbolic extents are given as text."""
     shape = [d if isinstance(d, int) else str(d) for d in binding.shape]
     return {"name": binding.name, "dtype": binding.dtype.value, "shape": shape}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,6 +14,7 @@ from smelt.cli._models import BuildArguments, build_options, check_options, open
 from smelt.cli._option_types import FiniteFloat, pairs_from_texts, shapes_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
 from smelt.errors import sanitize_name
+from smelt.types import is_tuple
 
 if TYPE_CHECKING:
     from smelt.compare import Comparison, OutputError
@@ -184,7 +185,7 @@ def _compare(
     )
 
 
-def _to_json(comparison: Comparison) -> dict[str, Any]:
+def _to_json(comparison: Comparison) -> dict[str, object]:
     """Return a comparison as JSON values."""
     first, reduction = comparison.first_difference, comparison.reduction
     return {
@@ -200,7 +201,7 @@ def _to_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _error(error: Any) -> dict[str, Any]:
+def _error(error: Any) -> dict[str, object]:
     return {**asdict(error), "passed": error.passed}
 
 
@@ -272,7 +273,7 @@ def _options_to_repeat() -> list[str]:
         if name not in _FAILURE_OPTIONS or source is not click.core.ParameterSource.COMMANDLINE:
             continue
         value: object = context.params[name]
-        values = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+        values = value if is_tuple(value) else (value,)
         for item in values:
             words += [parameter.opts[0]] if item is True else [parameter.opts[0], str(item)]
     return words

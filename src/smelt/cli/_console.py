@@ -9,15 +9,12 @@ import math
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from smelt.errors import escape_controls, remove_controls, sanitize_name
-from smelt.types import (
-    TextTable,
-    wrap_words,
-)
+from smelt.types import TextTable, is_dict, is_sequence, wrap_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +69,7 @@ class ConsoleLogger:
         say(*message.split("\n"))
 
 
-def print_json(data: Mapping[str, Any]) -> None:
+def print_json(data: Mapping[str, object]) -> None:
     """Write a result as standard JSON; infinite values and NaN become null."""
     is_unicode = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
     text = json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=not is_unicode)
@@ -81,11 +78,10 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 def plain(value: Any) -> Any:
     """Return a value converted to types and numbers that JSON has."""
-    if isinstance(value, dict):
-        fields = cast("dict[object, object]", value)
-        return {str(name): plain(field) for name, field in fields.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in cast("Sequence[object]", value)]
+    if is_dict(value):
+        return {str(name): plain(field) for name, field in value.items()}
+    if is_sequence(value):
+        return [plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -15,7 +15,7 @@ from smelt.cli._compare import compare
 from smelt.cli._console import ConsoleLogger, open_streams, say
 from smelt.cli._dla import dla
 from smelt.cli._inspect import inspect
-from smelt.cli._options import messages_as_options
+from smelt.cli._options import error_text
 from smelt.cli._retune import retune
 from smelt.cli._run import run
 from smelt.cli._trust import trust
@@ -110,7 +110,7 @@ _REPORT: Final = (
 def _lines(error: BaseException) -> Sequence[str]:
     """Return the lines that report an error; none for an unexpected exception."""
     if isinstance(error, SmeltError):
-        return (*f"error: {error!s}".split("\n"), *messages_as_options(str(error)))
+        return f"error: {error_text(error)}".split("\n")
     if isinstance(error, InternalError):
         return (
             f"internal error: {error}",

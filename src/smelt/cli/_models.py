@@ -19,7 +19,7 @@ from smelt.cli._option_types import (
     ShapeText,
     shapes_from_texts,
 )
-from smelt.cli._options import Count, messages_as_options
+from smelt.cli._options import Count, error_text
 from smelt.engine import MAGIC
 from smelt.errors import ModelFormatError, SmeltError
 from smelt.types import Limit, open_file
@@ -210,7 +210,7 @@ def check_options(arguments: BuildArguments) -> None:
             rounding_error=arguments.rounding_error,
         )
     except SmeltError as error:
-        raise click.UsageError("\n".join((str(error), *messages_as_options(str(error))))) from error
+        raise click.UsageError(error_text(error)) from error
 
 
 def _check_exists(path: str) -> None:

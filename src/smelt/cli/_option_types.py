@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from smelt.cli._options import messages_as_options
+from smelt.cli._options import error_text
 from smelt.devices import DeviceName
 from smelt.errors import SmeltError
 from smelt.types import Limit, shown
@@ -77,7 +77,7 @@ class DeviceText(click.ParamType[str]):
         try:
             _check_target(DeviceName.from_text(value))
         except SmeltError as error:
-            self.fail("\n".join((str(error), *messages_as_options(str(error)))), param, ctx)
+            self.fail(error_text(error), param, ctx)
         return str(value)
 
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from smelt.cli._files import NamedSource, ResultFile
+from smelt.errors import arguments_of, sanitize_name
 
-_ARGUMENT: Final = re.compile(
-    r"\b(device|precision|max_batch_size|max_workspace_bytes|shapes|timing_cache|tune|retunable"
-    r"|libraries|portable|rounding_error)=(?:True\b|[\"']?([\w.:,-]*))"
-)
-"""An argument of `build` in a message, with its value."""
+if TYPE_CHECKING:
+    from smelt.errors import Argument
+
+OPTIONS: Final = {
+    "device": "--device",
+    "libraries": "--libraries",
+    "max_batch_size": "--max-batch-size",
+    "portable": "--portable",
+    "shapes": "--shape",
+    "tune": "--tune",
+}
+"""Option by the name of the argument of `smelt.build`, for the arguments that errors name."""
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
-_SHAPE: Final = re.compile(r"'([^']+)': \(([\d, ]+)\)")
-"""The shape of an input in a message."""
 
 _MAX_COUNT: Final = 2**31 - 1
 """Default largest value of `Count`."""
@@ -49,17 +57,18 @@ THREADS_OPTION: Final = click.option(
 QUIET_OPTION: Final = click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 
 
-def messages_as_options(text: str) -> tuple[str, ...]:
-    """Return a line with the options for the build arguments that a message names, if any."""
-    advice: dict[str, None] = {}
-    for name, value in _ARGUMENT.findall(text):
-        option = "--" + name.replace("_", "-")
-        if name == "shapes":
-            shapes = [(n, re.findall(r"\d+", extents)) for n, extents in _SHAPE.findall(text)]
-            options = [f"--shape {n}={'x'.join(extents)}" for n, extents in shapes]
-            advice[" ".join(options or ["--shape NAME=1x3x224x224"]) + ", or 1..8 for a range"] = (
-                None
-            )
-        elif option not in text:
-            advice[f"{option} {value}".rstrip()] = None
-    return (f"On the command line: {', '.join(advice)}",) if advice else ()
+def error_text(error: BaseException) -> str:
+    """Return the message of an error, followed by a line with the options that it advises."""
+    options = ", ".join(dict.fromkeys(map(_option, arguments_of(error))))
+    return f"{error!s}\nOn the command line: {sanitize_name(options)}" if options else str(error)
+
+
+def _option(argument: Argument) -> str:
+    """Return the text of the option for an argument."""
+    option, value = OPTIONS[argument.name], argument.value
+    if argument.name == "shapes":
+        shapes = value if isinstance(value, Mapping) else {"NAME": (1, 3, 224, 224)}
+        texts = [f"{n}={'x'.join(map(str, extents))}" for n, extents in shapes.items()]
+        return " ".join(f"{option} {shlex.quote(text)}" for text in texts) + ", or 1..8 for a range"
+    is_flag = value is None or isinstance(value, bool)
+    return option if is_flag else f"{option} {shlex.quote(str(value))}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -82,5 +82,5 @@ def _show_change(change: str, key: TrustedKey, *, as_json: bool) -> None:
         show(f"{change} {key.key_id} {key.label}".rstrip())
 
 
-def _to_json(key: TrustedKey) -> dict[str, Any]:
+def _to_json(key: TrustedKey) -> dict[str, object]:
     return {"id": key.key_id, "label": key.label, "origin": key.origin, "text": key.text}

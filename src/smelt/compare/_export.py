@@ -7,7 +7,7 @@ ONNX's schemas. `_Exporter._apply` lists the exceptions.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from smelt.ops import (
     QuantizeLinear,
     Reshape,
 )
-from smelt.types import DType, TensorType
+from smelt.types import DType, TensorType, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -243,4 +243,4 @@ class _Exporter:
             return int(value)
         if isinstance(value, np.ndarray):
             return self.onnx.numpy_helper.from_array(value)
-        return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
+        return list(value) if is_tuple(value) else value

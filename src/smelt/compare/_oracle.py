@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from smelt.errors import MissingExtraError, SmeltError, UnsupportedError
 from smelt.interp import interpret
 from smelt.ir import clone
 from smelt.passes import PromoteHalf, run_passes
-from smelt.types import override
+from smelt.types import is_path, override
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -180,9 +179,7 @@ def is_caffe(model: object, weights: object) -> bool:
 
 def _path(model: object) -> str:
     """Return the path of a model; empty if the model is not a path."""
-    if isinstance(model, os.PathLike):
-        return str(cast("os.PathLike[str]", model))
-    return model if isinstance(model, str) else ""
+    return str(model) if is_path(model) else ""
 
 
 def check_oracle(against: str, model: object, weights: object, *, in_parts: bool = False) -> None:

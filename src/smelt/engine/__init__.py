@@ -1,5 +1,6 @@
 """The serialised engine: plan schema, plan verifier, file reader and writer, signatures."""
 
+from smelt.engine import _header_json as codec
 from smelt.engine._atomic_files import remove_stale_drafts
 from smelt.engine._concrete_verifier import MAX_EXTENT, verify_plan_at
 from smelt.engine._engine_bytes import BytesLike
@@ -58,6 +59,7 @@ from smelt.engine._signing_keys import (
 from smelt.engine._version import VERSION
 
 __all__ = [
+    "codec",
     "ERROR_BYTES",
     "MAGIC",
     "MAX_EXTENT",

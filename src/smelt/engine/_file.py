@@ -22,7 +22,7 @@ import json
 import os
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 import numpy as np
 
@@ -31,7 +31,17 @@ from smelt.engine._engine_bytes import BytesLike, EngineBytes, EnginePrefix, ope
 from smelt.engine._header_json import header_from_data, header_to_data
 from smelt.engine._large_pages import request_large_pages
 from smelt.errors import EngineFormatError, SmeltError
-from smelt.types import Limit, count_json_parts, is_special, open_special, parse_json, require_path
+from smelt.types import (
+    Limit,
+    count_json_parts,
+    fields_of,
+    is_json_object,
+    is_special,
+    items_of,
+    open_special,
+    parse_json,
+    require_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -306,16 +316,16 @@ def _entries(text: bytes) -> dict[str, Any]:
         content = parse_json(text)
     except ValueError as error:
         raise EngineFormatError(f"its header is not JSON: {error}") from error
-    if not isinstance(content, dict) or content.keys() != {"engine", "sections"}:
+    if not is_json_object(content) or content.keys() != {"engine", "sections"}:
         raise EngineFormatError(
             "the header must have the fields engine and sections, and no others"
         )
-    return cast("dict[str, Any]", content)
+    return content
 
 
 def _read_sections(content: EngineBytes, table: object, end: int) -> list[NDArray[np.uint8]]:
     """Read the sections of a table; they must be contiguous from ``end`` to the file's end."""
-    rows = cast("list[object]", table) if isinstance(table, list) else []
+    rows = items_of(table)
     if len(rows) != len(_SECTIONS):
         raise EngineFormatError(f"the header must list {len(_SECTIONS)} sections")
     # All offsets are checked before any content is copied.
@@ -365,9 +375,9 @@ def _message(content: EngineBytes) -> bytes:
 
 def _section(content: EngineBytes, row: object, name: str, end: int) -> tuple[int, int, str]:
     """Return offset, size and checksum of a section in the table; it must follow ``end``."""
-    entry = cast("dict[str, object]", row) if isinstance(row, dict) else {}
+    entry = fields_of(row)
     offset, size, checksum = entry.get("offset"), entry.get("size"), entry.get("sha256")
-    is_valid = entry.keys() == {"name", "offset", "size", "sha256"} and entry["name"] == name
+    is_valid = set(entry) == {"name", "offset", "size", "sha256"} and entry["name"] == name
     if not (is_valid and type(offset) is int and type(size) is int and type(checksum) is str):
         raise EngineFormatError(f"the header's entry for the section {name!r} is wrong")
     if offset != end + -end % ALIGNMENT_BYTES or not 0 <= size <= content.size - offset:

@@ -1,14 +1,14 @@
-"""The header of an engine as JSON, and back: strict, bounded, equal bytes for equal headers.
+"""Codecs between values and JSON data, and the one of an engine's header.
 
-Each value has one codec, and each dataclass one table of its fields. Reading validates untrusted
-data: a wrong type, an unknown or a missing field, a number beyond 64 bits or a text beyond its
-limit is an `EngineFormatError` that names the position.
+Each value has one codec, and each dataclass one table of its fields. Equal values give equal text.
+Reading validates untrusted data: a wrong type, an unknown or a missing field, a number beyond 64
+bits or a text beyond its limit is an `EngineFormatError` that names the position.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar
 
 from smelt.engine._plan import (
     Binding,
@@ -28,17 +28,32 @@ from smelt.engine._plan import (
     Weight,
 )
 from smelt.errors import EngineFormatError
-from smelt.types import Dim, DType, Guard, Limit, Relation, dim_from_text, shared_formula_limit
+from smelt.types import (
+    Dim,
+    DType,
+    Guard,
+    Limit,
+    Relation,
+    dim_from_text,
+    dim_to_text,
+    is_json_object,
+    is_list,
+    is_sequence,
+    shared_formula_limit,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
     from enum import Enum
+
+    from _typeshed import DataclassInstance
 
 _MAX_INT: Final = 1 << 63
 _MAX_TEXT: Final = 1 << 26
 """Maximum length of a text in characters; build reports are the longest texts."""
 
 T = TypeVar("T")
+RecordT = TypeVar("RecordT", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,7 @@ class Codec(Generic[T]):
 
 
 def _fail(where: str, problem: str) -> EngineFormatError:
+    """Return the error for data that is malformed at a place in the header."""
     return EngineFormatError(f"the engine's header is malformed at {where or 'its top'}: {problem}")
 
 
@@ -92,6 +108,10 @@ def _read_dim(data: object, where: str) -> Dim:
     return _read_int(dim, where) if isinstance(dim, int) else dim
 
 
+def _read_dim_text(data: object, where: str) -> Dim:
+    return _read_dim(_read_text(data, where), where)
+
+
 def _write_dim(dim: Dim) -> object:
     return dim if isinstance(dim, int) else str(dim)
 
@@ -99,9 +119,8 @@ def _write_dim(dim: Dim) -> object:
 def _read_json(data: object, where: str, depth: int = 0) -> Json:
     if depth > Limit.MAX_PARAMETER_DEPTH.most:
         raise _fail(where, f"parameters have {Limit.MAX_PARAMETER_DEPTH.excess(depth)}")
-    if isinstance(data, list | tuple):
-        items = cast("Sequence[object]", data)
-        return tuple(_read_json(item, where, depth + 1) for item in items)
+    if is_sequence(data):
+        return tuple(_read_json(item, where, depth + 1) for item in data)
     if type(data) is int:
         return _read_int(data, where)
     if type(data) is str:
@@ -111,7 +130,7 @@ def _read_json(data: object, where: str, depth: int = 0) -> Json:
     raise _fail(where, f"a parameter cannot be {_describe(data)}")
 
 
-def _tuple_of(item: Codec[T], limit: Limit = Limit.MAX_HEADER_ROWS) -> Codec[tuple[T, ...]]:
+def tuple_of(item: Codec[T], limit: Limit = Limit.MAX_HEADER_ROWS) -> Codec[tuple[T, ...]]:
     """Return the codec of a tuple whose length has a limit."""
 
     def read(data: object, where: str) -> tuple[T, ...]:
@@ -124,12 +143,12 @@ def _tuple_of(item: Codec[T], limit: Limit = Limit.MAX_HEADER_ROWS) -> Codec[tup
 
 
 def _list(data: object, where: str) -> list[object]:
-    if not isinstance(data, list):
+    if not is_list(data):
         raise _fail(where, f"a list is needed, not {_describe(data)}")
-    return cast("list[object]", data)
+    return data
 
 
-def _row(*items: Codec[Any]) -> Codec[Any]:
+def row(*items: Codec[Any]) -> Codec[Any]:
     """Return the codec of a tuple of fixed length."""
 
     def read(data: object, where: str) -> Any:  # a tuple with the members of the codecs' types
@@ -141,14 +160,16 @@ def _row(*items: Codec[Any]) -> Codec[Any]:
     return Codec(lambda row: [c.write(v) for c, v in zip(items, row, strict=True)], read)
 
 
-def _or_none(item: Codec[T]) -> Codec[T | None]:
+def or_none(item: Codec[T]) -> Codec[T | None]:
+    """A value or null."""
     return Codec(
         lambda value: None if value is None else item.write(value),
         lambda data, where: None if data is None else item.read(data, where),
     )
 
 
-def _enum(kind: type[Enum]) -> Codec[Any]:
+def enum_of(kind: type[Enum]) -> Codec[Any]:
+    """A member of an enumeration, by its value."""
     by_value = {member.value: member for member in kind}
 
     def read(data: object, where: str) -> Any:  # a member of ``kind``
@@ -159,24 +180,38 @@ def _enum(kind: type[Enum]) -> Codec[Any]:
     return Codec(lambda member: member.value, read)
 
 
-def _record(kind: type[T], /, **items: Codec[Any]) -> Codec[T]:
+def record(kind: type[RecordT], /, **items: Codec[Any]) -> Codec[RecordT]:
     """Return the codec of a dataclass whose fields are all in ``items``."""
-    if set(items) != {f.name for f in fields(cast("Any", kind))}:
-        raise TypeError(f"the JSON codec of {kind.__name__} does not match its fields")
+    _check_fields(kind, items)
 
-    def read(data: object, where: str) -> T:
-        if not isinstance(data, dict):
+    def read(data: object, where: str) -> RecordT:
+        if not is_json_object(data):
             raise _fail(where, f"expected an object, not {_describe(data)}")
-        entries = cast("dict[str, object]", data)
-        if entries.keys() != items.keys():
-            odd = sorted(entries.keys() ^ items.keys())
+        if data.keys() != items.keys():
+            odd = sorted(data.keys() ^ items.keys())
             raise _fail(where, f"unknown or missing: {', '.join(map(_describe, odd[:5]))}")
-        return kind(**{k: c.read(entries[k], f"{where}.{k}") for k, c in items.items()})
+        return kind(**{k: c.read(data[k], f"{where}.{k}") for k, c in items.items()})
 
     return Codec(lambda value: {k: c.write(getattr(value, k)) for k, c in items.items()}, read)
 
 
-def _tagged(**kinds: tuple[type, Codec[Any]]) -> Codec[Any]:
+def record_row(kind: type[RecordT], /, **items: Codec[Any]) -> Codec[RecordT]:
+    """Return the codec of a dataclass as the list of its fields."""
+    _check_fields(kind, items)
+    values = row(*items.values())
+    return Codec(
+        lambda value: values.write([getattr(value, name) for name in items]),
+        lambda data, where: kind(**dict(zip(items, values.read(data, where), strict=True))),
+    )
+
+
+def _check_fields(kind: type[DataclassInstance], items: Mapping[str, Codec[Any]]) -> None:
+    """Check that a codec has all fields that distinguish values of a dataclass."""
+    if set(items) != {f.name for f in fields(kind) if f.compare}:
+        raise TypeError(f"the JSON codec of {kind.__name__} does not match its fields")
+
+
+def tagged(**kinds: tuple[type, Codec[Any]]) -> Codec[Any]:
     """Return the codec of a union of dataclasses, which are told apart by their names."""
     tags = {kind: tag for tag, (kind, _) in kinds.items()}
 
@@ -193,99 +228,106 @@ def _tagged(**kinds: tuple[type, Codec[Any]]) -> Codec[Any]:
     return Codec(write, read)
 
 
-_INT: Final[Codec[int]] = Codec(lambda value: value, _read_int)
-_TEXT: Final[Codec[str]] = Codec(lambda value: value, _read_text)
-_BOOL: Final = _exactly(bool, "true or false")
-_DIM: Final[Codec[Dim]] = Codec(_write_dim, _read_dim)
-_JSON: Final[Codec[Json]] = Codec(lambda value: value, _read_json)
-_DTYPE: Final = _enum(DType)
-_DIMS: Final = _tuple_of(_DIM, Limit.MAX_VIEW_AXES)
-_NAMED_JSON: Final = _tuple_of(_row(_TEXT, _JSON))
-_NAMED_INTS: Final = _tuple_of(_row(_TEXT, _INT))
-_VIEW: Final = _record(
+INT: Final[Codec[int]] = Codec(lambda value: value, _read_int)
+TEXT: Final[Codec[str]] = Codec(lambda value: value, _read_text)
+BOOL: Final = _exactly(bool, "true or false")
+DIM: Final[Codec[Dim]] = Codec(_write_dim, _read_dim)
+DIM_TEXT: Final[Codec[Dim]] = Codec(dim_to_text, _read_dim_text)
+"""A dimension that is always a text and counts against the limit of its file's formulas."""
+JSON: Final[Codec[Json]] = Codec(lambda value: value, _read_json)
+DTYPE: Final = enum_of(DType)
+NAMED_JSON: Final = tuple_of(row(TEXT, JSON))
+_DIMS: Final = tuple_of(DIM, Limit.MAX_VIEW_AXES)
+_NAMED_INTS: Final = tuple_of(row(TEXT, INT))
+_VIEW: Final = record(
     View,
-    buffer=_INT,
-    offset=_DIM,
-    dtype=_DTYPE,
+    buffer=INT,
+    offset=DIM,
+    dtype=DTYPE,
     shape=_DIMS,
     strides=_DIMS,
-    halo=_tuple_of(_row(_INT, _INT), Limit.MAX_VIEW_AXES),
+    halo=tuple_of(row(INT, INT), Limit.MAX_VIEW_AXES),
 )
-_KERNEL: Final = _record(KernelSpec, family=_TEXT, parameters=_NAMED_JSON)
-_LAUNCH: Final = _record(
+_KERNEL: Final = record(KernelSpec, family=TEXT, parameters=NAMED_JSON)
+_LAUNCH: Final = record(
     Launch,
     kernel=_KERNEL,
-    operands=_tuple_of(_VIEW, Limit.MAX_OPERANDS),
-    writes=_tuple_of(_INT, Limit.MAX_OPERANDS),
+    operands=tuple_of(_VIEW, Limit.MAX_OPERANDS),
+    writes=tuple_of(INT, Limit.MAX_OPERANDS),
     scalars=_DIMS,
-    chunks=_DIM,
-    scratch_bytes=_INT,
-    waits=_BOOL,
-    uses_pdl=_BOOL,
-    layer=_INT,
+    chunks=DIM,
+    scratch_bytes=INT,
+    waits=BOOL,
+    uses_pdl=BOOL,
+    layer=INT,
 )
-_HOST_CALL: Final = _record(
+_HOST_CALL: Final = record(
     HostCall,
-    op=_JSON,
-    inputs=_tuple_of(_or_none(_VIEW)),
-    outputs=_tuple_of(_VIEW),
-    sizes=_tuple_of(_row(_TEXT, _INT, _INT)),
-    layer=_INT,
+    op=JSON,
+    inputs=tuple_of(or_none(_VIEW)),
+    outputs=tuple_of(_VIEW),
+    sizes=tuple_of(row(TEXT, INT, INT)),
+    layer=INT,
 )
-_STEP: Final[Codec[Step]] = _tagged(launch=(Launch, _LAUNCH), host=(HostCall, _HOST_CALL))
-_BUFFER: Final = _record(Buffer, space=_enum(Space), start=_INT, size_bytes=_INT)
-_GUARD: Final = _record(
-    Guard, left=_DIM, relation=_enum(Relation), right=_DIM, what=_TEXT, node=_TEXT
+_STEP: Final[Codec[Step]] = tagged(launch=(Launch, _LAUNCH), host=(HostCall, _HOST_CALL))
+_BUFFER: Final = record(Buffer, space=enum_of(Space), start=INT, size_bytes=INT)
+_GUARD: Final = record(
+    Guard,
+    left=DIM,
+    relation=enum_of(Relation),
+    right=DIM,
+    what=TEXT,
+    node=TEXT,
 )
-_PLAN: Final = _record(
+_PLAN: Final = record(
     Plan,
-    symbols=_tuple_of(_row(_TEXT, _INT, _INT)),
-    buffers=_tuple_of(_BUFFER),
-    steps=_tuple_of(_STEP),
-    arena_bytes=_INT,
-    scratch_bytes=_INT,
-    guards=_tuple_of(_GUARD),
-    outputs=_tuple_of(_DIMS),
+    symbols=tuple_of(row(TEXT, INT, INT)),
+    buffers=tuple_of(_BUFFER),
+    steps=tuple_of(_STEP),
+    arena_bytes=INT,
+    scratch_bytes=INT,
+    guards=tuple_of(_GUARD),
+    outputs=tuple_of(_DIMS),
 )
-_BINDING: Final = _record(Binding, name=_TEXT, is_input=_BOOL, dtype=_DTYPE, shape=_DIMS)
-_LAYER: Final = _record(LayerInfo, name=_TEXT, kind=_TEXT, tactic=_TEXT, details=_NAMED_JSON)
-_WEIGHT: Final = _record(
+_BINDING: Final = record(Binding, name=TEXT, is_input=BOOL, dtype=DTYPE, shape=_DIMS)
+_LAYER: Final = record(LayerInfo, name=TEXT, kind=TEXT, tactic=TEXT, details=NAMED_JSON)
+_WEIGHT: Final = record(
     Weight,
-    name=_TEXT,
-    dtype=_DTYPE,
-    shape=_tuple_of(_INT, Limit.MAX_RANK),
-    offset=_INT,
-    recipe=_JSON,
+    name=TEXT,
+    dtype=DTYPE,
+    shape=tuple_of(INT, Limit.MAX_RANK),
+    offset=INT,
+    recipe=JSON,
 )
-_GIVEN: Final = _record(GivenArray, name=_TEXT, dtype=_DTYPE, shape=_tuple_of(_INT, Limit.MAX_RANK))
-_FINGERPRINT: Final = _record(
+_GIVEN: Final = record(GivenArray, name=TEXT, dtype=DTYPE, shape=tuple_of(INT, Limit.MAX_RANK))
+_FINGERPRINT: Final = record(
     Fingerprint,
-    device=_TEXT,
-    architecture=_TEXT,
-    features=_tuple_of(_TEXT),
-    system=_TEXT,
-    abi=_INT,
-    version=_TEXT,
-    tuned_on=_TEXT,
+    device=TEXT,
+    architecture=TEXT,
+    features=tuple_of(TEXT),
+    system=TEXT,
+    abi=INT,
+    version=TEXT,
+    tuned_on=TEXT,
 )
-_HEADER: Final = _record(
+_HEADER: Final = record(
     EngineHeader,
-    name=_TEXT,
+    name=TEXT,
     fingerprint=_FINGERPRINT,
-    bindings=_tuple_of(_BINDING, Limit.MAX_BINDINGS),
-    max_batch_size=_or_none(_INT),
-    plans=_tuple_of(_PLAN, Limit.MAX_PLANS),
-    layers=_tuple_of(_LAYER),
-    weights=_tuple_of(_WEIGHT),
+    bindings=tuple_of(_BINDING, Limit.MAX_BINDINGS),
+    max_batch_size=or_none(INT),
+    plans=tuple_of(_PLAN, Limit.MAX_PLANS),
+    layers=tuple_of(_LAYER),
+    weights=tuple_of(_WEIGHT),
     symbols=_NAMED_INTS,
     runtime_symbols=_NAMED_INTS,
-    report=_TEXT,
-    program=_TEXT,
-    network=_TEXT,
-    sources=_tuple_of(_WEIGHT),
-    given=_tuple_of(_GIVEN),
-    scales=_tuple_of(_JSON),
-    metadata=_tuple_of(_row(_TEXT, _TEXT)),
+    report=TEXT,
+    program=TEXT,
+    network=TEXT,
+    sources=tuple_of(_WEIGHT),
+    given=tuple_of(_GIVEN),
+    scales=tuple_of(JSON),
+    metadata=tuple_of(row(TEXT, TEXT)),
 )
 
 

@@ -20,6 +20,7 @@ from smelt.types import (
     Guard,
     bounds_of,
     evaluate_dim,
+    is_sequence,
     symbols_of,
     upper_bound,
 )
@@ -371,6 +372,6 @@ class EngineHeader:
 
 def as_json(value: object) -> Json:
     """The value with lists made tuples, as ``Json`` wants them."""
-    if isinstance(value, list | tuple):
-        return tuple(as_json(v) for v in cast("tuple[object, ...]", value))
+    if is_sequence(value):
+        return tuple(as_json(v) for v in value)
     return cast("Json", value)

@@ -36,7 +36,7 @@ class OutputDimensionsFormula(Protocol):
         ...
 
 
-def attributes_for(op: Op, dims: Pair, result: object, name: str) -> dict[str, Any]:
+def attributes_for(op: Op, dims: Pair, result: object, name: str) -> dict[str, object]:
     """Return the attributes with which ``op`` has the output size that a formula returned.
 
     Args:
@@ -63,7 +63,7 @@ def attributes_for(op: Op, dims: Pair, result: object, name: str) -> dict[str, A
             node=name,
         )
     begin_pads = windowed.pads[: len(pairs)]
-    changes: dict[str, Any] = {"pads": (*begin_pads, *(pad for pad, _ in pairs))}
+    changes: dict[str, object] = {"pads": (*begin_pads, *(pad for pad, _ in pairs))}
     if isinstance(op, ConvTranspose):
         changes["output_padding"] = tuple(extra for _, extra in pairs)
     return changes

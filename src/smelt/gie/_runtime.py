@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from smelt.builder import load
 from smelt.errors import ContextError, SmeltError
@@ -10,7 +10,16 @@ from smelt.gie._destroyable import Destroyable
 from smelt.gie._logging import SeverityAdapter, adopt, release
 from smelt.gie._network import fixed_extents
 from smelt.logger import Severity, forward_to
-from smelt.types import override, parse_json, require_bool, require_int, require_str, shown
+from smelt.types import (
+    is_json_object,
+    items_of,
+    override,
+    parse_json,
+    require_bool,
+    require_int,
+    require_str,
+    shown,
+)
 
 if TYPE_CHECKING:
     import os
@@ -191,7 +200,8 @@ class CudaEngine(Destroyable):
 
     def optimisations(self) -> list[dict[str, Any]]:
         """Return the build report of each plan, which lists the optimisations of the graph."""
-        return list(cast("list[dict[str, Any]]", parse_json(self.engine.header.report)))
+        plans = items_of(parse_json(self.engine.header.report))
+        return [plan for plan in plans if is_json_object(plan)]
 
     @override
     def destroy(self) -> None:

@@ -15,6 +15,7 @@ from smelt.types import (
     copy_bytes,
     enough_memory_for,
     followed_atoms_limit,
+    is_path,
     open_file,
     require_list,
     require_path,
@@ -124,10 +125,11 @@ def read_onnx(
 
 def _check_source(source: object, expected: str) -> None:
     """Check the type of a model's source; ``expected`` is the start of the error message."""
-    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
+    if is_path(source):
+        if not isinstance(source, str):
+            require_path(source, "a model", ModelFormatError)
+    elif not isinstance(source, bytes | bytearray | memoryview):
         raise ModelFormatError(f"{expected}, not {type(source).__name__}")
-    if isinstance(source, os.PathLike):
-        require_path(cast("os.PathLike[str]", source), "a model", ModelFormatError)
 
 
 def _refuse_engine(model: object) -> None:
@@ -136,14 +138,15 @@ def _refuse_engine(model: object) -> None:
     Raises:
         ModelFormatError: the file is an engine.
     """
+    name = "the model"
     try:
-        if isinstance(model, str | os.PathLike):
-            name = os.fspath(cast("str | os.PathLike[str]", model))
+        if is_path(model):
+            name = os.fsdecode(model)
             with open_file(name, Limit.MAX_ENGINE_BYTES) as file:
                 start = file.read(len(MAGIC))
         else:
             view = memoryview(cast("bytes", model))
-            start, name = bytes(view[: len(MAGIC)]) if view.ndim == 1 else b"", "the model"
+            start = bytes(view[: len(MAGIC)]) if view.ndim == 1 else b""
     except (OSError, ValueError):
         return  # the importer reports the error
     if start == MAGIC:

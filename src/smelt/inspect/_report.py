@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeVar, cast
 
 from smelt.errors import remove_controls, sanitize_name
+from smelt.types import is_dict, is_tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,11 +390,10 @@ def _masked(value: object) -> object:
     """Return a copy of a value in which all texts are safe to display."""
     if isinstance(value, str):
         return sanitize_name(value)
-    if isinstance(value, tuple):
-        return tuple(map(_masked, cast("tuple[object, ...]", value)))
-    if isinstance(value, dict):
-        pairs = cast("dict[object, object]", value).items()
-        return {_masked(name): _masked(field) for name, field in pairs}
+    if is_tuple(value):
+        return tuple(map(_masked, value))
+    if is_dict(value):
+        return {_masked(name): _masked(field) for name, field in value.items()}
     if isinstance(value, SourceReport):
         return replace(value, text=remove_controls(value.text))
     if is_dataclass(value) and not isinstance(value, type):

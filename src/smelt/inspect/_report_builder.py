@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections import Counter
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
@@ -47,6 +47,8 @@ from smelt.ops import recipe_from_json
 from smelt.types import (
     enough_memory_for,
     evaluate_dim,
+    fields_of,
+    is_json_object,
     items_of,
     parse_json,
     require_bool,
@@ -280,7 +282,7 @@ def _layer_ranges(header: EngineHeader) -> Iterator[range]:
 def _plan(
     header: EngineHeader,
     number: int,
-    record: Mapping[str, Any],
+    record: Mapping[str, object],
     layers: range,
     work_model: WorkModel,
 ) -> PlanReport:
@@ -353,7 +355,7 @@ def _layers(
     header: EngineHeader,
     layers: range,
     steps: Sequence[Step],
-    record: Mapping[str, Any],
+    record: Mapping[str, object],
     work_model: WorkModel,
 ) -> Iterator[LayerReport]:
     """Yield the report on each layer of a plan."""
@@ -372,8 +374,8 @@ def _layer(
     index: int,
     info: LayerInfo,
     own: Sequence[Step],
-    record: Mapping[str, Any],
-    known: Mapping[str, Any],
+    record: Mapping[str, object],
+    known: Mapping[str, object],
     work_model: WorkModel,
 ) -> LayerReport:
     """Return the report on one layer.
@@ -400,7 +402,7 @@ def _layer(
         outputs=_texts(details.get("outputs")),
         input_formats=tuple(
             format_ if isinstance(format_, str) else None
-            for format_ in _items(known.get("input_formats"))
+            for format_ in items_of(known.get("input_formats"))
         ),
         output_formats=_texts(known.get("output_formats")),
         steps=len(own),
@@ -408,7 +410,7 @@ def _layer(
         candidates=tuple(
             _candidates(
                 _field(record, "candidates", node),
-                [_formats(_items(pair)) for pair in _items(_field(record, "formats", node))],
+                [_formats(items_of(pair)) for pair in items_of(_field(record, "formats", node))],
                 _field(record, "in_network", node),
                 (info.tactic, chosen),
             )
@@ -451,13 +453,13 @@ def _candidates(
 def _formats(pair: Sequence[object]) -> str:
     """Return the formats of inputs and outputs as text."""
     inputs, outputs = pair if len(pair) == 2 else ((), ())
-    input_text = " ".join(f if isinstance(f, str) else "-" for f in _items(inputs))
+    input_text = " ".join(f if isinstance(f, str) else "-" for f in items_of(inputs))
     return f"{input_text} -> {' '.join(_texts(outputs))}"
 
 
 def _times(record: object) -> Iterator[tuple[str, float]]:
     """Yield the valid (tactic, seconds) pairs of a list in the build report."""
-    for entry in _items(record):
+    for entry in items_of(record):
         match entry:
             case [str(tactic), float() | int() as seconds]:
                 with contextlib.suppress(OverflowError):
@@ -466,7 +468,7 @@ def _times(record: object) -> Iterator[tuple[str, float]]:
                 continue
 
 
-def _passes(plan: Mapping[str, Any]) -> Iterator[PassSummary]:
+def _passes(plan: Mapping[str, object]) -> Iterator[PassSummary]:
     """Yield the summary of each pass from a plan's entry in the build report."""
     for record in _records(plan.get("passes")):
         yield PassSummary(
@@ -486,7 +488,7 @@ def _passes(plan: Mapping[str, Any]) -> Iterator[PassSummary]:
         )
 
 
-def _node(record: Mapping[str, Any]) -> NodeReport:
+def _node(record: Mapping[str, object]) -> NodeReport:
     """Return the report on a node from its entry in the build report."""
     return NodeReport(
         name=_text(record.get("name")),
@@ -504,9 +506,9 @@ def _node(record: Mapping[str, Any]) -> NodeReport:
 # ---- memory
 
 
-def _memory(record: Mapping[str, Any]) -> Iterator[TensorLifetime]:
+def _memory(record: Mapping[str, object]) -> Iterator[TensorLifetime]:
     """Yield the valid tensor lifetimes of a plan's entry in the build report."""
-    for entry in _items(record.get("memory")):
+    for entry in items_of(record.get("memory")):
         match entry:
             case [str(name), int(offset), int(size), int(first), int(last)] if (
                 0 <= first <= last and size >= 0 and offset >= 0
@@ -549,25 +551,21 @@ def _max_live_bytes(memory: Sequence[TensorLifetime]) -> int:
 # ---- access to the build report, which is not validated
 
 
-def _reported_plans(text: str) -> list[Mapping[str, Any]]:
+def _reported_plans(text: str) -> list[Mapping[str, object]]:
     """Return the entries of the plans in the build report; none if the text is not valid."""
     try:
         record = parse_json(text)
     except ValueError:
         return []
-    return [cast("Mapping[str, Any]", plan) for plan in _items(record) if isinstance(plan, dict)]
+    return _records(record)
 
 
-def _items(value: object) -> Sequence[object]:
-    return items_of(value)
-
-
-def _records(value: object) -> list[Mapping[str, Any]]:
-    return [cast("Mapping[str, Any]", part) for part in _items(value) if isinstance(part, dict)]
+def _records(value: object) -> list[Mapping[str, object]]:
+    return [part for part in items_of(value) if is_json_object(part)]
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    return tuple(part for part in _items(value) if isinstance(part, str))
+    return tuple(part for part in items_of(value) if isinstance(part, str))
 
 
 def _text(value: object) -> str:
@@ -575,10 +573,10 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> float:
-    valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(cast("float", value)) if valid else 0.0
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return 0.0
 
 
-def _field(record: Mapping[str, Any], name: str, key: str) -> object:
-    entries = record.get(name)
-    return cast("Mapping[str, object]", entries).get(key) if isinstance(entries, dict) else None
+def _field(record: Mapping[str, object], name: str, key: str) -> object:
+    return fields_of(record.get(name)).get(key)

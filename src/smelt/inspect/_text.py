@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from smelt.backends import backend_of
 from smelt.devices import DEVICE_KINDS
@@ -15,6 +15,7 @@ from smelt.types import (
     format_integer,
     format_number,
     format_percent,
+    require_instance,
     require_int,
     require_list,
     shown,
@@ -56,8 +57,7 @@ def report_to_text(
     Raises:
         SmeltError: a section does not exist, or an argument has a wrong type.
     """
-    if not isinstance(value := cast("object", report), EngineReport):
-        raise SmeltError(f"the report is {shown(value)}; it must be a report from report_of")
+    require_instance(report, EngineReport, "the report", SmeltError, "a report from report_of")
     if width is not None:
         width = require_int(width, "width", SmeltError, least=1)
     sections = require_list(sections, "sections", SmeltError)

@@ -27,13 +27,13 @@ import hashlib
 import json
 import re
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smelt.errors import InternalError
 from smelt.ir._graph import Constant, Graph
-from smelt.types import DType, SymbolicDim, TensorType
+from smelt.types import DType, SymbolicDim, TensorType, is_sequence, is_tuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -80,8 +80,8 @@ def _arrays(attribute: object) -> Iterator[Array]:
     if isinstance(attribute, np.ndarray):
         if attribute.size > INLINE_ELEMENTS:
             yield attribute
-    elif isinstance(attribute, tuple):
-        for item in cast("tuple[object, ...]", attribute):
+    elif is_tuple(attribute):
+        for item in attribute:
             yield from _arrays(item)
     elif dataclasses.is_dataclass(attribute) and not isinstance(attribute, (Graph, type)):
         for field in dataclasses.fields(attribute):
@@ -213,9 +213,8 @@ def format_attribute(value: object, indent: str = "") -> str:
             return json.dumps(value)
         case np.ndarray():
             return f"array({_elements(value)})"
-        case tuple() | list():
-            items = cast("tuple[object, ...]", value)
-            return f"[{', '.join(format_attribute(item, indent) for item in items)}]"
+        case _ if is_sequence(value):
+            return f"[{', '.join(format_attribute(item, indent) for item in value)}]"
         case SymbolicDim():
             return f"<{value}>"
         case Graph():

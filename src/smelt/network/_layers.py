@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -519,7 +518,7 @@ def _counts(count: object, groups: object) -> tuple[int, int]:
 
 def _each(numbers: object, axes: int, what: str, least: int) -> tuple[int, ...]:
     """Return one number per axis; a single number applies to all axes."""
-    per_axis = cast("object", numbers) if isinstance(numbers, Iterable) else (numbers,) * axes
+    per_axis = numbers if hasattr(numbers, "__iter__") else (numbers,) * axes
     return require_ints(per_axis, what, ShapeError, count=axes, least=least)
 
 

@@ -16,12 +16,13 @@ import functools
 import struct
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 from smelt.nvdla._status import NvdlaError, NvError
+from smelt.types import is_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from typing_extensions import Buffer
 
@@ -38,6 +39,7 @@ _STRUCT_CODES: Final = {
 }
 
 Kind: TypeAlias = "str | type[Descriptor]"
+DescriptorT = TypeVar("DescriptorT", bound="Descriptor")
 
 
 class DescriptorVersion(IntEnum):
@@ -116,7 +118,7 @@ class Descriptor:
                 f"{cls.__name__} at byte {offset} needs {codec.size} bytes, but its memory has "
                 f"only {view.nbytes}",
             )
-        return cast("Self", _build(cls, layout, iter(codec.unpack_from(view, offset))))
+        return _build(cls, layout, iter(codec.unpack_from(view, offset)))
 
     def to_bytes(self, layout: DescriptorVersion = DescriptorVersion.WITH_OFFSETS) -> bytes:
         """Return the structure's bytes.
@@ -199,7 +201,7 @@ def _format(field_spec: _FieldSpec, layout: DescriptorVersion) -> str:
     return _codec(field_spec.kind, layout).format.removeprefix("<") * field_spec.count
 
 
-def _build(cls: type[Descriptor], layout: DescriptorVersion, values: Iterator[Any]) -> Descriptor:
+def _build(cls: type[DescriptorT], layout: DescriptorVersion, values: Iterator[Any]) -> DescriptorT:
     """Build a structure, and the structures nested in it, from its scalar values in order."""
     field_values: dict[str, Any] = {}
     for name, field_spec in _field_specs(cls):
@@ -249,6 +251,6 @@ def _flatten(value: Descriptor, layout: DescriptorVersion) -> Iterator[Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Descriptor):
         return value.to_dict()
-    if isinstance(value, tuple):
-        return [_plain(item) for item in cast("Sequence[Any]", value)]
+    if is_tuple(value):
+        return [_plain(item) for item in value]
     return value

@@ -14,7 +14,7 @@ from smelt.errors import GraphError
 from smelt.ir import Graph, Op
 from smelt.ops._registry import is_builtin
 from smelt.ops.fusion import Stage
-from smelt.types import DType, shown
+from smelt.types import DType, is_array, is_list, is_tuple, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,14 +46,13 @@ def _plain(attribute: object) -> object:
     """Convert numpy scalars to Python numbers and lists to tuples; return others unchanged."""
     if isinstance(attribute, np.generic):
         return cast("object", attribute.item())
-    if isinstance(attribute, np.ndarray):
-        return _plain(cast("object", attribute.tolist()))
-    if isinstance(attribute, list):
-        return tuple(_plain(item) for item in cast("list[object]", attribute))
-    if type(attribute) is tuple:
-        items = cast("tuple[object, ...]", attribute)
-        plain = tuple(_plain(item) for item in items)
-        return items if all(a is b for a, b in zip(plain, items, strict=True)) else plain
+    if is_array(attribute):
+        return _plain(attribute.tolist())
+    if is_list(attribute):
+        return tuple(_plain(item) for item in attribute)
+    if is_tuple(attribute) and type(attribute) is tuple:
+        plain = tuple(_plain(item) for item in attribute)
+        return attribute if all(a is b for a, b in zip(plain, attribute, strict=True)) else plain
     return attribute
 
 
@@ -94,9 +93,7 @@ def fits_hint(value: object, hint: object) -> bool:
     if origin is typing.Literal:
         return value in arguments
     if origin is tuple:
-        return isinstance(value, tuple) and _fits_tuple(
-            cast("tuple[object, ...]", value), arguments
-        )
+        return is_tuple(value) and _fits_tuple(value, arguments)
     if hint is None or hint is type(None):
         return value is None
     if hint is int or hint is float:

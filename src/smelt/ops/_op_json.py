@@ -16,7 +16,7 @@ import binascii
 import dataclasses
 import math
 from enum import Enum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,10 +34,13 @@ from smelt.types import (
     TensorType,
     dim_from_text,
     dim_to_text,
+    is_sequence,
+    is_tuple,
+    items_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from smelt.ir import Array, Value
     from smelt.types import Dim, ValueType
@@ -151,8 +154,8 @@ def _encode(value: object) -> Json:
             return ("stage", op_to_json(value.op), value.arguments)
         case Graph():
             return _graph_to_json(value)
-        case tuple():
-            return ("tuple", *(_encode(v) for v in cast("tuple[object, ...]", value)))
+        case _ if is_tuple(value):
+            return ("tuple", *(_encode(v) for v in value))
         case _:
             kind = type(value).__name__
             raise EngineFormatError(f"a {kind} in an op's field cannot be written to an engine")
@@ -210,9 +213,9 @@ class _Reader:
 
     def items(self, data: object, count: int | None = None) -> tuple[object, ...]:
         """Return the items of a list, which must have ``count`` items unless that is None."""
-        if not isinstance(data, (list, tuple)):
+        if not is_sequence(data):
             raise EngineFormatError(f"expected a list in an op, not {_excerpt(data)}")
-        parts = tuple(cast("Sequence[object]", data))
+        parts = tuple(data)
         self.parts_left -= len(parts)
         if self.parts_left < 0:
             raise EngineFormatError(f"an op has more than {MAXIMUM_PARTS} parts")
@@ -288,10 +291,11 @@ class _Reader:
             case ("op", *_):
                 return self.op(data, depth + 1)
             case ("stage", op, arguments):
-                numbers = [self.value(a, hint, depth + 1) for a in self.items(arguments)]
-                if not all(fits_hint(n, int) for n in numbers):
+                values = [self.value(a, hint, depth + 1) for a in self.items(arguments)]
+                numbers = [v for v in values if isinstance(v, int) and fits_hint(v, int)]
+                if len(numbers) < len(values):
                     raise EngineFormatError("the arguments of a stage must be integers")
-                return Stage(self.op(op, depth + 1), tuple(cast("list[int]", numbers)))
+                return Stage(self.op(op, depth + 1), tuple(numbers))
             case ("graph", *_):
                 return self.graph(data, depth + 1)
             case _:
@@ -396,7 +400,7 @@ def _find_op(name: str, identity: object) -> type[Op]:
     if is_builtin(cls):
         return cls
     here = op_identity(cls)
-    parts = cast("Sequence[object]", identity) if isinstance(identity, list | tuple) else ()
+    parts = items_of(identity)
     if here != tuple(parts):
         written = ", ".join(str(p)[:80] for p in parts[:4]) or "no identity"
         raise EngineMismatchError(
@@ -424,6 +428,6 @@ def _enum_member(hint: object, name: str, member: str) -> Enum:
 
 def _excerpt(data: object) -> str:
     """Return an abbreviated value for a message."""
-    if isinstance(data, list | tuple):
-        return f"a list of {len(cast('Sequence[object]', data))}"
+    if is_sequence(data):
+        return f"a list of {len(data)}"
     return repr(data)[:80] if not isinstance(data, int) or abs(data) < 1 << 64 else "a huge integer"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from smelt.errors import ShapeError
 from smelt.ir import Op, Operand
@@ -76,7 +76,7 @@ class Fused(Op):
             if not stage.op.elementwise:
                 raise ShapeError(f"stage {number}, {stage.op.name}, is not elementwise")
             operands = [self._operand(a, inputs, values) for a in stage.arguments]
-            (result_type,) = cast("tuple[TensorType, ...]", stage.op.infer(operands))
+            (result_type,) = (t for t in stage.op.infer(operands) if isinstance(t, TensorType))
             if result_type.shape != values[0].shape:
                 raise ShapeError(
                     f"stage {number}, {stage.op.name}, changes the shape from {values[0]} to "

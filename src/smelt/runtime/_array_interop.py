@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from smelt.errors import BindingError
-from smelt.types import DType, application_errors, evaluate_dim
+from smelt.types import DType, application_errors, evaluate_dim, is_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from smelt.devices.cuda import DeviceView
     from smelt.engine import Binding
     from smelt.types import Shape
 
@@ -69,14 +70,12 @@ def start_addresses(arrays: Sequence[Any]) -> list[int | None]:
     return [_start_address(array) for array in arrays]
 
 
-def _start_address(array: Any) -> int | None:
+def _start_address(array: int | NDArray[Any] | DeviceView) -> int | None:
     if isinstance(array, int):
         return array
     if isinstance(array, np.ndarray):
-        host_array = cast("NDArray[Any]", array)
-        return address_of(host_array) if host_array.flags.c_contiguous else None
-    address: int = array.address
-    return address
+        return address_of(array) if array.flags.c_contiguous else None
+    return array.address
 
 
 def check_apart(
@@ -117,9 +116,9 @@ def _as_numpy(value: object, binding: Binding, *, is_written: bool = False) -> N
     if type(value) is np.ndarray:
         return value
     with application_errors(partial(unreadable, binding)):
-        if isinstance(value, np.ndarray):
+        if is_array(value):
             # A subclass may override shape and dtype; a base-class view has numpy's own.
-            return np.asarray(cast("NDArray[Any]", value))
+            return np.asarray(value)
         return _import(value, binding, is_written=is_written)
 
 

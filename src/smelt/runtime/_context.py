@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy import ndarray
@@ -19,6 +19,7 @@ from smelt.runtime._plan_selection import (
 from smelt.types import (
     Closeable,
     evaluate_dim,
+    is_integer,
     override,
     require_int,
     require_list,
@@ -302,8 +303,8 @@ class ExecutionContext(Closeable):
 
     def _convert_binding(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> Any:
         """Convert one binding of the application to an array or an address."""
-        if isinstance(value, int | np.integer) and not isinstance(value, bool):
-            address = _checked_address(binding, int(cast("int", value)))
+        if is_integer(value):
+            address = _checked_address(binding, int(value))
             self._machinery.check_address(binding, address)
             return address
         machinery = self._machinery

@@ -23,7 +23,7 @@ from smelt.devices.cuda import (
     selected_index,
     view_of,
 )
-from smelt.errors import BindingError, ContextError
+from smelt.errors import Argument, BindingError, ContextError
 from smelt.runtime._array_interop import library_of, unreadable
 from smelt.types import DType, application_errors
 
@@ -328,8 +328,9 @@ def check_selected(device: CudaDevice) -> None:
     """
     index = selected_index(device.driver)
     if index is not None and index != device.index:
+        selected = Argument("device", f"cuda:{index}")
         raise ContextError(
             f"the engine is bound to cuda:{device.index}, but the current device of this thread "
-            f"is cuda:{index}; select the engine's device, or load the engine with "
-            f"device='cuda:{index}'"
+            f"is cuda:{index}; select the engine's device, or load the engine with {selected}",
+            arguments=[selected],
         )

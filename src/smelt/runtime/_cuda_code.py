@@ -18,6 +18,7 @@ from smelt.devices.cuda import (
 )
 from smelt.engine import Launch
 from smelt.errors import (
+    Argument,
     DeviceError,
     EngineFormatError,
     EngineMismatchError,
@@ -62,10 +63,11 @@ def find_gpu(fingerprint: Fingerprint, name: str | None) -> tuple[CudaDevice, in
         fingerprint.architecture.split(","), properties.capability
     )
     if architecture_index is None:
+        both = Argument("device", f"cuda:{fingerprint.architecture},{properties.architecture}")
         raise EngineMismatchError(
             f"this engine was built for {fingerprint.architecture}, but {device!r} needs code for "
-            f"{properties.architecture}; build it again for that architecture, or for both: "
-            f"device='cuda:{fingerprint.architecture},{properties.architecture}'"
+            f"{properties.architecture}; build it again for that architecture, or for both: {both}",
+            arguments=[both],
         )
     return device, architecture_index
 

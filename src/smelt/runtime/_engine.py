@@ -125,7 +125,9 @@ class Engine(Closeable):
             self._code = load_code(file, device, is_needed=False)
         except EngineMismatchError as error:
             advice = (_RETUNE_ADVICE,) if header.network else ()
-            self._refusal = EngineMismatchError(*error.args, lines=(*error.lines, *advice))
+            self._refusal = EngineMismatchError(
+                *error.args, lines=(*error.lines, *advice), arguments=error.arguments
+            )
             if not elsewhere:
                 raise self._refusal from error
         self._serialized: bytes | None = None
@@ -307,7 +309,11 @@ class Engine(Closeable):
             DeviceError: the engine is for GPUs and there is none.
         """
         if self._refusal is not None:
-            raise EngineMismatchError(*self._refusal.args, lines=self._refusal.lines)
+            raise EngineMismatchError(
+                *self._refusal.args,
+                lines=self._refusal.lines,
+                arguments=self._refusal.arguments,
+            )
         if self._is_closed:
             raise ContextError("this engine is closed; load it again")
         code = self._code

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from smelt.errors import BindingError, ContextError, UnboundSymbolError
+from smelt.errors import Argument, BindingError, ContextError, UnboundSymbolError
 from smelt.types import Symbol, SymbolicDim, evaluate_dim, require_int, symbols_of
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 BATCH: Final = "batch"
 """Name of the symbol of the implicit batch."""
+_BATCH_ARGUMENTS: Final = (Argument("max_batch_size"), Argument("shapes"))
 
 
 def values_from_shapes(
@@ -42,20 +43,10 @@ def values_from_shapes(
     for binding, shape in zip(bindings, shapes, strict=True):
         for axis, (extent, dim) in enumerate(zip(shape, binding.shape, strict=True)):
             if _evaluate(dim, values, binding) != extent:
-                raise _shape_error(
-                    binding, shape, f"axis {axis} must be {dim}{_batch_advice(axis, dim, extent)}"
-                )
+                is_larger_batch = axis == 0 and dim == 1 and extent > 1
+                arguments = _BATCH_ARGUMENTS if is_larger_batch else ()
+                raise _shape_error(binding, shape, f"axis {axis} must be {dim}", *arguments)
     return values
-
-
-def _batch_advice(axis: int, dim: Dim, extent: int) -> str:
-    """Return advice on larger batches if only the batch extent of a fixed shape differs."""
-    if axis == 0 and dim == 1 and extent > 1:
-        return (
-            "; to allow larger batches, build it with max_batch_size= or shapes= from a model "
-            "with an open batch"
-        )
-    return ""
 
 
 def _symbol_name(dim: Dim) -> str | None:
@@ -73,11 +64,18 @@ def _evaluate(dim: Dim, values: Mapping[str, int], binding: Binding) -> int:
         raise BindingError(f"{binding.name}: {error}") from error
 
 
-def _shape_error(binding: Binding, shape: tuple[int, ...], reason: str) -> BindingError:
+def _shape_error(
+    binding: Binding, shape: tuple[int, ...], reason: str, *arguments: Argument
+) -> BindingError:
+    """Return the error for a shape, with the arguments that would allow a larger batch."""
     expected = ", ".join(map(str, binding.shape))
-    return BindingError(
-        f"{binding.name}: the array's shape {list(shape)} is not [{expected}]: {reason}"
-    )
+    message = f"{binding.name}: the array's shape {list(shape)} is not [{expected}]: {reason}"
+    if arguments:
+        names = " or ".join(map(str, arguments))
+        message += (
+            f"; to allow larger batches, build it with {names} from a model with an open batch"
+        )
+    return BindingError(message, arguments=arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,10 +226,12 @@ def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
 
 
 def _batch_too_large(batch: int, maximum: int) -> ContextError:
+    larger = Argument("max_batch_size", batch)
     return ContextError(
         f"the batch size is {batch}, but the engine was built for at most {maximum}; "
-        f"build it for more (max_batch_size={batch}, or a shape with a range where the batch is "
-        "part of the shapes), or run it in parts"
+        f"build it for more ({larger}, or a shape with a range where the batch is part of the "
+        "shapes), or run it in parts",
+        arguments=[larger],
     )
 
 

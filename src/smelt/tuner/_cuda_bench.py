@@ -19,7 +19,7 @@ import numpy as np
 from smelt.backends import WeightStore
 from smelt.devices.cuda import CudaLaunch, CudaRunList, RunGraph
 from smelt.engine import VERSION
-from smelt.errors import BuildError, DeviceError, EngineMismatchError
+from smelt.errors import Argument, BuildError, DeviceError, EngineMismatchError
 from smelt.tuner._cuda_measurer import POISON, CudaMeasurer
 from smelt.tuner._isolated_node import (
     cast_to_storage,
@@ -172,9 +172,11 @@ class CudaBench:
         try:
             self.device.synchronize()
         except DeviceError as error:
+            untuned = Argument("tune", "none")
             raise DeviceError(
                 f"{tactic} of {node} left {self.device!r} unusable for this process ({error}); "
-                'build with tune="none", and report this'
+                f"build with {untuned}, and report this",
+                arguments=[untuned],
             ) from error
 
     def copy_seconds(self, kind: TensorType, *, repeats: TimingRepeats) -> float:

@@ -142,7 +142,10 @@ def _best_by_format(
         reasons = [str(refusal) for refusal in candidates.refusals] or [
             "no kernel family supports the op"
         ]
-        raise UnsupportedError(f"no backend family can run {node}", reasons=reasons)
+        arguments = [a for refusal in candidates.refusals for a in refusal.arguments]
+        raise UnsupportedError(
+            f"no backend family can run {node}", reasons=reasons, arguments=arguments
+        )
     seconds = timer.seconds(node, candidates.tactics)
     # A timer that measures nothing gives no reason; a missing estimate is infinite, too.
     if min(seconds) == math.inf and (wrong_result_reason := timer.wrong_result_reason(node)):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import math
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from smelt.engine import write_atomically
 from smelt.errors import BuildError, SmeltError
 from smelt.types import (
     Limit,
     fields_of,
+    is_json_object,
     is_special,
     parse_json,
     read_file,
@@ -120,6 +121,6 @@ def _entries(path: Path) -> dict[str, object]:
     document = parse_json(read_file(path, Limit.MAX_TIMINGS_BYTES))
     fields = fields_of(document)
     entries = fields.get("seconds")
-    if fields.get("format") != _FORMAT or not isinstance(entries, dict):
+    if fields.get("format") != _FORMAT or not is_json_object(entries):
         raise ValueError(f"the format field is not {_FORMAT!r}")
-    return cast("dict[str, object]", entries)
+    return entries

@@ -8,6 +8,7 @@ from smelt.types._argument_checks import (
     require_choice,
     require_dict,
     require_float,
+    require_instance,
     require_int,
     require_ints,
     require_list,
@@ -67,6 +68,16 @@ from smelt.types._text_formatting import (
     wrap_words,
 )
 from smelt.types._threads import BackgroundThread, Gate, parallel_map
+from smelt.types._type_guards import (
+    is_array,
+    is_dict,
+    is_integer,
+    is_json_object,
+    is_list,
+    is_path,
+    is_sequence,
+    is_tuple,
+)
 from smelt.types._value import (
     Layout,
     OptionalType,
@@ -86,6 +97,14 @@ __all__ = [
     "reset_in_child",
     "format_integer",
     "fields_of",
+    "is_array",
+    "is_dict",
+    "is_integer",
+    "is_json_object",
+    "is_list",
+    "is_path",
+    "is_sequence",
+    "is_tuple",
     "items_of",
     "fixed_extent",
     "fixed_shape",
@@ -132,6 +151,7 @@ __all__ = [
     "require_dict",
     "require_float",
     "require_callable",
+    "require_instance",
     "require_int",
     "require_ints",
     "require_list",

@@ -157,6 +157,12 @@ def require_dict(value: object, name: str, error: Raised) -> dict[str, Any]:
     return checked
 
 
+def require_instance(value: object, kind: type, name: str, error: Raised, expected: str) -> None:
+    """Check that a value is an instance of a class, which ``expected`` describes."""
+    if not isinstance(value, kind):
+        raise error(f"{name} is {shown(value)}; it must be {expected}")
+
+
 def require_callable(value: object, name: str, error: Raised) -> Any:
     """Return a callable object."""
     if not callable(value):

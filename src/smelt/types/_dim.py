@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Final
 
-from smelt.errors import GraphError, InternalError, ShapeError, UnboundSymbolError
+from smelt.errors import Argument, GraphError, InternalError, ShapeError, UnboundSymbolError
 from smelt.types._limits import Limit
 
 if TYPE_CHECKING:
@@ -303,9 +303,7 @@ def dim_to_text(dim: Dim) -> str:
     formulas = _formulas.get()
     if formulas is not None and text not in formulas.known:
         if excess := formulas.count(text):
-            raise ShapeError(
-                f"the formulas of extents have {excess}; fix some symbols with shapes="
-            )
+            raise _too_complex("the formulas of extents have", excess)
         formulas.known[text] = dim
     return text
 
@@ -383,8 +381,12 @@ def _require_within(size: int, limit: Limit) -> None:
     dimension, so that a file can hold any dimension that exists.
     """
     if size > limit.most:
-        detail = limit.excess(size)
-        raise ShapeError(f"an extent's formula has {detail}; fix some symbols with shapes=")
+        raise _too_complex("an extent's formula has", limit.excess(size))
+
+
+def _too_complex(what: str, excess: str) -> ShapeError:
+    shapes = Argument("shapes")
+    return ShapeError(f"{what} {excess}; fix some symbols with {shapes}", arguments=[shapes])
 
 
 def _text_of_sum(terms: Iterable[tuple[Monomial, int]]) -> str:

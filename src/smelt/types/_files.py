@@ -7,9 +7,10 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from smelt.errors import SmeltError
+from smelt.types._type_guards import is_path
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -41,8 +42,8 @@ def require_path(given: object, what: str, error: type[SmeltError] = SmeltError)
         SmeltError: the path is of another type, contains NUL or a lone surrogate, or is too long.
     """
     try:
-        text = os.fspath(cast("str | os.PathLike[str]", given))
-    except TypeError:  # it has no such method, or its own returns something else
+        text = os.fspath(given) if is_path(given) else None
+    except TypeError:  # the object's own method returns something else
         text = None
     if not isinstance(text, str):
         raise error(f"the path of {what} must be a str or pathlib.Path, not {type(given).__name__}")

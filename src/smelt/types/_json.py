@@ -6,9 +6,10 @@ The size is checked before parsing, because a byte of JSON may take a hundred by
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from smelt.types._limits import Limit
+from smelt.types._type_guards import is_json_object, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,12 +39,12 @@ def parse_json(text: bytes | str) -> object:
 
 def items_of(value: object) -> Sequence[object]:
     """Return the items of an untrusted list or tuple; an empty tuple for any other value."""
-    return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+    return value if is_sequence(value) else ()
 
 
 def fields_of(value: object) -> Mapping[str, object]:
     """Return the fields of a parsed JSON object; an empty dict for any other value."""
-    return cast("Mapping[str, object]", value) if isinstance(value, dict) else {}
+    return value if is_json_object(value) else {}
 
 
 def count_json_parts(data: bytes) -> int:

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.engine import Host, detect_host, known_features
-from smelt.errors import MissingExtraError, UnsupportedError
+from smelt.errors import Argument, MissingExtraError, UnsupportedError
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -161,9 +161,11 @@ def host_target() -> CpuTarget:
     """
     host = detect_host()
     if host.architecture not in _BASELINES:
+        example = Argument("device", "cpu:x86-64-v3")
         raise UnsupportedError(
             f"no code can be generated for {host.architecture}; build on x86-64 or aarch64, or "
-            "for them, as device='cpu:x86-64-v3'"
+            f"for them, as {example}",
+            arguments=[example],
         )
     llvm = load_llvm()
     llvm_host_features = llvm.get_host_cpu_features()

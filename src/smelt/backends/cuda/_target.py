@@ -8,7 +8,7 @@ from typing import Final
 
 from smelt.backends.cuda._cost_model import multiprocessors_of
 from smelt.devices.cuda import SM_RESOURCES
-from smelt.errors import UnsupportedError
+from smelt.errors import Argument, UnsupportedError
 from smelt.types import DType
 
 _NAME: Final = re.compile(r"sm_(\d{2,3})a?")
@@ -121,8 +121,10 @@ def _capability(name: str) -> int:
     match = _NAME.fullmatch(name)
     if match is None or int(match[1]) not in SM_RESOURCES:
         known = ", ".join(f"sm_{number}" for number in SM_RESOURCES)
+        one, several = Argument("device", "cuda:sm_90"), Argument("device", "cuda:sm_80,sm_90")
         raise UnsupportedError(
             f"there is no GPU target {name!r}; the targets are {known}; give one or several, as "
-            "device='cuda:sm_90', device='cuda:sm_80,sm_90'"
+            f"{one}, {several}",
+            arguments=[one, several],
         )
     return int(match[1])

@@ -28,7 +28,7 @@ from smelt.backends.cuda._kernel_source import (
     waits_for_dependencies,
 )
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
-from smelt.errors import DISTRIBUTION, BuildError, MissingExtraError
+from smelt.errors import DISTRIBUTION, Argument, BuildError, MissingExtraError
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -111,14 +111,16 @@ def _missing_triton() -> MissingExtraError:
                 f"'{DISTRIBUTION}[cuda-build]'; for Hopper add 'triton<3.8'"
             ),
         )
+    example = Argument("device", "cuda:sm_90")
     return MissingExtraError(
         "triton",
         "cuda-build",
         advice=(
             "smelt's extra 'cuda-build' has it for Linux on x86-64 only, and this is "
-            f"{platform.system()} on {machine}: build there, for example with device='cuda:sm_90' "
-            "(no GPU is needed), and run the engine here"
+            f"{platform.system()} on {machine}: build there, for example with {example} (no GPU "
+            "is needed), and run the engine here"
         ),
+        arguments=[example],
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -118,7 +118,7 @@ def view_of(value: object, stream: CudaStream) -> DeviceView:
             dtype.
     """
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        return _from_dlpack(cast("Any", value), stream)
+        return _from_dlpack(value, stream)
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is None:
         raise BindingError(

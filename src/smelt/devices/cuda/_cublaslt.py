@@ -16,7 +16,7 @@ import weakref
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from smelt.devices.cuda._driver import dotted_cuda
 from smelt.devices.cuda._vendor_libraries import (
     ALIGNED_BYTES,
     EXTRA,
+    LIBRARIES_ARGUMENT,
     MAJOR_OF_EXTRA,
     LibraryError,
     aligned_workspace,
@@ -358,7 +359,7 @@ class CublasLt:
         descriptor = ctypes.c_void_p()
         self._call(f"cublasLtMatmul{kind}Create", ctypes.addressof(descriptor), *arguments)
         try:
-            yield cast("int", descriptor.value)
+            yield descriptor.value or 0
         finally:
             self._call(f"cublasLtMatmul{kind}Destroy", descriptor.value)
 
@@ -381,7 +382,7 @@ class CublasLt:
                     content = ctypes.addressof(value), ctypes.sizeof(value)
                     name = "cublasLtMatrixLayoutSetAttribute"
                     self._call(name, descriptor.value, attribute, *content)
-            yield cast("int", descriptor.value)
+            yield descriptor.value or 0
         finally:
             self._call("cublasLtMatrixLayoutDestroy", descriptor.value)
 
@@ -434,7 +435,8 @@ def _driver_is_too_old(device: CudaDevice, what: str) -> DeviceError:
         f"the NVIDIA driver supports CUDA {dotted_cuda(device.driver.version)}, which is too old "
         f"for {what}; update the driver (CUDA {MAJOR_OF_EXTRA}.0 or newer), or install "
         f"{cublas_package(newest)} and {cudnn_package(newest)} instead of the extra and build the "
-        "engine again here, or build it without libraries=True"
+        f"engine again here, or build it without {LIBRARIES_ARGUMENT}",
+        arguments=[LIBRARIES_ARGUMENT],
     )
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from smelt.devices.cuda._library_calls import LIBRARIES, LibraryCall
 from smelt.errors import EngineFormatError
-from smelt.types import parse_json
+from smelt.types import is_json_object, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,13 +94,13 @@ def read_record(
         for _ in range(architecture_index):
             offset = _parts(view, offset)[-1]
         text, cubin, _ = _parts(view, offset)
-        fields: Any = parse_json(bytes(text))
-        if type(fields) is not dict:
+        fields = parse_json(bytes(text))
+        if not is_json_object(fields):
             raise EngineFormatError("a kernel's record has no fields")
-        fields = cast("dict[str, Any]", fields)
         if "library" not in fields:
             return _kernel_from_fields(fields, cubin)
-        if (name := fields.pop("library")) not in LIBRARIES or cubin:
+        name = fields.pop("library")
+        if not isinstance(name, str) or name not in LIBRARIES or cubin:
             raise EngineFormatError(f"there is no library {name!r}")
         return LIBRARIES[name].read(fields)
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -126,7 +126,7 @@ def matching_architecture(built_for: Sequence[str], capability: tuple[int, int])
     return best_index
 
 
-def _record(fields: Mapping[str, Any], cubin: bytes) -> bytes:
+def _record(fields: Mapping[str, object], cubin: bytes) -> bytes:
     text = json.dumps(fields, sort_keys=True).encode()
     record = _LENGTHS.pack(len(text), len(cubin)) + text + cubin
     return record + bytes(-len(record) % _ALIGNMENT_BYTES)
@@ -152,16 +152,15 @@ def _require_integer(value: object) -> int:
     return value
 
 
-def _kernel_from_fields(fields: Any, cubin: memoryview) -> CudaKernel:
-    mapping = cast("Mapping[str, Any]", fields)
+def _kernel_from_fields(fields: Mapping[str, object], cubin: memoryview) -> CudaKernel:
     kernel = CudaKernel(
-        entry=str(mapping["entry"]),
+        entry=str(fields["entry"]),
         cubin=b"",
-        threads=_require_integer(mapping["threads"]),
-        dynamic_shared_bytes=_require_integer(mapping["dynamic_shared_bytes"]),
-        scratch_words=_require_integer(mapping["scratch_words"]),
-        supports_pdl=bool(mapping["supports_pdl"]),
-        cluster=_require_integer(mapping["cluster"]),
+        threads=_require_integer(fields["threads"]),
+        dynamic_shared_bytes=_require_integer(fields["dynamic_shared_bytes"]),
+        scratch_words=_require_integer(fields["scratch_words"]),
+        supports_pdl=bool(fields["supports_pdl"]),
+        cluster=_require_integer(fields["cluster"]),
     )
     if not 0 < kernel.threads <= _MAX_THREADS:
         raise EngineFormatError(

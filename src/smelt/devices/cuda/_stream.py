@@ -7,7 +7,7 @@ Source: CUDA Driver API reference, "Stream Management" and "Event Management"; t
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from smelt.errors import DeviceError
 from smelt.types import BackgroundThread, Closeable, override
@@ -150,9 +150,11 @@ def handle_of(stream: object) -> int:
         if stream < 0:
             raise DeviceError(f"{stream} is not a stream handle")
         return stream
-    if hasattr(stream, "__cuda_stream__"):
-        protocol = cast("Any", stream).__cuda_stream__
-        reported = cast("tuple[int, int]", protocol() if callable(protocol) else protocol)
+    protocol: tuple[int, int] | Callable[[], tuple[int, int]] | None = getattr(
+        stream, "__cuda_stream__", None
+    )
+    if protocol is not None:
+        reported = protocol() if callable(protocol) else protocol
         if reported[0] != 0:
             raise DeviceError(
                 f"the stream implements version {reported[0]} of __cuda_stream__; version 0 is "

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt import config
-from smelt.errors import DISTRIBUTION, DeviceError, EngineMismatchError, MissingExtraError
+from smelt.errors import (
+    DISTRIBUTION,
+    Argument,
+    DeviceError,
+    EngineMismatchError,
+    MissingExtraError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
     from smelt.devices.cuda._device import CudaDevice
     from smelt.devices.cuda._stream import CudaStream
 
+LIBRARIES_ARGUMENT: Final = Argument("libraries", value=True)
 EXTRA: Final = "cuda-libraries"
 MAJOR_OF_EXTRA: Final = 13
 """Major version of the CUDA that the packages of the extra are for."""
@@ -43,8 +50,9 @@ class LibraryError(DeviceError):
 
     def __init__(self, title: str, what: str, status: int, name: str) -> None:
         super().__init__(
-            f"{what}: {title} reports {name} ({status}); build the engine without libraries=True "
-            "to do without it"
+            f"{what}: {title} reports {name} ({status}); build the engine without "
+            f"{LIBRARIES_ARGUMENT} to do without it",
+            arguments=[LIBRARIES_ARGUMENT],
         )
         self.status = status
 
@@ -140,7 +148,8 @@ def find_version(
     raise EngineMismatchError(
         f"this engine requires {title} {dotted}, and version {dotted_version(found[0])} is "
         f"installed; install {package}=={dotted}.*, or set SMELT_CUDA_LIBRARIES to its folder, or "
-        "build the engine again here (without libraries=True the engine needs no library)"
+        f"build the engine again here (without {LIBRARIES_ARGUMENT} the engine needs no library)",
+        arguments=[LIBRARIES_ARGUMENT],
     )
 
 

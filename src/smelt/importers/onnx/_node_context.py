@@ -11,7 +11,7 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -24,10 +24,14 @@ from smelt.types import TensorType, element_count, fixed_shape, symbols_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import ArrayLike, DTypeLike
+
     from smelt.importers.onnx._attributes import Attribute
     from smelt.importers.onnx._scope import Scope
     from smelt.ir import Array, Graph, Node
     from smelt.types import Dim
+
+T = TypeVar("T")
 
 _MAX_FOLDED_ELEMENTS = 4096
 """Largest number of elements of a result that is computed during the import."""
@@ -98,21 +102,35 @@ class NodeContext:
         value = self.optional(index)
         return None if value is None else self.scope.state.known(value)
 
+    def attribute(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """Return an attribute, whose type the op's schema says.
+
+        Raises:
+            ModelFormatError: the attribute is absent and has no default.
+        """
+        value = self.attributes.get(name, default)
+        if not isinstance(value, kind):
+            raise ModelFormatError(f"{self.where}: attribute {name!r} is required and missing")
+        return value
+
     def integer(self, name: str, default: int) -> int:
         """Return an integer attribute."""
-        return cast("int", self.attributes.get(name, default))
+        return self.attribute(name, int, default)
 
     def number(self, name: str, default: float) -> float:
         """Return a floating-point attribute."""
-        return cast("float", self.attributes.get(name, default))
+        return self.attribute(name, float, default)
 
     def text(self, name: str, default: str) -> str:
         """Return a string attribute."""
-        return cast("str", self.attributes.get(name, default))
+        return self.attribute(name, str, default)
 
     def integers(self, name: str) -> tuple[int, ...] | None:
         """Return an attribute that is a list of integers, or None if it is absent."""
-        return cast("tuple[int, ...] | None", self.attributes.get(name))
+        value = self.attributes.get(name)
+        if not isinstance(value, tuple):
+            return None
+        return tuple(item for item in value if isinstance(item, int))
 
     def is_output_used(self, index: int) -> bool:
         """Return whether output ``index`` is named, so that it may be read."""
@@ -156,9 +174,9 @@ class NodeContext:
         self.emitted.append(node)
         return list(node.outputs)
 
-    def constant(self, array: Array | Sequence[int] | float, dtype: object = None) -> Value:
+    def constant(self, array: ArrayLike, dtype: DTypeLike | None = None) -> Value:
         """Add a constant."""
-        elements = np.array(array, cast("np.dtype[Any] | None", dtype))
+        elements = np.array(array, dtype)
         name = self.scope.state.reserve_name(f"{self.name}/constant")
         return self.graph.add_constant(elements, name)
 
@@ -284,9 +302,9 @@ def _fold(scope: Scope, node: Node) -> list[Value] | None:
 def _evaluate(scope: Scope, node: Node) -> Sequence[Array] | None:
     """Return the results of a node if they are known and small, or None."""
     types = [value.type for value in node.outputs]
-    if node.op.regions or not all(isinstance(type_, TensorType) for type_ in types):
+    tensors = [type_ for type_ in types if isinstance(type_, TensorType)]
+    if node.op.regions or len(tensors) < len(types):
         return None
-    tensors = cast("list[TensorType]", types)
     counts = [element_count(tensor.shape) for tensor in tensors]
     if any(not isinstance(count, int) or count > _MAX_FOLDED_ELEMENTS for count in counts):
         return None

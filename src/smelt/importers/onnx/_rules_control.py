@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
+
+import onnx
 
 from smelt.errors import GraphError, UnsupportedError
 from smelt.importers.onnx._scope import Scope, UnknownResult
@@ -11,8 +13,6 @@ from smelt.types import DType, Limit, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import onnx
 
     from smelt.importers.onnx._node_context import NodeContext
     from smelt.types import Dim, ValueType
@@ -53,7 +53,7 @@ def _larger(first: Dim, second: Dim) -> Dim:
 
 def loop(node_context: NodeContext) -> list[Value]:
     """Convert Loop; its carried values keep their types in all iterations."""
-    body = cast("onnx.GraphProto", node_context.attributes["body"])
+    body = node_context.attribute("body", onnx.GraphProto)
     states = [node_context.input(index) for index in range(2, len(node_context.inputs))]
     if len(body.input) != 2 + len(states) or len(body.output) < 1 + len(states):
         raise GraphError(
@@ -95,7 +95,7 @@ def scan(node_context: NodeContext) -> list[Value]:
 
 def _branch(node_context: NodeContext, name: str) -> onnx.GraphProto:
     """Return a branch of an If after checking its inputs and outputs."""
-    branch = cast("onnx.GraphProto", node_context.attributes[name])
+    branch = node_context.attribute(name, onnx.GraphProto)
     if branch.input or len(branch.output) < len(node_context.outputs):
         raise GraphError(
             f"the {name} has {len(branch.input)} inputs and {len(branch.output)} outputs; it must "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from smelt.errors import ModelFormatError, ShapeError, UnsupportedError
+from smelt.types import fixed_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +158,7 @@ def _kernel_of(node_context: NodeContext, weights: Value) -> tuple[int, ...]:
         return declared
     if not all(isinstance(extent, int) for extent in shape):
         raise UnsupportedError("the extents of the kernel are not known; set kernel_shape")
-    return cast("tuple[int, ...]", shape)
+    return fixed_shape(shape)
 
 
 def _auto_pad(node_context: NodeContext) -> str:

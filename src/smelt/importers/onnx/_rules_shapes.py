@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt.errors import ModelFormatError, ShapeError, UnsupportedError
 from smelt.importers.onnx._tensors import dtype_from_onnx
-from smelt.types import DType
+from smelt.types import DType, fixed_shape, is_array, items_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smelt.importers.onnx._attributes import Attribute
     from smelt.importers.onnx._node_context import NodeContext
-    from smelt.ir import Array, Value
+    from smelt.ir import Value
 
 
 def reduction_of_attribute(node_context: NodeContext) -> list[Value]:
@@ -154,13 +152,13 @@ def _axes(node_context: NodeContext, name: str) -> Value | None:
 def shape_of(node_context: NodeContext, x: Value) -> Value:
     """Return the shape of a value; a constant if it is static."""
     if x.tensor.is_static:
-        return node_context.integers_value(cast("Sequence[int]", x.tensor.shape))
+        return node_context.integers_value(fixed_shape(x.tensor.shape))
     return node_context.emit("Shape", x)
 
 
 def upsample_of_attribute(node_context: NodeContext) -> list[Value]:
     """Convert Upsample with scales as an attribute."""
-    scales = cast("tuple[float, ...]", node_context.attributes.get("scales", ()))
+    scales = items_of(node_context.attributes.get("scales"))
     return _upsample(node_context, node_context.constant(np.array(scales, np.float32)))
 
 
@@ -217,8 +215,8 @@ def constant(node_context: NodeContext) -> list[Value]:
             "exactly one"
         )
     ((form, value),) = node_context.attributes.items()
-    if form in {"value", "sparse_value"}:
-        return [node_context.graph.add_constant(cast("Array", value), node_context.outputs[0])]
+    if is_array(value):
+        return [node_context.graph.add_constant(value, node_context.outputs[0])]
     if form in {"value_float", "value_floats"}:
         return [node_context.constant(np.array(value, np.float32))]
     if form in {"value_int", "value_ints"}:
@@ -228,7 +226,8 @@ def constant(node_context: NodeContext) -> list[Value]:
 
 def constant_of_shape(node_context: NodeContext) -> list[Value]:
     """Convert ConstantOfShape; its tensor of one element becomes a type and a number."""
-    array = cast("Array", node_context.attributes.get("value", np.zeros(1, np.float32)))
+    value = node_context.attributes.get("value")
+    array = value if is_array(value) else np.zeros(1, np.float32)
     if array.size != 1:
         raise ModelFormatError(
             f"{node_context.where}: value has {array.size} elements; it must have one"

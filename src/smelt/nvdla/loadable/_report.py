@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from smelt.errors import sanitize_name
 from smelt.nvdla._status import NvdlaError
@@ -253,8 +253,7 @@ def _plain_operation(view: OperationView) -> dict[str, Any]:
     """Return an operation as plain data, without unused transfers."""
     surface = view.surface.to_dict()
     if isinstance(view.surface, BdmaSurface):
-        used = cast("list[Any]", surface["transfers"])
-        surface["transfers"] = used[: view.surface.num_transfers]
+        surface["transfers"] = surface["transfers"][: view.surface.num_transfers]
     return {
         "index": view.index,
         "type": view.type.name,
