@@ -142,8 +142,9 @@ class ExecutionContext(Closeable):
             The error of a run that was enqueued before, if it was not raised yet.
         """
         requested = self._outputs if outputs is None else self._resolve_output_names(outputs)
-        self._machinery.check_enqueued()
-        return self._lock.hold(self._lock.acquire, self._run, inputs, requested)
+        if self._machinery.pending is not None:
+            self._machinery.check_enqueued()
+        return self._lock.hold(self._run, inputs, requested)
 
     def _run(
         self, inputs: Mapping[str, Any], requested: Sequence[IndexedBinding]
@@ -230,8 +231,9 @@ class ExecutionContext(Closeable):
                 or busy.
         """
         staged_call, arrays = self._bind(batch_size, bindings)
-        self._machinery.check_enqueued()
-        self._lock.hold(self._lock.acquire, self._machinery.execute, staged_call, arrays)
+        if self._machinery.pending is not None:
+            self._machinery.check_enqueued()
+        self._lock.hold(self._machinery.execute, staged_call, arrays)
 
     def enqueue(
         self,
@@ -333,7 +335,7 @@ class ExecutionContext(Closeable):
         """
         if not self._lock.is_closed:
             self._machinery.wait_for_enqueued()
-            self._lock.hold(self._lock.wait, self._close)
+            self._lock.hold_in_turn(self._close)
 
     def _close(self) -> None:
         if not self._lock.is_closed:

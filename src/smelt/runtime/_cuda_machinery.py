@@ -238,14 +238,6 @@ class CudaMachinery(Machinery):
             self.device.restore(previous)
 
     @override
-    def wait_for_enqueued(self) -> None:
-        """Do nothing: enqueued runs are already on the GPU, and do not need the lock."""
-
-    @override
-    def check_enqueued(self) -> None:
-        """Do nothing: `_enqueue_run` raises index errors of enqueued runs."""
-
-    @override
     def check_stream(
         self, stream: object, input_consumed: object
     ) -> tuple[CudaStream, CudaEvent | None]:
@@ -261,9 +253,7 @@ class CudaMachinery(Machinery):
     ) -> None:
         previous = self.device.select()
         try:
-            self.lock.hold(
-                self.lock.acquire, self._enqueue_and_finish, staged_call, arrays, stream, event
-            )
+            self.lock.hold(self._enqueue_and_finish, staged_call, arrays, stream, event)
         finally:
             self.device.restore(previous)
 

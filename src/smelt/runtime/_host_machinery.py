@@ -120,8 +120,6 @@ class HostMachinery(Machinery):
     @override
     def reset(self) -> None:
         super().reset()
-        self._pending: CompletionFlag | None = None
-        """Completion flag of the last enqueued run."""
         self._failures: deque[DeferredError] = deque()
         """Errors of enqueued runs; each is raised by its stream or by the next call."""
 
@@ -193,13 +191,13 @@ class HostMachinery(Machinery):
         arrays = [a if isinstance(a, int) else a.view() for a in arrays]
         failures = self._failures
         _check_all(failures)
-        previous, done, consumed = self._pending, CompletionFlag(), CompletionFlag()
+        previous, done, consumed = self.pending, CompletionFlag(), CompletionFlag()
 
         def work() -> None:
             try:
                 if previous is not None:
                     previous.wait()
-                self.lock.hold(self.lock.wait, self._execute_queued, staged_call, arrays, consumed)
+                self.lock.hold_in_turn(self._execute_queued, staged_call, arrays, consumed)
             except Exception as error:  # noqa: BLE001  (raised by the stream or the next call)
                 failure = DeferredError(error)
                 failures.append(failure)
@@ -209,7 +207,7 @@ class HostMachinery(Machinery):
 
         if event is not None:
             event.mark = consumed
-        self._pending = done
+        self.pending = done
         try:
             stream.submit(work, consumed, done)
         except BaseException:
@@ -226,15 +224,9 @@ class HostMachinery(Machinery):
         self._execute(staged_call, arrays, consumed)
 
     @override
-    def wait_for_enqueued(self) -> None:
-        if (pending := self._pending) is not None:
-            pending.wait()
-
-    @override
     def check_enqueued(self) -> None:
-        if (pending := self._pending) is not None:
-            pending.wait()
-            _check_all(self._failures)
+        self.wait_for_enqueued()
+        _check_all(self._failures)
 
     @override
     def check_thread(self) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from smelt.devices.cpu import CompletionFlag
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine
     from smelt.runtime._loaded_code import LoadedCode
@@ -69,6 +70,8 @@ class Machinery(ABC):
     def reset(self) -> None:
         """Discard the state of runs of other threads, which do not exist in a forked child."""
         self.lock.reset()
+        self.pending: CompletionFlag | None = None
+        """Completion flag of the last enqueued run, if enqueued runs need the lock."""
 
     # ---- arrays
 
@@ -90,13 +93,14 @@ class Machinery(ABC):
 
     # ---- runs
 
-    @abstractmethod
     def wait_for_enqueued(self) -> None:
-        """Wait for enqueued runs that need the lock before a call acquires it."""
+        """Wait for enqueued runs that need the lock, before a call acquires it."""
+        if (pending := self.pending) is not None:
+            pending.wait()
 
-    @abstractmethod
     def check_enqueued(self) -> None:
         """Wait as `wait_for_enqueued` does, and raise the error of an enqueued run."""
+        self.wait_for_enqueued()
 
     @abstractmethod
     def run(

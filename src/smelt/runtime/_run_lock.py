@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from threading import get_ident
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from smelt.devices.cpu import is_awaited_by
 from smelt.errors import ContextError
@@ -38,24 +38,18 @@ class RunLock:
         self._owner: dict[str, list[int]] = {}
         """The token of the current run under `_RUN`, if there is one. `setdefault` is atomic."""
 
-    def hold(
-        self, acquire: Callable[[list[int]], None], work: Callable[..., _T], *arguments: object
-    ) -> _T:
+    def hold(self, work: Callable[..., _T], *arguments: object) -> _T:
         """Return the result of ``work``, which has the context for itself.
 
-        Args:
-            acquire: `acquire` or `wait`.
-            work: the run.
-            arguments: arguments of ``work``.
-
         Raises:
-            ContextError: the context is closed, or ``acquire`` cannot get it.
+            ContextError: the context is busy or closed.
             DeviceError: memory is insufficient.
             Any error of the run.
         """
         token = [get_ident()]
         try:
-            acquire(token)
+            if self._owner.setdefault(_RUN, token) is not token or self.is_closed:
+                self._raise_not_available(token)
             return work(*arguments)
         except MemoryError as error:
             raise out_of_memory("the run") from error
@@ -64,38 +58,52 @@ class RunLock:
             if _RUN in self._owner and self._owner[_RUN] is token:
                 del self._owner[_RUN]
 
-    def acquire(self, token: list[int]) -> None:
-        """Acquire the context at once. Raises ContextError: it is busy or closed."""
-        if (owner := self._owner.setdefault(_RUN, token)) is not token or self.is_closed:
-            self.check_open()
-            if owner == token:
-                raise ContextError(
-                    "this context is busy: the call is made during its own run in the same thread, "
-                    "from a signal handler or a callback; create another context for it"
-                )
-            raise ContextError(
-                "this context is busy in another thread; create one context for each thread"
-            )
-
-    def wait(self, token: list[int]) -> None:
-        """Acquire the context once the current run is complete.
+    def hold_in_turn(self, work: Callable[..., _T], *arguments: object) -> _T:
+        """Wait until the current run is complete, and then do as `hold` does, closed or not.
 
         Raises:
             ContextError: the current run cannot end before this call returns.
+            DeviceError: memory is insufficient.
+            Any error of the run.
         """
-        while (owner := self._owner.setdefault(_RUN, token)) is not token:
-            if owner == token:
-                raise ContextError(
-                    "a context cannot be closed during its own run in the same thread; close it "
-                    "after the run has returned"
-                )
-            if is_awaited_by(owner[0]):  # the run's profiler or a signal handler enqueued this one
-                raise ContextError(
-                    "this run waits for the end of another run of its context, in which the thread "
-                    "waits for this one; create another context for a run that is started within "
-                    "a run"
-                )
-            time.sleep(_POLL_S)  # rare: a synchronous run in another thread
+        token = [get_ident()]
+        try:
+            while (owner := self._owner.setdefault(_RUN, token)) is not token:
+                self._check_will_end(owner, token)
+                time.sleep(_POLL_S)  # rare: a synchronous run in another thread
+            return work(*arguments)
+        except MemoryError as error:
+            raise out_of_memory("the run") from error
+        finally:
+            if _RUN in self._owner and self._owner[_RUN] is token:
+                del self._owner[_RUN]
+
+    def _raise_not_available(self, token: list[int]) -> NoReturn:
+        """Raise ContextError: the context is closed, or another run owns it."""
+        self.check_open()
+        if self._owner.get(_RUN) == token:
+            raise ContextError(
+                "this context is busy: the call is made during its own run in the same thread, "
+                "from a signal handler or a callback; create another context for it"
+            )
+        raise ContextError(
+            "this context is busy in another thread; create one context for each thread"
+        )
+
+    @staticmethod
+    def _check_will_end(owner: list[int], token: list[int]) -> None:
+        """Raise ContextError: the run of ``owner`` waits for the calling thread."""
+        if owner == token:
+            raise ContextError(
+                "a context cannot be closed during its own run in the same thread; close it "
+                "after the run has returned"
+            )
+        if is_awaited_by(owner[0]):  # the run's profiler or a signal handler enqueued this one
+            raise ContextError(
+                "this run waits for the end of another run of its context, in which the thread "
+                "waits for this one; create another context for a run that is started within "
+                "a run"
+            )
 
     def check_open(self) -> None:
         """Raise ContextError: the context is closed."""
