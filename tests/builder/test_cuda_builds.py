@@ -17,7 +17,7 @@ import pytest
 
 import smelt
 from smelt import ops
-from smelt.backends.cuda import CompilerPool, CudaBackend, alternate_tile_order, target_named
+from smelt.backends.cuda import CompilerPool, CudaBackend, target_named
 from smelt.builder import _cuda_toolchain, device_to_run
 from smelt.builder._cuda_toolchain import CudaToolchain
 from smelt.builder._toolchain import TunedGraph, open_toolchain, toolchain_of
@@ -538,7 +538,8 @@ def test_an_engine_whose_launches_take_turns_is_generated_anew(
 ) -> None:
     def turn(tools: CudaToolchain, draft: TunedGraph, _others: object) -> TunedGraph:
         graph, tactics = draft.tuning.graph, draft.choice.tactics
-        tactics = alternate_tile_order(graph.nodes, tactics, draft.tuning.sizes, tools.target)
+        order = CudaBackend(jobs=1).alternate_tile_order
+        tactics = order(graph.nodes, tactics, draft.tuning.sizes, tools.target)
         return TunedGraph(draft.tuning, Choice(tactics=tactics, times=draft.choice.times))
 
     monkeypatch.setattr(CudaToolchain, "_with_estimated_pairs", turn)

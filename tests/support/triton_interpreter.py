@@ -24,10 +24,8 @@ from smelt.backends.cuda._kernel_source import (
     TRITON_TYPES,
     cluster_of,
     is_gluon,
-    reverse_tile_order,
 )
 from smelt.backends.cuda._register_operand_kernel import MASK_PTX
-from smelt.backends.cuda._tile_order import REVERSIBLE_FAMILIES
 from smelt.backends.cuda.families import window_reuse_conv
 from smelt.backends.cuda.families._recurrent_cluster import WAIT_FOR_FLAG_PTX
 from smelt.engine import Launch
@@ -436,15 +434,13 @@ def _reversed_tile_trials(op: type[Op], backend: CudaBackend) -> list[Trial]:
     own = {Conv.name: (PERSISTENT, WINDOW_REUSE), FusedPair.name: (FUSED_PAIR,)}
     for how in own.get(op.name, ()):
         found += sample(_chosen(op, how, backend), _SAMPLED_CASES)
-    return [_turned(trial) for trial in found if trial.tactic.family in REVERSIBLE_FAMILIES]
+    turned = ((_turned(trial, backend), trial) for trial in found)
+    return [trial for trial, other in turned if trial.plan != other.plan]
 
 
-def _turned(trial: Trial) -> Trial:
-    """A trial whose launches begin with their last tiles."""
-    steps = tuple(
-        replace(step, kernel=reverse_tile_order(step.kernel)) if isinstance(step, Launch) else step
-        for step in trial.plan.steps
-    )
+def _turned(trial: Trial, backend: CudaBackend) -> Trial:
+    """A trial whose launches begin with their last tiles; those of one order are as they were."""
+    steps = tuple(map(backend.with_reversed_tiles, trial.plan.steps))
     return replace(trial, assembled=replace(trial.assembled, plan=replace(trial.plan, steps=steps)))
 
 

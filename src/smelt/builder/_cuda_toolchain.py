@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from smelt.backends import CodeCache, CodeImage, WeightStore, build_plan
 from smelt.backends.cuda import (
     CudaBackend,
-    alternate_tile_order,
     generator_version,
     gluon_unavailable_reason,
     require_triton,
@@ -294,7 +293,7 @@ class CudaToolchain(Toolchain):
     def _try_reversed_tile_order(self, trial: InNetworkTuner, draft: TunedGraph) -> None:
         """Reverse the tile order of every other large launch if that makes the plan faster."""
         tuning, choice = draft.tuning, draft.choice
-        alternating = alternate_tile_order(
+        alternating = self._kernels.alternate_tile_order(
             tuning.graph.nodes, choice.tactics, tuning.sizes, self.target
         )
         if alternating == choice.tactics or time.perf_counter() > tuning.deadline:

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from smelt.backends.cuda import CudaBackend, CudaTarget, target_named
 from smelt.backends.cuda._cost_model import LaunchWorkload, gpu_spec_of, seconds_of
-from smelt.backends.cuda.families._gemm_tiles import GemmShape, TileConfig, estimate, tiles_for
+from smelt.backends.cuda._product_costs import register_operand_seconds, tiled_seconds
+from smelt.backends.cuda._product_schedules import GemmShape, TileConfig
+from smelt.backends.cuda.families._gemm_tiles import tiles_for
 from smelt.ir import Graph
 from smelt.ops import Attention, Conv
 from smelt.types import DType, TensorType
@@ -120,7 +122,7 @@ def test_a_larger_gpu_and_a_newer_one_are_faster() -> None:
     shape = GemmShape(1, 25088, 1024, 2304, DType.FLOAT16, run=256, image=6_422_528, windows=True)
     choice = TileConfig((128, 128, 64), 8, 3, "ieee")
     times = [
-        estimate(shape, choice, target)
+        tiled_seconds(shape, choice, gpu_spec_of(target))
         for target in (
             target_named("sm_75"), target_named("sm_80"), replace(HOPPER, multiprocessors=66),
             HOPPER, target_named("sm_100"),
@@ -145,6 +147,14 @@ def test_tiles_come_best_first_with_times(
     assert seconds
     assert seconds == sorted(seconds)
     assert all(1e-7 < s < math.inf for s in seconds)
+
+
+@pytest.mark.parametrize(("batch", "measured_us"), [(1, 4.3), (32, 37.9), (128, 146)])
+def test_a_stem_takes_about_as_long_as_it_did(batch: int, measured_us: float) -> None:
+    rows, image = batch * 112 * 112, batch * 4 * 224 * 224
+    shape = GemmShape(1, rows, 64, 224, DType.FLOAT16, image=image)
+    seconds = register_operand_seconds(shape, 224, -(-rows // 64), HOPPER, is_full=True)
+    assert seconds * 1e6 == pytest.approx(measured_us, rel=0.25)
 
 
 def test_few_long_sums_are_cut_in_pieces_and_many_are_not() -> None:
@@ -203,12 +213,16 @@ class Kept:
 
     def regret(self, count: int) -> float:
         """The best time of so many, the most promising, beside the best of all."""
-        order = sorted(self.times, key=lambda pair: estimate(self.shape, pair[0], HOPPER))
+        order = sorted(
+            self.times, key=lambda pair: tiled_seconds(self.shape, pair[0], gpu_spec_of(HOPPER))
+        )
         return min(us for _, us in order[:count]) / min(us for _, us in self.times)
 
     def correlation(self) -> float:
         """Of ranks."""
-        guesses = [estimate(self.shape, choice, HOPPER) for choice, _ in self.times]
+        guesses = [
+            tiled_seconds(self.shape, choice, gpu_spec_of(HOPPER)) for choice, _ in self.times
+        ]
         a, b = (np.argsort(np.argsort(v)) for v in (guesses, [us for _, us in self.times]))
         return float(np.corrcoef(a, b)[0, 1])
 

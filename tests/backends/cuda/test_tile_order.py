@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smelt.backends import WeightStore, build_plan
-from smelt.backends.cuda import CudaBackend, alternate_tile_order
+from smelt.backends.cuda import CudaBackend
 from smelt.engine import Launch
 from tests.support.cuda_conv_chains import TARGET, row_of
 
@@ -13,7 +13,7 @@ from tests.support.cuda_conv_chains import TARGET, row_of
 def _orders(kinds: str, batch: int) -> list[bool]:
     """Whether each node of a row goes backwards."""
     graph, tactics = row_of(kinds, batch)
-    with_reversed_tiles = alternate_tile_order(graph.nodes, tactics, {}, TARGET)
+    with_reversed_tiles = CudaBackend(jobs=1).alternate_tile_order(graph.nodes, tactics, {}, TARGET)
     return [with_reversed_tiles[node].reversed_tile_order for node in graph.nodes]
 
 
@@ -34,7 +34,7 @@ def test_a_plan_has_the_kernels_of_the_order_that_its_tactics_say(*, goes: bool)
     graph, tactics = row_of("cc", 128)
     backend = CudaBackend(jobs=1)
     if goes:
-        tactics = alternate_tile_order(graph.nodes, tactics, {}, TARGET)
+        tactics = backend.alternate_tile_order(graph.nodes, tactics, {}, TARGET)
     plan = build_plan(graph, tactics, backend, WeightStore()).plan
     kernels = [s.kernel for s in plan.steps if isinstance(s, Launch) and s.kernel.family == "conv"]
     texts = [backend.generate(kernel, TARGET) for kernel in kernels]
@@ -43,7 +43,7 @@ def test_a_plan_has_the_kernels_of_the_order_that_its_tactics_say(*, goes: bool)
 
 def test_the_ways_to_launch_a_tactic_go_forwards() -> None:
     graph, tactics = row_of("cc", 128)
-    with_reversed_tiles = alternate_tile_order(graph.nodes, tactics, {}, TARGET)
+    with_reversed_tiles = CudaBackend(jobs=1).alternate_tile_order(graph.nodes, tactics, {}, TARGET)
     backend = CudaBackend(jobs=1)
     ways = {
         way for tactic in with_reversed_tiles.values() for way in backend.launch_variants(tactic)

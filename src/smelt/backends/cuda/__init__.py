@@ -9,7 +9,6 @@ from smelt.backends.cuda._result_checks import (
     mismatch_kernel,
 )
 from smelt.backends.cuda._target import CudaTarget, target_named
-from smelt.backends.cuda._tile_order import alternate_tile_order
 from smelt.backends.cuda._triton import (
     compile_kernel,
     function_of,
@@ -30,7 +29,6 @@ __all__ = [
     "cache_flush_kernel",
     "function_of",
     "generator_version",
-    "alternate_tile_order",
     "load_triton",
     "require_triton",
     "target_named",

@@ -13,9 +13,10 @@ from smelt.backends._reference import ReferenceFamily
 from smelt.backends._views import ViewFamily
 from smelt.backends.cuda._compiler_pool import CompilerPool
 from smelt.backends.cuda._elementwise import EXPRESSIONS
+from smelt.backends.cuda._family import CudaFamily
 from smelt.backends.cuda._float32_logits import keep_logits_float32
 from smelt.backends.cuda._index_width import index_limits_of, index_overflow_reason
-from smelt.backends.cuda._kernel_source import without_pdl
+from smelt.backends.cuda._kernel_source import reverse_tile_order, without_pdl
 from smelt.backends.cuda._mixed_precision import (
     reads_float32,
     with_float32_results,
@@ -24,11 +25,9 @@ from smelt.backends.cuda._mixed_precision import (
 from smelt.backends.cuda._pointwise import write_pointwise
 from smelt.backends.cuda._result_checks import RESULT_CHECK, write_result_check
 from smelt.backends.cuda._target import CudaTarget, target_named
-from smelt.backends.cuda._tile_order import with_reversed_tiles
+from smelt.backends.cuda._tile_order import alternate_tile_order
 from smelt.backends.cuda._triton import generator_version
 from smelt.backends.cuda.families.attention import AttentionFamily
-from smelt.backends.cuda.families.conv import ConvFamily
-from smelt.backends.cuda.families.conv_sum import ConvSumFamily
 from smelt.backends.cuda.families.cublaslt import CublasLtFamily
 from smelt.backends.cuda.families.cudnn import CudnnFamily
 from smelt.backends.cuda.families.deconv import DeconvFamily
@@ -37,7 +36,6 @@ from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.fused_pair import FusedPairConvFamily, can_fuse_pair
 from smelt.backends.cuda.families.fused_stem_pool import FusedStemPoolFamily, may_pool
 from smelt.backends.cuda.families.gather import GatherFamily
-from smelt.backends.cuda.families.gemm import GemmFamily
 from smelt.backends.cuda.families.half2 import (
     HALF2_PACKING,
     Half2Family,
@@ -54,16 +52,18 @@ from smelt.backends.cuda.families.resample import ResampleFamily
 from smelt.backends.cuda.families.row_reductions import RowReductionsFamily
 from smelt.backends.cuda.families.stem import StemFamily
 from smelt.backends.cuda.families.stem_direct import StemDirectFamily
+from smelt.backends.cuda.families.tiled import ConvFamily, ConvSumFamily, GemmFamily
 from smelt.backends.cuda.families.vendor_library import library_call
 from smelt.backends.cuda.families.window_reuse_conv import WindowReuseConvFamily
 from smelt.devices.cpu import processor_count
 from smelt.devices.cuda import call_to_bytes
+from smelt.engine import Launch
 from smelt.errors import BuildError, InternalError
 from smelt.ops import ALL_OPS
 from smelt.types import DType, evaluate_dim, override
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
     from smelt.backends._base import Tactic
@@ -76,14 +76,45 @@ _MAX_CONCURRENT_BLOCKS: Final = 1024
 """Maximum number of thread blocks of a launch that may run concurrently with others; larger
 launches fill a GPU alone. Chosen without a measurement: about eight blocks for each of an H200's
 132 multiprocessors."""
-_INT32_INDEXED_FAMILIES: Final = (
-    "prefetch", "attention", "fused_pair", "conv", "conv_sum", "cudnn", "depthwise", "gemm",
-    "persistent",
-    "half2", "window_reuse", "stem", "stem_direct", "fused_stem_pool",
-)  # fmt: skip
-"""Families whose kernels compute offsets in 32 bits."""
 _LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
 """Families of vendor libraries by the name of the library."""
+_AUXILIARY_WRITERS: Final[Mapping[str, Callable[[KernelSpec], str]]] = {
+    COPY: write_pointwise,
+    HALF2_PACKING: write_half2_packing,
+    RESULT_CHECK: write_result_check,
+}
+"""Writers of kernels that compute no node: copies between formats and checks of results."""
+
+
+def _families(libraries: Sequence[LoadedLibrary]) -> tuple[Family[CudaTarget], ...]:
+    """Return all families in the order in which candidates with equal estimates are preferred."""
+    return (
+        ViewFamily(),
+        PrefetchGemmFamily(),
+        AttentionFamily(),
+        FusedPairConvFamily(),
+        ConvFamily(),
+        ConvSumFamily(),
+        DeconvFamily(),
+        DepthwiseFamily(),
+        ElementwiseFamily(),
+        GatherFamily(),
+        GemmFamily(),
+        PersistentConvFamily(),
+        LrnFamily(),
+        data_movement_family(),
+        Half2Family(),
+        PoolFamily(),
+        RecurrentFamily(),
+        ResampleFamily(),
+        RowReductionsFamily(),
+        WindowReuseConvFamily(),
+        StemFamily(),
+        StemDirectFamily(),
+        FusedStemPoolFamily(),
+        *(_LIBRARY_FAMILIES[library.provider](library) for library in libraries),
+        ReferenceFamily(),
+    )
 
 
 def _has_launches(tactic: Tactic) -> bool:
@@ -130,33 +161,14 @@ class CudaBackend(Backend[CudaTarget]):
             pool: pool of compiler processes to use instead of a new one.
             libraries: loaded vendor libraries, whose algorithms become candidates.
         """
-        self.families: tuple[Family[CudaTarget], ...] = (
-            ViewFamily(),
-            PrefetchGemmFamily(),
-            AttentionFamily(),
-            FusedPairConvFamily(),
-            ConvFamily(),
-            ConvSumFamily(),
-            DeconvFamily(),
-            DepthwiseFamily(),
-            ElementwiseFamily(),
-            GatherFamily(),
-            GemmFamily(),
-            PersistentConvFamily(),
-            LrnFamily(),
-            data_movement_family(),
-            Half2Family(),
-            PoolFamily(),
-            RecurrentFamily(),
-            ResampleFamily(),
-            RowReductionsFamily(),
-            WindowReuseConvFamily(),
-            StemFamily(),
-            StemDirectFamily(),
-            FusedStemPoolFamily(),
-            *(_LIBRARY_FAMILIES[library.provider](library) for library in libraries),
-            ReferenceFamily(),
-        )
+        self.families = _families(libraries)
+        own = [family for family in self.families if isinstance(family, CudaFamily)]
+        self._int32_families = {f.name for f in own if f.uses_int32_offsets}
+        self._exclusive_families = {f.name for f in own if f.excludes_other_families}
+        # Also without a library: recipes of engines name its tactics.
+        known = (*own, *_LIBRARY_FAMILIES.values())
+        self._fixed_type_families = {f.name for f in known if f.has_fixed_types}
+        self._reversible_families = {f.name for f in own if f.supports_reversed_tiles}
         self.cache = cache
         self.pool = pool or CompilerPool(jobs or processor_count())
         self._records: dict[tuple[str, CudaTarget], bytes | Future[bytes]] = {}
@@ -182,15 +194,14 @@ class CudaBackend(Backend[CudaTarget]):
         self, node: Node, target: CudaTarget, storage: DType = DType.FLOAT32
     ) -> tuple[list[Tactic], list[Refusal]]:
         tactics, refusals = super().candidates(node, replace(target, narrow_dtype=storage), storage)
-        if any(tactic.family in _INT32_INDEXED_FAMILIES for tactic in tactics) and (
-            reason := index_overflow_reason(node)
-        ):
-            refused = sorted({tactic.family for tactic in tactics} & set(_INT32_INDEXED_FAMILIES))
-            refusals += [Refusal(family, reason) for family in refused]
-            tactics = [tactic for tactic in tactics if tactic.family not in _INT32_INDEXED_FAMILIES]
-        half2 = [tactic for tactic in tactics if tactic.family == Half2Family.name]
-        tactics = half2 or tactics
-        return tactics if storage is DType.FLOAT32 else keep_logits_float32(node, tactics), refusals
+        int32_families = {t.family for t in tactics} & self._int32_families
+        if int32_families and (reason := index_overflow_reason(node)):
+            refusals += [Refusal(family, reason) for family in sorted(int32_families)]
+            tactics = [tactic for tactic in tactics if tactic.family not in int32_families]
+        tactics = [t for t in tactics if t.family in self._exclusive_families] or tactics
+        return tactics if storage is DType.FLOAT32 else keep_logits_float32(
+            node, tactics, self._fixed_type_families
+        ), refusals
 
     @override
     def mixed_precision_candidates(
@@ -200,12 +211,18 @@ class CudaBackend(Backend[CudaTarget]):
             return self.candidates(node, target, storage)
         node_storage = DType.FLOAT32 if reads_float32(node, kept) else storage
         tactics, refusals = self.candidates(node, target, node_storage)
-        adjusted = (with_results_for_readers(node, tactic, storage, kept) for tactic in tactics)
+        adjusted = (
+            tactic
+            if tactic.family in self._fixed_type_families
+            else with_results_for_readers(node, tactic, storage, kept)
+            for tactic in tactics
+        )
         return list(dict.fromkeys(adjusted)), refusals
 
     @override
     def canonical_tactic(self, node: Node, tactic: Tactic) -> Tactic:
-        return with_float32_results(node, tactic)
+        is_fixed = tactic.family in self._fixed_type_families
+        return tactic if is_fixed else with_float32_results(node, tactic)
 
     @override
     def can_fuse_pair(self, first: Node, second: Node) -> bool:
@@ -246,16 +263,26 @@ class CudaBackend(Backend[CudaTarget]):
 
     @override
     def with_reversed_tiles(self, step: Step) -> Step:
-        return with_reversed_tiles(step)
+        if not isinstance(step, Launch) or step.kernel.family not in self._reversible_families:
+            return step
+        return replace(step, kernel=reverse_tile_order(step.kernel))
+
+    def alternate_tile_order(
+        self,
+        nodes: Iterable[Node],
+        tactics: Mapping[Node, Tactic],
+        sizes: Mapping[str, int],
+        target: CudaTarget,
+    ) -> dict[Node, Tactic]:
+        """Return the tactics with every other large launch, in the order of ``nodes``, reversed."""
+        reversible = [n for n in nodes if tactics[n].family in self._reversible_families]
+        return alternate_tile_order(reversible, tactics, sizes, target)
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         """Return the Triton source of a kernel."""
-        copies = {COPY: write_pointwise, HALF2_PACKING: write_half2_packing}
-        if kernel.family in copies:
-            text = copies[kernel.family](kernel)
-        elif kernel.family == RESULT_CHECK:
-            text = write_result_check(kernel)
+        if write := _AUXILIARY_WRITERS.get(kernel.family):
+            text = write(kernel)
         else:
             text = self.family(kernel.family).generate(kernel, target)
         return text if target.uses_pdl else without_pdl(text)

@@ -19,6 +19,8 @@ from smelt.devices.cuda import SM_RESOURCES
 from smelt.types import DType, evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smelt.backends.cuda._target import CudaTarget
     from smelt.devices.cuda import SmResources
     from smelt.ir import Node, Value
@@ -250,6 +252,18 @@ def _programs_seconds(work: LaunchWorkload, gpu: GpuSpec, latency: float) -> flo
     last_wave = wave_seconds(ceil(last_wave_programs / gpu.multiprocessors), _NEXT_PROGRAM_SECONDS)
     middle_wave = wave_seconds(programs_per_sm, _NEXT_PROGRAM_SECONDS)
     return wave_seconds(programs_per_sm, 0.0) + (waves - 2) * middle_wave + last_wave
+
+
+def seconds_in_waves(
+    programs: int, programs_per_sm: int, gpu: GpuSpec, wave_seconds: Callable[[int], float]
+) -> float:
+    """Return the time of all waves in seconds.
+
+    ``wave_seconds`` returns the time of a wave by the programs that run on a multiprocessor.
+    """
+    waves, remaining = divmod(programs, programs_per_sm * gpu.multiprocessors)
+    last_wave = wave_seconds(ceil(remaining / gpu.multiprocessors)) if remaining else 0.0
+    return waves * wave_seconds(programs_per_sm) + last_wave
 
 
 def _latency(work: LaunchWorkload, latency: float) -> float:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from smelt.backends._base import Aliasing
 from smelt.backends._fused_programs import root_of
 from smelt.backends.cuda._cost_model import count_of
-from smelt.devices.cuda import LIBRARIES
 from smelt.ops import (
     Concat,
     Flatten,
@@ -32,7 +31,7 @@ from smelt.ops import (
 from smelt.types import DType, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from smelt.backends._base import Tactic
     from smelt.ir import Node, Value
@@ -47,11 +46,18 @@ PASS_THROUGH_OPS: Final = (
 """Ops that only pass on their input, mostly as windows, which have the type of their source."""
 
 
-def keep_logits_float32(node: Node, tactics: Sequence[Tactic]) -> list[Tactic]:
+def keep_logits_float32(
+    node: Node, tactics: Sequence[Tactic], fixed_families: Collection[str]
+) -> list[Tactic]:
     """Return the tactics of a 16-bit build with float32 for the tensors that stay in it.
 
-    Views, half2 kernels and library algorithms are unchanged: views have the type of their source,
-    half2 kernels are 16-bit only, and an algorithm is for the types it was requested for.
+    Views, half2 kernels and tactics with fixed types are unchanged: views have the type of their
+    source, and half2 kernels are 16-bit only.
+
+    Args:
+        node: node of the tactics.
+        tactics: tactics whose float32 tensors are stored in 16 bits.
+        fixed_families: families whose tactics have fixed types.
     """
     inputs = [
         _is_passed_through(node, n) and stays_float32(value) for n, value in enumerate(node.inputs)
@@ -59,14 +65,17 @@ def keep_logits_float32(node: Node, tactics: Sequence[Tactic]) -> list[Tactic]:
     outputs = [stays_float32(value) for value in node.outputs]
     if not any((*inputs, *outputs)):
         return list(tactics)
-    return [_with_float32(tactic, inputs, outputs) for tactic in tactics]
+    return [
+        tactic if tactic.family in fixed_families else _with_float32(tactic, inputs, outputs)
+        for tactic in tactics
+    ]
 
 
 def _with_float32(tactic: Tactic, inputs: Sequence[bool], outputs: Sequence[bool]) -> Tactic:
     """Return a tactic with the marked inputs and outputs stored as float32."""
     formats = [fmt for fmt in (*tactic.inputs, *tactic.outputs) if fmt is not None]
     is_half2 = any(fmt.layout is Layout.PAIRED for fmt in formats)
-    if is_half2 or tactic.aliasing is not Aliasing.NONE or tactic.family in LIBRARIES:
+    if is_half2 or tactic.aliasing is not Aliasing.NONE:
         return tactic
     return replace(
         tactic,

@@ -15,47 +15,28 @@ product's weights, its epilogue operands, its result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cuda._cost_model import WARP_LANES
 from smelt.backends.cuda._implicit_gemm import (
-    ImplicitGemmKernel,
     ImplicitGemmWriter,
     PersistentWriter,
 )
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES
+from smelt.backends.cuda._product_kernels import FusedPairKernel
 from smelt.backends.cuda._tile_writer import broadcast_condition, divides, mask_arguments
 from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.engine import Json, KernelSpec
+    from smelt.engine import KernelSpec
 
 FUSED_PAIR: Final = "fused_pair"
 """Name of the kernel family."""
 _REGISTER_WEIGHT_ELEMENTS: Final = 128
 """Maximum number of the second product's weights that a thread holds while the first product is
 summed. Chosen without a measurement."""
-
-
-@dataclass(frozen=True, slots=True)
-class FusedPairKernel(ImplicitGemmKernel):
-    """Spec of a fused pair: `ImplicitGemmKernel` of the first product, and the second's part."""
-
-    second_columns: tuple[Json, ...] = ()
-    """Columns of the second product: extent, then the stride of every operand."""
-    second_tile: int = 0
-    """Columns of the second product in a tile."""
-    second_depth: int = 0
-    """Packed K of the second product's weights, in elements."""
-    second_bias: bool = False
-    second_stages: Json = ()
-    weights: int = 0
-    """Number of the operand that holds the second product's weights."""
-    returns_intermediate: bool = False
-    """Whether the operand before those weights is the intermediate, as a result."""
 
 
 def write_fused_pair(kernel: KernelSpec) -> str:
@@ -68,12 +49,13 @@ class _FusedPairWriter(PersistentWriter):
 
     def __init__(self, kernel: KernelSpec) -> None:
         super().__init__(kernel)
-        self.result, self.weights = self.last, int(kernel["weights"])
-        self.extras = self.weights - self.first_extra - kernel["returns_intermediate"]
-        self.last = self.weights - 1 if kernel["returns_intermediate"] else -1
-        self.second_axis: Any = kernel["second_columns"]
+        self.pair = FusedPairKernel.of(kernel)
+        self.result, self.weights = self.last, self.pair.weights
+        self.extras = self.weights - self.first_extra - self.pair.returns_intermediate
+        self.last = self.weights - 1 if self.pair.returns_intermediate else -1
+        self.second_axis: Any = self.pair.second_columns
         """Column axis of the second product."""
-        self.second_tile = int(kernel["second_tile"])
+        self.second_tile = self.pair.second_tile
         self.second_count = self.s.extent(self.second_axis[0])
         self.column_tiles = self.s.divide_up(self.second_count, self.second_tile)
         self.second_ok = "" if divides(self.second_tile, self.second_count) else "then_ok"
@@ -84,7 +66,7 @@ class _FusedPairWriter(PersistentWriter):
     def write(self) -> str:
         s = self.s
         self.find_scalars()
-        if self.k["programs"]:
+        if self.k.programs:
             self.prepare_second()
             self.write_persistent()
             return s.text()
@@ -106,17 +88,17 @@ class _FusedPairWriter(PersistentWriter):
         s = self.s
         self.find_column_block("0")
         self.prepare_columns()
-        if self.k["prefetches_weights"]:
+        if self.k.prefetches_weights:
             self.prefetch_weights()
         self.read_weights(self.extras)
         (bm, first_columns, _), bn = self.tile, self.second_tile
         fits_registers = (
-            first_columns * bn <= _REGISTER_WEIGHT_ELEMENTS * WARP_LANES * self.k["num_warps"]
+            first_columns * bn <= _REGISTER_WEIGHT_ELEMENTS * WARP_LANES * self.k.num_warps
         )
         if fits_registers:
             self.load_second()
         s.wait()
-        if self.k["prefetches_epilogue"]:
+        if self.k.prefetches_epilogue:
             for extra in range(self.extras):
                 self.read(extra)
         ImplicitGemmWriter.sum(self)
@@ -158,11 +140,11 @@ class _FusedPairWriter(PersistentWriter):
             self.load_second()
             self.read_weights(self.extras)
         s.wait()
-        with s.for_each_tile("down", "first", self.row_tiles, self.k["programs"]):
+        with s.for_each_tile("down", "first", self.row_tiles, self.k.programs):
             self.find_rows()
             self.prepare_rows()
             self.load_first_operand()
-            for column_block in column_blocks if self.k["prefetches_epilogue"] else ():
+            for column_block in column_blocks if self.k.prefetches_epilogue else ():
                 self.select_column_block(column_block, loaded_by_block)
                 for extra in range(self.extras):
                     self.read(extra)
@@ -211,7 +193,7 @@ class _FusedPairWriter(PersistentWriter):
             s.line(f"then_ok = then < {self.second_count}")
             s.line(f"then_filter = tl.minimum(then, {self.second_count} - 1)")
             name = "then_filter"
-        s.line(f"then_columns = p{self.weights} + {name} * {self.k['second_depth']}")
+        s.line(f"then_columns = p{self.weights} + {name} * {self.pair.second_depth}")
         first_state = self._as_second()
         self.read_weights(self.last - self.first_extra)
         self._restore_first(first_state)
@@ -225,9 +207,9 @@ class _FusedPairWriter(PersistentWriter):
     def add_second(self, sums: str) -> None:
         """Write the first product's epilogue and the second product, added to ``sums``."""
         s = self.s
-        value = self.write_epilogue(self.k["stages"], bias=self.k["bias"])
+        value = self.write_epilogue(self.k.stages, bias=self.k.bias)
         factor = LANGUAGE_TYPES[s.dtypes[self.weights]]
-        if self.k["returns_intermediate"]:
+        if self.pair.returns_intermediate:
             kind = LANGUAGE_TYPES[s.dtypes[self.last]]
             s.line(f"between = ({value}).to({kind})")
             if self.column_tiles == "1":
@@ -247,7 +229,7 @@ class _FusedPairWriter(PersistentWriter):
         self._as_second()
         self.s.line("acc = sums")
         self.store(
-            self.last, self.write_epilogue(self.k["second_stages"], bias=self.k["second_bias"])
+            self.last, self.write_epilogue(self.pair.second_stages, bias=self.pair.second_bias)
         )
 
     def _as_second(self) -> tuple[Any, ...]:

@@ -12,8 +12,6 @@ its tile, prefetches its weights, and accesses nothing else.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._cost_model import WARP_LANES
@@ -25,11 +23,10 @@ from smelt.backends.cuda._tile_writer import (
     divides,
     mask_arguments,
 )
-from smelt.engine import KernelSpec, as_json, parameters
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
-    from smelt.engine import Json
+    from smelt.engine import KernelSpec
 
 TF32: Final = "tf32"
 """Precision in which float32 operands are rounded to a mantissa of ten bits."""
@@ -39,93 +36,6 @@ _PREFETCH: Final = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
 """PTX that prefetches a line to the L2 cache."""
 _LINE_BYTES: Final = 128
 """Size of a cache line in bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImplicitGemmKernel:
-    """Spec of a kernel: everything that its text depends on. Extents may be ``("arg", k)``.
-
-    Strides of an axis are those of the A operand, the B operand, each epilogue operand and the
-    result, in this order.
-    """
-
-    schedule: str
-    """Schedule: "tiled"; "persistent" (programs keep their weights for many tiles) and
-    "register_operand" (in addition A stays in registers); "prefetch" (weights are loaded before the
-    PDL wait); "split_k_reduce" (adds the partial sums); "depthwise"; "fused_pair" (two
-    products)."""
-    stack: tuple[tuple[Json, ...], ...]
-    """Batch axes (groups, matrices): extent, then strides."""
-    rows: tuple[tuple[Json, ...], ...]
-    """Axes of the output positions: extent, strides, and the number of the window axis, or -1."""
-    columns: tuple[Json, ...]
-    """Column axis: extent, then strides."""
-    windows: tuple[tuple[Json, ...], ...]
-    """Window axes: taps, stride of A between taps, window stride, dilation, padding before, input
-    extent."""
-    start: Json
-    """Distance of the first tap before the first element of A, in elements."""
-    run: Json
-    """Inner K: elements of the reduction within one tap (the input channels)."""
-    inner_k_strides: tuple[Json, Json]
-    """Strides of A and B along the inner K."""
-    tap_stride: Json
-    """Stride of B between taps."""
-    depth: int
-    """Packed K: elements of a column of B if there is a window. The inner K of all taps follow one
-    another, then zeros."""
-    tile: tuple[int, int, int]
-    """Block sizes M (rows), N (columns) and K (step of the reduction)."""
-    bias: bool
-    """Whether epilogue operand 0 is a bias, added to the float32 sums before the epilogue."""
-    bias_scale: float
-    """Factor of the bias (beta of Gemm)."""
-    alpha: float
-    """Factor of the sums."""
-    stages: Json
-    """Program of the epilogue."""
-    precision: str
-    """How float32 operands are multiplied: "ieee", "tf32x3" or "tf32"."""
-    clamps_edges: bool
-    """Whether rows and columns past the end read the elements of the last ones instead of being
-    masked. The operands are contiguous along the inner K, so vector loads remain possible."""
-    constants: tuple[bool, ...]
-    """Whether each operand is a weight, which may be read before earlier launches end."""
-    prefetches_weights: bool
-    """Whether weights are prefetched before earlier launches end."""
-    prefetches_epilogue: bool
-    """Whether epilogue operands are loaded before the sum instead of after it."""
-    split_k: int
-    """Parts of the reduction that different programs compute, each into a result of its own."""
-    split_k_partials: int
-    """Number of partial sums that a split_k_reduce kernel adds."""
-    split_k_stride: Json
-    """Distance between two partial sums, in elements."""
-    num_warps: int
-    num_stages: int
-    programs: int = 0
-    """Persistent programs that share a block of columns; 0 without persistence."""
-    factors: int = 2
-    """Number of operands of the reduction: A and B, and A of a second image if there is one; 1 for
-    split_k_reduce. Epilogue operands follow, then the result."""
-    valid_extents: tuple[Json, ...] = ()
-    """Extents of the result along the row axes, if rows include padding."""
-    second_inner_k: int = 0
-    """Channels of a second image, whose 1x1 product extends the reduction; it is operand 2. 0 if
-    there is none."""
-    operands: tuple[tuple[str, Json], ...] = ()
-    """Items of `operand_parameters`."""
-    uses_int64_offsets: tuple[bool, ...] = ()
-    """Whether each operand's offsets along its outermost axis may need more than 32 bits."""
-
-    def spec(self, family: str) -> KernelSpec:
-        """Return the kernel as a spec of a family."""
-        fields = {
-            f.name: as_json(getattr(self, f.name))
-            for f in dataclasses.fields(self)
-            if f.name != "operands"
-        }
-        return KernelSpec(family, parameters(**fields, **dict(self.operands)))
 
 
 def write_implicit_gemm(kernel: KernelSpec) -> str:
@@ -140,16 +50,16 @@ class ImplicitGemmWriter(TileWriter):
     def prepare(self) -> None:
         self.prepare_columns()
         self.prepare_rows()
-        if self.k["prefetches_weights"]:
+        if self.k.prefetches_weights:
             self.prefetch_weights()
 
     def prepare_rows(self) -> None:
         """Write the addresses of the rows' first taps in A."""
         s = self.s
-        start = s.extent(self.k["start"])
+        start = s.extent(self.k.start)
         rows = self.row_offset(0)
         s.line(f"a_rows = p0 + ({rows}{'' if start == '0' else f' - {start}'})")
-        if self.k["second_inner_k"]:
+        if self.k.second_inner_k:
             s.line(f"second_rows = p2 + ({self.row_offset(2)})")
 
     def prepare_columns(self) -> None:
@@ -157,13 +67,13 @@ class ImplicitGemmWriter(TileWriter):
         s = self.s
         s.line(f"step = tl.arange(0, {self.tile[2]})")
         name = self.column
-        if self.column_ok and self.k["clamps_edges"]:
+        if self.column_ok and self.k.clamps_edges:
             name = "filter"
             s.line(f"filter = tl.minimum({self.column}, {self.column_count} - 1)")
         columns = s.sum_of((name, self.columns[2]))
         columns = columns if columns != "0" else f"{name} * 0"
         if self.batch_axes:
-            uses_int64_offsets = self.k["uses_int64_offsets"][1]
+            uses_int64_offsets = self.k.uses_int64_offsets[1]
             columns = s.join(
                 s.offset(
                     self.batch_names, self.batch_axes, 1, uses_int64_offsets=uses_int64_offsets
@@ -176,8 +86,10 @@ class ImplicitGemmWriter(TileWriter):
     def sum(self) -> None:
         bm, bn, bk = self.tile
         self.s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
-        inner_k, second_inner_k = self.k["run"], self.k["second_inner_k"]
-        self.merges_images = second_inner_k > 0 and inner_k % bk == second_inner_k % bk == 0
+        inner_k, second_inner_k = self.k.run, self.k.second_inner_k
+        self.merges_images = (
+            second_inner_k > 0 and self.k.fixed_run % bk == second_inner_k % bk == 0
+        )
         if self.windows and not (isinstance(inner_k, int) and inner_k % bk == 0):
             self.sum_together()
         else:
@@ -193,8 +105,8 @@ class ImplicitGemmWriter(TileWriter):
             else f"{tap_count} * {steps_per_tap}"
         )
         if self.merges_images:
-            steps = str(int(steps) + self.k["second_inner_k"] // self.tile[2])
-        split_k = self.k["split_k"]
+            steps = str(int(steps) + self.k.second_inner_k // self.tile[2])
+        split_k = self.k.split_k
         if split_k == 1:
             return f"for number in range(0, {steps}):"
         part_steps = (
@@ -211,11 +123,11 @@ class ImplicitGemmWriter(TileWriter):
     def sum_by_tap(self) -> None:
         """Write a loop in which each step is a block of the inner K within one tap."""
         s, bk = self.s, self.tile[2]
-        inner_k = s.extent(self.k["run"])
+        inner_k = s.extent(self.k.run)
         steps_per_tap = s.divide_up(inner_k, bk)
         with s.block(self.loop(self.taps, steps_per_tap)):
             tap_offset = ""
-            a_ok = self.row_ok if not self.k["clamps_edges"] else ""
+            a_ok = self.row_ok if not self.k.clamps_edges else ""
             if self.windows:
                 s.line(f"tap = number // {steps_per_tap}")
                 s.line(f"c = (number % {steps_per_tap}) * {bk} + step")
@@ -224,9 +136,9 @@ class ImplicitGemmWriter(TileWriter):
             else:
                 s.line(f"c = number * {bk} + step")
             c_ok = "" if divides(bk, inner_k) else f"(c < {inner_k})"
-            a_stride, b_stride = self.k["inner_k_strides"]
+            a_stride, b_stride = self.k.inner_k_strides
             a_at = s.join(tap_offset, s.sum_of(("c", a_stride)))
-            b_at = s.sum_of(*[("tap", self.k["tap_stride"])][: len(self.windows)], ("c", b_stride))
+            b_at = s.sum_of(*[("tap", self.k.tap_stride)][: len(self.windows)], ("c", b_stride))
             rows = "a_rows"
             if self.merges_images:
                 rows, a_at, b_at, a_ok = "rows", "at", "k", self.switch_to_second_image(a_at, a_ok)
@@ -235,7 +147,7 @@ class ImplicitGemmWriter(TileWriter):
                 all_of(broadcast_condition(a_ok, 0), broadcast_condition(c_ok, 1)),
                 f"b_columns[None, :] + ({b_at})[:, None]",
                 all_of(
-                    broadcast_condition("" if self.k["clamps_edges"] else self.column_ok, 1),
+                    broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1),
                     broadcast_condition(c_ok, 0),
                 ),
             )
@@ -243,7 +155,7 @@ class ImplicitGemmWriter(TileWriter):
     def switch_to_second_image(self, a_at: str, a_ok: str) -> str:
         """Write the switch to the second image after the first; return the new mask of A."""
         s, bk = self.s, self.tile[2]
-        steps = self.taps * self.k["run"] // bk
+        steps = self.taps * self.k.fixed_run // bk
         s.line(f"is_second = number >= {steps}")
         s.line(f"k = number * {bk} + step")
         s.line(f"rows = {self.as_vectors('tl.where(is_second, second_rows, a_rows)')}")
@@ -255,45 +167,45 @@ class ImplicitGemmWriter(TileWriter):
         size = self.s.dtypes[0].size_bytes
         strides = [axis[1 + operand] for axis in self.rows for operand in (0, 2)]
         is_aligned = all(isinstance(n, int) and n * size % ALIGNED_BYTES == 0 for n in strides)
-        aligned = self.k["aligned"]
-        is_aligned = is_aligned and aligned[0] and aligned[2] and self.k["start"] == 0
+        aligned = self.s.aligned
+        is_aligned = is_aligned and aligned[0] and aligned[2] and self.k.start == 0
         return f"tl.multiple_of({rows}, {ALIGNED_BYTES})" if is_aligned else rows
 
     def sum_second(self) -> None:
         """Write the sum over the second image, if one loop cannot cover both images."""
-        s, bk, inner_k = self.s, self.tile[2], self.k["second_inner_k"]
+        s, bk, inner_k = self.s, self.tile[2], self.k.second_inner_k
         with s.block(f"for number in range(0, {-(-inner_k // bk)}):"):
             s.line(f"c = number * {bk} + step")
             c_ok = "" if inner_k % bk == 0 else f"(c < {inner_k})"
-            a_ok = broadcast_condition("" if self.k["clamps_edges"] else self.row_ok, 0)
-            b_ok = broadcast_condition("" if self.k["clamps_edges"] else self.column_ok, 1)
+            a_ok = broadcast_condition("" if self.k.clamps_edges else self.row_ok, 0)
+            b_ok = broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1)
             self.multiply(
                 "second_rows[:, None] + c[None, :]",
                 all_of(a_ok, broadcast_condition(c_ok, 1)),
-                f"b_columns[None, :] + (c + {self.taps * self.k['run']})[:, None]",
+                f"b_columns[None, :] + (c + {self.taps * self.k.fixed_run})[:, None]",
                 all_of(b_ok, broadcast_condition(c_ok, 0)),
             )
 
     def sum_together(self) -> None:
         """Write a loop over taps and inner K as one axis; each element has its own tap."""
-        s, bk, inner_k = self.s, self.tile[2], self.s.extent(self.k["run"])
+        s, bk, inner_k = self.s, self.tile[2], self.s.extent(self.k.run)
         total = str(self.taps * int(inner_k))
         with s.block(self.loop(1, s.divide_up(total, bk))):
             s.line(f"k = number * {bk} + step")
             s.line(f"c = k % {inner_k}")
             s.line(f"tap = k // {inner_k}")
             k_ok = "" if divides(bk, total) else f"(k < {total})"
-            a_ok = broadcast_condition("" if self.k["clamps_edges"] else self.row_ok, 0)
+            a_ok = broadcast_condition("" if self.k.clamps_edges else self.row_ok, 0)
             inside, tap_offset = self.locate_tap("tap", "[:, None]")
-            a_at = s.join(tap_offset, s.sum_of(("c", self.k["inner_k_strides"][0])))
-            depth = total if self.k["second_inner_k"] else self.k["depth"]
+            a_at = s.join(tap_offset, s.sum_of(("c", self.k.inner_k_strides[0])))
+            depth = total if self.k.second_inner_k else self.k.depth
             b_ok = "" if divides(bk, depth) else f"(k < {depth})"
             self.multiply(
                 f"a_rows[:, None] + ({a_at})[None, :]",
                 all_of(a_ok, inside, broadcast_condition(k_ok, 1)),
                 "b_columns[None, :] + k[:, None]",
                 all_of(
-                    broadcast_condition("" if self.k["clamps_edges"] else self.column_ok, 1),
+                    broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1),
                     broadcast_condition(b_ok, 0),
                 ),
             )
@@ -313,10 +225,10 @@ class ImplicitGemmWriter(TileWriter):
     def multiply_by(self, pixels: str, weights: str) -> None:
         """Write the product of loaded operands, added to ``acc``."""
         s, b = self.s, self.s.dtypes[1]
-        precision = f', input_precision="{self.k["precision"]}"' if b is DType.FLOAT32 else ""
-        if b is DType.FLOAT32 and self.k["precision"] == TF32:
+        precision = f', input_precision="{self.k.precision}"' if b is DType.FLOAT32 else ""
+        if b is DType.FLOAT32 and self.k.precision == TF32:
             self.round_to_tf32(pixels)
-            if not self.k["constants"][1]:
+            if not self.k.constants[1]:
                 self.round_to_tf32(weights)
         s.line(f"acc = tl.dot({pixels}, {weights}, acc{precision})")
 
@@ -328,12 +240,12 @@ class ImplicitGemmWriter(TileWriter):
     def prefetch_weights(self) -> None:
         """Write the L2 prefetch of the tile's weights, divided among tiles that share columns."""
         s, bn = self.s, self.tile[1]
-        inner_k, (_, stride) = self.k["run"], self.k["inner_k_strides"]
+        inner_k, (_, stride) = self.k.run, self.k.inner_k_strides
         if stride != 1 or not isinstance(inner_k, int):
             return
         line_elements = _LINE_BYTES // s.dtypes[1].size_bytes
-        lines = -(-(self.taps * inner_k + self.k["second_inner_k"]) // line_elements)
-        lines_at_once, split_k = max(1, self.k["num_warps"] * WARP_LANES // bn), self.k["split_k"]
+        lines = -(-(self.taps * inner_k + self.k.second_inner_k) // line_elements)
+        lines_at_once, split_k = max(1, self.k.num_warps * WARP_LANES // bn), self.k.split_k
         part = "down" if split_k == 1 else f"(down * {split_k} + piece)"
         step = f"{self.row_tiles} * {lines_at_once * split_k}"
         with s.block(f"for first in range({part} * {lines_at_once}, {lines}, {step}):"):
@@ -363,8 +275,8 @@ class PersistentWriter(ImplicitGemmWriter):
             self.load_weight_step(number, first)
         self.read_weights(self.last - self.first_extra)
         s.wait()
-        begin, prefetch = f"program // {self.column_tiles}", f"num_stages={self.k['num_stages']}"
-        with s.for_each_tile("down", begin, self.row_tiles, self.k["programs"], prefetch):
+        begin, prefetch = f"program // {self.column_tiles}", f"num_stages={self.k.num_stages}"
+        with s.for_each_tile("down", begin, self.row_tiles, self.k.programs, prefetch):
             self.find_rows()
             self.prepare_rows()
             self.sum()
@@ -383,24 +295,24 @@ class PersistentWriter(ImplicitGemmWriter):
 
     def steps(self) -> range:
         """Return the first K index of each step, over the taps' inner K and the second image's."""
-        return range(0, self.taps * self.k["run"] + self.k["second_inner_k"], self.tile[2])
+        return range(0, self.taps * self.k.fixed_run + self.k.second_inner_k, self.tile[2])
 
     def load_weight_step(self, number: int, first: int) -> None:
         """Write the load of a step's weights."""
         s, bk = self.s, self.tile[2]
         s.line(f"k = {s.join(str(first), 'step')}")
-        total = self.taps * self.k["run"] + self.k["second_inner_k"]
+        total = self.taps * self.k.fixed_run + self.k.second_inner_k
         k_ok = "" if first + bk <= total else f"(k < {total})"
         ok = all_of(
-            broadcast_condition("" if self.k["clamps_edges"] else self.column_ok, 1),
+            broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1),
             broadcast_condition(k_ok, 0),
         )
         s.line(f"b{number} = tl.load(b_columns[None, :] + k[:, None]{mask_arguments(ok)})")
 
     def pixels(self, first: int) -> tuple[str, str]:
         """Return the addresses of a step's elements of A, and their mask."""
-        s, bk, inner_k = self.s, self.tile[2], self.k["run"]
-        first_image_k, row_ok = self.taps * inner_k, "" if self.k["clamps_edges"] else self.row_ok
+        s, bk, inner_k = self.s, self.tile[2], self.k.fixed_run
+        first_image_k, row_ok = self.taps * inner_k, "" if self.k.clamps_edges else self.row_ok
         if first >= first_image_k:
             channels = s.join(str(first - first_image_k), "step")
             return f"second_rows[:, None] + ({channels})[None, :]", broadcast_condition(row_ok, 0)
@@ -415,7 +327,7 @@ class PersistentWriter(ImplicitGemmWriter):
             tap_ok, tap_offset = self.locate_tap("tap", "[:, None]")
             channels = f"k % {inner_k}"
             k_ok = "" if first + bk <= first_image_k else f"(k < {first_image_k})"
-        at = s.join(tap_offset, s.sum_of((channels, self.k["inner_k_strides"][0])))
+        at = s.join(tap_offset, s.sum_of((channels, self.k.inner_k_strides[0])))
         ok = all_of(broadcast_condition(row_ok, 0), tap_ok, broadcast_condition(k_ok, 1))
         return f"a_rows[:, None] + ({at})[None, :]", ok
 
@@ -434,29 +346,29 @@ class PrefetchWriter(PersistentWriter):
     def prepare(self) -> None:
         self.prepare_rows()
         self.prepare_columns()
-        if self.k["split_k"] > 1:
-            self.s.line(f"begin = piece * {super().steps().stop // self.k['split_k']}")
+        if self.k.split_k > 1:
+            self.s.line(f"begin = piece * {super().steps().stop // self.k.split_k}")
         for number, first in enumerate(self.steps()):
             self.load_weight_step(number, first)
 
     @override
     def steps(self) -> range:
         all_steps = super().steps()
-        return range(0, all_steps.stop // self.k["split_k"], all_steps.step)
+        return range(0, all_steps.stop // self.k.split_k, all_steps.step)
 
     @override
     def load_weight_step(self, number: int, first: int) -> None:
-        if self.k["split_k"] == 1:
+        if self.k.split_k == 1:
             super().load_weight_step(number, first)
             return
-        ok = broadcast_condition("" if self.k["clamps_edges"] else self.column_ok, 1)
+        ok = broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1)
         at = f"b_columns[None, :] + (begin + {self.s.join(str(first), 'step')})[:, None]"
         self.s.line(f"b{number} = tl.load({at}{mask_arguments(ok)})")
 
     @override
     def pixels(self, first: int) -> tuple[str, str]:
-        s, bk, inner_k = self.s, self.tile[2], self.k["run"]
-        if self.k["split_k"] == 1:
+        s, bk, inner_k = self.s, self.tile[2], self.k.fixed_run
+        if self.k.split_k == 1:
             return super().pixels(first)
         # Counting in whole steps shows the compiler that each step starts at an aligned vector.
         s.line(f"number = ({s.join('begin', str(first))}) // {bk}")
@@ -465,11 +377,11 @@ class PrefetchWriter(PersistentWriter):
             s.line(f"tap = number // {inner_k // bk}")
             inside, tap_offset = self.locate_tap("tap", "")
             channels = f"number % {inner_k // bk} * {bk}"
-        at = s.join(tap_offset, s.sum_of((f"{channels} + step", self.k["inner_k_strides"][0])))
+        at = s.join(tap_offset, s.sum_of((f"{channels} + step", self.k.inner_k_strides[0])))
         rows = "a_rows"
-        if self.k["second_inner_k"]:
+        if self.k.second_inner_k:
             rows, at, inside = "rows", "at", self.switch_to_second_image(at, inside)
-        row_ok = "" if self.k["clamps_edges"] else self.row_ok
+        row_ok = "" if self.k.clamps_edges else self.row_ok
         return f"{rows}[:, None] + ({at})[None, :]", broadcast_condition(all_of(row_ok, inside), 0)
 
 
@@ -479,7 +391,7 @@ class DepthwiseWriter(TileWriter):
     @override
     def prepare(self) -> None:
         s = self.s
-        start = s.extent(self.k["start"])
+        start = s.extent(self.k.start)
         rows = self.row_offset(0)
         columns = self.column_offset(0)
         s.line(f"a_rows = p0 + ({rows}{'' if start == '0' else f' - {start}'})")
@@ -507,8 +419,8 @@ class SplitKReduceWriter(TileWriter):
     def sum(self) -> None:
         s = self.s
         at, mask = self.addresses(0)
-        for piece in range(self.k["split_k_partials"]):
-            stride = s.product_of([piece, self.k["split_k_stride"]]) if piece else "0"
+        for piece in range(self.k.split_k_partials):
+            stride = s.product_of([piece, self.k.split_k_stride]) if piece else "0"
             text = f"tl.load({at} + {stride}{mask_arguments(mask)})"
             s.line(f"acc = {text if piece == 0 else f'acc + {text}'}")
 

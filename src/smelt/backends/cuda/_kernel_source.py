@@ -133,7 +133,9 @@ class Source:
         """Begin the function."""
         self.dtypes = [DType(name) for name in kernel["dtypes"]]
         self.arguments = [f"p{k}" for k in range(len(self.dtypes))]
-        self.arguments += [f"s{k}" for k in range(kernel["scalars"])]
+        self.scalar_count: int = kernel["scalars"]
+        self.arguments += [f"s{k}" for k in range(self.scalar_count)]
+        self.aligned: tuple[bool, ...] = kernel["aligned"]
         self._lines: list[str] = []
         self._depth = 1
         self._waits = False

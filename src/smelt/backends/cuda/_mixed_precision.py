@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.backends._base import Aliasing
 from smelt.backends.cuda._float32_logits import PASS_THROUGH_OPS, stays_float32
-from smelt.devices.cuda import LIBRARIES
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -68,11 +67,10 @@ def with_float32_results(node: Node, tactic: Tactic) -> Tactic:
 def _with_results(node: Node, tactic: Tactic, wanted: Callable[[Value], DType]) -> Tactic:
     """Return the tactic with its float results stored as ``wanted`` returns.
 
-    Views, references and library calls are unchanged: views have the type of their source,
-    references compute in the model's types, and algorithms are for the types of their request.
+    Views and references are unchanged: views have the type of their source, and references compute
+    in the model's types.
     """
-    is_fixed = tactic.aliasing is not Aliasing.NONE or tactic.is_reference
-    if is_fixed or tactic.family in LIBRARIES:
+    if tactic.aliasing is not Aliasing.NONE or tactic.is_reference:
         return tactic
     outputs = tuple(
         replace(fmt, dtype=wanted(value))

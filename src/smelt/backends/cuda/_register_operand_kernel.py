@@ -51,7 +51,7 @@ class RegisterOperandWriter(PersistentWriter):
         s.wait()
         natural_order = self.row_order
         begin = f"program // {self.column_tiles}"
-        with s.for_each_tile("down", begin, self.row_tiles, self.k["programs"]):
+        with s.for_each_tile("down", begin, self.row_tiles, self.k.programs):
             s.line(f"q = tl.arange(0, {bm})")
             self.row_order = FRAGMENT_ROW
             self.find_rows()
@@ -70,15 +70,15 @@ class RegisterOperandWriter(PersistentWriter):
     @property
     def vectors(self) -> int:
         """Vectors of a tap's inner K."""
-        return -(-int(self.k["run"]) // VECTOR)
+        return -(-self.k.fixed_run // VECTOR)
 
     def fragments(self) -> range:
         """Return the numbers of the fragments of a column."""
-        return range(self.k["depth"] // FRAGMENT)
+        return range(self.k.depth // FRAGMENT)
 
     def find_fragment(self, number: int) -> None:
         """Write the offsets of a fragment's vectors in a window, and the mask of valid elements."""
-        s, vectors, inner_k = self.s, self.vectors, self.k["run"]
+        s, vectors, inner_k = self.s, self.vectors, self.k.fixed_run
         s.line(f"place = {number * FRAGMENT // VECTOR} + vector")
         s.line(f"tap = place // {vectors}")
         s.line(f"c = place % {vectors} * {VECTOR} + within")
@@ -96,7 +96,7 @@ class RegisterOperandWriter(PersistentWriter):
         exceeds_window = (number + 1) * FRAGMENT > self.taps * self.vectors * VECTOR
         ok = mask_arguments(f"there{number}[None, :]") if exceeds_window else ""
         s.line(f"a = tl.load(a_rows[:, None] + offset{number}[None, :]{ok})")
-        if not divides(VECTOR, self.k["run"]):
+        if not divides(VECTOR, self.k.fixed_run):
             kind = LANGUAGE_TYPES[s.dtypes[0]]
             options = f"dtype={kind}, is_pure=True, pack=2"
             operands = f'"=r,r,r", [a, keep{number}]'

@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._cost_model import gpu_spec_of
-from smelt.backends.cuda._kernel_source import reverse_tile_order
-from smelt.engine import Launch
 from smelt.types import element_count, evaluate_dim
 
 if TYPE_CHECKING:
@@ -19,25 +17,11 @@ if TYPE_CHECKING:
 
     from smelt.backends._base import Tactic
     from smelt.backends.cuda._target import CudaTarget
-    from smelt.engine import Step
     from smelt.ir import Node
 
-REVERSIBLE_FAMILIES: Final = (
-    "fused_pair", "conv", "conv_sum", "depthwise", "gemm", "persistent", "pool", "window_reuse",
-    "stem",
-    "stem_direct",
-)  # fmt: skip
-"""Families whose kernels support both orders."""
 _LARGE_L2_SHARE: Final = 0.5
 """Share of the L2 cache from which a launch counts as large; the data of smaller launches remain in
 the cache in either order. Chosen without a measurement."""
-
-
-def with_reversed_tiles(step: Step) -> Step:
-    """Return the step with reversed tile order, if its family supports that."""
-    if not isinstance(step, Launch) or step.kernel.family not in REVERSIBLE_FAMILIES:
-        return step
-    return replace(step, kernel=reverse_tile_order(step.kernel))
 
 
 def alternate_tile_order(
@@ -46,15 +30,12 @@ def alternate_tile_order(
     sizes: Mapping[str, int],
     target: CudaTarget,
 ) -> dict[Node, Tactic]:
-    """Return the tactics with every other large launch, in the order of ``nodes``, reversed."""
+    """Return the tactics with every other large launch of ``nodes``, in their order, reversed."""
     ordered = dict(tactics)
     min_bytes, is_reversed = _LARGE_L2_SHARE * gpu_spec_of(target).l2_bytes, False
     for node in nodes:
         tactic = ordered[node]
-        if (
-            tactic.family in REVERSIBLE_FAMILIES
-            and _touched_bytes(node, tactic, sizes) >= min_bytes
-        ):
+        if _touched_bytes(node, tactic, sizes) >= min_bytes:
             ordered[node] = replace(tactic, reversed_tile_order=is_reversed)
             is_reversed = not is_reversed
     return ordered

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cuda._elementwise import literal, write_stages
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, Source
+from smelt.backends.cuda._product_kernels import ImplicitGemmKernel
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -22,21 +23,21 @@ _MAX_BITS: Final = 31
 
 
 class TileWriter(ABC):
-    """Writer of the kernel of one spec; `ImplicitGemmKernel` documents the spec."""
+    """Writer of the kernel of one spec."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         """Read the spec."""
-        self.k = kernel
+        self.k = ImplicitGemmKernel.of(kernel)
         self.s = Source(kernel)
         self.last = len(self.s.dtypes) - 1
-        self.first_extra: int = kernel["factors"]
+        self.first_extra: int = self.k.factors
         """Number of the first epilogue operand: those before it are summed."""
-        self.tile = cast("tuple[int, int, int]", tuple(kernel["tile"]))
-        self.batch_axes: Any = kernel["stack"]
+        self.tile = self.k.tile
+        self.batch_axes: Any = self.k.stack
         """Batch axes: (extent, stride of each operand ...)."""
-        self.rows: Any = kernel["rows"]
-        self.windows: Any = kernel["windows"]
-        self.columns: Any = kernel["columns"]
+        self.rows: Any = self.k.rows
+        self.windows: Any = self.k.windows
+        self.columns: Any = self.k.columns
         self.taps = prod(w[0] for w in self.windows)
         self.row_count = self.s.product_of(axis[0] for axis in self.rows)
         self.column_count = self.s.extent(self.columns[0])
@@ -73,7 +74,7 @@ class TileWriter(ABC):
         self.prepare()
         self.read_weights(extras)
         self.s.wait()
-        for extra in range(extras if self.k["prefetches_epilogue"] else 0):
+        for extra in range(extras if self.k.prefetches_epilogue else 0):
             self.read(extra)
         self.sum()
         self.finish()
@@ -87,7 +88,7 @@ class TileWriter(ABC):
             self.s,
             self.column_tiles,
             self.row_tiles,
-            self.k["split_k"],
+            self.k.split_k,
         )
         self.find_scalars()
         s.line(f"tile = {s.program}")
@@ -106,7 +107,7 @@ class TileWriter(ABC):
 
     def find_scalars(self) -> None:
         """Write the conversion of the scalars to 32 bits."""
-        for scalar in range(self.k["scalars"]):
+        for scalar in range(self.s.scalar_count):
             self.s.line(f"s{scalar} = s{scalar}.to(tl.int32)")
 
     def find_columns(self) -> None:
@@ -122,7 +123,7 @@ class TileWriter(ABC):
         s.line(f"row = down * {bm} + {self.row_order}")
         if self.row_ok:
             s.line(f"row_ok = row < {self.row_count}")
-            if self.k["clamps_edges"]:
+            if self.k.clamps_edges:
                 s.line(f"row = tl.minimum(row, {self.row_count} - 1)")
         s.unravel("row", [axis[0] for axis in self.rows], self.row_names)
         self.find_taps()
@@ -151,10 +152,10 @@ class TileWriter(ABC):
 
     def row_offset(self, operand: int) -> str:
         """Return the part of an operand's offset that depends on rows and batch axes, a vector."""
-        s, uses_int64_offsets = self.s, self.k["uses_int64_offsets"][operand]
-        if operand == self.last and self.k["split_k"] > 1:
+        s, uses_int64_offsets = self.s, self.k.uses_int64_offsets[operand]
+        if operand == self.last and self.k.split_k > 1:
             partial = "piece.to(tl.int64)" if uses_int64_offsets else "piece"
-            partial_offset = s.sum_of((partial, self.k["split_k_stride"]))
+            partial_offset = s.sum_of((partial, self.k.split_k_stride))
         else:
             partial_offset = ""
         rows = s.offset(
@@ -180,7 +181,7 @@ class TileWriter(ABC):
         text = s.sum_of((self.column, self.columns[1 + operand]))
         text = text if text != "0" else f"{self.column} * 0"
         if operand == 1 and self.batch_axes:
-            uses_int64_offsets = self.k["uses_int64_offsets"][operand]
+            uses_int64_offsets = self.k.uses_int64_offsets[operand]
             return s.join(
                 s.offset(
                     self.batch_names, self.batch_axes, 1, uses_int64_offsets=uses_int64_offsets
@@ -218,11 +219,11 @@ class TileWriter(ABC):
 
     def finish(self) -> None:
         """Write the epilogue and the store of the result."""
-        self.store(self.last, self.write_epilogue(self.k["stages"], bias=self.k["bias"]))
+        self.store(self.last, self.write_epilogue(self.k.stages, bias=self.k.bias))
 
     def write_epilogue(self, stages: Json, *, bias: bool) -> str:
         """Write the epilogue of ``acc`` and return its result; the bias is epilogue operand 0."""
-        line, alpha, scale = self.s.line, self.k["alpha"], self.k["bias_scale"]
+        line, alpha, scale = self.s.line, self.k.alpha, self.k.bias_scale
         if alpha != 1.0:
             line(f"acc = acc * {literal(alpha)}")
         if bias:
@@ -253,7 +254,7 @@ class TileWriter(ABC):
         """Load the epilogue operands that are weights shared by all rows: they need no PDL wait."""
         for extra in range(extras):
             operand = self.first_extra + extra
-            if self.k["constants"][operand] and self.repeats(operand)[0]:
+            if self.k.constants[operand] and self.repeats(operand)[0]:
                 self.read(extra)
 
     def repeats(self, operand: int) -> tuple[bool, bool]:

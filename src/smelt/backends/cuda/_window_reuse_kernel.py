@@ -88,9 +88,9 @@ class WindowReuseWriter(TileWriter):
         self.lead = sum(w[4] * pitch for w, pitch in windows)
         """Distance from the corner of the first window to the first pixel, in positions."""
         window_span = sum((w[0] - 1) * w[3] * pitch for w, pitch in windows)
-        self.run: int = kernel["run"]
+        self.run = self.k.fixed_run
         self.slices = -(-self.run // self.tile[2])
-        self.ring: int = kernel["num_stages"]
+        self.ring = self.k.num_stages
         need = self.tile[0] + window_span
         self.window = shared_window_layout(need, self.taps, self.slices, self.ring)
         self.steps = self.taps * self.slices
@@ -123,7 +123,7 @@ class WindowReuseWriter(TileWriter):
         """Write the layouts of memory and registers, and the allocation of shared memory."""
         s = self.s
         places, filters, width = self.tile
-        num_warps, copied, stored = self.k["num_warps"], self.lanes("copied"), self.lanes("written")
+        num_warps, copied, stored = self.k.num_warps, self.lanes("copied"), self.lanes("written")
         column_warps = max(1, num_warps * _WARP_ROWS // filters)
         swizzle = width * s.dtypes[1].size_bytes
         bits = 8 * s.dtypes[1].size_bytes
@@ -228,7 +228,7 @@ class WindowReuseWriter(TileWriter):
         conditions = [f"({names[0]} >= 0)", f"({names[0]} < {s.extent(extents[0])})"]
         for at, window in zip(names[1:], self.windows, strict=True):
             conditions.append(f"({at} < {s.extent(window[5])})")
-        offset = s.offset(names, self.rows, 0, uses_int64_offsets=self.k["uses_int64_offsets"][0])
+        offset = s.offset(names, self.rows, 0, uses_int64_offsets=self.k.uses_int64_offsets[0])
         self.broadcast_pixels(name, offset, " & ".join(conditions), "copied")
         there = f"({name} >= 0)[:, None]"
         if channels := self.channels_ok(number):
@@ -241,7 +241,7 @@ class WindowReuseWriter(TileWriter):
 
         Each warp holds one row per lane, as far as rows go, of the rows that it needs.
         """
-        num_warps = self.k["num_warps"]
+        num_warps = self.k.num_warps
         lanes = self.lanes(layout)
         rows = WARP_LANES // lanes
         step = rows * num_warps
@@ -341,7 +341,7 @@ class WindowReuseWriter(TileWriter):
         s.unravel("row", [axis[0] for axis in self.rows], self.row_names)
         inside = (
             f"({name} < {s.extent(extent)})"
-            for name, extent in zip(self.row_names, self.k["valid_extents"], strict=True)
+            for name, extent in zip(self.row_names, self.k.valid_extents, strict=True)
         )
         s.line(f"row_ok = {' & '.join(inside)}")
 
@@ -353,9 +353,7 @@ class WindowReuseWriter(TileWriter):
     def finish(self) -> None:
         """Write the epilogue, which must not depend on positions, then the transposed store."""
         s, kind = self.s, LANGUAGE_TYPES[self.s.dtypes[self.last]]
-        s.line(
-            f"result = ({self.write_epilogue(self.k['stages'], bias=self.k['bias'])}).to({kind})"
-        )
+        s.line(f"result = ({self.write_epilogue(self.k.stages, bias=self.k.bias)}).to({kind})")
         self.transpose_result(s.dtypes[self.last])
         self.find_rows()
         self.column = "filter"

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import islice, product
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from smelt.backends._fused_programs import root_of
-from smelt.backends._node_operands import required_input
-from smelt.backends.cuda._cost_model import (
-    WARP_LANES,
-    LaunchWorkload,
-    gpu_spec_of,
-    product_seconds,
-    seconds_of,
-    tile_extent,
-)
-from smelt.backends.cuda.families._gemm_tiles import (
-    DEPENDENCY_SECONDS,
-    OWN_SHARED_BYTES,
-    STEP_OVERHEAD_SECONDS,
-)
-from smelt.backends.cuda.families.conv import product_shape
-from smelt.backends.cuda.families.conv_sum import sum_shape
-from smelt.ops import ConvSum
-from smelt.types import fixed_extent
+from smelt.backends.cuda._cost_model import gpu_spec_of, tile_extent
+from smelt.backends.cuda._product_costs import fused_pair_seconds
+from smelt.backends.cuda._product_schedules import FusedPairShape, FusedPairTiles
+from smelt.backends.cuda.families._conv_problem import required_conv
+from smelt.backends.cuda.families._gemm_tiles import OWN_SHARED_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends._pair_nodes import PairNodes
     from smelt.backends.cuda._target import CudaTarget
-    from smelt.backends.cuda.families._gemm_tiles import GemmShape
-    from smelt.ops import Conv
 
 _MAX_COLUMNS: Final = 256
 """Maximum columns of the first product in one tile, or of the second if the first is blocked.
@@ -68,32 +52,6 @@ _MAX_COLUMN_BLOCKS: Final = 4
 _MAX_WEIGHTS: Final = 1 << 16
 """Maximum number of weights that a persistent program keeps, in elements. Chosen without a
 measurement."""
-_TWO_STAGE_PENALTY: Final = 1.15
-"""Additional factor on the estimate with two pipeline stages. Chosen without a measurement."""
-_WHOLE_CORRECTION: Final = 1.12
-"""Factor on the estimate with all columns of the first product in a tile; fitted to 24 fused pairs
-on an H200, with `_BLOCKED_CORRECTION`."""
-_BLOCKED_CORRECTION: Final = 1.25
-"""Factor on the estimate with the first product's columns in blocks. Fitted to the same pairs as
-`_WHOLE_CORRECTION`."""
-
-
-@dataclass(frozen=True, slots=True)
-class FusedPairTiles:
-    """Parameters of a fused pair's tactic."""
-
-    tile: tuple[int, int, int]
-    """Rows, columns of the first product, and its reduction step."""
-    second_tile: int
-    """Columns of the second product in a tile."""
-    num_warps: int
-    num_stages: int
-    programs: int = 0
-    """Number of persistent programs that keep their weights; 0 if each program computes one
-    tile."""
-    prefetches_epilogue: bool = False
-    split_k: int = 1
-    precision: str = "ieee"
 
 
 def fused_pair_tiles(
@@ -101,7 +59,8 @@ def fused_pair_tiles(
 ) -> Iterator[tuple[FusedPairTiles, float]]:
     """Yield the most promising tiles with their estimated seconds, best first."""
     problem = _FusedPairProblem(pair_nodes, target)
-    ranked = [(problem.seconds(choice), choice) for choice in problem.choices()]
+    gpu = gpu_spec_of(target)
+    ranked = [(fused_pair_seconds(problem.pair, c, gpu), c) for c in problem.choices()]
     similar: dict[tuple[int, ...], int] = {}
     best: list[tuple[FusedPairTiles, float]] = []
     for seconds, choice in sorted(ranked, key=lambda pair: pair[0]):
@@ -121,32 +80,16 @@ def fused_pair_tiles(
     yield from sorted(best, key=lambda pair: pair[1])
 
 
-def first_shape(pair_nodes: PairNodes, target: CudaTarget) -> GemmShape:
-    """Return the shape of the first product."""
-    root = root_of(pair_nodes.first)[0]
-    if isinstance(root, ConvSum):
-        return sum_shape(pair_nodes.first, root, target)
-    return product_shape(pair_nodes.first, cast("Conv", root), target)
-
-
-def second_columns(pair_nodes: PairNodes) -> int:
-    """Return the number of columns of the second product."""
-    return fixed_extent(required_input(pair_nodes.second, 1).tensor.shape[0])
-
-
 class _FusedPairProblem:
-    """Shapes of both products, and the estimates of their tiles."""
+    """Sizes of both products, and the tiles that fit them."""
 
     def __init__(self, pair_nodes: PairNodes, target: CudaTarget) -> None:
-        self.shape, self.columns = first_shape(pair_nodes, target), second_columns(pair_nodes)
-        self.returns_intermediate, self.target, self.gpu = (
-            pair_nodes.returns_intermediate,
-            target,
-            gpu_spec_of(target),
-        )
+        self.shape = required_conv(pair_nodes.first).shape(target)
+        self.columns = required_conv(pair_nodes.second).filter_shape[0]
         extras = pair_nodes.second.inputs[root_of(pair_nodes.second)[1] :]
-        self.adds = any(v is not None and v.constant is None for v in extras)
-        """Whether the second product's epilogue reads a non-constant tensor."""
+        adds = any(v is not None and v.constant is None for v in extras)
+        self.pair = FusedPairShape(self.shape, self.columns, adds, pair_nodes.returns_intermediate)
+        self.target = target
 
     def choices(self) -> Iterator[FusedPairTiles]:
         """Yield every candidate that fits the shapes and the GPU."""
@@ -186,11 +129,11 @@ class _FusedPairProblem:
             if not rest and 1 < column_blocks <= _MAX_COLUMN_BLOCKS and programs_per_sm:
                 programs = programs_per_sm * self.target.multiprocessors
                 yield FusedPairTiles(
-                    (bm, bn, bk),
-                    second_tile,
-                    num_warps,
-                    num_stages,
-                    programs,
+                    tile=(bm, bn, bk),
+                    second_tile=second_tile,
+                    num_warps=num_warps,
+                    num_stages=num_stages,
+                    programs=programs,
                     prefetches_epilogue=True,
                 )
 
@@ -209,7 +152,9 @@ class _FusedPairProblem:
         ):
             return
         for num_warps in (4, 8):
-            choice = FusedPairTiles(tile, second_tile, num_warps, num_stages)
+            choice = FusedPairTiles(
+                tile=tile, second_tile=second_tile, num_warps=num_warps, num_stages=num_stages
+            )
             is_valid = num_warps == _FEW_WARPS or bm >= _WIDE_ROWS
             is_valid = is_valid and bm * max(bn, second_tile) <= _MAX_AREA[num_warps]
             if is_valid and self.shared_bytes(choice) <= needed_bytes:
@@ -222,85 +167,8 @@ class _FusedPairProblem:
         intermediate from shared memory, and epilogue operands may pass through it.
         """
         shape, (bm, bn, bk) = self.shape, choice.tile
-        if bn >= shape.columns:
-            return self._prefetched_bytes(choice, shape.depth)
+        if choice.keeps_columns(self.pair):
+            return choice.prefetched_bytes(self.pair, shape.depth)
         depth = -(-shape.depth // bk) * bk
-        staged_bytes = bm * (depth + bn) * shape.dtype.size_bytes
-        return self._prefetched_bytes(choice, depth) + staged_bytes
-
-    def _prefetched_bytes(self, choice: FusedPairTiles, depth: int) -> int:
-        """Return the bytes of prefetched data and the intermediate, as used in the fit."""
-        shape, (bm, bn, bk) = self.shape, choice.tile
-        if bn >= shape.columns:
-            elements = choice.num_stages * (bm + bn) * bk + bn * (choice.second_tile + bm)
-        else:
-            step = bn * (depth + choice.second_tile) + bm * bn * shape.adds
-            elements = choice.num_stages * step + bm * bn
-        return elements * shape.dtype.size_bytes
-
-    def _registers(self, choice: FusedPairTiles) -> float:
-        """Return the registers that a thread needs: both sums, epilogue operands, addresses."""
-        bm, bn, _ = choice.tile
-        accumulators = bm * (bn * (1 + self.shape.adds / 2) + choice.second_tile)
-        return 40 + 1.1 * accumulators / (choice.num_warps * WARP_LANES)
-
-    def seconds(self, choice: FusedPairTiles) -> float:
-        """Return the estimated time of a launch in seconds."""
-        shape, size, second_tile = self.shape, self.shape.dtype.size_bytes, choice.second_tile
-        (bm, bn, bk), steps = choice.tile, -(-self.shape.depth // choice.tile[2])
-        is_whole = bn >= shape.columns
-        loop_steps, depth = (steps, bk) if is_whole else (-(-shape.columns // bn), shape.depth + bn)
-        down, across = -(-shape.rows // bm), -(-self.columns // second_tile)
-        step_bytes, epilogue_bytes = self._bytes(choice, steps, across)
-        pixel_bytes = 0 if is_whole else bm * shape.depth * size
-        source = shape.image or shape.rows * shape.depth
-        row_elements = shape.columns * (self.returns_intermediate + shape.adds) + self.columns * (
-            1 + self.adds
-        )
-        work = LaunchWorkload(
-            programs=down * across,
-            num_warps=choice.num_warps,
-            registers=self._registers(choice),
-            shared_bytes=self._prefetched_bytes(choice, shape.depth),
-            steps=loop_steps,
-            num_stages=choice.num_stages,
-            step_seconds=self._step_seconds(choice, steps),
-            step_overhead_seconds=STEP_OVERHEAD_SECONDS * depth,
-            dependency_seconds=DEPENDENCY_SECONDS * depth,
-            step_bytes=step_bytes,
-            epilogue_bytes=epilogue_bytes,
-            accumulators=bm * (second_tile + bn) / (choice.num_warps * WARP_LANES),
-            l2_read_bytes=float(
-                down * across * (loop_steps * step_bytes + epilogue_bytes + pixel_bytes)
-            ),
-            source_bytes=float(size * source),
-            moved_bytes=float(size * (source + shape.rows * row_elements)),
-        )
-        correction = _WHOLE_CORRECTION if is_whole else _BLOCKED_CORRECTION
-        # With two stages, the next step's loads are issued only after the previous step is done.
-        return (
-            seconds_of(work, self.gpu)
-            * correction
-            * (_TWO_STAGE_PENALTY if choice.num_stages == 2 else 1.0)
-        )
-
-    def _step_seconds(self, choice: FusedPairTiles, steps: int) -> float:
-        """Return the time that a step's products keep a multiprocessor busy, in seconds."""
-        (bm, bn, bk), second_tile, dtype = choice.tile, choice.second_tile, self.shape.dtype
-        first = product_seconds((bm, bn, bk), choice.num_warps, dtype, "ieee", self.gpu)
-        second = product_seconds((bm, second_tile, bn), choice.num_warps, dtype, "ieee", self.gpu)
-        return first + second / steps if bn >= self.shape.columns else steps * first + second
-
-    def _bytes(self, choice: FusedPairTiles, steps: int, across: int) -> tuple[float, float]:
-        """Return the bytes that a step loads, and the bytes of a program's epilogue."""
-        shape, (bm, bn, bk), second_tile = self.shape, choice.tile, choice.second_tile
-        is_whole, size = bn >= shape.columns, self.shape.dtype.size_bytes
-        if is_whole:
-            step = bk * (bm + bn) + bn * second_tile / steps
-        else:
-            step = bn * (shape.depth + second_tile + bm * shape.adds)
-        epilogue_elements = (
-            bm * second_tile * (1 + self.adds)
-            + bm * shape.columns * self.returns_intermediate / across
-        )
-        return size * step, size * (epilogue_elements + bm * shape.columns * shape.adds * is_whole)
+        staged_bytes = bm * (depth + bn) * shape.size
+        return choice.prefetched_bytes(self.pair, depth) + staged_bytes

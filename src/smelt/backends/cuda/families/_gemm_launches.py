@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from smelt.backends._iteration_space import Axis
 from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends.cuda._implicit_gemm import ImplicitGemmKernel
 from smelt.backends.cuda._index_width import MAX_INT32
 from smelt.backends.cuda._kernel_source import operand_parameters
+from smelt.backends.cuda._product_kernels import ImplicitGemmKernel
 from smelt.engine import Launch, View
 from smelt.errors import InternalError
 from smelt.types import DType, ceil_div, element_count
@@ -26,8 +26,6 @@ _REDUCE_ELEMENTS: Final = 512
 measurement."""
 _REDUCE_COLUMNS: Final = 64
 """Columns of the result per program of that launch. Chosen without a measurement."""
-ACCUMULATOR_BYTES: Final = DType.FLOAT32.size_bytes
-"""Size of a partial sum in bytes."""
 KernelT = TypeVar("KernelT", bound=ImplicitGemmKernel)
 
 

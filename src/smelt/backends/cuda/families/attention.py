@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import op_as
-from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._base import Operands, Refusal, Tactic
 from smelt.backends._iteration_space import broadcast_strides
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
@@ -27,8 +27,8 @@ from smelt.backends.cuda._cost_model import (
     tile_extent,
 )
 from smelt.backends.cuda._elementwise import literal
+from smelt.backends.cuda._family import CudaFamily
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, Source, operand_parameters
-from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import FLOATS
 from smelt.backends.cuda.families._gemm_operands import format_of_factor
 from smelt.engine import KernelSpec, Launch, Options, parameters
@@ -38,6 +38,7 @@ from smelt.types import DType, Layout, TensorFormat, ceil_div, override
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import Json, Step, View
     from smelt.ir import Node
     from smelt.types import Dim
@@ -68,11 +69,12 @@ _LOG2_E: Final = math.log2(math.e)
 """Factor from natural exponents to powers of two."""
 
 
-class AttentionFamily(Family[CudaTarget]):
+class AttentionFamily(CudaFamily):
     """Family of attention with any number of keys and heads of up to 256 elements."""
 
     name: ClassVar[str] = "attention"
     supports_reduced_precision: ClassVar[bool] = True
+    uses_int32_offsets: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:

@@ -35,6 +35,7 @@ class CudnnFamily(LibraryFamily[Match]):
 
     name: ClassVar[str] = ConvolutionCall.provider
     roots: ClassVar[tuple[type[Op], ...]] = (Conv,)
+    uses_int32_offsets: ClassVar[bool] = True
 
     def __init__(self, library: Cudnn) -> None:
         super().__init__(library)

@@ -3,47 +3,50 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
-from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._base import Operands, Refusal, Tactic
 from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends._node_operands import input_view, required_input
-from smelt.backends.cuda._cost_model import count_of, memory_seconds
-from smelt.backends.cuda._elementwise import write_stages
-from smelt.backends.cuda._kernel_source import Source, operand_parameters
-from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._epilogue import (
-    FLOATS,
-    extra_views,
-    plan_epilogue,
-    planned_epilogue,
-)
+from smelt.backends._node_operands import input_view
+from smelt.backends.cuda._cost_model import count_of
+from smelt.backends.cuda._family import CudaFamily
+from smelt.backends.cuda._kernel_source import operand_parameters
+from smelt.backends.cuda._product_costs import deconvolution_seconds
+from smelt.backends.cuda._window_writer import WindowWriter, axes_of, windows_of
+from smelt.backends.cuda.families._conv_problem import ImageProblem
 from smelt.backends.cuda.families._gemm_operands import as_factor, factor_type, weights_of
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ir import Constant
 from smelt.ops import ConvTranspose, Reshape, Transpose
-from smelt.types import Layout, TensorFormat, ceil_div, element_count, fixed_shape, override
+from smelt.types import ceil_div, element_count, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smelt.engine import Json, Step, View
+    from smelt.backends.cuda._target import CudaTarget
+    from smelt.engine import Step
     from smelt.ir import Node
-    from smelt.types import Dim
 
 _ROWS: Final = 64
 """Rows of a tile. Chosen without a measurement."""
 _SIDES: Final = (16, 32)
 """Columns and reduction steps of tiles, for small extents and for others. Chosen without a
 measurement."""
-_FLOPS: Final = 1.0e13
-"""Assumed flop/s of the kernel. Chosen without a measurement."""
 
 
-class DeconvFamily(Family[CudaTarget]):
+class _DeconvProblem(ImageProblem):
+    """A transposed convolution, whose weights have the input's channels first."""
+
+    @override
+    def unsupported_reason(self) -> str | None:
+        is_empty = 0 in self.filter_shape
+        return super().unsupported_reason() or ("the reduction is empty" if is_empty else None)
+
+
+class DeconvFamily(CudaFamily):
     """Rows are output positions, columns output channels; strides exclude most taps."""
 
     name: ClassVar[str] = "deconv"
@@ -51,28 +54,23 @@ class DeconvFamily(Family[CudaTarget]):
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        root, count = root_of(node)
+        root = root_of(node)[0]
         if not isinstance(root, ConvTranspose):
             return
-        epilogue = plan_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node))
-        reason = _unsupported_reason(node) or (epilogue if isinstance(epilogue, str) else None)
-        if reason or isinstance(epilogue, str):
-            yield Refusal(self.name, str(reason))
+        problem = _DeconvProblem(node)
+        if problem.reason:
+            yield Refusal(self.name, problem.reason)
             return
-        kind = required_input(node, 0).tensor.dtype
-        image = TensorFormat(kind, Layout.CHANNELS_LAST)
-        bias = [TensorFormat(kind, Layout.LINEAR) if _bias_count(node) else None][: count - 2]
-        depth, _, *window = _extents(node)
-        flops = 2.0 * count_of(node.output) * depth // root.group * prod(window)
-        seconds = memory_seconds(node, target) + flops / _FLOPS
-        yield Tactic(
-            self.name, (), (image, None, *bias, *epilogue.formats), (image,), cost_hint=seconds
-        )
+        depth, _, *window = problem.filter_shape
+        products = count_of(node.output) * depth // root.group * prod(window)
+        seconds = deconvolution_seconds(node, products, target)
+        inputs, output = problem.formats
+        yield Tactic(self.name, (), inputs, (output,), cost_hint=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         weights = weights_of(node)
-        depth, columns, *window = _extents(node)
+        depth, columns, *window = _DeconvProblem(node).filter_shape
         group = root_as(ConvTranspose, node).group
         shape = np.array([group, depth // group, columns, prod(window)], np.int64)
         packed = Constant.derive(
@@ -84,30 +82,26 @@ class DeconvFamily(Family[CudaTarget]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         root = root_as(ConvTranspose, node)
+        problem = _DeconvProblem(node)
         x, out = input_view(operands, 0), operands.outputs[0]
-        extras = _extras(node, operands)
+        extras = problem.extras(operands)
         views = [x, operands.packed[0], *(view for view, _ in extras), out]
         strides = [strides for _, strides in extras] + [out.strides]
         scalars = LaunchScalars()
-        depth, columns, *_ = _extents(node)
-        order = (0, *range(2, len(out.shape)), 1)
-        positions = element_count(tuple(out.shape[a] for a in order[:-1]))
+        depth, columns, *_ = problem.filter_shape
+        positions = element_count((out.shape[0], *out.shape[2:]))
         sides = [_SIDES[e > _SIDES[0]] for e in (columns, depth // root.group)]
         spec = KernelSpec(
             self.name,
             parameters(
-                axes=tuple(
-                    scalars.all_json((out.shape[a], x.strides[a], *(s[a] for s in strides)))
-                    for a in order
-                ),
-                windows=_windows(root, x, scalars),
+                axes=axes_of(x, out, strides, scalars),
+                windows=windows_of(root, x, scalars, pads=1),
                 group=root.group,
                 depth=depth // root.group,
                 columns=columns,
                 places=scalars.json(positions),
                 tile=(_ROWS, *sides),
-                bias=bool(_bias_count(node)),
-                stages=planned_epilogue(node, Layout.CHANNELS_LAST, _bias_count(node)).stages,
+                **problem.epilogue_fields(),
                 num_warps=4,
                 num_stages=2,
                 **operand_parameters(views, len(scalars.values)),
@@ -122,60 +116,10 @@ class DeconvFamily(Family[CudaTarget]):
         return _DeconvWriter(kernel).write()
 
 
-def _windows(root: ConvTranspose, x: View, scalars: LaunchScalars) -> tuple[Json, ...]:
-    """Return, per axis: taps, stride, dilation, padding before, input extent and stride."""
-    return tuple(
-        (
-            root.kernel_shape[a],
-            root.strides[a],
-            root.dilations[a],
-            root.pad_pairs[a][0],
-            *scalars.all_json((x.shape[2 + a], x.strides[2 + a])),
-        )
-        for a in range(len(root.kernel_shape))
-    )
-
-
-def _bias_count(node: Node) -> int:
-    """Return the number of epilogue operands that are the bias: 0 or 1."""
-    return int(root_of(node)[1] > 2 and node.inputs[2] is not None)
-
-
-def _extents(node: Node) -> tuple[int, ...]:
-    """Return input channels, output channels of a group, and the window."""
-    return fixed_shape(required_input(node, 1).tensor.shape)
-
-
-def _unsupported_reason(node: Node) -> str | None:
-    """Return why the family cannot run a node, or None."""
-    kind = required_input(node, 0).tensor.dtype
-    if kind not in FLOATS:
-        return f"supports floating-point types only, not {kind.value}"
-    if required_input(node, 1).constant is None:
-        return f"the weights {required_input(node, 1).name} are not constant"
-    return "the reduction is empty" if 0 in _extents(node) else None
-
-
-def _extras(node: Node, operands: Operands) -> list[tuple[View, tuple[Dim, ...]]]:
-    """Return the bias and the epilogue operands, with strides along the result."""
-    extras = extra_views(node, operands)
-    if _bias_count(node):
-        bias, rank = input_view(operands, 2), len(operands.outputs[0].shape)
-        strides = tuple(bias.strides[0] if axis == 1 else 0 for axis in range(rank))
-        extras.insert(0, (bias, strides))
-    return extras
-
-
-class _DeconvWriter:
+class _DeconvWriter(WindowWriter):
     """Writer of the kernel of one spec."""
 
-    def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.s = Source(kernel)
-        self.axes: Any = kernel["axes"]
-        self.windows: Any = kernel["windows"]
-        self.rows, self.columns, self.steps = kernel["tile"]
-        self.names = ["n", *(f"d{a}" for a in range(len(self.windows)))]
+    weights: ClassVar[int] = 1
 
     def write(self) -> str:
         """Return the text of the kernel."""
@@ -185,14 +129,11 @@ class _DeconvWriter:
         with s.block(f"for tap in range(0, {prod(w[0] for w in self.windows)}):"):
             self.take_tap()
         value = "acc"
-        read = s.extra_reader(2, self.place, "m")
+        read = self.extra_reader()
         if k["bias"]:
             s.line(f"v = acc + {read(0)}")
             value = "v"
-        result = write_stages(s.line, k["stages"], read, [value])
-        last = len(s.dtypes) - 1
-        s.store(last, self.place(last), result, "m")
-        return s.text()
+        return self.finish(read, value)
 
     def find_tile(self) -> None:
         """Write the coordinates of the program's positions and channels."""
@@ -226,9 +167,9 @@ class _DeconvWriter:
             terms.append((f"h{a}", stride))
         s.line(f"ok = {' & '.join(inside)}")
         s.line(f"base = {s.sum_of(*terms)}")
-        depth = k["depth"]
-        with s.block(f"for begin in range(0, {depth}, {self.steps}):"):
-            s.line(f"q = begin + tl.arange(0, {self.steps})")
+        depth, steps = k["depth"], k["tile"][2]
+        with s.block(f"for begin in range(0, {depth}, {steps}):"):
+            s.line(f"q = begin + tl.arange(0, {steps})")
             s.line(f"q_ok = q < {depth}")
             channel = s.sum_of((f"group * {depth} + q", self.axes[-1][1]))
             x = f"base[:, None] + ({channel})[None, :]"
@@ -240,11 +181,3 @@ class _DeconvWriter:
                 "mask=q_ok[:, None] & j_ok[None, :], other=0.0)"
             )
             s.line("acc = tl.dot(x, w, acc, input_precision='ieee')")
-
-    def place(self, operand: int) -> str:
-        """Return the offsets of an operand's elements."""
-        # Axes have no stride for the weights (operand 1): later operands are one place earlier.
-        number = operand - 1
-        row_offset = f"i * 0 + {self.s.offset(self.names, self.axes[:-1], number)}"
-        column_offset = f"c * 0 + {self.s.sum_of(('c', self.axes[-1][1 + number]))}"
-        return f"({row_offset})[:, None] + ({column_offset})[None, :]"

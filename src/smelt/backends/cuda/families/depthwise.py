@@ -7,33 +7,30 @@ pixels, whose windows overlap.
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fused_programs import root_as, root_of
+from smelt.backends._base import Operands, Refusal, Tactic
+from smelt.backends._fused_programs import root_as
 from smelt.backends._iteration_space import Axis
 from smelt.backends._node_operands import required_input
-from smelt.backends.cuda._cost_model import (
-    WARP_LANES,
-    LaunchWorkload,
-    count_of,
-    gpu_spec_of,
-    seconds_of,
-)
-from smelt.backends.cuda._implicit_gemm import ImplicitGemmKernel, write_implicit_gemm
-from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._gemm_launches import launches_of
+from smelt.backends.cuda._cost_model import count_of, gpu_spec_of
+from smelt.backends.cuda._product_costs import depthwise_seconds
+from smelt.backends.cuda._product_kernels import ImplicitGemmKernel
+from smelt.backends.cuda._product_schedules import TileConfig
+from smelt.backends.cuda.families._conv_problem import ConvLowering, ConvProblem, conv_problem_of
+from smelt.backends.cuda.families._gemm_launches import GemmIterationSpace
 from smelt.backends.cuda.families._gemm_operands import as_factor, factor_type, weights_of
-from smelt.backends.cuda.families.conv import ConvLowering, formats_of, is_depthwise, reason_against
+from smelt.backends.cuda.families._product_family import ProductFamily
 from smelt.engine import parameters
 from smelt.ir import Constant
 from smelt.ops import Conv, Transpose
-from smelt.types import fixed_extent, fixed_shape, override
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smelt.engine import KernelSpec, Step
+    from smelt.backends.cuda._target import CudaTarget
+    from smelt.engine import Step
     from smelt.ir import Node
 
 _ELEMENTS: Final = (1024, 2048, 4096)
@@ -43,69 +40,31 @@ _CHANNELS: Final = (64, 32)
 to 2.0 times the best (docs/lab/estimates-on-gpus.md)."""
 _WARPS: Final = 4
 """Warps per program. Chosen without a measurement."""
-_OFFSET_REGISTERS: Final = (26, 38)
-"""Registers of a thread: fixed, and for each 1,024 elements of a program. No measurement is
-recorded."""
-_INSTRUCTIONS: Final = 3
-"""Instructions per multiplication: the product and two conversions. Chosen without a
-measurement."""
 
 
-def _work(node: Node, size: int, width: int, target: CudaTarget) -> LaunchWorkload:
-    """Return the workload of programs of ``size`` elements, ``width`` of them channels."""
-    _, _, *window = fixed_shape(required_input(node, 1).tensor.shape)
-    element_bytes = target.operand_dtype(required_input(node, 0).tensor.dtype).size_bytes
-    channels = fixed_extent(node.output.tensor.shape[1])
-    positions = count_of(node.output) // channels
-    programs = -(-positions // (size // width)) * -(-channels // width)
-    read_bytes, written_bytes = (
-        element_bytes * count_of(v) for v in (required_input(node, 0), node.output)
-    )
-    products = prod(window) * size
-    base, per_1024 = _OFFSET_REGISTERS
-    flops = gpu_spec_of(target).cuda_core_flops / target.multiprocessors
-    return LaunchWorkload(
-        programs=programs,
-        num_warps=_WARPS,
-        registers=base + per_1024 * size / 1024,
-        shared_bytes=0,
-        steps=1,
-        num_stages=1,
-        step_seconds=2.0 * _INSTRUCTIONS * products / flops,
-        step_overhead_seconds=0.0,
-        dependency_seconds=0.0,
-        step_bytes=element_bytes * products,
-        epilogue_bytes=element_bytes * size,
-        accumulators=size / (_WARPS * WARP_LANES),
-        l2_read_bytes=float(programs) * size * 2 * element_bytes,
-        source_bytes=read_bytes,
-        moved_bytes=read_bytes + written_bytes,
-    )
-
-
-class DepthwiseFamily(Family[CudaTarget]):
+class DepthwiseFamily(ProductFamily):
     """Family of convolutions with one filter per channel."""
 
     name: ClassVar[str] = "depthwise"
-    supports_reduced_precision: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        root, _ = root_of(node)
-        if not isinstance(root, Conv) or root.group == 1:
+        problem = conv_problem_of(node)
+        if problem is None or problem.is_sum or problem.root.group == 1:
             return
-        if not is_depthwise(node, root):
+        if not problem.is_depthwise:
             yield Refusal(self.name, "the convolution is not depthwise, or the window is too large")
             return
-        if reason := reason_against(node):
+        if reason := problem.reason:
             yield Refusal(self.name, reason)
             return
-        inputs, output = formats_of(node)
-        channels = fixed_extent(node.output.tensor.shape[1])
+        inputs, output = problem.formats
+        channels = problem.root.group
         widths = [w for w in _CHANNELS if w < 2 * channels] or [_CHANNELS[-1]]
         for size, width in ((s, w) for s in _ELEMENTS for w in widths):
-            options = parameters(tile=(size // width, width, 1), num_warps=_WARPS)
-            seconds = seconds_of(_work(node, size, width, target), gpu_spec_of(target))
+            config = TileConfig((size // width, width, 1), _WARPS, num_stages=1)
+            seconds = _seconds(problem, config, target)
+            options = parameters(tile=config.tile, num_warps=_WARPS)
             yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
 
     @override
@@ -117,32 +76,35 @@ class DepthwiseFamily(Family[CudaTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = root_as(Conv, node)
-        lowering = ConvLowering(node, root, tactic, operands)
-        options = tactic.options
-        kernel = ImplicitGemmKernel(
-            schedule="depthwise",
-            stack=(),
-            run=1,
-            inner_k_strides=(0, 0),
-            tap_stride=0,
-            depth=0,
-            precision="",
-            prefetches_weights=False,
-            prefetches_epilogue=False,
-            split_k=1,
-            split_k_partials=1,
-            split_k_stride=0,
-            tile=cast("tuple[int, int, int]", options["tile"]),
-            num_warps=options.integer("num_warps"),
-            num_stages=1,
-            **lowering.common(),
-        )
-        strides = (lowering.x.strides[1], 0, *lowering.strides(1))
-        iteration_space = lowering.iteration_space(Axis(root.group, strides), 1)
-        return launches_of(self.name, kernel, iteration_space, lowering.views, lowering.scalars)
+        problem = ConvProblem(node, root_as(Conv, node))
+        return _DepthwiseLowering(problem, tactic, operands).launches()
+
+
+class _DepthwiseLowering(ConvLowering):
+    """Lowering with all channels as columns, which are not summed."""
 
     @override
-    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
-        del target
-        return write_implicit_gemm(kernel)
+    def kernel(self) -> ImplicitGemmKernel:
+        return ImplicitGemmKernel(
+            schedule="depthwise",
+            run=1,
+            inner_k_strides=(0, 0),
+            precision="",
+            prefetches_weights=False,
+            **self.window_fields(),
+            **self.options,
+        )
+
+    @override
+    def iteration_space(self) -> GemmIterationSpace:
+        columns = Axis(self.root.group, (self.x.strides[1], 0, *self.strides(1)))
+        return GemmIterationSpace(*self.rows(), columns)
+
+
+def _seconds(problem: ConvProblem, config: TileConfig, target: CudaTarget) -> float:
+    """Return the estimated seconds of a launch."""
+    filters, _, *window = problem.filter_shape
+    size, gpu = target.operand_dtype(problem.dtype).size_bytes, gpu_spec_of(target)
+    values = (required_input(problem.node, 0), problem.node.output)
+    read_bytes, written_bytes = (size * count_of(value) for value in values)
+    return depthwise_seconds(filters, prod(window), read_bytes, written_bytes, size, config, gpu)

@@ -5,22 +5,23 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from smelt.backends._base import Family, Operands, Refusal, Tactic
 from smelt.backends._fused_programs import elementwise_tactics, stages_of
 from smelt.backends.cuda._cost_model import memory_seconds
 from smelt.backends.cuda._elementwise import unsupported_op_reason
+from smelt.backends.cuda._family import CudaFamily
 from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
-from smelt.backends.cuda._target import CudaTarget
 from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from smelt.backends._base import Operands, Refusal, Tactic
+    from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import KernelSpec, Step
     from smelt.ir import Node
 
 
-class ElementwiseFamily(Family[CudaTarget]):
+class ElementwiseFamily(CudaFamily):
     """One pass over the output; each element is computed by the whole program in registers."""
 
     name: ClassVar[str] = "elementwise"

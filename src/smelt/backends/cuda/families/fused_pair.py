@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from smelt.backends import root_as
-from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._base import Operands, Refusal, Tactic
 from smelt.backends._fused_programs import root_of
-from smelt.backends._iteration_space import Axis
-from smelt.backends._node_operands import required_input
 from smelt.backends._pair_nodes import find_pair_nodes, pair_nodes_of
 from smelt.backends._storage import contiguous_strides
-from smelt.backends.cuda._fused_pair import FUSED_PAIR, FusedPairKernel, write_fused_pair
+from smelt.backends.cuda._family import CudaFamily
+from smelt.backends.cuda._fused_pair import FUSED_PAIR, write_fused_pair
 from smelt.backends.cuda._kernel_source import MIN_VECTOR
-from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._epilogue import planned_epilogue
-from smelt.backends.cuda.families._fused_pair_tiles import (
-    first_shape,
-    fused_pair_tiles,
-    second_columns,
-)
+from smelt.backends.cuda._product_kernels import FusedPairKernel
+from smelt.backends.cuda.families._conv_problem import ConvLowering, required_conv
+from smelt.backends.cuda.families._fused_pair_tiles import fused_pair_tiles
 from smelt.backends.cuda.families._gemm_launches import kernel_on
 from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
-from smelt.backends.cuda.families._gemm_tiles import kernel_options
-from smelt.backends.cuda.families.conv import (
-    ConvFamily,
-    ConvLowering,
-    bias_count,
-    formats_of,
-    reason_against,
-)
-from smelt.backends.cuda.families.conv_sum import ConvSumFamily
-from smelt.engine import Launch, View, parameters
+from smelt.engine import Launch, View
 from smelt.ops import Conv, ConvSum
-from smelt.types import DType, Layout, ceil_div, fixed_extent, fixed_shape, override
+from smelt.types import DType, Layout, ceil_div, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends._pair_nodes import PairNodes
+    from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import KernelSpec, Step
     from smelt.ir import Constant, Node, Op
     from smelt.types import Dim
 
 
-class FusedPairConvFamily(Family[CudaTarget]):
+class FusedPairConvFamily(CudaFamily):
     """Family of fused pairs whose intermediate stays on chip."""
 
     name: ClassVar[str] = FUSED_PAIR
     supports_reduced_precision: ClassVar[bool] = True
+    uses_int32_offsets: ClassVar[bool] = True
+    supports_reversed_tiles: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -59,22 +46,18 @@ class FusedPairConvFamily(Family[CudaTarget]):
         if reason := _unsupported_reason(pair_nodes, target):
             yield Refusal(self.name, reason)
             return
-        first, intermediate = formats_of(pair_nodes.first)
-        second, out = formats_of(pair_nodes.second)
+        first, intermediate = required_conv(pair_nodes.first).formats
+        second, out = required_conv(pair_nodes.second).formats
         inputs = (*first, *second[1:])
         outputs = (out, intermediate) if pair_nodes.returns_intermediate else (out,)
         for choice, seconds in fused_pair_tiles(pair_nodes, target):
-            options = parameters(**dataclasses.asdict(choice))
-            yield Tactic(self.name, options, inputs, outputs, cost_hint=seconds)
+            yield Tactic(self.name, choice.parameters, inputs, outputs, cost_hint=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         pair_nodes = pair_nodes_of(node)
-        first = ConvSumFamily() if _is_sum(pair_nodes) else ConvFamily()
-        return (
-            *first.pack(pair_nodes.first, tactic),
-            *ConvFamily().pack(pair_nodes.second, tactic),
-        )
+        problems = map(required_conv, (pair_nodes.first, pair_nodes.second))
+        return tuple(constant for problem in problems for constant in problem.pack(tactic))
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -89,11 +72,6 @@ class FusedPairConvFamily(Family[CudaTarget]):
 def can_fuse_pair(first: Node, second: Node) -> bool:
     """Return whether the kernel supports two convolutions, the second pointwise on the first."""
     return _unsupported_pair_reason(root_of(first)[0], root_of(second)[0]) is None
-
-
-def _is_sum(pair_nodes: PairNodes) -> bool:
-    """Return whether the first product sums two images."""
-    return isinstance(root_of(pair_nodes.first)[0], ConvSum)
 
 
 def _unsupported_pair_reason(first: Op, second: Op) -> str | None:
@@ -115,13 +93,13 @@ def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None
     ):
         return reason
     for node in (pair_nodes.first, pair_nodes.second):
-        if reason := reason_against(node):
+        if reason := required_conv(node).reason:
             return reason
     if pair_nodes.first.output in pair_nodes.second.inputs[1:]:
         return "the epilogue of the second convolution reads the result of the first"
     if target.uses_half2:
         return "half2: images are stored packed in pairs"
-    shape = first_shape(pair_nodes, target)
+    shape = required_conv(pair_nodes.first).shape(target)
     if not shape.run or shape.run % MIN_VECTOR:
         return "the channels of the first input are not a multiple of the vector width"
     return wide_operand_reason(shape.dtype)
@@ -134,7 +112,7 @@ class _FusedPairLowering(ConvLowering):
     """Lowering of the first convolution, with the second's operands on the same rows."""
 
     def __init__(self, pair_nodes: PairNodes, tactic: Tactic, operands: Operands) -> None:
-        first, root = pair_nodes.first, root_of(pair_nodes.first)[0]
+        first = pair_nodes.first
         count, kind = len(first.inputs), first.output.tensor
         if pair_nodes.returns_intermediate:
             intermediate = operands.outputs[1]
@@ -142,73 +120,52 @@ class _FusedPairLowering(ConvLowering):
             strides = contiguous_strides(kind, Layout.CHANNELS_LAST)
             intermediate = View(0, 0, DType.FLOAT16, kind.shape, strides)
         first_operands = Operands(operands.inputs[:count], (intermediate,), operands.packed[:1])
-        is_sum = isinstance(root, ConvSum)
-        first_conv = root.first if isinstance(root, ConvSum) else cast("Conv", root)
-        second = root.second if isinstance(root, ConvSum) else None
-        super().__init__(first, first_conv, tactic, first_operands, second=second)
-        self.pair_nodes, self.returns_intermediate = pair_nodes, pair_nodes.returns_intermediate
-        self.factor_count = 3 if is_sum else 2
+        super().__init__(required_conv(first), tactic, first_operands)
+        self.returns_intermediate = pair_nodes.returns_intermediate
         out = operands.outputs[0]
         second_operands = Operands(
             (intermediate, *operands.inputs[count:]), (out,), operands.packed[1:]
         )
-        self.second_lowering = ConvLowering(
-            pair_nodes.second, root_as(Conv, pair_nodes.second), tactic, second_operands
-        )
+        second = required_conv(pair_nodes.second)
+        self.second_lowering = ConvLowering(second, tactic, second_operands)
         stored: list[View] = self.views if pair_nodes.returns_intermediate else self.views[:-1]
-        self.weights = len(stored)
+        self.weight_operand = len(stored)
         """Number of the operand that holds the second convolution's weights."""
         self.views: list[View] = [*stored, *self.second_lowering.views[1:]]
+        first_constants = self.constants[: len(stored)]
+        self.constants = (*first_constants, *self.second_lowering.constants[1:])
 
     @override
-    def strides(self, axis: int) -> tuple[Dim, ...]:
+    def strides(self, axis: int | None) -> tuple[Dim, ...]:
         """Return the strides of all operands after the first convolution's weights."""
         first_strides = super().strides(axis)[: None if self.returns_intermediate else -1]
         if axis == 1:
-            return (*first_strides, *[0] * (len(self.views) - self.weights))
+            return (*first_strides, *[0] * (len(self.views) - self.weight_operand))
         return (*first_strides, 0, *self.second_lowering.strides(axis))
-
-    @override
-    def constants(self) -> tuple[bool, ...]:
-        first_constants = super().constants()[: None if self.returns_intermediate else -1]
-        return (*first_constants, *self.second_lowering.constants()[1:])
 
     def launch(self) -> Launch:
         """Return the launch."""
-        filters, depth, *_ = fixed_shape(required_input(self.node, 1).tensor.shape)
-        columns, second_node = second_columns(self.pair_nodes), self.pair_nodes.second
-        biases = bias_count(second_node)
-        second_inner_k = 0 if self.second is None else fixed_extent(self.second[1].shape[1])
-        first_depth, second_depth = (fixed_extent(view.shape[1]) for view in self._packed())
-        before = [0] * (self.weights + 1)
-        second_strides = (*before, *self.second_lowering.strides(1))
-        options: dict[str, Any] = {**kernel_options(self.tactic), "schedule": FUSED_PAIR}
+        second = self.second_lowering
+        before = [0] * (self.weight_operand + 1)
+        second_strides = self.scalars.all_json((*before, *second.strides(1)))
+        epilogue = second.problem.epilogue_fields()
+        options: dict[str, Any] = {**self.options, "schedule": FUSED_PAIR}
         kernel = FusedPairKernel(
-            stack=(),
-            run=depth,
-            inner_k_strides=(self.scalars.json(self.x.strides[1]), 1),
-            tap_stride=depth,
-            depth=first_depth,
-            factors=self.factor_count,
-            second_inner_k=second_inner_k,
-            second_columns=(columns, *self.scalars.all_json(second_strides)),
-            second_depth=second_depth,
-            second_bias=biases > 0,
-            second_stages=planned_epilogue(second_node, Layout.CHANNELS_LAST, biases).stages,
-            weights=self.weights,
+            second_columns=(second.filters, *second_strides),
+            second_depth=second.column_length,
+            second_bias=epilogue["bias"],
+            second_stages=epilogue["stages"],
+            weights=self.weight_operand,
             returns_intermediate=self.returns_intermediate,
-            **self.common(),
+            **self.product_fields(),
+            **self.window_fields(),
             **options,
         )
-        iteration_space = self.iteration_space(Axis(filters, (0, first_depth, *self.strides(1))), 1)
+        iteration_space = self.iteration_space()
         kernel = kernel_on(kernel, iteration_space, self.views, self.scalars)
         row_programs = kernel.programs or ceil_div(iteration_space.row_count, kernel.tile[0])
-        chunks = ceil_div(columns, kernel.second_tile) * row_programs
+        chunks = ceil_div(second.filters, kernel.second_tile) * row_programs
         last = len(self.views) - 1
-        writes = (self.weights - 1, last) if self.returns_intermediate else (last,)
+        writes = (self.weight_operand - 1, last) if self.returns_intermediate else (last,)
         spec = kernel.spec(self.tactic.family)
         return Launch(spec, tuple(self.views), writes, self.scalars.values, chunks)
-
-    def _packed(self) -> tuple[View, View]:
-        """Return the packed weights of both convolutions."""
-        return self.views[1], self.views[self.weights]

@@ -10,29 +10,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from smelt.backends import op_as
-from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._base import Operands, Refusal, Tactic
 from smelt.backends._fused_programs import root_as, root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends._pair_nodes import find_pair_nodes, pair_nodes_of
-from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, count_of, guessed_extent, pass_seconds
+from smelt.backends.cuda._cost_model import count_of, guessed_extent
+from smelt.backends.cuda._family import CudaFamily
 from smelt.backends.cuda._kernel_source import operand_parameters
+from smelt.backends.cuda._product_costs import stem_pool_seconds
 from smelt.backends.cuda._register_operand_kernel import FRAGMENT, ROWS
 from smelt.backends.cuda._stem_pool_kernel import FUSED_STEM_POOL, write_stem_pool
-from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._gemm_launches import needs_int64_offsets
-from smelt.backends.cuda.families.conv import bias_count, formats_of, reason_against
-from smelt.backends.cuda.families.stem import (
-    factors_of,
-    padded_shape,
-    pixels_of,
-    row_of,
-    stem_shape,
-    why_no_stem,
-)
+from smelt.backends.cuda.families._stem_problem import StemProblem
+from smelt.backends.cuda.families.stem import factors_of
 from smelt.backends.cuda.families.stem_direct import (
     COLUMNS,
-    COPIED_BYTES,
     StemDirectFamily,
     in_vectors,
     why_not_direct,
@@ -45,7 +38,6 @@ from smelt.types import (
     Layout,
     TensorFormat,
     ceil_div,
-    element_count,
     fixed_extent,
     override,
     symbols_of,
@@ -55,12 +47,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends._pair_nodes import PairNodes
+    from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import Step
     from smelt.ir import Constant, Node
     from smelt.types import Dim
 
-_WIDEST_BYTES: Final = 4
-"""Maximum size of an element of the pixels in bytes."""
 _PROGRAMS_PER_SM: Final = 3
 """Programs per multiprocessor. ResNet-50's stem at batch 128 takes 130 µs with three programs and
 152 with two on an H200 (docs/lab/products-on-gpus.md)."""
@@ -72,22 +63,14 @@ _WAVES: Final = (1, 2, 4)
 _PROGRAM_DIVISORS: Final = (1, 4, 8)
 """Divisors of the number of programs if the batch is symbolic: it may be larger than guessed, so
 programs with more rows are also tried."""
-_MEASURED_WINDOW_ELEMENTS: Final = 224
-"""Elements of a window for which the next two constants were measured. For shorter windows, half of
-the time is assumed to be independent of the length. It is the length of the windows of ResNet-50's
-stem: seven rows of eight pixels with four channels."""
-_TILE_SECONDS: Final = 4.5e-7
-"""Fixed time of a tile of the stem, in seconds. Measured; the conditions are not recorded."""
-_CONCURRENT_TILE_SECONDS: Final = 2.8e-7
-"""Additional time of a tile for each program that runs at the same time, in seconds. Measured; the
-conditions are not recorded."""
 
 
-class FusedStemPoolFamily(Family[CudaTarget]):
+class FusedStemPoolFamily(CudaFamily):
     """Family of 16-bit stems on GPUs with WGMMA, with or without ReLU, and 2-D max pools."""
 
     name: ClassVar[str] = FUSED_STEM_POOL
     supports_reduced_precision: ClassVar[bool] = True
+    uses_int32_offsets: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -98,9 +81,8 @@ class FusedStemPoolFamily(Family[CudaTarget]):
             yield Refusal(self.name, reason)
             return
         problem = _StemPoolProblem(pair_nodes)
-        (_, *others), output = formats_of(pair_nodes.first)
+        (_, *others), output = problem.stem.formats
         image = TensorFormat(output.dtype, Layout.LINEAR)
-        pixel_bytes = element_count(padded_shape(pair_nodes.first, problem.root)) * _WIDEST_BYTES
         max_programs = _PROGRAMS_PER_SM * target.multiprocessors
         open_batch = symbols_of(problem.images)
         programs = (
@@ -120,7 +102,7 @@ class FusedStemPoolFamily(Family[CudaTarget]):
             )
             hint = problem.seconds(rows_per_program, target)
             tactic = Tactic(self.name, options, (image, *others), (output,), cost_hint=hint)
-            yield replace(tactic, workspace_bytes=pixel_bytes)
+            yield replace(tactic, workspace_bytes=problem.stem.pixel_bytes)
 
     @override
     def reduced_precision_tactics(
@@ -147,14 +129,14 @@ def may_pool(first: Node, second: Node) -> bool:
     root = root_of(first)[0]
     if not isinstance(second.op, MaxPool) or not isinstance(root, Conv):
         return False
-    return not reason_against(first) and not why_no_stem(first, root)
+    return not StemProblem(first).stem_reason
 
 
 def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None:
     """Return why the family cannot run a pair of nodes, or None."""
     first, pool = pair_nodes.first, op_as(MaxPool, pair_nodes.second)
     root = root_as(Conv, first)
-    if reason := why_not_direct(first, root, stem_shape(first, root, target), target):
+    if reason := why_not_direct(StemProblem(first), target):
         return reason
     if target.uses_half2:
         return "half2: images are stored packed in pairs"
@@ -191,19 +173,19 @@ class _StemPoolProblem:
         )
         self.images = pair_nodes.second.output.tensor.shape[0]
         self.pooled = cast("tuple[int, int]", pair_nodes.second.output.tensor.shape[2:])
-        self.stem = cast("tuple[int, int]", self.first.output.tensor.shape[2:])
+        self.stem_extents = cast("tuple[int, int]", self.first.output.tensor.shape[2:])
         befores = (before for before, _ in self.pool.pad_pairs)
         self.windows = tuple(zip(self.pool.kernel_shape, self.pool.strides, befores, strict=True))
         """Pooling taps, stride and padding before, of both axes."""
-        self.root = replace(root, pads=self._pads(root))
+        self.stem = StemProblem(self.first, replace(root, pads=self._pads(root)))
         """Stem with its padding extended to all rows that any pooling window covers."""
-        self.filters = fixed_extent(required_input(self.first, 1).tensor.shape[0])
+        self.filters = self.stem.filter_shape[0]
         self.columns = next(n for n in COLUMNS if self.filters % n == 0)
 
     def _pads(self, root: Conv) -> tuple[int, ...]:
         """Return the extended padding."""
         (taps, step, pad_top), _ = self.windows
-        rows_below = (self.pooled[0] - 1) * step + taps - pad_top - self.stem[0]
+        rows_below = (self.pooled[0] - 1) * step + taps - pad_top - self.stem_extents[0]
         top, left, bottom, right = root.pads
         lines = root.strides[0]
         return (top + pad_top * lines, left, bottom + max(0, rows_below) * lines, right)
@@ -224,19 +206,18 @@ class _StemPoolProblem:
         keeps_last_row = taps > step
         tiles = (rows_per_program * (taps - keeps_last_row) + keeps_last_row) * column_taps
         programs = guessed_extent(self.strips) * -(-self.pooled[0] // rows_per_program)
-        waves, rest = divmod(-(-programs // target.multiprocessors), _PROGRAMS_PER_SM)
-        tile_seconds = waves * (_TILE_SECONDS + _PROGRAMS_PER_SM * _CONCURRENT_TILE_SECONDS)
-        tile_seconds += _TILE_SECONDS + rest * _CONCURRENT_TILE_SECONDS if rest else 0.0
-        length_factor = (1 + window_length(self.first, self.root) / _MEASURED_WINDOW_ELEMENTS) / 2
-        copy_seconds = pass_seconds(count_of(required_input(self.first, 0)) * COPIED_BYTES, target)
-        return LAUNCH_SECONDS + copy_seconds + tiles * length_factor * tile_seconds
+        image, length = (
+            count_of(required_input(self.first, 0)),
+            window_length(self.stem),
+        )
+        return stem_pool_seconds(image, length, tiles, programs, _PROGRAMS_PER_SM, target)
 
     def launches(self, tactic: Tactic, operands: Operands) -> tuple[Launch, ...]:
         """Return the copy to pixels and the launch over strips."""
-        first, root, options = self.first, self.root, dict[str, Any](tactic.parameters)
-        width, run = row_of(first, root)
-        copy, runs = pixels_of(first, root, factors_of(tactic), operands, in_vectors(run))
-        bias = [input_view(operands, 2)] if bias_count(first) else []
+        first, root, options = self.first, self.stem.root, dict[str, Any](tactic.parameters)
+        run = self.stem.run
+        copy, runs = self.stem.write_pixels(factors_of(tactic), operands, in_vectors(run))
+        bias = [input_view(operands, 2)] if self.stem.bias is not None else []
         out = operands.outputs[0]
         views = (runs, operands.packed[0], *bias, out)
         scalars = LaunchScalars()
@@ -244,11 +225,11 @@ class _StemPoolProblem:
             images=scalars.all_json((self.images, runs.strides[0])),
             line=fixed_extent(runs.strides[2]),
             lines=root.strides[0],
-            pixel=width * root.strides[1],
+            pixel=self.stem.width * root.strides[1],
             taps=root.kernel_shape[0],
             run=run,
-            depth=window_length(first, root),
-            stem=self.stem,
+            depth=window_length(self.stem),
+            stem=self.stem_extents,
             pooled=self.pooled,
             pool=self.windows,
             filters=self.filters,

@@ -11,26 +11,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from smelt.backends._base import Aliasing, Family, Operands, Refusal, Tactic, with_storage_dtype
+from smelt.backends._base import Aliasing, Operands, Refusal, Tactic, with_storage_dtype
 from smelt.backends._fused_programs import root_of, stages_of, unsupported_elementwise_reason
 from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view
 from smelt.backends.cuda._cost_model import memory_seconds
 from smelt.backends.cuda._elementwise import unsupported_op_reason
+from smelt.backends.cuda._family import CudaFamily
 from smelt.backends.cuda._implicit_gemm import write_implicit_gemm
 from smelt.backends.cuda._kernel_source import Source, operand_parameters
 from smelt.backends.cuda._pointwise import pointwise_launch, write_pointwise
-from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda.families._conv_problem import ConvLowering, ConvProblem, conv_problem_of
 from smelt.backends.cuda.families._epilogue import FLOATS
 from smelt.backends.cuda.families._gemm_tiles import tiles_for
-from smelt.backends.cuda.families.conv import (
-    ConvFamily,
-    ConvLowering,
-    is_depthwise,
-    product_shape,
-    reason_against,
-)
 from smelt.backends.cuda.families.pool import pool_launch, pool_options, write_pool
 from smelt.engine import KernelSpec, Launch, parameters
 from smelt.ops import AveragePool, Concat, Conv, MaxPool, Split
@@ -39,6 +33,7 @@ from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, ov
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import Parameters, Step, View
     from smelt.ir import Constant, Node, Value
     from smelt.types import Dim
@@ -53,11 +48,13 @@ _ALIASING: Final[dict[type, Aliasing]] = {Concat: Aliasing.CONCAT, Split: Aliasi
 """Ops that are views also of packed tensors."""
 
 
-class Half2Family(Family[CudaTarget]):
+class Half2Family(CudaFamily):
     """Family of ops on packed images: 16-bit, at least two images, if the target requests it."""
 
     name: ClassVar[str] = "half2"
     supports_reduced_precision: ClassVar[bool] = True
+    uses_int32_offsets: ClassVar[bool] = True
+    excludes_other_families: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -101,14 +98,14 @@ class Half2Family(Family[CudaTarget]):
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        is_conv = isinstance(root_of(node)[0], Conv)
-        return ConvFamily().pack(node, tactic) if is_conv else ()
+        problem = conv_problem_of(node)
+        return () if problem is None else problem.pack(tactic)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         root, _ = root_of(node)
         if isinstance(root, Conv):
-            return _Half2ConvLowering(node, root, tactic, operands).launches()
+            return _Half2ConvLowering(ConvProblem(node, root), tactic, operands).launches()
         if isinstance(root, MaxPool | AveragePool):
             views = (
                 _pairs_as_channels(input_view(operands, 0)),
@@ -131,7 +128,8 @@ class Half2Family(Family[CudaTarget]):
 class _Half2ConvLowering(ConvLowering):
     """Lowering of a convolution with the pair as one more axis, which no window moves along."""
 
-    def __init__(self, node: Node, root: Conv, tactic: Tactic, operands: Operands) -> None:
+    def __init__(self, problem: ConvProblem, tactic: Tactic, operands: Operands) -> None:
+        root = problem.root
         before, after = zip(*root.pad_pairs, strict=True)
         deeper = Conv(
             (*root.kernel_shape, 1),
@@ -140,7 +138,7 @@ class _Half2ConvLowering(ConvLowering):
             (*root.dilations, 1),
             root.group,
         )
-        super().__init__(node, deeper, tactic, operands)
+        super().__init__(problem, tactic, operands, deeper)
         rank = len(self.out.shape)
         self.extras = [
             (view, strides if len(strides) == rank else (*strides, 0))
@@ -163,9 +161,7 @@ def _unsupported_reason(node: Node, target: CudaTarget) -> str | None:
         if value is not None and (reason := _why_not_packed(value, node)):
             return reason
     if isinstance(root, Conv):
-        if is_depthwise(node, root):
-            return "depthwise: handled by the depthwise family"
-        return reason_against(node)
+        return ConvProblem(node, root).dense_reason
     if isinstance(root, MaxPool | AveragePool):
         return None if len(node.inputs) == count else "half2 pooling supports no epilogue"
     return (
@@ -200,9 +196,9 @@ def _options(node: Node, target: CudaTarget) -> Iterator[tuple[Parameters, float
     """Yield the parameters of the node's tactics with their estimated seconds."""
     root, _ = root_of(node)
     if isinstance(root, Conv):
-        for choice, seconds in tiles_for(product_shape(node, root, target), target):
+        for choice, seconds in tiles_for(ConvProblem(node, root).shape(target), target):
             if choice.split_k == 1:
-                yield choice.tactic("", (), TensorFormat(DType.FLOAT16), 0, 0.0).parameters, seconds
+                yield choice.parameters, seconds
     elif isinstance(root, MaxPool | AveragePool):
         yield from pool_options(node, target)
     else:

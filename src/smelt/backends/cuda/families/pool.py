@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
-from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._base import Operands, Refusal, Tactic
 from smelt.backends._fused_programs import root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cuda._cost_model import count_of, guessed_extent, memory_seconds
-from smelt.backends.cuda._elementwise import write_stages
-from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, Source, operand_parameters
+from smelt.backends.cuda._family import CudaFamily
+from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, operand_parameters
 from smelt.backends.cuda._pointwise import tile_side
-from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda._window_writer import WindowWriter, axes_of, windows_of
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
     extra_views,
@@ -27,6 +27,7 @@ from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, ov
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import Json, Parameters, Step, View
     from smelt.ir import Node
     from smelt.types import Dim
@@ -41,11 +42,12 @@ _LEAST: Final = {DType.INT8: "-128", DType.UINT8: "0"}
 """Least value of integer types."""
 
 
-class PoolFamily(Family[CudaTarget]):
+class PoolFamily(CudaFamily):
     """Family of pools; a program computes a few positions with many channels of each."""
 
     name: ClassVar[str] = "pool"
     supports_reduced_precision: ClassVar[bool] = True
+    supports_reversed_tiles: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
@@ -103,10 +105,7 @@ def pool_launch(
     options = tactic.options
     scalars = LaunchScalars()
     strides = [strides for _, strides in extras] + [out.strides]
-    axes = tuple(
-        scalars.all_json((out.shape[a], x.strides[a], *(s[a] for s in strides)))
-        for a in (0, *range(2, len(out.shape)), 1)
-    )
+    axes = axes_of(x, out, strides, scalars)
     channels = out.shape[1]
     places = element_count((out.shape[0], *out.shape[2:]))
     channel_tile = tile_side(guessed_extent(channels), options.integer("elements") // 2)
@@ -115,7 +114,7 @@ def pool_launch(
         tactic.family,
         parameters(
             axes=axes,
-            windows=_windows(root, x, scalars),
+            windows=windows_of(root, x, scalars, pads=2),
             places=scalars.json(places),
             tile=(position_tile, channel_tile),
             is_mean=isinstance(root, AveragePool),
@@ -135,30 +134,8 @@ def write_pool(kernel: KernelSpec) -> str:
     return _PoolWriter(kernel).write()
 
 
-def _windows(root: MaxPool | AveragePool, x: View, scalars: LaunchScalars) -> tuple[Json, ...]:
-    """Return, per axis: taps, stride, dilation, both paddings, input extent and input stride."""
-    return tuple(
-        (
-            root.kernel_shape[a],
-            root.strides[a],
-            root.dilations[a],
-            *root.pad_pairs[a],
-            *scalars.all_json((x.shape[2 + a], x.strides[2 + a])),
-        )
-        for a in range(len(x.shape) - 2)
-    )
-
-
-class _PoolWriter:
+class _PoolWriter(WindowWriter):
     """Writer of the kernel of one spec."""
-
-    def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.s = Source(kernel)
-        self.axes: Any = kernel["axes"]
-        self.windows: Any = kernel["windows"]
-        self.rows, self.columns = kernel["tile"]
-        self.names = ["n", *(f"d{a}" for a in range(len(self.windows)))]
 
     def write(self) -> str:
         """Return the text of the kernel."""
@@ -175,11 +152,7 @@ class _PoolWriter:
             self.take_tap(neutral)
         result = "acc.to(tl.float32)" if kind in FLOATS else "acc.to(tl.int32)"
         s.line("v = acc / count[:, None]" if self.k["is_mean"] else f"v = {result}")
-        read = s.extra_reader(1, self.place, "m")
-        result = write_stages(s.line, self.k["stages"], read, ["v"])
-        last = len(s.dtypes) - 1
-        s.store(last, self.place(last), result, "m")
-        return s.text()
+        return self.finish(self.extra_reader(), "v")
 
     def find_tile(self) -> None:
         """Write the coordinates of the program's positions and channels."""
@@ -220,9 +193,3 @@ class _PoolWriter:
         s.line(f"acc += {x}.to(tl.float32)")
         is_counted = " & ".join(counted) if self.k["include_pad"] else "ok"
         s.line(f"count += ({is_counted}).to(tl.int32)")
-
-    def place(self, operand: int) -> str:
-        """Return the offsets of an operand's elements."""
-        position_offset = f"i * 0 + {self.s.offset(self.names, self.axes[:-1], operand)}"
-        channel_offset = f"c * 0 + {self.s.sum_of(('c', self.axes[-1][1 + operand]))}"
-        return f"({position_offset})[:, None] + ({channel_offset})[None, :]"

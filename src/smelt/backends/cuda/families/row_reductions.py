@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends._base import Family, Operands, Refusal, Tactic
+from smelt.backends._base import Operands, Refusal, Tactic
 from smelt.backends._fused_programs import root_of
 from smelt.backends._iteration_space import Axis, broadcast_strides, coalesce_axes, sort_axes
 from smelt.backends._launch_scalars import LaunchScalars
@@ -23,9 +23,9 @@ from smelt.backends.cuda._cost_model import (
     tile_extent,
 )
 from smelt.backends.cuda._elementwise import literal, write_stages
+from smelt.backends.cuda._family import CudaFamily
 from smelt.backends.cuda._index_width import MAX_INT32
 from smelt.backends.cuda._kernel_source import Source, operand_parameters
-from smelt.backends.cuda._target import CudaTarget
 from smelt.backends.cuda.families._epilogue import (
     FLOATS,
     extra_views,
@@ -49,6 +49,7 @@ from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
+    from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import Parameters, Step, View
     from smelt.ir import Node, Op
     from smelt.types import Dim
@@ -103,7 +104,7 @@ _REDUCTION_STEPS: Final = {
 """Expression of one step of each reduction."""
 
 
-class RowReductionsFamily(Family[CudaTarget]):
+class RowReductionsFamily(CudaFamily):
     """Family of row reductions, with one or several rows per program."""
 
     name: ClassVar[str] = "row_reductions"

@@ -13,28 +13,21 @@ zero times infinity is NaN.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from smelt.backends._base import Refusal, Tactic
-from smelt.backends._fused_programs import root_as, root_of
-from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, pass_seconds
+from smelt.backends._fused_programs import root_of
 from smelt.backends.cuda._kernel_source import VECTOR
+from smelt.backends.cuda._product_costs import register_operand_seconds
+from smelt.backends.cuda._product_schedules import TileConfig
 from smelt.backends.cuda._register_operand_kernel import FRAGMENT, ROWS, RegisterOperandWriter
-from smelt.backends.cuda.families._gemm_operands import as_factor, wide_operand_reason
-from smelt.backends.cuda.families.conv import ConvLowering, reason_against
-from smelt.backends.cuda.families.stem import (
-    StemFamily,
-    factors_of,
-    padded_shape,
-    row_of,
-    stem_shape,
-    why_no_stem,
-    widened,
-)
-from smelt.engine import parameters
+from smelt.backends.cuda.families._conv_problem import ConvLowering
+from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
+from smelt.backends.cuda.families._stem_problem import StemProblem
+from smelt.backends.cuda.families.stem import StemFamily
 from smelt.ir import Constant
 from smelt.ops import Conv, Pad, Reshape, Transpose
 from smelt.types import fixed_extent, override
@@ -43,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends.cuda._target import CudaTarget
-    from smelt.backends.cuda.families._gemm_tiles import GemmShape
     from smelt.engine import KernelSpec
     from smelt.ir import Node
 
@@ -55,18 +47,8 @@ Chosen without a measurement."""
 _FIRST_WITH_WGMMA: Final = 90
 """Compute capability (times ten) from which products with A in registers and B in shared memory
 exist."""
-COPIED_BYTES: Final = 6
-"""Memory traffic of the copy per element in bytes: four read, two written."""
-_TILE_SECONDS: Final = 2.0e-7
-"""Fixed time of a tile, in seconds. With `_ELEMENT_SECONDS` and windows of 224 elements the
-estimate for ResNet-50's stem at batch 128 on an H200 is 115 µs without the copy; measured are 146
-µs with it, of which the copy takes 30 (docs/lab/products-on-gpus.md)."""
-_ELEMENT_SECONDS: Final = 1.8e-9
-"""Time of a tile per element of a window, in seconds. `_TILE_SECONDS` names the measurement."""
 _REGISTERS: Final = 512
 """Registers of a multiprocessor per thread of a program of 128 threads."""
-_FEWER_PROGRAMS_PENALTY: Final = 1.1
-"""Factor on the estimate with one program fewer per multiprocessor. No measurement is recorded."""
 _UNFITTED_PENALTY: Final = 1.001
 """Factor on the plain family's estimate where the cost model is not fitted, so that these tactics
 are not chosen without measurements."""
@@ -77,10 +59,10 @@ _OWN_REGISTERS: Final = 40
 class _StemDirectLowering(ConvLowering):
     """Lowering whose filter columns are padded to whole fragments."""
 
+    @property
     @override
-    def column_length(self, total: int) -> int:
-        rows = total // self.run
-        return _round_up(rows * in_vectors(self.run), FRAGMENT)
+    def column_length(self) -> int:
+        return _round_up(prod(self.root.kernel_shape) * in_vectors(self.run), FRAGMENT)
 
 
 class StemDirectFamily(StemFamily):
@@ -91,11 +73,9 @@ class StemDirectFamily(StemFamily):
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        root, _ = root_of(node)
-        if not isinstance(root, Conv) or reason_against(node) or why_no_stem(node, root):
+        if not isinstance(root_of(node)[0], Conv) or (problem := StemProblem(node)).stem_reason:
             return  # the plain family yields the refusal
-        shape = stem_shape(node, root, target)
-        if reason := why_not_direct(node, root, shape, target):
+        if reason := why_not_direct(problem, target):
             yield Refusal(self.name, reason)
             return
         plain = [t for t in super().tactics(node, target) if isinstance(t, Tactic)]
@@ -106,36 +86,13 @@ class StemDirectFamily(StemFamily):
             if target.has_fitted_cost_model
             else _UNFITTED_PENALTY * min(t.cost_hint for t in plain)
         )
-        bn = next(n for n in COLUMNS if shape.columns % n == 0)
-        length, multiprocessors = window_length(node, root), target.multiprocessors
-        tiles = -(-shape.rows // ROWS) * (shape.columns // bn)
-        fixed_seconds = LAUNCH_SECONDS + pass_seconds(shape.image * COPIED_BYTES, target)
-        tile_seconds = ceil(tiles / multiprocessors) * (_TILE_SECONDS + length * _ELEMENT_SECONDS)
-        programs_per_sm = _REGISTERS // (_OWN_REGISTERS + length // 4 + bn // 2)
-        counts = {
-            min(tiles, multiprocessors * max(1, count)): count
-            for count in (programs_per_sm - 1, programs_per_sm)
-        }
-        for programs, count in counts.items():
-            options = parameters(
-                tile=(ROWS, bn, FRAGMENT),
-                num_warps=4,
-                num_stages=1,
-                precision="ieee",
-                prefetches_epilogue=False,
-                split_k=1,
-                programs=max(1, programs * bn // shape.columns),
-                schedule="register_operand",
-            )
-            factor = 1.0 if count == programs_per_sm else _FEWER_PROGRAMS_PENALTY
-            hint = max(fixed_seconds + tile_seconds * factor, min_hint)
-            yield replace(plain[0], family=self.name, parameters=options, cost_hint=hint)
+        for config, seconds in _configs(problem, target):
+            hint = max(seconds, min_hint)
+            yield replace(plain[0], family=self.name, parameters=config.parameters, cost_hint=hint)
 
     @override
-    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        root = root_as(Conv, node)
-        width, _ = row_of(node, root)
-        return (as_factor(_pack_fragments(widened(node, width), root), factors_of(tactic), tactic),)
+    def pack_filters(self, problem: StemProblem) -> Constant:
+        return _pack_fragments(problem.widened(), problem.root)
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
@@ -147,25 +104,44 @@ class StemDirectFamily(StemFamily):
         return in_vectors(run)
 
 
-def why_not_direct(node: Node, root: Conv, shape: GemmShape, target: CudaTarget) -> str | None:
+def _configs(problem: StemProblem, target: CudaTarget) -> Iterator[tuple[TileConfig, float]]:
+    """Yield as many programs as fit and one fewer per multiprocessor, with estimated seconds."""
+    shape, length = problem.shape(target), window_length(problem)
+    bn = next(n for n in COLUMNS if shape.columns % n == 0)
+    tiles = -(-shape.rows // ROWS) * (shape.columns // bn)
+    most = _REGISTERS // (_OWN_REGISTERS + length // 4 + bn // 2)
+    counts = {min(tiles, target.multiprocessors * max(1, n)): n for n in (most - 1, most)}
+    for programs, count in counts.items():
+        config = TileConfig(
+            (ROWS, bn, FRAGMENT),
+            num_warps=4,
+            num_stages=1,
+            programs=max(1, programs * bn // shape.columns),
+            schedule="register_operand",
+        )
+        seconds = register_operand_seconds(shape, length, tiles, target, is_full=count == most)
+        yield config, seconds
+
+
+def why_not_direct(problem: StemProblem, target: CudaTarget) -> str | None:
     """Return why a stem cannot read pixels from registers, or None."""
-    if reason := wide_operand_reason(shape.dtype):
+    if reason := wide_operand_reason(target.operand_dtype(problem.dtype)):
         return reason
     if target.capability < _FIRST_WITH_WGMMA:
         return f"{target.architecture} has no tensor cores that read one operand from shared memory"
-    if not isinstance(padded_shape(node, root)[-2], int):
+    if not isinstance(problem.padded_shape[-2], int):
         return "the image width is symbolic"
-    if all(shape.columns % columns for columns in COLUMNS):
+    if all(problem.filter_shape[0] % columns for columns in COLUMNS):
         return "the filter count is not a multiple of the tile"
-    if (length := window_length(node, root)) > _MAX_WINDOW_ELEMENTS:
+    if (length := window_length(problem)) > _MAX_WINDOW_ELEMENTS:
         return f"windows of {length} elements do not fit into registers"
     return None
 
 
-def window_length(node: Node, root: Conv) -> int:
+def window_length(problem: StemProblem) -> int:
     """Return the elements of a window as read, padded to whole fragments."""
-    _, run = row_of(node, root)
-    return _round_up(prod(root.kernel_shape[:-1]) * in_vectors(run), FRAGMENT)
+    rows = prod(problem.root.kernel_shape[:-1])
+    return _round_up(rows * in_vectors(problem.run), FRAGMENT)
 
 
 def in_vectors(run: int) -> int:

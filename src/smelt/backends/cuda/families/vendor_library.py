@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar, cast
 
 import numpy as np
 
-from smelt.backends._base import Family, Operands, Refusal, Tactic, with_storage_dtype
+from smelt.backends._base import Operands, Refusal, Tactic, with_storage_dtype
 from smelt.backends._fused_programs import operand_format, root_of
 from smelt.backends._node_operands import required_input
 from smelt.backends._storage import contiguous_strides
-from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda._family import CudaFamily
 from smelt.backends.cuda.families._epilogue import FLOATS
 from smelt.backends.cuda.families._gemm_operands import as_factor, factor_type
 from smelt.devices.cuda import ALIGNED_BYTES, LIBRARIES, WORKSPACE_ALIGNED_BYTES
@@ -33,6 +33,7 @@ from smelt.types import DType, Layout, TensorFormat, TensorType, ceil_div, overr
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from smelt.backends.cuda._target import CudaTarget
     from smelt.devices.cuda import LibraryCall, LoadedLibrary
     from smelt.engine import Json, Parameters, Step, View
     from smelt.ir import Node, Op
@@ -60,10 +61,11 @@ Proposal = tuple["dict[str, Json]", int]
 """Parameters that describe a proposed algorithm, and its workspace in bytes."""
 
 
-class LibraryFamily(Family[CudaTarget], Generic[MatchT]):
+class LibraryFamily(CudaFamily, Generic[MatchT]):
     """Family of products, with the bias, addend and activation that a library can fuse."""
 
     requires_contiguous: ClassVar[bool] = True
+    has_fixed_types: ClassVar[bool] = True
     roots: ClassVar[tuple[type[Op], ...]]
     """Ops that nodes may compute before their epilogue."""
 

@@ -12,41 +12,34 @@ from itertools import product
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._fused_programs import root_as, root_of
+from smelt.backends._base import Operands, Refusal, Tactic
+from smelt.backends._fused_programs import root_as
 from smelt.backends._iteration_space import Axis
 from smelt.backends._node_operands import required_input
-from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, WARP_LANES, gpu_spec_of
+from smelt.backends.cuda._cost_model import gpu_spec_of
 from smelt.backends.cuda._kernel_source import VECTOR
-from smelt.backends.cuda._target import CudaTarget
+from smelt.backends.cuda._product_costs import window_reuse_seconds
+from smelt.backends.cuda._product_schedules import TileConfig
 from smelt.backends.cuda._triton import gluon_unavailable_reason
 from smelt.backends.cuda._window_reuse_kernel import (
     WindowReuseWriter,
     ring_slots,
     shared_window_layout,
 )
-from smelt.backends.cuda.families._gemm_launches import GemmIterationSpace
+from smelt.backends.cuda.families._conv_problem import ConvLowering, ConvProblem, conv_problem_of
 from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
-from smelt.backends.cuda.families._gemm_tiles import ranked_after_tiles
-from smelt.backends.cuda.families.conv import (
-    ConvFamily,
-    ConvLowering,
-    formats_of,
-    is_depthwise,
-    product_shape,
-    reason_against,
-)
-from smelt.engine import parameters
+from smelt.backends.cuda.families._product_family import ProductFamily
 from smelt.ops import Conv
-from smelt.types import DType, fixed_extent, fixed_shape, override
+from smelt.types import DType, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends.cuda._cost_model import GpuSpec
-    from smelt.backends.cuda.families._gemm_tiles import GemmShape
-    from smelt.engine import KernelSpec, Parameters, Step
-    from smelt.ir import Constant, Node, Value
+    from smelt.backends.cuda._product_schedules import GemmShape
+    from smelt.backends.cuda._target import CudaTarget
+    from smelt.engine import KernelSpec, Step
+    from smelt.ir import Node, Value
 
 _WGMMA_CAPABILITY: Final = ("sm_90",)
 """Architectures whose tensor cores read both operands from shared memory."""
@@ -72,17 +65,6 @@ _OWN_SHARED_BYTES: Final = 1024
 """Shared memory in bytes that a program uses to exchange positions between lanes."""
 _OWN_REGISTERS: Final = 40
 """Registers of a thread besides its sums. No measurement is recorded."""
-_TENSOR_CORE_SHARE: Final = 0.8
-"""Share of the tensor cores' peak rate that undisturbed products reach. No measurement is
-recorded."""
-_FETCH_SECONDS: Final = 1.0e-6
-"""Latency of loading a weight tile, in seconds. No measurement is recorded."""
-_END_SECONDS: Final = 1.4e-6
-"""Time of a program before its first and after its last product, in seconds. No measurement is
-recorded."""
-_SUM_SECONDS: Final = 1.1e-8
-"""Additional time at a program's end for each sum of a thread, in seconds. No measurement is
-recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,84 +85,48 @@ class _SharedWindow:
     """Share of the slices that is channels."""
 
 
-@dataclass(frozen=True, slots=True)
-class _WindowReuseConfig:
-    """Parameters of a tactic."""
-
-    tile: tuple[int, int, int]
-    num_warps: int
-    num_stages: int
-
-    def programs_per_sm(self, window: _SharedWindow, gpu: GpuSpec) -> int:
-        """Return how many programs fit on a multiprocessor at once."""
-        places, filters, width = self.tile
-        need = places + window.window_span
-        memory = shared_window_layout(need, window.taps, window.slices, self.num_stages)
-        rows = memory.rows + self.num_stages * filters
-        needed_bytes = rows * width * DType.FLOAT16.size_bytes + _OWN_SHARED_BYTES
-        threads = self.num_warps * WARP_LANES
-        registers = places * filters // threads + _OWN_REGISTERS
-        return gpu.limits.resident_blocks(threads, registers, needed_bytes)[0]
-
-    def programs(self, shape: GemmShape, window: _SharedWindow) -> int:
-        """Return the number of programs of a launch."""
-        places, filters, _ = self.tile
-        return ceil(shape.rows / window.valid_share / places) * ceil(shape.columns / filters)
-
-    @property
-    def parameters(self) -> Parameters:
-        """Parameters of the tactic."""
-        return parameters(
-            tile=self.tile,
-            num_warps=self.num_warps,
-            num_stages=self.num_stages,
-            precision="ieee",
-            prefetches_epilogue=False,
-            split_k=1,
-        )
+def _programs_per_sm(config: TileConfig, window: _SharedWindow, gpu: GpuSpec) -> int:
+    """Return how many programs fit on a multiprocessor at once."""
+    places, filters, width = config.tile
+    need = places + window.window_span
+    memory = shared_window_layout(need, window.taps, window.slices, config.num_stages)
+    rows = memory.rows + config.num_stages * filters
+    needed_bytes = rows * width * DType.FLOAT16.size_bytes + _OWN_SHARED_BYTES
+    registers = places * filters // config.threads + _OWN_REGISTERS
+    return gpu.limits.resident_blocks(config.threads, registers, needed_bytes)[0]
 
 
-class WindowReuseConvFamily(Family[CudaTarget]):
+class WindowReuseConvFamily(ProductFamily):
     """Family of dense 16-bit convolutions of stride 1 whose channels fill whole vectors."""
 
     name: ClassVar[str] = "window_reuse"
-    supports_reduced_precision: ClassVar[bool] = True
     requires_contiguous: ClassVar[bool] = True
 
     @override
     def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        root, _ = root_of(node)
-        if not isinstance(root, Conv) or reason_against(node) or is_depthwise(node, root):
+        problem = conv_problem_of(node)
+        if problem is None or problem.is_sum or problem.dense_reason:
             return  # the other families yield the refusal
-        if reason := _unsupported_reason(node, root, target) or gluon_unavailable_reason():
+        if reason := _unsupported_reason(problem, target) or gluon_unavailable_reason():
             yield Refusal(self.name, reason)
             return
-        shape, window = product_shape(node, root, target), _window_of(node, root)
-        ranked_configs = [
-            (_seconds(shape, window, c, target), c) for c in _tile_configs(shape, window, target)
-        ]
+        shape, window = problem.shape(target), _window_of(problem)
+        ranked_configs = list(_tile_configs(shape, window, target))
         if not ranked_configs:
             yield Refusal(
                 self.name,
                 "windows exceed shared memory or are mostly padding, or there are too few pixels",
             )
             return
-        inputs, output = formats_of(node)
         # Among rings with equal estimates, the longest is kept: it comes first.
         ranked_configs.sort(key=lambda pair: pair[0])
         best = {(c.tile, c.num_warps): (seconds, c) for seconds, c in reversed(ranked_configs)}
-        ranked = sorted(best.values(), key=lambda pair: pair[0])[:_MAX_CANDIDATES]
-        for seconds, choice in ranked_after_tiles(ranked, shape, target):
-            yield Tactic(self.name, choice.parameters, inputs, (output,), cost_hint=seconds)
-
-    @override
-    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        return ConvFamily().pack(node, tactic)
+        yield from self.unfitted_tactics(problem, shape, best.values(), _MAX_CANDIDATES, target)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        root = root_as(Conv, node)
-        return _WindowReuseLowering(node, root, tactic, operands).launches()
+        problem = ConvProblem(node, root_as(Conv, node))
+        return _WindowReuseLowering(problem, tactic, operands).launches()
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
@@ -192,25 +138,25 @@ class _WindowReuseLowering(ConvLowering):
     """Lowering to a product whose rows are all positions of the padded image."""
 
     @override
-    def common(self) -> dict[str, Any]:
+    def window_fields(self) -> dict[str, Any]:
         shape = self.out.shape
         valid_extents = self.scalars.all_json((shape[0], *shape[2:]))
-        return {**super().common(), "valid_extents": valid_extents}
+        return {**super().window_fields(), "valid_extents": valid_extents}
 
     @override
-    def iteration_space(self, columns: Axis, groups: int) -> GemmIterationSpace:
-        shape = self.out.shape
-        extents = (shape[0], *_window_of(self.node, self.root).extents)
-        axes = (0, *range(2, len(shape)))
+    def rows(self) -> tuple[tuple[Axis, ...], tuple[int, ...]]:
+        extents = (self.out.shape[0], *_window_of(self.problem).extents)
+        axes = (0, *range(2, len(self.out.shape)))
         rows = (
             Axis(extent, (self.x.strides[axis], 0, *self.strides(axis)))
             for extent, axis in zip(extents, axes, strict=True)
         )
-        return GemmIterationSpace(tuple(rows), (-1, *range(len(axes) - 1)), columns, groups)
+        return tuple(rows), (-1, *range(len(axes) - 1))
 
 
-def _unsupported_reason(node: Node, root: Conv, target: CudaTarget) -> str | None:
+def _unsupported_reason(problem: ConvProblem, target: CudaTarget) -> str | None:
     """Return why the family cannot run a convolution, or None."""
+    node, root = problem.node, problem.root
     image = required_input(node, 0).tensor
     if target.architectures != _WGMMA_CAPABILITY:
         return (
@@ -221,9 +167,9 @@ def _unsupported_reason(node: Node, root: Conv, target: CudaTarget) -> str | Non
         return reason
     if prod(root.kernel_shape) == 1 or any(step > 1 for step in root.strides):
         return "1x1 windows and strided windows do not share pixels"
-    if root.group > 1 or fixed_extent(required_input(node, 1).tensor.shape[1]) % VECTOR:
+    if root.group > 1 or problem.filter_shape[1] % VECTOR:
         return "grouped convolution, or the channels are not a multiple of the vector width"
-    if any(_differs_per_pixel(value, node) for value in node.inputs[root_of(node)[1] :]):
+    if any(_differs_per_pixel(value, node) for value in node.inputs[problem.root_inputs :]):
         return "the epilogue reads a tensor that differs between pixels"
     extents = (*image.shape[2:], *node.output.tensor.shape[2:])
     if not all(isinstance(extent, int) and extent > 0 for extent in extents):
@@ -239,8 +185,9 @@ def _differs_per_pixel(value: Value | None, node: Node) -> bool:
     return any(extent != 1 for axis, extent in enumerate(shape) if axis != 1)
 
 
-def _window_of(node: Node, root: Conv) -> _SharedWindow:
+def _window_of(problem: ConvProblem) -> _SharedWindow:
     """Return the window requirements of a supported convolution."""
+    node, root = problem.node, problem.root
     image = fixed_shape(required_input(node, 0).tensor.shape[2:])
     result = fixed_shape(node.output.tensor.shape[2:])
     extents = tuple(
@@ -252,7 +199,7 @@ def _window_of(node: Node, root: Conv) -> _SharedWindow:
         (taps - 1) * dilation * pitch
         for taps, dilation, pitch in zip(root.kernel_shape, root.dilations, pitches, strict=True)
     )
-    channels = fixed_extent(required_input(node, 1).tensor.shape[1])
+    channels = problem.filter_shape[1]
     widths = {width: -(-channels // width) * width for width in _WIDTHS}
     width = min(_WIDTHS, key=lambda width: (widths[width], -width))
     if channels >= _MIN_FILLED * widths[_WIDTHS[0]]:
@@ -266,50 +213,26 @@ def _window_of(node: Node, root: Conv) -> _SharedWindow:
 
 def _tile_configs(
     shape: GemmShape, window: _SharedWindow, target: CudaTarget
-) -> Iterator[_WindowReuseConfig]:
-    """Yield every configuration that fits."""
+) -> Iterator[tuple[float, TileConfig]]:
+    """Yield every configuration that fits, with its estimated seconds."""
     if min(window.valid_share, window.channel_share) < _MIN_FILLED:
         return
+    gpu = gpu_spec_of(target)
     for (places, filters, num_warps), max_ring in product(_TILES, _RINGS):
         ring = ring_slots(window.taps, max_ring)
-        choice = _WindowReuseConfig((places, filters, window.width), num_warps, ring)
         is_oversized = filters >= 2 * shape.columns or places >= 2 * shape.rows
-        fills_gpu = choice.programs(shape, window) >= _MIN_BUSY * target.multiprocessors
-        if (
-            ring >= _MIN_RING
-            and fills_gpu
-            and not is_oversized
-            and choice.programs_per_sm(window, gpu_spec_of(target))
-        ):
-            yield choice
-
-
-def _seconds(
-    shape: GemmShape, window: _SharedWindow, choice: _WindowReuseConfig, target: CudaTarget
-) -> float:
-    """Return the estimated seconds of a launch, whose programs run in waves."""
-    places, filters, width = choice.tile
-    gpu = gpu_spec_of(target)
-    programs_per_sm = choice.programs_per_sm(window, gpu)
-    programs = choice.programs(shape, window)
-    steps = window.taps * window.slices
-    step_seconds = (
-        2.0
-        * places
-        * filters
-        * width
-        * gpu.multiprocessors
-        / (gpu.tensor_flops * _TENSOR_CORE_SHARE)
-    )
-    program_seconds = steps * max(step_seconds, _FETCH_SECONDS / (choice.num_stages - 2))
-    end_seconds = _END_SECONDS + _SUM_SECONDS * places * filters / (choice.num_warps * WARP_LANES)
-
-    def wave_seconds(programs_each: int) -> float:
-        return max(programs_each * steps * step_seconds, program_seconds) + end_seconds
-
-    waves, remaining = divmod(programs, programs_per_sm * gpu.multiprocessors)
-    last_wave = wave_seconds(ceil(remaining / gpu.multiprocessors)) if remaining else 0.0
-    moved_bytes = (shape.image + shape.rows * shape.columns) * shape.dtype.size_bytes
-    return LAUNCH_SECONDS + max(
-        waves * wave_seconds(programs_per_sm) + last_wave, moved_bytes / gpu.memory_bytes_per_second
-    )
+        programs = ceil(shape.rows / window.valid_share / places) * ceil(shape.columns / filters)
+        fills_gpu = programs >= _MIN_BUSY * target.multiprocessors
+        if ring < _MIN_RING or not fills_gpu or is_oversized:
+            continue
+        config = TileConfig((places, filters, window.width), num_warps, ring)
+        if programs_per_sm := _programs_per_sm(config, window, gpu):
+            seconds = window_reuse_seconds(
+                shape,
+                config,
+                gpu,
+                steps=window.taps * window.slices,
+                programs=programs,
+                programs_per_sm=programs_per_sm,
+            )
+            yield seconds, config
