@@ -8,6 +8,7 @@ of them in turn, and need no luck.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -18,8 +19,10 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt import ops
 from smelt.devices.cpu import CpuEvent, CpuStream
-from smelt.types import ForkLock
+from smelt.ir import Graph
+from smelt.types import DType, ForkLock, TensorType
 from tests.support.engines import COLUMNS, affine, affine_engine, batch_of
 
 if TYPE_CHECKING:
@@ -54,6 +57,41 @@ def _is_interrupted(call: Callable[[], object], point: int) -> bool:
     finally:
         sys.setprofile(None)
     return passed >= point
+
+
+def _is_handled(call: Callable[[], object], point: int, handler: Callable[[], object]) -> bool:
+    """Call, and at the given point let a handler work; return whether the call has the point.
+
+    Either may be refused by an error of smelt's.
+    """
+    passed, is_handled = 0, False
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        nonlocal passed, is_handled
+        passed += event in POINTS
+        if passed == point and event in POINTS:
+            sys.setprofile(None)
+            is_handled = True
+            with contextlib.suppress(smelt.SmeltError):
+                handler()
+
+    sys.setprofile(look)
+    try:
+        with contextlib.suppress(smelt.SmeltError):
+            call()
+    finally:
+        sys.setprofile(None)
+    return is_handled
+
+
+def _each_point(arrange: Callable[[], tuple[Callable[[], object], Callable[[], object]]]) -> int:
+    """Let a handler work at each point of a call, both made anew; return the number of points."""
+    point, handled = 0, [True]
+    while handled[-1]:
+        point += 1
+        call, handler = arrange()
+        _in_thread(lambda: handled.append(_is_handled(call, point, handler)))  # noqa: B023
+    return point
 
 
 def _in_thread(call: Callable[[], object]) -> None:
@@ -290,3 +328,162 @@ def test_streams_that_nobody_holds_end_their_threads() -> None:
     while any(Path(f"/proc/self/task/{native}").exists() for native in natives):
         assert time.monotonic() < end, "a thread of a stream that nobody holds goes on"
         time.sleep(0.01)
+
+
+def test_a_handler_may_close_the_stream_whose_submit_it_interrupts() -> None:
+    def arrange() -> tuple[Callable[[], object], Callable[[], object]]:
+        stream = CpuStream()
+        stream.submit(list)
+        return lambda: stream.submit(list), stream.close
+
+    assert _each_point(arrange) > 10
+
+
+@pytest.mark.parametrize("name", ["enqueue", "run", "close"])
+def test_a_handler_may_use_the_context_whose_enqueue_it_interrupts(
+    engine: smelt.Engine, name: str
+) -> None:
+    x, y, z = batch_of(1), np.zeros((1, COLUMNS), np.float32), np.zeros((1, COLUMNS), np.float32)
+    outer, inner = smelt.Stream(), smelt.Stream()
+
+    def arrange() -> tuple[Callable[[], object], Callable[[], object]]:
+        context = engine.create_context(threads=1)
+        context.run({"x": x})
+        handlers: dict[str, Callable[[], object]] = {
+            "enqueue": lambda: _enqueue_and_wait(context, [x, z], inner),
+            "run": lambda: context.run({"x": x}),
+            "close": context.close,
+        }
+        return lambda: _enqueue_and_wait(context, [x, y], outer), handlers[name]
+
+    assert _each_point(arrange) > 50
+
+
+def test_an_enqueue_that_is_refused_leaves_the_run_before_it_awaited(engine: smelt.Engine) -> None:
+    """The context once forgot the run that it had accepted, and closed before it."""
+    x, y = batch_of(1), np.zeros((1, COLUMNS), np.float32)
+    closed = smelt.Stream()
+    closed.close()
+    with smelt.Stream() as stream:
+        context = engine.create_context()
+        stream.submit(lambda: time.sleep(0.05))
+        context.enqueue(1, [x, y], stream)
+        with pytest.raises(smelt.SmeltError, match="closed"):
+            context.enqueue(1, [x, y.copy()], closed)
+        context.close()
+        np.testing.assert_array_equal(y, affine(x))
+
+
+def test_a_file_is_that_of_the_weights_that_run_even_if_a_handler_refits() -> None:
+    weights = {"w": np.full((COLUMNS, COLUMNS), 2, np.float32)}
+    data = _product_engine().serialize()
+
+    def arrange() -> tuple[Callable[[], object], Callable[[], object]]:
+        made.append(smelt.load(data))
+        return made[-1].serialize, lambda: made[-1].refit(weights)
+
+    made: list[smelt.Engine] = []
+    assert _each_point(arrange) > 50
+    x = {"x": batch_of(1)}
+    for engine in made[:-1]:
+        again = smelt.load(engine.serialize())
+        np.testing.assert_array_equal(again.run(x)["y"], engine.run(x)["y"])
+
+
+def _product_engine() -> smelt.Engine:
+    graph = Graph("product")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (1, COLUMNS)))
+    w = graph.add_constant(np.ones((COLUMNS, COLUMNS), np.float32), "w")
+    graph.outputs.append(graph.add(ops.MatMul(), x, w, name="y").output)
+    return smelt.build(graph, tune="none")
+
+
+def test_a_context_that_is_closed_meanwhile_refuses_and_raises_nothing_else(
+    engine: smelt.Engine,
+) -> None:
+    x, y = batch_of(1), np.zeros((1, COLUMNS), np.float32)
+
+    def arrange() -> tuple[Callable[[], object], Callable[[], object]]:
+        context = engine.create_context()
+        return lambda: context.execute(1, [x, y]), context.close
+
+    assert _each_point(arrange) > 50
+
+
+def test_a_handler_may_close_the_engine_that_is_being_closed() -> None:
+    data = affine_engine().serialize()
+
+    def arrange() -> tuple[Callable[[], object], Callable[[], object]]:
+        engine = smelt.load(data)
+        engine.run({"x": batch_of(1)})
+        return engine.close, engine.close
+
+    assert _each_point(arrange) > 10
+
+
+def test_an_interrupt_that_somebody_keeps_does_not_keep_a_context(engine: smelt.Engine) -> None:
+    """Its traceback has the frames of the call, and these have what the call has leased."""
+    x, kept = batch_of(1), list[BaseException]()
+
+    def run() -> None:
+        try:
+            engine.run({"x": x}, contexts=1)
+        except InterruptError as error:
+            kept.append(error)
+            raise
+
+    point = 1
+    while _is_interrupted(run, point):
+        _in_thread(lambda: engine.run({"x": x}, contexts=1))
+        point += 1
+    assert len(kept) > 20
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads, from 3.12
+def test_a_child_that_is_forked_within_a_wait_returns_from_it() -> None:
+    stream = CpuStream()
+    parent, children = os.getpid(), list[int]()
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "wait" and not children:
+            sys.setprofile(None)
+            children.append(os.fork())
+            if os.getpid() != parent:
+                threading.Timer(SECONDS, os._exit, [1]).start()
+
+    stream.submit(lambda: time.sleep(0.05))
+    sys.setprofile(look)
+    stream.synchronize()
+    sys.setprofile(None)
+    if os.getpid() != parent:
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+    stream.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_task_that_forks_goes_on_as_the_childs_only_thread_of_its_stream() -> None:
+    stream = CpuStream()
+    statuses: list[int] = []
+
+    def task() -> None:
+        child = os.fork()
+        if child:
+            statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            return
+        threading.Timer(SECONDS, os._exit, [1]).start()
+        threading.Thread(target=use).start()  # the task returns, and its thread goes on
+
+    def use() -> None:
+        try:
+            _check_stream(stream)
+        except BaseException:  # noqa: BLE001  (the parent sees the status)
+            os._exit(2)
+        os._exit(0)
+
+    stream.submit(task)
+    stream.synchronize()
+    assert statuses == [0]
+    stream.close()

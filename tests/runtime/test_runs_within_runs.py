@@ -128,9 +128,9 @@ def _works(context: ExecutionContext) -> None:
 def test_who_waits_for_a_context_does_not_keep_the_lease_that_it_waits_for(engine: Engine) -> None:
     """A call that an interrupt ends early frees its context by dropping its lease."""
     pool: Any = ContextPool(engine)
-    lease: Any = _ContextLease()
+    lease = [_ContextLease()]
     pool._acquire(lease, 1)
-    waiter = threading.Thread(target=lambda: pool._acquire(_ContextLease(), 1), daemon=True)
+    waiter = threading.Thread(target=lambda: pool._acquire([_ContextLease()], 1), daemon=True)
     waiter.start()
     time.sleep(0.2)  # it waits
     assert waiter.is_alive()

@@ -63,6 +63,8 @@ class ExecutionContext(Closeable):
         self._staged_calls: dict[object, StagedCall] = {}
         self._checked_starts: tuple[StagedCall | None, list[int | None]] = (None, [])
         """The last call that passed the overlap check, with the addresses of its arrays."""
+        self._is_released = False
+        """Whether all memory is released; a close that is interrupted is repeated by the next."""
         _contexts.add(self)
 
     def reset(self) -> None:
@@ -142,7 +144,7 @@ class ExecutionContext(Closeable):
             The error of a run that was enqueued before, if it was not raised yet.
         """
         requested = self._outputs if outputs is None else self._resolve_output_names(outputs)
-        if self._machinery.pending is not None:
+        if self._machinery.enqueued:
             self._machinery.check_enqueued()
         return self._lock.hold(self._run, inputs, requested)
 
@@ -230,10 +232,14 @@ class ExecutionContext(Closeable):
             ContextError: the batch is larger than the engine's maximum, or the context is closed
                 or busy.
         """
-        staged_call, arrays = self._bind(batch_size, bindings)
-        if self._machinery.pending is not None:
+        if self._machinery.enqueued:
             self._machinery.check_enqueued()
-        self._lock.hold(self._machinery.execute, staged_call, arrays)
+        self._lock.hold(self._execute, batch_size, bindings)
+
+    def _execute(self, batch_size: int, bindings: Sequence[Any]) -> None:
+        """Run by index; the caller holds the lock."""
+        staged_call, arrays = self._bind(batch_size, bindings)
+        self._machinery.execute(staged_call, arrays)
 
     def enqueue(
         self,
@@ -333,15 +339,15 @@ class ExecutionContext(Closeable):
         Raises:
             ContextError: the call is made during the context's own run, in the same thread.
         """
-        if not self._lock.is_closed:
+        if not self._is_released:
             self._machinery.wait_for_enqueued()
             self._lock.hold_in_turn(self._close)
 
     def _close(self) -> None:
-        if not self._lock.is_closed:
-            self._lock.is_closed = True
-            self._staged_calls.clear()
-            self._machinery.close()
+        self._lock.is_closed = True
+        self._staged_calls.clear()
+        self._machinery.close()
+        self._is_released = True
 
 
 def _check_mapping(inputs: object, expected: Sequence[Binding]) -> None:

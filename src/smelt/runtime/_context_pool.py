@@ -29,15 +29,14 @@ _MAX_RETURNS: Final = 64
 
 
 class _ContextLease:
-    """Token of one call that uses a context."""
+    """Token of one call that uses a context. Only the call's list refers to it."""
 
-    __slots__ = ("__weakref__", "thread")
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
+    __slots__ = ("__weakref__",)
 
 
-_RETURNED: Final = weakref.ref(_ContextLease())
+_Leases = dict[ExecutionContext, tuple[weakref.ref[_ContextLease], int]]
+"""Each context with the lease of its last call, and the call's thread."""
+_RETURNED: Final = (weakref.ref(_ContextLease()), 0)
 
 
 class ContextPool:
@@ -50,7 +49,7 @@ class ContextPool:
         delay its release until garbage collection. The caller of `Engine.run` keeps it alive.
         """
         self._engine: Engine = weakref.proxy(engine)
-        self._leases: dict[ExecutionContext, weakref.ref[_ContextLease]] = {}
+        self._leases: _Leases = {}
         self._is_closed = False
         self._lock = ForkLock()
         self.reset()
@@ -72,27 +71,32 @@ class ContextPool:
             SmeltError: any error of creating a context or of the run.
         """
         max_contexts = require_int(max_contexts, "contexts", ContextError, least=1)
-        lease = _ContextLease()
-        context = self._acquire(lease, max_contexts)
+        lease, context = [_ContextLease()], None
         try:
+            context = self._acquire(lease, max_contexts)
             return context.run(inputs, outputs)
         finally:
-            self._release(context)
+            # The first step whatever has happened, and one call: the context is free even if an
+            # interrupt comes next, and if somebody keeps its traceback and the frames in it.
+            lease.clear()
+            if context is not None:
+                self._release(context)
 
-    def _acquire(self, lease: _ContextLease, max_contexts: int) -> ExecutionContext:
+    def _acquire(self, lease: list[_ContextLease], max_contexts: int) -> ExecutionContext:
         """Lease a free or new context, or wait for one."""
+        thread = threading.get_ident()
         while not self._is_closed:
             with self._lock:
                 leases = list(self._leases.items())  # a handler may add one meanwhile
-                free = [context for context, lease_ref in leases if lease_ref() is None]
+                free = [context for context, (lease_ref, _) in leases if lease_ref() is None]
                 context = free[0] if free else None
                 if context is None and len(self._leases) < max_contexts:
                     machinery = self._engine.loaded_code.create_machinery(self._engine, None, None)
                     context = ExecutionContext(self._engine, machinery)
                 if context is not None:
-                    self._leases[context] = weakref.ref(lease)
+                    self._leases[context] = weakref.ref(lease[0]), thread
                     return context
-            if _threads_of(leases) == {lease.thread}:
+            if {user for _, (_, user) in leases} == {thread}:
                 raise ContextError(
                     f"all {len(leases)} contexts of the engine are in use by this thread, in "
                     "calls that this one interrupts or is called from; allow more contexts "
@@ -103,11 +107,9 @@ class ContextPool:
         raise ContextError("this engine is closed; load it again")
 
     def _release(self, context: ExecutionContext) -> None:
-        with self._lock:
-            if self._is_closed:
-                context.close()
-            else:
-                self._leases[context] = _RETURNED
+        """Close a context of a closed pool, whose lease has ended, or wake one waiting call."""
+        if self._is_closed:
+            context.close()
         self._wake()
 
     def _wake(self) -> None:
@@ -119,23 +121,12 @@ class ContextPool:
         """Close all contexts; leased ones are closed when they are returned. Idempotent."""
         with self._lock:
             self._is_closed = True
-            for context, lease in self._leases.items():
-                if lease() is None:
+            for context, (lease_ref, _) in list(self._leases.items()):  # a handler may close too
+                if lease_ref() is None:
                     context.close()
             self._leases.clear()
         for _ in range(_MAX_RETURNS):
             self._wake()
-
-
-def _threads_of(
-    leases: Iterable[tuple[ExecutionContext, weakref.ref[_ContextLease]]],
-) -> set[int]:
-    """Return the threads whose calls use a context.
-
-    A function of its own: a lease must not stay alive while its caller waits for it to end.
-    """
-    users = (lease_ref() for _, lease_ref in leases)
-    return {user.thread for user in users if user is not None}
 
 
 def _reset(pool: ContextPool) -> None:

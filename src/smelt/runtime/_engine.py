@@ -130,7 +130,8 @@ class Engine(Closeable):
             )
             if not elsewhere:
                 raise self._refusal from error
-        self._serialized: bytes | None = None
+        self._serialized: tuple[EngineFile, bytes] | None = None
+        """The serialized engine, and the file of which it is the text."""
         self._lock = ForkLock()
         self._pool = ContextPool(self)
 
@@ -353,12 +354,13 @@ class Engine(Closeable):
     def serialize(self, *, sign: bool | None = None) -> bytes:
         """Return the engine as bytes; ``sign`` and the errors are those of `save`."""
         with self._lock:
-            if sign is not None or self._serialized is None:
-                serialized = serialize_engine(*self._parts(sign=sign))
-                if sign is not None:
-                    return serialized
-                self._serialized = serialized
-            return self._serialized
+            file, cached = self._file, self._serialized
+            if sign is None and cached is not None and cached[0] is file:
+                return cached[1]
+            serialized = serialize_engine(*self._parts(file, sign=sign))
+            if sign is None:
+                self._serialized = file, serialized
+            return serialized
 
     @enough_memory_for("the engine")
     def save(
@@ -377,23 +379,22 @@ class Engine(Closeable):
             SmeltError: the engine cannot be written.
             TrustError: ``sign`` is True and there is no signing key.
         """
-        write_engine(destination, *self._parts(sign=sign))
+        write_engine(destination, *self._parts(self._file, sign=sign))
 
     def _parts(
-        self, *, sign: bool | None
+        self, file: EngineFile, *, sign: bool | None
     ) -> tuple[EngineHeader, BytesLike, bytes, bytes, SignerLike | None, BytesLike]:
         """Return the parts of an engine file."""
-        file = self._file
-        signer = self._signer(sign=sign)
+        signer = self._signer(file, sign=sign)
         return file.header, file.weights, file.code, file.runtime_code, signer, file.sources
 
-    def _signer(self, *, sign: bool | None) -> SignerLike | None:
+    def _signer(self, file: EngineFile, *, sign: bool | None) -> SignerLike | None:
         """Return the signer: the original of an unchanged engine, else this user's key, or None."""
         if sign is not None:
             sign = require_bool(sign, "sign", SmeltError)
         if sign is False or (sign is None and not self._is_vouched_for):
             return None
-        original = self._file.signature
+        original = file.signature
         if original is not None and self._is_vouched_for:
             return _OriginalSignature(original.public_key, original.signature, original.message)
         signer = user_signer()

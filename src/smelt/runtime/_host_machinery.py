@@ -31,7 +31,7 @@ from smelt.runtime._array_interop import (
     writable_array,
 )
 from smelt.runtime._index_errors import error_words
-from smelt.runtime._machinery import Machinery
+from smelt.runtime._machinery import Machinery, wait_for
 from smelt.runtime._segments import CpuSegmentFactory, NullSegmentFactory
 from smelt.runtime._staging import Staging
 from smelt.runtime._streams import Event, Stream, native_event, native_stream
@@ -191,12 +191,12 @@ class HostMachinery(Machinery):
         arrays = [a if isinstance(a, int) else a.view() for a in arrays]
         failures = self._failures
         _check_all(failures)
-        previous, done, consumed = self.pending, CompletionFlag(), CompletionFlag()
+        self.forget_completed()
+        previous, done, consumed = list(self.enqueued), CompletionFlag(), CompletionFlag()
 
         def work() -> None:
             try:
-                if previous is not None:
-                    previous.wait()
+                wait_for(previous)
                 self.lock.hold_in_turn(self._execute_queued, staged_call, arrays, consumed)
             except Exception as error:  # noqa: BLE001  (raised by the stream or the next call)
                 failure = DeferredError(error)
@@ -207,13 +207,13 @@ class HostMachinery(Machinery):
 
         if event is not None:
             event.mark = consumed
-        self.pending = done
+        self.enqueued.append(done)
         try:
             stream.submit(work, consumed, done)
         except BaseException:
             if not stream.has_taken(done):
                 consumed.signal()
-                done.signal()
+                done.signal()  # which `enqueued` then ignores
             raise
 
     def _execute_queued(

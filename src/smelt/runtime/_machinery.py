@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smelt.engine import CachedRuntimeChecks
@@ -70,8 +72,8 @@ class Machinery(ABC):
     def reset(self) -> None:
         """Discard the state of runs of other threads, which do not exist in a forked child."""
         self.lock.reset()
-        self.pending: CompletionFlag | None = None
-        """Completion flag of the last enqueued run, if enqueued runs need the lock."""
+        self.enqueued: deque[CompletionFlag] = deque()
+        """Completion flags of enqueued runs that need the lock; `deque` has atomic operations."""
 
     # ---- arrays
 
@@ -95,8 +97,15 @@ class Machinery(ABC):
 
     def wait_for_enqueued(self) -> None:
         """Wait for enqueued runs that need the lock, before a call acquires it."""
-        if (pending := self.pending) is not None:
-            pending.wait()
+        wait_for(list(self.enqueued))
+        self.forget_completed()
+
+    def forget_completed(self) -> None:
+        """Remove the flags of the oldest enqueued runs that are complete."""
+        enqueued = self.enqueued
+        with suppress(IndexError):  # another thread removes them as well
+            while enqueued and enqueued[0].is_signaled:
+                enqueued.popleft()
 
     def check_enqueued(self) -> None:
         """Wait as `wait_for_enqueued` does, and raise the error of an enqueued run."""
@@ -206,6 +215,17 @@ class Machinery(ABC):
             for segment in segments:
                 segment.close()
         self._segments.clear()
+
+
+def wait_for(flags: Sequence[CompletionFlag]) -> None:
+    """Wait for the flags of submitted runs.
+
+    A flag whose run is not submitted yet belongs to a call that a handler has interrupted, and that
+    goes on only when the handler returns.
+    """
+    for flag in flags:
+        if flag.is_awaited:
+            flag.wait()
 
 
 def last_reader(segments: Sequence[Segment]) -> int:

@@ -109,7 +109,9 @@ class Staging:
         if self._memory is None or shape != needed or not 0 < size <= self._capacities[index]:
             return None
         start = self._starts[index]
-        return self._memory.bytes[start : start + size].view(dtype).reshape(needed)
+        memory = self._memory.bytes[start : start + size]
+        # Another thread may have closed the context meanwhile; the run then refuses.
+        return memory.view(dtype).reshape(needed) if memory.size == size else None
 
 
 def _largest_count(shape: Shape, plan: Plan) -> int:

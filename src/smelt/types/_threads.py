@@ -44,6 +44,11 @@ class Gate:
         with suppress(RuntimeError):  # it was open before
             self._lock.release()
 
+    def open_in_child(self) -> None:
+        """Open the gate in a forked child, whatever other threads did with its lock meanwhile."""
+        self.is_open = True  # a wait that a handler has forked from looks again
+        self._lock = _thread.allocate_lock()
+
     def wait(self, seconds: float = float("inf")) -> bool:
         """Wait until the gate is open, at most ``seconds``; return whether it is open."""
         end = time.monotonic() + seconds

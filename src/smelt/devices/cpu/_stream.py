@@ -53,10 +53,14 @@ class CompletionFlag:
             self.time_ns = time.perf_counter_ns()
             self._gate.open()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a task of a stream will set the flag; False before it is submitted and after."""
+        return self.stream is not None and self.stream.has_taken(self)
+
     def leave_parent(self) -> None:
         """Set the flag in a forked child, even if a waiting thread held its lock in the parent."""
-        self._gate = Gate()
-        self.signal()
+        self._gate.open_in_child()
 
     def wait(self) -> None:
         """Wait until the flag is set.
@@ -66,6 +70,8 @@ class CompletionFlag:
         """
         if not self._gate.is_open:
             with _waiting_on_thread(self):
+                if self.stream is not None:  # the wait may be in a handler that interrupts `submit`
+                    self.stream.wake()
                 self._gate.wait()
 
 
@@ -75,7 +81,7 @@ def _waiting_on_thread(mark: CompletionFlag) -> Generator[None]:
 
     Each thread records its flag before it checks, so one thread of every cycle detects it.
     """
-    own_queue: WorkQueue | None = getattr(_thread_local, "queue", None)
+    own_queue = _own_queue()
     thread = threading.get_ident()
     outer = _awaited_flags.get(thread)  # a signal handler may wait within a wait
     try:
@@ -98,7 +104,7 @@ def is_awaited_by(thread: int) -> bool:
 
     A task that waits until ``thread`` has ended a run would wait forever.
     """
-    own_queue: WorkQueue | None = getattr(_thread_local, "queue", None)
+    own_queue = _own_queue()
     return own_queue is not None and _depends_on(_awaited_flags.get(thread), own_queue)
 
 
@@ -164,7 +170,7 @@ class WorkQueue:
     """
 
     def __init__(self) -> None:
-        self._lock = ForkLock()
+        self.lock = ForkLock()
         """Held while a task is added or the thread decides to end, and never by work."""
         self.is_closed = False
         self._reset()
@@ -189,7 +195,7 @@ class WorkQueue:
     def submit(self, work: Callable[[], object], marks: tuple[CompletionFlag, ...]) -> None:
         """Add a task. Raises DeviceError: the queue is closed, or no thread can be started."""
         task = _Task(work, marks, CompletionFlag(self))
-        with self._lock:
+        with self.lock:
             if self.is_closed:
                 raise DeviceError("this stream is closed")
             if not self._is_started:
@@ -215,9 +221,17 @@ class WorkQueue:
                 return
             failure.check()
 
+    def has_taken(self, mark: CompletionFlag) -> bool:
+        """Return whether a task that is not complete sets a flag."""
+        return any(mark in task.marks for task in list(self.tasks))
+
     def close(self) -> None:
         """Take no more tasks; the thread ends after those that it has."""
         self.is_closed = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the thread look for tasks. It may be called at any time."""
         self._wakes.put(None)
 
     def wait(self) -> None:
@@ -242,7 +256,7 @@ class WorkQueue:
                 while self.tasks:
                     self._complete_first()
                 if self.is_closed:
-                    with self._lock:  # a call may be adding a task that it began before the end
+                    with self.lock:  # a call may be adding a task that it began before the end
                         if not self.tasks:
                             return
         finally:
@@ -259,15 +273,18 @@ class WorkQueue:
                 self._error = DeferredError(error)
         for mark in task.marks:
             mark.signal()
-        with suppress(IndexError):  # `abandon` removes all tasks
+        if self.tasks and self.tasks[0] is task:  # not where all were dropped meanwhile
             self.tasks.popleft()
         task.done.signal()
 
     def leave_parent(self) -> None:
         """Drop all tasks in a forked child, where the queue's thread does not exist."""
         dropped = list(self.tasks)
-        self._lock.reset()
+        executor, is_executing = self._executor, _own_queue() is self
+        self.lock.reset()
         self._reset()
+        if is_executing:  # a task has forked, and its thread goes on in the child
+            self._executor, self._is_started = executor, True
         for task in dropped:
             for mark in (*task.marks, task.done):
                 mark.leave_parent()
@@ -306,7 +323,7 @@ class CpuStream(Closeable):
 
     def has_taken(self, mark: CompletionFlag) -> bool:
         """Return whether the stream sets a flag or has set it, after an interrupted submission."""
-        return any(mark in task.marks for task in list(self._queue.tasks)) or mark.is_signaled
+        return self._queue.has_taken(mark) or mark.is_signaled
 
     def query(self) -> bool:
         """Return whether all enqueued work is complete."""
@@ -337,11 +354,17 @@ class CpuStream(Closeable):
 
     @override
     def close(self) -> None:
-        """Complete enqueued work and end the thread. Idempotent."""
-        self._queue.close()
-        if getattr(_thread_local, "queue", None) is not self._queue:
-            self._queue.wait()
-            self._queue.join()
+        """Complete enqueued work and end the thread. Idempotent.
+
+        A signal handler that closes a stream within its `submit` does not wait for the thread,
+        which may execute one task more.
+        """
+        queue = self._queue
+        queue.close()
+        if _own_queue() is not queue:
+            queue.wait()
+            if not queue.lock.is_held:
+                queue.join()
 
 
 class CpuEvent:
@@ -385,6 +408,11 @@ class CpuEvent:
 
 def _nothing() -> None:
     return
+
+
+def _own_queue() -> WorkQueue | None:
+    """Return the queue whose tasks the calling thread executes, if any."""
+    return getattr(_thread_local, "queue", None)
 
 
 _queues = reset_in_child(WorkQueue.leave_parent)
