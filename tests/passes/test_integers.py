@@ -115,3 +115,29 @@ def test_short_sums_of_weights_that_vary_need_no_reference_either() -> None:
 
 def test_engines_for_processors_multiply_bytes() -> None:
     assert "int8_products" in CpuBackend.composite_ops
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint32, np.uint8])
+@pytest.mark.parametrize("root", [ops.MatMul(), ops.Gemm(), ops.Add(), ops.Mul(), ops.Div()])
+def test_arithmetic_of_integers_behind_a_product_is_not_rearranged(root: Op, kind: Any) -> None:
+    """(x @ w) / 3 once was x @ (w / 3), which is right for floats alone."""
+    steps = [ops.Add(), ops.Sub(), ops.Mul(), ops.Div(), ops.Max(), ops.Min()]
+    random = np.random.default_rng(7)
+    x = random.integers(0, 50, (5, 4)).astype(kind)
+    weights = random.integers(1, 30, (4, 4) if isinstance(root, ops.MatMul | ops.Gemm) else (4,))
+    for first in steps:
+        for second in steps:
+            graph = Graph("arithmetic")
+            value = graph.add_input("x", TensorType(DType.from_numpy(x.dtype), x.shape))
+            value = graph.add(
+                root, value, graph.add_constant(weights.astype(kind), "w"), name="root"
+            ).output
+            for number, op in enumerate((first, second)):
+                constant = graph.add_constant(np.array([3, 4, 5, 7], kind), f"c{number}")
+                value = graph.add(op, value, constant, name=f"step {number}").output
+            graph.outputs.append(value)
+            optimised = clone(graph)
+            run_passes(optimised, pipeline())
+            (wanted,) = interpret(graph, {"x": x}).values()
+            (result,) = interpret(optimised, {"x": x}).values()
+            np.testing.assert_array_equal(result, wanted, f"{first.name}, {second.name}")

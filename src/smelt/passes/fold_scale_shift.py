@@ -79,6 +79,8 @@ def _constant_side(root: Node, user: Node) -> Value | None:
         return None
     if other is None or other.constant is None or user.output.type != root.output.type:
         return None
+    if not root.output.tensor.dtype.is_float:  # the quotient of a sum is not that of its terms
+        return None
     shape, axis = other.tensor.shape, _channel_axis(root)
     aligned = (1,) * (root.output.tensor.rank - len(shape)) + shape
     channels = root.output.tensor.shape[axis]
