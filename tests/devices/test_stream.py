@@ -6,11 +6,13 @@ import functools
 import os
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from smelt.devices.cpu import CpuEvent, CpuStream, DeferredError
 from smelt.errors import DeviceError
+from smelt.runtime import Stream
 
 NOTHING: list[int] = []
 
@@ -149,3 +151,24 @@ def test_a_forked_child_may_go_on_using_a_stream() -> None:
         os._exit(0 if done == [1] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     stream.close()
+
+
+def test_what_is_enqueued_behind_a_synchronization_is_not_waited_for() -> None:
+    gate, stop = threading.Event(), threading.Event()
+    with CpuStream() as stream:
+        stream.submit(gate.wait)
+        waiter = threading.Thread(target=stream.synchronize)
+        waiter.start()
+        time.sleep(0.05)
+        stream.submit(stop.wait)
+        gate.set()
+        waiter.join(20)
+        is_waiting = waiter.is_alive()
+        stop.set()
+    assert not is_waiting
+
+
+def test_what_cannot_be_called_is_no_task() -> None:
+    task: Any = None
+    with Stream() as stream, pytest.raises(DeviceError, match="must be a function"):
+        stream.submit(task)

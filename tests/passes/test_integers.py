@@ -141,3 +141,22 @@ def test_arithmetic_of_integers_behind_a_product_is_not_rearranged(root: Op, kin
             (wanted,) = interpret(graph, {"x": x}).values()
             (result,) = interpret(optimised, {"x": x}).values()
             np.testing.assert_array_equal(result, wanted, f"{first.name}, {second.name}")
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_a_pattern_of_integers_is_no_activation(kind: Any) -> None:
+    """X * clip(x + 3, 0, 6) / 6 is HardSwish of floats; the op takes no integers."""
+    graph = Graph("pattern")
+    x = graph.add_input("x", TensorType(DType.from_numpy(np.dtype(kind)), (14,)))
+    three, zero, six = (
+        graph.add_constant(np.array(number, kind), str(number)) for number in (3, 0, 6)
+    )
+    shifted = graph.add(ops.Add(), x, three, name="shifted").output
+    gate = graph.add(ops.Clip(), shifted, zero, six, name="gate").output
+    product = graph.add(ops.Mul(), x, gate, name="product").output
+    graph.outputs.append(graph.add(ops.Div(), product, six, name="y").output)
+    given = np.arange(-5, 9, dtype=kind)
+    with smelt.build(graph, tune="none") as engine:
+        (result,) = engine.run({"x": given}).values()
+    (wanted,) = interpret(graph, {"x": given}).values()
+    np.testing.assert_array_equal(result, wanted)

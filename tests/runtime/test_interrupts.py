@@ -368,8 +368,11 @@ def test_an_enqueue_that_is_refused_leaves_the_run_before_it_awaited(engine: sme
         context = engine.create_context()
         stream.submit(lambda: time.sleep(0.05))
         context.enqueue(1, [x, y], stream)
+        event = smelt.Event()
+        event.record(stream)
         with pytest.raises(smelt.SmeltError, match="closed"):
-            context.enqueue(1, [x, y.copy()], closed)
+            context.enqueue(1, [x, y.copy()], closed, event)
+        assert not event.query()
         context.close()
         np.testing.assert_array_equal(y, affine(x))
 

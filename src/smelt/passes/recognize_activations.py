@@ -15,7 +15,7 @@ from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
 from smelt.passes._patterns import fix_numbers_between, layers_between, number_of, producer_of_kind
-from smelt.types import override
+from smelt.types import TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,8 @@ class RecognizeActivations(Pass):
         for node in list(graph.nodes):
             if node.outputs and not (node.output.users or graph.is_output(node.output)):
                 continue
+            if not _is_float(node):  # integers round between the steps, and have no such op
+                continue
             for pattern in _PATTERNS:
                 match = pattern(node)
                 if match is None or match[0].type != node.output.type:
@@ -54,6 +56,12 @@ class RecognizeActivations(Pass):
                 break
         graph.remove_unused()
         return PassResult.of(notes)
+
+
+def _is_float(node: Node) -> bool:
+    """Return whether a node has one result, of a floating-point type."""
+    kind = node.outputs[0].type if len(node.outputs) == 1 else None
+    return isinstance(kind, TensorType) and kind.dtype.is_float
 
 
 def _is_number(value: Value | None, expected: float) -> bool:

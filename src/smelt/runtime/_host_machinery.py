@@ -205,8 +205,6 @@ class HostMachinery(Machinery):
             finally:
                 arrays.clear()
 
-        if event is not None:
-            event.mark = consumed
         self.enqueued.append(done)
         try:
             stream.submit(work, consumed, done)
@@ -215,6 +213,8 @@ class HostMachinery(Machinery):
                 consumed.signal()
                 done.signal()  # which `enqueued` then ignores
             raise
+        if event is not None:  # not before: a call that is refused records nothing
+            event.mark = consumed
 
     def _execute_queued(
         self, staged_call: StagedCall, arrays: list[Any], consumed: CompletionFlag

@@ -8,7 +8,7 @@ from smelt.devices import DeviceName
 from smelt.devices.cpu import CpuEvent, CpuStream
 from smelt.errors import DeviceError
 from smelt.runtime._loaded_code import runtime_of
-from smelt.types import Closeable, override
+from smelt.types import Closeable, override, require_callable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,13 +43,13 @@ class Stream(Closeable):
         task until then is dropped, including runs of contexts: it may depend on the task.
 
         Raises:
-            DeviceError: the stream is closed or is a GPU stream.
+            DeviceError: the stream is closed or is a GPU stream, or the task cannot be called.
         """
         if not isinstance(self.native, CpuStream):
             raise DeviceError(
                 f"a stream of {self.device} does not accept Python tasks; use a stream of the CPU"
             )
-        self.native.submit(task)
+        self.native.submit(require_callable(task, "the task of a stream", DeviceError))
 
     def query(self) -> bool:
         """Return whether all enqueued work is complete."""
