@@ -73,7 +73,7 @@ def test_a_sound_engine_is_accepted() -> None:
         (replace(view(0, BATCH, COLUMNS), strides=(COLUMNS + 1, 1)), "of buffer 0"),
         (replace(view(0, BATCH, COLUMNS), strides=(-COLUMNS, 1)), "bytes -"),
         (replace(view(0, BATCH, COLUMNS), halo=((0, 0), (0, 1))), "of buffer 0"),
-        (replace(view(0, BATCH, COLUMNS), halo=((1, 0),)), "2 extents and a halo of 1"),
+        (replace(view(0, BATCH, COLUMNS), halo=((1, 0),)), "2 extents and 1 entries of its halo"),
         (replace(view(0, BATCH, COLUMNS), halo=((0, 0), (-1, 0))), "negative"),
         (replace(view(0, BATCH, COLUMNS), strides=(1,)), "2 extents and 1 strides"),
         (
@@ -83,7 +83,7 @@ def test_a_sound_engine_is_accepted() -> None:
         (view(9, BATCH, COLUMNS), "no buffer 9"),
         (view(0, BATCH + 1, COLUMNS), "of buffer 0"),
         (view(0, BATCH - 3, COLUMNS), "the extents"),
-        (view(0, SymbolicDim.symbol("n"), COLUMNS), "needs a value of the symbol 'n'"),
+        (view(0, SymbolicDim.symbol("n"), COLUMNS), "needs a value for the symbol 'n'"),
         (view(0, 1 << 62, 1 << 62), "the extents"),
     ],
 )

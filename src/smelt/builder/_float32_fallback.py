@@ -62,7 +62,7 @@ class Float32Layers:
 
     names: frozenset[str]
     """Names of the nodes."""
-    error: float
+    error_if_all_rounded: float
     """Largest error of an output relative to its largest magnitude, if all layers are rounded."""
     error_with_float32_layers: float
     """The same error if these layers are not rounded."""
@@ -164,7 +164,7 @@ def report_float32_layers(
         len(graph.nodes),
         sanitize_name(graph.name),
         storage.value,
-        float32_layers.error,
+        float32_layers.error_if_all_rounded,
         float32_layers.error_with_float32_layers,
         max_error,
     )

@@ -72,15 +72,16 @@ _SUMS: Final = (ops.ConvInteger, ops.MatMulInteger)
 class QuantizationStep:
     """Distance between neighbouring quantised values of a tensor."""
 
-    share: float
-    """Step as a share of the largest magnitude: the largest of the quantised tensors before it."""
+    relative_size: float
+    """Size of a step relative to the largest magnitude: the largest of the quantised tensors before
+    it."""
     size: float | None = None
     """Step in units of the tensor's values; None unless the tensor is quantised or its reader
     quantises it."""
 
     def size_for(self, magnitude: float) -> float:
         """Return the step in units of the tensor's values, given its largest magnitude."""
-        return self.share * magnitude if self.size is None else self.size
+        return self.relative_size * magnitude if self.size is None else self.size
 
 
 def quantized_steps(graph: Graph) -> dict[str, QuantizationStep]:
@@ -109,13 +110,13 @@ def _step_of(
         return QuantizationStep(1 / (2 ** (8 * kind.dtype.size_bytes) - 1), 1.0)
     if not input_steps or not (kind.dtype.is_float or _is_counted(node, kind.dtype)):
         return None
-    share = max(step.share for step in input_steps)
+    relative_size = max(step.relative_size for step in input_steps)
     sizes = [step.size for step in input_steps if step.size is not None]
     if isinstance(op, ops.DequantizeLinear):
-        return QuantizationStep(share, _largest(node.inputs[1]))
+        return QuantizationStep(relative_size, _largest(node.inputs[1]))
     if isinstance(op, _STEP_PRESERVING_OPS) and len(sizes) == len(input_steps):
-        return QuantizationStep(share, max(sizes))
-    return QuantizationStep(share, _next_scale(value))
+        return QuantizationStep(relative_size, max(sizes))
+    return QuantizationStep(relative_size, _next_scale(value))
 
 
 def _is_counted(node: Node, kind: DType) -> bool:

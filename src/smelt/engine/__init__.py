@@ -2,6 +2,7 @@
 
 from smelt.engine import _header_json as codec
 from smelt.engine._atomic_files import remove_stale_drafts
+from smelt.engine._compatibility import check_compatibility
 from smelt.engine._concrete_verifier import MAX_EXTENT, verify_plan_at
 from smelt.engine._engine_bytes import BytesLike
 from smelt.engine._file import (
@@ -16,7 +17,6 @@ from smelt.engine._file import (
     write_atomically,
     write_engine,
 )
-from smelt.engine._fingerprint import check_fingerprint
 from smelt.engine._header_json import header_from_data, header_to_data
 from smelt.engine._host import Host, detect_host, known_features
 from smelt.engine._plan import (
@@ -94,7 +94,7 @@ __all__ = [
     "add_trusted_key",
     "as_json",
     "cache_secret",
-    "check_fingerprint",
+    "check_compatibility",
     "check_header",
     "check_signature",
     "detect_host",

@@ -194,7 +194,9 @@ class _Verifier:
         if len(view.strides) != rank:
             raise EngineFormatError(f"a view has {rank} extents and {len(view.strides)} strides")
         if len(view.halo) not in {0, rank}:
-            raise EngineFormatError(f"a view has {rank} extents and a halo of {len(view.halo)}")
+            raise EngineFormatError(
+                f"a view has {rank} extents and {len(view.halo)} entries of its halo"
+            )
         if any(before < 0 or after < 0 for before, after in view.halo):
             raise EngineFormatError("a view's halo is negative")
         self._evaluate(view.shape)

@@ -11,7 +11,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case
-from smelt.ops._broadcast import Broadcast, Variadic, broadcast_cases, variadic_cases
+from smelt.ops._broadcasting_ops import BroadcastingOp, Variadic, broadcast_cases, variadic_cases
 from smelt.ops._reference_numerics import divide_towards_zero, truncate
 from smelt.ops._shape import (
     FLOATS,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Add(Broadcast, function=np.add):
+class Add(BroadcastingOp, function=np.add):
     """The sum of two tensors.
 
     Shapes: the inputs broadcast onto the result.
@@ -59,7 +59,7 @@ class Add(Broadcast, function=np.add):
 
 
 @dataclass(frozen=True)
-class Sub(Broadcast, function=np.subtract):
+class Sub(BroadcastingOp, function=np.subtract):
     """The difference of two tensors.
 
     Shapes: the inputs broadcast onto the result.
@@ -86,7 +86,7 @@ class Sub(Broadcast, function=np.subtract):
 
 
 @dataclass(frozen=True)
-class Mul(Broadcast, function=np.multiply):
+class Mul(BroadcastingOp, function=np.multiply):
     """The product of two tensors.
 
     Shapes: the inputs broadcast onto the result.
@@ -114,7 +114,7 @@ class Mul(Broadcast, function=np.multiply):
 
 
 @dataclass(frozen=True)
-class Div(Broadcast):
+class Div(BroadcastingOp):
     """The quotient of two tensors; quotients of integers are rounded towards zero.
 
     Shapes: the inputs broadcast onto the result.
@@ -171,7 +171,7 @@ class Div(Broadcast):
 
 
 @dataclass(frozen=True)
-class Mod(Broadcast):
+class Mod(BroadcastingOp):
     """The remainder of a division, with the sign of the divisor; with ``fmod``, of the dividend.
 
     Shapes: the inputs broadcast onto the result.
@@ -223,7 +223,7 @@ class Mod(Broadcast):
 
 
 @dataclass(frozen=True)
-class Pow(Broadcast):
+class Pow(BroadcastingOp):
     """The first tensor to the power of the second.
 
     Shapes: the inputs broadcast onto the result.

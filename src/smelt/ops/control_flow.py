@@ -460,7 +460,10 @@ def _same_state(
             for axis, (a, b) in enumerate(pairs)
         ):
             return TensorType(new.dtype, tuple(known(a, b) for a, b in pairs))
-    raise ShapeError(f"loop-carried value {index} changes its type from {old} to {new}")
+    raise ShapeError(
+        f"loop-carried value {index} enters the body as {old} and leaves it as {new}; its dtype "
+        "and shape must stay the same (a scan output collects results that grow)"
+    )
 
 
 def _symbols_outside(inputs: Sequence[Operand | None]) -> frozenset[str]:

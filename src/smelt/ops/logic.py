@@ -9,7 +9,7 @@ import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ir import Case, Op
-from smelt.ops._broadcast import Broadcast, broadcast_cases
+from smelt.ops._broadcasting_ops import BroadcastingOp, broadcast_cases
 from smelt.ops._shape import (
     broadcast_shapes,
     input_type,
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from smelt.types import Dim, ValueType
 
 
-def _order_cases(op: Broadcast) -> Iterator[Case]:
+def _order_cases(op: BroadcastingOp) -> Iterator[Case]:
     """Yield the cases of an op that orders numbers."""
     dtypes = ("float32", "float16", "float64", "int32", "int64", "uint8")
     yield from broadcast_cases(op, *dtypes, low=-2, high=3)
     yield _special_values(op)
 
 
-def _special_values(op: Broadcast) -> Case:
+def _special_values(op: BroadcastingOp) -> Case:
     """Return the case of NaN, infinity and zeros of both signs."""
     left = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
     right = np.array([np.nan, np.nan, np.inf, 0.0], np.float32)
@@ -43,7 +43,7 @@ def _special_values(op: Broadcast) -> Case:
 
 
 @dataclass(frozen=True)
-class Equal(Broadcast, function=np.equal):
+class Equal(BroadcastingOp, function=np.equal):
     """Whether the first input is equal to the second, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -85,7 +85,7 @@ class Equal(Broadcast, function=np.equal):
 
 
 @dataclass(frozen=True)
-class Greater(Broadcast, function=np.greater):
+class Greater(BroadcastingOp, function=np.greater):
     """Whether the first input is greater than the second, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -107,7 +107,7 @@ class Greater(Broadcast, function=np.greater):
 
 
 @dataclass(frozen=True)
-class GreaterOrEqual(Broadcast, function=np.greater_equal):
+class GreaterOrEqual(BroadcastingOp, function=np.greater_equal):
     """Whether the first input is at least the second, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -129,7 +129,7 @@ class GreaterOrEqual(Broadcast, function=np.greater_equal):
 
 
 @dataclass(frozen=True)
-class Less(Broadcast, function=np.less):
+class Less(BroadcastingOp, function=np.less):
     """Whether the first input is less than the second, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -151,7 +151,7 @@ class Less(Broadcast, function=np.less):
 
 
 @dataclass(frozen=True)
-class LessOrEqual(Broadcast, function=np.less_equal):
+class LessOrEqual(BroadcastingOp, function=np.less_equal):
     """Whether the first input is at most the second, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -173,7 +173,7 @@ class LessOrEqual(Broadcast, function=np.less_equal):
 
 
 @dataclass(frozen=True)
-class And(Broadcast, function=np.logical_and):
+class And(BroadcastingOp, function=np.logical_and):
     """Whether both inputs are true, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -195,7 +195,7 @@ class And(Broadcast, function=np.logical_and):
 
 
 @dataclass(frozen=True)
-class Or(Broadcast, function=np.logical_or):
+class Or(BroadcastingOp, function=np.logical_or):
     """Whether at least one of both inputs is true, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -217,7 +217,7 @@ class Or(Broadcast, function=np.logical_or):
 
 
 @dataclass(frozen=True)
-class Xor(Broadcast, function=np.logical_xor):
+class Xor(BroadcastingOp, function=np.logical_xor):
     """Whether exactly one of both inputs is true, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -280,7 +280,7 @@ class BitwiseNot(Unary, function=np.invert):
 
 
 @dataclass(frozen=True)
-class BitShift(Broadcast):
+class BitShift(BroadcastingOp):
     """The first input's bits shifted by the second input, to the left or right.
 
     Shapes: the inputs broadcast onto the result.

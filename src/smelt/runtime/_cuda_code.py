@@ -95,7 +95,7 @@ class CudaCode(LoadedCode):
         if tuned_on not in ("", device.timing_key):
             _LOG.info(
                 "%s was tuned on %s and runs on %s: results are correct, but other tactics may be "
-                "faster; run %s on this machine to find them",
+                "faster; %s on this machine finds them",
                 file.source,
                 tuned_on,
                 device.timing_key,

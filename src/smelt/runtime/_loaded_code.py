@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt.devices import DEVICE_KINDS, DeviceName
-from smelt.engine import VERSION, Host, check_fingerprint
+from smelt.engine import VERSION, Host, check_compatibility
 from smelt.errors import EngineMismatchError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def check_machine(built_for: Fingerprint) -> DeviceRuntime:
             f"{', '.join(DEVICE_KINDS)}"
         )
     runtime = runtime_of(kind)
-    check_fingerprint(
+    check_compatibility(
         built_for, abi=runtime.abi_version, version=VERSION, host=runtime.host(built_for)
     )
     return runtime

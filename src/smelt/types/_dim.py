@@ -182,7 +182,7 @@ def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
                 product *= values[atom.name]
             else:
                 raise UnboundSymbolError(
-                    f"dimension {dim} needs a value of the symbol {atom.name!r}"
+                    f"dimension {dim} needs a value for the symbol {atom.name!r}"
                 )
         total += product
     return total

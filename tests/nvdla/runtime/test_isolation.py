@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from smelt.nvdla import MemorySpace, NvdlaError, NvError, create_runtime
-from smelt.nvdla.hardware import NV_FULL, AddressSpan, Machine, Precision, TaskLimits
+from smelt.nvdla.hardware import NV_FULL, AddressSpan, Machine, Precision, TaskAccessLimits
 from smelt.nvdla.loadable import (
     Address,
     Loadable,
@@ -157,7 +157,7 @@ def test_one_task_finds_nothing_in_the_buffer_and_tables_of_the_last() -> None:
     bench.convolve()
     machine.write(machine.register_map.register("SDP.S_LUT_ACCESS_CFG").address, 1 << 17)
     machine.write(machine.register_map.register("SDP.S_LUT_ACCESS_DATA").address, 5)
-    whole = TaskLimits((AddressSpan(MemorySpace.DRAM, 0, 1 << 21),))
+    whole = TaskAccessLimits((AddressSpan(MemorySpace.DRAM, 0, 1 << 21),))
     with machine.limited(whole):
         machine.write(machine.register_map.register("SDP.S_LUT_ACCESS_CFG").address, 0)
         assert bench.registers.read("SDP.S_LUT_ACCESS_DATA") == 0
@@ -172,11 +172,11 @@ def test_one_task_finds_nothing_in_the_buffer_and_tables_of_the_last() -> None:
 
 def test_a_machine_runs_one_task_at_a_time() -> None:
     machine = Machine(NV_FULL, 1 << 12)
-    with machine.limited(TaskLimits(())):
+    with machine.limited(TaskAccessLimits(())):
         with pytest.raises(NvdlaError, match="another task is running") as caught:
-            machine.limited(TaskLimits(())).__enter__()
+            machine.limited(TaskAccessLimits(())).__enter__()
         assert caught.value.status is NvError.BUSY
-    with machine.limited(TaskLimits(())):
+    with machine.limited(TaskAccessLimits(())):
         pass
 
 
@@ -193,7 +193,7 @@ def test_an_operation_that_takes_too_long_ends_with_its_task() -> None:
     bench.put(SOURCE, rng.standard_normal(size).astype(np.float16))
     begin = time.process_time()
     whole = AddressSpan(MemorySpace.DRAM, 0, 1 << 21)
-    limits = TaskLimits((whole,), deadline_s=time.monotonic() + 0.2)
+    limits = TaskAccessLimits((whole,), deadline_s=time.monotonic() + 0.2)
     with (
         bench.machine.limited(limits),
         pytest.raises(NvdlaError, match="timed out while an engine was still running") as caught,
@@ -248,7 +248,7 @@ def test_a_large_cube_ends_with_its_task(engine: str) -> None:
     bench.enable(engine, f"{engine}_RDMA")
     whole = AddressSpan(MemorySpace.DRAM, 0, 1 << 25)
     begin = time.process_time()
-    limits = TaskLimits((whole,), deadline_s=time.monotonic() + 0.05)
+    limits = TaskAccessLimits((whole,), deadline_s=time.monotonic() + 0.05)
     with (
         bench.machine.limited(limits),
         pytest.raises(NvdlaError, match="timed out while an engine was still running") as caught,

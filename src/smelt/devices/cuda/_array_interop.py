@@ -201,8 +201,8 @@ def _dtype(found: Any) -> DType:
         if _data_type(dtype) == (found.code, found.bits) and found.lanes == 1:
             return dtype
     raise BindingError(
-        f"the DLPack data type with code {found.code}, {found.bits} bits and {found.lanes} lanes "
-        "is not supported"
+        f"arrays of the DLPack data type with code {found.code}, {found.bits} bits and lane count "
+        f"{found.lanes} are not supported; convert the array to the dtype of the binding"
     )
 
 

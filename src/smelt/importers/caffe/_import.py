@@ -12,7 +12,7 @@ from smelt.importers.caffe._layer_context import LayerContext, UnsupportedLayer,
 from smelt.importers.caffe._layers import DROPPED, LAYERS
 from smelt.importers.caffe._prototxt import parse_prototxt
 from smelt.ir import Graph
-from smelt.types import DType, SymbolicDim, TensorType, require_choice
+from smelt.types import DType, SymbolicDim, TensorType, counted, require_choice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -281,7 +281,9 @@ class _Importer:
         where = f"layer {layer.name!r}"
         if len(layer.tops) != len(results):
             raise GraphError(
-                f"the layer has {len(layer.tops)} tops but {len(results)} results", node=where
+                f"the layer names {counted(len(layer.tops), 'top')}, but with these bottoms and "
+                f"parameters it has {counted(len(results), 'result')}; correct its `top` fields",
+                node=where,
             )
         if len(set(layer.tops)) != len(layer.tops):
             raise GraphError(f"two tops have the same name: {', '.join(layer.tops)}", node=where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.nvdla._status import NvError
-from smelt.nvdla.firmware._engine import Engine
+from smelt.nvdla.firmware._unit_driver import UnitDriver
 from smelt.nvdla.loadable import MAX_BDMA_TRANSFERS, BdmaStatistics, OperationType
 from smelt.types import override
 
@@ -22,7 +22,7 @@ _POLLS: Final = 10_000
 """Number of status reads after which a full queue counts as stuck."""
 
 
-class BdmaEngine(Engine):
+class BdmaDriver(UnitDriver):
     """The bridge DMA; its groups are queues of copies that share one set of registers."""
 
     op_type: ClassVar[OperationType] = OperationType.BDMA

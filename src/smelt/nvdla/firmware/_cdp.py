@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.nvdla._status import NvError
-from smelt.nvdla.firmware._engine import Engine
 from smelt.nvdla.firmware._lut import write_lut
+from smelt.nvdla.firmware._unit_driver import UnitDriver
 from smelt.nvdla.loadable import CdpStatistics, MemoryType, OperationType
 from smelt.types import override
 
@@ -19,7 +19,7 @@ _LOCAL_SIZES: Final = (3, 5, 7, 9)
 """Numbers of channels that the engine can sum."""
 
 
-class CdpEngine(Engine):
+class CdpDriver(UnitDriver):
     """The channel data processor (CDP), for local response normalisation."""
 
     op_type: ClassVar[OperationType] = OperationType.CDP

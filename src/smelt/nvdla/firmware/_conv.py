@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.nvdla._status import NvError
-from smelt.nvdla.firmware._engine import Engine
+from smelt.nvdla.firmware._unit_driver import UnitDriver
 from smelt.nvdla.loadable import ConvStatistics, MemoryType, OperationType
 from smelt.types import override
 
@@ -45,7 +45,7 @@ _POLLS: Final = 10_000
 """Number of status reads after which flushing the buffer counts as stuck."""
 
 
-class ConvEngine(Engine):
+class ConvDriver(UnitDriver):
     """The convolution core."""
 
     op_type: ClassVar[OperationType] = OperationType.CONV

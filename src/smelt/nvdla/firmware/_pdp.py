@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.nvdla._status import NvError
-from smelt.nvdla.firmware._engine import Engine
+from smelt.nvdla.firmware._unit_driver import UnitDriver
 from smelt.nvdla.loadable import MemoryType, OperationType, PdpStatistics, Precision
 from smelt.types import override
 
@@ -27,7 +27,7 @@ _HALF_RECIPROCALS: Final = (0x7C00, 0x7800, 0x7555, 0x7400, 0x7266, 0x7155, 0x70
 """Reciprocals 1/1 to 1/8 in the engine's 17-bit floating-point format."""
 
 
-class PdpEngine(Engine):
+class PdpDriver(UnitDriver):
     """The planar data processor (PDP), for pooling."""
 
     op_type: ClassVar[OperationType] = OperationType.PDP

@@ -9,8 +9,8 @@ from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.loadable import OperationType
 
 if TYPE_CHECKING:
-    from smelt.nvdla.firmware._engine import Engine
     from smelt.nvdla.firmware._task import TaskDescriptors
+    from smelt.nvdla.firmware._unit_driver import UnitDriver
     from smelt.nvdla.loadable import CommonOperation, Operation, Surface
 
 NUM_GROUPS: Final = 2
@@ -133,7 +133,7 @@ class Group:
 class Processor:
     """An engine with its two groups and its position in its chain of operations."""
 
-    engine: Engine
+    engine: UnitDriver
     groups: tuple[Group, Group] = field(default_factory=lambda: (Group(0), Group(1)))
     last_group: int = 1
     roi: int = 0

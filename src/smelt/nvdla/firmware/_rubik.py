@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.nvdla._status import NvError
-from smelt.nvdla.firmware._engine import Engine
+from smelt.nvdla.firmware._unit_driver import UnitDriver
 from smelt.nvdla.loadable import OperationType, Precision, RubikStatistics
 from smelt.types import override
 
@@ -27,7 +27,7 @@ class RubikMode(IntEnum):
     MERGE = 2
 
 
-class RubikEngine(Engine):
+class RubikDriver(UnitDriver):
     """The reshape engine."""
 
     op_type: ClassVar[OperationType] = OperationType.RUBIK

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.firmware._bdma import BdmaEngine
-from smelt.nvdla.firmware._cdp import CdpEngine
+from smelt.nvdla.firmware._bdma import BdmaDriver
+from smelt.nvdla.firmware._cdp import CdpDriver
 from smelt.nvdla.firmware._context import OperationContext
-from smelt.nvdla.firmware._conv import ConvEngine
+from smelt.nvdla.firmware._conv import ConvDriver
 from smelt.nvdla.firmware._graph import check_stream
-from smelt.nvdla.firmware._pdp import PdpEngine
+from smelt.nvdla.firmware._pdp import PdpDriver
 from smelt.nvdla.firmware._processor import Group, NodeCache, Processor
-from smelt.nvdla.firmware._rubik import RubikEngine
-from smelt.nvdla.firmware._sdp import SdpEngine
+from smelt.nvdla.firmware._rubik import RubikDriver
+from smelt.nvdla.firmware._sdp import SdpDriver
 from smelt.nvdla.loadable import ConvSurface, OperationEvent, OperationType, PdpSurface, SdpSurface
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ class TaskStatistics:
 
 
 ENGINES: Final = (
-    BdmaEngine(),
-    ConvEngine(),
-    SdpEngine(),
-    PdpEngine(),
-    CdpEngine(),
-    RubikEngine(),
+    BdmaDriver(),
+    ConvDriver(),
+    SdpDriver(),
+    PdpDriver(),
+    CdpDriver(),
+    RubikDriver(),
 )
 """The engines, indexed by `OperationType`."""
 _DONE: Final = OperationEvent.COMPLETED

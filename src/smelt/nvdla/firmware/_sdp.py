@@ -6,8 +6,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.nvdla._status import NvError
-from smelt.nvdla.firmware._engine import Engine
 from smelt.nvdla.firmware._lut import write_lut
+from smelt.nvdla.firmware._unit_driver import UnitDriver
 from smelt.nvdla.loadable import MemoryType, OperationType, Precision, SdpStatistics
 from smelt.types import override
 
@@ -64,7 +64,7 @@ def _reads_memory(stage: SdpStage) -> bool:
     return bool(stage.enable and stage.type != StageType.NONE and stage.mode != StageMode.PER_LAYER)
 
 
-class SdpEngine(Engine):
+class SdpDriver(UnitDriver):
     """The single data point processor (SDP)."""
 
     op_type: ClassVar[OperationType] = OperationType.SDP

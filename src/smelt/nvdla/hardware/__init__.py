@@ -13,8 +13,8 @@ from smelt.nvdla.hardware._configuration import (
     Precision,
     find_configuration,
 )
-from smelt.nvdla.hardware._machine import Fault, Machine, MachineMemory, OperationRecord
-from smelt.nvdla.hardware._operation import AddressSpan, Counters, TaskLimits
+from smelt.nvdla.hardware._machine import Fault, Machine, OperationRecord, SoftwareMemoryAccess
+from smelt.nvdla.hardware._operation import AddressSpan, Counters, TaskAccessLimits
 
 __all__ = [
     "CONFIGURATIONS",
@@ -30,9 +30,9 @@ __all__ = [
     "Counters",
     "Fault",
     "Machine",
-    "MachineMemory",
+    "SoftwareMemoryAccess",
     "OperationRecord",
     "Precision",
-    "TaskLimits",
+    "TaskAccessLimits",
     "find_configuration",
 ]

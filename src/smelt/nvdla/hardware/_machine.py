@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from smelt.nvdla.hardware._bdma import Transfer
     from smelt.nvdla.hardware._configuration import Configuration
     from smelt.nvdla.hardware._engines import Chain
-    from smelt.nvdla.hardware._operation import TaskLimits
+    from smelt.nvdla.hardware._operation import TaskAccessLimits
 
 _SOFTWARE = "a descriptor"
 """Name of the firmware's memory accesses in messages."""
@@ -82,7 +82,7 @@ class Fault:
     error: NvdlaError
 
 
-class MachineMemory:
+class SoftwareMemoryAccess:
     """The machine's memory as a `DmaMemory`, for software.
 
     It holds only a weak reference to its machine: with a reference cycle, the memory would not be
@@ -92,7 +92,7 @@ class MachineMemory:
     def __init__(self, memories: dict[MemorySpace, Memory], machine: Machine) -> None:
         self._memories = memories
         self._machine = weakref.ref(machine)
-        self.limits: TaskLimits | None = None
+        self.limits: TaskAccessLimits | None = None
         """Limits on software's accesses while a task runs, including those to its descriptors."""
 
     def _advance(self) -> None:
@@ -165,12 +165,12 @@ class Machine:
                 MemorySpace.SRAM, sram_base, np.zeros(sram_bytes, np.uint8)
             )
         self._memories = memories
-        self.memory = MachineMemory(memories, self)
+        self.memory = SoftwareMemoryAccess(memories, self)
         self.records: deque[OperationRecord] = deque(maxlen=KEPT_RECORDS)
         self.faults: list[Fault] = []
         self._condition = threading.Condition(threading.RLock())
         self._is_pending = False
-        self._limits: TaskLimits | None = None
+        self._limits: TaskAccessLimits | None = None
         self._buffer = ConvolutionBuffer()
         self._blocks: dict[str, Block] = {}
         self._glb = GlobalBlock(self.register_map)
@@ -187,7 +187,7 @@ class Machine:
             self.faults.clear()
 
     @contextlib.contextmanager
-    def limited(self, limits: TaskLimits) -> Generator[None]:
+    def limited(self, limits: TaskAccessLimits) -> Generator[None]:
         """Return a context in which engines and software are held to a task's limits.
 
         The convolution buffer and the lookup tables are cleared first, so that a task cannot read
@@ -215,7 +215,7 @@ class Machine:
         if self._limits is not None:
             self._set_limits(replace(self._limits, read_only=tuple(spans)))
 
-    def _set_limits(self, limits: TaskLimits | None) -> None:
+    def _set_limits(self, limits: TaskAccessLimits | None) -> None:
         self._limits = limits
         self.memory.limits = limits
 

@@ -31,7 +31,7 @@ from smelt.types import Limit
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._configuration import Configuration
     from smelt.nvdla.hardware._convolution import ConvolutionShape
-    from smelt.nvdla.hardware._operation import Operation, TaskLimits
+    from smelt.nvdla.hardware._operation import Operation, TaskAccessLimits
 
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -102,7 +102,7 @@ class Dma:
     """Memory accesses of one operation: checked against the task's limits and counted."""
 
     def __init__(
-        self, memories: dict[MemorySpace, Memory], limits: TaskLimits | None = None
+        self, memories: dict[MemorySpace, Memory], limits: TaskAccessLimits | None = None
     ) -> None:
         self._memories = memories
         self._limits = limits

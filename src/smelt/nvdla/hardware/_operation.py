@@ -48,7 +48,7 @@ class AddressSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskLimits:
+class TaskAccessLimits:
     """Limits of one task."""
 
     mapped: tuple[AddressSpan, ...]

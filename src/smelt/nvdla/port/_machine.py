@@ -15,7 +15,13 @@ from smelt.nvdla._descriptor_codec import DescriptorVersion
 from smelt.nvdla._protocols import MemorySpace
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.firmware import EngineScheduler, read_task
-from smelt.nvdla.hardware import AddressSpan, Configuration, Machine, TaskLimits, find_configuration
+from smelt.nvdla.hardware import (
+    AddressSpan,
+    Configuration,
+    Machine,
+    TaskAccessLimits,
+    find_configuration,
+)
 from smelt.nvdla.port._types import DeviceHardware, NvDlaHeap, PhysicalAddress, PhysicalTask, Region
 
 if TYPE_CHECKING:
@@ -224,7 +230,7 @@ class MachineDriver:
         device = self._instances[instance]
         major, minor, _ = task.interface_version
         layout = DescriptorVersion.of_version(major, minor)
-        limits = TaskLimits(
+        limits = TaskAccessLimits(
             _mapped_memory(device, task), deadline_s=time.monotonic() + self._timeout_s
         )
         try:

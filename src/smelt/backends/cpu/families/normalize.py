@@ -158,7 +158,8 @@ def _addresses(
 class _Line:
     """Elements that are normalised together.
 
-    They are ``lanes`` lines side by side, or one line that is read ``across`` lanes at a time.
+    They are ``lines`` lines side by side, or one line that is read ``vector_width`` elements at a
+    time.
     """
 
     e: Emitter
@@ -168,8 +169,8 @@ class _Line:
     """Start of the line in the source, the result, and the scale and bias."""
     dtypes: tuple[DType, ...]
     """Element type of each of these operands in memory."""
-    lanes: int
-    across: int
+    lines: int
+    vector_width: int
     epsilon: float
 
     @property
@@ -184,18 +185,18 @@ class _Line:
     def vectors_in_registers(self) -> int:
         """Vectors of the line if half of the registers hold all of them, else 0."""
         count = self.count
-        if self.across == 1 or not isinstance(count, int) or count % self.across:
+        if self.vector_width == 1 or not isinstance(count, int) or count % self.vector_width:
             return 0
-        vectors = count // self.across
-        return vectors if vectors <= self.across else 0
+        vectors = count // self.vector_width
+        return vectors if vectors <= self.vector_width else 0
 
     def constant(self, value: float) -> Reg:
         """Return a literal of the type of a value per line."""
-        return self.e.constant(value, vector_type("float", self.lanes))
+        return self.e.constant(value, vector_type("float", self.lines))
 
     def fold(self, op: str, first: float, value: Callable[[Reg, Reg, int], Reg]) -> Reg:
         """Reduce ``value(source, result, width)`` along the line."""
-        wide = self.e.constant(first, vector_type("float", max(self.lanes, self.across)))
+        wide = self.e.constant(first, vector_type("float", max(self.lines, self.vector_width)))
         narrow = self.e.constant(first, "float")
 
         def step(total: Reg, addresses: Sequence[Reg], width: int) -> Reg:
@@ -203,7 +204,9 @@ class _Line:
 
         total, rest = self._walk(step, wide, narrow)
         return (
-            combine(self.e, op, reduce_lanes(self.e, op, total), rest) if self.across > 1 else total
+            combine(self.e, op, reduce_lanes(self.e, op, total), rest)
+            if self.vector_width > 1
+            else total
         )
 
     def each(self, store: Callable[[Sequence[Reg], int], None]) -> None:
@@ -224,13 +227,13 @@ class _Line:
         The second value belongs to the elements beyond full vectors.
         """
         e = self.e
-        if self.across == 1:
+        if self.vector_width == 1:
             return self._nest(step, list(self.axes), self.addresses, wide), narrow
         extent = self.count
-        full_end = e.mul(e.div(extent, self.across), self.across)
+        full_end = e.mul(e.div(extent, self.vector_width), self.vector_width)
         totals: list[Reg] = []
         for low, high, width, total in (
-            (0, full_end, self.across, wide),
+            (0, full_end, self.vector_width, wide),
             (full_end, extent, 1, narrow),
         ):
             with e.loop(low, high, width, carried=(total,)) as steps:
@@ -251,7 +254,7 @@ class _Line:
     ) -> Reg:
         """Write one loop per axis for lines side by side, and return the carried value."""
         if not axes:
-            return step(total, addresses, self.lanes)
+            return step(total, addresses, self.lines)
         (extent, *strides), *inner = axes
         with self.e.loop(0, extent, carried=(total,)) as steps:
             sizes = [d.size_bytes for d in self.dtypes]
@@ -269,7 +272,7 @@ class _Line:
 
     def spread(self, value: Reg, width: int) -> Reg:
         """Return a value of the line broadcast to ``width`` elements."""
-        return self.e.splat(value, width) if self.across > 1 else value
+        return self.e.splat(value, width) if self.vector_width > 1 else value
 
 
 def _softmax(line: _Line) -> None:
@@ -309,7 +312,7 @@ def _softmax(line: _Line) -> None:
 
 def _softmax_in_registers(line: _Line, count: int) -> None:
     """Write a softmax in one pass over a line of ``count`` vectors that stay in registers."""
-    e, width = line.e, line.across
+    e, width = line.e, line.vector_width
     source, result, *_ = line.addresses
     read, written = (d.size_bytes for d in line.dtypes[:2])
     lines = [line.load(e.at(source, k * width * read), width) for k in range(count)]
@@ -374,7 +377,7 @@ def _normalization(*, centred: bool) -> Callable[[_Line], None]:
             return line.load(source, width)
 
         number = e.emit("float", f"sitofp {e.i64(line.count)} to float")
-        count = e.splat(number, line.lanes)
+        count = e.splat(number, line.lines)
         mean = e.binary("fdiv", line.fold("reduce_sum", 0.0, element), count) if centred else None
 
         def centre(x: Reg, width: int) -> Reg:
@@ -393,7 +396,7 @@ def _normalization(*, centred: bool) -> Callable[[_Line], None]:
             low = centre(line.load(source, width), width)
             y = e.binary("fmul", low, line.spread(factor, width))
             for number, extra in enumerate(extras):
-                if line.across > 1:
+                if line.vector_width > 1:
                     parameter = line.load(extra, width, 2 + number)
                 else:
                     parameter = e.splat(line.load(extra, 1, 2 + number), width)

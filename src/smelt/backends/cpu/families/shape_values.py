@@ -41,7 +41,10 @@ class ShapeValuesFamily(Family["CpuTarget"]):
         if kind.rank > 1 or kind.dtype not in (DType.INT64, DType.INT32):
             return
         if len(node.output.dims) > _MAX_ELEMENTS:
-            yield Refusal(self.name, f"there are more than {_MAX_ELEMENTS} elements")
+            count = len(node.output.dims)
+            yield Refusal(
+                self.name, f"the result has {count} elements; at most {_MAX_ELEMENTS} are computed"
+            )
             return
         form = TensorFormat(kind.dtype, Layout.LINEAR)
         yield Tactic(self.name, (), (None,) * len(node.inputs), (form,), cost_hint=1e-7)

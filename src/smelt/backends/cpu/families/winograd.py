@@ -148,7 +148,8 @@ class WinogradFamily(Family[CpuTarget]):
         ):
             yield Refusal(
                 self.name,
-                f"the {s2d_block} columns of a space-to-depth block do not fit into one vector",
+                f"the channels of {s2d_block} columns of a space-to-depth block are more than the "
+                f"{target.vector_bits // 32} elements of a vector",
             )
             return
         for size in _choices(node):

@@ -16,7 +16,7 @@ _REBUILD: Final = (
 )
 
 
-def check_fingerprint(
+def check_compatibility(
     fingerprint: Fingerprint, *, abi: int, version: str, host: Host | None = None
 ) -> None:
     """Check that code with a fingerprint can run on a machine.

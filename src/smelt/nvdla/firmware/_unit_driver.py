@@ -14,7 +14,7 @@ _IDLE = 0
 """Value of a status field for a group without an operation."""
 
 
-class Engine(ABC):
+class UnitDriver(ABC):
     """Base class for programming one of the six engines through its registers."""
 
     op_type: ClassVar[OperationType]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Broadcast(Op):
+class BroadcastingOp(Op):
     """Elementwise op of one element type whose inputs broadcast to the shape of the result."""
 
     arity: ClassVar[tuple[int, int]] = (2, 2)
@@ -105,8 +105,8 @@ class Broadcast(Op):
 
 
 @dataclass(frozen=True)
-class Variadic(Broadcast):
-    """``Broadcast`` op of any number of inputs, which are combined from left to right."""
+class Variadic(BroadcastingOp):
+    """``BroadcastingOp`` op of any number of inputs, which are combined from left to right."""
 
     arity: ClassVar[tuple[int, int]] = (1, 1 << 16)
 
@@ -122,7 +122,9 @@ class Variadic(Broadcast):
         return reduce(self.compute, arrays)
 
 
-def broadcast_cases(op: Broadcast, *dtypes: str, low: int = -9, high: int = 10) -> Iterator[Case]:
+def broadcast_cases(
+    op: BroadcastingOp, *dtypes: str, low: int = -9, high: int = 10
+) -> Iterator[Case]:
     """Yield cases of the ways in which two inputs can broadcast, and one for each dtype."""
     shapes = {
         "same shape": ((2, 3, 4), (2, 3, 4)),
@@ -151,7 +153,7 @@ def broadcast_cases(op: Broadcast, *dtypes: str, low: int = -9, high: int = 10) 
     yield from corner_pairs(op, op.dtypes)
 
 
-def variadic_cases(op: Broadcast, *dtypes: str) -> Iterator[Case]:
+def variadic_cases(op: BroadcastingOp, *dtypes: str) -> Iterator[Case]:
     """Yield the cases of two inputs, and cases of one, three and four inputs."""
     yield from broadcast_cases(op, *dtypes)
     yield Case("one input", op, (sample(2, 3, dtype=dtypes[0]),))
