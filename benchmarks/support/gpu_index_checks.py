@@ -152,7 +152,7 @@ def _with_kernels(engine: Engine, kernels: Sequence[KernelSpec], backend: CudaBa
 @contextmanager
 def _without_words() -> Generator[None]:
     """Make contexts that have no error words."""
-    with patch("smelt.runtime._cuda_context.error_words", return_value=None):
+    with patch("smelt.runtime._cuda_machinery.error_words", return_value=None):
         yield
 
 
