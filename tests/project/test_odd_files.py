@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import ast
 import io
 import logging
 import os
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,10 +157,10 @@ def test_the_name_of_the_user_is_masked(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
 
 
 def test_a_run_has_fewer_threads_where_the_system_starts_none(

@@ -302,9 +302,11 @@ class Graph:
         for value in node.outputs:
             if value.users or value in self.outputs:
                 raise InternalError(f"{node} cannot be removed while {value.name} is in use")
-        for index in range(len(node.inputs)):
-            self.set_input(node, index, None)
-        self.nodes.remove(node)
+        for source in node.inputs:
+            if source is not None:
+                _remove(source.users, node)
+        node.inputs = [None] * len(node.inputs)
+        _remove(self.nodes, node)
 
     def live_nodes(self) -> list[Node]:
         """Return the nodes on which an output depends, in order."""
@@ -320,8 +322,12 @@ class Graph:
         """Remove all nodes on which no output depends, and return them."""
         live = set(self.live_nodes())
         dead = [node for node in reversed(self.nodes) if node not in live]
+        users = {value: value.users for node in dead for value in node.inputs if value is not None}
+        for value, nodes in users.items():
+            value.users = [node for node in nodes if node in live]
         for node in dead:
-            self.remove(node)
+            node.inputs = [None] * len(node.inputs)
+        self.nodes = [node for node in self.nodes if node in live]
         return dead
 
     def infer(self) -> None:
@@ -423,6 +429,14 @@ def _fitting_dims(
     with collect_guards():
         is_held = _assume_fits_dtype(dims, first.dtype)
     return dims if is_held and _assume_fits_dtype(dims, first.dtype) else None
+
+
+def _remove(nodes: list[Node], node: Node) -> None:
+    """Remove a node, mostly the last: a builder removes what it has just added."""
+    if nodes and nodes[-1] is node:
+        nodes.pop()
+    else:
+        nodes.remove(node)
 
 
 def _assume_fits_dtype(dims: Sequence[Dim], dtype: DType) -> bool:

@@ -65,6 +65,7 @@ from smelt.types._text_formatting import (
     format_integer,
     format_number,
     format_percent,
+    similar_names,
     wrap_words,
 )
 from smelt.types._threads import BackgroundThread, Gate, parallel_map
@@ -179,4 +180,5 @@ __all__ = [
     "wrap_words",
     "write_arrays",
     "shared_formula_limit",
+    "similar_names",
 ]

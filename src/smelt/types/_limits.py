@@ -44,6 +44,11 @@ class Limit(Enum):
     MAX_LABELS_BYTES = (1 << 24, "bytes", "a file of labels")
     MAX_PROFILE_BYTES = (1 << 26, "bytes", "a profile of layer times that `smelt bench` writes")
     MAX_LOADABLE_BYTES = ((1 << 31) - 1, "bytes", "an NVDLA loadable")
+    MAX_DESCRIPTOR_BYTES = (
+        1 << 24,
+        "bytes",
+        "the descriptors of all tasks of an NVDLA loadable, and the blobs that set them",
+    )
     MAX_TRACE_BYTES = (
         1 << 30,
         "bytes",

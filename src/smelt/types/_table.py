@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
@@ -106,10 +107,11 @@ def _widths(group: Sequence[_Column], available: int) -> dict[int, int]:
     def fitted(limit: int) -> dict[int, int]:
         return {c.index: min(c.longest, max(c.word, limit)) for c in group}
 
-    fitting = (
-        limit for limit in range(available, 0, -1) if sum(fitted(limit).values()) <= available
+    return fitted(
+        bisect_right(
+            range(1, available + 1), available, key=lambda limit: sum(fitted(limit).values())
+        )
     )
-    return fitted(next(fitting, 0))
 
 
 def _row_lines(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import unicodedata
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _MAX_BITS: Final = 128
 """Bits of the largest integer that is written digit by digit."""
@@ -17,6 +19,11 @@ _HANGING_INDENT: Final = 6
 
 No line that smelt writes starts with as many spaces, so the continuation of a long name from a file
 is never mistaken for a line of its own."""
+
+_MAX_COMPARED_CHARACTERS: Final = 100
+"""Characters of the longest name that is compared with others."""
+_MAX_COMPARED_NAMES: Final = 1000
+"""Largest number of names that are compared with a name."""
 
 
 def format_number(number: float, digits: int) -> str:
@@ -48,12 +55,25 @@ def count_cells(text: str) -> int:
     """
     if text.isascii():
         return len(text)
-    return sum(
-        2
-        if unicodedata.east_asian_width(character) in "WF"
-        else not unicodedata.combining(character)
-        for character in text
-    )
+    return sum(map(_cells_of, text))
+
+
+def _cells_of(character: str) -> int:
+    if unicodedata.east_asian_width(character) in "WF":
+        return 2
+    return not unicodedata.combining(character)
+
+
+def similar_names(name: str, names: Iterable[str]) -> list[str]:
+    """Return up to three of ``names`` that resemble ``name``, for the hint of a message.
+
+    Only the last names, and only short ones, are compared, because a comparison takes quadratic
+    time.
+    """
+    if len(name) > _MAX_COMPARED_CHARACTERS:
+        return []
+    short_names = [other for other in names if len(other) <= _MAX_COMPARED_CHARACTERS]
+    return difflib.get_close_matches(name, short_names[-_MAX_COMPARED_NAMES:], 3)
 
 
 def wrap_words(text: str, width: int, indent: str | None = None) -> list[str]:
@@ -82,25 +102,31 @@ def split_line(line: str, width: int) -> list[str]:
     if count_cells(line) <= width:
         return [line]
     indent = " " * min(len(line) - len(line.lstrip()) + _HANGING_INDENT, width // 2)
-    parts, part = list[str](), ""
-    for character in line:
-        if part.strip() and count_cells(part + character) > width:
-            parts.append(part)
-            part = indent
-        part += character
-    return [*parts, part]
+    starts, cells, is_blank = [0], 0, True
+    for index, character in enumerate(line):
+        size = _cells_of(character)
+        if not is_blank and cells + size > width:
+            starts.append(index)
+            cells, is_blank = len(indent), True
+        cells += size
+        is_blank = is_blank and character.isspace()
+    first, *others = (line[start:end] for start, end in pairwise([*starts, len(line)]))
+    return [first, *(indent + part for part in others)]
 
 
 def _wrapped(line: str, width: int, indent: str | None) -> Iterator[str]:
     """Yield the parts of one line, split between words."""
     start = line[: len(line) - len(line.lstrip())]
     continuation = start + " " * min(_HANGING_INDENT, width // 2) if indent is None else indent
-    part = start
+    part, cells = start, count_cells(start)
     pending_space = ""
     for word, space in re.findall(r"((?:\([-\d, ]*\)|\[[-\d, ]*\]|\S)+)(\s*)", line):
-        if part.strip() and count_cells(part + pending_space + word) > width:
+        size = count_cells(pending_space + word)
+        if part.strip() and cells + size > width:
             yield part
-            part, pending_space = continuation, ""
+            part, cells, pending_space = continuation, len(continuation), ""
+            size = count_cells(word)
         part += pending_space + word
+        cells += size
         pending_space = space
     yield part

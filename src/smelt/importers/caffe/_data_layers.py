@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from smelt.errors import GraphError, ModelFormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from smelt.importers.caffe._layer_context import Weights
     from smelt.importers.caffe._prototxt import Layer, Prototxt
@@ -30,8 +30,10 @@ _ADVICE: Final = (
 )
 
 
-def data_inputs(layer: Layer, net: Prototxt, weights: Weights) -> Sequence[Sequence[int] | str]:
+def data_inputs(layer: Layer, channels: Mapping[str, int]) -> Sequence[Sequence[int] | str]:
     """Return for each top of a data layer its shape, or why the shape is unknown.
+
+    ``channels`` is the result of ``channels_read``.
 
     Raises:
         ModelFormatError: the number of shapes does not match that of the tops.
@@ -48,7 +50,7 @@ def data_inputs(layer: Layer, net: Prototxt, weights: Weights) -> Sequence[Seque
             p = layer.parameters("memory_data_param")
             shapes = [(p.batch_size, p.channels, p.height, p.width), (p.batch_size,)]
         case _:
-            return _database_shapes(layer, net, weights)
+            return _database_shapes(layer, channels)
     count = len(layer.tops)
     if len(shapes) == 1:
         shapes = shapes * count
@@ -66,7 +68,7 @@ def _dummy_shapes(layer: Layer) -> list[tuple[int, ...]]:
     return list(zip(p.num, p.channels, p.height, p.width, strict=False))
 
 
-def _database_shapes(layer: Layer, net: Prototxt, weights: Weights) -> list[Sequence[int] | str]:
+def _database_shapes(layer: Layer, channels: Mapping[str, int]) -> list[Sequence[int] | str]:
     """Return the shapes of a layer that reads files, as far as the prototxt determines them.
 
     The extents of an image are known if it is cropped or resized.
@@ -77,21 +79,24 @@ def _database_shapes(layer: Layer, net: Prototxt, weights: Weights) -> list[Sequ
     image = layer.parameters("image_data_param")
     size = layer.parameters("transform_param").crop_size
     height, width = (size, size) if size else (image.new_height, image.new_width)
-    channels = _channels_read(layer, net, weights)
-    if not (height and width and channels):
+    depth = channels.get(layer.tops[0], 0) if layer.tops else 0
+    if not (height and width and depth):
         return [
             f"only the source of the {layer.type} layer {layer.name!r} has the shape; {_ADVICE}",
             *labels,
         ]
     batch = layer.parameters("data_param").batch_size or image.batch_size
-    return [(batch, channels, height, width), *labels]
+    return [(batch, depth, height, width), *labels]
 
 
-def _channels_read(data: Layer, net: Prototxt, weights: Weights) -> int:
-    """Return the channels that the first convolution of the data expects; 0 if there is none."""
+def channels_read(net: Prototxt, weights: Weights) -> dict[str, int]:
+    """Return for each blob the channels that its first convolution with weights expects."""
+    channels: dict[str, int] = {}
     for layer in net.layers:
-        if data.tops and data.tops[0] in layer.bottoms and layer.type == "Convolution":
+        if layer.type == "Convolution":
             blobs = weights.blobs.get(layer.name, ())
             if blobs and len(blobs[0].shape) == 4:
-                return blobs[0].shape[1] * int(layer.parameters("convolution_param").group)
-    return 0
+                count = blobs[0].shape[1] * int(layer.parameters("convolution_param").group)
+                for bottom in layer.bottoms:
+                    channels.setdefault(bottom, count)
+    return channels

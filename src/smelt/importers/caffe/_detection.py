@@ -148,7 +148,7 @@ def convert_detection_output(step: LayerContext) -> list[Value]:
 
 def _count_symbol(step: LayerContext) -> str:
     """Return an unused symbol for the number of detections."""
-    name = re.sub(r"\W", "_", f"count_of_{step.layer.name}", flags=re.ASCII)
-    while name in step.graph.symbol_bounds:
-        name += "_"
-    return name
+    layer = re.sub(r"\W", "_", step.layer.name, flags=re.ASCII)
+    taken = step.graph.symbol_bounds
+    name = f"count_of_{layer}"
+    return name if name not in taken else f"count_{len(taken)}_of_{layer}"

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import GraphError, ModelFormatError, ShapeError, UnsupportedError
-from smelt.importers.caffe._data_layers import DATA_LAYERS, data_inputs
+from smelt.importers.caffe._data_layers import DATA_LAYERS, channels_read, data_inputs
 from smelt.importers.caffe._files import read_caffemodel, read_prototxt
 from smelt.importers.caffe._layer_context import LayerContext, UnsupportedLayer, Weights
 from smelt.importers.caffe._layers import DROPPED, LAYERS
@@ -123,6 +123,11 @@ class _Importer:
         self._read: set[Value] = set()
         self._unknown: dict[str, str] = {}
         """Blobs without a value, with the reason."""
+        self._needed = {
+            bottom for layer in net.layers if layer.type not in DROPPED for bottom in layer.bottoms
+        }
+        """Blobs that layers read which are kept; labels are only read by losses."""
+        self._channels = channels_read(net, weights)
         self._declared_batch: int | None = None
         self._reasons: list[str] = []
         self._writers: dict[str, str] = {}
@@ -203,16 +208,12 @@ class _Importer:
 
     def _add_data_layer(self, layer: Layer) -> None:
         """Add inputs for the tops of a data layer that are needed."""
-        shapes = data_inputs(layer, self._net, self._weights)
+        shapes = data_inputs(layer, self._channels)
         for top, shape in zip(layer.tops, shapes, strict=True):
             if isinstance(shape, str):
                 self._unknown[top] = shape
-            elif self._is_needed(top):
+            elif top in self._needed:
                 self._add_input(top, shape, f"layer {layer.name!r}")
-
-    def _is_needed(self, blob: str) -> bool:
-        """Return whether a layer that is kept reads a blob; labels are only read by losses."""
-        return any(blob in layer.bottoms for layer in self._net.layers if layer.type not in DROPPED)
 
     def _convert(self, layer: Layer) -> None:
         """Convert one layer, or record why that is not possible."""

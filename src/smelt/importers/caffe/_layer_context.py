@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +11,7 @@ import numpy as np
 from smelt import ops
 from smelt.errors import GraphError, ModelFormatError, ShapeError
 from smelt.ir import Constant
-from smelt.types import DType
+from smelt.types import DType, similar_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -172,7 +171,7 @@ class LayerContext:
         if blobs:
             problem = f"needs more than the {len(blobs)} blobs that {self.weights.what} has for it"
         else:
-            close = difflib.get_close_matches(self.layer.name, self.weights.blobs, 3)
+            close = similar_names(self.layer.name, self.weights.blobs)
             hint = f" (it has {', '.join(map(repr, close))})" if close else ""
             problem = f"needs weights, but {self.weights.what} has none of that name{hint}"
         raise ModelFormatError(f"{self.layer} {problem}: do both files belong to the same network?")

@@ -125,34 +125,34 @@ def _clean(error: Exception) -> str:
 
 def _kept_layers(net: Any, what: str) -> Iterator[Layer]:
     """Yield the layers of the TEST phase."""
+    stages = frozenset(net.state.stage)
     for index, message in enumerate(net.layer or net.layers):
         kind = message.type if net.layer else _V1_NAMES.get(message.type, "")
         name = message.name or f"layer{index}"
         if not kind:
             raise ModelFormatError(f"{what}: layer {name!r} has no type; every layer needs one")
         layer = Layer(name, kind, tuple(message.bottom), tuple(message.top), message)
-        if _runs_in_test(layer, net.state):
+        if _runs_in_test(layer, net.state.level, stages):
             yield layer
 
 
-def _runs_in_test(layer: Layer, state: Any) -> bool:
+def _runs_in_test(layer: Layer, level: int, stages: frozenset[str]) -> bool:
     """Return whether the include or exclude rules of a layer select the TEST phase."""
     include, exclude = layer.message.include, layer.message.exclude
     if include and exclude:
         raise ModelFormatError(f"{layer} has both include and exclude rules; keep one kind")
     if include:
-        return any(_rule_holds(rule, state) for rule in include)
-    return not any(_rule_holds(rule, state) for rule in exclude)
+        return any(_rule_holds(rule, level, stages) for rule in include)
+    return not any(_rule_holds(rule, level, stages) for rule in exclude)
 
 
-def _rule_holds(rule: Any, state: Any) -> bool:
+def _rule_holds(rule: Any, level: int, stages: frozenset[str]) -> bool:
     if rule.HasField("phase") and rule.phase != _TEST:
         return False
-    if rule.HasField("min_level") and state.level < rule.min_level:
+    if rule.HasField("min_level") and level < rule.min_level:
         return False
-    if rule.HasField("max_level") and state.level > rule.max_level:
+    if rule.HasField("max_level") and level > rule.max_level:
         return False
-    stages = set(state.stage)
     return stages.issuperset(rule.stage) and stages.isdisjoint(rule.not_stage)
 
 

@@ -82,6 +82,8 @@ def expand_function(
 ) -> list[Value | None]:
     """Add the nodes of a function's body with ``add_nodes``, and return its results."""
     outer = node_context.scope
+    parts = (function.input, function.opset_import, function.attribute_proto)
+    outer.state.count_expanded(0, 0, sum(map(len, parts)))
     references = dict(_schema_defaults(function, node_context.version))
     references |= {attribute.name: attribute for attribute in function.attribute_proto}
     references |= {attribute.name: attribute for attribute in attributes}
@@ -102,8 +104,7 @@ def expand_function(
             f"{function.name!r} defines"
         )
     padded = [*node_context.inputs, *[None] * (len(function.input) - len(node_context.inputs))]
-    for name, value in zip(function.input, padded, strict=True):
-        scope.values[name] = value
+    scope.values.update(zip(function.input, padded, strict=True))
     absent = {name for name, value in zip(function.input, padded, strict=True) if value is None}
     nodes = [_without_absent(node, absent) for node in function.node]
     problem_count = len(outer.state.problems)

@@ -32,6 +32,9 @@ def fill_scope(scope: Scope, proto: GraphProto) -> None:
     """Add the weights and nodes of a graph to a scope that has the inputs already."""
     scope.hints = {entry.name: entry.type for entry in (*proto.value_info, *proto.output)}
     location = f"graph {proto.name!r}"
+    if scope.references is not None:
+        parts = (proto.input, proto.output, proto.value_info)
+        scope.state.count_expanded(0, 0, sum(map(len, parts)))
     _add_weights(scope, proto, location)
     add_nodes(scope, proto.node, location)
 
@@ -75,7 +78,8 @@ def _add_node(scope: Scope, proto: NodeProto) -> None:
     label = proto.name or next((name for name in proto.output if name), proto.op_type) or "node"
     name = scope.state.reserve_node_name(scope.prefix + label)
     if scope.references is not None:
-        scope.state.count_expanded(1, proto.ByteSize())
+        parts = (proto.input, proto.output, proto.attribute)
+        scope.state.count_expanded(1, proto.ByteSize(), sum(map(len, parts)))
     try:
         _convert(scope, proto, name)
     except UnsupportedError as error:
@@ -107,6 +111,9 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
         raise UnknownResult
     version = scope.opsets.get(_domain(proto.domain), 0)
     for attribute in protos:
+        if scope.references is not None:
+            count = len(attribute.ints) + len(attribute.floats) + len(attribute.strings)
+            scope.state.count_expanded(0, 0, count)
         if attribute.type == AttributeProto.SPARSE_TENSOR:
             scope.state.count_expanded(0, dense_bytes(attribute.sparse_tensor))
     attributes = {p.name: attribute_value(p, scope.state.external, where) for p in protos}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from smelt.importers.onnx._scope import ImportState, Scope, logger
 from smelt.importers.onnx._types import declared_shape, tensor_type
 from smelt.ir import Graph, Value
 from smelt.ops import Identity
-from smelt.types import Limit
+from smelt.types import Limit, similar_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +118,7 @@ def _mark_outputs(scope: Scope, names: Sequence[str]) -> None:
         value = scope.values.get(name)
         if value is None:
             value_names = [key for key in scope.values if key]
-            matches = difflib.get_close_matches(name, value_names, 3)
+            matches = similar_names(name, value_names)
             last_names = ", ".join(map(repr, value_names[-3:]))
             hint = (
                 f"; did you mean {' or '.join(map(repr, matches))}?"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from smelt.errors import GraphError, ModelFormatError
-from smelt.importers.onnx._types import SymbolTable
+from smelt.importers.onnx._types import SymbolTable, unused_name
 from smelt.ir import Value
 from smelt.types import Limit
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("smelt.importers.onnx")
 
 
+_PARTS_PER_NODE = 16
+"""Number of names and elements of a node that are counted as another node."""
 _MAX_CHARACTERS = 1000
 """Largest number of characters of a generated name; inputs and outputs keep their names."""
 
@@ -99,15 +101,16 @@ class ImportState:
             detail = Limit.MAX_IMPORTED_WEIGHTS.excess(self._weight_count)
             raise ModelFormatError(f"with its functions expanded the model has {detail}")
 
-    def count_expanded(self, nodes: int, size_bytes: int) -> None:
+    def count_expanded(self, nodes: int, size_bytes: int, parts: int = 0) -> None:
         """Count nodes and bytes that functions and sparse tensors add to those in the file.
 
-        The size of functions that call each other twice doubles at every level.
+        The size of functions that call each other twice doubles at every level. ``parts`` are names
+        and elements, which take time out of proportion to their bytes: many count as a node.
 
         Raises:
             ModelFormatError: a limit is exceeded.
         """
-        self._expanded_nodes += nodes
+        self._expanded_nodes += nodes + parts // _PARTS_PER_NODE
         self._expanded_bytes += size_bytes
         for count, limit in (
             (self._expanded_nodes, Limit.MAX_EXPANDED_NODES),
@@ -157,23 +160,14 @@ class ImportState:
 
 
 def _reserve(taken: dict[str, int], preferred_name: str) -> str:
-    """Return the preferred name, with a number if it is taken.
-
-    ``taken`` holds the last number used with each name.
-    """
+    """Return an unused name, as ``unused_name``; a long one is shortened."""
     if (
         len(preferred_name) > _MAX_CHARACTERS
     ):  # a long name would be the prefix of all names in a function's body
         preferred_name = (
             f"{preferred_name[: _MAX_CHARACTERS // 2]}…{preferred_name[-_MAX_CHARACTERS // 2 :]}"
         )
-    name, number = preferred_name, taken.get(preferred_name, 1)
-    while name in taken:
-        number += 1
-        name = f"{preferred_name}_{number}"
-    taken[preferred_name] = number
-    taken.setdefault(name, 1)
-    return name
+    return unused_name(taken, preferred_name)
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,7 @@ class SymbolTable:
 
     def __init__(self) -> None:
         self._by_parameter: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._taken: dict[str, int] = {}
 
     def named(self, parameter: str) -> Dim:
         """Return the symbol for a name in the model, converted to an identifier."""
@@ -44,11 +44,21 @@ class SymbolTable:
         """Return an identifier that is not the name of another symbol."""
         base = re.sub(r"\W+", "_", preferred_name[:100], flags=re.ASCII).strip("_") or "dim"
         base = f"_{base}" if base[0].isdigit() or iskeyword(base) else base
-        name, number = base, 2
-        while name in self._taken:
-            name, number = f"{base}_{number}", number + 1
-        self._taken.add(name)
-        return name
+        return unused_name(self._taken, base)
+
+
+def unused_name(taken: dict[str, int], preferred_name: str) -> str:
+    """Return the preferred name, with a number if it is taken.
+
+    ``taken`` holds the last number used with each name.
+    """
+    name, number = preferred_name, taken.get(preferred_name, 1)
+    while name in taken:
+        number += 1
+        name = f"{preferred_name}_{number}"
+    taken[preferred_name] = number
+    taken.setdefault(name, 1)
+    return name
 
 
 def tensor_type(proto: TypeProto, owner: str, symbols: SymbolTable, where: str) -> TensorType:

@@ -32,6 +32,8 @@ _VERSION_BYTES: Final = 3
 """Size of a version: three numbers of one byte."""
 _MAX_BYTES: Final = 1 << 31
 """Size that files must stay below: offsets have 32 bits and some are signed."""
+_MAX_SHARING: Final = 64
+"""Characters of all strings for each byte of the file: several fields may refer to one string."""
 
 
 def import_flatbuffers() -> Any:
@@ -68,6 +70,7 @@ class TableReader:
         self._parts: list[tuple[int, int, str]] = []
         self._unused_bytes = len(data)
         self._strings: dict[int, str] = {}
+        self._shared_characters = 0
 
     def read_root(self, cls: type[Any]) -> dict[str, Any]:
         """Return the fields of the root table by name.
@@ -157,7 +160,11 @@ class TableReader:
                 self._strings[position] = self._data[start : start + count].decode()
             except UnicodeDecodeError as error:
                 raise ModelFormatError(f"{where} is not UTF-8 text: {error}") from error
-        return self._strings[position]
+        text = self._strings[position]
+        self._shared_characters += len(text)
+        if self._shared_characters > _MAX_SHARING * len(self._data):
+            raise ModelFormatError(f"{where} is a long text to which too many fields refer")
+        return text
 
     def _open_vector(self, at: int, width: int, where: str) -> tuple[int, int]:
         position = self._follow(at, where)

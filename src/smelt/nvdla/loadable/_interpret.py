@@ -36,6 +36,7 @@ from smelt.nvdla.loadable._emulator_descriptors import (
     read_emu_operation,
 )
 from smelt.nvdla.loadable._model import Address, Interface, Memory, Task, Version
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 
 _MAX_ROIS: Final = 1 << 16
 """Maximum number of regions of interest that are read."""
+_CONTENT_BYTES: Final = 16
+"""Bytes as which each blob of a memory is counted when descriptors are read."""
+_UNSET: Final = Version(0, 0, 0)
 _KNOWN_FIRMWARE: Final = ((0, 10), (0, 11), (0, 12))
 """Firmware interface versions, major and minor, whose descriptor layout is known."""
 
@@ -166,6 +170,8 @@ class Contents:
         self._blobs = {blob.name: blob for blob in loadable.blobs}
         if len(self._blobs) != len(loadable.blobs):
             raise ModelFormatError("two blobs of the loadable have the same name")
+        self._read_bytes = 0
+        self._versions = {memory.id: self._first_version(memory) for memory in loadable.memories}
 
     def locate(self, task: Task, index: int, what: str) -> tuple[Memory, int, int]:
         """Return memory, offset and size of an entry of a task's address list.
@@ -208,6 +214,7 @@ class Contents:
             raise ModelFormatError(
                 f"task {task.id}: {what} needs {size} bytes, but address {index} has {available}"
             )
+        self._count_read(size + _CONTENT_BYTES * len(memory.contents))
         data = bytearray(size)
         for offset, name in zip(memory.offsets, memory.contents, strict=False):
             blob = self._blobs.get(name)
@@ -219,19 +226,34 @@ class Contents:
                 continue
             low, high = max(start, offset), min(start + size, offset + len(blob.data))
             if low < high:
+                self._count_read(high - low)
                 data[low - start : high - start] = blob.data[low - offset : high - offset]
         return bytes(data)
 
+    def _count_read(self, size: int) -> None:
+        """Count bytes that are read: all tasks may have the same descriptors.
+
+        Raises:
+            ModelFormatError: If the limit is exceeded.
+        """
+        self._read_bytes += size
+        if self._read_bytes > Limit.MAX_DESCRIPTOR_BYTES.most:
+            detail = Limit.MAX_DESCRIPTOR_BYTES.excess(self._read_bytes)
+            raise ModelFormatError(f"the descriptors of the loadable's tasks have {detail}")
+
     def version_of(self, task: Task) -> Version:
         """Return the interface version of a task: the first that a blob at its addresses has."""
-        unset = Version(0, 0, 0)
         for index in range(len(task.address_list)):
             memory, _, _ = self.locate(task, index, "an entry")
-            for name in memory.contents:
-                blob = self._blobs.get(name)
-                if blob is not None and blob.version != unset:
-                    return blob.version
-        return unset
+            if (version := self._versions[memory.id]) != _UNSET:
+                return version
+        return _UNSET
+
+    def _first_version(self, memory: Memory) -> Version:
+        """Return the first version that a blob of a memory has."""
+        blobs = (self._blobs.get(name) for name in memory.contents)
+        versions = (blob.version for blob in blobs if blob is not None)
+        return next((version for version in versions if version != _UNSET), _UNSET)
 
 
 def _by_id(what: str, entries: Sequence[Entry]) -> dict[int, Entry]:

@@ -74,6 +74,10 @@ class TraceResult:
         }
 
 
+_PIECE_BYTES = 1024
+"""Bytes as which each row of a data file is counted when a command moves it."""
+
+
 class _MissingFileError(Exception):
     """A data file of the trace does not exist."""
 
@@ -165,11 +169,10 @@ class _Player:
         self._trace = trace
         self._commands = commands
         self._configuration = configuration
-        self._data = {
-            command.file: self._read(command.file)
-            for command in commands
-            if isinstance(command, LoadMemory | CheckFile)
-        }
+        files = (
+            command.file for command in commands if isinstance(command, LoadMemory | CheckFile)
+        )
+        self._data = {name: self._read(name) for name in dict.fromkeys(files)}
         self.machine = self._make_machine()
         self._arrived = 0  # interrupts that no command has waited for yet
 
@@ -185,18 +188,27 @@ class _Player:
         Raises:
             ModelFormatError: If the trace exceeds a limit, or memory cannot be allocated.
         """
+        ends = {
+            name: max((at + len(data) for at, data in pieces), default=0)
+            for name, pieces in self._data.items()
+        }
+        piece_bytes = {
+            name: sum(len(data) + _PIECE_BYTES for _, data in pieces)
+            for name, pieces in self._data.items()
+        }
         spans: dict[MemorySpace, list[int]] = {}
         moved_bytes = 0
         for command in self._commands:
             if isinstance(command, FillMemory | CheckCrc | CheckFile):
                 end = command.address + command.size_bytes
             elif isinstance(command, LoadMemory):
-                pieces = self._data[command.file]
-                end = command.address + max((at + len(data) for at, data in pieces), default=0)
+                end = command.address + ends[command.file]
             else:
                 continue
             spans.setdefault(command.space, []).extend((command.address, end))
             moved_bytes += end - command.address
+            if isinstance(command, LoadMemory | CheckFile):
+                moved_bytes += piece_bytes[command.file]
         if moved_bytes > Limit.MAX_MOVED_BYTES.most:
             detail = Limit.MAX_MOVED_BYTES.excess(moved_bytes)
             raise ModelFormatError(f"the trace's commands fill and compare {detail}")
