@@ -144,7 +144,7 @@ class ExecutionContext(Closeable):
             The error of a run that was enqueued before, if it was not raised yet.
         """
         requested = self._outputs if outputs is None else self._resolve_output_names(outputs)
-        if self._machinery.enqueued:
+        if self._machinery.enqueued or self._machinery.failures:
             self._machinery.check_enqueued()
         return self._lock.hold(self._run, inputs, requested)
 
@@ -232,7 +232,7 @@ class ExecutionContext(Closeable):
             ContextError: the batch is larger than the engine's maximum, or the context is closed
                 or busy.
         """
-        if self._machinery.enqueued:
+        if self._machinery.enqueued or self._machinery.failures:
             self._machinery.check_enqueued()
         self._lock.hold(self._execute, batch_size, bindings)
 

@@ -118,12 +118,6 @@ class HostMachinery(Machinery):
             self._memories.errors = resources.errors.address
 
     @override
-    def reset(self) -> None:
-        super().reset()
-        self._failures: deque[DeferredError] = deque()
-        """Errors of enqueued runs; each is raised by its stream or by the next call."""
-
-    @override
     def input_array(self, value: Any, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any]:
         return array_from_value(value, binding, dtype)
 
@@ -189,7 +183,7 @@ class HostMachinery(Machinery):
     ) -> None:
         # Views: later changes of an array's shape or flags by the application have no effect.
         arrays = [a if isinstance(a, int) else a.view() for a in arrays]
-        failures = self._failures
+        failures = self.failures
         _check_all(failures)
         self.forget_completed()
         previous, done, consumed = list(self.enqueued), CompletionFlag(), CompletionFlag()
@@ -226,7 +220,7 @@ class HostMachinery(Machinery):
     @override
     def check_enqueued(self) -> None:
         self.wait_for_enqueued()
-        _check_all(self._failures)
+        _check_all(self.failures)
 
     @override
     def check_thread(self) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from smelt.devices.cpu import CompletionFlag
+    from smelt.devices.cpu import CompletionFlag, DeferredError
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine
     from smelt.runtime._loaded_code import LoadedCode
@@ -74,6 +74,8 @@ class Machinery(ABC):
         self.lock.reset()
         self.enqueued: deque[CompletionFlag] = deque()
         """Completion flags of enqueued runs that need the lock; `deque` has atomic operations."""
+        self.failures: deque[DeferredError] = deque()
+        """Errors of such runs; each is raised by its stream or by the next call."""
 
     # ---- arrays
 
