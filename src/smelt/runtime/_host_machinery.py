@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -38,6 +37,7 @@ from smelt.runtime._streams import Event, Stream, native_event, native_stream
 from smelt.types import override, require_int
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
