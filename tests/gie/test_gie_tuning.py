@@ -10,7 +10,7 @@ import pytest
 
 import smelt
 from smelt import gie, ops
-from smelt.backends.cpu.families import conv
+from smelt.backends.cpu.families import _tiling, conv
 from smelt.devices.cpu import RunList
 from smelt.engine import Launch, Space
 from smelt.interp import interpret
@@ -182,7 +182,7 @@ def _by_panels(*_problem: object) -> tuple[str, ...]:
 def test_memory_of_each_worker_counts_as_workspace_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deep filters may be summed in parts, which wait in memory that each worker has."""
     monkeypatch.setattr(conv, "_MIN_MULTI_PASS_PANEL_BYTES", 0)
-    monkeypatch.setattr(conv, "parallel_splits", _by_panels)
+    monkeypatch.setattr(_tiling, "parallel_splits", _by_panels)
     network = smelt.NetworkDefinition("deep")
     x = network.add_input("data", "float32", (64, 14, 14))
     y = network.add_convolution(x, 64, 3, numbers(64, 64, 3, 3) / 24, stride=2)

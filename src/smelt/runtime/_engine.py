@@ -125,11 +125,11 @@ class Engine(Closeable):
             self._code = load_code(file, device, is_needed=False)
         except EngineMismatchError as error:
             advice = (_RETUNE_ADVICE,) if header.network else ()
-            self._refusal = EngineMismatchError(
-                *error.args, lines=(*error.lines, *advice), arguments=error.arguments
-            )
+            lines, arguments = (*error.lines, *advice), error.arguments
+            # An error that is raised is not kept: it holds the frames of its callers.
             if not elsewhere:
-                raise self._refusal from error
+                raise EngineMismatchError(*error.args, lines=lines, arguments=arguments) from error
+            self._refusal = EngineMismatchError(*error.args, lines=lines, arguments=arguments)
         self._serialized: tuple[EngineFile, bytes] | None = None
         """The serialized engine, and the file of which it is the text."""
         self._lock = ForkLock()
