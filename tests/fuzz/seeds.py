@@ -198,6 +198,8 @@ def plan_seeds() -> Iterator[bytes]:
     for header in headers:
         yield json.dumps(header_to_data(header)).encode()
     header = headers[-1]
+    elsewhere = replace(header.fingerprint, device="tpu")  # of another version of smelt
+    yield json.dumps(header_to_data(replace(header, fingerprint=elsewhere))).encode()
     details = replace(header.layers[0], details=parameters(kept=(1, 2.5, None, "text")))
     header = replace(header, layers=(details, *header.layers[1:]))
     for report in ("[]", '[{"candidates": {"relu": [[1, 2], 3]}, "memory": [["a", 1]]}]'):

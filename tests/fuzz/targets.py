@@ -574,7 +574,7 @@ TARGETS: Final = (
     Target("cubin", ("smelt.devices.cuda._cubin", "smelt.inspect._machine_code"), _run_cubin,
            mutate_bytes, seeds.cubin_seeds, 2),
     Target("code", ("smelt.backends._code_cache",), _run_code, mutate_bytes,
-           seeds.code_seeds, 2, ("CodeCache.open", "CodeCache.put")),
+           seeds.code_seeds, 2, ("CodeCache.open", "CodeCache.put", "codegen_version_of")),
     Target("loadable",
            ("smelt.nvdla.loadable", "smelt.nvdla.runtime._network",
             "smelt.nvdla.runtime._emulator", "smelt.nvdla.runtime._atoms"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from smelt.builder._options import HALF2, PRECISIONS, TF32
-from smelt.devices import DEVICE_GRAMMAR, DEVICE_KINDS, DeviceName
+from smelt.devices import DEVICE_GRAMMAR, DeviceName, device_kind
 from smelt.errors import (
     DeviceError,
     EngineMismatchError,
@@ -313,6 +313,6 @@ def _open(name: str, precision: str, *, libraries: bool, purpose: Purpose) -> To
 
 def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> Toolchain:
     """Return the toolchain that can regenerate an engine, to run it on ``device``."""
-    kind = DEVICE_KINDS[fingerprint.device]
+    kind = device_kind(fingerprint.device)
     toolchain: type[Toolchain] = kind.load_part(kind.toolchain)
     return toolchain.from_fingerprint(fingerprint, device)

@@ -134,7 +134,8 @@ def _has_short_sources(engine: Inspectable) -> bool:
     from smelt.backends import backend_of
     from smelt.devices import DEVICE_KINDS
 
-    return backend_of(DEVICE_KINDS[engine.header.fingerprint.device]).has_short_sources
+    kind = DEVICE_KINDS.get(engine.header.fingerprint.device)
+    return kind is not None and backend_of(kind).has_short_sources
 
 
 def _open(path: str, arguments: BuildArguments, *, quiet: bool) -> Inspectable:

@@ -7,7 +7,13 @@ from smelt.devices._base import (
     DLPackArray,
     HostAllocation,
 )
-from smelt.devices._kinds import DEVICE_GRAMMAR, DEVICE_KINDS, DeviceKind, DeviceName
+from smelt.devices._kinds import (
+    DEVICE_GRAMMAR,
+    DEVICE_KINDS,
+    DeviceKind,
+    DeviceName,
+    device_kind,
+)
 
 __all__ = [
     "DEVICE_GRAMMAR",
@@ -18,5 +24,6 @@ __all__ = [
     "DLPackArray",
     "DeviceKind",
     "DeviceName",
+    "device_kind",
     "HostAllocation",
 ]

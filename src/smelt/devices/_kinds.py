@@ -126,6 +126,21 @@ DEVICE_KINDS: Final = {
     )
 }
 """Every kind of device by name, in the order in which messages list them."""
+
+
+def device_kind(name: str) -> DeviceKind:
+    """Return the kind of device that an engine names.
+
+    Raises:
+        UnsupportedError: this version of smelt has no such device.
+    """
+    kind = DEVICE_KINDS.get(name)
+    if kind is None:
+        names = ", ".join(DEVICE_KINDS)
+        raise UnsupportedError(f"the device {shown(name)} is unknown; this smelt has {names}")
+    return kind
+
+
 DEVICE_GRAMMAR: Final = ", ".join(form for kind in DEVICE_KINDS.values() for form in kind.forms)
 """Forms of device names, as messages list them."""
 

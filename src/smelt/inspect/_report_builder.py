@@ -236,7 +236,8 @@ def _kernels(
     header = engine.header
     launches = [s for p in header.plans for s in p.steps if isinstance(s, Launch)]
     uses = Counter(launch.kernel for launch in launches)
-    has_cubins = DEVICE_KINDS[header.fingerprint.device].has_cubins
+    kind = DEVICE_KINDS.get(header.fingerprint.device)  # None in engines of other versions
+    has_cubins = kind is not None and kind.has_cubins
     reader = CubinReader(header, engine.code) if has_cubins else None
     timed_layers = next((p.layers for p in plans if any(layer.is_timed for layer in p.layers)), ())
     works = work_of_kernels(timed_layers)
@@ -279,6 +280,12 @@ def _layer_ranges(header: EngineHeader) -> Iterator[range]:
 # ---- one plan
 
 
+def _has_own_memory(header: EngineHeader) -> bool:
+    """Return whether the device of an engine has its own memory; unknown devices have not."""
+    kind = DEVICE_KINDS.get(header.fingerprint.device)
+    return kind is not None and kind.has_own_memory
+
+
 def _plan(
     header: EngineHeader,
     number: int,
@@ -299,7 +306,6 @@ def _plan(
     kinds = [is_host for is_host, _ in groupby(isinstance(s, HostCall) for s in plan.steps)]
     calls = [step for step in plan.steps if isinstance(step, HostCall)]
     references = tuple(map(_op_name, calls))
-    has_device_memory = DEVICE_KINDS[header.fingerprint.device].has_own_memory
     memory = tuple(_memory(record)) or tuple(_memory_of_plan(plan))
     layer_reports = tuple(_layers(header, layers, plan.steps, record, work_model))
     bound = record.get("lower_bound_bytes")
@@ -312,7 +318,7 @@ def _plan(
         reference_steps=len(references),
         reference_ops=references,
         host_copy_bytes=sum(_copied_bytes(call, plan) for call in calls)
-        if has_device_memory
+        if _has_own_memory(header)
         else 0,
         arena_bytes=plan.arena_bytes,
         arena_lower_bound_bytes=bound if isinstance(bound, int) else _max_live_bytes(memory),

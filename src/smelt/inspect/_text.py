@@ -150,7 +150,10 @@ def system_of(report: EngineReport) -> str:
 
 def machine_of(report: EngineReport) -> str:
     """Return the processor or GPU architectures of an engine, with their features, as text."""
-    backend = backend_of(DEVICE_KINDS[report.device])
+    kind = DEVICE_KINDS.get(report.device)
+    if kind is None:  # an engine of another version
+        return report.architecture
+    backend = backend_of(kind)
     return backend.target_text(report.architecture, report.features)
 
 
