@@ -112,7 +112,8 @@ class BackgroundThread:
 def parallel_map(function: Callable[[_A], _B], items: Sequence[_A], threads: int) -> list[_B]:
     """Return ``function`` of each item, in order, computed by several threads.
 
-    The calling thread takes part, so the call ends even if the system starts no thread, or one that
+    The calling thread waits: an interrupt that arrives in a compiler's destructor would be lost. It
+    computes what no thread has begun, so the call ends even if the system starts no thread, or one that
     ends before its first instruction, as it does when memory is exhausted. The executor of
     `concurrent.futures` waits for ever for such a thread.
 
@@ -135,12 +136,15 @@ def parallel_map(function: Callable[[_A], _B], items: Sequence[_A], threads: int
 
     helpers: list[BackgroundThread] = []
     with suppress(DeviceError):  # fewer threads
-        helpers += (BackgroundThread(work) for _ in range(min(threads, len(items)) - 1))
+        helpers += (BackgroundThread(work) for _ in range(min(threads, len(items))))
     try:
-        work()
+        end = time.monotonic() + _RECHECK_S
         for helper in helpers:
-            if helper.ident:  # another one would find nothing to do
+            while not helper.ident and time.monotonic() < end:
+                helper.join(0.01)
+            if helper.ident:
                 helper.join()
+        work()  # what is left if no thread has begun
     finally:
         pending.clear()
     if errors:
