@@ -113,8 +113,8 @@ def parallel_map(function: Callable[[_A], _B], items: Sequence[_A], threads: int
     """Return ``function`` of each item, in order, computed by several threads.
 
     The calling thread waits: an interrupt that arrives in a compiler's destructor would be lost. It
-    computes what no thread has begun, so the call ends even if the system starts no thread, or one that
-    ends before its first instruction, as it does when memory is exhausted. The executor of
+    computes what no thread has begun, so the call ends even if the system starts no thread, or one
+    that ends before its first instruction, as it does when memory is exhausted. The executor of
     `concurrent.futures` waits for ever for such a thread.
 
     Raises:
