@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import threading
 import time
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from smelt.devices.cpu import CpuEvent, CpuStream, DeferredError
-from smelt.errors import DeviceError
+from smelt.errors import DeviceError, IndexRangeError
 from smelt.runtime import Stream
 
 NOTHING: list[int] = []
@@ -172,3 +173,24 @@ def test_what_cannot_be_called_is_no_task() -> None:
     task: Any = None
     with Stream() as stream, pytest.raises(DeviceError, match="must be a function"):
         stream.submit(task)
+
+
+def test_an_index_error_of_a_handler_within_a_synchronization_is_raised() -> None:
+    """The wait once took it for that of its own list of tasks."""
+    gate = threading.Event()
+    caller = threading.get_ident()
+
+    def interrupt(number: int, frame: object) -> None:
+        raise IndexRangeError("an index of the handler's own run")
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with CpuStream() as stream:
+            stream.submit(lambda: time.sleep(0.05))
+            stream.submit(lambda: signal.pthread_kill(caller, signal.SIGUSR1))
+            stream.submit(gate.wait)
+            with pytest.raises(IndexRangeError):
+                stream.synchronize()
+            gate.set()
+    finally:
+        signal.signal(signal.SIGUSR1, before)

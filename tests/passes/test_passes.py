@@ -368,3 +368,15 @@ def test_a_networks_own_cast_to_float16_still_rounds(target: DType) -> None:
     with smelt.build(graph, tune="none") as engine:
         (result,) = engine.run({"x": array}).values()
     np.testing.assert_array_equal(result, array.astype(np.float16).astype(target.numpy))
+
+
+def test_casts_that_stay_are_not_promoted_again() -> None:
+    graph = Graph("rounding")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (6,)))
+    half = graph.add(ops.Cast(DType.FLOAT16), x, name="half").output
+    half = graph.add(ops.Relu(), half, name="relu").output
+    graph.outputs.append(graph.add(ops.Cast(DType.FLOAT32), half, name="y").output)
+    assert smelt.passes.PromoteHalf().apply(graph).modified
+    text = print_graph(graph)
+    assert not smelt.passes.PromoteHalf().apply(graph).modified
+    assert print_graph(graph) == text

@@ -48,3 +48,19 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_the_parent() -> None:
     end.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_that_is_forked_within_a_block_leaves_it() -> None:
+    """A handler may fork anywhere; the child goes on in the block that was interrupted."""
+    lock = ForkLock()
+    status = 1
+    try:
+        with lock:
+            child = os.fork()
+        status = 0 if not lock.is_held else 2
+    finally:
+        if child == 0:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0

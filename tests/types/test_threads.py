@@ -6,12 +6,17 @@ import _thread
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from smelt.errors import DeviceError
-from smelt.types import BackgroundThread, Gate, parallel_map
+from smelt.types import (
+    BackgroundThread,
+    Gate,
+    _threads,  # pyright: ignore[reportPrivateUsage]
+    parallel_map,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,3 +95,23 @@ def test_without_threads_the_caller_computes_all(
     if start is _refuse:
         with pytest.raises(DeviceError, match="cannot start a thread"):
             BackgroundThread(os.getpid)
+
+
+def test_a_thread_that_begins_late_still_delivers_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The caller once returned without the item of a thread that had begun meanwhile."""
+    run = BackgroundThread._run
+
+    def begin_late(thread: BackgroundThread, *arguments: Any) -> None:
+        time.sleep(0.02)
+        run(thread, *arguments)
+
+    monkeypatch.setattr(_threads, "_RECHECK_S", 0.0)
+    monkeypatch.setattr(BackgroundThread, "_run", begin_late)
+
+    def work(item: int) -> int:
+        time.sleep(0.05)
+        return item
+
+    assert parallel_map(work, range(7), 3) == list(range(7))

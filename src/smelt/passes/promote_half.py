@@ -50,14 +50,28 @@ def _needs_promotion(graph: Graph, halves: set[Value]) -> bool:
 
 
 def _is_boundary_cast(graph: Graph, node: Node) -> bool:
-    """Return whether a node only converts at the boundary of the network or of a region."""
+    """Return whether a node only converts where it must: at a boundary, or where it is asked to."""
     if not isinstance(node.op, ops.Cast) or node.inputs[0] is None:
         return bool(node.op.regions)
     source, result = node.inputs[0], node.output
-    from_region = source.producer is not None and bool(source.producer.op.regions)
+    producer = source.producer
     if _is_half(source):
-        return result.tensor.dtype is DType.FLOAT32 and (source in graph.inputs or from_region)
-    return all(user.op.regions for user in result.users)
+        is_kept = producer is not None and (bool(producer.op.regions) or _is_narrowing(producer))
+        return result.tensor.dtype is DType.FLOAT32 and (source in graph.inputs or is_kept)
+    return all(user.op.regions or _widens(user) for user in result.users)
+
+
+def _widens(node: Node) -> bool:
+    return isinstance(node.op, ops.Cast) and node.op.to is DType.FLOAT32
+
+
+def _is_narrowing(node: Node) -> bool:
+    """Return whether a node is the network's own Cast of a wider type to float16.
+
+    It stays: the network relies on its rounding, and on its infinities beyond 65504.
+    """
+    source = node.inputs[0] if isinstance(node.op, ops.Cast) else None
+    return source is not None and not _is_half(source) and _is_half(node.output)
 
 
 class _Promotion:
@@ -85,7 +99,7 @@ class _Promotion:
         for node, after in zip(nodes, [*nodes[1:], None], strict=True):
             if node.op.regions:
                 self._cast_around(node, after)
-            elif self._is_narrowing(node):
+            elif _is_narrowing(node) and node.inputs[0] not in self._halves:
                 self._wide[node.output] = self._cast(node.output, DType.FLOAT32, after)
             else:
                 self._promote(node)
@@ -99,14 +113,6 @@ class _Promotion:
         layers = value.producer.layers if value.producer else (name,)
         cast = ops.Cast(to)
         return self._graph.add(cast, value, name=name, before=before, layers=layers).output
-
-    def _is_narrowing(self, node: Node) -> bool:
-        """Return whether a node is the network's own Cast of a wider type to float16.
-
-        It stays: the network relies on its rounding, and on its infinities beyond 65504.
-        """
-        source = node.inputs[0] if isinstance(node.op, ops.Cast) else None
-        return source is not None and source not in self._halves and _is_half(node.output)
 
     def _promote(self, node: Node) -> None:
         """Let a node read, compute and return float32."""

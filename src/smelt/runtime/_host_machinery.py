@@ -37,7 +37,6 @@ from smelt.runtime._streams import Event, Stream, native_event, native_stream
 from smelt.types import override, require_int
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
@@ -184,7 +183,7 @@ class HostMachinery(Machinery):
         # Views: later changes of an array's shape or flags by the application have no effect.
         arrays = [a if isinstance(a, int) else a.view() for a in arrays]
         failures = self.failures
-        _check_all(failures)
+        self.raise_failure()
         self.forget_completed()
         previous, done, consumed = list(self.enqueued), CompletionFlag(), CompletionFlag()
 
@@ -216,11 +215,6 @@ class HostMachinery(Machinery):
         """Run on the application's memory, in a stream's thread; the caller holds the lock."""
         self.lock.check_open()
         self._execute(staged_call, arrays, consumed)
-
-    @override
-    def check_enqueued(self) -> None:
-        self.wait_for_enqueued()
-        _check_all(self.failures)
 
     @override
     def check_thread(self) -> None:
@@ -258,16 +252,6 @@ class HostMachinery(Machinery):
             allocation.close()
         if resources.errors is not None:
             resources.errors.close()
-
-
-def _check_all(failures: deque[DeferredError]) -> None:
-    """Raise the oldest failure that was not raised yet; the next call raises the one after it."""
-    while failures:
-        try:
-            failure = failures.popleft()
-        except IndexError:  # another thread took it
-            return
-        failure.check()
 
 
 def _describe(thing: object) -> str:

@@ -112,6 +112,16 @@ class Machinery(ABC):
     def check_enqueued(self) -> None:
         """Wait as `wait_for_enqueued` does, and raise the error of an enqueued run."""
         self.wait_for_enqueued()
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise the oldest failure that was not raised yet; the next call raises the one after."""
+        while self.failures:
+            try:
+                failure = self.failures.popleft()
+            except IndexError:  # another thread took it
+                return
+            failure.check()
 
     @abstractmethod
     def run(

@@ -54,8 +54,9 @@ class ForkLock(_RLock):
         return self._is_owned()
 
     def reset(self) -> None:
-        """Make the lock free, whichever thread holds it."""
-        self._at_fork_reinit()
+        """Make the lock free, unless the calling thread holds it: a handler may have forked."""
+        if not self.is_held:
+            self._at_fork_reinit()
 
 
 _locks = reset_in_child(ForkLock.reset)

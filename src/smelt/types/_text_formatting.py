@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import unicodedata
@@ -70,6 +69,8 @@ def similar_names(name: str, names: Iterable[str]) -> list[str]:
     Only the last names, and only short ones, are compared, because a comparison takes quadratic
     time.
     """
+    import difflib  # for messages alone
+
     if len(name) > _MAX_COMPARED_CHARACTERS:
         return []
     short_names = [other for other in names if len(other) <= _MAX_COMPARED_CHARACTERS]

@@ -23,6 +23,10 @@ _RECHECK_S: Final = 1.0
 kept the gate's lock."""
 
 
+_START_POLL_S: Final = 1e-3
+"""Seconds between checks whether threads have begun, which takes them less than that."""
+
+
 class Gate:
     """An event that happens once, for which threads wait.
 
@@ -135,16 +139,21 @@ def parallel_map(function: Callable[[_A], _B], items: Sequence[_A], threads: int
                 errors.append(error)
 
     helpers: list[BackgroundThread] = []
+
+    def join_begun() -> None:
+        for helper in helpers:
+            if helper.ident:
+                helper.join()
+
     with suppress(DeviceError):  # fewer threads
         helpers += (BackgroundThread(work) for _ in range(min(threads, len(items))))
     try:
         end = time.monotonic() + _RECHECK_S
-        for helper in helpers:
-            while not helper.ident and time.monotonic() < end:
-                helper.join(0.01)
-            if helper.ident:
-                helper.join()
+        while not all(helper.ident for helper in helpers) and time.monotonic() < end:
+            time.sleep(_START_POLL_S)
+        join_begun()
         work()  # what is left if no thread has begun
+        join_begun()  # one that has begun later may have taken an item
     finally:
         pending.clear()
     if errors:

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
@@ -237,8 +237,15 @@ class WorkQueue:
     def wait(self) -> None:
         """Wait until all tasks are complete. Raises DeviceError: they include the caller's."""
         while self.tasks:
-            with suppress(IndexError):  # the last task is complete
-                self.tasks[-1].done.wait()
+            self.wait_for_last()
+
+    def wait_for_last(self) -> None:
+        """Wait for the task that was added last. Raises DeviceError: it waits for the caller's."""
+        try:
+            task = self.tasks[-1]
+        except IndexError:  # all are complete
+            return
+        task.done.wait()
 
     def join(self, seconds: float = float("inf")) -> None:
         """Wait for the end of the thread of a closed queue, at most ``seconds``."""
@@ -281,7 +288,6 @@ class WorkQueue:
         """Drop all tasks in a forked child, where the queue's thread does not exist."""
         dropped = list(self.tasks)
         executor, is_executing = self._executor, _own_queue() is self
-        self.lock.reset()
         self._reset()
         if is_executing:  # a task has forked, and its thread goes on in the child
             self._executor, self._is_started = executor, True
@@ -337,8 +343,7 @@ class CpuStream(Closeable):
             The error that a task raised or deferred, unless it was raised before; if there are
                 several, the next calls raise the others.
         """
-        with suppress(IndexError):  # there is none
-            self._queue.tasks[-1].done.wait()
+        self._queue.wait_for_last()
         self._queue.raise_error()
 
     def defer(self, failure: DeferredError) -> None:
