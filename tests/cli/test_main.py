@@ -350,6 +350,13 @@ def test_an_argument_of_an_error_or_of_its_cause_is_shown_as_an_option(
     assert error_text(error) == f"no precision='int3'\nOn the command line: {option}"
 
 
+def test_an_argument_that_is_no_option_is_left_to_the_message() -> None:
+    """An op or a backend of a plugin may name its own."""
+    assert (
+        error_text(BuildError("give tiles=4", arguments=[Argument("tiles", 4)])) == "give tiles=4"
+    )
+
+
 def test_every_argument_that_an_error_may_name_is_an_option_of_build() -> None:
     sources = (path.read_text() for path in (ROOT / "src").rglob("*.py"))
     named = {name for text in sources for name in re.findall(r"\bArgument\(\s*\"(\w+)\"", text)}

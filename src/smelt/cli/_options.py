@@ -59,7 +59,8 @@ QUIET_OPTION: Final = click.option("--quiet", is_flag=True, help="Show no progre
 
 def error_text(error: BaseException) -> str:
     """Return the message of an error, followed by a line with the options that it advises."""
-    options = ", ".join(dict.fromkeys(map(_option, arguments_of(error))))
+    arguments = (argument for argument in arguments_of(error) if argument.name in OPTIONS)
+    options = ", ".join(dict.fromkeys(map(_option, arguments)))  # plugins may name others
     return f"{error!s}\nOn the command line: {sanitize_name(options)}" if options else str(error)
 
 
