@@ -55,7 +55,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_the_parent() -> None:
 def test_a_child_that_is_forked_within_a_block_leaves_it() -> None:
     """A handler may fork anywhere; the child goes on in the block that was interrupted."""
     lock = ForkLock()
-    status = 1
+    status, child = 1, -1
     try:
         with lock:
             child = os.fork()

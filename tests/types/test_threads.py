@@ -101,14 +101,17 @@ def test_a_thread_that_begins_late_still_delivers_what_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The caller once returned without the item of a thread that had begun meanwhile."""
-    run = BackgroundThread._run
+    start = _thread.start_new_thread
 
-    def begin_late(thread: BackgroundThread, *arguments: Any) -> None:
-        time.sleep(0.02)
-        run(thread, *arguments)
+    def start_late(target: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+        def run() -> None:
+            time.sleep(0.02)
+            target(*arguments)
+
+        return start(run, ())
 
     monkeypatch.setattr(_threads, "_RECHECK_S", 0.0)
-    monkeypatch.setattr(BackgroundThread, "_run", begin_late)
+    monkeypatch.setattr(_thread, "start_new_thread", start_late)
 
     def work(item: int) -> int:
         time.sleep(0.05)
