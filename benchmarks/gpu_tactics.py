@@ -69,7 +69,7 @@ def work_of(
             continue
         every, _ = backend.candidates(node, target, DType.FLOAT16)
         tactics = sorted((t for t in every if not is_not_timed(t)), key=lambda t: t.cost_hint)
-        if any(is_not_timed(t) and not t.is_reference for t in every):
+        if any(is_not_timed(t) and not t.runs_on_host for t in every):
             continue
         if not tactics:
             print(f"  no kernel: {node}", flush=True)

@@ -162,7 +162,7 @@ def families_of(target: str, unit: str) -> Iterator[tuple[Op, frozenset[str], bo
 
 def _kernel_families(node: Node, mode: _Mode) -> set[str]:
     tactics = _backend(mode.target_name).candidates(node, mode.target, mode.storage)[0]
-    return {tactic.family for tactic in tactics if not tactic.is_reference}
+    return {tactic.family for tactic in tactics if not tactic.runs_on_host}
 
 
 def _families_after_passes(graph: Graph, mode: _Mode) -> frozenset[str]:

@@ -107,7 +107,7 @@ def candidates_of(
 ) -> list[Candidate]:
     """The tactics of a node that are picked, their kernels being compiled."""
     found: list[Candidate] = []
-    tactics = [t for t in backend.candidates(node, target, storage)[0] if not t.is_reference]
+    tactics = [t for t in backend.candidates(node, target, storage)[0] if not t.runs_on_host]
     for tactic in pick(tactics):
         if storage is not DType.FLOAT32:
             tactic = with_storage_dtype(storage, node, tactic, outputs=True)

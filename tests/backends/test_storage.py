@@ -335,7 +335,7 @@ def test_what_is_stored_in_another_layout_is_copied_once(layout: Layout, copies:
 
 def strided_where_possible(node: Node, tactics: Sequence[Tactic]) -> Tactic:
     """Windows for transposes, and products that read and write through them."""
-    real = [t for t in tactics if not t.is_reference]
+    real = [t for t in tactics if not t.runs_on_host]
 
     def effort(tactic: Tactic) -> tuple[bool, int, int]:
         forms = [f for f in (*tactic.inputs, *tactic.outputs) if f is not None]

@@ -18,7 +18,7 @@ import pytest
 import smelt
 from smelt import ops
 from smelt.backends.cuda import CompilerPool, CudaBackend, target_named
-from smelt.builder import _cuda_toolchain, device_to_run
+from smelt.builder import _cuda_toolchain, devices_to_run
 from smelt.builder._cuda_toolchain import CudaToolchain
 from smelt.builder._toolchain import TunedGraph, open_toolchain, toolchain_of
 from smelt.devices.cuda import CudaKernel, _driver, cuda_device
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
-    from smelt.engine import KernelSpec
+    from smelt.engine import KernelSpec, Step
     from smelt.runtime import Engine
 
 needs_triton = pytest.mark.skipif(
@@ -111,7 +111,7 @@ def test_a_compiler_without_the_fastest_kernels_is_told_where_they_could_win(
     assert not CudaToolchain(target_named("sm_90"), number).hint(reasons)
 
 
-def _steps(engine: Engine) -> list[Launch | HostCall]:
+def _steps(engine: Engine) -> list[Step]:
     return [step for plan in engine.header.plans for step in plan.steps]
 
 
@@ -389,12 +389,15 @@ def test_whoever_will_run_what_he_builds_is_refused_before(
     with pytest.raises(
         DeviceError, match=r"'cuda:sm_90' do not run on this machine: .*no NVIDIA GPU"
     ):
-        device_to_run("cuda:sm_90")
-    assert device_to_run(["cuda:sm_90", "cpu:aarch64", "cpu"]) == "cpu"
+        devices_to_run("cuda:sm_90")
+    assert devices_to_run(["cuda:sm_90", "cpu:aarch64", "cpu"]) == ["cpu"]
     driver(StubDriver())
-    assert device_to_run("cuda:sm_80,sm_90") == "cuda:sm_80,sm_90"
+    assert devices_to_run(["cuda:sm_80,sm_90", "cuda", "cpu"]) == [
+        "cuda:sm_80,sm_90",
+        "cpu",
+    ]
     with pytest.raises(DeviceError, match=r"built for sm_120, but .* needs code for sm_90"):
-        device_to_run("cuda:sm_120")
+        devices_to_run("cuda:sm_120")
 
 
 def test_an_absent_package_is_named_with_its_extra(

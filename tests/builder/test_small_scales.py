@@ -123,13 +123,13 @@ class _Rejecting(CostModelTimer):
         if node.name != self.name:
             return times
         wrong = [
-            not tactic.is_reference
+            not tactic.runs_on_host
             and (not self.narrow_alone or tactic.inputs[0] != node_format(tactic))
             for tactic in tactics
         ]
         times = [math.inf if bad else t for bad, t in zip(wrong, times, strict=True)]
         self.is_rejected = all(
-            t.is_reference for t, s in zip(tactics, times, strict=True) if s < math.inf
+            t.runs_on_host for t, s in zip(tactics, times, strict=True) if s < math.inf
         )
         return times
 

@@ -19,7 +19,7 @@ def _is_left_to_the_host(op: type[Op], backend: CudaBackend) -> bool:
         run_passes(graph, passes)
         for node in graph.nodes:
             tactics, _ = backend.candidates(node, CudaTarget(90))
-            if node.op.name == op.name and all(tactic.is_reference for tactic in tactics):
+            if node.op.name == op.name and all(tactic.runs_on_host for tactic in tactics):
                 return True
     return False
 

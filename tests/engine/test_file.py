@@ -34,6 +34,7 @@ from smelt.engine import (
     LayerInfo,
     Plan,
     Signer,
+    Submit,
     View,
     Weight,
     _engine_bytes,
@@ -57,6 +58,7 @@ _RECORDS = (
     Buffer,
     Launch,
     HostCall,
+    Submit,
     View,
     KernelSpec,
     LayerInfo,
@@ -428,13 +430,13 @@ def test_a_header_of_other_fields_has_another_format_version() -> None:
         for kind in _RECORDS
     )
     _, version = struct.unpack_from("<8sI", data())
-    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (8, "47ffe868ff6b")
+    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (9, "300283acecee")
 
 
 def test_another_format_version_says_so() -> None:
     whole = bytearray(data())
-    whole[8] = 9
-    with pytest.raises(EngineFormatError, match=r"format version 9.*build the engine again"):
+    whole[8] = 10
+    with pytest.raises(EngineFormatError, match=r"format version 10.*build the engine again"):
         read_engine(bytes(whole))
 
 

@@ -303,8 +303,7 @@ def _run_plan(data: bytes) -> None:
     _require(header_from_data(header_to_data(header)) == header, "a header is read as written")
     profile = Profile({layer.name: 1e-6 for layer in header.layers}, {"batch": 2})
     report = report_of(_Headed(header, seeds.CUBINS), peaks=H200, profile=profile)
-    report_to_text(report)
-    report_to_json(report)
+    _ = report_to_text(report), report_to_json(report)
     for plan in header.plans:
         with contextlib.suppress(SmeltError):
             verify_plan(header, plan, weights_bytes=seeds.WEIGHT_BYTES)
@@ -316,12 +315,13 @@ def _run_plan(data: bytes) -> None:
 def _refit(header: EngineHeader) -> None:
     """Refit an engine whose weights lie where they may, as those of every loaded engine do."""
     plain = replace(header, plans=(Plan((), (), (), 0, 0),), symbols=(), bindings=())
-    size, old = seeds.WEIGHT_BYTES, np.zeros(seeds.WEIGHT_BYTES, np.uint8)
-    verify_plans(plain, weights_bytes=size, code_bytes=seeds.CODE_BYTES, sources_bytes=size)
+    old = np.zeros(seeds.WEIGHT_BYTES, np.uint8)
+    verify_plans(plain, weights_bytes=old.size, code_bytes=seeds.CODE_BYTES, sources_bytes=old.size)
     for arrays in _NEW_WEIGHTS:
-        for refit in (refitted_weights, refitted_sources):
-            with contextlib.suppress(SmeltError):
-                refit(header, old, arrays)
+        with contextlib.suppress(SmeltError):
+            refitted_sources(header, old, arrays)
+        with contextlib.suppress(SmeltError):
+            refitted_weights([header], [old], arrays)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,5 +157,5 @@ def test_a_hostile_recipe_in_an_engine_fails_its_refit_alone() -> None:
     memory = np.zeros(1 << 12, np.uint8)
     with pytest.raises(BindingError, match="are allowed"):
         refitted_weights(
-            replace(header, weights=(weight,)), memory, {"w": np.ones((8, 4), np.float32)}
+            [replace(header, weights=(weight,))], [memory], {"w": np.ones((8, 4), np.float32)}
         )

@@ -83,7 +83,7 @@ class Bench:
     def tactics(self, node: Node) -> list[Tactic]:
         """The tactics that launch kernels for a node."""
         every = self.backend.candidates(node, self.target, self.storage)[0]
-        found = [t for t in every if not t.is_reference and t.aliasing is Aliasing.NONE]
+        found = [t for t in every if not t.runs_on_host and t.aliasing is Aliasing.NONE]
         if self.storage is DType.FLOAT32:
             return found
         return [with_storage_dtype(self.storage, node, t, outputs=True) for t in found]

@@ -205,7 +205,7 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
         every = narrow_trials(cases, backend, target, DType(request.storage))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        made = [trial for trial in every if not trial.tactic.is_reference]
+        made = [trial for trial in every if not trial.tactic.runs_on_host]
     made = _spread(made, _FEW.get(request.storage, len(made)))
     return made[request.part :: request.parts]
 

@@ -37,7 +37,7 @@ def pick(layouts: Mapping[str, Layout] | None = None, default: Layout = LINEAR) 
 
     def choose(node: Node, tactics: Sequence[Tactic]) -> Tactic:
         wanted = chosen.get(node.name, default)
-        real = [t for t in tactics if not t.is_reference]
+        real = [t for t in tactics if not t.runs_on_host]
 
         def misses(tactic: Tactic) -> int:
             forms = [f for f in (*tactic.inputs, *tactic.outputs) if f is not None]

@@ -330,7 +330,7 @@ def strange_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) ->
         (node,) = graph.nodes
         goals = (target, replace(target, uses_half2=True))
         tactics = [t for goal in goals for t in backend.candidates(node, goal, half)[0]]
-        for tactic in {t.family: t for t in tactics if not t.is_reference}.values():
+        for tactic in {t.family: t for t in tactics if not t.runs_on_host}.values():
             made = with_storage_dtype(half, node, tactic, outputs=True)
             yield _trial(strange, graph, made, backend, wanted, ())
         wide = backend.candidates(node, replace(target, allows_tf32=True))[0]

@@ -455,7 +455,7 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     if how == REVERSED_TILES:
         return _reversed_tile_trials(op, backend)
     if (own := _of_own_cases(how, backend)) is not None:
-        return [trial for trial in own if not trial.tactic.is_reference]
+        return [trial for trial in own if not trial.tactic.runs_on_host]
     cases = list(op.cases())
     # Which windows end beside what is strange, and which numbers meet it, the case decides.
     if how not in {"all", "covering", HALF2, STRANGE}:
@@ -474,7 +474,7 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
         found = narrow_trials(cases, backend, TARGET, DType(how))
     else:
         found = trials_of_cases(cases, backend, TARGET)
-    trials = [trial for trial in found if not trial.tactic.is_reference]
+    trials = [trial for trial in found if not trial.tactic.runs_on_host]
     if how in {"all", STRANGE}:
         return trials
     if how == "covering":
@@ -531,7 +531,7 @@ def check_hostile(op: type[Op]) -> tuple[int, list[str]]:
     wrong: list[str] = []
     cases = [case for case in op.cases() if op is Resize or has_places(case)]
     every = trials_of_cases(cases, backend, TARGET)
-    tried = [trial for trial in every if not trial.tactic.is_reference]
+    tried = [trial for trial in every if not trial.tactic.runs_on_host]
     for trial in sample(tried, 0, key=lambda t: (t.case.op, len(t.tactic.parameters))):
         runs: list[tuple[Trial, list[Array] | None]]
         runs = [(hostile, None) for hostile in with_hostile_weights(trial)]

@@ -90,7 +90,7 @@ def timer(backend: CpuBackend, cache: TimingCache) -> BenchmarkTimer:
 
 def kernels(node: Node) -> list[Tactic]:
     found = CpuBackend().candidates(node, host_target())[0]
-    return [t for t in found if not t.is_reference and t.aliasing is Aliasing.NONE]
+    return [t for t in found if not t.runs_on_host and t.aliasing is Aliasing.NONE]
 
 
 def test_a_right_kernel_gets_its_time() -> None:
@@ -106,7 +106,7 @@ def test_a_wrong_or_moving_kernel_never_wins(
     change: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = relu_node()
-    reference = [t for t in CpuBackend().candidates(node, host_target())[0] if t.is_reference]
+    reference = [t for t in CpuBackend().candidates(node, host_target())[0] if t.runs_on_host]
     cache = TimingCache()
     with caplog.at_level(logging.WARNING):
         times = timer(SpoiltBackend(change), cache).seconds(node, [*kernels(node), *reference])

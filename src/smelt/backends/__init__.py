@@ -23,6 +23,7 @@ from smelt.backends._plan_builder import (
     error_view,
     stored_type,
 )
+from smelt.backends._reference import ReferenceFamily
 from smelt.backends._storage import (
     StoredTensor,
     contiguous_strides,
@@ -38,6 +39,7 @@ __all__ = [
     "CodeImage",
     "Family",
     "Operands",
+    "ReferenceFamily",
     "Refusal",
     "LaunchScalars",
     "StoredTensor",

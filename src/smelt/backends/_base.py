@@ -66,8 +66,9 @@ class Tactic:
     reversed_tile_order: bool = False
     """Whether launches process their tiles last to first, because the last tiles of their input are
     still in the cache."""
-    is_reference: bool = False
-    """Whether the tactic runs the op's numpy reference on the host."""
+    runs_on_host: bool = False
+    """Whether the host runs the node, by the op's numpy reference or in an engine of another
+    device. Such a tactic has no kernel to time."""
     cost_hint: float = field(default=0.0, compare=False)
     """Estimated seconds, by which slow candidates are discarded before any is timed."""
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from smelt.engine import HostCall, Launch
+from smelt.engine import HostStep, Launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,7 @@ def _following_launches(steps: Sequence[Step], first: int) -> Iterator[tuple[int
     """Yield the next launches with their positions, up to the first host call."""
     for number in range(first + 1, min(first + 1 + _LOOKAHEAD_STEPS, len(steps))):
         step = steps[number]
-        if isinstance(step, HostCall):
+        if isinstance(step, HostStep):
             return
         yield number, step
 
@@ -80,7 +80,7 @@ def _dependencies(steps: Sequence[Step]) -> list[set[int]]:
 
 def accesses_of(step: Step) -> Iterator[tuple[View, bool]]:
     """Yield the views that a step accesses, each with whether the step writes it."""
-    if isinstance(step, HostCall):
+    if isinstance(step, HostStep):
         yield from ((view, False) for view in step.inputs if view is not None)
         yield from ((view, True) for view in step.outputs)
         return

@@ -241,7 +241,7 @@ class _PlanBuilder:
                 written.append(action.workspace)
             # The offset of a halo may depend on a runtime symbol that the reference determines:
             # the halo is filled after it.
-            written_late = written if action.tactic.is_reference else []
+            written_late = written if action.tactic.runs_on_host else []
             self._clear([] if written_late else written)
             steps, info = self._compute(action)
         else:

@@ -8,7 +8,7 @@ from smelt.backends._base import Family, Operands, Refusal, Tactic, TargetT
 from smelt.backends._storage import linear_format
 from smelt.engine import HostCall
 from smelt.errors import InternalError
-from smelt.ops import op_to_json
+from smelt.ops import Partition, op_to_json
 from smelt.types import SymbolicDim, TensorType, override
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class ReferenceFamily(Family[TargetT]):
 
     @override
     def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
+        if isinstance(node.op, Partition):
+            return
         value_types = [v.type for v in (*node.inputs, *node.outputs) if v is not None]
         if not all(isinstance(value_type, TensorType) for value_type in value_types):
             yield Refusal(self.name, "only tensors are supported, not sequences or optionals")
@@ -39,7 +41,7 @@ class ReferenceFamily(Family[TargetT]):
             (),
             tuple(None if v is None else linear_format(v) for v in node.inputs),
             tuple(linear_format(v) for v in node.outputs),
-            is_reference=True,
+            runs_on_host=True,
             cost_hint=REFERENCE_SECONDS,
         )
 

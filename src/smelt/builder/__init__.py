@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
     from smelt.builder._options import EFFORTS, BuildOptions, Progress, TuningEffort
     from smelt.builder._retune import retune
-    from smelt.builder._toolchain import device_to_run
+    from smelt.builder._toolchain import devices_to_run
 
 __all__ = [
     "EFFORTS",
@@ -29,7 +29,7 @@ __all__ = [
     "TuningEffort",
     "optimization_profiles_of",
     "build",
-    "device_to_run",
+    "devices_to_run",
     "load",
     "retune",
 ]
@@ -40,7 +40,7 @@ _FILE_EXPORTS: Final = {
     "_options": ("EFFORTS", "BuildOptions", "Progress", "TuningEffort"),
     "_retune": ("retune",),
     "_optimization_profiles": ("SymbolRange", "ShapeSpec", "optimization_profiles_of"),
-    "_toolchain": ("device_to_run",),
+    "_toolchain": ("devices_to_run",),
 }
 """The names that each file of the package defines."""
 

@@ -16,22 +16,27 @@ import numpy as np
 
 from smelt.backends import WeightStore, build_plan
 from smelt.builder._build_report import describe_plan
+from smelt.builder._build_warnings import (
+    warn_of_batch,
+    warn_of_estimates,
+    warn_of_precision,
+)
 from smelt.builder._embedded_network import EmbeddedNetwork, embed_network
 from smelt.builder._make_engine import EngineParts, make_engine
 from smelt.builder._optimization_profiles import BATCH, SymbolRanges, optimization_profiles_of
 from smelt.builder._options import (
     EFFORTS,
-    HALF2,
     MIXED,
     PRECISIONS,
     BuildOptions,
     Progress,
     TuningEffort,
 )
+from smelt.builder._placement import Support, extract_parts, place
 from smelt.builder._plan_recipe import plan_recipes_json
 from smelt.builder._runtime_symbols import bound_runtime_symbols, used_runtime_symbols
 from smelt.builder._tactic_selection import PlanState, TacticSelector
-from smelt.builder._toolchain import Toolchain, open_toolchain
+from smelt.builder._toolchain import Toolchain, open_toolchains
 from smelt.config import cache_directory
 from smelt.engine import Binding, Launch
 from smelt.errors import BuildError, sanitize_name
@@ -39,14 +44,16 @@ from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
 from smelt.passes import run_passes
 from smelt.tuner import TimingCache, check_timings
-from smelt.types import enough_memory_for, require_callable, substitute_dim, symbols_of
+from smelt.types import DType, enough_memory_for, require_callable, substitute_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smelt.backends import BuiltPlan
     from smelt.builder._optimization_profiles import ShapeSpec
-    from smelt.engine import Fingerprint, KernelSpec
+    from smelt.builder._placement import PlacedPart
+    from smelt.engine import EngineFile, Fingerprint, KernelSpec
+    from smelt.ir import Node
     from smelt.runtime import Engine
 
 _LOG = logging.getLogger(__name__)
@@ -76,7 +83,9 @@ def build(
         device: ``"cpu"``, ``"cpu:x86-64-v3"`` (a compilation target), ``"cuda"`` or ``"cuda:1"`` (a
             GPU of this machine), ``"cuda:sm_90"`` or ``"cuda:sm_80,sm_90"`` (GPU architectures; no
             GPU is needed) or ``"null"`` (computes nothing). A list of devices is in order of
-            preference: the first one that can be built for here is used.
+            preference. Of each kind, the first device that can be built for here is used. Every
+            layer runs on the first of these that has a kernel for it, and what none has runs as a
+            reference in Python; the engine is bound to the first device.
         precision: storage type of float32 tensors between layers, and the type in which GPUs (and
             CPUs with AVX512_BF16 for bfloat16) multiply: ``"float32"``, ``"bfloat16"`` or
             ``"float16"``. Sums and all other arithmetic are float32, and bindings keep the model's
@@ -148,14 +157,15 @@ def build_graph(
     """
     if progress is not None:
         require_callable(progress, "progress", BuildError)
-    tools = open_toolchain(
+    tools, *others = open_toolchains(
         device,
         options.precision,
         libraries=options.libraries,
         purpose="retune" if is_retuning else "build",
     )
     ignore_progress: Progress = lambda _stage, _done, _total: None  # noqa: E731  (a def cannot be annotated so)
-    return _Build(graph, options, tools, progress or ignore_progress, is_retuning=is_retuning).run()
+    progress = progress or ignore_progress
+    return _Build(graph, options, tools, progress, is_retuning=is_retuning, others=others).run()
 
 
 def _graph_of(network: object) -> Graph:
@@ -185,6 +195,12 @@ class _Build:
     progress: Progress
     is_retuning: bool = False
     """Whether the network was read from an engine; the advice in messages depends on it."""
+    others: Sequence[Toolchain] = ()
+    """Toolchains of further devices, in order of preference."""
+    given_profile: SymbolRanges | None = None
+    """Optimization profile of a partition; None if the shapes of the options determine them."""
+    partitions: list[EngineFile] = field(default_factory=list["EngineFile"])
+    """Engines of the parts that run on other devices."""
     weights: WeightStore = field(default_factory=WeightStore)
     timings: TimingCache = field(init=False)
     deadline: float = field(init=False)
@@ -216,9 +232,7 @@ class _Build:
         """Run all stages and return the engine."""
         _check_outputs(self.graph)
         verify(self.graph)
-        shapes, batch = self.options.shapes, self.options.max_batch_size
-        profiles = optimization_profiles_of(self.graph, shapes, batch)
-        self._warn(profiles)
+        profiles = self._profiles()
         plans = [self._optimise(p, number, len(profiles)) for number, p in enumerate(profiles)]
         for plan in plans:
             self._selector(plan).run()
@@ -251,8 +265,18 @@ class _Build:
                     [value.name for value in self.graph.outputs],
                 ),
                 embedded_network=self._embedded_network(),
+                partitions=tuple(self.partitions),
             )
         )
+
+    def _profiles(self) -> list[SymbolRanges]:
+        """Return the optimization profile of each plan."""
+        if self.given_profile is not None:
+            return [self.given_profile]
+        shapes, batch = self.options.shapes, self.options.max_batch_size
+        profiles = optimization_profiles_of(self.graph, shapes, batch)
+        self._warn(profiles)
+        return profiles
 
     def _selector(self, plan: PlanState) -> TacticSelector:
         """Return the tactic selector of a plan."""
@@ -282,11 +306,11 @@ class _Build:
         """Warn about options that have no effect in this build."""
         options, tools = self.options, self.tools
         if options.max_batch_size > 1 and not any(BATCH in profile for profile in profiles):
-            _warn_of_batch(options.max_batch_size, self.graph)
+            warn_of_batch(options.max_batch_size, self.graph)
         if targets_without_precision := tools.targets_without_precision(options.precision):
-            _warn_of_precision(options.precision, tools, targets_without_precision)
+            warn_of_precision(options.precision, tools, targets_without_precision)
         if self.effort is not None and not tools.can_measure:
-            _warn_of_estimates(tools.name, self._advice())
+            warn_of_estimates(tools.name, self._advice())
         if options.rounding_error is not None and not (
             tools.supports_mixed_precision and options.precision in MIXED
         ):
@@ -351,7 +375,7 @@ class _Build:
             _LOG.info("%s", sanitize_name(str(note)))
         self.progress("optimise", number + 1, count)
         open_ranges = {n: symbol_range for n, symbol_range in profile.items() if n not in fixed}
-        return PlanState(
+        plan = PlanState(
             open_ranges,
             fixed,
             used_runtime_symbols(graph, profile, runtime_symbols),
@@ -359,6 +383,46 @@ class _Build:
             report.to_json(),
             report.guards,
         )
+        if self.others:
+            self._place(plan, storage)
+        return plan
+
+    def _place(self, plan: PlanState, storage: DType) -> None:
+        """Build the parts of a plan that other devices run, and leave a partition for each."""
+        devices = [partial(_support, self.tools, storage)]
+        devices += [partial(_support, tools, DType.FLOAT32) for tools in self.others]
+        placement = place(plan.graph, devices, plan.sizes)
+        kinds = [tools.fingerprint.device for tools in (self.tools, *self.others)]
+        parts = extract_parts(plan.graph, placement.devices, kinds, len(self.partitions))
+        for part in list(parts):
+            guards = (guard for node in part.nodes for guard in node.guards)
+            plan.guards = (*plan.guards, *guards)
+            plan.placed[part.node.name] = [
+                f"{node}: {reason}"
+                for node in part.nodes
+                for reason in placement.reasons[node.name]
+            ]
+            self.partitions.append(self._build_part(part, plan))
+
+    def _build_part(self, part: PlacedPart, plan: PlanState) -> EngineFile:
+        """Return the engine of a part, whose symbols are those of its plan.
+
+        It computes in float32: it has few layers, and the error that the options allow was found
+        without it.
+        """
+        used = symbols_of(*(extent for v in part.graph.values() for extent in v.tensor.shape))
+        ranges = plan.profile | plan.runtime_symbols
+        options = dataclasses.replace(
+            self.options, precision="float32", retunable=False, libraries=False, rounding_error=None
+        )
+        build = _Build(
+            part.graph,
+            options,
+            self.others[part.device - 1],
+            self.progress,
+            given_profile={name: ranges[name] for name in sorted(used)},
+        )
+        return build.run().file
 
     def _assemble(self, plan: PlanState, first_layer: int) -> BuiltPlan:
         """Assemble one plan; the layers of an engine are numbered across its plans."""
@@ -374,50 +438,14 @@ class _Build:
         )
 
 
-def _warn_of_batch(size: int, graph: Graph) -> None:
-    """Warn that ``max_batch_size`` has no effect on a network with an explicit batch."""
-    is_open = any(symbols_of(*value.tensor.shape[:1]) for value in graph.inputs)
-    _LOG.warning(
-        "max_batch_size=%d has no effect: the batch of %s is part of its inputs' shapes, %s",
-        size,
-        sanitize_name(graph.name),
-        "and shapes= (`--shape`) sets it" if is_open else "where it is fixed",
-    )
-
-
-def _warn_of_precision(
-    precision: str, tools: Toolchain, targets_without_precision: Sequence[str]
-) -> None:
-    """Warn that a precision has no effect on some or all targets."""
-    storage = PRECISIONS[precision]
-    if precision == HALF2 and tools.storage(storage) is storage:
-        _LOG.warning(
-            "precision='half2' means float16 here: only GPUs have half2 instructions, and the "
-            "device is %s",
-            tools.name,
-        )
-        return
-    scope = (
-        ""
-        if len(targets_without_precision) == len(tools.parts())
-        else f": one plan is for {tools.name}"
-    )
-    _LOG.warning(
-        "precision=%r has no effect: %s cannot compute in it, and float32 is kept%s",
-        precision,
-        " and ".join(targets_without_precision),
-        scope,
-    )
-
-
-def _warn_of_estimates(target: str, advice: str) -> None:
-    """Warn that no tactic can be timed."""
-    _LOG.warning(
-        "no tactic is timed: %s is not this machine, so tactics are chosen by cost estimates. "
-        "%s; tune='none' (`--tune none`) silences this warning",
-        target,
-        advice,
-    )
+def _support(tools: Toolchain, storage: DType, node: Node) -> Support:
+    """Return how a device supports a node, with float32 tensors stored as ``storage``."""
+    tactics, refusals = tools.backend.candidates(node, tools.target, storage)
+    hints = [tactic.cost_hint for tactic in tactics if not tactic.runs_on_host]
+    device = tools.fingerprint.device
+    reasons = [f"{device}, {refusal}" for refusal in refusals]
+    reasons = reasons or [f"{device} has no kernel family for the op"]
+    return Support(bool(hints), min(hints, default=0.0), reasons)
 
 
 def _check_outputs(graph: Graph) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smelt.backends import stored_type
+from smelt.backends import ReferenceFamily, stored_type
 from smelt.errors import ShapeError
 from smelt.ir import Operand
 from smelt.ops import Fused, FusedPair
@@ -70,7 +70,7 @@ def _flop(node: Node) -> str | None:
 def _formats(node: Node, choice: Choice) -> list[tuple[list[str | None], list[str]]]:
     """Return the formats of each candidate of a node; nothing if all have the same formats."""
     tactics = [tactic for tactic, _ in choice.timed.get(node, ())]
-    if len({(t.inputs, t.outputs) for t in tactics if not t.is_reference}) < 2:
+    if len({(t.inputs, t.outputs) for t in tactics if not t.runs_on_host}) < 2:
         return []
     return [(_input_formats(tactic), list(map(str, tactic.outputs))) for tactic in tactics]
 
@@ -93,6 +93,6 @@ def _describe_node(node: Node, tactic: Tactic) -> dict[str, object]:
         "input_formats": _input_formats(tactic),
         "output_formats": [str(f) for f in tactic.outputs],
         "tactic": str(tactic),
-        "is_reference": tactic.is_reference,
+        "is_reference": tactic.family == ReferenceFamily.name,
         "aliasing": tactic.aliasing.value,
     }

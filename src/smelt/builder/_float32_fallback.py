@@ -183,7 +183,7 @@ def rounded_inputs(node: Node, candidates: Candidates, backend: Backend[Any]) ->
     tactic supports is refused later, with its reasons.
     """
     tactics = candidates.tactics
-    if not tactics or tactics[0].aliasing is not Aliasing.NONE or tactics[0].is_reference:
+    if not tactics or tactics[0].aliasing is not Aliasing.NONE or tactics[0].runs_on_host:
         return ()
     tactic = min(tactics, key=lambda t: t.cost_hint)
     packed = backend.family(tactic.family).pack(node, tactic)

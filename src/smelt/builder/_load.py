@@ -114,8 +114,9 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
     header = dataclasses.replace(
         regenerated, symbols=image.symbols, runtime_symbols=runtime.symbols
     )
+    partitions = tuple(_regenerate(part, None).file for part in file.partitions)
     return Engine.create(
-        header, file.weights, image.code, runtime.code, file.sources, device=device
+        header, file.weights, image.code, runtime.code, file.sources, partitions, device=device
     )
 
 

@@ -15,7 +15,7 @@ from smelt.types import DType, evaluate_dim, shared_formula_limit
 if TYPE_CHECKING:
     from smelt.backends import CodeImage, WeightStore
     from smelt.builder._embedded_network import EmbeddedNetwork
-    from smelt.engine import Binding, Fingerprint, LayerInfo, Plan
+    from smelt.engine import Binding, EngineFile, Fingerprint, LayerInfo, Plan
     from smelt.ir import Constant, Graph
 
 _QUANTIZED: Final = (QuantizeLinear, DequantizeLinear)
@@ -39,6 +39,7 @@ class EngineParts:
     report: str
     program: str
     embedded_network: EmbeddedNetwork
+    partitions: tuple[EngineFile, ...] = ()
     device: str | None = None
     """Device to run on, if the machine may have several of the kind."""
 
@@ -78,6 +79,7 @@ def make_engine(parts: EngineParts) -> Engine:
             parts.image.code,
             parts.runtime.code,
             parts.embedded_network.data,
+            parts.partitions,
             device=parts.device,
         )
     except EngineFormatError as error:

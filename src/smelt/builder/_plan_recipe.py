@@ -70,7 +70,7 @@ TACTIC: Final = codec.record_row(
     aliasing=codec.enum_of(Aliasing),
     uses_pdl=codec.BOOL,
     reversed_tile_order=codec.BOOL,
-    is_reference=codec.BOOL,
+    runs_on_host=codec.BOOL,
 )
 """Codec of tactics; one that was read is not checked yet."""
 

@@ -40,7 +40,7 @@ def retune(
         source: an engine that was built with ``retunable=True``: a path, bytes, an open binary
             file, or the engine itself. It is not changed.
         device: as for `build`. None selects this machine: its processor, or for GPU engines the GPU
-            that the calling thread has selected, or the first one.
+            that the calling thread has selected, or the first one; likewise for its partitions.
         tune: as for `build`.
         timing_cache: as for `build`.
         progress: as for `build`.
@@ -56,7 +56,8 @@ def retune(
     options = dataclasses.replace(
         original_options, timing_cache=timing_cache, tune=tune, retunable=retunable
     )
-    target_device = file.header.fingerprint.device if device is None else device
+    kinds = [part.header.fingerprint.device for part in (file, *file.partitions)]
+    target_device = list(dict.fromkeys(kinds)) if device is None else device
     return build_graph(graph, target_device, options, progress, is_retuning=True)
 
 

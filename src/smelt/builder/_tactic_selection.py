@@ -57,6 +57,8 @@ class PlanState:
     assembled: BuiltPlan | None = None
     refusals: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """For each node name, which families cannot run the node, and why; for the inspector."""
+    placed: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """For each partition, by name, why the devices before its own cannot run its layers."""
     workspace_bytes: int = 0
     """Scratch memory in bytes of the step that needs most."""
     float32_layers: frozenset[str] = frozenset()
@@ -145,7 +147,8 @@ class TacticSelector:
             size = self._workspace(node, tuned.choice.tactics[node])
             plan.workspace_bytes = max(plan.workspace_bytes, size)
             self._tactics(node)
-            plan.refusals[node.name] = [str(r) for r in self.candidates[node].refusals]
+            refusals = [str(r) for r in self.candidates[node].refusals]
+            plan.refusals[node.name] = plan.placed.get(node.name, refusals)
 
     def _proposals(self, timer: Timer) -> list[PairProposal]:
         """Return the pairs that may be beneficial, and announce all candidates to the timer."""
@@ -218,7 +221,7 @@ class TacticSelector:
         """Warn about nodes for which all timed candidates gave wrong results."""
         for node in self.plan.graph.nodes:
             if reason := timer.wrong_result_reason(node):
-                is_slow = choice.tactics[node].is_reference
+                is_slow = choice.tactics[node].runs_on_host
                 consequence = (
                     "runs on the host, which is slow" if is_slow else "runs an unchecked kernel"
                 )
@@ -274,12 +277,9 @@ class TacticSelector:
             node, tools.target, storage, self.plan.float32_layers
         )
         if self.options.portable:
-            refusals += [
-                Refusal(t.family, _PORTABLE_REFUSAL, (_PORTABLE,))
-                for t in tactics
-                if t.is_reference
-            ]
-            tactics = [t for t in tactics if not t.is_reference]
+            references = [t for t in tactics if tools.backend.family(t.family).is_reference]
+            refusals += [Refusal(t.family, _PORTABLE_REFUSAL, (_PORTABLE,)) for t in references]
+            tactics = [t for t in tactics if t not in references]
         fitting = [t for t in tactics if self._fits(t)]
         refusals += [
             Refusal(t.family, f"{t} needs {t.workspace_bytes} bytes of workspace")

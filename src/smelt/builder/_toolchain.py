@@ -242,17 +242,32 @@ def open_toolchain(
         UnsupportedError: no device of several can be built for; the message lists the reasons.
         SmeltError: the only device cannot be built for.
     """
+    return open_toolchains(device, precision, libraries=libraries, purpose=purpose)[0]
+
+
+def open_toolchains(
+    device: str | Sequence[str],
+    precision: str = "float32",
+    *,
+    libraries: bool = False,
+    purpose: Purpose = "run",
+) -> list[Toolchain]:
+    """Return the toolchain of the first device of each kind that can be built for, in order.
+
+    Arguments and errors are those of `open_toolchain`. Kinds of which no device can be built for
+    are left out, with a warning, unless there is no other.
+    """
 
     def open_one(name: str) -> Toolchain:
         return _open(name, precision, libraries=libraries, purpose=purpose)
 
-    return _first_available(device, open_one)
+    return _available(device, open_one)
 
 
-def device_to_run(
+def devices_to_run(
     device: str | Sequence[str], precision: str = "float32", *, libraries: bool = False
-) -> str:
-    """Return the first of several devices that can be built for and can run the engine here.
+) -> list[str]:
+    """Return the first device of each kind that can be built for and can run the engine here.
 
     A build may take minutes, so a caller that will run the engine checks this first.
 
@@ -271,23 +286,28 @@ def device_to_run(
             ) from error
         return name
 
-    return _first_available(device, check_one)
+    return _available(device, check_one)
 
 
-def _first_available(device: object, attempt: Callable[[str], _T]) -> _T:
-    """Return the result of the first device for which ``attempt`` succeeds."""
+def _available(device: object, attempt: Callable[[str], _T]) -> list[_T]:
+    """Return the results for the first device of each kind for which ``attempt`` succeeds."""
     names = _names_of(device)
     reasons: list[str] = []
     arguments: list[Argument] = []
+    found: dict[str, _T] = {}
     for name in names:
+        if (kind := name.partition(":")[0]) in found:
+            continue
         try:
-            return attempt(name)
+            found[kind] = attempt(name)
         except (UnsupportedError, DeviceError, MissingExtraError) as error:
             if len(names) == 1:
                 raise
             _LOG.warning("device %s is skipped: %s", name, error)
             reasons.append(f"{name}: {error}")
             arguments += arguments_of(error)
+    if found:
+        return list(found.values())
     raise UnsupportedError(
         f"none of the devices {names} is available", reasons=reasons, arguments=arguments
     )

@@ -33,7 +33,7 @@ def workspace_bytes(
         workers: number of threads among which the step is divided; 0 on GPUs.
     """
     shared = bounds_of(tactic.workspace_bytes, ranges)[1]
-    if tactic.is_reference or tactic.aliasing.value != "none" or not workers:
+    if tactic.runs_on_host or tactic.aliasing.value != "none" or not workers:
         return shared
     largest = {name: high for name, (_, high) in ranges.items()}
     return shared + workers * lower_isolated_node(backend, node, tactic, largest).scratch_bytes

@@ -70,7 +70,8 @@ def device_option(default: str) -> Callable[[F], F]:
         help=(
             "cpu, cpu:TARGET (cpu:x86-64-v3 runs on most machines), cuda or cuda:INDEX (a GPU of "
             "this machine), cuda:sm_90 or cuda:sm_80,sm_90 (for GPUs elsewhere), or null; "
-            f"repeatable, in order of preference.  [default: {default}]"
+            "repeatable, in order of preference: each layer runs on the first that has a kernel "
+            f"for it.  [default: {default}]"
         ),
     )
 
@@ -341,7 +342,7 @@ def open_engine(
 
         check_options(arguments)
         if will_run:
-            arguments = replace(arguments, device=(_device_to_run(arguments),))
+            arguments = replace(arguments, device=tuple(_devices_to_run(arguments)))
         with ProgressLine(quiet=quiet) as progress:
             return build_engine(path, arguments, progress)
     useless = sorted(arguments.explicit - shared)
@@ -351,10 +352,10 @@ def open_engine(
     return _load(path)
 
 
-def _device_to_run(arguments: BuildArguments) -> str:
-    from smelt.builder import device_to_run
+def _devices_to_run(arguments: BuildArguments) -> list[str]:
+    from smelt.builder import devices_to_run
 
-    return device_to_run(
+    return devices_to_run(
         list(arguments.device) or "cpu", arguments.precision, libraries=arguments.libraries
     )
 

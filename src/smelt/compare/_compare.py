@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smelt.builder import build, device_to_run
+from smelt.builder import build, devices_to_run
 from smelt.compare._error_metrics import TOLERANCES, ErrorTolerances, OutputError
 from smelt.compare._export import model_from_graph
 from smelt.compare._inputs import fix_shapes, input_sets, inputs_of, shapes_of_inputs
@@ -142,7 +142,7 @@ def compare(  # gate: options of one question, each with its default
     check_oracle(against, model, weights, in_parts=reduce is not None)
     graph, message = _open(model, weights, outputs, against)
     selected = {name: options[name] for name in ("precision", "libraries") if name in options}
-    device = device_to_run(options.get("device", "cpu"), **selected)
+    device = devices_to_run(options.get("device", "cpu"), **selected)
     arrays = inputs_of(inputs)
     if tolerance is not None:
         tolerance = require_float(tolerance, "tolerance", BindingError, 0.0, math.inf)

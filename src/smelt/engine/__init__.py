@@ -19,6 +19,7 @@ from smelt.engine._file import (
 )
 from smelt.engine._header_json import header_from_data, header_to_data
 from smelt.engine._host import Host, detect_host, known_features
+from smelt.engine._partition_verifier import verify_partitions
 from smelt.engine._plan import (
     ERROR_BYTES,
     Binding,
@@ -28,6 +29,7 @@ from smelt.engine._plan import (
     GivenArray,
     Halo,
     HostCall,
+    HostStep,
     Json,
     KernelSpec,
     Launch,
@@ -37,6 +39,7 @@ from smelt.engine._plan import (
     Plan,
     Space,
     Step,
+    Submit,
     View,
     Weight,
     as_json,
@@ -74,6 +77,7 @@ __all__ = [
     "Halo",
     "Host",
     "HostCall",
+    "HostStep",
     "Json",
     "CachedRuntimeChecks",
     "KernelSpec",
@@ -88,6 +92,7 @@ __all__ = [
     "SignerLike",
     "Space",
     "Step",
+    "Submit",
     "TrustedKey",
     "View",
     "Weight",
@@ -109,6 +114,7 @@ __all__ = [
     "show_trusted_keys",
     "remove_stale_drafts",
     "user_signer",
+    "verify_partitions",
     "verify_plan",
     "verify_plan_at",
     "verify_plans",

@@ -15,7 +15,7 @@ import numpy as np
 
 from smelt.engine._concurrency import Span, find_conflict
 from smelt.engine._lifetimes import completed_before
-from smelt.engine._plan import ERROR_BYTES, HostCall, Launch, Space
+from smelt.engine._plan import ERROR_BYTES, HostCall, HostStep, Launch, Space
 from smelt.errors import EngineFormatError
 from smelt.types import Limit, evaluate_dim
 
@@ -150,8 +150,8 @@ class _Verifier:
     def _check_step(self, step: Step) -> list[_MemoryAccess]:
         if not 0 <= step.layer < len(self.header.layers):
             raise EngineFormatError(f"there is no layer {step.layer}")
-        if isinstance(step, HostCall):
-            return self._check_host_call(step)
+        if isinstance(step, HostStep):
+            return self._check_host_step(step)
         if self.kernels is not None and step.kernel.symbol not in self.kernels:
             raise EngineFormatError(f"the code has no kernel {step.kernel.symbol!r}")
         if not 0 <= step.scratch_bytes <= self.plan.scratch_bytes:
@@ -168,15 +168,16 @@ class _Verifier:
         self._check_operands(step, touches)
         return touches
 
-    def _check_host_call(self, step: HostCall) -> list[_MemoryAccess]:
+    def _check_host_step(self, step: HostStep) -> list[_MemoryAccess]:
         declared = {name for name, _, _ in self.plan.symbols}
-        for name, output, axis in step.sizes:
+        for name, output, axis in step.sizes if isinstance(step, HostCall) else ():
             known = name in declared and 0 <= output < len(step.outputs)
             if not known or not 0 <= axis < len(step.outputs[output].shape):
                 raise EngineFormatError(
                     f"the size {name!r} is not that of a symbol, output or axis"
                 )
-        # A reference computes on its own arrays, so its results may overwrite its operands.
+        # A reference computes on its own arrays, so its results may overwrite its operands. Those
+        # of a partition are in buffers of their own, which the partition verifier checks.
         reads = [
             self._memory_access(view, is_written=False) for view in step.inputs if view is not None
         ]

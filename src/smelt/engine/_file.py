@@ -1,4 +1,4 @@
-"""The engine file: a prefix, a JSON header, a signature, and four sections.
+"""The engine file: a prefix, a JSON header, a signature, and five sections.
 
 ====================  ==========================================================================
 bytes                 content
@@ -6,10 +6,11 @@ bytes                 content
 0 .. 64               magic, format version, length of the header, length of the file, zeros
 64 .. 64 + header     JSON: the engine's header, and each section's offset, size and SHA-256
 next 128              signature: kind, public key, ed25519 signature of all bytes before it
-multiples of 4096     weights, sources, code, native runtime; zeros between them
+multiples of 4096     weights, sources, partitions, code, native runtime; zeros between them
 ====================  ==========================================================================
 
-The sources are the arrays of the embedded network, if the engine contains one.
+The sources are the arrays of the embedded network, if the engine contains one. The partitions are
+the engines of other devices, one after another, each an unsigned engine file without partitions.
 The header holds the sections' checksums, so the signature covers the whole file. A reader checks
 every length and offset before it uses them, and copies bytes while it checks them
 (`_engine_bytes.py`).
@@ -21,7 +22,7 @@ import hashlib
 import json
 import os
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 import numpy as np
@@ -44,7 +45,7 @@ from smelt.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"\x89SMELT\r\n"
 """File magic: a non-text byte, and line ends that text-mode transfers would change."""
-FORMAT_VERSION: Final = 8
+FORMAT_VERSION: Final = 9
 """Version of the file format; incremented with every change of the header's content."""
 ALIGNMENT_BYTES: Final = 4096
 """Alignment of sections in the file, so that they can be mapped."""
@@ -62,7 +63,7 @@ _PREFIX: Final = struct.Struct("<8sIIQQ32x")
 _SIGNATURE: Final = struct.Struct("<I32s64s28x")
 _UNSIGNED: Final = 0
 _ED25519: Final = 1
-_SECTIONS: Final = ("weights", "sources", "code", "runtime")
+_SECTIONS: Final = ("weights", "sources", "partitions", "code", "runtime")
 
 
 class SignerLike(Protocol):
@@ -102,6 +103,8 @@ class EngineFile:
     """Origin of the file, for messages."""
     sources: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     """Arrays of the embedded network, stored like the weights."""
+    partitions: tuple[EngineFile, ...] = ()
+    """Engines of other devices, which steps of the plans submit; these have no partitions."""
 
 
 def serialize_engine(
@@ -111,9 +114,10 @@ def serialize_engine(
     runtime_code: bytes,
     signer: SignerLike | None,
     sources: BytesLike = b"",
+    partitions: Sequence[EngineFile] = (),
 ) -> bytes:
     """Return the bytes of an engine file, unsigned if ``signer`` is None."""
-    return b"".join(_parts(header, weights, code, runtime_code, signer, sources))
+    return b"".join(_parts(header, weights, code, runtime_code, signer, sources, partitions))
 
 
 def write_engine(
@@ -124,6 +128,7 @@ def write_engine(
     runtime_code: bytes,
     signer: SignerLike | None,
     sources: BytesLike = b"",
+    partitions: Sequence[EngineFile] = (),
 ) -> None:
     """Write an engine atomically to a path, or to an open binary file.
 
@@ -133,7 +138,7 @@ def write_engine(
     if not isinstance(destination, str | os.PathLike) and not hasattr(destination, "write"):
         kind = type(destination).__name__
         raise SmeltError(f"the destination must be a path or an open binary file, not {kind}")
-    parts = _parts(header, weights, code, runtime_code, signer, sources)
+    parts = _parts(header, weights, code, runtime_code, signer, sources, partitions)
     if not isinstance(destination, str | os.PathLike):
         for part in parts:
             _write_all(destination, part)
@@ -205,9 +210,15 @@ def _parts(
     code: bytes,
     runtime_code: bytes,
     signer: SignerLike | None,
-    sources: BytesLike = b"",
+    sources: BytesLike,
+    partitions: Sequence[EngineFile],
 ) -> Iterator[bytes | memoryview]:
-    sections = [np.frombuffer(part, np.uint8) for part in (weights, sources, code, runtime_code)]
+    nested = b"".join(
+        serialize_engine(p.header, p.weights, p.code, p.runtime_code, None, p.sources)
+        for p in partitions
+    )
+    contents = (weights, sources, nested, code, runtime_code)
+    sections = [np.frombuffer(content, np.uint8) for content in contents]
     text, total = _header_text(header, sections)
     prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(text), total)
     yield prefix
@@ -293,7 +304,7 @@ def _declared_bytes(prefix: bytes) -> int:
     return min(total, Limit.MAX_ENGINE_BYTES.most) if known else 0
 
 
-def _read(content: EngineBytes) -> EngineFile:
+def _read(content: EngineBytes, *, is_partition: bool = False) -> EngineFile:
     source = content.source
     message = _message(content)
     try:
@@ -301,14 +312,43 @@ def _read(content: EngineBytes) -> EngineFile:
         header = header_from_data(entries["engine"])
         signature = _signature(content.copy(len(message), _SIGNATURE.size), message)
         end = len(message) + _SIGNATURE.size
-        weights, sources, code, runtime = _read_sections(content, entries["sections"], end)
+        weights, sources, nested, code, runtime = _read_sections(content, entries["sections"], end)
     except EngineFormatError as error:
         raise EngineFormatError(
             f"{source}: {error}; the file is damaged: copy or build it again"
         ) from error
+    if is_partition and (nested.size or signature is not None):
+        raise EngineFormatError(f"{source}: a partition has a signature or partitions of its own")
     return EngineFile(
-        header, weights, code.tobytes(), runtime.tobytes(), signature, source, sources
+        header,
+        weights,
+        code.tobytes(),
+        runtime.tobytes(),
+        signature,
+        source,
+        sources,
+        tuple(_partitions(nested, source)),
     )
+
+
+def _partitions(section: NDArray[np.uint8], source: str) -> Iterator[EngineFile]:
+    """Yield the engines of a section, which follow one another."""
+    start = number = 0
+    while start < section.size:
+        prefix = section[start : start + _PREFIX.size].tobytes()
+        size = _declared_bytes(prefix) if len(prefix) == _PREFIX.size else 0
+        if not 0 < size <= section.size - start:
+            raise EngineFormatError(
+                f"{source}: partition {number} is not an engine of this version; the file is "
+                "damaged: copy or build it again"
+            )
+        if number >= Limit.MAX_PARTITIONS.most:
+            raise EngineFormatError(f"{source} has {Limit.MAX_PARTITIONS.excess(number + 1)}")
+        part = section[start : start + size].tobytes()
+        with open_engine_bytes(part, EnginePrefix(_PREFIX.size, _declared_bytes)) as content:
+            file = _read(content, is_partition=True)
+        yield replace(file, source=f"partition {number} of {source}")
+        start, number = start + size, number + 1
 
 
 def _entries(text: bytes) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from smelt.engine._plan import (
     Plan,
     Space,
     Step,
+    Submit,
     View,
     Weight,
 )
@@ -269,7 +270,12 @@ _HOST_CALL: Final = record(
     sizes=tuple_of(row(TEXT, INT, INT)),
     layer=INT,
 )
-_STEP: Final[Codec[Step]] = tagged(launch=(Launch, _LAUNCH), host=(HostCall, _HOST_CALL))
+_SUBMIT: Final = record(
+    Submit, partition=INT, inputs=tuple_of(_VIEW), outputs=tuple_of(_VIEW), layer=INT
+)
+_STEP: Final[Codec[Step]] = tagged(
+    launch=(Launch, _LAUNCH), host=(HostCall, _HOST_CALL), submit=(Submit, _SUBMIT)
+)
 _BUFFER: Final = record(Buffer, space=enum_of(Space), start=INT, size_bytes=INT)
 _GUARD: Final = record(
     Guard,

@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from smelt.engine._plan import HostCall, Space
+from smelt.engine._plan import HostStep, Space
 from smelt.errors import EngineFormatError
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def completed_before(steps: Sequence[Step]) -> list[int]:
     counts: list[int] = []
     after_host = True
     for number, step in enumerate(steps):
-        alone = after_host or isinstance(step, HostCall) or step.waits
+        alone = after_host or isinstance(step, HostStep) or step.waits
         counts.append(number if alone else counts[-1])
-        after_host = isinstance(step, HostCall)
+        after_host = isinstance(step, HostStep)
     return counts
 
 
@@ -116,7 +116,7 @@ def _uses(plan: Plan) -> tuple[dict[int, int], dict[int, int]]:
 
 def _touched(step: Step) -> Iterator[tuple[int, bool]]:
     """Yield every buffer that a step accesses, and whether the step writes it."""
-    if isinstance(step, HostCall):
+    if isinstance(step, HostStep):
         yield from ((view.buffer, False) for view in step.inputs if view is not None)
         yield from ((view.buffer, True) for view in step.outputs)
     else:

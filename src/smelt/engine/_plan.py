@@ -211,7 +211,22 @@ class HostCall:
     layer: int = 0
 
 
-Step = Launch | HostCall
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Host step: runs an engine of another device that the engine contains, and waits for it."""
+
+    partition: int
+    """Position of the engine among the partitions."""
+    inputs: tuple[View, ...]
+    """Contiguous views, in the order of the partition's input bindings."""
+    outputs: tuple[View, ...]
+    """Contiguous views, in the order of its output bindings."""
+    layer: int = 0
+
+
+HostStep = HostCall | Submit
+"""A step that the host runs: it waits for all steps before it, and all after it wait for it."""
+Step = Launch | HostStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from smelt.engine._concrete_verifier import (
     verify_plan_at,
     views_overlap,
 )
-from smelt.engine._plan import HostCall, Space
+from smelt.engine._plan import HostStep, Space
 from smelt.errors import EngineFormatError, InternalError
 from smelt.types import EXACT_BOUND, DimTable, Relation, element_count, symbols_of
 
@@ -140,7 +140,7 @@ class RuntimeChecks:
             for window in self._windows(step):
                 symbols = _symbols_of(window.view)
                 self._at(stages, number, symbols).windows[window] = None
-            if isinstance(step, HostCall):
+            if isinstance(step, HostStep):
                 continue
             symbols = symbols_of(step.chunks, *step.scalars)
             self._at(stages, number, symbols).counts[step.chunks] = None
@@ -160,7 +160,7 @@ class RuntimeChecks:
         return stages.setdefault(stage, _CheckStage())
 
     def _windows(self, step: Step) -> Iterator[_BoundedView]:
-        views = step.operands if not isinstance(step, HostCall) else (*step.inputs, *step.outputs)
+        views = step.operands if not isinstance(step, HostStep) else (*step.inputs, *step.outputs)
         for view in views:
             if view is None:
                 continue

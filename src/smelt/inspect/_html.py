@@ -120,11 +120,12 @@ def report_to_html(report: EngineReport) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">',
         f"<style>{_STYLE}</style></head><body>",
-        *_head(report),
     ]
-    for number, plan in enumerate(report.plans):
-        parts += _plan(report, plan, number)
-    parts += [*_kernels(report), *_weights(report)]
+    for engine in (report, *report.partitions):
+        parts += _head(engine)
+        for number, plan in enumerate(engine.plans):
+            parts += _plan(engine, plan, number)
+        parts += [*_kernels(engine), *_weights(engine)]
     return "\n".join([*parts, f"<script>{script}</script>", "</body></html>"]) + "\n"
 
 

@@ -13,6 +13,8 @@ Keys of the top level:
 * ``bindings``, ``plans``, ``weights``, ``kernels``: lists
 * ``signer``: null for an engine that was not read from a file
 * ``peaks``: peak rates; null if they are not known
+* ``partitions``: reports on the engines of other devices that run parts of this one; their keys are
+  these
 * ``no_sources``: why kernel sources were requested but are missing
 
 Keys below have the names of the fields of the values of `smelt.inspect`. A plan's ``layers`` have
@@ -35,6 +37,7 @@ def report_to_json(report: EngineReport) -> dict[str, Any]:
     """Return the report as values of JSON's types."""
     fields = asdict(report)
     parts = {name: fields.pop(name) for name in ("bindings", "plans", "weights", "kernels")}
+    fields["partitions"] = [report_to_json(part) for part in report.partitions]
     if fields["peaks"] is not None:
         fields["peaks"]["flop_per_second"] = dict(fields["peaks"]["flop_per_second"])
     for kernel in parts["kernels"]:

@@ -347,6 +347,8 @@ class EngineReport:
     """Why kernel sources were requested but are missing."""
     is_retunable: bool = False
     """Whether the engine contains its network."""
+    partitions: tuple[EngineReport, ...] = ()
+    """Reports on the engines of other devices that run parts of this one."""
 
     @property
     def reference_steps(self) -> int:

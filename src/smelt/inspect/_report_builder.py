@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from smelt.devices import DEVICE_KINDS
 from smelt.devices.cuda import LIBRARIES, SIZE_FEATURE
-from smelt.engine import EngineFile, HostCall, Launch, Space, key_id, verify_signature
+from smelt.engine import EngineFile, HostCall, HostStep, Launch, Space, key_id, verify_signature
 from smelt.errors import EngineFormatError, SmeltError, TrustError, UnboundSymbolError
 from smelt.inspect._kernel_sources import SourceWriter
 from smelt.inspect._machine_code import CubinReader
@@ -32,7 +33,6 @@ from smelt.inspect._report import (
     Peaks,
     PlanReport,
     SignerReport,
-    TensorLifetime,
     WeightReport,
 )
 from smelt.inspect._roofline import (
@@ -42,6 +42,7 @@ from smelt.inspect._roofline import (
     total_work,
     work_of_kernels,
 )
+from smelt.inspect._tensor_lifetimes import lifetimes_of_plan, max_live_bytes, reported_lifetimes
 from smelt.ir import Constant
 from smelt.ops import recipe_from_json
 from smelt.types import (
@@ -106,12 +107,11 @@ def report_of(
             "a report is made from an engine, or from the result of smelt.engine.read_engine, "
             f"not from {type(engine).__name__}"
         )
-    header = engine.header
-    fingerprint = header.fingerprint
+    header, fingerprint = engine.header, engine.header.fingerprint
     _check_arguments(sources, profile, peaks)
-    known = peaks or known_peaks(fingerprint.architecture)
+    peaks = peaks or known_peaks(fingerprint.architecture)
     signer = _signer(engine) if isinstance(engine, EngineFile) else None
-    plans = tuple(_plans(header, known, profile))
+    plans = tuple(_plans(header, peaks, profile))
     writer, no_sources = _source_writer(header, signer) if sources else (None, "")
     return EngineReport(
         network=header.name,
@@ -130,10 +130,26 @@ def report_of(
         weights=tuple(map(_weight, header.weights)),
         kernels=tuple(_kernels(engine, writer, plans)),
         signer=signer,
-        peaks=known,
+        peaks=peaks,
         no_sources=no_sources,
         is_retunable=bool(header.network),
+        partitions=tuple(_partitions(engine, sources=writer is not None)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    """A partition of an engine; the signature of the whole covers it."""
+
+    header: EngineHeader
+    code: bytes
+
+
+def _partitions(engine: Inspectable, *, sources: bool) -> Iterator[EngineReport]:
+    """Yield the reports on the partitions of an engine."""
+    file = engine if isinstance(engine, EngineFile) else getattr(engine, "file", None)
+    for part in file.partitions if isinstance(file, EngineFile) else ():
+        yield report_of(_Partition(part.header, part.code), sources=sources)
 
 
 def _check_arguments(sources: object, profile: object, peaks: object) -> None:
@@ -303,10 +319,10 @@ def _plan(
         work_model: sizes, peak rates and times for the layers' work.
     """
     plan = header.plans[number]
-    kinds = [is_host for is_host, _ in groupby(isinstance(s, HostCall) for s in plan.steps)]
-    calls = [step for step in plan.steps if isinstance(step, HostCall)]
-    references = tuple(map(_op_name, calls))
-    memory = tuple(_memory(record)) or tuple(_memory_of_plan(plan))
+    kinds = [is_host for is_host, _ in groupby(isinstance(s, HostStep) for s in plan.steps)]
+    host_steps = [step for step in plan.steps if isinstance(step, HostStep)]
+    references = tuple(_op_name(step) for step in host_steps if isinstance(step, HostCall))
+    memory = tuple(reported_lifetimes(record)) or tuple(lifetimes_of_plan(plan))
     layer_reports = tuple(_layers(header, layers, plan.steps, record, work_model))
     bound = record.get("lower_bound_bytes")
     return PlanReport(
@@ -317,11 +333,11 @@ def _plan(
         host_segments=kinds.count(True),
         reference_steps=len(references),
         reference_ops=references,
-        host_copy_bytes=sum(_copied_bytes(call, plan) for call in calls)
+        host_copy_bytes=sum(_copied_bytes(step, plan) for step in host_steps)
         if _has_own_memory(header)
         else 0,
         arena_bytes=plan.arena_bytes,
-        arena_lower_bound_bytes=bound if isinstance(bound, int) else _max_live_bytes(memory),
+        arena_lower_bound_bytes=bound if isinstance(bound, int) else max_live_bytes(memory),
         scratch_bytes=plan.scratch_bytes,
         layers=layer_reports,
         passes=tuple(_passes(record)),
@@ -341,9 +357,9 @@ def _op_name(step: HostCall) -> str:
     return str(op[1]) if isinstance(op, tuple) and len(op) > 1 else "?"
 
 
-def _copied_bytes(call: HostCall, plan: Plan) -> int:
+def _copied_bytes(step: HostStep, plan: Plan) -> int:
     """Return the bytes copied between host and device for a step, at the plan's largest sizes."""
-    views = [view for view in (*call.inputs, *call.outputs) if view is not None]
+    views = [view for view in (*step.inputs, *step.outputs) if view is not None]
     total = 0
     for view in views:
         # Weights are on the host as well. The index is checked because an engine that was only read
@@ -445,8 +461,8 @@ def _candidates(
     for (tactic, seconds), candidate_formats in zip(times, own, strict=True):
         is_chosen = is_open and (tactic, candidate_formats or chosen[1]) == chosen
         is_open = not is_chosen and is_open
-        # The reference is never timed; its time in the build report is a large placeholder.
-        timed = math.isfinite(seconds) and not tactic.startswith("reference(")
+        # What runs on the host is never timed; its time in the build report is a placeholder.
+        timed = math.isfinite(seconds) and not tactic.startswith(("reference(", "partition("))
         yield CandidateReport(
             tactic,
             seconds if timed else None,
@@ -507,51 +523,6 @@ def _node(record: Mapping[str, object]) -> NodeReport:
         is_reference=record.get("is_reference") is True,
         is_view=record.get("aliasing") not in ("none", None),
     )
-
-
-# ---- memory
-
-
-def _memory(record: Mapping[str, object]) -> Iterator[TensorLifetime]:
-    """Yield the valid tensor lifetimes of a plan's entry in the build report."""
-    for entry in items_of(record.get("memory")):
-        match entry:
-            case [str(name), int(offset), int(size), int(first), int(last)] if (
-                0 <= first <= last and size >= 0 and offset >= 0
-            ):
-                yield TensorLifetime(name, offset, size, first, last)
-            case _:
-                continue
-
-
-def _memory_of_plan(plan: Plan) -> Iterator[TensorLifetime]:
-    """Yield the lifetimes of arena buffers that follow from the steps, if the report has none."""
-    live_ranges: dict[int, tuple[int, int]] = {}
-    for number, step in enumerate(plan.steps):
-        views = step.operands if isinstance(step, Launch) else (*step.inputs, *step.outputs)
-        for view in views:
-            # The plan verifier has not checked an engine that was only read.
-            if view is None or not 0 <= view.buffer < len(plan.buffers):
-                continue
-            if plan.buffers[view.buffer].space is Space.ARENA:
-                first, _ = live_ranges.get(view.buffer, (number, number))
-                live_ranges[view.buffer] = (first, number)
-    for index, (first, last) in live_ranges.items():
-        buffer = plan.buffers[index]
-        yield TensorLifetime(f"buffer {index}", buffer.start, buffer.size_bytes, first, last)
-
-
-def _max_live_bytes(memory: Sequence[TensorLifetime]) -> int:
-    """Return the largest total size of tensors that are alive at once."""
-    changes = sorted(
-        [(life.first_step, life.size_bytes) for life in memory]
-        + [(life.last_step + 1, -life.size_bytes) for life in memory]
-    )
-    total = largest = 0
-    for _, change in changes:
-        total += change
-        largest = max(largest, total)
-    return largest
 
 
 # ---- access to the build report, which is not validated

@@ -88,6 +88,9 @@ def _parts(
         if section in _ENGINE_WRITERS:
             yield ""
             yield from _ENGINE_WRITERS[section](report)
+    for part in report.partitions:
+        yield ""
+        yield from _parts(part, sections)
 
 
 def _laid_out(part: str | TextTable | SourceReport, width: int | None) -> str:

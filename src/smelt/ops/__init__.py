@@ -8,6 +8,7 @@ from smelt.ir import Array, Case, Op, Operand
 from smelt.ops._attribute_types import checked_op
 from smelt.ops._constant_combining import combined_overflow_reason, derived_overflow_reason
 from smelt.ops._op_json import op_from_json, op_to_json, recipe_from_json, recipe_to_json
+from smelt.ops._partition import Partition
 from smelt.ops._quantized import invalid_scale_reason
 from smelt.ops._registry import lookup_op, op_identity, register_op
 from smelt.ops._shape import is_same_for_rows
@@ -282,6 +283,7 @@ __all__ = [
     "is_same_for_rows",
     "lookup_op",
     "op_from_json",
+    "Partition",
     "op_identity",
     "op_to_json",
     "recipe_from_json",
@@ -297,9 +299,9 @@ ALL_OPS: tuple[type[Op], ...] = tuple(
         (
             cls
             for cls in tuple(globals().values())
-            if isinstance(cls, type) and issubclass(cls, Op) and cls is not Op
+            if isinstance(cls, type) and issubclass(cls, Op) and cls not in (Op, Partition)
         ),
         key=lambda cls: cls.__name__.lower(),
     )
 )
-"""Every op that this package exports, by name."""
+"""Every op of networks, by name."""

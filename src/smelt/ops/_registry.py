@@ -98,6 +98,6 @@ def _source(cls: type[Op]) -> bytes:
 
 
 def _builtin_ops() -> dict[str, type[Op]]:
-    from smelt.ops import ALL_OPS  # imported late: the package imports this module
+    from smelt.ops import ALL_OPS, Partition  # imported late: the package imports this module
 
-    return {cls.name: cls for cls in ALL_OPS}
+    return {cls.name: cls for cls in ALL_OPS} | {Partition.name: Partition}

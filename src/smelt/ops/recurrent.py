@@ -131,6 +131,12 @@ class Recurrent(Op):
         """Number of directions."""
         return 2 if self.direction == "bidirectional" else 1
 
+    @property
+    def has_default_activations(self) -> bool:
+        """Whether the activations are the default ones, named or not, and are not clipped."""
+        names = tuple(name.capitalize() for name in self.activations)
+        return self.clip is None and names in ((), self.default_activations * self.directions)
+
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         max_inputs = 6 if self.states == 1 else 8

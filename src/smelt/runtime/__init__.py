@@ -10,13 +10,12 @@ from smelt.runtime._loaded_code import DeviceRuntime, LoadedWeights, check_devic
 from smelt.runtime._machinery import Profiler
 from smelt.runtime._segments import (
     CpuSegmentFactory,
-    HostSegment,
-    MemoryMap,
     NativeSegment,
     Segment,
     SegmentFactory,
     split_plan,
 )
+from smelt.runtime._step_memory import MemoryMap
 from smelt.runtime._streams import Event, Stream, gpu_named
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ __all__ = [
     "Engine",
     "Event",
     "ExecutionContext",
-    "HostSegment",
     "LoadedWeights",
     "SegmentFactory",
     "MemoryMap",

@@ -24,7 +24,6 @@ from smelt.engine import Space
 from smelt.runtime._segments import (
     MAX_CACHED_SHAPES,
     ArgumentWords,
-    HostSegment,
     dependency_counts,
     word_count,
 )
@@ -35,10 +34,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices.cuda import CudaDevice, CudaStream, LoadedCall, LoadedKernel
-    from smelt.engine import HostCall, Launch, LayerInfo, Plan
+    from smelt.engine import Launch, LayerInfo, Plan
     from smelt.runtime._index_errors import ErrorWords
     from smelt.runtime._loaded_code import LoadedWeights
-    from smelt.runtime._segments import Check, InputsConsumed, MemoryMap
+    from smelt.runtime._segments import InputsConsumed
+    from smelt.runtime._step_memory import MemoryMap
 
 
 _MAX_RECORDED_GRAPHS: Final = 256
@@ -93,9 +93,10 @@ class CudaSegmentFactory:
         """Create a segment of launches."""
         return GraphSegment(steps, plan, self)
 
-    def host(self, step: HostCall, plan: Plan, check: Check) -> HostSegment:
-        """Create a segment of a host step, which works on copies."""
-        return HostSegment(step, plan, _CopiedMemoryAccess(self), check, self.layers)
+    @property
+    def memory_access(self) -> _CopiedMemoryAccess:
+        """Access of host steps, which work on copies."""
+        return _CopiedMemoryAccess(self)
 
 
 class _CopiedMemoryAccess:
@@ -119,6 +120,13 @@ class _CopiedMemoryAccess:
         if segment_factory.errors is not None:  # after an index error, the data are undefined
             segment_factory.errors.check()
         return data
+
+    def allocate(self, space: Space, address: int, size_bytes: int) -> NDArray[np.uint8]:
+        del space  # only the arena and outputs are written
+        segment_factory = self._segment_factory
+        if segment_factory.commit is not None:
+            segment_factory.commit(address, size_bytes, segment_factory.stream)
+        return np.zeros(size_bytes, np.uint8)
 
     def store(self, address: int, data: Any) -> None:
         segment_factory = self._segment_factory

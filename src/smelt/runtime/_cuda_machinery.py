@@ -523,7 +523,7 @@ class CudaMachinery(Machinery):
     def _use_new_weights(self) -> None:
         self._wait_for_report()
         self._wait()  # enqueued runs read the old weights
-        self._factory.weights = self._code.weights
+        self._factory.weights = self._weights_holder.weights
         super()._use_new_weights()
 
     # ---- release

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
@@ -14,6 +15,7 @@ from smelt.engine import (
     read_engine,
     serialize_engine,
     user_signer,
+    verify_partitions,
     verify_plans,
     verify_signature,
     write_engine,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from smelt.devices import AllocationTracker
     from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, SignerLike
     from smelt.runtime._loaded_code import LoadedCode
+    from smelt.runtime._machinery import Machinery
 
 _LOG = logging.getLogger(__name__)
 
@@ -120,9 +123,12 @@ class Engine(Closeable):
             sources_bytes=file.sources.size,
         )
         """Runtime checks of each plan, evaluated at the symbol values of a run."""
+        self.partitions = tuple(Engine(part, elsewhere=elsewhere) for part in file.partitions)
+        """Engines of other devices that run parts of this one."""
+        verify_partitions(header, [part.header for part in self.partitions])
         try:
             check_machine(header.fingerprint)
-            self._code = load_code(file, device, is_needed=False)
+            self._code = self._load_code(is_needed=False)
         except EngineMismatchError as error:
             advice = (_RETUNE_ADVICE,) if header.network else ()
             lines, arguments = (*error.lines, *advice), error.arguments
@@ -177,13 +183,14 @@ class Engine(Closeable):
         code: bytes,
         runtime_code: bytes,
         sources: BytesLike = b"",
+        partitions: tuple[EngineFile, ...] = (),
         *,
         device: str | None = None,
     ) -> Engine:
         """Create an engine from parts that this process has generated itself."""
         weights_array, sources_array = (_read_only(part) for part in (weights, sources))
         file = EngineFile(
-            header, weights_array, code, runtime_code, None, "the engine", sources_array
+            header, weights_array, code, runtime_code, None, "the engine", sources_array, partitions
         )
         return cls(file, device=device, elsewhere=True)
 
@@ -268,8 +275,22 @@ class Engine(Closeable):
         """
         for method in ("allocated", "released") if tracker is not None else ():
             require_method(tracker, method, "the tracker", ContextError)
-        machinery = self.loaded_code.create_machinery(self, threads, tracker)
-        return ExecutionContext(self, machinery)
+        return ExecutionContext(self, self._create_machinery(threads, tracker))
+
+    def _create_machinery(
+        self, threads: int | None, tracker: AllocationTracker | None
+    ) -> Machinery:
+        """Create the machinery of a context, with that of the partitions."""
+        with ExitStack() as created:
+            machinery = self.loaded_code.create_machinery(self, threads, tracker)
+            created.callback(machinery.close)
+            partitions: list[Machinery] = []
+            machinery.partitions = partitions  # closed with it
+            for index, part in enumerate(self.partitions):
+                partitions.append(part._create_machinery(threads, tracker))
+                partitions[-1].use_weights_of(self.loaded_code, index)
+            created.pop_all()
+        return machinery
 
     def run(
         self,
@@ -319,9 +340,17 @@ class Engine(Closeable):
             raise ContextError("this engine is closed; load it again")
         code = self._code
         if code is None:
-            code = self._code = load_code(self._file, self._device_name)
+            code = self._code = self._load_code(is_needed=True)
         if code is None:
             raise InternalError("the code was not loaded, and no reason was recorded")
+        return code
+
+    def _load_code(self, *, is_needed: bool) -> LoadedCode | None:
+        """Load code and weights onto the devices; None if the first device is not there."""
+        code = load_code(self._file, self._device_name, is_needed=is_needed)
+        if code is not None and self.partitions:
+            others = tuple(part.loaded_code.weights for part in self.partitions)
+            code.weights = replace(code.weights, partitions=others)
         return code
 
     @enough_memory_for("the refit")
@@ -339,12 +368,22 @@ class Engine(Closeable):
 
         weights = require_dict(weights, "the weights of a refit", BindingError)
         with self._lock:
-            code = self.loaded_code
-            file = self._file
-            packed = refitted_weights(file.header, code.weights.bytes, weights)
+            code, file = self.loaded_code, self._file
+            headers = [file.header, *(part.header for part in file.partitions)]
+            current = [code.weights, *code.weights.partitions]
+            packed = refitted_weights(headers, [loaded.bytes for loaded in current], weights)
             sources = refitted_sources(file.header, file.sources, weights)
-            uploaded = code.upload_weights(packed)
-            refitted = replace(file, weights=packed, sources=sources, signature=None)
+            codes = [code, *(part.loaded_code for part in self.partitions)]
+            uploaded, *others = (c.upload_weights(p) for c, p in zip(codes, packed, strict=True))
+            uploaded = replace(uploaded, partitions=tuple(others))
+            parts = zip(file.partitions, packed[1:], strict=True)
+            refitted = replace(
+                file,
+                weights=packed[0],
+                sources=sources,
+                signature=None,
+                partitions=tuple(replace(part, weights=own) for part, own in parts),
+            )
             # No call between these: an interrupt would leave runs and files with different
             # weights.
             self._serialized = None
@@ -383,10 +422,13 @@ class Engine(Closeable):
 
     def _parts(
         self, file: EngineFile, *, sign: bool | None
-    ) -> tuple[EngineHeader, BytesLike, bytes, bytes, SignerLike | None, BytesLike]:
+    ) -> tuple[
+        EngineHeader, BytesLike, bytes, bytes, SignerLike | None, BytesLike, tuple[EngineFile, ...]
+    ]:
         """Return the parts of an engine file."""
         signer = self._signer(file, sign=sign)
-        return file.header, file.weights, file.code, file.runtime_code, signer, file.sources
+        parts = file.header, file.weights, file.code, file.runtime_code
+        return *parts, signer, file.sources, file.partitions
 
     def _signer(self, file: EngineFile, *, sign: bool | None) -> SignerLike | None:
         """Return the signer: the original of an unchanged engine, else this user's key, or None."""
@@ -413,6 +455,8 @@ class Engine(Closeable):
         """
         self._is_closed = True
         self._pool.close()
+        for part in self.partitions:
+            part.close()
         self._code = None
         self._serialized = None
 

@@ -8,8 +8,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smelt.engine import CachedRuntimeChecks
+from smelt.runtime._loaded_code import PartitionWeights
+from smelt.runtime._plan_selection import call_from_values
 from smelt.runtime._run_lock import RunLock
-from smelt.runtime._segments import MemoryMap, split_plan
+from smelt.runtime._segments import split_plan
+from smelt.runtime._step_memory import MemoryMap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from smelt.devices.cpu import CompletionFlag, DeferredError
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine
-    from smelt.runtime._loaded_code import LoadedCode
+    from smelt.runtime._loaded_code import LoadedCode, WeightsHolder
     from smelt.runtime._plan_selection import ResolvedCall
     from smelt.runtime._segments import InputsConsumed, Segment, SegmentFactory
     from smelt.runtime._staging import StagedCall, Staging
@@ -50,7 +53,7 @@ class Machinery(ABC):
     def __init__(
         self, engine: Engine, code: LoadedCode, segment_factory: SegmentFactory, staging: Staging
     ) -> None:
-        self._code = code
+        self._weights_holder: WeightsHolder = code
         self._header = code.header
         self._segment_factory = segment_factory
         self.staging = staging
@@ -67,6 +70,10 @@ class Machinery(ABC):
         self._segments: dict[int, list[Segment]] = {}
         self._weights = code.weights
         self._memories = MemoryMap(0, self._weights.address)
+        self.partitions: Sequence[Machinery] = ()
+        """Machinery of each partition of the engine; `close` releases it as well."""
+        self._submitted: tuple[dict[str, int], StagedCall] | None = None
+        """Symbol values of the last `submit`, and its call."""
         self.reset()
 
     def reset(self) -> None:
@@ -76,6 +83,8 @@ class Machinery(ABC):
         """Completion flags of enqueued runs that need the lock; `deque` has atomic operations."""
         self.failures: deque[DeferredError] = deque()
         """Errors of such runs; each is raised by its stream or by the next call."""
+        for partition in self.partitions:
+            partition.reset()
 
     # ---- arrays
 
@@ -140,6 +149,30 @@ class Machinery(ABC):
     def execute(self, staged_call: StagedCall, arrays: list[Any]) -> None:
         """Run on the application's memory and return when the outputs are complete."""
 
+    def use_weights_of(self, code: LoadedCode, index: int) -> None:
+        """Take weights from an engine of which this one is partition ``index``."""
+        self._weights_holder = PartitionWeights(code, index)
+
+    def submit(self, values: Mapping[str, int], arrays: list[Any]) -> None:
+        """Run the only plan on contiguous host arrays, for the engine that contains this one.
+
+        Args:
+            values: value of every symbol of that engine; the names of symbols are the same.
+            arrays: an array for each binding.
+
+        Raises:
+            ShapeError: a guard or a check of the plan does not hold at these values.
+            IndexRangeError: an index is out of range.
+        """
+        own = {name: values[name] for name, _, _ in self._header.plans[0].symbols}
+        if self._submitted is None or self._submitted[0] != own:
+            if (runtime_checks := self.runtime_checks[0]) is not None:
+                runtime_checks.check(own)
+            call = call_from_values(self._header, own)
+            shapes = [array.shape for array in arrays]
+            self._submitted = own, self.staging.staged_call(call, shapes)
+        self.execute(self._submitted[1], arrays)
+
     @abstractmethod
     def check_stream(self, stream: object, input_consumed: object) -> tuple[Any, Any]:
         """Return the native stream and event. Raises ContextError: one is of another kind."""
@@ -162,12 +195,12 @@ class Machinery(ABC):
         consumed: InputsConsumed | None,
     ) -> None:
         """Run plan ``number``; values that the run determines are set in ``values``."""
-        if self._weights is not self._code.weights:
+        if self._weights is not self._weights_holder.weights:
             self._use_new_weights()
         segments = self._segments.get(number)
         if segments is None:
             plan, runtime_checks = self._header.plans[number], self.runtime_checks[number]
-            segments = split_plan(plan, self._segment_factory, runtime_checks)
+            segments = split_plan(plan, self._segment_factory, runtime_checks, self.partitions)
             self._segments[number] = segments
         if consumed is None and self.profiler is None and len(segments) == 1:
             segments[0].run(values, self._memories, addresses, timed=False)
@@ -211,7 +244,7 @@ class Machinery(ABC):
 
         If it is interrupted, the next run repeats it; until then the old weights stay alive.
         """
-        weights = self._code.weights
+        weights = self._weights_holder.weights
         self._memories.weights = weights.address
         self._forget_addresses()
         self._weights = weights
@@ -223,10 +256,13 @@ class Machinery(ABC):
                 segment.forget()
 
     def _close_segments(self) -> None:
+        """Close all segments and partitions."""
         for segments in self._segments.values():
             for segment in segments:
                 segment.close()
         self._segments.clear()
+        for partition in self.partitions:
+            partition.close()
 
 
 def wait_for(flags: Sequence[CompletionFlag]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from smelt.ops import derived_overflow_reason, invalid_scale_reason, recipe_from
 from smelt.types import require_array, shared_formula_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -47,36 +48,59 @@ class _Sources:
 
 @shared_formula_limit()
 def refitted_weights(
-    header: EngineHeader, old: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]
-) -> NDArray[np.uint8]:
-    """Return a copy of the packed weights, recomputed where they depend on ``arrays``.
+    headers: Sequence[EngineHeader],
+    old: Sequence[NDArray[np.uint8]],
+    arrays: Mapping[str, NDArray[Any]],
+) -> list[NDArray[np.uint8]]:
+    """Return copies of the packed weights, recomputed where they depend on ``arrays``.
+
+    Args:
+        headers: headers of the engine and of its partitions.
+        old: the packed weights of each.
+        arrays: new arrays of the model, by name.
 
     Raises:
         BindingError: a name is unknown, an array differs in shape or dtype from the one that it
             replaces, a scale is invalid, or arrays that were folded together are not all given.
     """
     arrays = {name: _array(name, array) for name, array in arrays.items()}
-    _check_arrays(header, arrays)
     budget = _WorkBudget()
-    for recipe in header.scales:
-        if (scale := _Derived.of(recipe, arrays, budget)) is not None:
-            reason = invalid_scale_reason(scale.computed())
-            if reason is not None:
-                raise BindingError(f"the new {scale.description} is invalid: {reason}")
+    for header in headers:
+        _check_arrays(header, arrays)
+        for recipe in header.scales:
+            if (scale := _Derived.of(recipe, arrays, budget)) is not None:
+                reason = invalid_scale_reason(scale.computed())
+                if reason is not None:
+                    raise BindingError(f"the new {scale.description} is invalid: {reason}")
+    used: set[str] = set()
+    refitted = [
+        _refitted(header, own, arrays, budget, used)
+        for header, own in zip(headers, old, strict=True)
+    ]
+    unknown = sorted(set(arrays) - used)
+    if unknown:
+        raise BindingError(
+            f"the engine has no refittable weight {', '.join(unknown)}; it has: "
+            f"{_refittable(headers)}"
+        )
+    return refitted
+
+
+def _refitted(
+    header: EngineHeader,
+    old: NDArray[np.uint8],
+    arrays: Mapping[str, NDArray[Any]],
+    budget: _WorkBudget,
+    used: set[str],
+) -> NDArray[np.uint8]:
+    """Return the packed weights of one engine; add the names of the arrays that it uses."""
     packed = CpuMemory().allocate(old.size, "weights").bytes
     packed[:] = old
-    used: set[str] = set()
     for weight in header.weights:
         derived = None if weight.recipe is None else _Derived.of(weight.recipe, arrays, budget)
         if derived is not None:
             used.update(derived.new_names)
             _store(weight, derived.combined(), packed, derived.description)
-    unknown = sorted(set(arrays) - used)
-    if unknown:
-        raise BindingError(
-            f"the engine has no refittable weight {', '.join(unknown)}; it has: "
-            f"{_refittable(header)}"
-        )
     packed.flags.writeable = False
     return packed
 
@@ -158,10 +182,10 @@ def refitted_sources(
     return arrays_bytes
 
 
-def _refittable(header: EngineHeader) -> str:
+def _refittable(headers: Sequence[EngineHeader]) -> str:
     """Return the names of refittable arrays as text, shortened if there are many."""
     sources = _Sources({})
-    for weight in header.weights:
+    for weight in chain.from_iterable(header.weights for header in headers):
         if weight.recipe is not None:
             recipe_from_json(weight.recipe, sources.resolve)
     names = list(dict.fromkeys(sources.requested))

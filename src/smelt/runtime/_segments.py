@@ -6,48 +6,35 @@ runs, only addresses of the application's arrays are written, and only if they h
 
 from __future__ import annotations
 
-import ctypes
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from smelt.devices.cpu import Row, RunList
 from smelt.devices.null import NullRunList
-from smelt.engine import Launch, Space
+from smelt.engine import HostCall, Launch, Space
 from smelt.errors import InternalError, ShapeError
-from smelt.ir import count_excess, evaluate
+from smelt.runtime._host_segments import HostSegment, SubmitSegment
 from smelt.runtime._index_errors import reports_index_errors
+from smelt.runtime._step_memory import HostMemoryAccessor
 from smelt.types import evaluate_dim, shared_formula_limit, symbols_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from smelt.devices.cpu import CpuMemory, NativeRuntime, Scratch, WorkerPool
-    from smelt.engine import CachedRuntimeChecks, HostCall, LayerInfo, Plan, View
+    from smelt.engine import CachedRuntimeChecks, HostStep, LayerInfo, Plan
+    from smelt.runtime._host_segments import Check, Submittable
     from smelt.runtime._index_errors import ErrorWords
+    from smelt.runtime._step_memory import MemoryAccessor, MemoryMap
     from smelt.types import Dim
-
-Check = Callable[[Mapping[str, int]], None]
-"""Checks the conditions on symbols whose values a step has just determined."""
 
 MAX_CACHED_SHAPES: Final = 16
 """Number of sets of symbol values for which argument words are cached."""
-
-
-@dataclass(slots=True)
-class MemoryMap:
-    """Base addresses of a context's memory."""
-
-    arena: int
-    weights: int
-    errors: int = 0
-    """Address of the error words; 0 if there are none."""
 
 
 class InputsConsumed(Protocol):
@@ -92,12 +79,18 @@ class Segment(Protocol):
 class SegmentFactory(Protocol):
     """Creates the segments of a device."""
 
-    def native(self, steps: Sequence[Launch], plan: Plan) -> Segment:
-        """Create a segment of launches."""
+    @property
+    def memory_access(self) -> MemoryAccessor | None:
+        """Access of host steps to the memory of a plan; None if host steps are not executed."""
         ...
 
-    def host(self, step: HostCall, plan: Plan, check: Check) -> Segment | None:
-        """Create a segment of a host step; None if the device executes nothing."""
+    @property
+    def layers(self) -> Sequence[LayerInfo]:
+        """Layers of the engine, for messages."""
+        ...
+
+    def native(self, steps: Sequence[Launch], plan: Plan) -> Segment:
+        """Create a segment of launches."""
         ...
 
 
@@ -137,30 +130,6 @@ class RunListFactory(Protocol):
         ...
 
 
-class MemoryAccessor(Protocol):
-    """Access of host steps to the memory of a plan."""
-
-    def load(self, space: Space, address: int, size_bytes: int) -> Any:
-        """Return the bytes at an address, as an object with a writable buffer."""
-        ...
-
-    def store(self, address: int, data: Any) -> None:
-        """Write back bytes that were loaded from an address and changed."""
-        ...
-
-
-class HostMemoryAccessor:
-    """Access to the memory of the process, which is changed in place."""
-
-    def load(self, space: Space, address: int, size_bytes: int) -> Any:
-        """Return the memory itself."""
-        del space
-        return memoryview((ctypes.c_uint8 * size_bytes).from_address(address))
-
-    def store(self, address: int, data: Any) -> None:
-        """Do nothing: the memory was changed in place."""
-
-
 @dataclass(frozen=True, slots=True)
 class CpuSegmentFactory:
     """Creates the segments of a context on the CPU."""
@@ -176,6 +145,7 @@ class CpuSegmentFactory:
     """Layers of the engine, for messages."""
     errors: ErrorWords | None = None
     """Error words that launches write on indices out of range; None if they are not checked."""
+    memory_access: MemoryAccessor = field(default_factory=HostMemoryAccessor)
 
     @property
     def milliseconds_per_tick(self) -> float:
@@ -188,10 +158,6 @@ class CpuSegmentFactory:
         if self.errors is not None and reports_index_errors(steps, plan):
             return CheckedSegment(segment, self.errors)
         return segment
-
-    def host(self, step: HostCall, plan: Plan, check: Check) -> HostSegment:
-        """Create a segment of a host step."""
-        return HostSegment(step, plan, HostMemoryAccessor(), check, self.layers)
 
     def run_list(self, steps: Sequence[Launch]) -> HostRunList:
         """Create a run list of launches."""
@@ -214,13 +180,12 @@ class NullSegmentFactory:
     """Creates segments that compute nothing, for the null device."""
 
     milliseconds_per_tick = 0.0
+    memory_access = None
+    layers: Sequence[LayerInfo] = ()
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> NativeSegment:
         """Create a segment of launches."""
         return NativeSegment(steps, plan, self)
-
-    def host(self, step: HostCall, plan: Plan, check: Check) -> None:
-        """Return None: host steps are not executed."""
 
     def run_list(self, steps: Sequence[Launch]) -> NullRunList:
         """Create a run list that executes nothing."""
@@ -403,112 +368,14 @@ class CheckedSegment:
         self._errors.check()
 
 
-class HostSegment:
-    """A host step: runs the reference of an op on the plan's memory."""
-
-    def __init__(
-        self,
-        step: HostCall,
-        plan: Plan,
-        memory_access: MemoryAccessor,
-        check: Check,
-        layers: Sequence[LayerInfo] = (),
-    ) -> None:
-        self.layer = step.layer
-        self._memory_access = memory_access
-        self._check = check
-        self._step = step
-        self._plan = plan
-        # Most engines have no host step and need not load the ops.
-        from smelt.ops import op_from_json
-
-        self._op = op_from_json(step.op)
-        self._where = str(layers[step.layer]) if layers else self._op.name
-        self._milliseconds = 0.0
-        views = [view for view in step.inputs if view is not None]
-        self.reads_input = any(plan.buffers[v.buffer].space is Space.INPUT for v in views)
-
-    def run(
-        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
-    ) -> None:
-        """Run the reference; set the symbols that its results determine, and check them.
-
-        Raises:
-            ShapeError: a result is larger than the plan allows, its extents violate a guard, or its
-                shape or dtype differs from what the engine expects.
-            IndexRangeError: an index is out of range.
-            GraphError: the reference fails on the inputs in another way.
-        """
-        start_ns = time.perf_counter_ns() if timed else 0
-        inputs = [
-            None if view is None else self._view_memory(view, values, memories, addresses)[0]
-            for view in self._step.inputs
-        ]
-        for array in inputs:
-            if array is not None:
-                array.flags.writeable = False
-        results = evaluate(self._op, inputs, self._where, values)
-        if len(results) < len(self._step.outputs):
-            raise InternalError(f"{self._op.name} has {len(results)} results")
-        self._set_decided_symbols(results, values)
-        for view, result in zip(self._step.outputs, results, strict=False):
-            target, address, memory = self._view_memory(view, values, memories, addresses)
-            if target.shape != result.shape or target.dtype != result.dtype:
-                raise ShapeError(
-                    f"the result is {result.dtype}{list(result.shape)}, but the engine reserved "
-                    f"memory for {target.dtype}{list(target.shape)}",
-                    node=self._op.name,
-                )
-            target[...] = result
-            self._memory_access.store(address, memory)
-        if timed:
-            self._milliseconds = (time.perf_counter_ns() - start_ns) / 1e6
-
-    def _set_decided_symbols(self, results: Sequence[NDArray[Any]], values: dict[str, int]) -> None:
-        """Set the symbols that the results determine, and check the conditions on them."""
-        for name, output, axis in self._step.sizes:
-            size = int(results[output].shape[axis])
-            if size > values[name]:  # the value so far is the capacity
-                raise ShapeError(count_excess(name, size, values[name]), node=self._where)
-            values[name] = size
-        if self._step.sizes:
-            self._check(values)
-
-    def milliseconds(self) -> list[tuple[int, float]]:
-        """Return the layer and milliseconds of the last timed run."""
-        return [(self.layer, self._milliseconds)]
-
-    def forget(self) -> None:
-        """Do nothing: the segment caches no addresses."""
-
-    def _view_memory(
-        self, view: View, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
-    ) -> tuple[NDArray[Any], int, Any]:
-        """Return a view's elements, and the address and bytes of its footprint."""
-        buffer = self._plan.buffers[view.buffer]
-        if buffer.space is Space.ARENA:
-            start = memories.arena + buffer.start
-        elif buffer.space is Space.WEIGHTS:
-            start = memories.weights + buffer.start
-        else:
-            start = addresses[buffer.start]
-        shape = [evaluate_dim(extent, values) for extent in view.shape]
-        dtype = view.dtype.numpy
-        if 0 in shape:
-            return np.empty(shape, dtype), 0, b""
-        low, high = view.footprint(values)
-        strides = [evaluate_dim(stride, values) * dtype.itemsize for stride in view.strides]
-        memory = self._memory_access.load(buffer.space, start + low, high - low)
-        offset = evaluate_dim(view.offset, values) - low
-        return np.ndarray(shape, dtype, memory, offset, strides), start + low, memory
-
-    def close(self) -> None:
-        """Do nothing: the segment holds no resources."""
-
-
 @shared_formula_limit()
 def split_plan(
-    plan: Plan, segment_factory: SegmentFactory, runtime_checks: CachedRuntimeChecks | None = None
+    plan: Plan,
+    segment_factory: SegmentFactory,
+    runtime_checks: CachedRuntimeChecks | None = None,
+    partitions: Sequence[Submittable] = (),
+    *,
+    only_launches: bool = False,
 ) -> list[Segment]:
     """Return the plan's segments, in order.
 
@@ -517,6 +384,8 @@ def split_plan(
         segment_factory: creates the segments of the device.
         runtime_checks: checks the symbols that a step determines before the next step runs; None
             for a plan without such symbols.
+        partitions: run the engines that steps submit.
+        only_launches: whether to leave out the segments of host steps.
     """
     segments: list[Segment] = []
     launches: list[Launch] = []
@@ -526,6 +395,12 @@ def split_plan(
             segments.append(segment_factory.native(launches, plan))
             launches.clear()
 
+    def host(step: HostStep, access: MemoryAccessor, check: Check) -> Segment:
+        if isinstance(step, HostCall):
+            return HostSegment(step, plan, access, check, segment_factory.layers)
+        return SubmitSegment(step, plan, access, partitions[step.partition])
+
+    access = None if only_launches else segment_factory.memory_access
     for number, step in enumerate(plan.steps):
         if isinstance(step, Launch):
             launches.append(step)
@@ -534,8 +409,8 @@ def split_plan(
         check = (
             _unchecked if runtime_checks is None else partial(runtime_checks.check, stage=number)
         )
-        if (segment := segment_factory.host(step, plan, check)) is not None:
-            segments.append(segment)
+        if access is not None:
+            segments.append(host(step, access, check))
     finish()
     return segments
 

@@ -257,4 +257,4 @@ def _without_unknown_times(
 
 def is_not_timed(tactic: Tactic) -> bool:
     """Return whether a tactic is never timed: views cost nothing, references are the fallback."""
-    return tactic.is_reference or tactic.aliasing.value != "none"
+    return tactic.runs_on_host or tactic.aliasing.value != "none"

@@ -67,7 +67,7 @@ def propose_fused_pairs(
             for node_indices in group
         ]
         for node_indices, chain in zip(group, chains, strict=True):
-            tactics = [t for t in list_tactics(chain) if not t.is_reference]
+            tactics = [t for t in list_tactics(chain) if not t.runs_on_host]
             separate_seconds = sum(least(graph.nodes[index]) for index in node_indices)
             limit = (
                 separate_seconds

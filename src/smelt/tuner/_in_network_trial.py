@@ -23,7 +23,7 @@ from smelt.backends import WeightStore, build_plan, constant_bytes
 from smelt.devices.cpu import CpuMemory, MappedCode, Scratch, worker_pool
 from smelt.engine import ERROR_BYTES, Launch, Space
 from smelt.errors import InternalError, sanitize_name
-from smelt.runtime import CpuSegmentFactory, HostSegment, MemoryMap, split_plan
+from smelt.runtime import CpuSegmentFactory, MemoryMap, split_plan
 from smelt.tuner._isolated_node import random_array
 from smelt.types import DType, evaluate_dim, override
 
@@ -255,13 +255,12 @@ class InNetworkTrial:
         """Split a plan into segments and find the layer after which each node is complete."""
         if built_plan is None:
             return None
-        segments = split_plan(built_plan.plan, fixture.segment_factory)
+        native = split_plan(built_plan.plan, fixture.segment_factory, only_launches=True)
         positions = {dict(info.details).get("node"): i for i, info in enumerate(built_plan.layers)}
         ends: list[int] = []
         for node in self.graph.nodes:
             before = ends[-1] if ends else 0
             ends.append(max(before, positions.get(node.name, -1) + 1))
-        native = [s for s in segments if not isinstance(s, HostSegment)]
         return _TimedPlan(native, ends, len(built_plan.layers))
 
     def _record_node_ends(

@@ -27,6 +27,7 @@ class Limit(Enum):
     MAX_HEADER_BYTES = (1 << 26, "bytes", "the header of an engine")
     MAX_JSON_PARTS = (1 << 22, "parts", "lists, objects, commas and colons of a JSON text")
     MAX_PLANS = (1 << 10, "plans", "an engine")
+    MAX_PARTITIONS = (1 << 10, "partitions", "an engine")
     MAX_BINDINGS = (
         1 << 12,
         "inputs or outputs",

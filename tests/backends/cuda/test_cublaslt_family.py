@@ -141,7 +141,7 @@ def test_operands_are_never_windows(bench: Bench) -> None:
     chosen = {
         node: min(
             whole.candidates(node, HOPPER)[0],
-            key=lambda t: (t.family != FAMILY, t.is_reference, t.aliasing.value == "none"),
+            key=lambda t: (t.family != FAMILY, t.runs_on_host, t.aliasing.value == "none"),
         )
         for node in graph.nodes
     }

@@ -52,7 +52,7 @@ def _types(node: Node | None) -> tuple[set[DType], set[DType]]:
     assert node is not None
     backend = CudaBackend(jobs=1)
     tactics, _ = backend.candidates(node, CudaTarget(90), DType.FLOAT16)
-    own = [t for t in tactics if not t.is_reference and t.aliasing is Aliasing.NONE]
+    own = [t for t in tactics if not t.runs_on_host and t.aliasing is Aliasing.NONE]
     assert own
     return {t.inputs[0].dtype for t in own if t.inputs[0]}, {t.outputs[0].dtype for t in own}
 

@@ -76,7 +76,7 @@ def _kernels(op: Op, *shapes: tuple[int, ...], axes: tuple[int, ...] | None = No
     graph.outputs += node.outputs
     backend = CudaBackend(jobs=1)
     tactic = backend.candidates(node, CudaTarget(90))[0][0]
-    assert not tactic.is_reference
+    assert not tactic.runs_on_host
     steps = build_plan(graph, {node: tactic}, backend, WeightStore()).plan.steps
     launches = [step for step in steps if isinstance(step, Launch)]
     return "\n".join(backend.generate(launch.kernel, CudaTarget(90)) for launch in launches)

@@ -42,7 +42,7 @@ def _tactics(value: Value, *kept: str) -> list[Any]:
     found, _ = CudaBackend(jobs=1).mixed_precision_candidates(
         node, _TARGET, DType.FLOAT16, frozenset(kept)
     )
-    own = [t for t in found if not t.is_reference]
+    own = [t for t in found if not t.runs_on_host]
     assert own
     return own
 

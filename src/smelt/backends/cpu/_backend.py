@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
 from smelt.backends._code_cache import codegen_version_of
+from smelt.backends._partitions import PartitionFamily
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._views import ViewFamily
 from smelt.backends.cpu._compile import compile_ir
@@ -115,6 +116,7 @@ class CpuBackend(Backend[CpuTarget]):
             WinogradFamily(),
             ResampleFamily(),
             ScatterFamily(),
+            PartitionFamily(),
             ReferenceFamily(),
         )
         self.cache = cache

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from smelt.backends._base import Aliasing, Backend, CodeImage, Family, Refusal
 from smelt.backends._concurrent_steps import group_concurrent_steps
+from smelt.backends._partitions import PartitionFamily
 from smelt.backends._reference import ReferenceFamily
 from smelt.backends._views import ViewFamily
 from smelt.backends.cuda._compiler_pool import CompilerPool
@@ -113,13 +114,14 @@ def _families(libraries: Sequence[LoadedLibrary]) -> tuple[Family[CudaTarget], .
         StemDirectFamily(),
         FusedStemPoolFamily(),
         *(_LIBRARY_FAMILIES[library.provider](library) for library in libraries),
+        PartitionFamily(),
         ReferenceFamily(),
     )
 
 
 def _has_launches(tactic: Tactic) -> bool:
     """Return whether a tactic launches kernels."""
-    return not tactic.is_reference and tactic.aliasing is Aliasing.NONE
+    return not tactic.runs_on_host and tactic.aliasing is Aliasing.NONE
 
 
 class KernelCache(Protocol):

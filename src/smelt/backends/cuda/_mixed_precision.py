@@ -70,7 +70,7 @@ def _with_results(node: Node, tactic: Tactic, wanted: Callable[[Value], DType]) 
     Views and references are unchanged: views have the type of their source, and references compute
     in the model's types.
     """
-    if tactic.aliasing is not Aliasing.NONE or tactic.is_reference:
+    if tactic.aliasing is not Aliasing.NONE or tactic.runs_on_host:
         return tactic
     outputs = tuple(
         replace(fmt, dtype=wanted(value))

@@ -347,7 +347,7 @@ class RecurrentFamily(Family["CpuTarget"], ABC):
         """Return why no kernel is generated for a node, or None if one is."""
         if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
             return "only float32 without sequence lengths is supported"
-        if op.activations or op.clip is not None:
+        if not op.has_default_activations:
             return "only the default activations without clipping are supported"
         for index in (W, R, B):
             value = node.inputs[index] if index < len(node.inputs) else None

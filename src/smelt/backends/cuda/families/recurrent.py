@@ -84,7 +84,7 @@ class RecurrentFamily(Family[CudaTarget]):
         if not isinstance(op, GRU | LSTM):
             return
         kind = required_input(node, 0).tensor
-        if op.activations or op.clip is not None or kind.dtype not in FLOATS:
+        if not op.has_default_activations or kind.dtype not in FLOATS:
             reason = "only the default activations without clipping, in float32 or narrower,"
             yield Refusal(self.name, f"{reason} are supported")
             return

@@ -1,0 +1,385 @@
+"""Placement: each layer runs on the first device of a list that has a kernel for it."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import smelt
+from smelt import ops
+from smelt.builder import _build
+from smelt.builder._placement import Placement, Support, place
+from smelt.devices import DEVICE_KINDS
+from smelt.engine import HostCall, Launch, Submit, read_engine, serialize_engine
+from smelt.errors import BindingError, DeviceError, EngineFormatError, IndexRangeError
+from smelt.inspect import report_of, report_to_html, report_to_json, report_to_text
+from smelt.interp import interpret
+from smelt.ir import Constant, Graph
+from smelt.runtime import Engine
+from smelt.types import DType, SymbolicDim, TensorType
+from tests.property.graphs import graphs, random_inputs
+from tests.support import serial_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from smelt.engine import EngineHeader
+    from smelt.ir import Node
+
+_SERIAL = serial_device.SERIAL.name
+
+
+@pytest.fixture(autouse=True)
+def _serial() -> Iterator[None]:
+    """The kind of a second device that runs the kernels of the CPU."""
+    with mock.patch.dict(DEVICE_KINDS, {_SERIAL: serial_device.SERIAL}):
+        yield
+
+
+def _scattered(chance: Callable[[Node], bool]) -> Any:
+    """Place nodes by chance."""
+
+    def place(graph: Graph, devices: Sequence[Any], sizes: dict[str, int]) -> Placement:
+        del devices, sizes
+        placement = Placement()
+        for node in graph.nodes:
+            types = [v.type for v in (*node.inputs, *node.outputs) if v is not None]
+            movable = all(isinstance(t, TensorType) for t in types)
+            movable &= all(v is None or v.constant or v.dims is None for v in node.inputs)
+            if movable and chance(node):
+                placement.devices[node] = 1
+                placement.reasons[node.name] = ["by chance"]
+        return placement
+
+    return mock.patch.object(_build, "place", place)
+
+
+@settings(max_examples=40, suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large))
+@given(graphs(max_steps=8), st.integers(0, 1 << 16))
+def test_a_graph_that_is_split_at_random_computes_what_the_references_do(
+    graph: Graph, seed: int
+) -> None:
+    assume(not any(value in graph.inputs for value in graph.outputs))
+    source = random.Random(seed)  # noqa: S311  (nothing secret)
+    arrays = random_inputs(graph)
+    with _scattered(lambda _: source.random() < 0.4):
+        engine = smelt.build(graph, ["cpu", _SERIAL], tune="none")
+    submits = [s for plan in engine.header.plans for s in plan.steps if isinstance(s, Submit)]
+    assert [step.partition for step in submits] == list(range(len(engine.partitions)))
+    with engine, engine.create_context() as context:
+        for _ in range(2):
+            found = context.run(arrays)
+            for name, wanted in interpret(graph, arrays).items():
+                assert (found[name].shape, found[name].dtype) == (wanted.shape, wanted.dtype)
+                finite = np.isfinite(wanted)
+                np.testing.assert_array_equal(np.isnan(found[name]), np.isnan(wanted))
+                scale = max(float(np.abs(wanted[finite]).max(initial=0)), 1e-3)
+                np.testing.assert_allclose(found[name][finite], wanted[finite], 0, 2e-4 * scale)
+
+
+def _ranked(batch: str | int = "n") -> Graph:
+    """A network whose CumSum and TopK have kernels for CPUs only."""
+    graph = Graph("ranked")
+    extent = SymbolicDim.symbol(batch) if isinstance(batch, str) else batch
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (extent, 8, 16)))
+    weight = graph.add_constant(np.linspace(-1, 1, 16 * 8, dtype=np.float32).reshape(16, 8), "w")
+    axis = graph.add_constant(np.array(1), "axis")
+    count = graph.add_constant(np.array([3]), "count")
+    relu = graph.add(ops.Relu(), x, name="relu").output
+    total = graph.add(ops.CumSum(), relu, axis, name="total").output
+    other = graph.add_constant(np.linspace(1, 2, 16, dtype=np.float32), "v")
+    scaled = graph.add(ops.Mul(), total, other, name="scaled").output
+    product = graph.add(ops.MatMul(), scaled, weight, name="product").output
+    best = graph.add(ops.TopK(), product, count, name="best", output_names=["values", "places"])
+    result = graph.add(ops.Neg(), best.outputs[0], name="result").output
+    graph.outputs = [result, best.outputs[1]]
+    return graph
+
+
+def _shapes() -> dict[str, Any]:
+    return {"x": ((1, 8, 16), (3, 8, 16), (5, 8, 16))}
+
+
+def _images(count: int) -> dict[str, np.ndarray[Any, Any]]:
+    return {"x": np.random.default_rng(count).standard_normal((count, 8, 16), np.float32)}
+
+
+def _split_build(**options: Any) -> smelt.Engine:
+    """The network with CumSum, the product and TopK on the second device."""
+    moved = {"cum_sum", "mat_mul", "dense", "gemm", "top_k"}
+    with _scattered(lambda node: node.op.name in moved):
+        return smelt.build(_ranked(), ["cpu", _SERIAL], tune="none", shapes=_shapes(), **options)
+
+
+def _check(engine: smelt.Engine, graph: Graph | None = None) -> None:
+    """Run for several batches in turn, and compare with the references."""
+    with engine.create_context() as context:
+        for count in (1, 5, 3, 5):
+            wanted = interpret(graph or _ranked(), _images(count))
+            found = context.run(_images(count))
+            assert found.keys() == wanted.keys()
+            for name, array in wanted.items():
+                np.testing.assert_allclose(found[name], array, 1e-5, 1e-5)
+
+
+def _steps(engine: smelt.Engine, kind: type[Any]) -> list[Any]:
+    return [step for plan in engine.header.plans for step in plan.steps if isinstance(step, kind)]
+
+
+def test_every_layer_runs_on_the_first_device_that_has_a_kernel() -> None:
+    engine = smelt.build(_ranked(), ["cuda:sm_90", "cpu"], tune="none", shapes=_shapes())
+    assert not _steps(engine, HostCall)
+    assert _steps(engine, Launch)
+    assert len(_steps(engine, Submit)) == len(engine.partitions) > 0
+    for part in engine.partitions:
+        assert part.device == "cpu"
+        assert not _steps(part, HostCall)
+    alone = smelt.build(_ranked(), "cuda:sm_90", tune="none", shapes=_shapes())
+    assert _steps(alone, HostCall)
+    assert not alone.partitions
+
+
+def test_a_list_of_one_kind_is_the_first_that_can_be_built_for() -> None:
+    engine = smelt.build(_ranked(2), ["cpu:x86-64-v2", "cpu"], tune="none")
+    assert "avx2" not in engine.header.fingerprint.features
+    assert not engine.partitions
+
+
+def test_a_device_that_this_machine_lacks_drops_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with mock.patch.object(
+        serial_device.SerialToolchain, "open", side_effect=DeviceError("absent")
+    ):
+        engine = smelt.build(_ranked(2), ["cpu", _SERIAL], tune="none")
+    assert not engine.partitions
+    assert "device serial is skipped: absent" in caplog.text
+
+
+def test_a_node_between_partitions_joins_them_if_that_saves_time() -> None:
+    def on_second(graph: Graph, names: set[str], seconds: float) -> list[str]:
+        def first(node: Node) -> Support:
+            return Support(node.op.name not in names, 0, [])
+
+        def second(node: Node) -> Support:
+            del node
+            return Support(has_kernel=True, seconds=seconds, reasons=[])
+
+        found = place(graph, [first, second], {"n": 3})
+        return sorted(node.name for node in found.devices)
+
+    graph = _ranked()
+    assert on_second(graph, {"cum_sum", "top_k"}, 1e-6) == ["best", "product", "scaled", "total"]
+    assert on_second(graph, {"cum_sum", "top_k"}, 1.0) == ["best", "total"]
+    assert on_second(graph, {"top_k"}, 1e-6) == ["best"]
+
+
+def test_engines_with_partitions_are_saved_loaded_and_regenerated(tmp_path: Path) -> None:
+    path = tmp_path / "split.engine"
+    with _split_build() as built:
+        assert len(built.partitions) == 2
+        _check(built)
+        built.save(path)
+        data = built.serialize(sign=False)
+    with smelt.load(path) as signed:
+        _check(signed)
+        assert [part.device for part in signed.partitions] == [_SERIAL] * 2
+    with smelt.load(data) as regenerated:
+        _check(regenerated)
+    with Engine.load(data, trust="always") as trusted:
+        _check(trusted)
+
+
+def test_a_refit_reaches_the_partitions_and_all_contexts() -> None:
+    with _split_build() as engine, engine.create_context() as old:
+        before = old.run(_images(2))
+        new = {
+            "w": np.linspace(1, -2, 16 * 8, dtype=np.float32).reshape(16, 8),
+            "v": np.linspace(-1, 1, 16, dtype=np.float32),
+        }
+        engine.refit(new)
+        changed = _ranked()
+        for node in changed.nodes:
+            for value in node.inputs:
+                if value is not None and value.name in new:
+                    value.constant = Constant(value.name, new[value.name])
+        _check(engine, changed)
+        with engine.create_context() as late:
+            for context in (old, late):
+                for name, wanted in interpret(changed, _images(2)).items():
+                    np.testing.assert_allclose(context.run(_images(2))[name], wanted, 1e-5, 1e-5)
+        assert not np.array_equal(before["result"], old.run(_images(2))["result"])
+        with Engine.load(engine.serialize()) as again:
+            _check(again, changed)
+        with pytest.raises(BindingError, match="no refittable weight u; it has: v, w"):
+            engine.refit({"u": new["v"]})
+
+
+def test_a_partition_is_retuned_with_the_rest() -> None:
+    graph = _ranked(2)
+    options: dict[str, Any] = {"tune": "none", "retunable": True}
+    engine = smelt.build(graph, ["cuda:sm_90", "cpu"], **options)
+    again = smelt.retune(engine, ["cuda:sm_80", "cpu"], tune="none")
+    assert [part.device for part in again.partitions] == ["cpu"]
+    assert again.header.fingerprint.architecture == "sm_80"
+
+
+def test_a_profiler_gets_the_time_of_each_partition() -> None:
+    times: dict[str, float] = {}
+
+    class Profiler:
+        def report_layer_time(self, name: str, milliseconds: float, /) -> None:
+            times[name] = milliseconds
+
+    with _split_build() as engine, engine.create_context() as context:
+        context.profiler = Profiler()
+        context.run(_images(5))
+        parts = [layer.name for layer in engine.layers if layer.kind == "partition"]
+    assert len(parts) == 2
+    assert all(times[name] > 0 for name in parts)
+
+
+def test_an_error_within_a_partition_is_that_of_the_run() -> None:
+    graph = Graph("picked")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (4, 3)))
+    i = graph.add_input("i", TensorType(DType.INT64, (2,)))
+    relu = graph.add(ops.Relu(), x, name="relu").output
+    graph.outputs = [graph.add(ops.Gather(), relu, i, name="picked").output]
+    with _scattered(lambda node: node.op.name == "gather"):
+        engine = smelt.build(graph, ["cpu", _SERIAL], tune="none")
+    arrays = {"x": np.ones((4, 3), np.float32), "i": np.array([0, 9])}
+    with engine, engine.create_context() as context:
+        with pytest.raises(IndexRangeError, match="9"):
+            context.run(arrays)
+        arrays["i"] = np.array([0, 3])
+        np.testing.assert_array_equal(context.run(arrays)["picked"], np.ones((2, 3)))
+
+
+def test_inspection_shows_the_device_of_every_layer_and_why() -> None:
+    engine = smelt.build(_ranked(2), ["cuda:sm_90", "cpu"], tune="none")
+    report = report_of(engine)
+    (part,) = report.partitions
+    assert part.device == "cpu"
+    text = report_to_text(report, ["layers", "tactics"])
+    assert "partition(device=cpu)" in text
+    assert "cum_sum 'total': cuda has no kernel family for the op" in text
+    assert "ranked partition 0: an engine for cpu" in text
+    assert report_to_json(report)["partitions"][0]["device"] == "cpu"
+    assert "ranked partition 0" in report_to_html(report)
+    assert report.reference_steps == part.reference_steps == 0
+
+
+# ---- hostile files
+
+
+def _rebuilt(engine: smelt.Engine, change: Callable[[EngineHeader], EngineHeader]) -> bytes:
+    """The engine with another header of its first partition."""
+    file = engine.file
+    first, *rest = file.partitions
+    parts = [replace(first, header=change(first.header)), *rest]
+    return serialize_engine(
+        file.header, file.weights, file.code, file.runtime_code, None, file.sources, parts
+    )
+
+
+def _of_plan(**changes: Any) -> Callable[[EngineHeader], EngineHeader]:
+    def change(header: EngineHeader) -> EngineHeader:
+        (plan,) = header.plans
+        return replace(header, plans=(replace(plan, **changes),))
+
+    return change
+
+
+def _with_binding(**changes: Any) -> Callable[[EngineHeader], EngineHeader]:
+    return lambda header: replace(
+        header, bindings=(replace(header.bindings[0], **changes), *header.bindings[1:])
+    )
+
+
+_HEADER_CHANGES: list[tuple[Callable[[EngineHeader], EngineHeader], str]] = [
+    (_with_binding(dtype=DType.INT32), "does not fit the binding"),
+    (_with_binding(shape=(SymbolicDim.symbol("n"), 8, 17)), "does not fit the binding"),
+    (_with_binding(is_input=False), "operands do not fit|no input|the ranks of"),
+    (_of_plan(symbols=(("n", 1, 4),)), "the ranges of the symbol 'n' differ"),
+    (_of_plan(symbols=(("n", 1, 5), ("m", 1, 2))), "the ranges of the symbol 'm' differ"),
+    (lambda h: replace(h, plans=h.plans * 2), "has one plan"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), _HEADER_CHANGES)
+@pytest.mark.parametrize("trust", ["signed", "always"])
+def test_a_partition_that_does_not_fit_its_step_is_refused(
+    change: Callable[[EngineHeader], EngineHeader], reason: str, trust: Any
+) -> None:
+    data = _rebuilt(_split_build(), change)
+    with pytest.raises(EngineFormatError, match=f"{reason}|differs from the regenerated"):
+        smelt.load(data, trust=trust)
+
+
+def _with_steps(engine: smelt.Engine, change: Callable[[Submit], Submit], parts: int = 2) -> bytes:
+    """The engine with other steps that submit its partitions."""
+    file = engine.file
+    (plan,) = file.header.plans
+    steps = tuple(change(s) if isinstance(s, Submit) else s for s in plan.steps)
+    header = replace(file.header, plans=(replace(plan, steps=steps),))
+    parted = file.partitions[:parts]
+    return serialize_engine(
+        header, file.weights, file.code, file.runtime_code, None, file.sources, parted
+    )
+
+
+_STEP_CHANGES: list[tuple[Callable[[Submit], Submit], str]] = [
+    (lambda s: replace(s, partition=2), "there is no partition 2"),
+    (lambda s: replace(s, partition=-1), "there is no partition -1"),
+    (lambda s: replace(s, partition=1 - s.partition), "fit"),
+    (lambda s: replace(s, inputs=s.inputs * 2), "operands do not fit"),
+    (lambda s: replace(s, outputs=s.outputs[:-1]), "operands do not fit|in use"),
+    (lambda s: replace(s, outputs=s.inputs), "fit|writes to the input|shares|in use"),
+    (
+        lambda s: replace(s, inputs=(replace(s.inputs[0], strides=(1, 1, 1)),)),
+        "does not fit the binding",
+    ),
+    (
+        lambda s: replace(s, inputs=(replace(s.inputs[0], halo=((0, 0), (0, 1), (0, 0))),)),
+        "does not fit the binding|bytes",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), _STEP_CHANGES)
+def test_a_step_that_does_not_fit_its_partition_is_refused(
+    change: Callable[[Submit], Submit], reason: str
+) -> None:
+    with pytest.raises(EngineFormatError, match=reason):
+        Engine.load(_with_steps(_split_build(), change), trust="always")
+
+
+def test_a_partition_is_in_the_file_and_has_none_itself() -> None:
+    engine = _split_build()
+    with pytest.raises(EngineFormatError, match="there is no partition 1"):
+        Engine.load(_with_steps(engine, lambda s: s, parts=1), trust="always")
+    file = engine.file
+    nested = serialize_engine(
+        file.header, file.weights, file.code, file.runtime_code, None, file.sources, file.partitions
+    )
+    start, end = _section(nested, "partitions")
+    cut = nested[: start + 100] + bytes(end - start - 100) + nested[end:]
+    with pytest.raises(EngineFormatError, match="checksum"):
+        read_engine(cut)
+
+
+def _section(data: bytes, name: str) -> tuple[int, int]:
+    text = data[64:].split(b'"sections":', 1)[1]
+    row = next(
+        r for r in json.JSONDecoder().raw_decode(text.decode("latin-1"))[0] if r["name"] == name
+    )
+    return row["offset"], row["offset"] + row["size"]
