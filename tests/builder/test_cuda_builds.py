@@ -22,7 +22,7 @@ from smelt.builder import _cuda_toolchain, devices_to_run
 from smelt.builder._cuda_toolchain import CudaToolchain
 from smelt.builder._toolchain import TunedGraph, open_toolchain, toolchain_of
 from smelt.devices.cuda import CudaKernel, _driver, cuda_device
-from smelt.engine import HostCall, Launch, read_engine, serialize_engine
+from smelt.engine import Launch, read_engine, serialize_engine
 from smelt.errors import (
     BuildError,
     DeviceError,
