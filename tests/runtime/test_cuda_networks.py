@@ -43,6 +43,7 @@ def interpreter() -> Iterator[subprocess.Popen[str]]:
         "branches",
         "inception",
         "python",
+        "partitions",
         "libraries",
         "bottlenecks",
         "differences",

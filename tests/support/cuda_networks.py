@@ -122,6 +122,24 @@ def _with_python() -> smelt.NetworkDefinition:
     return net
 
 
+def _partitions() -> smelt.NetworkDefinition:
+    """A running sum and the largest elements, for a CPU, while a GPU computes another branch."""
+    net = smelt.NetworkDefinition("partitions")
+    x = net.add_input("data", "float32", (24,))
+    y = net.add_fully_connected(x, 16, weights(16, 24), weights(16), name="fc")
+    total: Any = net.add(ops.CumSum(), y, np.array(1))
+    other = net.add_fully_connected(y, 16, weights(16, 16, seed=1), weights(16), name="other")
+    other = net.add_activation(other, "relu", name="relu")
+    y = net.add_fully_connected(
+        net.add_elementwise(total, other, "sum", name="sum"), 16, weights(16, 16), name="late"
+    )
+    best: Any = net.add(ops.TopK(), y, np.array([3]))
+    for value in best:
+        net.mark_output(value)
+    net.mark_output(net.add_activation(y, "tanh", name="tanh"))
+    return net
+
+
 def _inception() -> smelt.NetworkDefinition:
     """Branches of one, two and three steps, joined, twice."""
     net = smelt.NetworkDefinition("inception")
@@ -176,6 +194,7 @@ NETWORKS: dict[str, tuple[Callable[[], smelt.NetworkDefinition], str, float]] = 
     "branches": (_branches, "float32", 1e-4),
     "inception": (_inception, "float32", 1e-4),
     "python": (_with_python, "float32", 1e-4),
+    "partitions": (_partitions, "float32", 1e-4),
     "libraries": (_libraries, "float16", 3e-3),
     "bottlenecks": (_bottlenecks, "float16", 3e-3),
     "differences": (network_of_differences, "float16", 3e-3),
@@ -185,10 +204,10 @@ NETWORKS: dict[str, tuple[Callable[[], smelt.NetworkDefinition], str, float]] = 
 def check(name: str) -> str:
     """What is wrong with a network; nothing if nothing is."""
     make, precision, tolerance = NETWORKS[name]
-    calls = name == "libraries"
+    calls, is_parted = name == "libraries", name == "partitions"
     engine = smelt.build(
         make(),
-        device="cuda" if calls else "cuda:sm_90",
+        device=["cuda" if calls else "cuda:sm_90", *(["cpu"] if is_parted else [])],
         precision=precision,
         tune="none",
         max_batch_size=1 if calls else 3,
@@ -198,6 +217,8 @@ def check(name: str) -> str:
     called = [str(engine.layers).count(f"{library}(") for library in ("cublaslt", "cudnn")]
     if calls and called != [2, 1]:
         found.append(f"the libraries are called otherwise than twice and once: {engine.layers}")
+    if is_parted and [part.device for part in engine.partitions] != ["cpu", "cpu"]:
+        found.append(f"the partitions are {engine.partitions}")
     if name == "bottlenecks" and "sum0 + relu0 + in1" not in str(engine.layers):
         found.append(f"no launch computes two products: {engine.layers}")
     if name == "differences" and "float16" not in engine.header.report:

@@ -11,7 +11,13 @@ from unittest import mock
 import numpy as np
 
 from smelt.devices.cpu import _memory
-from smelt.runtime import _cuda_graph_segments, _cuda_machinery, _host_machinery, _segments
+from smelt.runtime import (
+    _cuda_graph_segments,
+    _cuda_machinery,
+    _host_machinery,
+    _segments,
+    _step_memory,
+)
 from tests.support.cuda_driver_stub import CUresult
 
 if TYPE_CHECKING:
@@ -99,7 +105,8 @@ def failing_host_memory(countdown: Countdown) -> Generator[None]:
     numpy = _Proxy(np, empty=counted(np.empty), zeros=counted(np.zeros))
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(_memory, "mmap", _Proxy(mmap, mmap=mapped)))
-        for module in (_memory, _host_machinery, _segments, _cuda_machinery, _cuda_graph_segments):
+        modules = (_memory, _host_machinery, _segments, _cuda_machinery, _cuda_graph_segments)
+        for module in (*modules, _step_memory):
             patches.enter_context(mock.patch.object(module, "np", numpy))
         yield
 

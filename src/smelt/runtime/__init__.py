@@ -8,12 +8,12 @@ from smelt.runtime._context import ExecutionContext
 from smelt.runtime._engine import Engine, Trust
 from smelt.runtime._loaded_code import DeviceRuntime, LoadedWeights, check_device, check_machine
 from smelt.runtime._machinery import Profiler
+from smelt.runtime._plan_splitter import split_plan
 from smelt.runtime._segments import (
     CpuSegmentFactory,
     NativeSegment,
     Segment,
     SegmentFactory,
-    split_plan,
 )
 from smelt.runtime._step_memory import MemoryMap
 from smelt.runtime._streams import Event, Stream, gpu_named

@@ -88,6 +88,8 @@ class CudaSegmentFactory:
     commit: Callable[[int, int, CudaStream], None] | None = None
     """Commits memory to an address range before launches use it; None if all memory is committed
     from the start."""
+    copies: CudaStream | None = None
+    """Stream for copies to the host while launches run; None if no step submits a partition."""
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> GraphSegment:
         """Create a segment of launches."""
@@ -98,12 +100,21 @@ class CudaSegmentFactory:
         """Access of host steps, which work on copies."""
         return _CopiedMemoryAccess(self)
 
+    def overlap(self) -> tuple[EventSegment, _CopiedMemoryAccess] | None:
+        """Return a segment that records an event, and an access that waits for the event only."""
+        if self.copies is None:
+            return None
+        event = CudaEvent(self.device, times=False)
+        return EventSegment(event, self), _CopiedMemoryAccess(self, event)
+
 
 class _CopiedMemoryAccess:
     """Access to GPU memory by copies in the order of the run's stream."""
 
-    def __init__(self, segment_factory: CudaSegmentFactory) -> None:
+    def __init__(self, segment_factory: CudaSegmentFactory, event: CudaEvent | None = None) -> None:
+        """With an event, reads wait only for what it was recorded behind."""
         self._segment_factory = segment_factory
+        self._event = event
 
     def load(self, space: Space, address: int, size_bytes: int) -> NDArray[np.uint8]:
         segment_factory = self._segment_factory
@@ -114,6 +125,9 @@ class _CopiedMemoryAccess:
             segment_factory.commit(address, size_bytes, segment_factory.stream)
         data = np.empty(size_bytes, np.uint8)
         stream = segment_factory.stream
+        if self._event is not None and segment_factory.copies is not None:
+            stream = segment_factory.copies
+            stream.wait(self._event)
         copy_memory(segment_factory.device, int(data.ctypes.data), address, size_bytes, stream)
         # Not `synchronize`, which would raise errors of other contexts' runs.
         segment_factory.device.call("cuStreamSynchronize", stream.handle)
@@ -133,6 +147,33 @@ class _CopiedMemoryAccess:
         if len(data):
             source = int(data.ctypes.data)
             copy_memory(segment_factory.device, address, source, len(data), segment_factory.stream)
+
+
+class EventSegment:
+    """Records an event behind the steps before it, for a host step that needs only these."""
+
+    reads_input = False
+
+    def __init__(self, event: CudaEvent, segment_factory: CudaSegmentFactory) -> None:
+        self._event, self._segment_factory = event, segment_factory
+
+    def run(
+        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
+    ) -> None:
+        """Record the event on the stream of the run."""
+        del values, memories, addresses, timed
+        self._event.record(self._segment_factory.stream)
+
+    def milliseconds(self) -> list[tuple[int, float]]:
+        """Return nothing: the event belongs to no layer."""
+        return []
+
+    def forget(self) -> None:
+        """Do nothing: the segment caches no addresses."""
+
+    def close(self) -> None:
+        """Release the event."""
+        self._event.close()
 
 
 _Key = tuple[range, bool, tuple[int, ...]]

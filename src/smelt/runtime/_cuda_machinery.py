@@ -70,14 +70,14 @@ class CudaMachinery(Machinery):
     """Runs plans on one GPU."""
 
     def __init__(self, engine: Engine, code: CudaCode, tracker: AllocationTracker | None) -> None:
-        self.threads = 1
-        self.device = device = code.device
+        self.threads, self.device = 1, (device := code.device)
         with ExitStack() as resources:
             arena = allocate_arena(code.header, CudaMemory(device, tracker))
             resources.callback(arena.close)
             # It synchronises with the default stream, which PyTorch and others use by default.
             self._stream = resources.enter_context(CudaStream(device, follows_default=True))
             recorder = resources.enter_context(CudaStream(device))
+            copies = resources.enter_context(CudaStream(device)) if engine.partitions else None
             self._done = CudaEvent(device, times=False)
             resources.callback(self._done.close)
             if not isinstance(arena, CudaReservation):
@@ -87,9 +87,9 @@ class CudaMachinery(Machinery):
             resources.callback(self._gpu_staging.close)
             # Pinned host memory: launches write to it only when there is an error.
             pinned = partial(PinnedAllocation, device, tag="error words")
-            self._errors = error_words(code.header, pinned)
-            if self._errors is not None:
-                resources.callback(self._errors.close)
+            self._errors = errors = error_words(code.header, pinned)
+            if errors is not None:
+                resources.callback(errors.close)
             self._resources = resources.pop_all()
         self._factory = CudaSegmentFactory(
             device,
@@ -98,13 +98,14 @@ class CudaMachinery(Machinery):
             self._stream,
             code.weights,
             code.header.layers,
-            self._errors,
+            errors,
+            copies=copies,
         )
         if any(plan.decided for plan in code.header.plans):
             self._factory.commit = self._gpu_staging.commit
         super().__init__(engine, code, self._factory, Staging(None, code.header))
         self._memories.arena = arena.address
-        self._memories.errors = 0 if self._errors is None else self._errors.address
+        self._memories.errors = 0 if errors is None else errors.address
         self._nvtx = load_nvtx()
         self._foreign_streams: dict[int, CudaStream] = {}
         self._checked_addresses = CheckedAddresses(device)

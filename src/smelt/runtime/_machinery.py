@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from smelt.engine import CachedRuntimeChecks
 from smelt.runtime._loaded_code import PartitionWeights
 from smelt.runtime._plan_selection import call_from_values
+from smelt.runtime._plan_splitter import split_plan
 from smelt.runtime._run_lock import RunLock
-from smelt.runtime._segments import split_plan
 from smelt.runtime._step_memory import MemoryMap
 
 if TYPE_CHECKING:

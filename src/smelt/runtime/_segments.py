@@ -7,19 +7,17 @@ runs, only addresses of the application's arrays are written, and only if they h
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
 from smelt.devices.cpu import Row, RunList
 from smelt.devices.null import NullRunList
-from smelt.engine import HostCall, Launch, Space
-from smelt.errors import InternalError, ShapeError
-from smelt.runtime._host_segments import HostSegment, SubmitSegment
+from smelt.engine import Launch, Space
+from smelt.errors import ShapeError
 from smelt.runtime._index_errors import reports_index_errors
 from smelt.runtime._step_memory import HostMemoryAccessor
-from smelt.types import evaluate_dim, shared_formula_limit, symbols_of
+from smelt.types import evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,8 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices.cpu import CpuMemory, NativeRuntime, Scratch, WorkerPool
-    from smelt.engine import CachedRuntimeChecks, HostStep, LayerInfo, Plan
-    from smelt.runtime._host_segments import Check, Submittable
+    from smelt.engine import LayerInfo, Plan
     from smelt.runtime._index_errors import ErrorWords
     from smelt.runtime._step_memory import MemoryAccessor, MemoryMap
     from smelt.types import Dim
@@ -91,6 +88,14 @@ class SegmentFactory(Protocol):
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> Segment:
         """Create a segment of launches."""
+        ...
+
+    def overlap(self) -> tuple[Segment, MemoryAccessor] | None:
+        """Return a segment, and an access that waits for the steps before that segment only.
+
+        The steps after the segment then run while the host works. None for a device whose steps
+        the host runs itself.
+        """
         ...
 
 
@@ -159,6 +164,9 @@ class CpuSegmentFactory:
             return CheckedSegment(segment, self.errors)
         return segment
 
+    def overlap(self) -> None:
+        """Return None: the host runs all steps."""
+
     def run_list(self, steps: Sequence[Launch]) -> HostRunList:
         """Create a run list of launches."""
         rows = [
@@ -186,6 +194,9 @@ class NullSegmentFactory:
     def native(self, steps: Sequence[Launch], plan: Plan) -> NativeSegment:
         """Create a segment of launches."""
         return NativeSegment(steps, plan, self)
+
+    def overlap(self) -> None:
+        """Return None: nothing runs."""
 
     def run_list(self, steps: Sequence[Launch]) -> NullRunList:
         """Create a run list that executes nothing."""
@@ -366,57 +377,3 @@ class CheckedSegment:
         self._errors.begin()
         self._segment.run(values, memories, addresses, timed=timed)
         self._errors.check()
-
-
-@shared_formula_limit()
-def split_plan(
-    plan: Plan,
-    segment_factory: SegmentFactory,
-    runtime_checks: CachedRuntimeChecks | None = None,
-    partitions: Sequence[Submittable] = (),
-    *,
-    only_launches: bool = False,
-) -> list[Segment]:
-    """Return the plan's segments, in order.
-
-    Args:
-        plan: the plan.
-        segment_factory: creates the segments of the device.
-        runtime_checks: checks the symbols that a step determines before the next step runs; None
-            for a plan without such symbols.
-        partitions: run the engines that steps submit.
-        only_launches: whether to leave out the segments of host steps.
-    """
-    segments: list[Segment] = []
-    launches: list[Launch] = []
-
-    def finish() -> None:
-        if launches:
-            segments.append(segment_factory.native(launches, plan))
-            launches.clear()
-
-    def host(step: HostStep, access: MemoryAccessor, check: Check) -> Segment:
-        if isinstance(step, HostCall):
-            return HostSegment(step, plan, access, check, segment_factory.layers)
-        return SubmitSegment(step, plan, access, partitions[step.partition])
-
-    access = None if only_launches else segment_factory.memory_access
-    for number, step in enumerate(plan.steps):
-        if isinstance(step, Launch):
-            launches.append(step)
-            continue
-        finish()
-        check = (
-            _unchecked if runtime_checks is None else partial(runtime_checks.check, stage=number)
-        )
-        if access is not None:
-            segments.append(host(step, access, check))
-    finish()
-    return segments
-
-
-def _unchecked(values: Mapping[str, int], /) -> None:
-    """Raise InternalError: a step determines symbols that no runtime check covers."""
-    raise InternalError(
-        f"no runtime check covers the symbols that a step determines: {sorted(values)}"
-    )
