@@ -288,6 +288,7 @@ def test_the_json_report_has_its_documented_keys_and_is_standard_json(
         "plans",
         "weights",
         "kernels",
+        "partitions",
         "signer",
         "peaks",
         "no_sources",
