@@ -8,7 +8,7 @@ from smelt.backends.cpu import CpuBackend
 from tests.support.campaigns import detail, run_module
 
 COUNT = 1200
-WITHOUT_KERNELS = {"reference", "view"}
+WITHOUT_KERNELS = {"partition", "reference", "view"}
 """Families that launch nothing."""
 
 

@@ -82,7 +82,7 @@ _CASES: Final[Mapping[str, Callable[[], Iterable[Case]]]] = {
 _FAMILIES: Final = [
     family.name
     for family in CudaBackend(jobs=1).families
-    if family.name not in {"reference", "view"}  # these have no kernels
+    if family.name not in {"partition", "reference", "view"}  # these have no kernels
 ]
 _ALSO_FOR_OLDER: Final = ("conv", "depthwise", "elementwise", "pool", "row_reductions")
 
