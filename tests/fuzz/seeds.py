@@ -33,6 +33,7 @@ from smelt.engine import (
     Plan,
     Signer,
     Space,
+    Submit,
     View,
     Weight,
     header_to_data,
@@ -170,7 +171,32 @@ def engine_seeds() -> Iterator[bytes]:
     header = replace(header, program="{}")
     yield serialize_engine(header, weights, b"code", b"", Signer(b"s" * 32))
     yield serialize_engine(header, b"", b"", b"", None)
+    yield from _parted_engines()
     yield from _damaged_engines(serialize_engine(header, b"w" * 64, b"code", b"", None))
+
+
+def _parted_engines() -> Iterator[bytes]:
+    """Files with a partition that fits the step that submits it, and with others."""
+    graph = Graph("parted")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (SymbolicDim.symbol("batch"), 4)))
+    graph.outputs = graph.add(ops.Relu(), x, name="relu").outputs
+    inner, weights = header_of(graph)
+    inner = replace(inner, program="{}")
+    (plan,) = inner.plans
+    x_view, y_view = (v for s in plan.steps if isinstance(s, Launch) for v in s.operands)
+    file = EngineFile(inner, np.frombuffer(weights, np.uint8), b"code", b"", None, "part")
+    wide = replace(x_view, strides=(8, 1))
+    for index, inputs, outputs in (
+        (0, (x_view,), (y_view,)), (1, (x_view,), (y_view,)), (0, (), (y_view,)),
+        (0, (wide,), (y_view,)), (0, (x_view,), (x_view,)),
+    ):  # fmt: skip
+        step = Submit(index, inputs, outputs)
+        header = replace(inner, plans=(replace(plan, steps=(step,)),))
+        yield serialize_engine(header, weights, b"code", b"", None, b"", [file])
+    narrow = replace(plan, symbols=(("batch", 1, 2),))
+    for part in (replace(inner, plans=(narrow,)), replace(inner, plans=(plan, plan))):
+        parts = [replace(file, header=part)]
+        yield serialize_engine(header, weights, b"code", b"", None, b"", parts)
 
 
 def _damaged_engines(file: bytes) -> Iterator[bytes]:

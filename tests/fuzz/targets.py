@@ -49,6 +49,7 @@ from smelt.engine import (
     serialize_engine,
     show_trusted_keys,
     user_signer,
+    verify_partitions,
     verify_plan,
     verify_plans,
 )
@@ -257,13 +258,14 @@ def _run_engine(data: bytes) -> None:
         file = read_engine(path)
     else:
         file = read_engine(io.BytesIO(data) if len(data) % 3 == 1 else data)
-    header = file.header
-    again = serialize_engine(header, file.weights, file.code, file.runtime_code, None)
+    header, parts = file.header, file.partitions
+    again = serialize_engine(header, file.weights, file.code, file.runtime_code, None, b"", parts)
     _require(read_engine(again).header == header, "an engine is read as written")
+    with contextlib.suppress(SmeltError):
+        verify_plans(header, weights_bytes=file.weights.size, code_bytes=len(file.code))
+        verify_partitions(header, [part.header for part in parts])
     if file.signature is not None:
-        with contextlib.suppress(SmeltError):
-            check_signature(file.signature, file.source)
-    verify_plans(header, weights_bytes=file.weights.size, code_bytes=len(file.code))
+        check_signature(file.signature, file.source)
 
 
 def _mutate_engine(data: bytes, chance: random.Random, corpus: Sequence[bytes]) -> bytes:
@@ -403,10 +405,7 @@ def _run_ir(data: bytes) -> None:
 @functools.cache
 def _constants() -> Mapping[str, Array]:
     """The large constants of the first inputs, of which a text holds only digits."""
-    found: dict[str, Array] = {}
-    for graph in seeds.text_graphs():
-        found.update(collect_constants(graph))
-    return found
+    return {n: array for g in seeds.text_graphs() for n, array in collect_constants(g).items()}
 
 
 def _run_dim(data: bytes) -> None:
