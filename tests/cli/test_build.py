@@ -88,6 +88,7 @@ def test_the_json_answer_describes_the_engine(smelt: Smelt, model: Path, tmp_pat
         "seconds",
         "size_bytes",
         "layers",
+        "partitions",
         "reference_steps",
         "reference_ops",
         "reference_layers",

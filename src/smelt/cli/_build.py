@@ -116,6 +116,7 @@ def _summary(engine: Engine, path: Path, seconds: float) -> dict[str, object]:
         "seconds": round(seconds, 3),
         "size_bytes": path.stat().st_size,
         "layers": len(engine.layers),
+        "partitions": [{"device": p.device, "layers": len(p.layers)} for p in engine.partitions],
         "reference_steps": report.reference_steps,
         "reference_ops": list(report.reference_ops),
         "reference_layers": list(report.reference_layers),
@@ -135,6 +136,7 @@ def binding_to_json(binding: Any) -> dict[str, object]:
 def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
     """Print the summary of a build as text."""
     from smelt.inspect import format_bytes, format_host_steps, machine_of, report_of
+    from smelt.types import counted
 
     report = report_of(engine)
     say(
@@ -146,6 +148,9 @@ def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
         for b in bindings:
             shape = ", ".join(map(str, b.shape))
             say(f"  {direction} {sanitize_name(b.name)}: {b.dtype.value}[{shape}]")
+    for part in engine.partitions:
+        layers = counted(len(part.layers), "layer")
+        say(f"  {sanitize_name(part.name)}: {layers} on {part.device}")
     if report.libraries:
         say(f"  the engine needs {', '.join(report.libraries)} on the machine where it runs")
     if host_steps := format_host_steps(report):
