@@ -34,6 +34,7 @@ __all__ = [
     "describe_flags",
     "engine_key",
     "home_directory",
+    "is_own_file",
     "keys_directory",
     "log_level",
     "private_directory",
@@ -42,6 +43,7 @@ __all__ = [
     "thread_count",
     "trusted_keys",
     "other_writers",
+    "other_writers_of_open",
 ]
 
 T = TypeVar("T")
@@ -390,6 +392,35 @@ def other_writers(path: Path, *, above: int | None = 0) -> str:
         if status.st_mode & _OTHERS_WRITE and not is_sticky and not is_link:
             return f"{subject} is writable by others (chmod go-w {checked})"
     return ""
+
+
+def other_writers_of_open(number: int, path: Path, *, above: int | None = 0) -> str:
+    """Return why other users may change an open file or have exchanged it; "" if neither.
+
+    Both are checked: the path, and the file itself, because a path may lead to another file between
+    two system calls.
+
+    Args:
+        number: the descriptor of the file.
+        path: the path by which it was opened.
+        above: see `other_writers`.
+
+    Raises:
+        OSError: there is no file at the path now.
+    """
+    if reason := other_writers(path, above=above):
+        return reason
+    status = os.fstat(number)
+    if not is_own_file(number):
+        return "it is owned by another user"
+    if os.name == "posix" and status.st_mode & _OTHERS_WRITE:
+        return "it is writable by others"
+    return "" if os.path.samestat(path.stat(), status) else "it was replaced while it was opened"
+
+
+def is_own_file(number: int) -> bool:
+    """Return whether this user or root owns an open file; True on systems without POSIX owners."""
+    return os.name != "posix" or os.fstat(number).st_uid in {os.geteuid(), 0}
 
 
 def _links_on(path: Path) -> list[Path]:

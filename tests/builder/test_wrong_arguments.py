@@ -13,6 +13,7 @@ import smelt
 from smelt.compare import compare
 from smelt.errors import BuildError, SmeltError
 from smelt.inspect import report_of, report_to_text
+from smelt.types import Limit
 from tests.support.small_networks import small_network
 
 if TYPE_CHECKING:
@@ -98,6 +99,10 @@ def test_a_file_that_is_no_timing_cache_is_not_lost(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="would be overwritten; give another file"):
         _build(timing_cache=path)
     assert path.read_text() == "notes"
+    os.truncate(path, Limit.MAX_TIMINGS_BYTES.most + 1)
+    with pytest.raises(BuildError, match=r"MAX_TIMINGS_BYTES is .* would be overwritten"):
+        _build(timing_cache=path)
+    assert path.stat().st_size == Limit.MAX_TIMINGS_BYTES.most + 1
     with pytest.raises(BuildError, match="a folder; give a file in it"):
         _build(timing_cache=tmp_path)
     os.mkfifo(line)

@@ -15,6 +15,7 @@ import pytest
 from smelt.builder import load
 from smelt.cli import _progress
 from smelt.cli._option_types import ByteCount
+from smelt.engine import MAGIC
 from smelt.logger import Severity, forward_to
 from tests.support.small_models import boxes_model, save_model, two_inputs_model
 
@@ -434,3 +435,13 @@ def test_what_cannot_be_written_is_told_before_anything_is_read(
     monkeypatch.setattr(os, "access", refuse)
     answer = smelt(*words.split(), tmp_path / "x")
     assert f"{tmp_path} is not writable; give a file in another folder" in answer.err
+
+
+def test_an_engine_in_place_of_a_model_is_called_one_also_without_an_output(
+    smelt: Smelt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.engine").write_bytes(MAGIC)
+    answer = smelt("build", "m.engine")
+    assert answer.code == 1
+    assert "m.engine is an engine, not a model" in answer.err

@@ -347,7 +347,7 @@ def test_a_part_is_not_written_over_what_is_compared_with(
 ) -> None:
     answer = smelt("compare", model, "--against", engine, "--reduce", engine)
     assert answer.code == 2
-    assert "is given as an output and also as" in answer.err
+    assert "is an output and also another file of this command" in answer.err
 
 
 def test_given_inputs_bind_open_extents(smelt: Smelt, tmp_path: Path) -> None:

@@ -7,21 +7,24 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+import onnx as untyped_onnx
 import pytest
 
+from smelt import importers
 from smelt.builder import _build
 from smelt.cli import _console, _trust
 from smelt.cli._build import build
 from smelt.cli._console import print_json, print_table, say, show
 from smelt.cli._main import commands
 from smelt.cli._options import OPTIONS, error_text
-from smelt.engine import VERSION
+from smelt.engine import MAGIC, VERSION
 from smelt.errors import Argument, BuildError, InternalError, ShapeError
 from smelt.runtime import ExecutionContext
 from tests.conftest import ROOT
+from tests.support.small_models import inception_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from tests.cli.conftest import Smelt
 
+onnx: Any = untyped_onnx
 COMMANDS = ("build", "run", "bench", "inspect", "compare", "trust")
 
 
@@ -203,21 +207,68 @@ def test_an_unknown_option_is_a_wrong_command_line(smelt: Smelt) -> None:
         "inspect e.engine --html e.engine",
         "inspect e.engine --html page --svg page",
         "dla run e.engine --output e.engine",
+        "dla run t_0.dat --record-trace t.cfg",
+        "dla run e.engine --input sub/../t_0.dat --record-trace t.cfg",
+        "dla run e.engine --input sub/link --record-trace t.txn",
+        "dla run e.engine --output t_12.dat --record-trace t.cfg",
+        "build e.engine",
     ],
 )
 def test_no_file_is_written_over_one_that_is_read(
     smelt: Smelt, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names = ("m.onnx", "p.txt", "w", "e.engine", "x.npz", "m.npz")
+    names = ("m.onnx", "p.txt", "w", "e.engine", "x.npz", "m.npz", "t_0.dat")
     (tmp_path / "sub").mkdir()
     for name in names:
         (tmp_path / name).write_text(name)
     (tmp_path / "link.onnx").symlink_to("m.onnx")
+    (tmp_path / "sub" / "link").symlink_to("../t_0.dat")
     answer = smelt(*words.split())
     assert answer.code == 2
-    assert "is given as an output and also as" in answer.err
+    assert "is an output and also another file of this command" in answer.err
     assert [(tmp_path / name).read_text() for name in names] == list(names)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "build m.onnx -o m.data",
+        "build link.onnx -o sub/link",
+        "compare m.onnx --reduce m.data",
+        "inspect m.onnx --html m.data",
+        "run m.onnx --save m.data",
+    ],
+)
+def test_no_file_is_written_over_the_external_data_of_a_model(
+    smelt: Smelt, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    onnx.save_model(
+        inception_model(), "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0
+    )
+    (tmp_path / "link.onnx").symlink_to("m.onnx")
+    (tmp_path / "sub" / "link").symlink_to("../m.data")
+    before = (tmp_path / "m.data").read_bytes()
+    answer = smelt(*words.split())
+    assert answer.code == 2
+    assert "is an output and also another file of this command" in answer.err
+    assert (tmp_path / "m.data").read_bytes() == before
+
+
+def test_a_model_is_decoded_for_its_external_data_only_if_a_file_beside_it_is_replaced(
+    smelt: Smelt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "models" / "m.onnx"
+    model.parent.mkdir()
+    onnx.save_model(inception_model(), model)
+    (model.parent / "old.engine").write_bytes(MAGIC)
+    (tmp_path / "elsewhere").touch()
+    monkeypatch.setattr(importers, "external_files", None)
+    for path in (model.with_name("new"), model.with_name("old.engine"), tmp_path / "elsewhere"):
+        answer = smelt("build", model, "-o", path, "--device", "null", "--tune", "none")
+        assert answer.code == 0, answer.err
 
 
 @pytest.mark.parametrize(

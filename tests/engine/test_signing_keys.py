@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from base64 import b64encode
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,9 @@ from smelt import config
 from smelt.engine import (
     EngineFile,
     Signer,
+    _signing_keys,
     add_trusted_key,
+    cache_secret,
     key_id,
     read_engine,
     remove_trusted_key,
@@ -26,11 +29,11 @@ from smelt.engine import (
     verify_signature,
 )
 from smelt.errors import EngineFormatError, TrustError
-from smelt.types import override
+from smelt.types import Limit, open_file, override
 from tests.support.engines import affine_data, affine_header
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from io import BufferedReader
 
 STRANGER = Signer(b"stranger".ljust(32, b"."))
 
@@ -376,6 +379,89 @@ def test_a_key_that_is_replaced_after_it_was_opened_is_not_trusted(
     monkeypatch.setattr(config, "other_writers", replace)
     assert labels() == ["sound"]
     assert "replaced while it was opened" in caplog.text
+
+
+def are_same(*_: os.stat_result) -> bool:
+    return True
+
+
+class Exchange:
+    """A neighbour who may write above a home: he exchanges it with his own while a key is opened.
+
+    Every path that is checked leads to the user's own files; only the open file is another's.
+    """
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.home, self.other = home, home.with_name("other")
+        monkeypatch.setenv("SMELT_HOME", str(self.other))
+        signer = user_signer()
+        monkeypatch.setenv("SMELT_HOME", str(home))
+        assert signer is not None
+        self.public_key = signer.public_key
+        monkeypatch.setattr(_signing_keys, "open_file", self.open_file)
+
+    def open_file(self, path: Path, limit: Limit) -> BufferedReader:
+        self.exchange()
+        try:
+            return open_file(path, limit)
+        finally:
+            self.exchange()
+
+    def exchange(self) -> None:
+        aside = self.home.with_name("aside")
+        self.home.rename(aside)
+        self.other.rename(self.home)
+        aside.rename(self.other)
+
+
+def test_a_home_that_is_exchanged_while_its_key_is_opened_gives_no_key(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    user_signer()
+    cache_secret()
+    theirs = Exchange(home, monkeypatch).other / "keys" / "cache.key"
+    theirs.write_text("00" * 32)
+    theirs.chmod(0o600)
+    for read in (user_signer, cache_secret):
+        with pytest.raises(TrustError, match=r"is not your key: it was replaced while it was op"):
+            read()
+    assert show_trusted_keys() == ()
+    assert "it was replaced while it was opened" in caplog.text
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="gives files away")
+@pytest.mark.parametrize("name", ["signing.key", "cache.key", "trusted"])
+def test_a_neighbours_file_is_no_key_even_if_the_path_leads_to_it_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    user_signer()
+    cache_secret()
+    path = home / "keys" / name
+    if name == "trusted":
+        path = Path(add_trusted_key(line_of(STRANGER, "him")).origin)
+    exchange = Exchange(home, monkeypatch)
+    theirs = exchange.other / path.relative_to(home)
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.write_bytes(path.read_bytes())
+    theirs.chmod(0o600)
+    os.chown(theirs, 12345, -1)
+    monkeypatch.setattr("os.path.samestat", are_same)  # a second exchange, in time
+    if name == "trusted":
+        assert "him" not in labels()
+        assert "it is owned by another user" in caplog.text
+        return
+    with pytest.raises(TrustError, match="is not your key: it is owned by another user"):
+        (user_signer if name == "signing.key" else cache_secret)()
+
+
+def test_a_key_that_others_may_read_is_refused_by_what_was_opened(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user_signer()
+    exchange = Exchange(home, monkeypatch)
+    (exchange.other / "keys" / "signing.key").chmod(0o644)
+    with pytest.raises(TrustError, match="can be read by other users"):
+        user_signer()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from smelt.tuner import TimingCache
+from smelt.engine import _atomic_files, locked_folder, write_atomically
+from smelt.errors import BuildError
+from smelt.tuner import TimingCache, _timing_cache, check_timings
 from smelt.tuner._timing_cache import read_timings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -68,6 +73,55 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     first.save()
     second.save()
     assert read_timings(path) == {"a": 1.0, "b": 2.0}
+
+
+def test_a_writer_waits_while_another_merges_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "timings.json"
+    first, second = TimingCache(path), TimingCache(path)
+    first.put("a", 1.0)
+    second.put("b", 2.0)
+    other = threading.Thread(target=second.save)
+
+    def write(target: Path, parts: Iterator[bytes]) -> None:
+        if threading.current_thread() is not other:
+            other.start()
+            other.join(0.2)  # without a lock it ends, and its entry is overwritten
+        write_atomically(target, parts)
+
+    monkeypatch.setattr(_timing_cache, "write_atomically", write)
+    monkeypatch.setattr(_atomic_files, "_LOCK_SECONDS", 60)
+    first.save()
+    other.join()
+    assert read_timings(path) == {"a": 1.0, "b": 2.0}
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05])
+def test_a_writer_that_keeps_its_lock_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setattr(_atomic_files, "_LOCK_SECONDS", seconds)
+    cache = TimingCache(tmp_path / "timings.json")
+    cache.put("a", 1.0)
+    with locked_folder(tmp_path):
+        cache.save()
+    assert TimingCache(cache.path).get("a") == 1.0
+
+
+def test_a_file_that_cannot_be_read_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "timings.json"
+    check_timings(path)
+    path.write_text("unreadable")
+
+    def refuse(*_: object) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(_timing_cache, "read_file", refuse)
+    with pytest.raises(BuildError, match=r"\(Permission denied\) and would be overwritten"):
+        check_timings(path)
 
 
 def test_others_may_read_a_cache_as_they_may_other_new_files(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import tracemalloc
@@ -235,3 +236,35 @@ def test_the_directory_of_an_archive_is_bounded(
         read_arrays(path)
     path.write_bytes(write_arrays({"large": np.zeros(10_000)}))
     assert read_arrays(path)["large"].size == 10_000
+
+
+@pytest.mark.parametrize(
+    ("names", "detail"),
+    [
+        (("x.npy", "x.npy"), "the array 'x' is in it more than once"),
+        (("x.npy", "x"), "the array 'x' is in it more than once"),
+        (("x.npy", "y.npy"), "the array 'y' in it overlaps another one"),
+    ],
+)
+def test_an_archive_that_lists_a_member_again_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str], detail: str
+) -> None:
+    path = tmp_path / "again.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(names[0], _header("(0,)"))
+        again = copy.copy(archive.filelist[0])
+        again.filename = names[1]
+        archive.filelist.append(again)
+    monkeypatch.setattr(zipfile.ZipFile, "open", None)
+    with pytest.raises(ValueError, match=detail):
+        read_arrays(path)
+
+
+def test_members_that_overlap_in_part_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nested.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", _header("(0,)"))
+        archive.writestr("y.npy", _header("(0,)"))
+        archive.filelist[0].compress_size += 100
+    with pytest.raises(ValueError, match="the array 'y' in it overlaps another one"):
+        read_arrays(path)

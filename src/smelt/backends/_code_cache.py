@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from smelt import config
 from smelt.engine import VERSION, cache_secret, remove_stale_drafts, replace_file
 from smelt.errors import SmeltError
-from smelt.types import Limit, read_file
+from smelt.types import Limit, open_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +67,11 @@ class CodeCache:
         """Return the kernel's code; None if it is not cached or fails authentication."""
         path = self._path(kernel, target)
         try:
-            data = read_file(path, Limit.MAX_CODE_BYTES)
+            with open_file(path, Limit.MAX_CODE_BYTES) as file:
+                if not config.is_own_file(file.fileno()):
+                    _LOG.debug("%s is owned by another user; it is replaced", path)
+                    return None
+                data = file.read(Limit.MAX_CODE_BYTES.most)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from smelt.cli._console import print_json, print_table, show
-from smelt.cli._files import FileCommand, SourceFile
+from smelt.cli._files import FileCommand, ModelFile
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._option_types import FiniteFloat, pairs_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
@@ -45,7 +45,7 @@ class _LayerTimes:
 @click.command(
     cls=FileCommand, short_help="Measure latency and throughput; with --profile, each layer's time."
 )
-@click.argument("engine_path", metavar="ENGINE", type=SourceFile())
+@click.argument("engine_path", metavar="ENGINE", type=ModelFile())
 @THREADS_OPTION
 @click.option("--batch", type=Count(1), help="Batch size.  [default: the largest of all plans]")
 @click.option("--iterations", type=Count(1), help="Number of runs to measure.")

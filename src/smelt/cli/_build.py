@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import print_json, say
-from smelt.cli._files import FileCommand, SourceFile, check_writable
-from smelt.cli._models import BuildArguments, build_engine, build_options
+from smelt.cli._files import FileCommand, ModelFile, check_writable
+from smelt.cli._models import BuildArguments, build_engine, build_options, refuse_engine
 from smelt.cli._options import QUIET_OPTION, engine_option, json_option, output_option
 from smelt.cli._progress import ProgressLine
 from smelt.errors import sanitize_name
@@ -23,9 +23,17 @@ if TYPE_CHECKING:
     from smelt.runtime import Engine
 
 
+def _default_destination() -> str:
+    """Return the name of the engine if none is given; `FileCommand` checks it too."""
+    model = click.get_current_context().params["model"]
+    refuse_engine(model)  # otherwise the message would be that the output is another file
+    return f"{Path(model).stem}.engine"
+
+
 @click.command(cls=FileCommand, short_help="Build an engine from an ONNX or Caffe model.")
-@click.argument("model", metavar="MODEL", type=SourceFile())
+@click.argument("model", metavar="MODEL", type=ModelFile())
 @engine_option(
+    default=_default_destination,
     help="File to write the engine to.  [default: the model's name with .engine, in this folder]",
 )
 @build_options
@@ -43,7 +51,7 @@ if TYPE_CHECKING:
 def build(
     *,
     model: str,
-    destination: str | None,
+    destination: str,
     build_arguments: BuildArguments,
     output: tuple[str, ...],
     as_json: bool,
@@ -72,8 +80,12 @@ def build(
       smelt build model.onnx --device cuda:sm_90 --retunable
     """
     del output  # part of the build's arguments
-    path = Path(destination or f"{Path(model).stem}.engine")
-    make_engine(path, partial(build_engine, model, build_arguments), as_json=as_json, quiet=quiet)
+    make_engine(
+        Path(destination),
+        partial(build_engine, model, build_arguments),
+        as_json=as_json,
+        quiet=quiet,
+    )
 
 
 def make_engine(

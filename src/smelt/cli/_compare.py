@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from smelt.cli._console import print_json, print_table, say, show
-from smelt.cli._files import FileCommand, ResultFile, SourceFile
+from smelt.cli._files import FileCommand, ModelFile, ResultFile, SourceFile
 from smelt.cli._models import BuildArguments, build_options, check_options, open_network
 from smelt.cli._option_types import FiniteFloat, pairs_from_texts, shapes_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
@@ -31,7 +31,7 @@ _FAILURE_OPTIONS: Final = frozenset(
 
 
 @click.command(cls=FileCommand, short_help="Compare an engine's outputs with a reference.")
-@click.argument("model", metavar="MODEL", type=SourceFile())
+@click.argument("model", metavar="MODEL", type=ModelFile())
 @click.option(
     "--against",
     type=SourceFile(),

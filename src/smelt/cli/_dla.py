@@ -127,7 +127,7 @@ def _read_loadable(path: str) -> Loadable:
 @click.option("--instance", default=0, show_default=True, help="Index of the server's device.")
 @click.option(
     "--record-trace",
-    type=ResultFile(),
+    type=ResultFile(numbered=".dat"),
     help="Record the register accesses as a trace (.cfg or .txn), with data files beside it.",
 )
 @json_option()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from smelt.engine import MAGIC
 from smelt.errors import SmeltError
-from smelt.types import is_special, override, require_path
+from smelt.types import Limit, is_special, open_file, override, require_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +36,10 @@ class SourceFile(_File):
     """A file that a command reads."""
 
 
+class ModelFile(SourceFile):
+    """A model or an engine; an ONNX model may have external data in other files."""
+
+
 class NamedSource(SourceFile):
     """A named input, ``NAME=VALUE``, whose value is a file to read or a word."""
 
@@ -48,14 +55,17 @@ class NamedSource(SourceFile):
 class ResultFile(_File):
     """A file that a command writes."""
 
-    def __init__(self, *, beside: str = "", is_needed: bool = True) -> None:
+    def __init__(self, *, beside: str = "", numbered: str = "", is_needed: bool = True) -> None:
         """Create the type.
 
         Args:
             beside: suffix of a second file of the same name that is also written; "" for none.
+            numbered: suffix of further files ``<name>_<number><suffix>`` that are also written; ""
+                for none.
             is_needed: whether it is an error if the file cannot be written.
         """
         self.beside = beside
+        self.numbered = numbered
         self.is_needed = is_needed
 
 
@@ -73,12 +83,12 @@ class FileCommand(click.Command):
             click.UsageError: an output is also another file of the command.
             SmeltError: an output cannot be written.
         """
-        taken = list(_sources(self, ctx))
+        taken = [*_sources(self, ctx), *_data_files(self, ctx)]
         for path in _results(self, ctx):
             if any(_is_same_file(path, other) for other in taken):
                 raise click.UsageError(
-                    f"{path} is given as an output and also as another file of this command; give "
-                    "the output another name",
+                    f"{path} is an output and also another file of this command; give the output "
+                    "another name",
                     ctx,
                 )
             taken.append(path)
@@ -147,6 +157,35 @@ def _sources(command: click.Command, ctx: click.Context) -> Iterator[str]:
                 yield text.partition("=")[2]
 
 
+def _data_files(command: click.Command, ctx: click.Context) -> Iterator[str]:
+    """Yield the files of the external data of models that a command reads.
+
+    A model is decoded only if an output would replace a file in its folder that is not an engine.
+    """
+    replaced = [
+        os.path.realpath(path)
+        for path in _results(command, ctx, needed=True)
+        if os.path.isfile(path) and not is_engine(path)
+    ]
+    models = (p for p in command.params if isinstance(p.type, ModelFile))
+    for model in (text for parameter in models for text in _texts(parameter, ctx)):
+        folder = os.path.join(os.path.realpath(os.path.dirname(model)), "")
+        if any(path.startswith(folder) for path in replaced) and not is_engine(model):
+            from smelt.importers import external_files
+
+            with contextlib.suppress(SmeltError):  # the command itself reports it
+                yield from map(str, external_files(model))
+
+
+def is_engine(path: str) -> bool:
+    """Return whether a file is an engine; False if it cannot be read."""
+    try:
+        with open_file(path, Limit.MAX_ENGINE_BYTES) as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):
+        return False  # the command reports the error
+
+
 def _results(command: click.Command, ctx: click.Context, *, needed: bool = False) -> Iterator[str]:
     """Yield the names of files that a command writes; with ``needed``, only the required ones."""
     for parameter in command.params:
@@ -155,6 +194,18 @@ def _results(command: click.Command, ctx: click.Context, *, needed: bool = False
                 yield text
                 if parameter.type.beside and Path(text).name:
                     yield str(Path(text).with_suffix(parameter.type.beside))
+                if parameter.type.numbered:
+                    yield from _numbered(Path(text), parameter.type.numbered, command, ctx)
+
+
+def _numbered(path: Path, suffix: str, command: click.Command, ctx: click.Context) -> Iterator[str]:
+    """Yield the numbered files beside an output that exist or that other files may be named as."""
+    files = [parameter for parameter in command.params if isinstance(parameter.type, _File)]
+    names = {os.path.basename(text) for file in files for text in _texts(file, ctx)}
+    with contextlib.suppress(OSError):  # `check_writable` reports it
+        names.update(os.listdir(path.parent))
+    pattern = re.compile(rf"{re.escape(path.stem)}_[0-9]+{re.escape(suffix)}")
+    yield from (str(path.with_name(name)) for name in sorted(names) if pattern.fullmatch(name))
 
 
 def _texts(parameter: click.Parameter, ctx: click.Context) -> tuple[str, ...]:

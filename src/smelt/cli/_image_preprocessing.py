@@ -151,10 +151,16 @@ def _decode(path: str, channels: int) -> Image:
                 Image.open(data, formats=_PICTURES) as file,
             ):
                 _check_size(path, file.width, file.height)
-                upright = ImageOps.exif_transpose(file)
-                if upright.mode.startswith("I"):  # 16-bit grey, which pillow would clip
-                    upright = upright.convert("I").point(lambda grey: grey / 257 + 0.5).convert("L")
-                return upright.convert("L" if channels == 1 else "RGB")
+                ImageOps.exif_transpose(file, in_place=True)  # otherwise it always makes a copy
+                mode = "L" if channels == 1 else "RGB"
+                if file.mode.startswith("I"):  # 16-bit grey, which pillow would clip
+                    grey = file.convert("I").point(lambda grey: grey / 257 + 0.5)
+                    return grey.convert("L").convert(mode)
+                return file.convert(mode)
+        except MemoryError as error:
+            raise SmeltError(
+                f"{path} needs more memory to be decoded than this process can have"
+            ) from error
         except UnidentifiedImageError as error:
             raise SmeltError(f"{path} is not a picture that pillow can read") from error
         except OSError as error:

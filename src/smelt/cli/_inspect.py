@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import print_json, say, screen_width
-from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_suffix
+from smelt.cli._files import FileCommand, ModelFile, ResultFile, SourceFile, check_suffix
 from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._option_types import PeakRates
 from smelt.cli._options import json_option, output_option
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.command(
     cls=FileCommand, short_help="Show layers, fusions, tactics with their times, memory over time."
 )
-@click.argument("engine_path", metavar="ENGINE", type=SourceFile())
+@click.argument("engine_path", metavar="ENGINE", type=ModelFile())
 @click.option("--layers", is_flag=True, help="Layers with formats and tactics (the default).")
 @click.option("--passes", is_flag=True, help="Fused and folded layers, and why others were not.")
 @click.option(

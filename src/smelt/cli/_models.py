@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from smelt.cli._files import ResultFile, SourceFile
+from smelt.cli._files import ResultFile, SourceFile, is_engine
 from smelt.cli._option_types import (
     ByteCount,
     DeviceText,
@@ -20,9 +20,7 @@ from smelt.cli._option_types import (
     shapes_from_texts,
 )
 from smelt.cli._options import Count, error_text
-from smelt.engine import MAGIC
 from smelt.errors import ModelFormatError, SmeltError
-from smelt.types import Limit, open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,7 +190,7 @@ def build_options(function: F) -> F:
 
 def is_model(path: str) -> bool:
     """Return whether the path names a model rather than an engine."""
-    return Path(path).suffix.lower() in _MODEL_SUFFIXES and not _is_engine(path)
+    return Path(path).suffix.lower() in _MODEL_SUFFIXES and not is_engine(path)
 
 
 def check_options(arguments: BuildArguments) -> None:
@@ -229,6 +227,12 @@ def _check_exists(path: str) -> None:
         raise SmeltError(f"{path[:200]} cannot be read: {reason}") from error
 
 
+def refuse_engine(path: str) -> None:
+    """Check that a file is not an engine. Raises SmeltError."""
+    if is_engine(path):
+        raise SmeltError(f"{path} is an engine, not a model; give the model that it was built from")
+
+
 def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
     """Read a model: ONNX, or Caffe's prototxt with its weights.
 
@@ -249,8 +253,7 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
             f"--weights {path}"
         )
     _check_exists(path)
-    if _is_engine(path):
-        raise SmeltError(f"{path} is an engine, not a model; give the model that it was built from")
+    refuse_engine(path)
     if suffix == ".onnx" and arguments.weights is not None:
         raise SmeltError(f"{path} contains its weights; --weights is only for Caffe's prototxt")
     if suffix in {".prototxt", ".pbtxt", ".txt"} or arguments.weights is not None:
@@ -263,14 +266,6 @@ def open_network(path: str, arguments: BuildArguments) -> NetworkDefinition:
         raise SmeltError(
             f"{path} is not a model: it must be an .onnx file or Caffe's deploy.prototxt"
         ) from error
-
-
-def _is_engine(path: str) -> bool:
-    try:
-        with open_file(path, Limit.MAX_ENGINE_BYTES) as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except (OSError, ValueError):
-        return False  # the importer will report the error
 
 
 def _weights(arguments: BuildArguments) -> Path | None:
@@ -337,7 +332,7 @@ def open_engine(
         click.UsageError: other build options are given for an engine.
         SmeltError: the file cannot be read, or the build fails.
     """
-    if is_model(path) or ("weights" in arguments.explicit and not _is_engine(path)):
+    if is_model(path) or ("weights" in arguments.explicit and not is_engine(path)):
         from smelt.cli._progress import ProgressLine
 
         check_options(arguments)

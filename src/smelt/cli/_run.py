@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from smelt.cli._console import print_json, print_table, say, show
-from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_suffix
+from smelt.cli._files import FileCommand, ModelFile, ResultFile, SourceFile, check_suffix
 from smelt.cli._models import BuildArguments, build_options, open_engine
 from smelt.cli._option_types import CROP, RESIZE, ChoiceOrNumbers, NumberList, pairs_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
@@ -40,7 +40,7 @@ The possessive quantifiers keep the match linear in the number of spaces.
 
 
 @click.command(cls=FileCommand, short_help="Run an engine on a picture or on arrays.")
-@click.argument("engine_path", metavar="ENGINE", type=SourceFile())
+@click.argument("engine_path", metavar="ENGINE", type=ModelFile())
 @click.option("--image", type=SourceFile(), help="Picture for the input that takes pictures.")
 @input_option(
     metavar="NAME=VALUE",

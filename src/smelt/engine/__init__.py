@@ -1,7 +1,7 @@
 """The serialised engine: plan schema, plan verifier, file reader and writer, signatures."""
 
 from smelt.engine import _header_json as codec
-from smelt.engine._atomic_files import remove_stale_drafts
+from smelt.engine._atomic_files import locked_folder, remove_stale_drafts
 from smelt.engine._compatibility import check_compatibility
 from smelt.engine._concrete_verifier import MAX_EXTENT, verify_plan_at
 from smelt.engine._engine_bytes import BytesLike
@@ -112,6 +112,7 @@ __all__ = [
     "remove_trusted_key",
     "serialize_engine",
     "show_trusted_keys",
+    "locked_folder",
     "remove_stale_drafts",
     "user_signer",
     "verify_partitions",

@@ -2,7 +2,7 @@
 
 A writer holds a lock on its draft; the lock is released when the process ends, however it ends. The
 next writer in the same folder removes every draft that it can lock. Drafts of living processes are
-thus kept, on any machine or in any container. No process waits for a lock.
+thus kept, on any machine or in any container. No process waits for the lock of a draft.
 
 Only the owner may open a draft, so other users of a shared folder can neither change nor lock it.
 """
@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -29,6 +30,8 @@ _FLOCK: Final[Any] = import_module("fcntl") if os.name == "posix" else None
 _DRAFT: Final = re.compile(r"\..*\.[0-9a-f]{12}\.part", re.DOTALL)
 _MAX_NAME_BYTES: Final = 80
 _MAX_DRAFTS: Final = 16
+_LOCK_SECONDS: Final = 1.0
+"""Largest time to wait for the lock of a folder."""
 _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 
 
@@ -105,7 +108,7 @@ def _set_mode(number: int, mode: int) -> None:
 
 
 def _lock(number: int) -> bool:
-    """Lock a new draft; return False if another process locked it as a stale one."""
+    """Lock a new draft or a folder; return False if another process holds or removed it."""
     if _FLOCK is None:
         return True
     try:
@@ -115,6 +118,25 @@ def _lock(number: int) -> bool:
     except OSError:  # some network file systems support no locks, so no drafts are removed there
         return True
     return os.fstat(number).st_nlink > 0
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Generator[None]:
+    """Hold the lock of a folder, so that other holders neither read nor replace its files.
+
+    The lock ends with its process. A process that waits for a second goes on without it, as it does
+    where folders cannot be locked.
+    """
+    end, number = time.monotonic() + _LOCK_SECONDS, -1
+    with contextlib.suppress(OSError):  # a folder that may not be listed, or any on Windows
+        number = os.open(folder, os.O_RDONLY)
+    try:
+        while number >= 0 and not _lock(number) and time.monotonic() < end:
+            time.sleep(0.001)
+        yield
+    finally:
+        if number >= 0:
+            os.close(number)
 
 
 def remove_stale_drafts(folder: Path, name: str = "") -> None:

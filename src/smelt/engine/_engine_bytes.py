@@ -131,10 +131,7 @@ def _open_file(path: Path, name: str) -> BufferedReader:
 
 def _map_file(file: BufferedReader, path: Path, name: str) -> NDArray[np.uint8]:
     try:
-        problem = config.other_writers(path, above=None)
-        # The path is safe now, but the file may have been opened before it was replaced.
-        if not problem and not os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            problem = "it was replaced while it was opened"
+        problem = config.other_writers_of_open(file.fileno(), path, above=None)
     except OSError as error:
         raise _unreadable(name, error) from error
     if problem:

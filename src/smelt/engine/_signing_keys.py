@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from smelt import config
 from smelt.engine._atomic_files import open_atomic_file
 from smelt.errors import EngineFormatError, SmeltError, TrustError, sanitize_name
-from smelt.types import Limit, open_file, read_file, require_path
+from smelt.types import Limit, open_file, require_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -158,15 +158,20 @@ def _create_private(path: Path, text: str) -> None:
 
 def _read_secret(path: Path) -> bytes:
     """Return the secret of a key file. Raises FileNotFoundError; TrustError: it is not safe."""
-    if os.name == "posix" and path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise TrustError(
-            f"{path} can be read by other users, who could sign engines in your name; delete it "
-            "(a new key is created), and inform everyone who trusts it"
-        )
-    if problem := _other_owner(path):
-        raise TrustError(f"{path} is not your key: {problem}; delete it, and a new key is created")
+    with open_file(path, Limit.MAX_KEY_BYTES) as file:
+        number = file.fileno()
+        if os.name == "posix" and os.fstat(number).st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise TrustError(
+                f"{path} can be read by other users, who could sign engines in your name; delete "
+                "it (a new key is created), and inform everyone who trusts it"
+            )
+        if problem := _other_owner(number, path):
+            raise TrustError(
+                f"{path} is not your key: {problem}; delete it, and a new key is created"
+            )
+        text = file.read(Limit.MAX_KEY_BYTES.most)
     try:
-        secret = bytes.fromhex(read_file(path, Limit.MAX_KEY_BYTES).decode("ascii"))
+        secret = bytes.fromhex(text.decode("ascii"))
     except ValueError as error:
         raise TrustError(f"{path} is damaged; delete it, and a new key is created") from error
     if len(secret) != _KEY_BYTES:
@@ -174,11 +179,11 @@ def _read_secret(path: Path) -> bytes:
     return secret
 
 
-def _other_owner(path: Path) -> str:
-    """Return why another user may have written a key file; "" if none can have."""
+def _other_owner(number: int, path: Path) -> str:
+    """Return why another user may have written an open key file; "" if none can have."""
     if os.path.islink(path):
         return "it is a symbolic link"
-    return config.other_writers(path, above=1)
+    return config.other_writers_of_open(number, path, above=1)
 
 
 def show_trusted_keys() -> tuple[TrustedKey, ...]:
@@ -206,7 +211,7 @@ def _trusted_keys() -> Iterator[TrustedKey]:
             continue
         for file in _key_files(path) if os.path.isdir(path) else (path,):
             yield from _yield_or_warn(
-                partial(_read_trusted, file, partial(config.other_writers, above=None))
+                partial(_read_trusted, file, partial(config.other_writers_of_open, above=None))
             )
 
 
@@ -251,15 +256,11 @@ def _key_files(folder: Path) -> list[Path]:
         return []
 
 
-def _read_trusted(path: Path, find_other_writer: Callable[[Path], str]) -> TrustedKey:
+def _read_trusted(path: Path, find_other_writer: Callable[[int, Path], str]) -> TrustedKey:
     """Read a trusted key. Raises TrustError: ``find_other_writer`` reports another writer."""
 
     def require_own(file: BufferedReader) -> None:
-        problem = find_other_writer(path)
-        # The path is safe now, but the file may have been opened before it was replaced.
-        if not problem and not os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            problem = "it was replaced while it was opened"
-        if problem:
+        if problem := find_other_writer(file.fileno(), path):
             raise TrustError(f"the key {path} is not trusted: {problem}")
 
     return _read_public(path, require_own)

@@ -123,6 +123,22 @@ def read_onnx(
         return read(model)
 
 
+@enough_memory_for("the import")
+def external_files(model: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of an ONNX model's external data; they may be missing or not allowed.
+
+    Raises:
+        ModelFormatError: the file cannot be read or is not a model.
+        UnsupportedError: a version is not supported.
+        MissingExtraError: the package onnx is not installed.
+    """
+    with _translated_import_errors():
+        from smelt.importers.onnx import external_locations
+
+        locations = sorted(external_locations(model))
+    return [Path(model).parent / location for location in locations if "\0" not in location]
+
+
 def _check_source(source: object, expected: str) -> None:
     """Check the type of a model's source; ``expected`` is the start of the error message."""
     if is_path(source):

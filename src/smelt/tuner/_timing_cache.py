@@ -12,7 +12,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Final
 
-from smelt.engine import write_atomically
+from smelt.engine import locked_folder, write_atomically
 from smelt.errors import BuildError, SmeltError
 from smelt.types import (
     Limit,
@@ -60,17 +60,18 @@ class TimingCache:
     def save(self) -> None:
         """Write the file, merged with entries that other processes have written meanwhile.
 
+        Processes write in turn; one that has waited for a second writes without a lock.
         Nothing is written without a path or without changes. A failure is logged as a warning.
         """
         if self.path is None or not self.changed or is_special(self.path):
             return
-        self.merge(read_timings(self.path))
-        text = json.dumps(
-            {"format": _FORMAT, "seconds": dict(sorted(self.entries.items()))}, indent=1
-        )
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, iter([text.encode()]))
+            with locked_folder(self.path.parent):
+                self.merge(read_timings(self.path))
+                seconds = dict(sorted(self.entries.items()))
+                text = json.dumps({"format": _FORMAT, "seconds": seconds}, indent=1)
+                write_atomically(self.path, iter([text.encode()]))
         except (OSError, SmeltError) as error:
             _LOG.warning("the timing cache %s is not saved: %s", self.path, error)
             return
@@ -81,20 +82,23 @@ def check_timings(path: Path) -> None:
     """Check that saving timings to ``path`` would not overwrite another kind of file.
 
     Raises:
-        BuildError: the file exists and is not a timing cache, or it is a folder.
+        BuildError: the file exists and is not a timing cache or cannot be read, or it is a folder.
     """
     try:
-        if not is_special(path) and path.stat().st_size:
-            _entries(path)
+        if is_special(path) or not path.stat().st_size:
+            return
+    except OSError:  # there is no file to overwrite; reading the cache reports the error
+        return
+    try:
+        _entries(path)
     except IsADirectoryError as error:
         raise BuildError(
             f"timing_cache must be a file, but {path} is a folder; give a file in it"
         ) from error
-    except OSError:
-        return  # reading the cache reports the error
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
         raise BuildError(
-            f"timing_cache {path} is not a timing cache ({error}) and would be overwritten; give "
+            f"timing_cache {path} is not a timing cache ({reason}) and would be overwritten; give "
             "another file or remove this one"
         ) from error
 

@@ -31,6 +31,8 @@ _ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
 """First four bytes of a zip archive with members, and of an empty one."""
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Compression methods that numpy writes; others may need gigabytes to unpack one byte."""
+_LOCAL_HEADER_BYTES: Final = 30
+"""Bytes before the name and the data of a member of a zip archive."""
 _LENGTH_BYTES: Final = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4, b"\x93NUMPY\x03\x00": 4}
 """Bytes of the header length, by the magic bytes of each version of the .npy format."""
 _MAGIC_BYTES: Final = 8
@@ -185,6 +187,7 @@ def _read_archive(
         total = sum(entry.file_size for entry in entries)
         if total > Limit.MAX_ARRAYS_BYTES.most:
             raise ValueError(f"it unpacks to {Limit.MAX_ARRAYS_BYTES.excess(total)}")
+        _check_entries(entries)
         selected: list[zipfile.ZipInfo] = []
         for entry in entries:
             if entry.compress_type not in _METHODS:
@@ -200,6 +203,23 @@ def _read_archive(
                 header = _read_header(member, entry.file_size)
                 arrays[entry.filename.removesuffix(".npy")] = _read_elements(member, header)
     return arrays
+
+
+def _check_entries(entries: list[zipfile.ZipInfo]) -> None:
+    """Check that names occur once and members do not overlap, before any is unpacked.
+
+    Otherwise a small archive could list one large member thousands of times.
+    """
+    names: set[str] = set()
+    end = 0
+    for entry in sorted(entries, key=lambda entry: entry.header_offset):
+        name = entry.filename.removesuffix(".npy")
+        if name in names:
+            raise ValueError(f"the array {name[:80]!r} is in it more than once")
+        if entry.header_offset < end:
+            raise ValueError(f"the array {name[:80]!r} in it overlaps another one")
+        names.add(name)
+        end = entry.header_offset + _LOCAL_HEADER_BYTES + entry.compress_size
 
 
 def _read_header(file: IO[bytes], size: int) -> ArrayHeader:

@@ -40,7 +40,8 @@ class Limit(Enum):
     MAX_ARRAYS_BYTES = (1 << 33, "bytes", "a .npy file, and the unpacked size of an .npz archive")
     MAX_DIRECTORY_BYTES = (1 << 23, "bytes", "the directory of an .npz archive")
     MAX_IMAGE_BYTES = (1 << 26, "bytes", "an image file")
-    MAX_IMAGE_PIXELS = (1 << 27, "pixels", "an image")
+    # Decoding takes 16 bytes for each pixel of a WebP image, and less for other formats.
+    MAX_IMAGE_PIXELS = (100 << 20, "pixels", "an image")
     MAX_IMAGE_EXTENT = (1 << 16, "pixels", "the width or the height of an image")
     MAX_LABELS_BYTES = (1 << 24, "bytes", "a file of labels")
     MAX_PROFILE_BYTES = (1 << 26, "bytes", "a profile of layer times that `smelt bench` writes")

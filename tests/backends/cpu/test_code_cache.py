@@ -68,6 +68,14 @@ def test_an_entry_that_is_no_file_is_not_there_and_is_replaced(home: Path, kind:
     assert opened().get(KERNEL, TARGET) == b"again"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files away")
+def test_an_entry_that_another_user_owns_is_not_there(home: Path) -> None:
+    opened().put(KERNEL, TARGET, b"code")
+    (path,) = entries(home)
+    os.chown(path, 12345, -1)
+    assert opened().get(KERNEL, TARGET) is None
+
+
 def test_an_entry_under_anothers_name_is_not_there(home: Path) -> None:
     opened().put(KERNEL, TARGET, b"one")
     (first,) = entries(home)

@@ -183,5 +183,21 @@ def test_a_server_that_ends_is_a_disconnection(tmp_path: Path) -> None:
     assert caught.value.status is NvError.DISCONNECTED
 
 
+def test_a_server_that_ends_removes_its_own_socket_only(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    first = PortServer(path, RecordingDriver())
+    path.unlink()
+    with PortServer(path, RecordingDriver()) as second:
+        second.start()
+        first.close()
+        assert _still_serves(path)
+    assert not path.exists()
+    third = PortServer(path, RecordingDriver())
+    path.unlink()
+    path.write_text("notes")
+    third.close()
+    assert path.read_text() == "notes"
+
+
 def test_only_its_owner_may_connect(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600

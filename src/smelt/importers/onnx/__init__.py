@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from smelt.ir import Graph
 
-__all__ = ["import_onnx", "read_onnx"]
+__all__ = ["external_locations", "import_onnx", "read_onnx"]
 
 
 def import_onnx(
@@ -54,3 +54,15 @@ def read_onnx(
     from smelt.importers.onnx._load import read_model
 
     return read_model(source)
+
+
+def external_locations(path: str | os.PathLike[str]) -> set[str]:
+    """Return the locations of a model's external data, as the model states them.
+
+    Raises:
+        ModelFormatError: the file cannot be read or is not a model.
+        UnsupportedError: a version is not supported.
+    """
+    from smelt.importers.onnx._load import external_locations as locations
+
+    return locations(path)

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from smelt.errors import ModelFormatError, UnsupportedError
 from smelt.importers.onnx._external_data import ExternalData
 from smelt.importers.onnx._protobuf_wire import check_counts
-from smelt.importers.onnx._tensors import embed_data
+from smelt.importers.onnx._tensors import embed_data, external_tensors
 from smelt.types import Limit, copy_bytes, read_file, require_path
 
 if TYPE_CHECKING:
@@ -85,6 +85,21 @@ def read_model(source: ModelSource) -> onnx.ModelProto:
     if model.folder is not None:
         embed_data(model.proto, ExternalData(model.folder))
     return model.proto
+
+
+def external_locations(path: str | os.PathLike[str]) -> set[str]:
+    """Return the locations of a model's external data, as the model states them.
+
+    Raises:
+        ModelFormatError: the file cannot be read or is not a model.
+        UnsupportedError: a version is too old or too new.
+    """
+    return {
+        entry.value
+        for tensor in external_tensors(load_model(path).proto)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
 
 
 def opset_versions(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:

@@ -14,6 +14,8 @@ from smelt.errors import ModelFormatError, UnsupportedError
 from smelt.types import DType, Limit
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from google.protobuf.message import Message
 
     from smelt.importers.onnx._external_data import ExternalData
@@ -102,18 +104,25 @@ def embed_data(message: Message, external: ExternalData) -> None:
         ModelFormatError: data is missing or in another folder, or too large for one message.
         UnsupportedError: smelt does not support an element type.
     """
-    total, unread = message.ByteSize(), [message]
+    total = message.ByteSize()
+    for part in external_tensors(message):
+        array = array_from_tensor(part, external, f"weight {part.name!r}")
+        total += array.nbytes
+        if total > Limit.MAX_MODEL_BYTES.most:
+            detail = Limit.MAX_MODEL_BYTES.excess(total)
+            raise ModelFormatError(f"with its external data the ONNX model has {detail}")
+        part.raw_data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        part.data_location = TensorProto.DEFAULT
+        del part.external_data[:]
+
+
+def external_tensors(message: Message) -> Iterator[TensorProto]:
+    """Yield the tensors in a message that have external data."""
+    unread = [message]
     while unread:
         part = unread.pop()
         if isinstance(part, TensorProto) and part.data_location == TensorProto.EXTERNAL:
-            array = array_from_tensor(part, external, f"weight {part.name!r}")
-            total += array.nbytes
-            if total > Limit.MAX_MODEL_BYTES.most:
-                detail = Limit.MAX_MODEL_BYTES.excess(total)
-                raise ModelFormatError(f"with its external data the ONNX model has {detail}")
-            part.raw_data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-            part.data_location = TensorProto.DEFAULT
-            del part.external_data[:]
+            yield part
             continue
         for field, content in part.ListFields():
             if field.type == FieldDescriptor.TYPE_MESSAGE:

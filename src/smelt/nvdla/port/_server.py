@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from smelt.engine import locked_folder
 from smelt.errors import DeviceError, InternalError
 from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.port._frames import (
@@ -83,6 +84,8 @@ class PortServer(Closeable):
         self._clients_lock: Final = threading.Lock()
         self._quota: Final = _ServerMemoryQuota()
         self._listener: Final = _listen(self._path)
+        self._socket_status: Final = _status_of(self._path)
+        """Status of the socket at the path; None if it has already been removed."""
         self._thread: BackgroundThread | None = None
 
     def start(self) -> None:
@@ -139,19 +142,26 @@ class PortServer(Closeable):
 
     @override
     def close(self) -> None:
-        """Stop listening, end every connection and remove the socket."""
+        """Stop listening, end every connection and remove the socket, but no other file there."""
         if self._is_closing.is_set():
             return
         self._is_closing.set()
         _shut(self._listener)
+        self._remove_socket()
         self._listener.close()
         with self._clients_lock:
             for client in self._clients:
                 client.drop()
         if self._thread is not None:
             self._thread.join()
-        with contextlib.suppress(OSError):  # the folder may be gone or no longer writable
-            self._path.unlink()
+
+    def _remove_socket(self) -> None:
+        """Remove the socket; its inode is not given to another file while the listener is open."""
+        with locked_folder(self._path.parent):
+            bound, found = self._socket_status, _status_of(self._path)
+            if bound is not None and found is not None and os.path.samestat(bound, found):
+                with contextlib.suppress(OSError):  # the folder may no longer be writable
+                    self._path.unlink()
 
     def _serve(self, client: _ClientSession) -> None:
         try:
@@ -165,20 +175,29 @@ class PortServer(Closeable):
         self._slots.release()
 
 
+def _status_of(path: Path) -> os.stat_result | None:
+    """Return the status of what is at a path; None if nothing is there."""
+    try:
+        return path.lstat()
+    except OSError:
+        return None
+
+
 def _listen(path: Path) -> socket.socket:
     """Return a listening socket at a path; raise NvdlaError if the path cannot be used."""
-    if os.path.lexists(path):
-        _remove_stale(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(os.fspath(path))
-        path.chmod(stat.S_IRUSR | stat.S_IWUSR)
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise NvdlaError(
-            NvError.RESOURCE_ERROR, f"cannot listen at {str(path)!r}: {error}"
-        ) from error
+    with locked_folder(path.parent):  # no other server binds between the check and the bind
+        if os.path.lexists(path):
+            _remove_stale(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(os.fspath(path))
+            path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            raise NvdlaError(
+                NvError.RESOURCE_ERROR, f"cannot listen at {str(path)!r}: {error}"
+            ) from error
     return listener
 
 
