@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from math import ceil, floor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+import smelt
+from smelt.ir import Graph
 from smelt.ops import (
     LRN,
+    BatchNormalization,
     Case,
     DetectionOutput,
+    Gather,
+    GatherND,
+    Gemm,
     NonMaxSuppression,
     Normalize,
     Operand,
     Pad,
     PriorBox,
 )
+from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
     from smelt.ops import Array, Op
@@ -152,3 +159,46 @@ def test_pads_of_both_signs_continue_with_what_is_left(mode: str, pads: tuple[in
         expected = np.pad(left, made, "wrap")
     (y,) = Pad(mode=mode).reference(x, np.array(pads))
     np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "indices"),
+    [
+        (Gather(), (3, 0), [9]),
+        (Gather(axis=1), (0, 3), [-4]),
+        (Gather(), (0, 0), [0]),
+        (GatherND(), (3, 0), [[9]]),
+    ],
+)
+def test_an_index_of_an_empty_slice_is_checked_too(
+    op: Op, shape: tuple[int, ...], indices: list[Any]
+) -> None:
+    data, given = np.zeros(shape, np.float32), np.array(indices)
+    with pytest.raises(smelt.IndexRangeError, match=r"index -?\d is out of range"):
+        op.reference(data, given)
+    graph = Graph("empty")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, shape))
+    i = graph.add_input("i", TensorType(DType.INT64, given.shape))
+    graph.outputs = [graph.add(op, x, i, name="y").output]
+    with smelt.build(graph, tune="none") as engine, pytest.raises(smelt.IndexRangeError):
+        engine.run({"x": data, "i": given})
+
+
+def test_a_batch_norm_without_deviation_is_an_infinite_factor_and_term() -> None:
+    x = np.array([[[3.0, -3.0, 0.0]]], np.float32)
+    graph = Graph("norm")
+    rows = [np.full(1, n, np.float32) for n in (1.0, 1.0, 1.0, 0.0)]
+    constants = [graph.add_constant(row, f"c{k}") for k, row in enumerate(rows)]
+    given = graph.add_input("x", TensorType(DType.FLOAT32, x.shape))
+    op = BatchNormalization(epsilon=0.0)
+    graph.outputs = [graph.add(op, given, *constants, name="y").output]
+    expected = [[[np.nan, -np.inf, np.nan]]]
+    np.testing.assert_array_equal(op.reference(x, *rows)[0], expected)
+    with smelt.build(graph, tune="none") as engine:
+        np.testing.assert_array_equal(engine.run({"x": x})["y"], expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_gemm_ignores_the_addend_if_its_scale_is_0(dtype: Any) -> None:
+    ones, addend = np.ones((2, 2), dtype), np.array([np.inf, np.nan], dtype)
+    assert Gemm(beta=0).reference(ones, ones, addend)[0].tolist() == [[2, 2], [2, 2]]

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import smelt
 from smelt import ops
-from smelt.types import DType
+from smelt.ir import Graph
+from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,3 +124,44 @@ def test_the_mean_of_large_integers_is_exact() -> None:
     assert ops.ReduceMean(0).reference(x, np.array([0]))[0].tolist() == (-(1 << 63) + 2) // 2
     one = np.array([(1 << 53) + 1], np.int64)
     assert ops.ReduceMean(0).reference(one, np.array([0]))[0].tolist() == (1 << 53) + 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "outside"),
+    [(np.int64, 7.9, 7), (np.uint64, -1.0, 0), (np.int8, 300.0, 127), (np.int32, math.nan, 0)],
+)
+def test_a_resize_keeps_large_integers_beside_positions_outside_its_region(
+    dtype: Any, value: float, outside: int
+) -> None:
+    large = np.iinfo(dtype).max - 1
+    op = ops.Resize(coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=value)
+    region, sizes = np.array([0, 2], np.float32), np.array([5])
+    (y,) = op.reference(np.array([1, large, 5], dtype), region, None, sizes)
+    assert y.tolist() == [1, large, 5, outside, outside]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32, np.uint64])
+@pytest.mark.parametrize(
+    ("alpha", "beta", "wanted"),
+    [
+        (0.5, 1.0, [11, 34]),
+        (1.0, 0.5, [20, 65]),
+        (0.25, 0.5, [5, 17]),
+        (2.0, -1.0, [39, 126]),
+        (-1.0, 22.0, [2, -20]),
+    ],
+)
+def test_a_gemm_of_integers_scales_them_by_fractions_and_wraps_around(
+    alpha: float, beta: float, wanted: list[int], dtype: Any
+) -> None:
+    x, w, c = (np.array(rows, dtype) for rows in ([[4, 6]], [[2, 4], [2, 8]], [1, 2]))
+    graph = Graph("gemm")
+    given = graph.add_input("x", TensorType(DType.from_numpy(np.dtype(dtype)), (1, 2)))
+    constants = (graph.add_constant(array, name) for name, array in (("w", w), ("c", c)))
+    op = ops.Gemm(alpha=alpha, beta=beta)
+    graph.outputs = [graph.add(op, given, *constants, name="y").output]
+    expected = [_wrapped(number, np.dtype(dtype)) for number in wanted]
+    assert op.reference(x, w, c)[0].tolist() == [expected]
+    (y,) = smelt.build(graph, tune="none").run({"x": x}).values()
+    assert y.tolist() == [expected]
+    assert y.dtype == dtype

@@ -85,6 +85,61 @@ def test_a_small_factor_beside_a_large_one_may_be_lost_but_not_one_of_a_vector()
     network.check(np.full((2, 3), 1e35, np.float32))
 
 
+_MAGIC = 1.5 * 2**23
+"""Added to a float32 and taken away again, it rounds to an integer."""
+ROUNDING = {
+    "sum": _chain((ops.Add(), _MAGIC), (ops.Add(), -_MAGIC)),
+    "difference": _chain((ops.Sub(), _MAGIC), (ops.Add(), _MAGIC)),
+    "scaled": _chain(
+        (ops.Mul(), 2.0),
+        (ops.Add(), _MAGIC),
+        (ops.Add(), -_MAGIC),
+        (ops.Mul(), 0.1),
+        (ops.Add(), 0.3),
+    ),
+    "scaled term": _chain((ops.Add(), _MAGIC), (ops.Mul(), 0.5), (ops.Add(), -_MAGIC / 2)),
+    "product": Network(2, 3)
+    .add(ops.MatMul(), np.diag([0.7, 0.8, 0.9]))
+    .add(ops.Add(), _MAGIC)
+    .add(ops.Sub(), _MAGIC),
+    "gemm": Network(2, 3)
+    .add(ops.Gemm(), np.ones((3, 3)) * 0.3, [0.25, 0.5, 0.75])
+    .add(ops.Add(), _MAGIC)
+    .add(ops.Sub(), _MAGIC),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDING)
+def test_terms_that_round_what_they_are_added_to_stay(name: str) -> None:
+    ROUNDING[name].check(np.array([[0.3, 1.7, 2.6], [-3.2, 100.4, 0.001]], np.float32))
+
+
+def test_small_terms_that_cancel_are_combined() -> None:
+    network = _chain((ops.Add(), 2.0), (ops.Mul(), 3.0), (ops.Add(), -6.0))
+    assert len(network.optimised()[0].nodes) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "x"),
+    [
+        (_chain((ops.Mul(), HUGE)), TINY, 1e10),
+        (_chain((ops.Mul(), TINY)), HUGE, 1e-20),
+        (_chain((ops.Mul(), 2.0)), 0.0, 3e38),
+        (Network(2, 3).add(ops.Gemm(), np.diag([HUGE] * 3)), TINY, 1e10),
+        (Network(2, 3).add(ops.Gemm(), np.diag([HUGE] * 3)), 0.0, 1e10),
+    ],
+)
+def test_a_product_that_leaves_the_range_between_two_factors_does_so_in_an_engine(
+    first: Network, second: float, x: float
+) -> None:
+    network = first.add(ops.Mul(), second).add(ops.Add(), 20.0)
+    given = {"x": np.diag([x] * 3).astype(np.float32)[:2]}
+    with np.errstate(all="ignore"):
+        (expected,) = interpret(network.graph, given).values()
+    (ran,) = smelt.build(clone(network.graph), tune="none").run(given).values()
+    np.testing.assert_allclose(ran, expected, rtol=1e-5)
+
+
 def _weights(*shape: int, factor: float = 1.0) -> Array:
     spread = np.random.default_rng(0).uniform(0.5, 1.5, shape)
     return (spread * factor).astype(np.float32)
@@ -220,7 +275,7 @@ def _two_factors(first: float, second: float) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize(("a", "b"), [(HUGE, HUGE), (TINY, TINY)])
+@pytest.mark.parametrize(("a", "b"), [(HUGE, HUGE), (TINY, TINY), (HUGE, TINY)])
 def test_new_weights_that_cannot_be_combined_as_the_old_ones_are_refused(
     a: float, b: float
 ) -> None:
@@ -233,6 +288,13 @@ def test_new_weights_that_cannot_be_combined_as_the_old_ones_are_refused(
     engine.refit({"a": np.asarray(5, np.float32), "b": np.asarray(7, np.float32)})
     (ran,) = engine.run({"x": x}).values()
     np.testing.assert_array_equal(ran, 35 * x)
+
+
+def test_new_terms_that_round_are_refused_where_the_old_ones_were_combined() -> None:
+    network = _chain((ops.Add(), 2.0), (ops.Add(), 3.0))
+    engine = smelt.build(network.graph, tune="none")
+    with pytest.raises(BindingError, match="terms that cancel would not round"):
+        engine.refit({"c1": np.array(_MAGIC, np.float32), "c2": np.array(-_MAGIC, np.float32)})
 
 
 def test_a_new_bias_that_sums_of_bytes_have_no_room_for_is_refused() -> None:

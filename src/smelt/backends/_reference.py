@@ -9,7 +9,7 @@ from smelt.backends._storage import linear_format
 from smelt.engine import HostCall
 from smelt.errors import InternalError
 from smelt.ops import Partition, op_to_json
-from smelt.types import SymbolicDim, TensorType, override
+from smelt.types import SymbolicDim, TensorType, override, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,8 +65,10 @@ def _own_symbol(node: Node, extent: Dim) -> str | None:
     if not isinstance(extent, SymbolicDim) or len(extent.symbols) != 1:
         return None
     (name,) = extent.symbols
+    kinds = [value.type for value in node.inputs if value is not None]
+    read = symbols_of(*(d for kind in kinds if isinstance(kind, TensorType) for d in kind.shape))
     is_own = any(
-        name == prefix or name.startswith(f"{prefix}_")
+        name == prefix or (name.startswith(f"{prefix}_") and name not in read)
         for prefix in _count_symbol_prefixes(node.op)
     )
     return name if is_own and extent == SymbolicDim.symbol(name) else None

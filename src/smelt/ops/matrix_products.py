@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from smelt.errors import ShapeError
 from smelt.ir import Case, Op, Operand
 from smelt.ops._conformance_data import HALF_TOLERANCE, floats, integers
 from smelt.ops._quantized import check_zero_point, subtract_zero_point, wrap_to_int32
-from smelt.ops._reference_numerics import narrow, widen
+from smelt.ops._reference_numerics import narrow, truncate, widen
 from smelt.ops._shape import (
     NUMBERS,
     broadcast_shapes,
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Gemm(Op):
     """``alpha * A' @ B' + beta * C``, where A' and B' are A and B, transposed if requested.
+
+    C is ignored if beta is 0. Integers whose alpha or beta is a fraction are scaled in float64, and
+    their sum is rounded towards zero.
 
     Shapes: A' ``[M, K]``, B' ``[K, N]``, C broadcasts to ``[M, N]`` or is absent.
 
@@ -87,13 +90,31 @@ class Gemm(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         a, b = widen(present(inputs, 0)), widen(present(inputs, 1))
-        c = optional_array(inputs, 2)
+        c = optional_array(inputs, 2) if self.beta else None
         product = np.matmul(a.T if self.trans_a else a, b.T if self.trans_b else b)
+        if a.dtype.kind in "iu" and not self.has_integer_scales:
+            return (truncate(self._scaled(product.astype(np.float64), c), a.dtype),)
+        return (narrow(self._scaled(product, c), present(inputs, 0).dtype),)
+
+    @property
+    def has_integer_scales(self) -> bool:
+        """Whether alpha and beta are integers, by which products of integers are scaled exactly."""
+        return all(float(s).is_integer() and abs(s) < 1 << 63 for s in (self.alpha, self.beta))
+
+    @staticmethod
+    def scale(factor: float, dtype: np.dtype[Any]) -> Array:
+        """Return alpha or beta as an element of a dtype; integers wrap around."""
+        if dtype.kind in "iu":
+            return np.asarray(int(factor), np.int64).astype(dtype)
+        return np.asarray(factor, dtype)
+
+    def _scaled(self, product: Array, c: Array | None) -> Array:
+        """Return ``alpha * product + beta * c`` in the product's dtype."""
         if self.alpha != 1.0:
-            product = product * a.dtype.type(self.alpha)
-        if c is not None:
-            product = product + widen(c) * a.dtype.type(self.beta)
-        return (narrow(product, present(inputs, 0).dtype),)
+            product = product * self.scale(self.alpha, product.dtype)
+        if c is None:
+            return product
+        return np.asarray(product + c.astype(product.dtype) * self.scale(self.beta, product.dtype))
 
     @override
     @classmethod

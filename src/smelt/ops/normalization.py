@@ -73,8 +73,10 @@ class BatchNormalization(Op):
         x = present(inputs, 0)
         shape = (-1, *[1] * (x.ndim - 2))
         scale, bias, mean, variance = (widen(required(a)).reshape(shape) for a in inputs[1:])
-        factor = scale / np.sqrt(variance + variance.dtype.type(self.epsilon))
-        return (narrow((widen(x) - mean) * factor + bias, x.dtype),)
+        # As a factor and a term: where the variance is 0 without epsilon, the term is not a number.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = scale / np.sqrt(variance + variance.dtype.type(self.epsilon))
+            return (narrow(widen(x) * factor + (bias - mean * factor), x.dtype),)
 
     @override
     @classmethod

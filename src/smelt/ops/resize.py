@@ -22,7 +22,8 @@ from smelt.ops._shape import (
     require_static,
 )
 from smelt.ops._shape_operands import dims_at, operand_at, optional_array, present, sample
-from smelt.types import Limit, TensorType, assume_at_least, is_float_dtype, override
+from smelt.ops.cast import Cast
+from smelt.types import DType, Limit, TensorType, assume_at_least, is_float_dtype, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -364,7 +365,11 @@ class Resize(Op):
             line = resampling.outside().reshape(-1, *(1,) * (data.ndim - 1 - axis))
             outside = outside | line
         if outside.any():
-            result = np.where(outside, self.extrapolation_value, result)
+            # Converted first: beside a Python float, 64-bit integers would become float64.
+            (fill,) = Cast(DType.from_numpy(data.dtype)).reference(
+                np.array(self.extrapolation_value)
+            )
+            result = np.where(outside, fill, result)
         return (np.array(result, data.dtype, order="C"),)
 
     @override

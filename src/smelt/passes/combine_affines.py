@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt import ops
-from smelt.ir import FreshNames, remove_dead, sole_user
+from smelt.ir import Constant, FreshNames, remove_dead, sole_user
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
 from smelt.types import override
@@ -64,15 +64,14 @@ def _combine(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     if sole_user(graph, outer[0]) is not node:
         return None
     (intermediate, second), (x, first) = outer, inner
-    # Folding the two constants must not leave the range of their type.
-    if ops.combined_overflow_reason(node.op, first.constant, second.constant) is not None:
+    if _loss_reason(node, producer, first, second) is not None:
         return None
     layers = tuple(dict.fromkeys((*producer.layers, *node.layers)))
     emit = Emitter(graph, node, names)
     if type(node.op) is type(producer.op):
         hint = "factor" if isinstance(node.op, ops.Mul) else "term"
         result = emit.op(node.op, x, emit.op(node.op, first, second, hint=hint))
-    elif isinstance(node.op, ops.Mul) and _swapping_pays(graph, node, x):
+    elif isinstance(node.op, ops.Mul) and _swapping_pays(graph, node, inner, second):
         scaled = emit.op(ops.Mul(), x, second)
         result = emit.op(ops.Add(), scaled, emit.op(ops.Mul(), first, second, hint="term"))
         if scaled.producer is not None:
@@ -87,11 +86,39 @@ def _combine(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     return Note(layers, layers, "one factor and one term")
 
 
-def _swapping_pays(graph: Graph, node: Node, x: Value) -> bool:
-    """Return whether moving the term behind the factor brings two factors or terms together."""
+def _loss_reason(node: Node, producer: Node, first: Value, second: Value) -> str | None:
+    """Return why folding the two constants would change the results, or None."""
+    is_product = isinstance(node.op, ops.Mul) and isinstance(producer.op, ops.Mul)
+    if is_product and second.constant is not None and not second.constant.array.all():
+        return "a factor 0 makes NaN of a product that overflows"
+    return ops.combined_overflow_reason(node.op, first.constant, second.constant)
+
+
+def _swapping_pays(graph: Graph, node: Node, before: tuple[Value, Value], factor: Value) -> bool:
+    """Return whether moving the term behind the factor brings two factors or terms together.
+
+    A term that another one cancels stays: together they round, which needs their scale.
+    """
+    x, term = before
     user = sole_user(graph, node.output)
-    term_follows = isinstance(user.op, ops.Add) and _split(user) is not None if user else False
-    factor_precedes = x.producer is not None and isinstance(x.producer.op, ops.Mul)
-    return term_follows or (
-        factor_precedes and _split(x.producer) is not None and sole_user(graph, x) is not None
+    following = _split(user) if user is not None and isinstance(user.op, ops.Add) else None
+    if _cancels_term_before(x.producer, term):
+        return False
+    if following is not None:
+        scaled = Constant.derive("term", ops.Mul(), term.constant, factor.constant)
+        return ops.combined_overflow_reason(ops.Add(), scaled, following[1].constant) is None
+    return (
+        x.producer is not None
+        and isinstance(x.producer.op, ops.Mul)
+        and _split(x.producer) is not None
+        and sole_user(graph, x) is not None
     )
+
+
+def _cancels_term_before(node: Node | None, term: Value) -> bool:
+    """Return whether a node adds or subtracts what ``term`` takes back."""
+    if node is None or not isinstance(node.op, ops.Add | ops.Sub):
+        return False
+    left, right = (None if v is None else v.constant for v in node.inputs)
+    op = ops.Sub() if isinstance(node.op, ops.Sub) and left is None else ops.Add()
+    return ops.combined_overflow_reason(op, term.constant, left or right) is not None

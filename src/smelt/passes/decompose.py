@@ -182,8 +182,8 @@ def _gemm(emit: Emitter, node: Node) -> Value | None:
     Alpha is applied to the product instead if the weights are not constant or would overflow. A
     transpose of ``a`` becomes a Transpose node.
     """
-    op = node.op
-    if not isinstance(op, ops.Gemm):
+    op, kind = node.op, node.output.tensor.dtype
+    if not isinstance(op, ops.Gemm) or not (kind.is_float or op.has_integer_scales):
         return None
     a, b, c = required_input(node, 0), required_input(node, 1), _input(node, 2)
     if op.trans_b and b.constant is not None:
@@ -193,10 +193,10 @@ def _gemm(emit: Emitter, node: Node) -> Value | None:
     if op.beta == 0:
         c = None
     if op.beta != 1 and c is not None:
-        c = emit.op(ops.Mul(), c, emit.floats(op.beta, c, "beta"), hint="bias")
+        c = emit.op(ops.Mul(), c, emit.array(op.scale(op.beta, kind.numpy), "beta"), hint="bias")
     product_factor = None
     if op.alpha != 1:
-        factor = emit.floats(op.alpha, a, "alpha")
+        factor = emit.array(op.scale(op.alpha, kind.numpy), "alpha")
         if b.constant is None or ops.combined_overflow_reason(
             ops.Mul(), b.constant, factor.constant
         ):

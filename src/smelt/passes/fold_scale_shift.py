@@ -105,7 +105,20 @@ def _refusal(graph: Graph, root: Node, user: Node) -> str | None:
         return f"{root.output.name!r} has several readers"
     if not all(v is None or v.constant is not None for v in root.inputs[1:]):
         return "the weights are not constant"
+    if _is_taken_back(graph, user):
+        return "the next step takes its term back, so that sums are rounded"
     return None
+
+
+def _is_taken_back(graph: Graph, user: Node) -> bool:
+    """Return whether the reader of a sum cancels its term, which would round each product."""
+    reader = sole_user(graph, user.output)
+    if reader is None or not all(isinstance(node.op, _TERMS) for node in (user, reader)):
+        return False
+    values = [value for node in (user, reader) for value in node.inputs if value is not None]
+    constants = [value.constant for value in values if value.constant is not None]
+    op = ops.Add() if type(user.op) is type(reader.op) else ops.Sub()
+    return len(constants) == 2 and ops.combined_overflow_reason(op, *constants) is not None
 
 
 def _precision_loss_reason(root: Node, user: Node, storage: DType) -> str | None:
@@ -212,11 +225,13 @@ def _scaled_weights(
         case ops.ConvTranspose(group=group):
             kernel = shape[2:]
             grouped = emit.integers(group, shape[0] // group, shape[1], *kernel)
-            parts = emit.op(ops.Reshape(), weights, grouped)
+            parts = emit.op(ops.Reshape(allowzero=1), weights, grouped)
             ones = [1] * len(kernel)
-            factors = emit.op(ops.Reshape(), vector, emit.integers(group, 1, shape[1], *ones))
+            rows = emit.integers(group, 1, shape[1], *ones)
+            factors = emit.op(ops.Reshape(allowzero=1), vector, rows)
             scaled = emit.op(op, parts, factors)
-            return emit.op(ops.Reshape(), scaled, emit.integers(*shape), hint="weights")
+            flat = emit.integers(*shape)
+            return emit.op(ops.Reshape(allowzero=1), scaled, flat, hint="weights")
         case ops.Gemm(trans_b=True):
             factors = emit.op(ops.Reshape(), vector, emit.integers(-1, 1))
         case _:

@@ -61,7 +61,7 @@ def _recognize(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     layers = tuple(dict.fromkeys(layer for n in chain for layer in n.layers))
     emit = Emitter(graph, last, names)
     vectors = [
-        v if v.tensor.rank == 1 else emit.op(ops.Reshape(), v, emit.integers(extent))
+        v if v.tensor.rank == 1 else emit.op(ops.Reshape(allowzero=1), v, emit.integers(extent))
         for v in (scale, bias)
         if v is not None
     ]

@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt import ops
+from smelt.errors import ShapeError
 from smelt.ir import FreshNames, can_substitute, sole_user, substitute
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._quant_params import quant_params_of
 from smelt.types import override
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from smelt.ir import Graph, Node, Value
 
 _DATA_MOVEMENT_OPS = (
@@ -154,16 +157,10 @@ def _swap(graph: Graph, node: Node, names: FreshNames) -> list[Node]:
         )
         quantize_nodes.append(quantised)
         inputs.append(quantised.output)
-    moved = graph.add(
-        data_movement.op,
-        *inputs,
-        *data_movement.inputs[count:],
-        name=names.make(f"{data_movement.name}/bytes"),
-        before=data_movement,
-        layers=data_movement.layers,
-    )
-    if not substitute(graph, node.output, moved.output):
-        for unused in (moved, *quantize_nodes):
+    inputs.extend(data_movement.inputs[count:])
+    moved = _moved(graph, data_movement, inputs, names)
+    if moved is None or not substitute(graph, node.output, moved.output):
+        for unused in (*([] if moved is None else [moved]), *quantize_nodes):
             graph.remove(unused)
         return []
     graph.remove(node)
@@ -171,3 +168,14 @@ def _swap(graph: Graph, node: Node, names: FreshNames) -> list[Node]:
     graph.remove(data_movement)
     moved.name = name
     return quantize_nodes
+
+
+def _moved(
+    graph: Graph, node: Node, inputs: Sequence[Value | None], names: FreshNames
+) -> Node | None:
+    """Add a node's op on quantised inputs; None if it does not take integers of their width."""
+    name = names.make(f"{node.name}/bytes")
+    try:
+        return graph.add(node.op, *inputs, name=name, before=node, layers=node.layers)
+    except ShapeError:
+        return None

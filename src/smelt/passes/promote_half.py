@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt import ops
+from smelt.errors import ShapeError
 from smelt.ir import Constant, FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.types import DType, TensorType, override
@@ -101,8 +102,8 @@ class _Promotion:
                 self._cast_around(node, after)
             elif _is_narrowing(node) and node.inputs[0] not in self._halves:
                 self._wide[node.output] = self._cast(node.output, DType.FLOAT32, after)
-            else:
-                self._promote(node)
+            elif not self._promote(node):
+                self._cast_around(node, after)
         for value in dict.fromkeys(graph.outputs):
             if value in self._halves and not _is_half(value):
                 self._restore(value)
@@ -114,13 +115,21 @@ class _Promotion:
         cast = ops.Cast(to)
         return self._graph.add(cast, value, name=name, before=before, layers=layers).output
 
-    def _promote(self, node: Node) -> None:
-        """Let a node read, compute and return float32."""
-        for index, value in enumerate(list(node.inputs)):
+    def _promote(self, node: Node) -> bool:
+        """Let a node read, compute and return float32; return whether its op takes that."""
+        inputs, op = list(node.inputs), node.op
+        for index, value in enumerate(inputs):
             if value is not None and _is_half(value):
                 self._graph.set_input(node, index, self._widened(value))
-        node.op = _promoted_op(node.op)
-        node.infer()
+        node.op = _promoted_op(op)
+        try:
+            node.infer()
+        except ShapeError:  # an op of the user that is made for float16
+            for index, value in enumerate(inputs):
+                self._graph.set_input(node, index, value)
+            node.op = op
+            return False
+        return True
 
     def _widened(self, value: Value) -> Value:
         """Return the float32 replacement of a value, deriving it if the value is constant."""

@@ -15,16 +15,18 @@ from smelt.ir import FreshNames
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
 from smelt.passes._patterns import fix_numbers_between, layers_between, number_of, producer_of_kind
-from smelt.types import TensorType, override
+from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smelt.ir import Graph, Node, Op, Value
 
-_RELATIVE_TOLERANCE = 1e-4
-"""Relative tolerance for the constants of a pattern, which exporters round. Chosen without a
-measurement."""
+_RELATIVE_TOLERANCE = 3e-6
+"""Relative tolerance for the constants of a pattern: exporters round them to float32 or to six
+digits, as 0.166667 and 1.41421; 0.1667 is another number."""
+_FLOAT64_TOLERANCE = 1e-15
+"""Relative tolerance where the results have the precision of float64."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,16 @@ def _is_float(node: Node) -> bool:
 
 
 def _is_number(value: Value | None, expected: float) -> bool:
-    """Return whether a value is a constant scalar close to ``expected``."""
+    """Return whether a value is a constant scalar that stands for ``expected``."""
     number = number_of(value)
-    return number is not None and math.isclose(
-        number, expected, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-12
-    )
+    return value is not None and number is not None and _is_close(number, expected, value)
+
+
+def _is_close(number: float, expected: float, like: Value) -> bool:
+    """Return whether a number stands for ``expected`` in the element type of ``like``."""
+    is_wide = like.tensor.dtype is DType.FLOAT64
+    tolerance = _FLOAT64_TOLERANCE if is_wide else _RELATIVE_TOLERANCE
+    return math.isclose(number, expected, rel_tol=tolerance, abs_tol=1e-12)
 
 
 def _operand_orders(node: Node | None) -> list[tuple[Value, Value]]:
@@ -141,7 +148,7 @@ def _hard_swish(node: Node) -> tuple[Value, Op] | None:
     """
     for x, gate in _operand_orders(node if isinstance(node.op, ops.Mul) else None):
         hard = producer_of_kind(gate, ops.HardSigmoid)
-        if hard is not None and hard.inputs[0] is x and _is_hard_swish_gate(hard.op):
+        if hard is not None and hard.inputs[0] is x and _is_hard_swish_gate(hard.op, x):
             return x, ops.HardSwish()
         if _is_hard_gate(_unscaled(gate, 1 / 6), x):
             return x, ops.HardSwish()
@@ -152,12 +159,12 @@ def _hard_swish(node: Node) -> tuple[Value, Op] | None:
     return None
 
 
-def _is_hard_swish_gate(op: Op) -> bool:
+def _is_hard_swish_gate(op: Op, x: Value) -> bool:
     """Return whether an op is a HardSigmoid with the parameters of HardSwish."""
     return (
         isinstance(op, ops.HardSigmoid)
-        and math.isclose(op.alpha, 1 / 6, rel_tol=_RELATIVE_TOLERANCE)
-        and math.isclose(op.beta, 0.5, rel_tol=_RELATIVE_TOLERANCE)
+        and _is_close(op.alpha, 1 / 6, x)
+        and _is_close(op.beta, 0.5, x)
     )
 
 
@@ -185,7 +192,7 @@ def _gelu(node: Node) -> tuple[Value, Op] | None:
     if not isinstance(node.op, ops.Mul | ops.Div):
         return None
     number, others = _factors(node.output)
-    if len(others) != 2 or not math.isclose(number, 0.5, rel_tol=_RELATIVE_TOLERANCE):
+    if len(others) != 2 or not _is_close(number, 0.5, node.output):
         return None
     for x, gate in (others, others[::-1]):
         erf = producer_of_kind(_unshifted(gate, 1), ops.Erf)

@@ -122,7 +122,7 @@ def _transposed(emit: Emitter, value: Value, inverse: tuple[int, ...]) -> Value:
     """Return a constant operand with the inverse permutation applied."""
     shape = [d for d in value.tensor.shape if isinstance(d, int)]
     full = emit.integers(*[1] * (len(inverse) - len(shape)), *shape)
-    return emit.op(ops.Transpose(inverse), emit.op(ops.Reshape(), value, full))
+    return emit.op(ops.Transpose(inverse), emit.op(ops.Reshape(allowzero=1), value, full))
 
 
 def _on_axes(op: Op, perm: tuple[int, ...]) -> Op:

@@ -214,4 +214,4 @@ class LayerContext:
         """Return weights in another shape, with the recipe for refitting."""
         if source.type.shape == tuple(shape):
             return source
-        return self.derive(ops.Reshape(), source, self.integers(shape, "shape"))
+        return self.derive(ops.Reshape(allowzero=1), source, self.integers(shape, "shape"))

@@ -190,8 +190,9 @@ class NodeContext:
         ``count_symbol`` is that of the op, with which the symbols of its results start.
         Extents that follow from the inputs, such as the trips of some Loops, need no bound.
         """
+        made = re.compile(rf"{count_symbol}(_\d+_\d+)?")
         for name in symbols_of(extent):
-            if name == count_symbol or name.startswith(f"{count_symbol}_"):
+            if made.fullmatch(name):
                 for graph in (self.scope.state.root, self.graph):
                     graph.symbol_bounds.setdefault(name, bound)
 

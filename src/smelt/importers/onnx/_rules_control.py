@@ -26,7 +26,7 @@ def conditional(node_context: NodeContext) -> list[Value]:
         return _inline(node_context, branches[0 if condition.constant.array.item() else 1])
     then_scope, else_scope = (_build_region(node_context, branch, ()) for branch in branches)
     captured = _merge_captured(then_scope, else_scope)
-    symbol = node_context.scope.state.symbols.reserve(f"{node_context.name}_count")
+    symbol = node_context.scope.state.symbols.reserve_count(node_context.name)
     results = node_context.emit_all(
         "If",
         condition,
@@ -64,7 +64,7 @@ def loop(node_context: NodeContext) -> list[Value]:
         )
     leading_types = (TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()))
     scope = _build_region(node_context, body, [*leading_types, *(value.type for value in states)])
-    symbol = node_context.scope.state.symbols.reserve(f"{node_context.name}_count")
+    symbol = node_context.scope.state.symbols.reserve_count(node_context.name)
     results = node_context.emit_all(
         "Loop",
         node_context.optional(0),

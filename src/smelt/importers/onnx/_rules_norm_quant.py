@@ -73,7 +73,7 @@ def quantize(node_context: NodeContext) -> list[Value]:
 
 def counted(node_context: NodeContext) -> list[Value]:
     """Convert ops whose number of results is known only at run time."""
-    symbol = node_context.scope.state.symbols.reserve(f"{node_context.name}_count")
+    symbol = node_context.scope.state.symbols.reserve_count(node_context.name)
     results = node_context.emit_all(
         node_context.op_type, *node_context.inputs, **node_context.attributes, count_symbol=symbol
     )

@@ -140,7 +140,7 @@ def flattened_softmax(node_context: NodeContext) -> list[Value]:
         return node_context.emit_all(node_context.op_type, x, axis=-1)
     flat = node_context.emit("Flatten", x, axis=axis)
     normalised = node_context.emit(node_context.op_type, flat, axis=-1)
-    return node_context.emit_all("Reshape", normalised, shape_of(node_context, x))
+    return node_context.emit_all("Reshape", normalised, shape_of(node_context, x), allowzero=1)
 
 
 def _axes(node_context: NodeContext, name: str) -> Value | None:
@@ -167,17 +167,35 @@ def upsample(node_context: NodeContext) -> list[Value]:
     return _upsample(node_context, node_context.input(1))
 
 
-def _upsample(node_context: NodeContext, scales: Value) -> list[Value]:
+def _upsample(
+    node_context: NodeContext, scales: Value, x: Value | None = None, nearest_mode: str = "floor"
+) -> list[Value]:
     """Emit the Resize that is equivalent to an Upsample."""
     return node_context.emit_all(
         "Resize",
-        node_context.input(0),
+        x or node_context.input(0),
         None,
         scales,
         mode=node_context.text("mode", "nearest"),
         coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
+        nearest_mode=nearest_mode,
     )
+
+
+def resize_of_scales(node_context: NodeContext) -> list[Value]:
+    """Convert Resize of opset 10, which rounds positions down on axes that grow, else up.
+
+    If some axes grow and others shrink, the result is that of two Resizes.
+    """
+    scales, numbers = node_context.input(1), node_context.elements(1)
+    if numbers is None or not (numbers < 1).any():
+        return _upsample(node_context, scales)
+    if not (numbers > 1).any() or node_context.text("mode", "nearest") != "nearest":
+        return _upsample(node_context, scales, nearest_mode="ceil")
+    down = node_context.constant(np.minimum(numbers, 1), numbers.dtype)
+    up = node_context.constant(np.maximum(numbers, 1), numbers.dtype)
+    (smaller,) = _upsample(node_context, down, nearest_mode="ceil")
+    return _upsample(node_context, up, smaller)
 
 
 def resize(node_context: NodeContext) -> list[Value]:

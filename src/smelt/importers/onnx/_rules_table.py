@@ -77,7 +77,7 @@ RULES: Final[Mapping[str, Mapping[int, Converter]]] = {
     "QLinearMatMul": {1: values.quantized_matmul},
     "QuantizeLinear": {1: values.quantize},
     "RNN": {1: values.recurrent},
-    "Resize": {1: shapes.upsample, 11: shapes.resize},
+    "Resize": {1: shapes.resize_of_scales, 11: shapes.resize},
     "Scan": {1: control.scan},
     "Scatter": {1: shapes.scatter},
     "Slice": {1: shapes.slice_of_attributes, 10: direct},

@@ -21,6 +21,8 @@ _MAX_TENSOR_BYTES = 1 << 40
 """Largest size in bytes of a declared tensor, with symbolic extents counted as 1."""
 _UNNAMED = ("", "?", "*", "None", "-1")
 """Names of symbolic extents that exporters write for an unknown extent."""
+_RESULT_EXTENT = re.compile(r"(.+)_\d+_\d+")
+"""A symbol that an If makes of its ``count_symbol``, a result and an axis."""
 
 
 class SymbolTable:
@@ -29,6 +31,9 @@ class SymbolTable:
     def __init__(self) -> None:
         self._by_parameter: dict[str, str] = {}
         self._taken: dict[str, int] = {}
+        self._count_symbols = set[str]()
+        self._no_count_symbols = set[str]()
+        """Names from which an If could make a symbol that is taken."""
 
     def named(self, parameter: str) -> Dim:
         """Return the symbol for a name in the model, converted to an identifier."""
@@ -44,7 +49,20 @@ class SymbolTable:
         """Return an identifier that is not the name of another symbol."""
         base = re.sub(r"\W+", "_", preferred_name[:100], flags=re.ASCII).strip("_") or "dim"
         base = f"_{base}" if base[0].isdigit() or iskeyword(base) else base
-        return unused_name(self._taken, base)
+        name = unused_name(self._taken, base)
+        while (match := _RESULT_EXTENT.fullmatch(name)) and match[1] in self._count_symbols:
+            name = unused_name(self._taken, base)
+        if match:
+            self._no_count_symbols.add(match[1])
+        return name
+
+    def reserve_count(self, node_name: str) -> str:
+        """Return a ``count_symbol`` for a node, of which an If may make further symbols."""
+        name = self.reserve(f"{node_name}_count")
+        while name in self._no_count_symbols:
+            name = self.reserve(f"{node_name}_count")
+        self._count_symbols.add(name)
+        return name
 
 
 def unused_name(taken: dict[str, int], preferred_name: str) -> str:
