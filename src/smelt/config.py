@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from smelt.errors import SmeltError
+from smelt.handler_errors import pass_on_handler_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,6 +93,7 @@ class Flag(Generic[T]):
         try:
             return self.parse(text)
         except ValueError as error:
+            pass_on_handler_error(error)
             raise SmeltError(
                 f"{self.variable}={text!r} in the environment: {error}; "
                 f"set it to {self.kind}, or unset it"
@@ -102,6 +104,7 @@ def _path(text: str) -> Path:
     try:
         return Path(text).expanduser() if text.startswith("~") else Path(text)
     except RuntimeError as error:
+        pass_on_handler_error(error)
         raise ValueError(str(error)) from error
 
 
@@ -333,6 +336,7 @@ def private_directory(path: Path, flag_name: Flag[Path | None] | None = None) ->
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         reason = other_writers(path, above=1)
     except OSError as error:
+        pass_on_handler_error(error)
         log_once(level, f"{where} is not used: {error.strerror}")
         return None
     if reason:

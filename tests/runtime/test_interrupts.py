@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ from smelt.types import DType, ForkLock, TensorType
 from tests.support.engines import COLUMNS, affine, affine_engine, batch_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 POINTS = {"call", "c_return"}
 """A Python function begins; a function written in C has returned."""
@@ -36,6 +37,58 @@ SECONDS = 20
 
 class InterruptError(BaseException):
     """What a handler raises."""
+
+
+class HandledError(
+    FileNotFoundError, TimeoutError, IndexError, RuntimeError, ValueError, OverflowError
+):
+    """An error of every class that blocks catch, in place of a handler's error of each of them."""
+
+
+class _Handler:
+    """A handler of a signal that raises errors which blocks expect, too, at a point of a call."""
+
+    def __init__(self, kind: type[Exception]) -> None:
+        self.kind = kind
+        self.raised: list[Exception] = []
+        self.lost: list[BaseException | None] = []
+        """Errors that the interpreter has ignored, as it ignores those of finalizers."""
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.raised.append(self.kind("time is up"))
+        raise self.raised[-1]
+
+    def is_passed_on(self, call: Callable[[], object], point: int) -> bool | None:
+        """Call, and raise at the given point; return whether it arrives, or None without one."""
+        passed = 0
+        self.raised.clear()
+
+        def look(frame: Any, event: str, argument: Any) -> None:
+            nonlocal passed
+            passed += event in POINTS
+            if passed == point and event in POINTS:
+                sys.setprofile(None)
+                self(signal.SIGINT, frame)
+
+        sys.setprofile(look)
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  (which one is what the test asks)
+            return error in self.raised
+        finally:
+            sys.setprofile(None)
+        return self.raised[0] in self.lost if self.raised else None
+
+    @contextlib.contextmanager
+    def installed(self) -> Generator[None]:
+        old = signal.signal(signal.SIGINT, self)
+        hook = sys.unraisablehook
+        sys.unraisablehook = lambda ignored: self.lost.append(ignored.exc_value)
+        try:
+            yield
+        finally:
+            sys.unraisablehook = hook
+            signal.signal(signal.SIGINT, old)
 
 
 def _is_interrupted(call: Callable[[], object], point: int) -> bool:
@@ -231,6 +284,47 @@ def test_a_context_runs_after_an_interrupt_of_any_call(engine: smelt.Engine) -> 
                 _in_thread(lambda: stream.synchronize())
                 np.testing.assert_array_equal(y, affine(x))
             assert point > 20
+
+
+HANDLED_CALLS = ("run", "run with contexts", "context.run", "execute", "enqueue", "create", "file")
+HANDLED = [
+    *((name, HandledError) for name in HANDLED_CALLS),
+    *((name, KeyError) for name in ("context.run", "execute", "enqueue", "file")),
+]
+"""Calls, and errors of handlers. The standard library loses some itself: `os.environ`, which the
+other calls ask, a KeyError, and pathlib a TypeError."""
+
+
+def _handled_call(engine: smelt.Engine, name: str) -> Callable[[], object]:
+    """Return a call, most of which read arguments of several kinds."""
+    x, y = batch_of(1), np.zeros((1, COLUMNS), np.float32)
+    context, stream = engine.create_context(threads=2), smelt.Stream()
+    calls: dict[str, Callable[[], object]] = {
+        "run": lambda: engine.run({"x": x}),
+        "run with contexts": lambda: engine.run({"x": x}, ["y"], contexts=2),
+        "context.run": lambda: context.run({"x": x}, ("y",)),
+        "execute": lambda: context.execute(1, [x, y]),
+        "enqueue": lambda: _enqueue_and_wait(context, [x, y], stream),
+        "create": lambda: engine.create_context(threads=1).close(),
+        "file": lambda: engine.serialize(sign=True),
+    }
+    return calls[name]
+
+
+@pytest.mark.parametrize(("name", "kind"), HANDLED)
+def test_the_error_of_a_handler_arrives_as_it_is(name: str, kind: type[Exception]) -> None:
+    data = affine_engine().serialize()
+    call, handler = _handled_call(smelt.load(data), name), _Handler(kind)
+    point: int = 0
+    arrived: bool | None = True
+    with handler.installed():
+        while arrived is not None:
+            point += 1
+            if name == "file":  # the second call of one engine only returns the bytes of the first
+                call = _handled_call(smelt.load(data), name)
+            arrived = handler.is_passed_on(call, point)
+            assert arrived is not False, f"{handler.raised} is lost at point {point}"
+    assert point > 10
 
 
 def _enter_and_leave(lock: ForkLock) -> None:

@@ -29,6 +29,9 @@ def input_view(operands: Operands, index: int) -> View:
 
 
 def constant_input(node: Node, index: int) -> Array | None:
-    """Return the elements of a constant input; None if it is absent or not constant."""
+    """Return the elements of a constant input, for what the code or the plan depends on.
+
+    They are excluded from refits. The result is None if the input is absent or not constant.
+    """
     value = node.inputs[index] if index < len(node.inputs) else None
-    return None if value is None or value.constant is None else value.constant.array
+    return None if value is None or value.constant is None else value.constant.fix()

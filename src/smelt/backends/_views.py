@@ -14,6 +14,7 @@ from smelt.backends._base import (
     TargetT,
     with_storage_dtype,
 )
+from smelt.backends._node_operands import constant_input
 from smelt.backends._storage import contiguous_strides
 from smelt.errors import InternalError
 from smelt.ops import (
@@ -312,7 +313,7 @@ def _gathered_index(node: Node, op: Gather) -> int | None:
         return None
     if not isinstance(extent, int):
         return None
-    picked_index = int(indices.constant.array.item())
+    picked_index = int(indices.constant.fix().item())
     return picked_index % extent if -extent <= picked_index < extent else None
 
 
@@ -352,11 +353,7 @@ def _view_starts(node: Node) -> list[tuple[Dim, ...]] | None:
 
 def _slice_starts(node: Node, kind: TensorType) -> list[tuple[Dim, ...]] | None:
     """Return the first index of a slice along each axis; None if the slice is not a view."""
-    arrays = [
-        None if v is None or v.constant is None else v.constant.array for v in node.inputs[1:]
-    ]
-    arrays += [None] * (4 - len(arrays))
-    begins, _, axes, steps = arrays
+    begins, axes, steps = (constant_input(node, i) for i in (1, 3, 4))
     absent = [v is None for v in node.inputs[1:]] + [True] * (5 - len(node.inputs))
     if begins is None or (axes is None and not absent[2]) or (steps is None and not absent[3]):
         return None

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+from smelt.handler_errors import is_direct, suppress_own
+
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
@@ -96,14 +98,14 @@ def _new_draft(path: Path, target: Path, mode: int) -> Generator[AtomicFile | No
             _set_mode(number, 0o600)
             yield AtomicFile(file, path, target, final) if _lock(number) else None
     finally:  # an interrupt must not leave a draft either
-        with contextlib.suppress(OSError):
+        with suppress_own(OSError):
             path.unlink(missing_ok=True)
 
 
 def _set_mode(number: int, mode: int) -> None:
     """Set the permissions of a file; file systems without permissions are ignored."""
     if os.name == "posix":
-        with contextlib.suppress(OSError):
+        with suppress_own(OSError):
             os.fchmod(number, mode)
 
 
@@ -113,10 +115,10 @@ def _lock(number: int) -> bool:
         return True
     try:
         _FLOCK.flock(number, _FLOCK.LOCK_EX | _FLOCK.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # some network file systems support no locks, so no drafts are removed there
-        return True
+    except OSError as error:  # some network file systems have no locks: no drafts are removed there
+        if not is_direct(error):
+            raise
+        return not isinstance(error, BlockingIOError)
     return os.fstat(number).st_nlink > 0
 
 
@@ -144,10 +146,10 @@ def remove_stale_drafts(folder: Path, name: str = "") -> None:
     if _FLOCK is None:
         return
     start = _start(name) if name else "."
-    with contextlib.suppress(OSError, ValueError), os.scandir(folder) as entries:
+    with suppress_own(OSError, ValueError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(start) and _DRAFT.fullmatch(entry.name):
-                with contextlib.suppress(OSError):
+                with suppress_own(OSError):
                     _remove_if_dead(entry.path)
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from smelt.handler_errors import pass_on_handler_error
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -119,7 +121,8 @@ def _read_cpuinfo() -> str:
     try:
         with _CPUINFO.open("rb") as file:
             return file.read(_CPUINFO_LIMIT_BYTES).decode("ascii", "replace")
-    except OSError:
+    except OSError as error:
+        pass_on_handler_error(error)
         return ""
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 from typing import Final
+
+from smelt.handler_errors import suppress_own
 
 _LARGE_PAGE_BYTES: Final = 1 << 21
 _MADV_POPULATE_READ: Final = 22
@@ -22,7 +23,7 @@ def request_large_pages(number: int) -> None:
     size = os.fstat(number).st_size
     if size < _LARGE_PAGE_BYTES or not hasattr(os, "posix_fadvise"):
         return
-    with contextlib.suppress(OSError, ValueError):  # optional: failure has no consequence
+    with suppress_own(OSError, ValueError):  # optional: failure has no consequence
         os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
         with map_file(number) as view:
             view.madvise(_MADV_POPULATE_READ)
@@ -32,6 +33,6 @@ def map_file(number: int) -> mmap.mmap:
     """Map an open file read-only."""
     view = mmap.mmap(number, 0, access=mmap.ACCESS_READ)
     if len(view) >= _LARGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # not every system supports large pages
+        with suppress_own(OSError):  # not every system supports large pages
             view.madvise(mmap.MADV_HUGEPAGE)
     return view

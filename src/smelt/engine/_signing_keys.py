@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from smelt import config
 from smelt.engine._atomic_files import open_atomic_file
 from smelt.errors import EngineFormatError, SmeltError, TrustError, sanitize_name
+from smelt.handler_errors import pass_on_handler_error
 from smelt.types import Limit, open_file, require_path
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def user_signer() -> Signer | None:
     try:
         return Signer(_user_secret(folder / _SECRET_NAME))
     except OSError as error:
+        pass_on_handler_error(error)
         _LOG.warning(
             "cannot store a signing key in %s (%s); the engine is not signed",
             folder,
@@ -132,6 +134,7 @@ def cache_secret() -> bytes | None:
     try:
         return _user_secret(folder / _CACHE_NAME)
     except OSError as error:
+        pass_on_handler_error(error)
         _LOG.debug("cannot store a key in %s: %s", folder, error.strerror)
         return None
 
@@ -141,8 +144,8 @@ def _user_secret(path: Path) -> bytes:
     try:
         _create_private(path, secrets.token_bytes(_KEY_BYTES).hex())
         _LOG.info("a signing key was created: %s", path)
-    except FileExistsError:
-        pass  # the usual case, or another process has just created it
+    except FileExistsError as error:
+        pass_on_handler_error(error)  # the usual case, or another process has just created it
     return _read_secret(path)
 
 
@@ -173,6 +176,7 @@ def _read_secret(path: Path) -> bytes:
     try:
         secret = bytes.fromhex(text.decode("ascii"))
     except ValueError as error:
+        pass_on_handler_error(error)
         raise TrustError(f"{path} is damaged; delete it, and a new key is created") from error
     if len(secret) != _KEY_BYTES:
         raise TrustError(f"{path} is damaged; delete it, and a new key is created")
@@ -203,10 +207,12 @@ def _trusted_keys() -> Iterator[TrustedKey]:
         try:
             require_path(path, "a key")
             path.stat()
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on_handler_error(error)
             _warn(f"SMELT_TRUSTED_KEYS contains {path}, which does not exist")
             continue
         except (OSError, SmeltError) as error:
+            pass_on_handler_error(error)
             _warn(f"SMELT_TRUSTED_KEYS: {error}")
             continue
         for file in _key_files(path) if os.path.isdir(path) else (path,):
@@ -226,6 +232,7 @@ def _yield_or_warn(read: Callable[[], TrustedKey]) -> Iterator[TrustedKey]:
     except TrustError as error:
         _warn(str(error))
     except OSError as error:
+        pass_on_handler_error(error)
         _warn(f"a trusted key is ignored: {error}")
 
 
@@ -237,7 +244,8 @@ def _own_label() -> str:
     """Return the label of the user's own key: user@host."""
     try:
         label = f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError, ImportError):  # some containers have no name for the user
+    except (OSError, KeyError, ImportError) as error:  # some containers have no name for the user
+        pass_on_handler_error(error)
         return "this user"
     return sanitize_name(" ".join(label.split())[:_MAX_LABEL])
 
@@ -249,9 +257,11 @@ def _key_files(folder: Path) -> list[Path]:
             _warn(f"no key in {folder} is trusted: {problem}")
             return []
         return sorted(folder.glob(f"*{_PUBLIC_SUFFIX}"))
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_on_handler_error(error)
         return []
     except OSError as error:
+        pass_on_handler_error(error)
         _warn(f"no key in {folder} is trusted: {error}")
         return []
 
@@ -274,11 +284,13 @@ def _read_public(
             check(file)
             text = file.read(Limit.MAX_KEY_BYTES.most).decode("utf-8", "replace")
     except FileNotFoundError as error:
+        pass_on_handler_error(error)
         raise TrustError(
             f"{str(path)!r} is neither a key nor a file with one; a key is a line '{_KEY_TYPE} "
             "<base64> <label>', as `smelt trust show` prints it"
         ) from error
     except (OSError, ValueError) as error:
+        pass_on_handler_error(error)
         reason = getattr(error, "strerror", None) or str(error)
         raise TrustError(f"the trusted key {path} cannot be read: {reason}") from error
     return parse_public_key(text, str(path))
@@ -298,7 +310,8 @@ def parse_public_key(text: str, origin: str) -> TrustedKey:
     if len(parts) >= 2 and parts[0] == _KEY_TYPE:
         try:
             public_key = base64.b64decode(parts[1], validate=True)
-        except (binascii.Error, ValueError):
+        except (binascii.Error, ValueError) as error:
+            pass_on_handler_error(error)
             public_key = b""
         if len(public_key) == _KEY_BYTES:
             _reject_weak_key(public_key, origin)

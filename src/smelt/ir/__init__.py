@@ -15,6 +15,7 @@ from smelt.ir._graph import (
     Node,
     Recipe,
     Value,
+    fix_numbers,
     infer_node,
     sources_first,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "count_excess",
     "evaluate",
     "first_mismatch",
+    "fix_numbers",
     "infer_node",
     "print_graph",
     "remove_dead",

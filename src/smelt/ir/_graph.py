@@ -52,7 +52,7 @@ class Constant:
         self.name = name
         self.recipe = recipe
         self.is_fixed = False
-        """Whether a pass has made a decision from the elements of this source; refits keep them."""
+        """Whether the build made a decision from the elements of this source; refits keep them."""
         self._array = array
         self._type: TensorType | None = None
 
@@ -65,6 +65,18 @@ class Constant:
         if self._array is None:
             raise InternalError(f"constant {self.name} has neither an array nor a recipe")
         return self._array
+
+    def fix(self) -> Array:
+        """Return the elements for a decision on the network, which a refit must not change.
+
+        All that the build takes from elements other than weights for kernels is such a decision;
+        ``array`` is for weights, for checks that a refit repeats, and for decisions not yet made.
+        """
+        if not self.is_fixed:
+            for source in self.sources():
+                source.is_fixed = True
+            self.is_fixed = True
+        return self.array
 
     def _compute(self) -> Array:
         """Return the elements; those of the recipe's inputs must have been computed."""
@@ -180,12 +192,29 @@ class Value:
     def operand(self) -> Operand:
         """Operand for inference: the type and, if known, the elements or dimensions."""
         if self.constant is not None:
-            return Operand.constant(self.constant.array)
-        return Operand(self.type, None, self.dims)
+            array = self.constant.array
+            return Operand(Operand.constant(array).type, array, fix=self.constant.fix)
+        return Operand(self.type, None, self.dims, self._fix_origin)
+
+    def _fix_origin(self) -> None:
+        """Exclude from refits what known dimensions follow from.
+
+        Other nodes than those on constants alone have excluded it when they were inferred.
+        """
+        inputs = [] if self.producer is None else [v for v in self.producer.inputs if v is not None]
+        if all(value.constant is not None for value in inputs):
+            fix_numbers(*inputs)
 
     def __repr__(self) -> str:
         # A value refers to its whole network through its nodes, so these are not printed.
         return f"<Value {self.name!r}: {self.type}>"
+
+
+def fix_numbers(*values: Value | None) -> None:
+    """Exclude constants among values from refits: the build depends on their elements."""
+    for value in values:
+        if value is not None and value.constant is not None:
+            value.constant.fix()
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -13,23 +13,60 @@ from smelt.errors import GraphError, IndexRangeError, ShapeError, SmeltError
 from smelt.types import DType, TensorType, out_of_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from smelt.ir._graph import Graph
     from smelt.types import Dim, ValueType
 
 Array = NDArray[Any]
 
+_MAX_DIMS = 4096
+"""Largest number of elements of a constant that are known as dimensions."""
 
-@dataclass(frozen=True, slots=True)
+
 class Operand:
-    """Known facts about an input during type inference."""
+    """Known facts about an input during type inference.
 
-    type: ValueType
-    value: Array | None = None
-    """Elements of the input if it is constant."""
-    dims: tuple[Dim, ...] | None = None
-    """Elements of an integer scalar or vector as dimensions, if known (also for constants)."""
+    What inference reads of the elements decides on the network, so ``value`` and ``dims`` exclude
+    the constants that the elements come from from refits.
+    """
+
+    __slots__ = ("_dims", "_fix", "elements", "type")
+
+    def __init__(
+        self,
+        kind: ValueType,
+        value: Array | None = None,
+        dims: tuple[Dim, ...] | None = None,
+        fix: Callable[[], object] | None = None,
+    ) -> None:
+        self.type = kind
+        self.elements = value
+        """Elements of a constant input, for checks that a refit repeats."""
+        self._dims = dims
+        self._fix = fix
+
+    @property
+    def value(self) -> Array | None:
+        """Elements of the input if it is constant."""
+        if self.elements is not None and self._fix is not None:
+            self._fix()
+        return self.elements
+
+    @property
+    def dims(self) -> tuple[Dim, ...] | None:
+        """Elements of an integer scalar or vector as dimensions, if known (also for constants)."""
+        dims = self._dims if self.elements is None else _dims_of(self.elements)
+        if dims is not None and self._fix is not None:
+            self._fix()
+        return dims
+
+    def tentative(self, reads: list[Callable[[], object]]) -> Operand:
+        """Return the operand of which each read adds to ``reads`` what excludes from refits."""
+        fix = self._fix
+        if fix is None:
+            return self
+        return Operand(self.type, self.elements, self._dims, lambda: reads.append(fix))
 
     @property
     def tensor(self) -> TensorType:
@@ -41,10 +78,14 @@ class Operand:
     @staticmethod
     def constant(array: Array) -> Operand:
         """Return the operand of a constant input."""
-        kind = TensorType(DType.from_numpy(array.dtype), array.shape)
-        integral = kind.dtype.is_integer and array.ndim <= 1 and array.size <= 4096
-        dims = tuple(int(x) for x in np.atleast_1d(array)) if integral else None
-        return Operand(kind, array, dims)
+        return Operand(TensorType(DType.from_numpy(array.dtype), array.shape), array)
+
+
+def _dims_of(array: Array) -> tuple[int, ...] | None:
+    """Return the elements of a short vector of integers or of an integer; None for others."""
+    if array.ndim > 1 or array.size > _MAX_DIMS or not DType.from_numpy(array.dtype).is_integer:
+        return None
+    return tuple(int(x) for x in np.atleast_1d(array))
 
 
 @dataclass(frozen=True)
@@ -94,7 +135,14 @@ class Op(ABC):
         An op with regions overrides this method to infer its regions once for both; otherwise the
         time would double with each level of nested regions.
         """
-        return self.infer(inputs), self.infer_dims(inputs)
+        types = self.infer(inputs)
+        reads: list[Callable[[], object]] = []
+        dims = self.infer_dims([None if o is None else o.tentative(reads) for o in inputs])
+        # Of constants alone the result is a constant with a recipe, which a refit computes again.
+        if dims is not None and any(o is not None and o.elements is None for o in inputs):
+            for fix in reads:
+                fix()
+        return types, dims
 
     def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
         """Return the multiplications and additions of matrix products and convolutions.

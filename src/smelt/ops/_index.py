@@ -50,9 +50,9 @@ def require_indices(operand: Operand | None, extents: Sequence[Dim]) -> None:
 
     Symbolic extents are not checked. Raises ShapeError, which names the first index out of range.
     """
-    if operand is None or operand.value is None:
+    if operand is None or operand.elements is None:
         return
-    value = operand.value
+    value = operand.elements
     columns = [value] if len(extents) == 1 else [value[..., k] for k in range(len(extents))]
     for column, extent in zip(columns, extents, strict=True):
         if isinstance(extent, int) and (message := _outside(column, extent)) is not None:

@@ -186,7 +186,7 @@ def _graph_to_json(graph: Graph) -> Json:
     for value in graph.values():
         if value.constant is not None and value not in numbers:
             numbers[value] = len(numbers)
-            constants.append((value.name, _array_to_json(value.constant.array)))
+            constants.append((value.name, _array_to_json(value.constant.fix())))
     nodes: list[Json] = []
     for node in graph.nodes:
         inputs = tuple(None if v is None else numbers[v] for v in node.inputs)

@@ -46,7 +46,9 @@ def check_scale(
 
 def require_known_scale(scale: Operand | None) -> None:
     """Check that constant scales are positive and finite. Raises ShapeError."""
-    reason = None if scale is None or scale.value is None else invalid_scale_reason(scale.value)
+    reason = (
+        None if scale is None or scale.elements is None else invalid_scale_reason(scale.elements)
+    )
     if reason is not None:
         raise ShapeError(f"{reason}; quantise the model again")
 

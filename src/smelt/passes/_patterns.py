@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smelt.errors import InternalError
+from smelt.ir import fix_numbers
 
 if TYPE_CHECKING:
     from smelt.ir import Graph, Node, Op, Value
@@ -27,14 +28,6 @@ def fix_numbers_between(graph: Graph, last: Node, *sources: Value | None) -> Non
     """
     for node in _nodes_between(graph, last, *sources):
         fix_numbers(*(value for value in node.inputs if number_of(value) is not None))
-
-
-def fix_numbers(*values: Value | None) -> None:
-    """Exclude constants from refitting, because a pass depended on their values."""
-    for value in values:
-        if value is not None and value.constant is not None:
-            for source in value.constant.sources():
-                source.is_fixed = True
 
 
 def _nodes_between(graph: Graph, last: Node, *sources: Value | None) -> list[Node]:

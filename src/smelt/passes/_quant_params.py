@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt import ops
-from smelt.ir import Value
+from smelt.ir import Value, fix_numbers
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -34,6 +34,12 @@ class QuantParams:
             and elements(self.scale) == elements(other.scale)
             and self.zero_point == other.zero_point
         )
+
+    def fix(self, other: QuantParams | None = None) -> None:
+        """Exclude from refits what a pass has read; a scale that ``other`` shares can change."""
+        fix_numbers(self.zero)
+        if other is not None and self.scale.constant is not other.scale.constant:
+            fix_numbers(self.scale, other.scale)
 
     @property
     def zero_point(self) -> int:

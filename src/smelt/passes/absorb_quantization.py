@@ -151,10 +151,11 @@ def _without_zero_point(emit: Emitter, weights: Value, params: QuantParams) -> V
     The weights must be int8 with zero point 0, or uint8 with zero point 128.
     """
     zeros = {0.0} if params.zero is None else set(elements(params.zero))
-    if params.dtype is DType.INT8:
-        return weights if zeros == {0} else None
-    if params.dtype is not DType.UINT8 or zeros != {_UINT8_MIDDLE}:
+    if zeros != {{DType.INT8: 0, DType.UINT8: _UINT8_MIDDLE}.get(params.dtype)}:
         return None
+    params.fix()
+    if params.dtype is DType.INT8:
+        return weights
     wide = emit.op(ops.Cast(DType.INT32), weights)
     middle = emit.integers(_UINT8_MIDDLE, hint="middle")
     shifted = emit.op(ops.Sub(), wide, emit.op(ops.Cast(DType.INT32), middle))

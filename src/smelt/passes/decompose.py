@@ -14,10 +14,10 @@ import numpy as np
 
 from smelt import ops
 from smelt.errors import ShapeError
-from smelt.ir import FreshNames
+from smelt.ir import FreshNames, fix_numbers
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
-from smelt.passes._patterns import fix_numbers, number_of, required_input
+from smelt.passes._patterns import number_of, required_input
 from smelt.types import override
 
 if TYPE_CHECKING:

@@ -67,9 +67,10 @@ def _without_rectifier(node: Node, source: Value) -> Value:
     if params is None or producer is None or not isinstance(producer.op, ops.Relu):
         return source
     least = np.iinfo(params.dtype.numpy).min
-    return (
-        source if params.zero_point != least or producer.inputs[0] is None else producer.inputs[0]
-    )
+    if params.zero_point != least or producer.inputs[0] is None:
+        return source
+    params.fix()
+    return producer.inputs[0]
 
 
 def _is_divisible(graph: Graph, value: Value, reader: Node, by: Value, max_depth: int) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt import ops
-from smelt.ir import FreshNames
+from smelt.ir import FreshNames, fix_numbers
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
 from smelt.passes._patterns import required_input
@@ -88,7 +88,10 @@ class _Product:
     def _zero(self, index: int) -> Value | None:
         """Return the zero point at input ``index``, or None if it is absent or zero."""
         value = self.node.inputs[index] if index < len(self.node.inputs) else None
-        return value if value is None or any(elements(value)) or not elements(value) else None
+        if value is None or any(elements(value)) or not elements(value):
+            return value
+        fix_numbers(value)
+        return None
 
     @property
     def is_simple(self) -> bool:
@@ -135,8 +138,10 @@ class _Product:
             ops.Sub(), zero_constant if offset is None else offset, middle, hint="zero"
         )
         weights = emit.op(ops.Cast(DType.INT8), shifted, hint="weights")
-        is_zero = offset.constant is not None and not any(elements(offset))
-        return weights, None if is_zero else offset
+        if offset.constant is None or any(elements(offset)):
+            return weights, offset
+        fix_numbers(offset)
+        return weights, None
 
     def _sums(self, op: Integers, weights: Value) -> Value | None:
         """Return the sums of (input - zero point) times int8 weights.

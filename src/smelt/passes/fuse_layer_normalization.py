@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt import ops
-from smelt.ir import FreshNames, remove_dead, sole_user
+from smelt.ir import FreshNames, fix_numbers, remove_dead, sole_user
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
 from smelt.passes._patterns import producer_of_kind
@@ -58,6 +58,7 @@ def _recognize(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     if not isinstance(extent, int) or last.output.type != x.type:
         return None
     chain = sorted({*inner_nodes, node, last}, key=graph.nodes.index)
+    numbers = [v for n in inner_nodes for v in n.inputs]
     layers = tuple(dict.fromkeys(layer for n in chain for layer in n.layers))
     emit = Emitter(graph, last, names)
     vectors = [
@@ -70,6 +71,7 @@ def _recognize(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     if norm is None:
         return None
     norm.layers = layers
+    fix_numbers(*numbers)
     remove_dead(graph, old_inputs)
     return Note(layers, layers, "one LayerNormalization")
 

@@ -28,7 +28,7 @@ class InlineBranches(Pass):
             condition = node.inputs[0] if isinstance(node.op, ops.If) else None
             if condition is None or condition.constant is None:
                 continue
-            truth = bool(condition.constant.array.any())
+            truth = bool(condition.constant.fix().any())
             inputs = list(node.inputs)
             if _inline(graph, node, node.op.regions[0 if truth else 1]):
                 remove_dead(graph, inputs)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from smelt import ops
-from smelt.ir import FreshNames
+from smelt.ir import FreshNames, fix_numbers
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.passes._node_emitter import Emitter
 from smelt.types import override
@@ -172,6 +172,8 @@ def _build(graph: Graph, siblings: Sequence[Node], names: FreshNames) -> Node:
         if axis is not None:
             parts = [node.inputs[index] for node in siblings]
             inputs[index] = emit.op(ops.Concat(axis), *parts, hint="joined")
+        elif len({v.constant for node in siblings if (v := node.inputs[index])}) > 1:
+            fix_numbers(*(node.inputs[index] for node in siblings))
     layers = tuple(layer for node in siblings for layer in node.layers)
     name = names.make("+".join(node.name for node in siblings))
     wide = graph.add(

@@ -79,7 +79,7 @@ def _simplify_zero_point(graph: Graph, node: Node, names: FreshNames) -> None:
     zero = node.inputs[2]
     if zero is None or zero.constant is None:
         return
-    array = zero.constant.array.reshape(())
+    array = zero.constant.fix().reshape(())
     if not array:
         graph.set_input(node, 2, None)
         node.inputs.pop()
@@ -129,6 +129,8 @@ def _cancel(graph: Graph, node: Node) -> Note | None:
     if not can_substitute(graph, node.output, source):
         return None
     substitute(graph, node.output, source)
+    params.fix(source_params)
+    source_params.fix()
     layers = node.layers
     graph.remove(node)
     return Note(layers, (), "the integers are already computed")

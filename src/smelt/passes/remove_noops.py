@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from smelt import ops
-from smelt.ir import can_substitute, substitute
+from smelt.ir import can_substitute, fix_numbers, substitute
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.types import override
 
@@ -45,6 +45,7 @@ def _remove(graph: Graph, node: Node) -> Note | None:
     if not can_substitute(graph, value, source):
         return Note.refusal(node.layers, f"it defines the output {value.name!r}")
     substitute(graph, value, source)
+    fix_numbers(*(other for other in node.inputs if other is not source))
     graph.remove(node)
     return Note(node.layers, (), f"{node.op.name} changes nothing")
 

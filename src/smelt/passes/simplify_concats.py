@@ -124,7 +124,7 @@ def _window(node: Node) -> tuple[int, int, int] | None:
     constants = [None if v is None else v.constant for v in node.inputs[1:]]
     if not constants or any(c is None or c.array.size != 1 for c in constants):
         return None
-    numbers = [int(c.array.ravel()[0]) for c in constants if c is not None]
+    numbers = [int(c.fix().ravel()[0]) for c in constants if c is not None]
     data = node.inputs[0]
     if data is None or len(numbers) < 3 or numbers[3:] not in ([], [1]):
         return None

@@ -9,6 +9,7 @@ import numpy as np
 from numpy import ndarray
 
 from smelt.errors import BindingError, ContextError
+from smelt.handler_errors import pass_on_handler_error
 from smelt.runtime._array_interop import check_apart, start_addresses
 from smelt.runtime._plan_selection import (
     call_for_arrays,
@@ -184,7 +185,8 @@ class ExecutionContext(Closeable):
         for index, binding, dtype in self._inputs:
             try:
                 array = inputs[binding.name]
-            except KeyError:
+            except KeyError as error:
+                pass_on_handler_error(error)
                 raise _input_names_error(inputs, self._engine.inputs) from None
             if type(array) is not ndarray or array.dtype is not dtype:
                 array = self._machinery.input_array(array, binding, dtype)

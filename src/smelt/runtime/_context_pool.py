@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.errors import ContextError
+from smelt.handler_errors import suppress_own
 from smelt.runtime._context import ExecutionContext
 from smelt.types import ForkLock, require_int, reset_in_child
 
@@ -102,7 +102,7 @@ class ContextPool:
                     "calls that this one interrupts or is called from; allow more contexts "
                     "(contexts=), or create one (create_context)"
                 )
-            with suppress(Empty):
+            with suppress_own(Empty):
                 self._returns.get(timeout=_RECHECK_SECONDS)
         raise ContextError("this engine is closed; load it again")
 

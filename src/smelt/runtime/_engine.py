@@ -357,11 +357,12 @@ class Engine(Closeable):
     def refit(self, weights: Mapping[str, NDArray[np.generic]]) -> None:
         """Replace weights of the model by new arrays of the same shape and dtype.
 
-        Contexts use them from their next run on. A retuned engine contains them, too.
+        Contexts use them from their next run on. A retuned engine contains them, too. Constants
+        from whose elements the build made a decision, such as shapes, axes and conditions, stay.
 
         Raises:
-            BindingError: a name is unknown, an array does not fit, or another weight that was
-                folded together with one of these is not given.
+            BindingError: a name is unknown or that of a constant that stays, an array does not fit,
+                or another weight that was folded together with one of these is not given.
         """
         # Imported here because refits are rare and load all ops.
         from smelt.runtime._refit import refitted_sources, refitted_weights

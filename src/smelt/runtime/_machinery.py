@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smelt.engine import CachedRuntimeChecks
+from smelt.handler_errors import is_direct
 from smelt.runtime._loaded_code import PartitionWeights
 from smelt.runtime._plan_selection import call_from_values
 from smelt.runtime._plan_splitter import split_plan
@@ -114,9 +114,12 @@ class Machinery(ABC):
     def forget_completed(self) -> None:
         """Remove the flags of the oldest enqueued runs that are complete."""
         enqueued = self.enqueued
-        with suppress(IndexError):  # another thread removes them as well
+        try:
             while enqueued and enqueued[0].is_signaled:
                 enqueued.popleft()
+        except IndexError as error:  # another thread removes them as well
+            if not is_direct(error):
+                raise
 
     def check_enqueued(self) -> None:
         """Wait as `wait_for_enqueued` does, and raise the error of an enqueued run."""
@@ -128,7 +131,9 @@ class Machinery(ABC):
         while self.failures:
             try:
                 failure = self.failures.popleft()
-            except IndexError:  # another thread took it
+            except IndexError as error:  # another thread took it
+                if not is_direct(error):
+                    raise
                 return
             failure.check()
 

@@ -10,7 +10,7 @@ import math
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import islice
 from numbers import Real
 from operator import index
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from smelt.errors import SmeltError
+from smelt.handler_errors import pass_on_handler_error, suppress_own
 from smelt.types._text_formatting import counted
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def _value_or_none(read: Callable[[Any], _T], value: object) -> _T | None:
         return read(value)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001  (an object's own methods may raise anything)
+    except Exception as error:  # noqa: BLE001  (an object's own methods may raise anything)
+        pass_on_handler_error(error)
         return None
 
 
@@ -64,13 +66,14 @@ def application_errors(refuse: Callable[[str], SmeltError]) -> Generator[None]:
     Args:
         refuse: makes the smelt error from the text of the exception.
 
-    A SmeltError and a MemoryError are passed on unchanged.
+    A SmeltError, a MemoryError and the error of a signal handler are passed on unchanged.
     """
     try:
         yield
     except (SmeltError, MemoryError):
         raise
     except Exception as error:  # the object's own methods may raise anything
+        pass_on_handler_error(error)
         raise refuse(_value_or_none(str, error) or type(error).__name__) from error
 
 
@@ -108,7 +111,7 @@ def require_float(
     number = math.nan
     untyped: Any = value
     if isinstance(value, Real) and not isinstance(untyped, bool):
-        with suppress(OverflowError):
+        with suppress_own(OverflowError):
             number = float(value)
     if not low <= number <= high:
         is_any = (low, high) == (-_LARGEST, _LARGEST)
@@ -196,7 +199,7 @@ def _as_integer(value: object) -> int | None:
     """Return a signed integer of 64 bits as an int; None for a bool or anything else."""
     if isinstance(value, bool | np.bool_):
         return None
-    number = _value_or_none(index, value)
+    number = value if type(value) is int else _value_or_none(index, value)
     return number if number is not None and -_INT64_END <= number < _INT64_END else None
 
 
@@ -205,6 +208,8 @@ def _as_list(value: object, most: int = _MAX_NUMBERS + 1) -> list[Any] | None:
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         return None
     items: Iterable[Any] = value  # pyright: ignore[reportUnknownVariableType]  (of anything)
+    if type(items) in (list, tuple):
+        return list(islice(items, most))
     return _value_or_none(lambda items: list(islice(items, most)), items)
 
 

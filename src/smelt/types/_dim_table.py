@@ -106,10 +106,10 @@ class DimTable:
         """
         if self._values is None:
             return np.zeros(0, np.int64)
-        try:
-            atoms = np.array([*(values[name] for name in self.symbols), 1], np.int64)
-        except KeyError as error:
-            raise UnboundSymbolError(f"the symbol {error.args[0]!r} has no value") from None
+        for name in self.symbols:
+            if name not in values:
+                raise UnboundSymbolError(f"the symbol {name!r} has no value")
+        atoms = np.array([*(values[name] for name in self.symbols), 1], np.int64)
         for numerators, divisors in self._quotients:
             quotients = numerators.evaluate(atoms) // divisors
             atoms = np.concatenate((atoms[:-1], quotients, atoms[-1:]))

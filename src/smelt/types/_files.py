@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from smelt.errors import SmeltError
+from smelt.handler_errors import pass_on_handler_error
 from smelt.types._type_guards import is_path
 
 if TYPE_CHECKING:
@@ -43,15 +44,18 @@ def require_path(given: object, what: str, error: type[SmeltError] = SmeltError)
     """
     try:
         text = os.fspath(given) if is_path(given) else None
-    except TypeError:  # the object's own method returns something else
+    except TypeError as reason:  # the object's own method returns something else
+        pass_on_handler_error(reason)
         text = None
     if not isinstance(text, str):
         raise error(f"the path of {what} must be a str or pathlib.Path, not {type(given).__name__}")
     try:
         os.lstat(text)
     except ValueError as reason:
+        pass_on_handler_error(reason)
         raise error(f"{text[:80]!r} cannot be the path of {what}: {reason}") from reason
     except OSError as reason:
+        pass_on_handler_error(reason)
         if reason.errno == errno.ENAMETOOLONG:
             detail = f"{text[:80]!r}... cannot be the path of {what}: {reason.strerror}"
             raise error(detail) from reason

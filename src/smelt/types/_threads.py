@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from smelt.errors import DeviceError
+from smelt.handler_errors import is_direct, pass_on_handler_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,8 +46,11 @@ class Gate:
     def open(self) -> None:
         """Let all waiting threads continue. Idempotent."""
         self.is_open = True
-        with suppress(RuntimeError):  # it was open before
+        try:
             self._lock.release()
+        except RuntimeError as error:  # it was open before
+            if not is_direct(error):
+                raise
 
     def open_in_child(self) -> None:
         """Open the gate in a forked child, whatever other threads did with its lock meanwhile."""
@@ -86,6 +90,7 @@ class BackgroundThread:
         try:
             _thread.start_new_thread(self._run, (target, arguments))
         except RuntimeError as error:
+            pass_on_handler_error(error)
             raise DeviceError(
                 f"cannot start a thread ({error}); use fewer threads, or raise the limits on "
                 "processes and memory (ulimit -u, ulimit -v)"
@@ -113,6 +118,16 @@ class BackgroundThread:
         self._ended.wait(seconds)
 
 
+def _popped(pending: deque[_A]) -> _A | None:
+    """Remove and return the first item; None if another thread has taken the last one."""
+    try:
+        return pending.popleft()
+    except IndexError as error:
+        if not is_direct(error):
+            raise
+        return None
+
+
 def parallel_map(function: Callable[[_A], _B], items: Sequence[_A], threads: int) -> list[_B]:
     """Return ``function`` of each item, in order, computed by several threads.
 
@@ -129,10 +144,10 @@ def parallel_map(function: Callable[[_A], _B], items: Sequence[_A], threads: int
 
     def work() -> None:
         while not errors:
-            try:
-                number, item = pending.popleft()
-            except IndexError:
+            first = _popped(pending)
+            if first is None:
                 return
+            number, item = first
             try:
                 results[number] = function(item)
             except BaseException as error:  # noqa: BLE001  (raised below)

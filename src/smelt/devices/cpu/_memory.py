@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import sys
@@ -13,6 +12,7 @@ import numpy as np
 
 from smelt.devices.cpu._abi import ALIGNMENT_BYTES
 from smelt.errors import DeviceError
+from smelt.handler_errors import is_direct, pass_on_handler_error, suppress_own
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,6 +86,7 @@ class CpuMemory:
                 else map_pages(size_bytes + align, large=True)
             )
         except (MemoryError, ValueError, DeviceError) as error:
+            pass_on_handler_error(error)
             raise DeviceError(
                 f"{tag}: {size_bytes} bytes of memory cannot be allocated; use a smaller batch or "
                 "fewer contexts at a time"
@@ -136,9 +137,11 @@ def map_pages(size_bytes: int, *, large: bool = False) -> NDArray[np.uint8]:
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         pages = mmap.mmap(-1, size_bytes, flags=private)
     except (OSError, ValueError, OverflowError) as error:
+        if not is_direct(error):
+            raise
         raise DeviceError(f"{size_bytes} bytes of memory cannot be mapped: {error}") from error
     if large and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # not every system supports large pages
+        with suppress_own(OSError):  # not every system supports large pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
 

@@ -14,12 +14,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from smelt import config
+from smelt.handler_errors import pass_on_handler_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ROOT = Path("/")
 """Root of the paths of proc and cgroup file systems; tests replace it."""
+_INTEGER: Final = re.compile(r"-?[0-9]{1,20}")
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
@@ -56,10 +58,11 @@ def _cgroup_limit(cgroup: Path) -> float:
         words = text.split()
     else:
         words = [_read_text(cgroup / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-    try:
-        quota, period = map(int, words)
-    except ValueError:
+    # `int` is asked only for numbers: of others it shows the text in a ValueError, and shows no
+    # error of a signal handler that comes meanwhile.
+    if len(words) != 2 or not all(map(_INTEGER.fullmatch, words)):
         return inf  # "max", or no files at all
+    quota, period = map(int, words)
     return quota / period if quota > 0 and period > 0 else inf  # version 1 writes -1 for no limit
 
 
@@ -87,7 +90,8 @@ def _relative_cgroup(path: str, mounted: str) -> PurePosixPath:
     """Return a cgroup's path relative to the mounted one; empty if it is outside."""
     try:
         inner = PurePosixPath(path).relative_to(mounted)
-    except ValueError:
+    except ValueError as error:
+        pass_on_handler_error(error)
         return PurePosixPath()
     return PurePosixPath() if ".." in inner.parts else inner
 
@@ -103,7 +107,8 @@ def _read_text(path: Path) -> str:
     """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
+    except OSError as error:
+        pass_on_handler_error(error)
         return ""
 
 

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import DeviceError
+from smelt.handler_errors import is_direct
 from smelt.types import BackgroundThread, Closeable, ForkLock, Gate, override, reset_in_child
 
 if TYPE_CHECKING:
@@ -148,7 +149,9 @@ class DeferredError:
         """Raise the error, unless it was raised before."""
         try:
             error = self._pending.pop()
-        except IndexError:
+        except IndexError as reason:
+            if not is_direct(reason):
+                raise
             return
         raise error
 
@@ -217,7 +220,9 @@ class WorkQueue:
         while self.deferred:
             try:
                 failure = self.deferred.pop(0)
-            except IndexError:  # another thread took it
+            except IndexError as reason:  # another thread took it
+                if not is_direct(reason):
+                    raise
                 return
             failure.check()
 
@@ -243,7 +248,9 @@ class WorkQueue:
         """Wait for the task that was added last. Raises DeviceError: it waits for the caller's."""
         try:
             task = self.tasks[-1]
-        except IndexError:  # all are complete
+        except IndexError as reason:  # all are complete
+            if not is_direct(reason):
+                raise
             return
         task.done.wait()
 

@@ -8,7 +8,6 @@ them. A preempted worker may still be leaving an earlier list; it is idle only a
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import logging
 import os
@@ -22,6 +21,7 @@ from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._memory import CpuAllocation, CpuMemory
 from smelt.devices.cpu._processors import available_processors
 from smelt.errors import DeviceError
+from smelt.handler_errors import is_direct
 from smelt.types import BackgroundThread, ForkLock, reset_in_child
 
 if TYPE_CHECKING:
@@ -87,10 +87,11 @@ class Worker:
         native_id = self.thread.native_id
         others = processors if processor is None else processors - {processor}
         if native_id is not None and others:
-            with contextlib.suppress(
-                OSError
-            ):  # a sandbox may forbid it, or the thread may be ending
+            try:
                 os.sched_setaffinity(native_id, others)
+            except OSError as error:  # a sandbox may forbid it, or the thread may be ending
+                if not is_direct(error):
+                    raise
 
     def post(self, run_list: int, slot: int, epoch: int) -> None:
         """Post a list to the worker, which must be idle. List 0 ends the worker."""

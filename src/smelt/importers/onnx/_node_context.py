@@ -17,7 +17,7 @@ import numpy as np
 
 from smelt.errors import GraphError, ModelFormatError, ShapeError, UnsupportedError
 from smelt.importers.onnx._tensors import dtype_from_onnx
-from smelt.ir import Constant, Op, Value
+from smelt.ir import Constant, Op, Value, fix_numbers
 from smelt.ops import ALL_OPS
 from smelt.types import TensorType, element_count, fixed_shape, symbols_of
 
@@ -100,6 +100,7 @@ class NodeContext:
     def elements(self, index: int) -> Array | None:
         """Return the elements of input ``index`` if they are known during the import, or None."""
         value = self.optional(index)
+        fix_numbers(value)
         return None if value is None else self.scope.state.known(value)
 
     def attribute(self, name: str, kind: type[T], default: T | None = None) -> T:
@@ -286,6 +287,7 @@ def _fold(scope: Scope, node: Node) -> list[Value] | None:
     if arrays is None:
         return None
     if not all(value is None or value.constant is not None for value in node.inputs):
+        fix_numbers(*node.inputs)
         for value, array in zip(node.outputs, arrays, strict=True):
             scope.state.set_known(value, array)
         return None

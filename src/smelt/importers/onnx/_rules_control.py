@@ -23,7 +23,7 @@ def conditional(node_context: NodeContext) -> list[Value]:
     condition = node_context.input(0)
     branches = [_branch(node_context, name) for name in ("then_branch", "else_branch")]
     if condition.constant is not None and condition.constant.array.size == 1:
-        return _inline(node_context, branches[0 if condition.constant.array.item() else 1])
+        return _inline(node_context, branches[0 if condition.constant.fix().item() else 1])
     then_scope, else_scope = (_build_region(node_context, branch, ()) for branch in branches)
     captured = _merge_captured(then_scope, else_scope)
     symbol = node_context.scope.state.symbols.reserve_count(node_context.name)

@@ -128,9 +128,9 @@ def unsupported_int8_product_reason(node: Node) -> str | None:
         return "the weights are not constant"
     if weights.tensor.dtype is not DType.INT8:
         return "the weights are not int8"
-    if w_zero is not None and (w_zero.constant is None or np.any(w_zero.constant.array)):
+    if w_zero is not None and (w_zero.constant is None or np.any(w_zero.constant.fix())):
         return "the weights have a zero point"
-    if x_zero is not None and (x_zero.constant is None or x_zero.constant.array.size != 1):
+    if x_zero is not None and (x_zero.constant is None or x_zero.constant.fix().size != 1):
         return "the activation zero point is not a constant scalar"
     if bias is not None and bias.constant is None:
         return f"the bias {bias.name} is not constant"
@@ -147,7 +147,7 @@ def channel_axis_of(node: Node) -> int:
 def zero_point_of(node: Node) -> int:
     """Return the activations' zero point: the integer that represents the real number 0."""
     zero = node.inputs[2] if root_of(node)[1] > 2 else None
-    return 0 if zero is None else int(constant_of(zero).array.ravel()[0])
+    return 0 if zero is None else int(constant_of(zero).fix().ravel()[0])
 
 
 def int8_tactic(

@@ -191,7 +191,7 @@ def reduced_axes(node: Node) -> tuple[int, ...] | None:
         return () if getattr(node.op, "noop_with_empty_axes", 0) else tuple(range(rank))
     if axes_input.constant is None:
         return None
-    axes = tuple(sorted({int(a) % rank for a in axes_input.constant.array.reshape(-1)}))
+    axes = tuple(sorted({int(a) % rank for a in axes_input.constant.fix().reshape(-1)}))
     if not axes and not getattr(node.op, "noop_with_empty_axes", 0):
         return tuple(range(rank))
     return axes

@@ -276,7 +276,7 @@ def _inner_axes(node: Node) -> tuple[int, ...]:
         return tuple(range(2, rank))
     axes_input = node.inputs[1] if count > 1 else None
     constant = None if axes_input is None else axes_input.constant
-    axes = None if constant is None else tuple(int(a) for a in constant.array)
+    axes = None if constant is None else tuple(int(a) for a in constant.fix())
     inner_axes: tuple[int, ...] = cast("Any", op).axes(
         rank, axes
     )  # every reduction op has this method
