@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from dataclasses import replace
@@ -19,11 +20,19 @@ from smelt.builder import _build
 from smelt.builder._placement import Placement, Support, place
 from smelt.devices import DEVICE_KINDS
 from smelt.engine import HostCall, Launch, Submit, read_engine, serialize_engine
-from smelt.errors import BindingError, DeviceError, EngineFormatError, IndexRangeError
+from smelt.errors import (
+    BindingError,
+    DeviceError,
+    EngineFormatError,
+    IndexRangeError,
+    MissingExtraError,
+    ShapeError,
+)
 from smelt.inspect import report_of, report_to_html, report_to_json, report_to_text
 from smelt.interp import interpret
 from smelt.ir import Constant, Graph
 from smelt.runtime import Engine
+from smelt.runtime._machinery import Machinery
 from smelt.types import DType, SymbolicDim, TensorType
 from tests.property.graphs import graphs, random_inputs
 from tests.support import serial_device
@@ -264,6 +273,78 @@ def test_an_error_within_a_partition_is_that_of_the_run() -> None:
         np.testing.assert_array_equal(context.run(arrays)["picked"], np.ones((2, 3)))
 
 
+def test_contexts_and_runs_outlive_the_engine() -> None:
+    """The code of a partition was unmapped when its engine was closed."""
+    engine = _split_build()
+    wanted = interpret(_ranked(), _images(3))
+    for array in engine.run(_images(3), ["result"]).values():
+        np.testing.assert_allclose(array, wanted["result"], 1e-5, 1e-5)
+    context = engine.create_context()
+    engine.close()
+    gc.collect()
+    for _ in range(2):
+        found = context.run(_images(3))["result"]
+        np.testing.assert_allclose(found, wanted["result"], 1e-5, 1e-5)
+    context.close()
+
+
+def test_a_refit_during_a_run_does_not_reach_its_partitions() -> None:
+    graph = Graph("mirrored")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (2, 4)))
+    eye = np.eye(4, dtype=np.float32)
+    first = graph.add(ops.MatMul(), x, graph.add_constant(eye, "v"), name="first").output
+    last = graph.add(ops.MatMul(), first, graph.add_constant(eye, "w"), name="last").output
+    graph.outputs = [last]
+    with _scattered(lambda node: node.name == "last"):
+        engine = smelt.build(graph, ["cpu", _SERIAL], tune="none")
+    ones = np.ones((2, 4), np.float32)
+    with engine, engine.create_context() as context:
+        submit, pending = Machinery.submit, [{"v": -eye, "w": -eye}]
+
+        def refit_first(machinery: Machinery, values: dict[str, int], arrays: list[Any]) -> None:
+            if pending:
+                engine.refit(pending.pop())
+            submit(machinery, values, arrays)
+
+        with mock.patch.object(Machinery, "submit", refit_first):
+            for _ in range(3):
+                np.testing.assert_array_equal(context.run({"x": ones})["last"], ones)
+        assert not pending
+
+
+def test_a_partition_of_a_size_that_a_run_determines_is_built() -> None:
+    graph = Graph("found")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (4, 8)))
+    graph.symbol_bounds["found"] = 32
+    found = graph.add(ops.NonZero("found"), x, name="found").output
+    floats = graph.add(ops.Cast(DType.FLOAT32), found, name="floats").output
+    count = graph.add_constant(np.array([3]), "count")
+    graph.outputs = [graph.add(ops.TopK(), floats, count, name="best").outputs[0]]
+    with _scattered(lambda node: node.op.name == "top_k"):
+        engine = smelt.build(graph, ["cpu", _SERIAL], tune="none")
+    with engine:
+        (best,) = engine.run({"x": np.ones((4, 8), np.float32)}).values()
+        np.testing.assert_array_equal(best, [[3, 3, 3], [7, 7, 7]])
+        few = np.zeros((4, 8), np.float32)
+        few[0, :2] = 1
+        with pytest.raises(ShapeError):
+            engine.run({"x": few})
+
+
+def test_what_computes_nothing_is_no_second_device(caplog: pytest.LogCaptureFixture) -> None:
+    engine = smelt.build(_ranked(2), ["cuda:sm_90", "null"], tune="none")
+    assert not engine.partitions
+    assert "device null is skipped: it computes nothing" in caplog.text
+
+
+def test_an_engine_whose_partition_needs_an_absent_device_is_built() -> None:
+    with _scattered(lambda node: node.op.name == "relu"):
+        engine = smelt.build(_ranked(2), ["cpu", "cuda:sm_90"], tune="none")
+    assert [part.device for part in engine.partitions] == ["cuda"]
+    with pytest.raises((DeviceError, MissingExtraError)):
+        engine.create_context()
+
+
 def test_inspection_shows_the_device_of_every_layer_and_why() -> None:
     engine = smelt.build(_ranked(2), ["cuda:sm_90", "cpu"], tune="none")
     report = report_of(engine)
@@ -383,3 +464,13 @@ def _section(data: bytes, name: str) -> tuple[int, int]:
         r for r in json.JSONDecoder().raw_decode(text.decode("latin-1"))[0] if r["name"] == name
     )
     return row["offset"], row["offset"] + row["size"]
+
+
+def test_a_constant_output_of_a_16_bit_build_is_built() -> None:
+    """The search for float32 layers once looked for its values among those of nodes."""
+    graph = Graph("constant")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (2, 4)))
+    relu = graph.add(ops.Relu(), x, name="relu").output
+    graph.outputs = [relu, graph.add_constant(np.ones(3, np.float32), "ones")]
+    engine = smelt.build(graph, "cuda:sm_90", "float16", tune="none")
+    assert [binding.name for binding in engine.outputs] == ["relu", "ones"]

@@ -38,6 +38,7 @@ from smelt.builder._runtime_symbols import bound_runtime_symbols, used_runtime_s
 from smelt.builder._tactic_selection import PlanState, TacticSelector
 from smelt.builder._toolchain import Toolchain, open_toolchains
 from smelt.config import cache_directory
+from smelt.devices import device_kind
 from smelt.engine import Binding, Launch
 from smelt.errors import BuildError, sanitize_name
 from smelt.ir import Graph, clone, verify
@@ -163,6 +164,10 @@ def build_graph(
         libraries=options.libraries,
         purpose="retune" if is_retuning else "build",
     )
+    if useless := [t for t in others if not device_kind(t.fingerprint.device).computes]:
+        # Its layers would have arbitrary results within a network that computes.
+        _LOG.warning("device %s is skipped: it computes nothing", useless[0].fingerprint.device)
+    others = [tools_ for tools_ in others if tools_ not in useless]
     ignore_progress: Progress = lambda _stage, _done, _total: None  # noqa: E731  (a def cannot be annotated so)
     progress = progress or ignore_progress
     return _Build(graph, options, tools, progress, is_retuning=is_retuning, others=others).run()
@@ -351,9 +356,10 @@ class _Build:
 
     def _optimise(self, profile: SymbolRanges, number: int, count: int) -> PlanState:
         """Run the passes on a copy of the graph for one optimization profile."""
-        if any(symbol_range.low != symbol_range.high for symbol_range in profile.values()):
+        is_open = any(symbol_range.low != symbol_range.high for symbol_range in profile.values())
+        if is_open and self.given_profile is None:
             # Inference must succeed at the bounds and at the tuned values, too: this reports the
-            # input or layer that fails there.
+            # input or layer that fails there. A partition may have symbols that a run determines.
             for end in ("low", "best", "high"):
                 specialise(
                     clone(self.graph),

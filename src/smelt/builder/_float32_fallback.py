@@ -280,7 +280,7 @@ class _Sample:
         """
         initial, start = (self.exact, last) if first == 0 else (self.narrow, first)
         values = self._run(dict(initial), start, first, last) if last else self.narrow
-        outputs = [value for value in self.graph.outputs if _is_float(value)]
+        outputs = [v for v in self.graph.outputs if _is_float(v) and v.constant is None]
         return max((_error(values[v], self.exact[v]) for v in outputs), default=0.0)
 
     def _run(

@@ -91,8 +91,7 @@ class ContextPool:
                 free = [context for context, (lease_ref, _) in leases if lease_ref() is None]
                 context = free[0] if free else None
                 if context is None and len(self._leases) < max_contexts:
-                    machinery = self._engine.loaded_code.create_machinery(self._engine, None, None)
-                    context = ExecutionContext(self._engine, machinery)
+                    context = ExecutionContext(self._engine, self._engine.create_machinery())
                 if context is not None:
                     self._leases[context] = weakref.ref(lease[0]), thread
                     return context

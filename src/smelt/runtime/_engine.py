@@ -275,20 +275,23 @@ class Engine(Closeable):
         """
         for method in ("allocated", "released") if tracker is not None else ():
             require_method(tracker, method, "the tracker", ContextError)
-        return ExecutionContext(self, self._create_machinery(threads, tracker))
+        return ExecutionContext(self, self.create_machinery(threads, tracker))
 
-    def _create_machinery(
-        self, threads: int | None, tracker: AllocationTracker | None
+    def create_machinery(
+        self, threads: int | None = None, tracker: AllocationTracker | None = None
     ) -> Machinery:
-        """Create the machinery of a context, with that of the partitions."""
+        """Create the machinery of a context, with that of the partitions.
+
+        Arguments and errors are those of `create_context`.
+        """
         with ExitStack() as created:
             machinery = self.loaded_code.create_machinery(self, threads, tracker)
             created.callback(machinery.close)
             partitions: list[Machinery] = []
             machinery.partitions = partitions  # closed with it
             for index, part in enumerate(self.partitions):
-                partitions.append(part._create_machinery(threads, tracker))
-                partitions[-1].use_weights_of(self.loaded_code, index)
+                partitions.append(part.create_machinery(threads, tracker))
+                partitions[-1].use_weights_of(machinery, index)
             created.pop_all()
         return machinery
 
@@ -346,10 +349,13 @@ class Engine(Closeable):
         return code
 
     def _load_code(self, *, is_needed: bool) -> LoadedCode | None:
-        """Load code and weights onto the devices; None if the first device is not there."""
+        """Load code and weights onto the devices; None if one of these is not there."""
         code = load_code(self._file, self._device_name, is_needed=is_needed)
         if code is not None and self.partitions:
-            others = tuple(part.loaded_code.weights for part in self.partitions)
+            codes = [p.loaded_code if is_needed else p._code for p in self.partitions]
+            others = tuple(part.weights for part in codes if part is not None)
+            if len(others) < len(codes):
+                return None
             code.weights = replace(code.weights, partitions=others)
         return code
 

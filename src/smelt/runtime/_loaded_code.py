@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from smelt.devices import DEVICE_KINDS, DeviceName
 from smelt.engine import VERSION, Host, check_compatibility
@@ -33,28 +33,6 @@ class LoadedWeights:
     """Object that owns the device memory."""
     partitions: tuple[LoadedWeights, ...] = ()
     """Weights of the engine's partitions, so that a refit replaces all of them at once."""
-
-
-class WeightsHolder(Protocol):
-    """Has the current weights of an engine."""
-
-    @property
-    def weights(self) -> LoadedWeights:
-        """The current weights; another object after a refit."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionWeights:
-    """Has the current weights of a partition, which those of the whole engine contain."""
-
-    code: LoadedCode
-    index: int
-
-    @property
-    def weights(self) -> LoadedWeights:
-        """The current weights."""
-        return self.code.weights.partitions[self.index]
 
 
 class LoadedCode(ABC):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smelt.engine import CachedRuntimeChecks
 from smelt.handler_errors import is_direct
-from smelt.runtime._loaded_code import PartitionWeights
 from smelt.runtime._plan_selection import call_from_values
 from smelt.runtime._plan_splitter import split_plan
 from smelt.runtime._run_lock import RunLock
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from smelt.devices.cpu import CompletionFlag, DeferredError
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine
-    from smelt.runtime._loaded_code import LoadedCode, WeightsHolder
+    from smelt.runtime._loaded_code import LoadedCode, LoadedWeights
     from smelt.runtime._plan_selection import ResolvedCall
     from smelt.runtime._segments import InputsConsumed, Segment, SegmentFactory
     from smelt.runtime._staging import StagedCall, Staging
@@ -36,6 +35,15 @@ class Profiler(Protocol):
 
     def report_layer_time(self, name: str, milliseconds: float, /) -> None:
         """Receive the time of one layer of the optimised network."""
+        ...
+
+
+class WeightsHolder(Protocol):
+    """Has the weights that the next run uses."""
+
+    @property
+    def weights(self) -> LoadedWeights:
+        """The weights; another object after a refit."""
         ...
 
 
@@ -53,6 +61,7 @@ class Machinery(ABC):
     def __init__(
         self, engine: Engine, code: LoadedCode, segment_factory: SegmentFactory, staging: Staging
     ) -> None:
+        self._code = code  # keeps the machine code alive after the engine is closed
         self._weights_holder: WeightsHolder = code
         self._header = code.header
         self._segment_factory = segment_factory
@@ -75,6 +84,11 @@ class Machinery(ABC):
         self._submitted: tuple[dict[str, int], StagedCall] | None = None
         """Symbol values of the last `submit`, and its call."""
         self.reset()
+
+    @property
+    def current_weights(self) -> LoadedWeights:
+        """The weights of the current run, or of the last one."""
+        return self._weights
 
     def reset(self) -> None:
         """Discard the state of runs of other threads, which do not exist in a forked child."""
@@ -154,9 +168,12 @@ class Machinery(ABC):
     def execute(self, staged_call: StagedCall, arrays: list[Any]) -> None:
         """Run on the application's memory and return when the outputs are complete."""
 
-    def use_weights_of(self, code: LoadedCode, index: int) -> None:
-        """Take weights from an engine of which this one is partition ``index``."""
-        self._weights_holder = PartitionWeights(code, index)
+    def use_weights_of(self, whole: Machinery, index: int) -> None:
+        """Use the weights that a run of the whole engine uses; this one is its partition ``index``.
+
+        A refit during the run must not change them: it would mix old and new weights.
+        """
+        self._weights_holder = _PartitionWeights(whole, index)
 
     def submit(self, values: Mapping[str, int], arrays: list[Any]) -> None:
         """Run the only plan on contiguous host arrays, for the engine that contains this one.
@@ -268,6 +285,17 @@ class Machinery(ABC):
         self._segments.clear()
         for partition in self.partitions:
             partition.close()
+
+
+class _PartitionWeights:
+    """Has the weights of a partition, among those of the run of the whole engine."""
+
+    def __init__(self, whole: Machinery, index: int) -> None:
+        self._whole, self._index = whole, index
+
+    @property
+    def weights(self) -> LoadedWeights:
+        return self._whole.current_weights.partitions[self._index]
 
 
 def wait_for(flags: Sequence[CompletionFlag]) -> None:
