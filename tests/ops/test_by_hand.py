@@ -15,8 +15,6 @@ from smelt.ops import (
     BatchNormalization,
     Case,
     DetectionOutput,
-    Gather,
-    GatherND,
     Gemm,
     NonMaxSuppression,
     Normalize,
@@ -159,29 +157,6 @@ def test_pads_of_both_signs_continue_with_what_is_left(mode: str, pads: tuple[in
         expected = np.pad(left, made, "wrap")
     (y,) = Pad(mode=mode).reference(x, np.array(pads))
     np.testing.assert_array_equal(y, expected)
-
-
-@pytest.mark.parametrize(
-    ("op", "shape", "indices"),
-    [
-        (Gather(), (3, 0), [9]),
-        (Gather(axis=1), (0, 3), [-4]),
-        (Gather(), (0, 0), [0]),
-        (GatherND(), (3, 0), [[9]]),
-    ],
-)
-def test_an_index_of_an_empty_slice_is_checked_too(
-    op: Op, shape: tuple[int, ...], indices: list[Any]
-) -> None:
-    data, given = np.zeros(shape, np.float32), np.array(indices)
-    with pytest.raises(smelt.IndexRangeError, match=r"index -?\d is out of range"):
-        op.reference(data, given)
-    graph = Graph("empty")
-    x = graph.add_input("x", TensorType(DType.FLOAT32, shape))
-    i = graph.add_input("i", TensorType(DType.INT64, given.shape))
-    graph.outputs = [graph.add(op, x, i, name="y").output]
-    with smelt.build(graph, tune="none") as engine, pytest.raises(smelt.IndexRangeError):
-        engine.run({"x": data, "i": given})
 
 
 def test_a_batch_norm_without_deviation_is_an_infinite_factor_and_term() -> None:

@@ -194,6 +194,8 @@ class Value:
         if self.constant is not None:
             array = self.constant.array
             return Operand(Operand.constant(array).type, array, fix=self.constant.fix)
+        if self.dims is None:
+            return Operand(self.type)
         return Operand(self.type, None, self.dims, self._fix_origin)
 
     def _fix_origin(self) -> None:

@@ -52,8 +52,7 @@ if TYPE_CHECKING:
 class Gather(Op):
     """The slices of data along an axis that indices select; negative indices count from the end.
 
-    The indices of empty slices are checked, too, except in a kernel for symbolic extents: if slices
-    turn out empty at run time, it has no element to read and does not read the indices.
+    The indices of empty slices are not checked: no element is read, whichever slices they select.
 
     Shapes: (data, indices) -> data's with the extent of ``axis`` replaced by the shape of the
     indices.
@@ -93,10 +92,9 @@ class Gather(Op):
         data, indices = present(inputs, 0), present(inputs, 1)
         axis = self.axis % data.ndim
         shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
-        positions = positive_indices(indices, data.shape[axis])
-        if 0 in shape:  # numpy refuses to take from an empty axis
+        if 0 in shape:  # an empty result needs no index
             return (np.empty(shape, data.dtype),)
-        return (np.take(data, positions, axis).reshape(shape),)
+        return (np.take(data, positive_indices(indices, data.shape[axis]), axis).reshape(shape),)
 
     @override
     @classmethod

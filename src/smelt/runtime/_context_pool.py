@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from smelt.errors import ContextError
 from smelt.handler_errors import suppress_own
 from smelt.runtime._context import ExecutionContext
+from smelt.runtime._machinery import create_machinery
 from smelt.types import ForkLock, require_int, reset_in_child
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class ContextPool:
                 free = [context for context, (lease_ref, _) in leases if lease_ref() is None]
                 context = free[0] if free else None
                 if context is None and len(self._leases) < max_contexts:
-                    context = ExecutionContext(self._engine, self._engine.create_machinery())
+                    context = ExecutionContext(self._engine, create_machinery(self._engine))
                 if context is not None:
                     self._leases[context] = weakref.ref(lease[0]), thread
                     return context

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
@@ -31,6 +30,7 @@ from smelt.errors import (
 from smelt.runtime._context import ExecutionContext
 from smelt.runtime._context_pool import ContextPool
 from smelt.runtime._loaded_code import check_machine, load_code
+from smelt.runtime._machinery import create_machinery
 from smelt.types import (
     Closeable,
     ForkLock,
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from smelt.devices import AllocationTracker
     from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, SignerLike
     from smelt.runtime._loaded_code import LoadedCode
-    from smelt.runtime._machinery import Machinery
 
 _LOG = logging.getLogger(__name__)
 
@@ -275,25 +274,7 @@ class Engine(Closeable):
         """
         for method in ("allocated", "released") if tracker is not None else ():
             require_method(tracker, method, "the tracker", ContextError)
-        return ExecutionContext(self, self.create_machinery(threads, tracker))
-
-    def create_machinery(
-        self, threads: int | None = None, tracker: AllocationTracker | None = None
-    ) -> Machinery:
-        """Create the machinery of a context, with that of the partitions.
-
-        Arguments and errors are those of `create_context`.
-        """
-        with ExitStack() as created:
-            machinery = self.loaded_code.create_machinery(self, threads, tracker)
-            created.callback(machinery.close)
-            partitions: list[Machinery] = []
-            machinery.partitions = partitions  # closed with it
-            for index, part in enumerate(self.partitions):
-                partitions.append(part.create_machinery(threads, tracker))
-                partitions[-1].use_weights_of(machinery, index)
-            created.pop_all()
-        return machinery
+        return ExecutionContext(self, create_machinery(self, threads, tracker))
 
     def run(
         self,

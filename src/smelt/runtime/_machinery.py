@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smelt.engine import CachedRuntimeChecks
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from smelt.devices import AllocationTracker
     from smelt.devices.cpu import CompletionFlag, DeferredError
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine
@@ -285,6 +287,25 @@ class Machinery(ABC):
         self._segments.clear()
         for partition in self.partitions:
             partition.close()
+
+
+def create_machinery(
+    engine: Engine, threads: int | None = None, tracker: AllocationTracker | None = None
+) -> Machinery:
+    """Create the machinery of a context, with that of the engine's partitions.
+
+    Arguments and errors are those of `Engine.create_context`.
+    """
+    with ExitStack() as created:
+        machinery = engine.loaded_code.create_machinery(engine, threads, tracker)
+        created.callback(machinery.close)
+        partitions: list[Machinery] = []
+        machinery.partitions = partitions  # closed with it
+        for index, part in enumerate(engine.partitions):
+            partitions.append(create_machinery(part, threads, tracker))
+            partitions[-1].use_weights_of(machinery, index)
+        created.pop_all()
+    return machinery
 
 
 class _PartitionWeights:

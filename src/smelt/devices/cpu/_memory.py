@@ -12,7 +12,7 @@ import numpy as np
 
 from smelt.devices.cpu._abi import ALIGNMENT_BYTES
 from smelt.errors import DeviceError
-from smelt.handler_errors import is_direct, pass_on_handler_error, suppress_own
+from smelt.handler_errors import pass_on_handler_error, suppress_own
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,8 +137,7 @@ def map_pages(size_bytes: int, *, large: bool = False) -> NDArray[np.uint8]:
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         pages = mmap.mmap(-1, size_bytes, flags=private)
     except (OSError, ValueError, OverflowError) as error:
-        if not is_direct(error):
-            raise
+        pass_on_handler_error(error)
         raise DeviceError(f"{size_bytes} bytes of memory cannot be mapped: {error}") from error
     if large and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress_own(OSError):  # not every system supports large pages
