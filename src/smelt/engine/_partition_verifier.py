@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smelt.engine._plan import Space, Submit
+from smelt.engine._plan import Submit
 from smelt.errors import EngineFormatError
 
 if TYPE_CHECKING:
@@ -66,15 +66,9 @@ def _verify_written_memory(plan: Plan, step: Submit) -> None:
 
     The buffers of an arena that a step uses do not overlap, which the plan verifier has checked.
     """
-    reads, writes = ([_memory_key(plan, v) for v in part] for part in (step.inputs, step.outputs))
+    reads, writes = (list(map(plan.memory_key, part)) for part in (step.inputs, step.outputs))
     if len(set(writes)) < len(writes) or not set(writes).isdisjoint(reads):
         raise EngineFormatError("an output shares its memory with another operand")
-
-
-def _memory_key(plan: Plan, view: View) -> tuple[Space, int]:
-    buffer = plan.buffers[view.buffer]
-    is_own = buffer.space in {Space.ARENA, Space.WEIGHTS}
-    return buffer.space, view.buffer if is_own else buffer.start
 
 
 def _is_contiguous(view: View) -> bool:

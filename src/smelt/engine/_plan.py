@@ -261,6 +261,15 @@ class Plan:
             for name, _, _ in step.sizes
         }
 
+    def memory_key(self, view: View) -> tuple[Space, int]:
+        """Return the key that is equal for views that may share bytes.
+
+        Buffers of the arena have their own keys, because lifetimes separate them.
+        """
+        buffer = self.buffers[view.buffer]
+        is_own = buffer.space in {Space.ARENA, Space.WEIGHTS}
+        return buffer.space, view.buffer if is_own else buffer.start
+
     def shapes(self, bindings: Sequence[Binding]) -> list[tuple[Dim, ...]]:
         """Return the shape of each binding in the plan's symbols."""
         own_shapes = iter(self.outputs)

@@ -180,19 +180,10 @@ class RuntimeChecks:
             is_written = a[1] or b[1]
             if (
                 is_written
-                and self._memory_space_key(a[0]) == self._memory_space_key(b[0])
+                and self._plan.memory_key(a[0]) == self._plan.memory_key(b[0])
                 and not is_same_view(a[0], b[0])
             ):
                 yield a, b
-
-    def _memory_space_key(self, view: View) -> tuple[Space, int]:
-        """Return the key that is equal for views that may share bytes.
-
-        Buffers of the arena have their own keys, because lifetimes separate them.
-        """
-        buffer = self._plan.buffers[view.buffer]
-        is_own = buffer.space in {Space.ARENA, Space.WEIGHTS}
-        return buffer.space, view.buffer if is_own else buffer.start
 
 
 class CachedRuntimeChecks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from smelt.engine import HostCall, Launch, Space
+from smelt.engine import HostCall, Launch
 from smelt.errors import InternalError
 from smelt.runtime._host_segments import HostSegment, SubmitSegment
 from smelt.types import shared_formula_limit
@@ -13,7 +13,7 @@ from smelt.types import shared_formula_limit
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smelt.engine import CachedRuntimeChecks, HostStep, Plan, Submit, View
+    from smelt.engine import CachedRuntimeChecks, HostStep, Plan, Submit
     from smelt.runtime._host_segments import Check, Submittable
     from smelt.runtime._segments import Segment, SegmentFactory
     from smelt.runtime._step_memory import MemoryAccessor
@@ -99,19 +99,14 @@ class _PlanSplitter:
         Only launches that write an input count: the plan verifier has checked that no step
         overwrites memory that a later one reads.
         """
-        read = set(map(self._memory, step.inputs))
+        key = self._plan.memory_key
+        read = set(map(key, step.inputs))
         writers = (
             number
             for number, launch in enumerate(self.launches)
-            if not read.isdisjoint(self._memory(launch.operands[p]) for p in launch.writes)
+            if not read.isdisjoint(key(launch.operands[p]) for p in launch.writes)
         )
         return max(writers, default=-1) + 1
-
-    def _memory(self, view: View) -> tuple[Space, int]:
-        """Return the key that is equal for views that may share bytes while both are in use."""
-        buffer = self._plan.buffers[view.buffer]
-        is_own = buffer.space in {Space.ARENA, Space.WEIGHTS}
-        return buffer.space, view.buffer if is_own else buffer.start
 
 
 def _unchecked(values: Mapping[str, int], /) -> None:
