@@ -22,6 +22,7 @@ from smelt.devices import DEVICE_KINDS
 from smelt.engine import HostCall, Launch, Submit, read_engine, serialize_engine
 from smelt.errors import (
     BindingError,
+    BuildError,
     DeviceError,
     EngineFormatError,
     IndexRangeError,
@@ -33,7 +34,7 @@ from smelt.interp import interpret
 from smelt.ir import Constant, Graph
 from smelt.runtime import Engine
 from smelt.runtime._machinery import Machinery
-from smelt.types import DType, SymbolicDim, TensorType
+from smelt.types import DType, Limit, SymbolicDim, TensorType
 from tests.property.graphs import graphs, random_inputs
 from tests.support import serial_device
 
@@ -231,6 +232,30 @@ def test_a_refit_reaches_the_partitions_and_all_contexts() -> None:
             _check(again, changed)
         with pytest.raises(BindingError, match="no refittable weight u; it has: v, w"):
             engine.refit({"u": new["v"]})
+
+
+def test_a_refit_keeps_what_only_the_first_device_decides_by() -> None:
+    """The partition's engine once was made before the plan that decides by the constant."""
+    graph = Graph("shared")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (3, 4)))
+    axis = graph.add_constant(Constant("axis", np.array([1])), "axis")
+    total = graph.add(ops.CumSum(), x, graph.add_constant(np.array(1), "one"), name="total").output
+    triangle = graph.add(ops.Trilu(), total, axis, name="triangle").output
+    number = graph.add_input("number", TensorType(DType.INT64, (1,)))
+    moved = graph.add(ops.Add(), number, axis, name="added").output
+    graph.outputs = [triangle, moved]
+    with _scattered(lambda node: node.name == "added"):
+        engine = smelt.build(graph, ["cpu", _SERIAL], tune="none")
+    with engine, pytest.raises(BindingError, match="no refittable weight axis"):
+        engine.refit({"axis": np.array([-1])})
+
+
+def test_more_partitions_than_an_engine_may_have_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Limit.MAX_PARTITIONS, "most", 1)
+    with pytest.raises(BuildError, match="the limit MAX_PARTITIONS is 1"):
+        _split_build()
 
 
 def test_a_partition_is_retuned_with_the_rest() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.backends import WeightStore, build_plan
+from smelt.builder._bindings import bindings_of
 from smelt.builder._build_report import describe_plan
 from smelt.builder._build_warnings import (
     warn_of_batch,
@@ -39,13 +40,20 @@ from smelt.builder._tactic_selection import PlanState, TacticSelector
 from smelt.builder._toolchain import Toolchain, open_toolchains
 from smelt.config import cache_directory
 from smelt.devices import device_kind
-from smelt.engine import Binding, Launch
+from smelt.engine import Launch
 from smelt.errors import BuildError, sanitize_name
 from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
 from smelt.passes import run_passes
 from smelt.tuner import TimingCache, check_timings
-from smelt.types import DType, enough_memory_for, require_callable, substitute_dim, symbols_of
+from smelt.types import (
+    DType,
+    Limit,
+    enough_memory_for,
+    require_callable,
+    substitute_dim,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -204,8 +212,10 @@ class _Build:
     """Toolchains of further devices, in order of preference."""
     given_profile: SymbolRanges | None = None
     """Optimization profile of a partition; None if the shapes of the options determine them."""
-    partitions: list[EngineFile] = field(default_factory=list["EngineFile"])
-    """Engines of the parts that run on other devices."""
+    parts: list[tuple[PlacedPart, PlanState]] = field(
+        default_factory=list["tuple[PlacedPart, PlanState]"]
+    )
+    """The parts that run on other devices, each with its plan."""
     weights: WeightStore = field(default_factory=WeightStore)
     timings: TimingCache = field(init=False)
     deadline: float = field(init=False)
@@ -253,7 +263,7 @@ class _Build:
                 name=self.graph.name,
                 fingerprint=self._fingerprint(kernels),
                 device=self.tools.device,
-                bindings=_bindings(self.graph, plans),
+                bindings=bindings_of(self.graph, plans),
                 max_batch_size=max(
                     (profile[BATCH].high for profile in profiles if BATCH in profile), default=None
                 ),
@@ -270,7 +280,7 @@ class _Build:
                     [value.name for value in self.graph.outputs],
                 ),
                 embedded_network=self._embedded_network(),
-                partitions=tuple(self.partitions),
+                partitions=self._build_parts(),
             )
         )
 
@@ -394,21 +404,38 @@ class _Build:
         return plan
 
     def _place(self, plan: PlanState, storage: DType) -> None:
-        """Build the parts of a plan that other devices run, and leave a partition for each."""
+        """Take the parts out of a plan that other devices run, and leave a partition for each.
+
+        Raises:
+            BuildError: there are more partitions than an engine may have.
+        """
         devices = [partial(_support, self.tools, storage)]
         devices += [partial(_support, tools, DType.FLOAT32) for tools in self.others]
         placement = place(plan.graph, devices, plan.sizes)
         kinds = [tools.fingerprint.device for tools in (self.tools, *self.others)]
-        parts = extract_parts(plan.graph, placement.devices, kinds, len(self.partitions))
-        for part in list(parts):
-            guards = (guard for node in part.nodes for guard in node.guards)
-            plan.guards = (*plan.guards, *guards)
+        parts = extract_parts(plan.graph, placement.devices, kinds, len(self.parts))
+        self.parts += [(part, plan) for part in parts]
+        if len(self.parts) > Limit.MAX_PARTITIONS.most:
+            raise BuildError(
+                f"the devices {', '.join(kinds)} would alternate too often: "
+                f"{Limit.MAX_PARTITIONS.excess(len(self.parts))}; build for one of them"
+            )
+        moved = (guard for part in parts for node in part.nodes for guard in node.guards)
+        plan.guards = (*plan.guards, *moved)
+        for part in parts:
             plan.placed[part.node.name] = [
                 f"{node}: {reason}"
                 for node in part.nodes
                 for reason in placement.reasons[node.name]
             ]
-            self.partitions.append(self._build_part(part, plan))
+
+    def _build_parts(self) -> tuple[EngineFile, ...]:
+        """Return the engines of the parts.
+
+        The plans must be packed: by which constants they decide is then known, and a partition must
+        not offer these for a refit.
+        """
+        return tuple(self._build_part(part, plan) for part, plan in self.parts)
 
     def _build_part(self, part: PlacedPart, plan: PlanState) -> EngineFile:
         """Return the engine of a part, whose symbols are those of its plan.
@@ -486,43 +513,6 @@ def specialise(graph: Graph, values: Mapping[str, int]) -> None:
             raise guard.violation({})
     graph.guards = tuple(guard for guard in bound if guard.symbols)
     graph.infer()
-
-
-def _bindings(original: Graph, plans: list[PlanState]) -> tuple[Binding, ...]:
-    """Return the bindings of the inputs and outputs.
-
-    An extent is an integer if it has the same value in all plans, and symbolic otherwise.
-    """
-    fixed = dict(plans[0].fixed)
-    for plan in plans[1:]:
-        fixed = {n: v for n, v in fixed.items() if plan.fixed.get(n) == v}
-    pairs = [(True, v, [p.graph.inputs[i] for p in plans]) for i, v in enumerate(original.inputs)]
-    pairs += [
-        (False, v, [p.graph.outputs[i] for p in plans]) for i, v in enumerate(original.outputs)
-    ]
-    bindings: list[Binding] = []
-    for is_input, value, plan_values in pairs:
-        dtype, rank = plan_values[0].tensor.dtype, plan_values[0].tensor.rank
-        if any(plan_dims.tensor.rank != rank for plan_dims in plan_values):
-            ranks = " and ".join(str(plan_dims.tensor) for plan_dims in plan_values)
-            raise BuildError(
-                f"the rank of {value.name} depends on the input shapes: it is {ranks}; build one "
-                "engine for each, or give the op that removes axes (Squeeze) its axes"
-            )
-        # A Squeeze without axes may remove more axes once the symbols have values.
-        shape_of_network = (
-            value.tensor.shape if value.tensor.rank == rank else plan_values[0].tensor.shape
-        )
-        axes = zip(
-            shape_of_network, *(plan_dims.tensor.shape for plan_dims in plan_values), strict=True
-        )
-        # The shape in the plans is more specific: passes may have resolved symbols.
-        shape = (
-            plan_dims[0] if len({*plan_dims}) == 1 else substitute_dim(dim, fixed)
-            for dim, *plan_dims in axes
-        )
-        bindings.append(Binding(value.name, is_input, dtype, tuple(shape)))
-    return tuple(bindings)
 
 
 def _kernels(plans: list[PlanState]) -> list[KernelSpec]:

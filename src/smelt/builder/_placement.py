@@ -132,11 +132,8 @@ def _surrounding_device(
     own = set(nodes)
     sources = {p for node in nodes for p in _producers(node)} - own
     readers = {r for node in nodes for r in _readers(node)} - own
-    is_bound = any(
-        any(graph.is_output(v) for v in node.outputs)
-        or any(v is not None and v in graph.inputs for v in node.inputs)
-        for node in nodes
-    )
+    bindings = {*graph.inputs, *graph.outputs}
+    is_bound = any(v in bindings for node in nodes for v in (*node.inputs, *node.outputs))
     found = {devices[node] for node in (*sources, *readers)}
     return found.pop() if sources and readers and not is_bound and len(found) == 1 else None
 
@@ -178,8 +175,8 @@ def _can_move(node: Node) -> bool:
 
 def extract_parts(
     graph: Graph, devices: Mapping[Node, int], names: Sequence[str], first_index: int
-) -> Iterator[PlacedPart]:
-    """Replace the nodes on other devices by partitions, and yield these.
+) -> list[PlacedPart]:
+    """Replace the nodes on other devices by partitions, and return these.
 
     Args:
         graph: the graph, which is changed.
@@ -188,14 +185,16 @@ def extract_parts(
         first_index: position of the first partition in the engine.
     """
     if not devices:
-        return
+        return []
     graph.nodes = _ordered(graph, devices)
-    fresh = FreshNames(graph)
+    fresh, parts = FreshNames(graph), list[PlacedPart]()
     runs = [(d, list(nodes)) for d, nodes in groupby(graph.nodes, lambda n: devices.get(n, 0))]
     for device, nodes in runs:
         if device:
-            yield _extract(graph, nodes, device, names[device], first_index, fresh)
-            first_index += 1
+            index = first_index + len(parts)
+            parts.append(_extract(graph, nodes, device, names[device], index, fresh))
+    graph.remove_unused()  # all moved nodes at once: one by one takes the square of their number
+    return parts
 
 
 def _ordered(graph: Graph, devices: Mapping[Node, int]) -> list[Node]:
@@ -223,12 +222,13 @@ def _ordered(graph: Graph, devices: Mapping[Node, int]) -> list[Node]:
 def _extract(
     graph: Graph, nodes: Sequence[Node], device: int, name: str, index: int, fresh: FreshNames
 ) -> PlacedPart:
-    """Move nodes that follow one another into a graph of their own."""
+    """Copy nodes that follow one another into a graph of their own; nothing reads them then."""
     own = set(nodes)
     read = dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and not v.constant)
     inputs = [value for value in read if value.producer not in own]
     made = [value for node in nodes for value in node.outputs]
-    outputs = [v for v in made if graph.is_output(v) or any(u not in own for u in v.users)]
+    results = set(graph.outputs)
+    outputs = [v for v in made if v in results or any(u not in own for u in v.users)]
     part = _copy(f"{graph.name} partition {index}", nodes, inputs, outputs)
     node = graph.add(
         Partition(
@@ -245,8 +245,6 @@ def _extract(
     )
     for old, new in zip(outputs, node.outputs, strict=True):
         graph.replace_uses(old, new)
-    for old_node in reversed(nodes):
-        graph.remove(old_node)
     return PlacedPart(device, part, node, tuple(nodes))
 
 

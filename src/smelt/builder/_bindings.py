@@ -1,0 +1,52 @@
+"""Bindings of an engine from the graphs of its plans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smelt.engine import Binding
+from smelt.errors import BuildError
+from smelt.types import substitute_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smelt.builder._tactic_selection import PlanState
+    from smelt.ir import Graph
+
+
+def bindings_of(original: Graph, plans: Sequence[PlanState]) -> tuple[Binding, ...]:
+    """Return the bindings of the inputs and outputs.
+
+    An extent is an integer if it has the same value in all plans, and symbolic otherwise.
+    """
+    fixed = dict(plans[0].fixed)
+    for plan in plans[1:]:
+        fixed = {n: v for n, v in fixed.items() if plan.fixed.get(n) == v}
+    pairs = [(True, v, [p.graph.inputs[i] for p in plans]) for i, v in enumerate(original.inputs)]
+    pairs += [
+        (False, v, [p.graph.outputs[i] for p in plans]) for i, v in enumerate(original.outputs)
+    ]
+    bindings: list[Binding] = []
+    for is_input, value, plan_values in pairs:
+        dtype, rank = plan_values[0].tensor.dtype, plan_values[0].tensor.rank
+        if any(plan_dims.tensor.rank != rank for plan_dims in plan_values):
+            ranks = " and ".join(str(plan_dims.tensor) for plan_dims in plan_values)
+            raise BuildError(
+                f"the rank of {value.name} depends on the input shapes: it is {ranks}; build one "
+                "engine for each, or give the op that removes axes (Squeeze) its axes"
+            )
+        # A Squeeze without axes may remove more axes once the symbols have values.
+        shape_of_network = (
+            value.tensor.shape if value.tensor.rank == rank else plan_values[0].tensor.shape
+        )
+        axes = zip(
+            shape_of_network, *(plan_dims.tensor.shape for plan_dims in plan_values), strict=True
+        )
+        # The shape in the plans is more specific: passes may have resolved symbols.
+        shape = (
+            plan_dims[0] if len({*plan_dims}) == 1 else substitute_dim(dim, fixed)
+            for dim, *plan_dims in axes
+        )
+        bindings.append(Binding(value.name, is_input, dtype, tuple(shape)))
+    return tuple(bindings)
