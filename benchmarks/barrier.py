@@ -20,8 +20,8 @@ from smelt.backends.cpu import compile_ir, compile_runtime, host_target, link
 from smelt.devices.cpu import (
     CpuMemory,
     MappedCode,
-    Row,
     RunList,
+    RunListRow,
     Scratch,
     native_runtime,
     worker_pool,
@@ -56,7 +56,7 @@ def step_times(threads: int, runs: int) -> tuple[float, float]:
     image, symbols = link([compile_ir(_CHUNK, target)])
     code = MappedCode(image)
     function = code.address + dict(symbols)["spin"]
-    rows = [Row(function, 0, before) for before in range(_STEPS)]
+    rows = [RunListRow(function, 0, before) for before in range(_STEPS)]
     scratch = Scratch(memory, 64, threads)
     loops = compile_runtime(target)
     runtime = native_runtime(loops.code, dict(loops.symbols))

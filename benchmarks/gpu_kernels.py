@@ -42,7 +42,6 @@ from benchmarks.support.gpu_kernel_bench import (
 )
 from smelt.backends import Tactic
 from smelt.backends.cuda import CudaBackend, CudaTarget
-from smelt.backends.cuda.families import _gemm_tiles
 from smelt.devices.cuda import CudaGraph
 from smelt.errors import SmeltError
 from smelt.types import DType
@@ -260,9 +259,6 @@ def run_job(
 def run(options: argparse.Namespace) -> None:
     """Measure all jobs."""
     begin, target = time.monotonic(), CudaTarget(90)
-    if options.kept:
-        tiles: Any = _gemm_tiles  # to look at more than a build would
-        tiles._EMBEDDED_OPTIONS = options.kept
     workers = options.workers or max(1, (os.cpu_count() or 2) - 1)
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
@@ -294,7 +290,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--shown", type=int, default=2, help="how many of the best are printed")
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--kept", type=int, default=0, help="tactics of each product")
     parser.add_argument("--torch", action="store_true", help="time torch as well")
     parser.add_argument("--chain", action="store_true", help="time the best as a network, too")
     parser.add_argument("--json", help="where all times are written")

@@ -24,7 +24,7 @@ from smelt.backends.cuda import CudaBackend, CudaTarget, target_named
 from smelt.devices.cuda import cuda_device
 from smelt.errors import BuildError
 from smelt.ir import clone
-from smelt.passes import pipeline, run_passes
+from smelt.passes import assign_precision, pipeline, run_passes
 from smelt.tuner._benchmark_timer import is_not_timed, node_text
 from smelt.tuner._cuda_bench import CudaBench
 from smelt.tuner._isolated_node import TimingRepeats, lower_isolated_node
@@ -61,13 +61,14 @@ def work_of(
 ) -> dict[str, tuple[Node, list[Tactic], int]]:
     """For each shape of node: one of them, its most promising tactics, and how many there are."""
     found: dict[str, tuple[Node, list[Tactic], int]] = {}
+    assign_precision(graph.nodes, DType.FLOAT16, supports_mixed_precision=True)
     for node in graph.nodes:
         text = node_text(node)
         if text in found:
             first, tactics, count = found[text]
             found[text] = (first, tactics, count + 1)
             continue
-        every, _ = backend.candidates(node, target, DType.FLOAT16)
+        every, _ = backend.candidates(node, target)
         tactics = sorted((t for t in every if not is_not_timed(t)), key=lambda t: t.cost_hint)
         if any(is_not_timed(t) and not t.runs_on_host for t in every):
             continue

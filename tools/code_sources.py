@@ -38,6 +38,7 @@ from tests.support import (
     window_reuse_cases,
 )
 from tests.support.dense_cases import DENSE_CASES
+from tests.support.precision import candidates_in
 from tests.support.trials import bound_symbols, check_range, graph_of
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def families_of(target: str, unit: str) -> Iterator[tuple[Op, frozenset[str], bo
 
 
 def _kernel_families(node: Node, mode: _Mode) -> set[str]:
-    tactics = _backend(mode.target_name).candidates(node, mode.target, mode.storage)[0]
+    tactics = candidates_in(mode.storage, _backend(mode.target_name), node, mode.target)[0]
     return {tactic.family for tactic in tactics if not tactic.runs_on_host}
 
 
@@ -287,16 +288,18 @@ def _graph_of(case: Case, *, is_open: bool) -> tuple[Graph, tuple[tuple[str, int
 def _tactics(mode: _Mode, node: Node) -> list[Tactic]:
     """What the backend offers in a mode, best guess first, without what it offers anyway."""
     backend = _backend(mode.target_name)
-    offered = backend.candidates(node, mode.target, mode.storage)[0]
+    offered = candidates_in(mode.storage, backend, node, mode.target)[0]
     known: list[Tactic] = []
     if mode.plain is not None:
-        known = backend.candidates(node, mode.plain, mode.storage)[0]
+        known = candidates_in(mode.storage, backend, node, mode.plain)[0]
     elif mode.storage is not DType.FLOAT32:
-        known = backend.candidates(node, mode.target)[0]
+        known = candidates_in(DType.FLOAT32, backend, node, mode.target)[0]
     own = [tactic for tactic in offered if tactic not in known]
     if mode.storage is not DType.FLOAT32:
         # Else results, which nothing but a binding takes here, would stay float32.
-        own = [with_storage_dtype(mode.storage, node, tactic, outputs=True) for tactic in own]
+        own = [
+            with_storage_dtype(mode.storage, node, tactic, narrows_outputs=True) for tactic in own
+        ]
     if mode.turns:
         own = [replace(tactic, reversed_tile_order=True) for tactic in own]
     return own

@@ -39,8 +39,7 @@ _INTRODUCTION: Final = """\
 The ops of `smelt.ops`, in alphabetical order. The names, attributes and semantics are those of the
 newest ONNX operator set that has the op; the importers convert every other version, and Caffe, to
 them. Each op has a reference implementation in numpy, which defines its results. The reference
-runs on the host where no kernel computes the op. An attribute without a meaning is the attribute of
-that name in ONNX, or the text of the op explains it.
+runs on the host where no kernel computes the op.
 
 The columns CPU and CUDA list the families of kernels that a backend offers for at least one
 conformance case of the op, alone or as the root of a fused node;

@@ -130,7 +130,7 @@ def engine_without_looking(engine: Engine, kernels: Sequence[KernelSpec]) -> Eng
     header, backend = engine.header, CudaBackend()
     target = target_named(header.fingerprint.architecture)
     looking = [backend.generate(kernel, target) for kernel in kernels]
-    with patch("smelt.backends.cuda._kernel_source.Source.write_index_error"):
+    with patch("smelt.backends.cuda._kernel_source.KernelSource.write_index_error"):
         others = [backend.generate(kernel, target) for kernel in kernels]
         if any(text == other for text, other in zip(looking, others, strict=True)):
             raise SystemExit("kernels tell of indices in a way that this benchmark does not know")
@@ -152,7 +152,7 @@ def _with_kernels(engine: Engine, kernels: Sequence[KernelSpec], backend: CudaBa
 @contextmanager
 def _without_words() -> Generator[None]:
     """Make contexts that have no error words."""
-    with patch("smelt.runtime._cuda_machinery.error_words", return_value=None):
+    with patch("smelt.runtime._cuda_executor.error_words", return_value=None):
         yield
 
 

@@ -19,11 +19,12 @@ from smelt.devices.cuda import (
     CudaModule,
     CudaStream,
     KernelArguments,
-    LaunchShape,
+    LaunchConfig,
     cuda_device,
     launch,
 )
 from smelt.engine import ERROR_BYTES, Launch, View
+from smelt.passes import assign_precision
 from smelt.types import DType, element_count, evaluate_dim
 
 if TYPE_CHECKING:
@@ -107,10 +108,11 @@ def candidates_of(
 ) -> list[Candidate]:
     """The tactics of a node that are picked, their kernels being compiled."""
     found: list[Candidate] = []
-    tactics = [t for t in backend.candidates(node, target, storage)[0] if not t.runs_on_host]
+    assign_precision([node], storage, supports_mixed_precision=True)
+    tactics = [t for t in backend.candidates(node, target)[0] if not t.runs_on_host]
     for tactic in pick(tactics):
         if storage is not DType.FLOAT32:
-            tactic = with_storage_dtype(storage, node, tactic, outputs=True)
+            tactic = with_storage_dtype(storage, node, tactic, narrows_outputs=True)
         steps = lowered(backend, node, tactic)
         records = [
             submit(compiled, s.kernel, backend.generate(s.kernel, target), target) for s in steps
@@ -315,12 +317,12 @@ class CandidateBench:
                 words.append(made.data_ptr())
             words += [evaluate_dim(s, {}) for s in step.scalars] + [0] * record.scratch_words
             arguments = KernelArguments(words)
-            shape = LaunchShape(
+            shape = LaunchConfig(
                 (evaluate_dim(step.chunks, {}), 1, 1),
                 record.threads,
                 record.dynamic_shared_bytes,
-                supports_pdl=record.supports_pdl,
-                cluster=record.cluster,
+                uses_pdl=record.supports_pdl,
+                cluster_size=record.cluster,
             )
             queued.append((function, shape, arguments))
         return queued
@@ -329,7 +331,7 @@ class CandidateBench:
         """Launch the candidate on one set; ``early``, if it can start so."""
         for function, shape, arguments in self.sets[number % len(self.sets)]:
             if not early:
-                shape = dataclasses.replace(shape, supports_pdl=False)
+                shape = dataclasses.replace(shape, uses_pdl=False)
             launch(function, shape, arguments, self.rig.stream)
 
     def error(self) -> float:

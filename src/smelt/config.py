@@ -1,8 +1,7 @@
-"""Table of smelt's settings: name, environment variable, type, default and meaning of each flag.
+"""Table of smelt's settings: environment variable, type, default and meaning of each.
 
-No other module reads the environment. A flag is read on each call of its accessor, never at import,
-so a test or a notebook may set it at any time. ``changes_engine`` marks the flags whose value
-changes the built engine; it is part of every key under which code or timings are cached.
+No other module reads the environment. A setting is read on each call of its accessor, never at
+import, so a test or a notebook may set it at any time.
 
 Directories are created on first use with access for their owner only. If a directory cannot be used
 (no HOME, a read-only home, write access for another user), its accessor returns None, and callers
@@ -21,19 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from smelt.errors import SmeltError
-from smelt.handler_errors import pass_on_handler_error
+from smelt.signal_errors import make_directory, pass_on_handler_error, path_mode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 __all__ = [
     "FLAGS",
-    "Flag",
+    "EnvironmentSetting",
     "cache_directory",
     "code_cache_enabled",
     "cuda_libraries",
-    "describe_flags",
-    "engine_key",
     "home_directory",
     "is_own_file",
     "keys_directory",
@@ -60,10 +57,9 @@ _MAX_LINKS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Flag(Generic[T]):
+class EnvironmentSetting(Generic[T]):
     """One setting that an environment variable can change."""
 
-    name: str
     variable: str
     """Name of the environment variable."""
     kind: str
@@ -71,23 +67,17 @@ class Flag(Generic[T]):
     parse: Callable[[str], T]
     """Function that converts the text of the variable to a value.
 
-    It raises ValueError with a message that describes the expected value.
+    It raises ValueError with a message that says what is wrong with the text.
     """
     default: T
-    default_text: str
-    help: str
-    changes_engine: bool = False
 
-    def read(self, environment: Mapping[str, str] | None = None) -> T:
+    def read(self) -> T:
         """Return the current value; an empty variable counts as unset.
 
-        Args:
-            environment: variables by name; None for the environment of the process.
-
         Raises:
-            SmeltError: the value of the variable is not of the flag's type.
+            SmeltError: the value of the variable is not of the setting's type.
         """
-        text = (os.environ if environment is None else environment).get(self.variable, "").strip()
+        text = os.environ.get(self.variable, "").strip()
         if not text:
             return self.default
         try:
@@ -117,13 +107,13 @@ def _switch(text: str) -> bool:
         return True
     if text.lower() in {"0", "false", "no", "off"}:
         return False
-    raise ValueError("it must be on or off")
+    raise ValueError("it is neither on nor off")
 
 
 def _threads(text: str) -> int:
     count = int(text) if text.isdecimal() and len(text) < 6 else 0
     if not 1 <= count <= _MAX_THREADS:
-        raise ValueError(f"it must be a number of threads from 1 to {_MAX_THREADS}")
+        raise ValueError(f"it is not an integer from 1 to {_MAX_THREADS}")
     return count
 
 
@@ -135,93 +125,55 @@ def _level(text: str) -> str:
     level = text.lower().replace("-", "_")
     level = "verbose" if level == "debug" else level  # DEBUG is the name of this level in logging
     if level not in _LOG_LEVELS:
-        raise ValueError("it must be a severity")
+        raise ValueError("it is not a severity")
     return level
 
 
-_HOME: Final[Flag[Path | None]] = Flag(
-    "home",
-    "SMELT_HOME",
-    "a directory",
-    _path,
-    None,
-    "~/.smelt",
-    "Folder of the user's signing key, trusted keys and caches.",
+_HOME: Final[EnvironmentSetting[Path | None]] = EnvironmentSetting(
+    "SMELT_HOME", "a directory", _path, None
 )
-_CACHE_DIR: Final[Flag[Path | None]] = Flag(
-    "cache_dir",
-    "SMELT_CACHE_DIR",
-    "a directory",
-    _path,
-    None,
-    "cache in SMELT_HOME",
-    "Folder of compiled code and timings, kept between builds.",
+"""Folder of the user's signing key, trusted keys and caches; ~/.smelt by default."""
+_CACHE_DIR: Final[EnvironmentSetting[Path | None]] = EnvironmentSetting(
+    "SMELT_CACHE_DIR", "a directory", _path, None
 )
-_TRUSTED_KEYS: Final[Flag[tuple[Path, ...]]] = Flag(
-    "trusted_keys",
+"""Folder of compiled code and timings, kept between builds; cache in SMELT_HOME by default."""
+_TRUSTED_KEYS: Final[EnvironmentSetting[tuple[Path, ...]]] = EnvironmentSetting(
     "SMELT_TRUSTED_KEYS",
     f"files or directories of public keys, separated by {os.pathsep!r}",
     _paths,
     (),
-    "none",
-    "Public keys that are trusted in addition to those of `smelt trust add`.",
 )
-_THREADS: Final[Flag[int | None]] = Flag(
-    "threads",
-    "SMELT_THREADS",
-    "a number of threads",
-    _threads,
-    None,
-    "OMP_NUM_THREADS",
-    "Number of threads of a context that is created without threads=.",
+"""Public keys that are trusted in addition to those of `smelt trust add`."""
+_THREADS: Final[EnvironmentSetting[int | None]] = EnvironmentSetting(
+    "SMELT_THREADS", "a number of threads", _threads, None
 )
-_OPENMP_THREADS: Final[Flag[int | None]] = Flag(
-    "openmp_threads",
-    "OMP_NUM_THREADS",
-    "a number of threads",
-    _first_threads,
-    None,
-    "the processors that this process may use, by its affinity and its cgroups' quota",
-    "Number of threads if SMELT_THREADS is not set; the first number of a list such as 4,2.",
+"""Number of threads of a context that is created without threads=; OMP_NUM_THREADS by default."""
+_OPENMP_THREADS: Final[EnvironmentSetting[int | None]] = EnvironmentSetting(
+    "OMP_NUM_THREADS", "a number of threads", _first_threads, None
 )
-_LOG_LEVEL: Final[Flag[str | None]] = Flag(
-    "log",
-    "SMELT_LOG",
-    f"one of {', '.join(_LOG_LEVELS)}",
-    _level,
-    None,
-    "left to Python's logging, which shows warnings",
-    "Least severe level that is written to standard error.",
+"""Number of threads if SMELT_THREADS is not set; the first number of a list such as 4,2.
+
+By default it is the number of processors that this process may use, by its affinity and its
+cgroups' quota."""
+_LOG_LEVEL: Final[EnvironmentSetting[str | None]] = EnvironmentSetting(
+    "SMELT_LOG", f"one of {', '.join(_LOG_LEVELS)}", _level, None
 )
-_NO_CODE_CACHE: Final[Flag[bool]] = Flag(
-    "no_code_cache",
-    "SMELT_NO_CODE_CACHE",
-    "1 or 0",
-    _switch,
-    default=False,
-    default_text="0",
-    help="Compile every kernel again: neither read nor write the code cache.",
+"""Least severe level that is written to standard error.
+
+By default this is left to Python's logging, which shows warnings."""
+_NO_CODE_CACHE: Final[EnvironmentSetting[bool]] = EnvironmentSetting(
+    "SMELT_NO_CODE_CACHE", "1 or 0", _switch, default=False
 )
-_TARGET: Final[Flag[str | None]] = Flag(
-    "target",
-    "SMELT_TARGET",
-    "the name of a processor or level, such as x86-64-v3",
-    str,
-    None,
-    "this machine",
-    "CPU target for device strings without one.",
-    changes_engine=True,
+"""Whether every kernel is compiled again: the code cache is neither read nor written."""
+_TARGET: Final[EnvironmentSetting[str | None]] = EnvironmentSetting(
+    "SMELT_TARGET", "the name of a processor or level, such as x86-64-v3", str, None
 )
-_CUDA_LIBRARIES: Final[Flag[Path | None]] = Flag(
-    "cuda_libraries",
-    "SMELT_CUDA_LIBRARIES",
-    "a directory",
-    _path,
-    None,
-    "the packages nvidia-cublas and nvidia-cudnn-cu13, then the system's loader",
-    "Folder that is searched first for NVIDIA's libraries, which engines built with "
-    "libraries=True call.",
+"""CPU target for device strings without one; this machine by default."""
+_CUDA_LIBRARIES: Final[EnvironmentSetting[Path | None]] = EnvironmentSetting(
+    "SMELT_CUDA_LIBRARIES", "a directory", _path, None
 )
+"""Folder that is searched first for NVIDIA's libraries, which engines built with libraries=True
+call; the packages nvidia-cublas and nvidia-cudnn-cu13, then the system's loader, by default."""
 
 FLAGS: Final = (
     _HOME,
@@ -234,7 +186,7 @@ FLAGS: Final = (
     _TARGET,
     _CUDA_LIBRARIES,
 )
-"""All flags."""
+"""All settings."""
 
 
 def home_directory() -> Path | None:
@@ -248,7 +200,7 @@ def home_directory() -> Path | None:
     if (path := _HOME.read()) is not None:
         return private_directory(path, _HOME)
     user_home = os.environ.get("USERPROFILE" if os.name == "nt" else "HOME", "")
-    if not os.path.isdir(user_home):  # also for ""; smelt does not create the user's home
+    if not stat.S_ISDIR(path_mode(user_home)):  # also for ""; smelt does not create the user's home
         return None
     return private_directory(Path(user_home) / ".smelt")
 
@@ -283,7 +235,7 @@ def thread_count() -> int | None:
     try:
         return _OPENMP_THREADS.read()
     except SmeltError as error:
-        log_once(logging.WARNING, f"ignored: {error}")
+        log_once(logging.WARNING, f"{error}; smelt ignores the variable")
         return None
 
 
@@ -307,40 +259,29 @@ def target_name() -> str | None:
     return _TARGET.read()
 
 
-def engine_key() -> tuple[tuple[str, str], ...]:
-    """Return name and value of every flag that changes a built engine, for cache keys and plans."""
-    return tuple((flag.name, str(flag.read())) for flag in FLAGS if flag.changes_engine)
-
-
-def describe_flags() -> str:
-    """Return the table of flags as text, one paragraph each."""
-    return "\n".join(
-        f"{flag.variable}  ({flag.kind}; default: {flag.default_text})\n    {flag.help}"
-        for flag in FLAGS
-    )
-
-
-def private_directory(path: Path, flag_name: Flag[Path | None] | None = None) -> Path | None:
+def private_directory(
+    path: Path, setting: EnvironmentSetting[Path | None] | None = None
+) -> Path | None:
     """Return a directory, created if needed; log the reason and return None if it is unusable.
 
-    The reason is logged as a warning if a flag names the directory, because the user expects it to
-    be used. Otherwise it is logged as information: processes often have no home on purpose.
+    The reason is logged as a warning if a setting names the directory, because the user expects it
+    to be used. Otherwise it is logged as information: processes often have no home on purpose.
 
     Args:
         path: the directory.
-        flag_name: the flag whose variable names the directory, if any.
+        setting: the setting whose variable names the directory, if any.
     """
-    level = logging.INFO if flag_name is None else logging.WARNING
-    where = f"{flag_name.variable}={path}" if flag_name else str(path)
+    level = logging.INFO if setting is None else logging.WARNING
+    where = f"{setting.variable}={path}" if setting else str(path)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        reason = other_writers(path, above=1)
+        make_directory(path, 0o700)
+        reason = other_writers(path, num_parents=1)
     except OSError as error:
         pass_on_handler_error(error)
         log_once(level, f"{where} is not used: {error.strerror}")
         return None
     if reason:
-        variable = _HOME.variable if flag_name is None else flag_name.variable
+        variable = _HOME.variable if setting is None else setting.variable
         log_once(
             logging.WARNING,
             f"{where} is not used: {reason}; run this command, or set {variable} to another "
@@ -359,7 +300,7 @@ def log_once(level: int, text: str) -> None:
     _LOG.log(level, "%s", text)
 
 
-def other_writers(path: Path, *, above: int | None = 0) -> str:
+def other_writers(path: Path, *, num_parents: int | None = 0) -> str:
     """Return why users other than this one and root may change a file; "" if they may not.
 
     Symbolic links are followed. The target of each link is checked, and so are the link and its
@@ -368,8 +309,8 @@ def other_writers(path: Path, *, above: int | None = 0) -> str:
 
     Args:
         path: a file or directory.
-        above: number of parent directories to check, since a user who may write to one of them can
-            replace the file; None for all. The directory of each link is always checked.
+        num_parents: number of parent directories to check, since a user who may write to one of
+            them can replace the file; None for all. The directory of each link is always checked.
 
     Returns:
         The reason, with a command in parentheses that removes it.
@@ -384,7 +325,9 @@ def other_writers(path: Path, *, above: int | None = 0) -> str:
     except RuntimeError as error:  # raised for a loop of links before Python 3.13
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
     links = _links_on(path)
-    others = dict.fromkeys((real, *list(real.parents)[:above], *(link.parent for link in links)))
+    others = dict.fromkeys(
+        (real, *list(real.parents)[:num_parents], *(link.parent for link in links))
+    )
     for checked in (*links, *others):
         status = checked.lstat()
         subject = "it" if checked == real else str(checked)
@@ -398,7 +341,7 @@ def other_writers(path: Path, *, above: int | None = 0) -> str:
     return ""
 
 
-def other_writers_of_open(number: int, path: Path, *, above: int | None = 0) -> str:
+def other_writers_of_open(number: int, path: Path, *, num_parents: int | None = 0) -> str:
     """Return why other users may change an open file or have exchanged it; "" if neither.
 
     Both are checked: the path, and the file itself, because a path may lead to another file between
@@ -407,12 +350,12 @@ def other_writers_of_open(number: int, path: Path, *, above: int | None = 0) -> 
     Args:
         number: the descriptor of the file.
         path: the path by which it was opened.
-        above: see `other_writers`.
+        num_parents: see `other_writers`.
 
     Raises:
         OSError: there is no file at the path now.
     """
-    if reason := other_writers(path, above=above):
+    if reason := other_writers(path, num_parents=num_parents):
         return reason
     status = os.fstat(number)
     if not is_own_file(number):
@@ -434,7 +377,7 @@ def _links_on(path: Path) -> list[Path]:
     while remaining and len(links) <= _MAX_LINKS:
         part = remaining.pop()
         prefix = prefix.parent if part == ".." else prefix / part
-        if prefix.is_symlink():
+        if stat.S_ISLNK(prefix.lstat().st_mode):
             links.append(prefix)
             remaining += Path(os.readlink(prefix)).parts[::-1]
             prefix = prefix.parent  # joining an absolute target restarts at the root

@@ -183,8 +183,8 @@ def arguments_of(error: BaseException | None) -> tuple[Argument, ...]:
     return tuple(a for e in errors if isinstance(e, SmeltError) for a in e.arguments)
 
 
-class GraphError(SmeltError):
-    """The network is invalid. ``node`` is the name of the node, if known."""
+class _NodeError(SmeltError):
+    """Base of the errors of one node. ``node`` is the name of the node, if known."""
 
     def __init__(
         self, message: str, *, node: str | None = None, arguments: Sequence[Argument] = ()
@@ -192,6 +192,10 @@ class GraphError(SmeltError):
         super().__init__(f"{node}: {message}" if node else message, arguments=arguments)
         self.message = message
         self.node = node
+
+
+class GraphError(_NodeError):
+    """The network is invalid. ``node`` is the name of the node, if known."""
 
 
 class ShapeError(GraphError):
@@ -236,13 +240,8 @@ class BindingError(SmeltError):
     """An array does not fit its binding."""
 
 
-class IndexRangeError(SmeltError, IndexError):
+class IndexRangeError(_NodeError, IndexError):
     """An index or a length in the input data of a network is out of range."""
-
-    def __init__(self, message: str, *, node: str | None = None) -> None:
-        super().__init__(f"{node}: {message}" if node else message)
-        self.message = message
-        self.node = node
 
 
 class ContextError(SmeltError):

@@ -88,10 +88,11 @@ class _ForwardingHandler(logging.Handler):
     def __init__(self, target: Logger, minimum: Severity) -> None:
         super().__init__(minimum.level)
         self.target = target
+        self.has_ended = False
 
     def emit(self, record: logging.LogRecord) -> None:
         # A record written by a LoggingLogger is not forwarded: that could recurse without end.
-        if not getattr(record, _BRIDGED, False):
+        if not self.has_ended and not getattr(record, _BRIDGED, False):
             self.target.log(Severity.of_level(record.levelno), record.getMessage())
 
 
@@ -106,10 +107,11 @@ def forward_to(target: Logger, *, minimum: Severity = Severity.INFO) -> Generato
         yield target  # its output is ``logging``, which has the records already
         return
     handler = _ForwardingHandler(target, minimum)
-    _attach(handler)
     try:
+        _attach(handler)
         yield target
     finally:
+        handler.has_ended = True  # even if a signal handler raises before the next statement
         _detach(handler)
 
 
@@ -132,18 +134,23 @@ def show_on_console(minimum: Severity = Severity.WARNING) -> logging.Handler:
 def _attach(handler: logging.Handler) -> None:
     root = logging.getLogger(_ROOT)
     with _lock:
-        if not _attached:
-            _attached.append((root.level, None))
-        _attached.append((handler.level, handler))
+        original = [] if _attached else [(root.level, None)]
+        _attached.extend([*original, (handler.level, handler)])
         root.addHandler(handler)
         _open_level(root)
 
 
 def _detach(handler: logging.Handler) -> None:
+    """Remove a handler, and those of ended blocks whose removal was interrupted."""
     root = logging.getLogger(_ROOT)
     with _lock:
-        root.removeHandler(handler)
-        _attached[:] = [entry for entry in _attached if entry[1] is not handler]
+        attached = [other for _, other in _attached]
+        ended = {h for h in attached if isinstance(h, _ForwardingHandler) and h.has_ended}
+        removed: set[logging.Handler] = {handler, *ended}
+        for old in removed:
+            root.removeHandler(old)
+        # One call into C, so that no handler of a signal attaches what this would remove again.
+        _attached[:] = filter(removed.isdisjoint, _attached)
         _open_level(root)
         if len(_attached) == 1:
             _attached.clear()
@@ -154,9 +161,6 @@ def _open_level(root: logging.Logger) -> None:
 
     The original level is restored when no handler is attached.
     """
-    original, *levels = [level for level, _ in _attached]
-    root.setLevel(
-        min([level for level in (original, *levels) if level], default=original)
-        if levels
-        else original
-    )
+    levels = [level for level, _ in _attached]
+    if levels:  # empty if a handler of a signal has restored the level meanwhile
+        root.setLevel(min(filter(None, levels), default=logging.NOTSET))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from smelt import ops
-from smelt.builder._toolchain import open_toolchain
 from smelt.ir import Graph
 from smelt.types import DType, TensorType
+from tests.support.toolchains import open_toolchain
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:sm_90"])

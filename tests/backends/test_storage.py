@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smelt import ops
-from smelt.backends import Aliasing, _views
+from smelt.backends import Aliasing, _view_family
 from smelt.ir import Graph
 from smelt.types import Layout
 from tests.support.cpu_families import random
@@ -421,13 +421,13 @@ def test_the_parts_of_a_concatenation_are_looked_up_all_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
-    views: Callable[[Node, int, View], tuple[View, ...]] = vars(_views)["_parts"]
+    views: Callable[[Node, int, View], tuple[View, ...]] = vars(_view_family)["_parts"]
 
     def counted(node: Node, axis: int, view: View) -> tuple[View, ...]:
         asked.append(node.name)
         return views(node, axis, view)
 
-    monkeypatch.setattr(_views, "_parts", counted)
+    monkeypatch.setattr(_view_family, "_parts", counted)
     graph = Graph()
     x = graph.add_input("x", tensor(1, 4))
     parts = [relu(graph, x, f"part{i}") for i in range(50)]

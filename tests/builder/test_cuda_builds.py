@@ -20,7 +20,7 @@ from smelt import ops
 from smelt.backends.cuda import CompilerPool, CudaBackend, target_named
 from smelt.builder import _cuda_toolchain, devices_to_run
 from smelt.builder._cuda_toolchain import CudaToolchain
-from smelt.builder._toolchain import TunedGraph, open_toolchain, toolchain_of
+from smelt.builder._toolchain import TunedGraph, toolchain_of
 from smelt.devices.cuda import CudaKernel, _driver, cuda_device
 from smelt.engine import Launch, read_engine, serialize_engine
 from smelt.errors import (
@@ -34,7 +34,7 @@ from smelt.errors import (
 from smelt.gie import create_infer_builder
 from smelt.inspect import report_of, report_to_text
 from smelt.ir import Node
-from smelt.tuner import Choice
+from smelt.tuner import TacticChoice
 from smelt.types import DType
 from tests.support.cuda_conv_chains import row_of
 from tests.support.cuda_driver_stub import StubDriver
@@ -42,6 +42,7 @@ from tests.support.gie import RecordingLogger
 from tests.support.gie import small_network as gie_network
 from tests.support.pair_kinds import PairKinds
 from tests.support.small_networks import network_of_differences, small_network
+from tests.support.toolchains import open_toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,7 +107,7 @@ def test_a_compiler_without_the_fastest_kernels_is_told_where_they_could_win(
 ) -> None:
     monkeypatch.setattr(_cuda_toolchain, "gluon_unavailable_reason", lambda: "too new")
     hint = CudaToolchain(target_named("sm_90"), number).hint(reasons)
-    assert ("too new: pip install 'triton<3.8'" in hint) is is_told
+    assert ("too new; run: pip install 'triton<3.8'" in hint) is is_told
     monkeypatch.setattr(_cuda_toolchain, "gluon_unavailable_reason", lambda: None)
     assert not CudaToolchain(target_named("sm_90"), number).hint(reasons)
 
@@ -218,7 +219,7 @@ def test_who_asks_for_a_rounding_error_hears_why_nothing_is_tried(
     best: Any = net.add(ops.ArgMax(axis=1), net.outputs[0], name="best")
     number: Any = net.add(ops.Cast(DType.FLOAT32), best, name="number")
     net.mark_output(number)
-    detail = "has no effect: the rounding error of small cannot be measured: a value"
+    detail = "has no effect: the rounding error of small cannot be measured: best needs a value"
     for error, is_told in ((None, False), (0.01, True)):
         asked: dict[str, Any] = {"precision": "float16", "rounding_error": error}
         smelt.build(net, device="cuda:sm_90", tune="none", **asked)
@@ -305,7 +306,7 @@ def test_half2_keeps_images_in_pairs_between_layers_and_bindings_as_they_are() -
 def test_a_fingerprint_that_no_build_writes_is_refused(size: str) -> None:
     fingerprint = open_toolchain("cuda:sm_90").fingerprint
     for features in ((size,), (), fingerprint.features * 2):
-        with pytest.raises(EngineFormatError, match="the size of the GPU"):
+        with pytest.raises(EngineFormatError, match="the number of multiprocessors"):
             toolchain_of(replace(fingerprint, features=features))
     many = ",".join(f"sm_{number}" for number in range(80, 99))
     with pytest.raises(UnsupportedError, match="give at most 16"):
@@ -356,7 +357,7 @@ def test_the_gpu_that_is_there_decides_the_architecture(
     assert open_toolchain("cuda").device == "cuda:0"
     cuda_device(1).select()
     assert open_toolchain("cuda").device == "cuda:1"
-    with pytest.raises(DeviceError, match="GPUs are 0 to 1"):
+    with pytest.raises(DeviceError, match="this process sees cuda:0 to cuda:1"):
         open_toolchain("cuda:2")
 
 
@@ -530,7 +531,7 @@ def test_large_launches_take_turns_where_the_whole_plan_is_faster_so(
     tuning: Any = PairKinds().draft().tuning
     tuning.graph = graph
     best = open_toolchain("cuda").tune_in_network(
-        TunedGraph(tuning, Choice(tactics=tactics)), None, 0.0
+        TunedGraph(tuning, TacticChoice(tactics=tactics)), None, 0.0
     )
     assert any(tactic.reversed_tile_order for tactic in best.choice.tactics.values()) is turns
 
@@ -543,7 +544,7 @@ def test_an_engine_whose_launches_take_turns_is_generated_anew(
         graph, tactics = draft.tuning.graph, draft.choice.tactics
         order = CudaBackend(jobs=1).alternate_tile_order
         tactics = order(graph.nodes, tactics, draft.tuning.sizes, tools.target)
-        return TunedGraph(draft.tuning, Choice(tactics=tactics, times=draft.choice.times))
+        return TunedGraph(draft.tuning, TacticChoice(tactics=tactics, times=draft.choice.times))
 
     monkeypatch.setattr(CudaToolchain, "_with_estimated_pairs", turn)
     graph, _ = row_of("cc", batch=128)

@@ -13,7 +13,7 @@ import pytest
 import smelt
 from smelt import ops
 from smelt.builder import TuningEffort, _cuda_toolchain
-from smelt.builder._toolchain import TunedGraph, open_toolchain, toolchain_of
+from smelt.builder._toolchain import TunedGraph, toolchain_of
 from smelt.cli._build import build as build_command
 from smelt.devices.cuda import LIBRARIES, CublasLt, CudaMemory, cuda_device
 from smelt.engine import KernelSpec, Launch, read_engine, serialize_engine
@@ -27,7 +27,7 @@ from smelt.errors import (
 from smelt.inspect import report_of, report_to_text
 from smelt.interp import interpret
 from smelt.ir import Graph
-from smelt.tuner import Candidates, Choice, choose
+from smelt.tuner import Candidates, TacticChoice, choose
 from smelt.types import DType, TensorType
 from tests.support.cublaslt_stub import VERSION, StubCublasLt, hide_cublaslt
 from tests.support.cuda_driver_stub import StubDriver
@@ -35,6 +35,7 @@ from tests.support.cuda_engines import use_stub
 from tests.support.cudnn_stub import VERSION as CUDNN_VERSION
 from tests.support.cudnn_stub import StubCudnn, hide_cudnn
 from tests.support.pair_kinds import fits
+from tests.support.toolchains import open_toolchain
 from tests.support.vendor_library_on_gpu import prefer_families
 
 if TYPE_CHECKING:
@@ -330,7 +331,7 @@ def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(
     )
     for asked in (False, True):
         open_toolchain("cuda", libraries=asked).tune_in_network(
-            TunedGraph(tuning, Choice()), None, 0.0
+            TunedGraph(tuning, TacticChoice()), None, 0.0
         )
     assert places[1] == f"{places[0]}, {FEATURE}"
 
@@ -373,7 +374,7 @@ def test_both_can_be_asked_for_on_the_command_line(
     def open_network(*_: Any) -> smelt.NetworkDefinition:
         return network()
 
-    monkeypatch.setattr("smelt.cli._models.open_network", open_network)
+    monkeypatch.setattr("smelt.cli._model_options.open_network", open_network)
     target = str(tmp_path / "m.engine")
     for flags in ([], ["--libraries"], ["--portable"]):
         runner = click.testing.CliRunner()

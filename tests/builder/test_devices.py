@@ -9,10 +9,11 @@ import pytest
 import smelt
 from smelt.builder import BuildOptions
 from smelt.builder._cpu_toolchain import CpuToolchain
-from smelt.builder._toolchain import open_toolchain, toolchain_of
+from smelt.builder._toolchain import toolchain_of
 from smelt.devices import DEVICE_KINDS, DeviceName
 from smelt.errors import UnsupportedError
 from smelt.runtime import gpu_named
+from tests.support.toolchains import open_toolchain
 
 
 @pytest.mark.parametrize(

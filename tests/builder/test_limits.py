@@ -63,6 +63,7 @@ LOWERED = [
 
 
 @pytest.mark.parametrize("limit", LOWERED, ids=lambda limit: limit.name)
+@pytest.mark.slow
 def test_a_build_within_or_beyond_any_limit_is_loaded_or_refused_by_the_limits_name(
     limit: Limit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

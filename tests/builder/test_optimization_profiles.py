@@ -76,7 +76,7 @@ def test_inputs_that_share_a_symbol_must_agree() -> None:
     graph = network(x=("a", 2), y=("a", 3))
     assert optimization_profiles_of(graph, {"x": (4, 2), "y": (4, 3)}, 1) == [{"a": exactly(4)}]
     assert optimization_profiles_of(graph, {"x": (4, 2)}, 1) == [{"a": exactly(4)}]
-    with pytest.raises(ShapeError, match="a has two different ranges"):
+    with pytest.raises(ShapeError, match="extent a two different values or ranges"):
         optimization_profiles_of(graph, {"x": (4, 2), "y": (5, 3)}, 1)
 
 
@@ -93,7 +93,7 @@ def test_inputs_that_share_a_symbol_must_agree() -> None:
         ({"x": [(1, 3, 8, 8), (1, 3, 8)]}, BuildError, "differ in rank"),
         ({"x": ((1, 3, 8, 8), (1, 3, 9, 9))}, BuildError, "smallest, best, largest"),
         ({"x": ((1, 3, 9, 9), (1, 3, 8, 8), (1, 3, 9, 9))}, BuildError, "smallest <= best"),
-        (None, UnboundSymbolError, "leaves h, n, w open"),
+        (None, UnboundSymbolError, "no value for h, n, w"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_with_what_is_wrong(
@@ -106,12 +106,12 @@ def test_shapes_that_do_not_fit_are_refused_with_what_is_wrong(
 def test_inputs_with_differing_numbers_of_plans_are_refused() -> None:
     graph = network(x=("a", 2), y=("b", 2))
     shapes: Any = {"x": [(1, 2), (5, 2)], "y": [(3, 2), (4, 2), (5, 2)]}
-    with pytest.raises(BuildError, match=r"\[2, 3\] shapes"):
+    with pytest.raises(BuildError, match="gives 2 and 3 shapes"):
         optimization_profiles_of(graph, shapes, 1)
 
 
 def test_a_batch_below_one_is_refused() -> None:
-    with pytest.raises(BuildError, match="integer from 1 on"):
+    with pytest.raises(BuildError, match="integer of at least 1"):
         optimization_profiles_of(BATCHED, None, 0)
 
 
@@ -171,7 +171,7 @@ def test_an_empty_batch_may_be_all_that_an_engine_takes() -> None:
 
 def test_shapes_that_disagree_are_told_as_they_are_written() -> None:
     graph = network(x=("a", 2), y=("a", 3))
-    detail = r"a has two different ranges, 1\.\.4\.\.8 and 2\.\.9$"
+    detail = r"extent a two different values or ranges, 1\.\.4\.\.8 and 2\.\.9; give one"
     with pytest.raises(ShapeError, match=detail):
         optimization_profiles_of(
             graph, {"x": ((1, 2), (4, 2), (8, 2)), "y": ((2, 3), (9, 3), (9, 3))}, 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import random
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -16,10 +16,18 @@ from hypothesis import strategies as st
 
 import smelt
 from smelt import ops
-from smelt.builder import _build
-from smelt.builder._placement import Placement, Support, place
+from smelt.builder import _build, _placement
+from smelt.builder._placement import NodeSupport, PlacedPartition, Placement, place
 from smelt.devices import DEVICE_KINDS
-from smelt.engine import HostCall, Launch, Submit, read_engine, serialize_engine
+from smelt.engine import (
+    HostCall,
+    Launch,
+    Submit,
+    _file,
+    header_to_data,
+    read_engine,
+    serialize_engine,
+)
 from smelt.errors import (
     BindingError,
     BuildError,
@@ -28,13 +36,14 @@ from smelt.errors import (
     IndexRangeError,
     MissingExtraError,
     ShapeError,
+    SmeltError,
 )
 from smelt.inspect import report_of, report_to_html, report_to_json, report_to_text
 from smelt.interp import interpret
 from smelt.ir import Constant, Graph
-from smelt.runtime import Engine
-from smelt.runtime._machinery import Machinery
-from smelt.types import DType, Limit, SymbolicDim, TensorType
+from smelt.runtime import Engine, _engine
+from smelt.runtime._plan_executor import PlanExecutor
+from smelt.types import DType, Limit, SymbolicDim, TensorType, count_json_parts
 from tests.property.graphs import graphs, random_inputs
 from tests.support import serial_device
 
@@ -43,7 +52,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smelt.engine import EngineHeader
-    from smelt.ir import Node
+    from smelt.ir import Node, Value
 
 _SERIAL = serial_device.SERIAL.name
 
@@ -55,36 +64,70 @@ def _serial() -> Iterator[None]:
         yield
 
 
-def _scattered(chance: Callable[[Node], bool]) -> Any:
-    """Place nodes by chance."""
+@dataclass
+class _Split:
+    """Places chosen nodes, and keeps what each node read and which nodes form a partition."""
 
-    def place(graph: Graph, devices: Sequence[Any], sizes: dict[str, int]) -> Placement:
+    chosen: Callable[[Node], bool]
+    read: dict[Node, set[Value]] = field(default_factory=dict["Node", "set[Value]"])
+    outputs: list[Value] = field(default_factory=list["Value"])
+    parts: list[set[Node]] = field(default_factory=list["set[Node]"])
+
+    def place(self, graph: Graph, devices: Sequence[Any], sizes: dict[str, int]) -> Placement:
         del devices, sizes
         placement = Placement()
+        self.outputs += graph.outputs
         for node in graph.nodes:
+            self.read[node] = {v for v in node.inputs if v is not None and v.constant is None}
             types = [v.type for v in (*node.inputs, *node.outputs) if v is not None]
             movable = all(isinstance(t, TensorType) for t in types)
             movable &= all(v is None or v.constant or v.dims is None for v in node.inputs)
-            if movable and chance(node):
+            if movable and self.chosen(node):
                 placement.devices[node] = 1
-                placement.reasons[node.name] = ["by chance"]
+                placement.reasons[node.name] = ["chosen"]
         return placement
 
-    return mock.patch.object(_build, "place", place)
+    def extract(self, *arguments: Any) -> list[PlacedPartition]:
+        placed = _placement.extract_partitions(*arguments)
+        self.parts += [set(part.nodes) for part in placed]
+        return placed
+
+    def transfers(self) -> list[tuple[int, int]]:
+        """How many tensors enter and leave each partition."""
+        counts: list[tuple[int, int]] = []
+        for own in self.parts:
+            made = {value for node in own for value in node.outputs}
+            entering = {value for node in own for value in self.read[node]} - made
+            others = [values for node, values in self.read.items() if node not in own]
+            leaving = made & set(self.outputs).union(*others)
+            counts.append((len(entering), len(leaving)))
+        return counts
+
+    def build(self, graph: Graph, devices: Sequence[str]) -> smelt.Engine:
+        with mock.patch.multiple(_build, place=self.place, extract_partitions=self.extract):
+            return smelt.build(graph, devices, tune="none")
+
+
+def _placed(chosen: Callable[[Node], bool]) -> Any:
+    """Place the chosen nodes on the second device."""
+    return mock.patch.object(_build, "place", _Split(chosen).place)
 
 
 @settings(max_examples=40, suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large))
 @given(graphs(max_steps=8), st.integers(0, 1 << 16))
+@pytest.mark.slow
 def test_a_graph_that_is_split_at_random_computes_what_the_references_do(
     graph: Graph, seed: int
 ) -> None:
     assume(not any(value in graph.inputs for value in graph.outputs))
     source = random.Random(seed)  # noqa: S311  (nothing secret)
     arrays = random_inputs(graph)
-    with _scattered(lambda _: source.random() < 0.4):
-        engine = smelt.build(graph, ["cpu", _SERIAL], tune="none")
+    split = _Split(lambda _: source.random() < 0.4)
+    engine = split.build(graph, ["cpu", _SERIAL])
     submits = [s for plan in engine.header.plans for s in plan.steps if isinstance(s, Submit)]
     assert [step.partition for step in submits] == list(range(len(engine.partitions)))
+    # Each tensor that crosses the border of a partition is copied once, and no other one is.
+    assert [(len(s.inputs), len(s.outputs)) for s in submits] == split.transfers()
     with engine, engine.create_context() as context:
         for _ in range(2):
             found = context.run(arrays)
@@ -126,7 +169,7 @@ def _images(count: int) -> dict[str, np.ndarray[Any, Any]]:
 def _split_build(**options: Any) -> smelt.Engine:
     """The network with CumSum, the product and TopK on the second device."""
     moved = {"cum_sum", "mat_mul", "dense", "gemm", "top_k"}
-    with _scattered(lambda node: node.op.name in moved):
+    with _placed(lambda node: node.op.name in moved):
         return smelt.build(_ranked(), ["cpu", _SERIAL], tune="none", shapes=_shapes(), **options)
 
 
@@ -177,12 +220,12 @@ def test_a_device_that_this_machine_lacks_drops_out_with_a_warning(
 
 def test_a_node_between_partitions_joins_them_if_that_saves_time() -> None:
     def on_second(graph: Graph, names: set[str], seconds: float) -> list[str]:
-        def first(node: Node) -> Support:
-            return Support(node.op.name not in names, 0, [])
+        def first(node: Node) -> NodeSupport:
+            return NodeSupport(node.op.name not in names, 0, [])
 
-        def second(node: Node) -> Support:
+        def second(node: Node) -> NodeSupport:
             del node
-            return Support(has_kernel=True, seconds=seconds, reasons=[])
+            return NodeSupport(has_kernel=True, seconds=seconds, reasons=[])
 
         found = place(graph, [first, second], {"n": 3})
         return sorted(node.name for node in found.devices)
@@ -244,7 +287,7 @@ def test_a_refit_keeps_what_only_the_first_device_decides_by() -> None:
     number = graph.add_input("number", TensorType(DType.INT64, (1,)))
     moved = graph.add(ops.Add(), number, axis, name="added").output
     graph.outputs = [triangle, moved]
-    with _scattered(lambda node: node.name == "added"):
+    with _placed(lambda node: node.name == "added"):
         engine = smelt.build(graph, ["cpu", _SERIAL], tune="none")
     with engine, pytest.raises(BindingError, match="no refittable weight axis"):
         engine.refit({"axis": np.array([-1])})
@@ -256,6 +299,64 @@ def test_more_partitions_than_an_engine_may_have_are_refused(
     monkeypatch.setattr(Limit.MAX_PARTITIONS, "most", 1)
     with pytest.raises(BuildError, match="the limit MAX_PARTITIONS is 1"):
         _split_build()
+
+
+def test_headers_of_partitions_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a thousand partitions could have a header that takes seconds to parse."""
+    file = _split_build().file
+    (part, *_) = file.partitions
+    count = 100
+    data = serialize_engine(file.header, file.weights, b"", b"", None, b"", (part,) * count)
+    assert len(read_engine(data).partitions) == count
+    # That is more than the header of the engine alone has, and less than all partitions have.
+    own = count_json_parts(json.dumps(header_to_data(file.header)).encode())
+    monkeypatch.setattr(Limit.MAX_JSON_PARTS, "most", 2 * own)
+    with pytest.raises(EngineFormatError, match="the headers of the partitions of the engine have"):
+        read_engine(data)
+    with pytest.raises(SmeltError, match="the headers of the partitions of the engine have"):
+        serialize_engine(file.header, file.weights, b"", b"", None, b"", (part,) * count)
+
+
+@pytest.mark.parametrize("size", [1, 10, 63])
+def test_a_partition_that_is_smaller_than_a_prefix_is_refused(size: int) -> None:
+    file = _split_build().file
+    part = bytearray(
+        serialize_engine(file.partitions[0].header, file.partitions[0].weights, b"", b"", None)
+    )
+    part[24:32] = size.to_bytes(8, "little")  # the declared size
+    with (
+        mock.patch.object(_file, "serialize_engine", return_value=bytes(part)),
+        mock.patch.object(_file, "_check_partition_headers"),
+    ):
+        parts = _file.engine_parts(file.header, b"", b"", b"", None, b"", file.partitions[:1])
+        data = b"".join(parts)
+    with pytest.raises(EngineFormatError, match="partition 0 is not an engine"):
+        read_engine(data)
+
+
+def test_no_code_of_partitions_is_loaded_for_a_plan_that_is_refused() -> None:
+    file = _split_build().file
+    step = next(s for s in file.header.plans[0].steps if isinstance(s, Launch))
+    plan = replace(file.header.plans[0], steps=(replace(step, layer=1 << 20),))
+    header = replace(file.header, plans=(plan,))
+    with (
+        mock.patch.object(_engine, "load_code", side_effect=AssertionError),
+        pytest.raises(EngineFormatError) as caught,
+    ):
+        Engine.create(header, file.weights, file.code, file.runtime_code, b"", file.partitions)
+    assert "damaged" not in str(caught.value)  # it is no file
+
+
+def test_a_node_that_reads_an_output_of_the_network_may_join_partitions() -> None:
+    graph = Graph("read")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (4,)))
+    first = graph.add(ops.Relu(), x, name="first").output
+    middle = graph.add(ops.Neg(), first, name="middle").output
+    graph.outputs += [first, graph.add(ops.Abs(), middle, name="last").output]
+    devices = {node: 1 for node in graph.nodes if node.name != "middle"}
+    (node,) = (n for n in graph.nodes if n.name == "middle")
+    module: Any = _placement
+    assert module._surrounding_device(graph, [node], devices) == 1
 
 
 def test_a_partition_is_retuned_with_the_rest() -> None:
@@ -288,7 +389,7 @@ def test_an_error_within_a_partition_is_that_of_the_run() -> None:
     i = graph.add_input("i", TensorType(DType.INT64, (2,)))
     relu = graph.add(ops.Relu(), x, name="relu").output
     graph.outputs = [graph.add(ops.Gather(), relu, i, name="picked").output]
-    with _scattered(lambda node: node.op.name == "gather"):
+    with _placed(lambda node: node.op.name == "gather"):
         engine = smelt.build(graph, ["cpu", _SERIAL], tune="none")
     arrays = {"x": np.ones((4, 3), np.float32), "i": np.array([0, 9])}
     with engine, engine.create_context() as context:
@@ -320,18 +421,18 @@ def test_a_refit_during_a_run_does_not_reach_its_partitions() -> None:
     first = graph.add(ops.MatMul(), x, graph.add_constant(eye, "v"), name="first").output
     last = graph.add(ops.MatMul(), first, graph.add_constant(eye, "w"), name="last").output
     graph.outputs = [last]
-    with _scattered(lambda node: node.name == "last"):
+    with _placed(lambda node: node.name == "last"):
         engine = smelt.build(graph, ["cpu", _SERIAL], tune="none")
     ones = np.ones((2, 4), np.float32)
     with engine, engine.create_context() as context:
-        submit, pending = Machinery.submit, [{"v": -eye, "w": -eye}]
+        submit, pending = PlanExecutor.submit, [{"v": -eye, "w": -eye}]
 
-        def refit_first(machinery: Machinery, values: dict[str, int], arrays: list[Any]) -> None:
+        def refit_first(executor: PlanExecutor, values: dict[str, int], arrays: list[Any]) -> None:
             if pending:
                 engine.refit(pending.pop())
-            submit(machinery, values, arrays)
+            submit(executor, values, arrays)
 
-        with mock.patch.object(Machinery, "submit", refit_first):
+        with mock.patch.object(PlanExecutor, "submit", refit_first):
             for _ in range(3):
                 np.testing.assert_array_equal(context.run({"x": ones})["last"], ones)
         assert not pending
@@ -345,7 +446,7 @@ def test_a_partition_of_a_size_that_a_run_determines_is_built() -> None:
     floats = graph.add(ops.Cast(DType.FLOAT32), found, name="floats").output
     count = graph.add_constant(np.array([3]), "count")
     graph.outputs = [graph.add(ops.TopK(), floats, count, name="best").outputs[0]]
-    with _scattered(lambda node: node.op.name == "top_k"):
+    with _placed(lambda node: node.op.name == "top_k"):
         engine = smelt.build(graph, ["cpu", _SERIAL], tune="none")
     with engine:
         (best,) = engine.run({"x": np.ones((4, 8), np.float32)}).values()
@@ -363,7 +464,7 @@ def test_what_computes_nothing_is_no_second_device(caplog: pytest.LogCaptureFixt
 
 
 def test_an_engine_whose_partition_needs_an_absent_device_is_built() -> None:
-    with _scattered(lambda node: node.op.name == "relu"):
+    with _placed(lambda node: node.op.name == "relu"):
         engine = smelt.build(_ranked(2), ["cpu", "cuda:sm_90"], tune="none")
     assert [part.device for part in engine.partitions] == ["cuda"]
     with pytest.raises((DeviceError, MissingExtraError)):
@@ -414,10 +515,10 @@ def _with_binding(**changes: Any) -> Callable[[EngineHeader], EngineHeader]:
 _HEADER_CHANGES: list[tuple[Callable[[EngineHeader], EngineHeader], str]] = [
     (_with_binding(dtype=DType.INT32), "does not fit the binding"),
     (_with_binding(shape=(SymbolicDim.symbol("n"), 8, 17)), "does not fit the binding"),
-    (_with_binding(is_input=False), "operands do not fit|no input|the ranks of"),
-    (_of_plan(symbols=(("n", 1, 4),)), "the ranges of the symbol 'n' differ"),
-    (_of_plan(symbols=(("n", 1, 5), ("m", 1, 2))), "the ranges of the symbol 'm' differ"),
-    (lambda h: replace(h, plans=h.plans * 2), "has one plan"),
+    (_with_binding(is_input=False), "do not match the partition|not an input|the ranks of"),
+    (_of_plan(symbols=(("n", 1, 4),)), "the symbol 'n' does not cover its range"),
+    (_of_plan(symbols=(("n", 1, 5), ("m", 1, 2))), "the symbol 'm' does not cover its range"),
+    (lambda h: replace(h, plans=h.plans * 2), "must have one plan"),
 ]
 
 
@@ -427,7 +528,7 @@ def test_a_partition_that_does_not_fit_its_step_is_refused(
     change: Callable[[EngineHeader], EngineHeader], reason: str, trust: Any
 ) -> None:
     data = _rebuilt(_split_build(), change)
-    with pytest.raises(EngineFormatError, match=f"{reason}|differs from the regenerated"):
+    with pytest.raises(EngineFormatError, match=f"{reason}|that its program generates"):
         smelt.load(data, trust=trust)
 
 
@@ -446,9 +547,9 @@ def _with_steps(engine: smelt.Engine, change: Callable[[Submit], Submit], parts:
 _STEP_CHANGES: list[tuple[Callable[[Submit], Submit], str]] = [
     (lambda s: replace(s, partition=2), "there is no partition 2"),
     (lambda s: replace(s, partition=-1), "there is no partition -1"),
-    (lambda s: replace(s, partition=1 - s.partition), "fit"),
-    (lambda s: replace(s, inputs=s.inputs * 2), "operands do not fit"),
-    (lambda s: replace(s, outputs=s.outputs[:-1]), "operands do not fit|in use"),
+    (lambda s: replace(s, partition=1 - s.partition), "do not match|does not fit"),
+    (lambda s: replace(s, inputs=s.inputs * 2), "do not match the partition's bindings in number"),
+    (lambda s: replace(s, outputs=s.outputs[:-1]), "do not match|in use"),
     (lambda s: replace(s, outputs=s.inputs), "fit|writes to the input|shares|in use"),
     (
         lambda s: replace(s, inputs=(replace(s.inputs[0], strides=(1, 1, 1)),)),

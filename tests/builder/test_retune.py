@@ -14,7 +14,6 @@ from smelt import ops
 from smelt.backends.cpu import processor_text
 from smelt.builder import _cpu_toolchain, _cuda_toolchain
 from smelt.builder._options import PRECISIONS
-from smelt.builder._toolchain import open_toolchain
 from smelt.engine import Weight, detect_host, read_engine, serialize_engine
 from smelt.errors import BindingError, BuildError, EngineFormatError, EngineMismatchError
 from smelt.interp import interpret
@@ -25,13 +24,14 @@ from smelt.types import DType, override
 from tests.support.cuda_engines import use_stub
 from tests.support.cuda_stub_candidates import Candidates, ClockedStub, StubBackend, tactic_of
 from tests.support.small_networks import answers, pictures, small_network, weights
+from tests.support.toolchains import open_toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from smelt import Engine, NetworkDefinition
-    from smelt.backends import Refusal, Tactic
+    from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
     from smelt.devices.cuda import CudaDevice
     from smelt.engine import EngineFile, EngineHeader
@@ -298,7 +298,7 @@ class _SlowOrFast(Candidates):
     """An addition that is estimated to be slow where it is fast."""
 
     @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
         del node, target
         yield tactic_of("slow", DType.FLOAT32, hint=1e-6)
         yield tactic_of("fast", DType.FLOAT32, hint=2e-6)
@@ -330,7 +330,7 @@ def test_the_gpus_clock_decides_what_an_estimate_did_elsewhere(
     net.mark_output(y)
     with caplog.at_level("WARNING"):
         engine = smelt.build(net, "cuda:sm_90", retunable=True)
-    assert "no tactic is timed: cuda:sm_90 is not this machine" in caplog.text
+    assert "no tactic is timed: cuda:sm_90 is not a device of this machine" in caplog.text
     assert [layer.tactic for layer in engine.layers] == ["candidates(kind=slow)"]
     given = np.ones((3, 4), np.float32)
     with (

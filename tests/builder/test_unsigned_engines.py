@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt import ops
 from smelt.builder._cpu_toolchain import CpuToolchain
 from smelt.engine import Binding, EngineHeader, LayerInfo, Weight, read_engine
-from smelt.errors import EngineFormatError, EngineMismatchError, SmeltError
-from smelt.types import DType, Limit
+from smelt.errors import EngineFormatError, EngineMismatchError, IndexRangeError, SmeltError
+from smelt.ir import Graph
+from smelt.types import DType, Limit, TensorType
 from tests.support.small_networks import pictures, small_network
 from tests.support.unsigned import (
     BATCH,
@@ -146,7 +149,7 @@ def test_thousands_of_the_same_are_refused_before_they_are_assembled(what: str) 
         program["plans"] *= 5_000
     else:
         program["plans"][0]["outputs"] *= 50_000
-    with pytest.raises(EngineFormatError, match=f"in its {what}"):
+    with pytest.raises(EngineFormatError, match=f"{what} are not those"):
         smelt.load(unsigned(engine, program=json.dumps(program)))
 
 
@@ -210,12 +213,20 @@ def test_a_table_is_not_replaced_by_a_refit() -> None:
     assert all(w.recipe is None for w in loaded.header.weights if "indices" in w.name)
 
 
-def test_indices_are_those_of_the_program() -> None:
+def test_indices_that_are_not_those_of_the_program_are_checked_by_kernels() -> None:
+    """A refit may have replaced them."""
     engine = picked_engine()
     (indices,) = [w for w in engine.header.weights if w.dtype is DType.INT64]
-    for value in (1 << 40, 4, -1):
-        with pytest.raises(EngineFormatError, match="tables"):
-            smelt.load(_with_number(engine, indices, value))
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    for value in (1 << 40, 8, -9, -(1 << 63)):
+        with (
+            smelt.load(_with_number(engine, indices, value)) as loaded,
+            pytest.raises(IndexRangeError),
+        ):
+            loaded.run({"x": x})
+    with smelt.load(_with_number(engine, indices, -1)) as loaded:
+        (picked,) = _answers(loaded, x).values()
+    np.testing.assert_array_equal(picked, x[:, [[-1, -1], [0, 5]]])
 
 
 def test_a_guard_that_a_program_leaves_out_is_there_all_the_same() -> None:
@@ -264,9 +275,9 @@ def test_numbers_of_another_kind_reach_no_generator(kind: type) -> None:
     ("field", "value", "problem"),
     [
         (5, "0", "expected a 64-bit integer, not '0'"),
-        (6, 0, "a text is needed, not 0"),
+        (6, 0, "expected a string, not 0"),
         (7, "other", "'other' is not one of none, view"),
-        (8, 0, "true or false is needed, not 0"),
+        (8, 0, "expected true or false, not 0"),
     ],
 )
 def test_a_field_of_a_tactic_must_have_the_type_that_is_written(
@@ -287,7 +298,7 @@ def test_constants_that_no_weights_hold_are_refused_before_they_are_made() -> No
     ):
         program = program_changed(engine.file, "constants", 0, value=row)
         with pytest.raises(
-            EngineFormatError, match=r"the weights have only|must have its elements"
+            EngineFormatError, match=r"more than 8 times the|lacks its elements|too large to list"
         ):
             smelt.load(unsigned(engine, program=program))
 
@@ -335,3 +346,35 @@ def test_one_that_computes_nothing_is_loaded_only_when_it_is_asked_for() -> None
     with pytest.raises(EngineMismatchError, match="computes nothing"):
         smelt.load(nothing)
     assert smelt.load(nothing, device="null").device == "null"
+
+
+def _shifted(amount: float) -> Graph:
+    """A branch with a constant called w."""
+    graph = Graph("shifted")
+    x = graph.add_input("v", TensorType(DType.FLOAT32, (3,)))
+    w = graph.add_constant(np.full(3, amount, np.float32), "w")
+    graph.outputs = [graph.add(ops.Add(), x, w, name="sum").output]
+    return graph
+
+
+def test_taken_branch_may_have_a_constant_of_the_same_name() -> None:
+    graph = Graph("branches")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (3,)))
+    condition = graph.add_constant(np.ones((), np.bool_), "condition")
+    w = graph.add_constant(np.full(3, 7, np.float32), "w")
+    product = graph.add(ops.Mul(), x, w, name="product").output
+    branches = ops.If(then_branch=_shifted(1), else_branch=_shifted(2))
+    y = graph.add(branches, condition, product, name="y").output
+    graph.outputs = [graph.add(ops.Neg(), y, name="negative").output]
+    loaded = smelt.load(unsigned(build(graph)))
+    given = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(_answers(loaded, given)["negative"], -(7 * given + 1))
+
+
+@pytest.mark.parametrize("op", [ops.LRN(3, alpha=math.nan), ops.LRN(3, bias=math.nan)])
+def test_an_attribute_that_is_not_a_number_is_the_same_in_the_file(op: ops.LRN) -> None:
+    graph = Graph("nan")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (1, 4, 2, 2)))
+    graph.outputs = [graph.add(op, x, name="y").output]
+    loaded = smelt.load(unsigned(build(graph)))
+    assert np.isnan(_answers(loaded, np.ones((1, 4, 2, 2), np.float32))["y"]).all()

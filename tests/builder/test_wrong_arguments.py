@@ -60,7 +60,7 @@ def _compare(**options: Any) -> object:
         (lambda: _network().add_input("x", None, (1,)), "None is not an element type"),
         (
             lambda: _network().add_input("x", "float32", 3),
-            "extents of a shape is 3; it must be a list",
+            "shape is 3; it must be a list",
         ),
         (lambda: _network().add("relu"), "add expects an op .* not 'relu'"),
         (lambda: _network().add_concatenation(None), "is None; it must be a list"),
@@ -73,7 +73,7 @@ def test_a_wrong_argument_is_told_in_words(call: Callable[[], object], detail: s
 
 _TO_AN_ENGINE: list[tuple[Callable[[Any], object], str]] = [
     (lambda e: e.refit(None), "is None; it must be a dict whose keys are names"),
-    (lambda e: e.refit({3: 0}), "a name among the weights of a refit is 3"),
+    (lambda e: e.refit({3: 0}), "a key of the weights of a refit is 3"),
     (lambda e: e.save("."), "it is a folder; name a file in it"),
     (lambda e: e.save(None), "a path or an open binary file, not NoneType"),
     (lambda e: e.create_context().execute(1, None), "is None; it must be a list"),

@@ -14,7 +14,7 @@ import pytest
 
 from smelt.builder import load
 from smelt.cli import _progress
-from smelt.cli._option_types import ByteCount
+from smelt.cli._option_types import byte_count
 from smelt.engine import MAGIC
 from smelt.logger import Severity, forward_to
 from tests.support.small_models import boxes_model, save_model, two_inputs_model
@@ -103,7 +103,7 @@ def test_the_json_answer_describes_the_engine(smelt: Smelt, model: Path, tmp_pat
 def test_a_build_says_which_steps_will_be_slow(smelt: Smelt, tmp_path: Path) -> None:
     path = save_model(boxes_model(), tmp_path / "boxes.onnx")
     answer = smelt("build", path, "-o", tmp_path / "boxes.engine", "--tune", "none")
-    detail = "1 step runs in Python, which is slow: non_max_suppression (layers selected)"
+    detail = "1 step runs in Python, which is slow: non_max_suppression (layer selected)"
     assert detail in answer.err
 
 
@@ -117,7 +117,7 @@ def test_a_build_for_a_gpu_says_what_stays_on_the_host_and_what_copies_cost(
     detail = answer.json
     assert detail["reference_layers"] == ["selected"]
     assert detail["host_copy_bytes"] == 8 * 4 * 4 + 8 * 4 + 3 * 3 * 8
-    line = "1 step runs on the host in Python, which is slow; 232 B are copied"
+    line = "1 step runs on the host in Python, which is slow and copies 232 B in each run"
     assert line in smelt("build", model, "-o", path, "--device", "cuda:sm_90").err
     assert line in smelt("inspect", path).out
     smelt("inspect", path, "--html", page)
@@ -203,7 +203,7 @@ def test_an_open_extent_is_an_error_that_names_it_and_the_option(
 ) -> None:
     answer = smelt("build", open_model, "--tune", "none")
     assert answer.code == 1
-    assert "leaves n open" in answer.err
+    assert "the network has no value for n;" in answer.err
     assert "max_batch_size sets only an extent that is named batch" in answer.err
     assert "On the command line: --shape image=1x3x16x16, or 1..8 for a range" in answer.err
 
@@ -213,7 +213,7 @@ def test_an_open_extent_is_an_error_that_names_it_and_the_option(
     [("1048576", 1 << 20), ("64MiB", 64 << 20), ("1.5g", 3 << 29), ("2 KB", 2048), ("7b", 7)],
 )
 def test_sizes_may_have_units(text: str, size: int) -> None:
-    assert ByteCount().convert(text, None, None) == size
+    assert byte_count(text) == size
 
 
 def test_a_tensor_inside_the_network_can_be_made_the_output(
@@ -232,6 +232,7 @@ def test_a_tensor_inside_the_network_can_be_made_the_output(
         ("cut.onnx", b"\x08\x07\x12", "is not an ONNX model, or is truncated"),
         ("net.caffemodel", b"", "contains only weights; give the network first"),
         ("bad.prototxt", b"layer {", "prototxt"),
+        ("a{1}.prototxt", b"", "a{1}.prototxt is empty"),
     ],
 )
 def test_a_model_that_cannot_be_read_leaves_no_file(

@@ -80,6 +80,7 @@ _decode(path, channels)
         ("I;16", "png", {"compress_level": 1}),
     ],
 )
+@pytest.mark.slow
 def test_the_largest_picture_is_decoded_in_less_than_two_gigabytes(
     tmp_path: Path, mode: str, suffix: str, options: dict[str, Any], channels: int
 ) -> None:
@@ -107,5 +108,5 @@ def test_a_picture_for_which_there_is_no_memory_is_an_error_of_the_picture(
     path = tmp_path / "picture.png"
     Image.new("RGB", (8, 8)).save(path)
     monkeypatch.setattr(ImageOps, "exif_transpose", refuse)
-    with pytest.raises(SmeltError, match=r"picture\.png needs more memory to be decoded"):
+    with pytest.raises(SmeltError, match=r"not enough memory to decode .*picture\.png"):
         image_to_array(str(path), (1, 3, 8, 8), np.dtype("float32"), _preparation())

@@ -42,7 +42,7 @@ def reshape(shared: Path) -> Path:
 def test_a_loadable_is_shown_as_text(smelt: Smelt, lenet: Path) -> None:
     text = smelt("dla", "inspect", lenet).out
     assert "task 1: DLA1 firmware 0.11.0, 11 operations" in text
-    assert "waits for 3; programmed -> 6, programmed -> 4" in text
+    assert "waits for 3 events; programmed -> 6, programmed -> 4" in text
     assert "enabled -> 0 (fused parent)" in text
     assert "src         1x28x28 (CxHxW), FF16, address 2, 25088 bytes, strides 896/25088" in text
     assert "prob: 1x10x1x1 NCXHWX HALF FEATURE, memory 12, 32 bytes" in text
@@ -77,7 +77,7 @@ def test_what_is_no_loadable_is_one_line(smelt: Smelt, tmp_path: Path) -> None:
         answer = smelt("dla", command, path)
         assert answer.code == 1
         assert answer.err.startswith(f"error: {path} is not a valid loadable: ")
-        assert "not an NVDLA loadable (no FlatBuffers header)" in answer.err
+        assert "the loadable has no FlatBuffers header" in answer.err
         assert answer.err.count("\n") == 1
 
 

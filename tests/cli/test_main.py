@@ -326,7 +326,7 @@ def test_what_is_wrong_whatever_the_files_and_the_machine_are_gives_2(
         "bench none.engine",
         "bench ENGINE --batch 7",
         "inspect none.engine",
-        "inspect ENGINE --times none",
+        "inspect ENGINE --profile none",
         "compare none.onnx",
         "compare MODEL --tolerance 0 --seed 1",
         "trust remove none",
@@ -349,6 +349,36 @@ def test_what_files_or_the_machine_do_not_allow_gives_1(
 
 def test_a_device_may_be_named_twice(smelt: Smelt, engine: Path) -> None:
     assert smelt("inspect", engine, "--html", os.devnull, "--svg", os.devnull).code == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="open files have no names here")
+@pytest.mark.parametrize(
+    "words", ["inspect ENGINE --html LINK", "inspect ENGINE --svg LINK", "build MODEL -o LINK"]
+)
+def test_a_link_to_an_open_file_stays_and_the_file_has_what_is_written(
+    smelt: Smelt, words: str, model: Path, engine: Path, tmp_path: Path
+) -> None:
+    link, path = tmp_path / "stdout", tmp_path / "redirected"
+    with path.open("wb") as file:
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        given = words.replace("MODEL", str(model)).replace("ENGINE", str(engine))
+        options = ["--tune", "none"] if "build" in words else []
+        answer = smelt(*given.replace("LINK", str(link)).split(), *options)
+    assert answer.code == 0, answer.err
+    assert link.is_symlink()
+    assert path.read_bytes().startswith((b"<!doctype html>", b"<svg", MAGIC))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="open files have no names here")
+def test_an_open_file_that_a_command_reads_is_not_written(
+    smelt: Smelt, engine: Path, tmp_path: Path
+) -> None:
+    copy, link = tmp_path / "m.engine", tmp_path / "stdout"
+    copy.write_bytes(engine.read_bytes())
+    with copy.open("r+b") as file:
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        assert smelt("inspect", copy, "--html", link).code != 0
+    assert copy.read_bytes() == engine.read_bytes()
 
 
 def test_no_summary_of_a_command_is_cut(smelt: Smelt) -> None:

@@ -104,7 +104,7 @@ def test_the_text_answer_is_a_table_of_classes(smelt: Smelt, engine: Path, pictu
 @pytest.mark.parametrize(
     ("arguments", "detail"),
     [
-        (("--input", "image=cat.jpg"), "smelt run --image cat.jpg prepares it"),
+        (("--input", "image=cat.jpg"), "cat.jpg is a picture, but --input takes a .npy file"),
         (("--input", "image=zeros", "--labels", "nope"), "nope cannot be read: No such file"),
     ],
 )
@@ -163,7 +163,7 @@ def test_files_hold_bfloat16_as_two_bytes_each(smelt: Smelt, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "code", "detail"),
     [
-        ([], 1, "give every input: --image FILE, or --input image=FILE.npy"),
+        ([], 1, "1 input has no value: give --input image=FILE.npy (or one --image FILE)"),
         (["--input", "picture=random"], 1, "no input 'picture'; it has: image"),
         (["--input", "image"], 2, "is not NAME=VALUE"),
         (["--input", "image=none.npy"], 1, "none.npy cannot be read as a .npy array"),
@@ -201,7 +201,7 @@ def test_a_text_is_no_picture(smelt: Smelt, engine: Path, tmp_path: Path) -> Non
     path.write_text("a cat")
     answer = smelt("run", engine, "--image", path)
     assert answer.code == 1
-    assert "is not a picture that pillow can read" in answer.err
+    assert "is not a valid picture in one of the formats PNG, JPEG" in answer.err
 
 
 def test_a_picture_cut_off_is_an_error(smelt: Smelt, engine: Path, picture: Path) -> None:
@@ -411,7 +411,7 @@ def test_results_that_are_no_numbers_are_told(smelt: Smelt, engine: Path, tmp_pa
     answer = smelt("run", engine, "--input", f"image={path}", "--json")
     assert answer.json["outputs"]["prob"]["not_finite"] == 10
     answer = smelt("run", engine, "--input", f"image={path}")
-    assert answer.err == "prob: 10 elements are infinite or not a number\n"
+    assert answer.err == "prob: 10 elements are infinite or NaN\n"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def _sparse_array(path: Path, dtype: str, shape: tuple[int, ...]) -> Path:
     [("<f4", (_LARGE_BYTES // 4,)), ("<f4", (1, 3, 16, _LARGE_BYTES // 192)), ("<i4", (1 << 30,))],
 )
 @pytest.mark.parametrize("command", ["run", "bench", "compare"])
+@pytest.mark.slow
 def test_a_large_array_is_refused_by_its_header(
     engine: Path, model: Path, tmp_path: Path, command: str, dtype: str, shape: tuple[int, ...]
 ) -> None:
@@ -102,4 +103,4 @@ def test_an_engine_that_ends_elsewhere_than_its_file_is_refused_before_it_is_cop
     path.write_bytes(prefix.pack(magic, version, reserved, length, total) + text + bytes(128))
     os.truncate(path, total)
     detail = _refused("run", path, "--input", "image=zeros")
-    assert ("1 bytes follow the engine" if rest else "is at a wrong offset") in detail
+    assert ("1 byte after the last section" if rest else "is at a wrong offset") in detail

@@ -19,15 +19,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_flag_has_its_own_name_and_a_prefixed_variable() -> None:
-    assert len({flag.name for flag in config.FLAGS}) == len(config.FLAGS)
+def test_every_flag_has_its_own_prefixed_variable() -> None:
     assert len({flag.variable for flag in config.FLAGS}) == len(config.FLAGS)
     others = [f.variable for f in config.FLAGS if not f.variable.startswith("SMELT_")]
     assert others == ["OMP_NUM_THREADS"]
-
-
-def test_the_description_names_every_variable() -> None:
-    assert all(flag.variable in config.describe_flags() for flag in config.FLAGS)
 
 
 def test_the_home_directory_is_made_for_its_owner_alone(home: Path) -> None:
@@ -112,7 +107,8 @@ def test_what_openmp_could_not_mean_either_is_ignored_with_a_warning(
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     assert [config.thread_count(), config.thread_count()] == [None, None]
     (detail,) = caplog.messages
-    assert detail.startswith(f"ignored: OMP_NUM_THREADS={text!r} in the environment: ")
+    assert detail.startswith(f"OMP_NUM_THREADS={text!r} in the environment: ")
+    assert detail.endswith("smelt ignores the variable")
 
 
 @pytest.mark.parametrize(("text", "enabled"), [("1", False), ("off", True), ("", True)])
@@ -125,21 +121,13 @@ def test_the_code_cache_can_be_switched_off(
 
 def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_NO_CODE_CACHE", "perhaps")
-    with pytest.raises(SmeltError, match="it must be on or off"):
+    with pytest.raises(SmeltError, match="it is neither on nor off"):
         config.code_cache_enabled()
 
 
 def test_severities_are_read_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_LOG", "Internal-Error")
     assert config.log_level() == "internal_error"
-
-
-def test_only_flags_that_change_an_engine_are_in_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = config.engine_key()
-    monkeypatch.setenv("SMELT_THREADS", "2")
-    assert config.engine_key() == before
-    monkeypatch.setenv("SMELT_TARGET", "x86-64-v3")
-    assert config.engine_key() != before
 
 
 def test_trusted_keys_are_a_list_of_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

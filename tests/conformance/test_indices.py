@@ -123,7 +123,9 @@ def test_more_indices_than_data_off_the_axis_are_refused(
         node_on(2, 3)
     node_on(3, 2)
     arrays: list[Array] = [np.zeros((2, 4)), np.zeros((3, 9), np.int64), np.zeros((3, 9))]
-    with pytest.raises(IndexRangeError, match="the indices have 3 elements on axis 0"):
+    with pytest.raises(
+        IndexRangeError, match="axis 0 of the indices has 3 elements, more than the 2 of the data"
+    ):
         op.reference(*arrays[:count])
 
 

@@ -17,8 +17,8 @@ from smelt.devices.cuda import (
     CudaRunList,
     CudaStream,
     KernelLoader,
-    ProductCall,
-    RunGraph,
+    MatmulCall,
+    RunListGraph,
     call_to_bytes,
     cuda_device,
     open_cublaslt,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from smelt.devices.cuda import CudaDevice
 
 Array = np.ndarray[Any, Any]
-CALL = ProductCall(
+CALL = MatmulCall(
     version=VERSION,
     matrices=1,
     rows=3,
@@ -64,13 +64,13 @@ def _operands() -> CallOperands:
     return CallOperands((3, 5), (4, 5), (3, 4), (4,), (3, 4))
 
 
-def _wanted(operands: CallOperands, call: ProductCall) -> Array:
+def _wanted(operands: CallOperands, call: MatmulCall) -> Array:
     x, w, c, b, _ = operands.parts
     total: Array = call.alpha * (x @ w.T) + c * call.adds + b * call.bias
     return np.maximum(total, 0) if call.activation == "relu" else total
 
 
-def chosen(device: CudaDevice, call: ProductCall, number: int = 0) -> ProductCall:
+def chosen(device: CudaDevice, call: MatmulCall, number: int = 0) -> MatmulCall:
     """The call with one of the algorithms that the library proposes."""
     proposed = open_cublaslt(device).algorithms(call, count=4, most_workspace_bytes=1 << 20)
     algorithm, room = proposed[number]
@@ -97,7 +97,7 @@ def test_a_graph_holds_a_call_and_its_workspace(device: CudaDevice, library: Stu
     assert call.workspace_bytes == 4096
     rows = rows_of(device, call, [*operands.words, operands.workspace])
     with CudaStream(device) as stream:
-        graph = RunGraph(rows, stream)
+        graph = RunListGraph(rows, stream)
         for _ in range(3):
             graph.launch(stream)
         stream.synchronize()
@@ -153,13 +153,13 @@ def test_a_record_gives_the_call_back(device: CudaDevice, library: StubCublasLt)
     ],
 )  # fmt: skip
 def test_a_malformed_call_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(EngineFormatError, match="library call is malformed"):
-        ProductCall.from_fields(CALL.to_fields() | change)
+    with pytest.raises(EngineFormatError, match="call of a library is malformed"):
+        MatmulCall.from_fields(CALL.to_fields() | change)
 
 
 def test_another_librarys_record_is_refused() -> None:
     record = call_to_bytes(CALL).replace(b'"cublaslt"', b'"cusparse"')
-    with pytest.raises(EngineFormatError, match="no library 'cusparse'"):
+    with pytest.raises(EngineFormatError, match="unknown library 'cusparse'"):
         read_record(record, 0)
 
 
@@ -168,7 +168,7 @@ def test_a_call_of_too_few_operands_is_refused(device: CudaDevice, library: Stub
     rows = rows_of(device, chosen(device, CALL), [256] * 4)
     with (
         CudaStream(device) as stream,
-        pytest.raises(EngineFormatError, match="4 operands, expected 5"),
+        pytest.raises(EngineFormatError, match="4 operands; 5 are required"),
     ):
         rows.launch_all(stream)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from smelt.devices.cuda import CublasLt, ProductCall
+from smelt.devices.cuda import CublasLt, MatmulCall
 from smelt.types import DType
 from tests.support.noise import noise
 from tests.support.vendor_library_on_gpu import (
@@ -37,7 +37,7 @@ def library(gpu: CudaDevice) -> CublasLt:
 class _Product:
     """A call's operands, and what must come of them."""
 
-    def __init__(self, call: ProductCall) -> None:
+    def __init__(self, call: MatmulCall) -> None:
         self.call = call
         m, r, c, d = call.matrices, call.rows, call.columns, call.depth
         first = (m, d, r) if call.transposed[0] else (m, r, d)
@@ -69,9 +69,10 @@ class _Product:
         return runs_of(gpu, call, self.arrays, (call.matrices, call.rows, call.columns))
 
 
-def _calls() -> list[ProductCall]:
-    plain = ProductCall(
-        0, 1, 96, 64, 256, (False, True), DType.FLOAT16, DType.FLOAT16, "ieee", 1.0,
+def _calls() -> list[MatmulCall]:
+    plain = MatmulCall(
+        version=0, matrices=1, rows=96, columns=64, depth=256, transposed=(False, True),
+        factors=DType.FLOAT16, result=DType.FLOAT16, precision="ieee", alpha=1.0,
         adds=False, bias=True, activation="relu",
     )  # fmt: skip
     return [

@@ -135,7 +135,9 @@ def test_memory_comes_back_closed_or_forgotten(gpu: CudaDevice) -> None:
 
 def test_too_much_memory_is_refused_and_nothing_is_lost(gpu: CudaDevice) -> None:
     with nothing_is_lost(gpu):
-        with pytest.raises(CudaError, match=r"arena: \d+ bytes on .*OUT_OF_MEMORY") as caught:
+        with pytest.raises(
+            CudaError, match=r"arena: \d+ bytes cannot be allocated on .*OUT_OF_MEMORY"
+        ) as caught:
             CudaMemory(gpu).allocate(gpu.properties.memory_bytes * 2, "arena")
         assert caught.value.status == 2
         CudaMemory(gpu).allocate(_MIB, "after").close()
@@ -260,9 +262,9 @@ def test_launches_may_overlap(gpu: CudaDevice, stream: CudaStream, adder: Adder)
         pytest.skip(f"{gpu!r} is older than early starts")
     array = _zeros(gpu, stream)
     address = array.allocation.address
-    adder(address, _COUNT, 1, stream, supports_pdl=True)
+    adder(address, _COUNT, 1, stream, uses_pdl=True)
     stream.synchronize()
-    graph = CudaGraph(stream, lambda: adder(address, _COUNT, 1, stream, supports_pdl=True))
+    graph = CudaGraph(stream, lambda: adder(address, _COUNT, 1, stream, uses_pdl=True))
     graph.launch(stream)
     assert (_content(gpu, array, stream) == 2).all()
 
@@ -298,7 +300,7 @@ def test_more_threads_than_a_block_has_are_refused(
     kernel = adder.kernel
     adder.kernel = type(kernel)(kernel.entry, kernel.cubin, 4096, 0, kernel.scratch_words)
     try:
-        with pytest.raises(CudaError, match=r"blocks of 4096 threads: CUDA_ERROR_INVALID_VALUE"):
+        with pytest.raises(CudaError, match=r"4096 threads per block: CUDA_ERROR_INVALID_VALUE"):
             adder(array.allocation.address, _COUNT, 1, stream)
     finally:
         adder.kernel = kernel
@@ -454,11 +456,11 @@ def test_arrays_of_other_libraries_are_read_where_they_are(
     assert np.array_equal(download(gpu, view.address, np.empty_like(values), stream), values)
 
 
-def test_a_transposed_tensor_says_its_strides(gpu: CudaDevice, stream: CudaStream) -> None:
+def test_a_transposed_tensor_is_not_contiguous(gpu: CudaDevice, stream: CudaStream) -> None:
     del gpu
     theirs = _torch_array(np.zeros((2, 3, 4), np.float32)).permute(2, 0, 1)
     view = view_of(theirs, stream)
-    assert (view.shape, view.strides, view.is_contiguous) == ((4, 2, 3), (1, 12, 4), False)
+    assert (view.shape, view.is_contiguous) == ((4, 2, 3), False)
 
 
 def test_bfloat16_of_torch_is_read_by_dlpack(gpu: CudaDevice, stream: CudaStream) -> None:

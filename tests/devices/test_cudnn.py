@@ -18,7 +18,7 @@ from smelt.devices.cuda import (
     CudaStream,
     CudnnError,
     KernelLoader,
-    RunGraph,
+    RunListGraph,
     _cublaslt,
     _cudnn,
     call_to_bytes,
@@ -99,7 +99,7 @@ def test_a_graph_holds_a_call_and_its_workspace(device: CudaDevice, library: Stu
     assert call.workspace_bytes == 4000
     rows = rows_of(device, call, [*operands.words, operands.workspace])
     with CudaStream(device) as stream:
-        graph = RunGraph(rows, stream)
+        graph = RunListGraph(rows, stream)
         for _ in range(3):
             graph.launch(stream)
         stream.synchronize()
@@ -181,7 +181,7 @@ def test_a_record_gives_the_call_back(device: CudaDevice, library: StubCudnn) ->
     ],
 )  # fmt: skip
 def test_a_malformed_call_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(EngineFormatError, match="library call is malformed"):
+    with pytest.raises(EngineFormatError, match="call of a library is malformed"):
         ConvolutionCall.from_fields(CALL.to_fields() | change)
 
 
@@ -258,12 +258,12 @@ def test_one_for_an_older_cuda_than_the_libraries_beside_it_is_told_with_both_re
     monkeypatch.setattr(_cudnn, "load_cublaslt", load_cublaslt)
     monkeypatch.setattr(_cublaslt, "open_library", open_thirteen)
     library.cuda = 12090
-    with pytest.raises(DeviceError, match=r"is for CUDA 12, whose cuBLASLt is not installed") as it:
+    with pytest.raises(DeviceError, match=r"for CUDA 12, whose cuBLASLt is not installed") as it:
         open_cudnn(device)
     assert "uninstall nvidia-cudnn-cu12, then pip install --force-reinstall nvidia-cudnn-cu13" in (
         str(it.value)
     )
-    assert "or install nvidia-cublas-cu12 beside it" in str(it.value)
+    assert "or run pip install nvidia-cublas-cu12" in str(it.value)
     library.cuda = 13000
     assert open_cudnn(device).version == library.version
 

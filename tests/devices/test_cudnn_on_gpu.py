@@ -76,8 +76,9 @@ def _first(array: Array) -> Array:
 
 
 _PLAIN = ConvolutionCall(
-    0, (4, 64, 14, 14), (96, 64, 3, 3), (1, 1), (1, 1), (1, 1, 1, 1), DType.FLOAT16, DType.FLOAT16,
-    "ieee", adds=False, bias=True, relu=True,
+    version=0, images=(4, 64, 14, 14), filters=(96, 64, 3, 3), strides=(1, 1), dilations=(1, 1),
+    pads=(1, 1, 1, 1), factors=DType.FLOAT16, result=DType.FLOAT16, precision="ieee",
+    adds=False, bias=True, relu=True,
 )  # fmt: skip
 _ONE_TAP: dict[str, Any] = {"filters": (96, 64, 1, 1), "pads": (0, 0, 0, 0)}
 _FLOAT32: dict[str, Any] = {"factors": DType.FLOAT32, "result": DType.FLOAT32}

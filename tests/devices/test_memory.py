@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smelt.devices.cpu import CpuMemory, GuardedMemory, MappedCode
+from smelt.devices.cpu import CpuMemory, MappedCode
 from smelt.devices.null import NullMemory, NullRunList
 from smelt.errors import ContextError, DeviceError
+from tests.support.guarded_memory import GuardedMemory
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 4097, 1 << 20, 5 << 20])
@@ -38,7 +39,7 @@ def test_memory_that_cannot_be_had_is_a_clear_error() -> None:
 def test_a_byte_beyond_guarded_memory_kills_the_process(size: int, at_end: bool) -> None:
     program = textwrap.dedent(f"""
         import ctypes, sys
-        from smelt.devices.cpu import GuardedMemory
+        from tests.support.guarded_memory import GuardedMemory
         memory = GuardedMemory(at_end={at_end}, align=4).allocate({size}, "test")
         memory.bytes[:] = 1
         print("inside", flush=True)

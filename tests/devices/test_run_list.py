@@ -23,8 +23,8 @@ from smelt.devices.cpu import (
     Lease,
     MappedCode,
     NativeRuntime,
-    Row,
     RunList,
+    RunListRow,
     Scratch,
     WorkerPool,
     abi,
@@ -91,7 +91,7 @@ class Bench:
         size = max([*chunks, 1])
         arrays = [np.arange(size) + r for r in range(len(chunks) + 1)]
         made = RunList(
-            [Row(self.function, 3, r) for r in range(len(chunks))],
+            [RunListRow(self.function, 3, r) for r in range(len(chunks))],
             self.runtime,
             pool or worker_pool(),
             self.memory,
@@ -112,7 +112,7 @@ def bench() -> Bench:
 
 @pytest.fixture(params=[True, False], ids=["futex", "condition variables"])
 def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
-    made = WorkerPool(native=request.param)
+    made = WorkerPool(waits_natively=request.param)
     yield made
     made.dismiss()
 
@@ -169,7 +169,11 @@ def test_rows_that_need_not_wait_run_beside_each_other(bench: Bench) -> None:
     """Both rows of a pair read the same array; the next pair waits for both."""
     arrays = [np.arange(64), np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(64, np.int64)]
     run_list = RunList(
-        [Row(bench.function, 3, 0), Row(bench.function, 3, 0), Row(bench.function, 3, 2)],
+        [
+            RunListRow(bench.function, 3, 0),
+            RunListRow(bench.function, 3, 0),
+            RunListRow(bench.function, 3, 2),
+        ],
         bench.runtime,
         worker_pool(),
         bench.memory,
@@ -373,7 +377,7 @@ def test_workers_share_the_chunks_of_a_row(bench: Bench) -> None:
     image, symbols = link([compile_ir(WHO, host_target())])
     code = MappedCode(image)
     run_list = RunList(
-        [Row(code.address + dict(symbols)["who"], 3, 0)],
+        [RunListRow(code.address + dict(symbols)["who"], 3, 0)],
         bench.runtime,
         worker_pool(),
         bench.memory,
@@ -396,7 +400,7 @@ def test_a_long_wait_sleeps(bench: Bench) -> None:
     image, symbols = link([compile_ir(SPIN, host_target())])
     code = MappedCode(image)
     run_list = RunList(
-        [Row(code.address + dict(symbols)["spin"], 3, r) for r in range(2)],
+        [RunListRow(code.address + dict(symbols)["spin"], 3, r) for r in range(2)],
         bench.runtime,
         worker_pool(),
         bench.memory,
@@ -520,6 +524,7 @@ def test_a_forked_child_makes_its_own_workers() -> None:
     "ending",
     ["", "sys.exit(0)", "run_list.close()", "del run_list, bench", "import gc; gc.collect()"],
 )
+@pytest.mark.slow
 def test_nothing_crashes_at_exit(ending: str) -> None:
     done = run_program(ending)
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from smelt.devices.cpu import CpuEvent, CpuStream, DeferredError
+from smelt.devices.cpu import (
+    CpuEvent,
+    CpuStream,
+    DeferredError,
+    _stream,  # pyright: ignore[reportPrivateUsage]
+)
 from smelt.errors import DeviceError, IndexRangeError
 from smelt.runtime import Stream
 
@@ -194,3 +199,30 @@ def test_an_index_error_of_a_handler_within_a_synchronization_is_raised() -> Non
             gate.set()
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_thread_without_memory_for_its_own_state_fails_its_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread once ended with its tasks undone, and whoever waited for them waited forever."""
+
+    class NoMemory:
+        def __setattr__(self, name: str, value: object) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr(_stream, "_thread_local", NoMemory())
+    stream = CpuStream()
+    stream.submit(list)
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            stream.synchronize()
+        except MemoryError as error:
+            raised.append(error)
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    waiter.join(20)
+    assert len(raised) == 1
+    stream.close()

@@ -23,11 +23,11 @@ def settled(trial: WorkerTrial, with_workers_ns: int, alone_ns: int) -> WorkerTr
 def test_short_lists_that_gain_nothing_from_workers_run_without(
     with_workers_ns: int, alone_ns: int, alone: bool
 ) -> None:
-    assert settled(WorkerTrial(settled=False), with_workers_ns, alone_ns).alone is alone
+    assert settled(WorkerTrial(skips_trial=False), with_workers_ns, alone_ns).alone is alone
 
 
 def test_what_is_faster_is_found_out_again_after_a_while() -> None:
-    trial = settled(WorkerTrial(settled=False), 40_000, 35_000)
+    trial = settled(WorkerTrial(skips_trial=False), 40_000, 35_000)
     assert trial.alone
     while trial.settled_runs:
         trial.note_untimed()

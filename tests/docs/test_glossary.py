@@ -26,6 +26,7 @@ RETIRED: Final = {
     "moments": "time step",
     "shelf": "fixture",
     "verdict": "runtime checks",
+    "machinery": "plan executor",
 }
 """Words that the code had for what the glossary names: parts of identifiers and of file names."""
 

@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from smelt.engine import _large_pages, remove_stale_drafts, write_atomically
+from smelt.engine import _file_mapping, remove_stale_drafts, write_atomically
 from smelt.engine._atomic_files import open_atomic_file
-from smelt.engine._large_pages import map_file
+from smelt.engine._file_mapping import map_file
 from smelt.errors import SmeltError
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Iterator
+    from typing import BinaryIO
 
+_ONLY_LINUX = pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="open files have no names here"
+)
 ROOT = Path(__file__).resolve().parents[2]
 _WRITER = textwrap.dedent("""
     import sys
@@ -181,6 +186,96 @@ def test_a_pipe_that_nobody_reads_is_not_awaited_for_ever(
         write_atomically(tmp_path / "pipe", iter([b"x"]))
 
 
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A file that is open behind a line of text, as a shell redirects to it."""
+    path = tmp_path / "redirected"
+    with path.open("wb", buffering=0) as file:
+        file.write(b"before\n")
+        yield path, file
+
+
+def _descriptor(number: int, tmp_path: Path, how: str) -> Path:
+    """A name of an open file: its own one, or links to it in a folder of the test."""
+    name = Path(f"/proc/self/fd/{number}")
+    if how == "by itself":
+        return name
+    if how == "in a linked folder":
+        (tmp_path / "fd").symlink_to(name.parent)
+        return tmp_path / "fd" / name.name
+    (tmp_path / "stdout").symlink_to(name)
+    if how == "by a link":
+        return tmp_path / "stdout"
+    (tmp_path / "mine").symlink_to("stdout")
+    return tmp_path / "mine"
+
+
+@_ONLY_LINUX
+@pytest.mark.parametrize("how", ["by itself", "in a linked folder", "by a link", "by two links"])
+def test_what_a_process_has_open_is_written_into_and_not_replaced(
+    tmp_path: Path, opened: tuple[Path, BinaryIO], how: str
+) -> None:
+    path, file = opened
+    target = _descriptor(file.fileno(), tmp_path, how)
+    links = {p: os.readlink(p) for p in tmp_path.iterdir() if p.is_symlink()}
+    write_atomically(target, iter([b"one ", memoryview(b"two\n")]))
+    file.write(b"after\n")
+    assert path.read_bytes() == b"before\none two\nafter\n"
+    assert {p: os.readlink(p) for p in tmp_path.iterdir() if p.is_symlink()} == links
+    assert len(list(tmp_path.iterdir())) == len(links) + 1
+
+
+@_ONLY_LINUX
+def test_what_another_process_has_open_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "redirected"
+    with path.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "print('before', flush=True); input()"],
+            stdin=subprocess.PIPE,
+            stdout=file,
+        )
+    while not path.stat().st_size:
+        assert process.poll() is None
+    (tmp_path / "stdout").symlink_to(f"/proc/{process.pid}/fd/1")
+    write_atomically(tmp_path / "stdout", iter([b"whole"]))
+    process.communicate(b"\n")
+    assert path.read_bytes() == b"before\nwhole"
+    assert (tmp_path / "stdout").is_symlink()
+
+
+@_ONLY_LINUX
+def test_a_link_to_a_closed_file_is_not_replaced(tmp_path: Path) -> None:
+    with (tmp_path / "m").open("wb") as file:
+        number = os.dup(file.fileno())
+    os.close(number)
+    (tmp_path / "stdout").symlink_to(f"/proc/self/fd/{number}")
+    with pytest.raises(SmeltError, match="stdout cannot be written"):
+        write_atomically(tmp_path / "stdout", iter([b"whole"]))
+    assert (tmp_path / "stdout").is_symlink()
+
+
+@_ONLY_LINUX
+def test_a_file_in_an_open_folder_is_replaced_whole(tmp_path: Path) -> None:
+    number = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for text in (b"a longer text", b"whole"):
+            write_atomically(f"/proc/self/fd/{number}/m", iter([text]))
+    finally:
+        os.close(number)
+    assert (tmp_path / "m").read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [tmp_path / "m"]
+
+
+def test_a_link_to_an_ordinary_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(b"kept")
+    for name, target in (("link", "m"), ("loop", "loop"), ("nowhere", "none")):
+        (tmp_path / name).symlink_to(target)
+        write_atomically(tmp_path / name, iter([b"whole"]))
+        assert not (tmp_path / name).is_symlink()
+        assert (tmp_path / name).read_bytes() == b"whole"
+    assert (tmp_path / "m").read_bytes() == b"kept"
+
+
 def test_a_draft_that_becomes_shorter_as_it_is_laid_out_ends_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +286,7 @@ def test_a_draft_that_becomes_shorter_as_it_is_laid_out_ends_no_process(
         os.ftruncate(number, 100)
         return view
 
-    monkeypatch.setattr(_large_pages, "map_file", map_and_truncate)
+    monkeypatch.setattr(_file_mapping, "map_file", map_and_truncate)
     process = os.fork()
     if not process:
         with contextlib.suppress(BaseException):

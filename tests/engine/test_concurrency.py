@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from smelt.engine._concurrency import Span, find_conflict
-from smelt.engine._lifetimes import IntervalMap
+from smelt.engine._concurrency_verifier import Span, find_conflict
+from smelt.engine._lifetime_verifier import IntervalMap
 
 
 def _conflict(a: Span, b: Span) -> bool:

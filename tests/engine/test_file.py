@@ -14,7 +14,7 @@ import textwrap
 import threading
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,18 +27,19 @@ from smelt.engine import (
     Buffer,
     EngineHeader,
     Fingerprint,
-    GivenArray,
     HostCall,
     KernelSpec,
     Launch,
     LayerInfo,
     Plan,
+    RefittableArray,
     Signer,
     Submit,
     View,
     Weight,
-    _engine_bytes,
+    _engine_reader,
     _file,
+    engine_parts,
     header_from_data,
     header_to_data,
     read_engine,
@@ -53,7 +54,7 @@ _RECORDS = (
     EngineHeader,
     Fingerprint,
     Binding,
-    GivenArray,
+    RefittableArray,
     Plan,
     Buffer,
     Launch,
@@ -110,13 +111,13 @@ def test_an_engine_reads_back_as_it_was_written() -> None:
 
 def test_an_engine_reads_from_a_path_bytes_views_and_files(tmp_path: Path) -> None:
     path = tmp_path / "m.engine"
-    write_engine(path, rich_header(), affine_data(), CODE, RUNTIME, None)
+    write_engine(path, engine_parts(rich_header(), affine_data(), CODE, RUNTIME, None))
     for source in (path, str(path), path.read_bytes(), memoryview(path.read_bytes())):
         assert read_engine(source).header == rich_header()
     with path.open("rb") as file:
         assert read_engine(file).weights.tobytes() == affine_data()
     written = io.BytesIO()
-    write_engine(written, rich_header(), affine_data(), CODE, RUNTIME, None)
+    write_engine(written, engine_parts(rich_header(), affine_data(), CODE, RUNTIME, None))
     assert written.getvalue() == path.read_bytes()
 
 
@@ -156,7 +157,7 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_not_mapped(
 ) -> None:
     path, other = tmp_path / "m.engine", tmp_path / "other.engine"
     for target in (path, other):
-        write_engine(target, rich_header(), affine_data(), CODE, RUNTIME, None)
+        write_engine(target, engine_parts(rich_header(), affine_data(), CODE, RUNTIME, None))
 
     def replaced(*_: object, **__: object) -> None:
         other.replace(path)
@@ -164,6 +165,31 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_not_mapped(
     monkeypatch.setattr(config, "other_writers", replaced)
     with pytest.raises(TrustError, match="replaced while it was opened"):
         read_engine(path, mapped=True)
+
+
+class _Path:
+    def __fspath__(self) -> str:
+        raise RuntimeError("no path")
+
+
+class _Object:
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name}")
+
+
+class _Full:
+    def write(self, part: Any) -> int:
+        raise LookupError("no space")
+
+
+def test_whatever_an_object_of_the_application_raises_is_an_error_of_ours() -> None:
+    with pytest.raises(EngineFormatError, match="the path of an engine cannot be read: no path"):
+        read_engine(_Path())
+    with pytest.raises(EngineFormatError, match="the engine in a _Object cannot be read: no read"):
+        read_engine(cast("Any", _Object()))
+    arguments = (rich_header(), affine_data(), CODE, RUNTIME, None)
+    with pytest.raises(SmeltError, match="cannot be written to the file: no space"):
+        write_engine(_Full(), engine_parts(*arguments))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("full", [None, 0, 1000])
@@ -182,14 +208,14 @@ def test_a_file_that_takes_a_part_gets_the_rest_or_is_refused(full: int | None) 
 
     arguments = (rich_header(), affine_data(), CODE, RUNTIME, None)
     whole, raw = io.BytesIO(), Raw(1 << 30)
-    write_engine(whole, *arguments)
-    write_engine(raw, *arguments)  # type: ignore[arg-type]
+    write_engine(whole, engine_parts(*arguments))
+    write_engine(raw, engine_parts(*arguments))  # type: ignore[arg-type]
     assert raw.data == whole.getvalue()
     with pytest.raises(SmeltError, match="accepts no more bytes"):
-        write_engine(Raw(500), *arguments)  # type: ignore[arg-type]
+        write_engine(Raw(500), engine_parts(*arguments))  # type: ignore[arg-type]
     whole.close()
     with pytest.raises(SmeltError, match="cannot be written to the file"):
-        write_engine(whole, *arguments)
+        write_engine(whole, engine_parts(*arguments))
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -209,7 +235,7 @@ def test_what_is_checked_is_what_is_used(tmp_path: Path, monkeypatch: pytest.Mon
     sound = data(weights=bytes(1 << 20))
     path.write_bytes(sound)
     seen = np.zeros(len(sound), np.uint8)
-    module: Any = _engine_bytes
+    module: Any = _engine_reader
     read_at = module._read_at
 
     def read_once(file: Any, name: str, offset: int, target: memoryview) -> None:
@@ -217,7 +243,7 @@ def test_what_is_checked_is_what_is_used(tmp_path: Path, monkeypatch: pytest.Mon
         seen[offset : offset + len(target)] = 1
         read_at(file, name, offset, target)
 
-    monkeypatch.setattr(_engine_bytes, "_read_at", read_once)
+    monkeypatch.setattr(_engine_reader, "_read_at", read_once)
     assert read_engine(path).weights.size == 1 << 20
     assert seen.all()
 
@@ -430,13 +456,13 @@ def test_a_header_of_other_fields_has_another_format_version() -> None:
         for kind in _RECORDS
     )
     _, version = struct.unpack_from("<8sI", data())
-    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (9, "300283acecee")
+    assert (version, hashlib.sha256(text.encode()).hexdigest()[:12]) == (10, "b8fa4855d09e")
 
 
 def test_another_format_version_says_so() -> None:
     whole = bytearray(data())
-    whole[8] = 10
-    with pytest.raises(EngineFormatError, match=r"format version 10.*build the engine again"):
+    whole[8] += 1
+    with pytest.raises(EngineFormatError, match=r"format version 11.*build the engine again"):
         read_engine(bytes(whole))
 
 
@@ -455,13 +481,13 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
 def test_a_full_disc_leaves_nothing_and_says_so(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import resource, signal, sys
-        from smelt.engine import write_engine
+        from smelt.engine import engine_parts, write_engine
         from smelt.errors import SmeltError
         from tests.support.engines import affine_header
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
         try:
-            write_engine(sys.argv[1], affine_header(), bytes(1 << 20), b"", b"", None)
+            write_engine(sys.argv[1], engine_parts(affine_header(), bytes(1 << 20), b"", b"", None))
         except SmeltError as error:
             print(error)
     """)
@@ -490,14 +516,16 @@ def test_an_interrupt_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
             return super().sign(message)
 
     with pytest.raises(KeyboardInterrupt):
-        write_engine(path, rich_header(), b"", b"", b"", Interrupting(bytes(32)))
+        write_engine(path, engine_parts(rich_header(), b"", b"", b"", Interrupting(bytes(32))))
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SmeltError, match="cannot be written"):
-        write_engine(tmp_path / "none" / "m.engine", rich_header(), b"", b"", b"", None)
+        write_engine(
+            tmp_path / "none" / "m.engine", engine_parts(rich_header(), b"", b"", b"", None)
+        )
 
 
 def test_weights_may_be_any_buffer() -> None:
@@ -511,7 +539,7 @@ def test_a_pipe_is_written_into_and_not_replaced(tmp_path: Path) -> None:
     received: list[bytes] = []
     reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
     reader.start()
-    write_engine(pipe, affine_header(), affine_data(), CODE, RUNTIME, None)
+    write_engine(pipe, engine_parts(affine_header(), affine_data(), CODE, RUNTIME, None))
     reader.join(10)
     assert pipe.is_fifo()
     assert read_engine(received[0]).header == affine_header()

@@ -26,7 +26,7 @@ MADE = Fingerprint("cpu", "x86_64", ("avx2", "fma"), "linux", 1, "0.1.0")
 
 
 def check(made: Fingerprint) -> None:
-    check_compatibility(made, abi=1, version="0.1.0", host=HERE)
+    check_compatibility(made, abi=1, smelt_version="0.1.0", host=HERE)
 
 
 def test_an_equal_or_wider_machine_runs_an_engine() -> None:
@@ -42,7 +42,10 @@ def test_an_equal_or_wider_machine_runs_an_engine() -> None:
         ({"features": ("avx512f", "avx512vl", "fma")}, "lacks avx512f, avx512vl"),
         ({"system": "darwin"}, "operating system"),
         ({"abi": 2}, "kernel interface"),
-        ({"version": "0.0.9"}, "smelt version: the engine was built for 0.0.9, this is 0.1.0"),
+        (
+            {"version": "0.0.9"},
+            "smelt version: the engine was built for 0.0.9, but this machine has 0.1.0",
+        ),
     ],
 )
 def test_an_engine_made_elsewhere_is_refused_with_what_differs(

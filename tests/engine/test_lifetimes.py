@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smelt.engine._lifetimes import IntervalMap
+from smelt.engine._lifetime_verifier import IntervalMap
 
 
 @pytest.mark.parametrize("seed", range(20))

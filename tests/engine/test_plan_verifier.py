@@ -73,9 +73,9 @@ def test_a_sound_engine_is_accepted() -> None:
         (replace(view(0, BATCH, COLUMNS), strides=(COLUMNS + 1, 1)), "of buffer 0"),
         (replace(view(0, BATCH, COLUMNS), strides=(-COLUMNS, 1)), "bytes -"),
         (replace(view(0, BATCH, COLUMNS), halo=((0, 0), (0, 1))), "of buffer 0"),
-        (replace(view(0, BATCH, COLUMNS), halo=((1, 0),)), "2 extents and 1 entries of its halo"),
+        (replace(view(0, BATCH, COLUMNS), halo=((1, 0),)), "rank 2 has a halo of rank 1"),
         (replace(view(0, BATCH, COLUMNS), halo=((0, 0), (-1, 0))), "negative"),
-        (replace(view(0, BATCH, COLUMNS), strides=(1,)), "2 extents and 1 strides"),
+        (replace(view(0, BATCH, COLUMNS), strides=(1,)), "1 stride and rank 2"),
         (
             replace(view(0, BATCH, COLUMNS), shape=(1,) * 65, strides=(1,) * 65),
             "MAX_VIEW_AXES is 64",
@@ -114,17 +114,17 @@ def test_inputs_and_weights_are_never_written(target: int) -> None:
     ("buffer", "words"),
     [
         (Buffer(Space.ARENA, 1000, 6 * ROW), "ends beyond the arena"),
-        (Buffer(Space.ARENA, -1, 6 * ROW), "invalid offset"),
-        (Buffer(Space.ARENA, 0, 1 << 60), "invalid offset or size"),
+        (Buffer(Space.ARENA, -1, 6 * ROW), "the offset -1 and the size"),
+        (Buffer(Space.ARENA, 0, 1 << 60), "of buffer . must be 0 to"),
         (Buffer(Space.WEIGHTS, 200, 6 * ROW), "ends beyond the weights"),
-        (Buffer(Space.INPUT, 1, 6 * ROW), "has no input"),
-        (Buffer(Space.OUTPUT, 0, 6 * ROW), "has no output"),
-        (Buffer(Space.OUTPUT, 7, 6 * ROW), "has no output"),
+        (Buffer(Space.INPUT, 1, 6 * ROW), "refers to binding 1, which is not an input"),
+        (Buffer(Space.OUTPUT, 0, 6 * ROW), "binding 0, which is not an output"),
+        (Buffer(Space.OUTPUT, 7, 6 * ROW), "binding 7, which is not an output"),
         (
             Buffer(Space.ERRORS, len(HEADER.layers) * ERROR_BYTES, 8),
-            "does not belong to the error words of a layer",
+            "is not within the index error records",
         ),
-        (Buffer(Space.ERRORS, 8, 8), "does not belong to the error words of a layer"),
+        (Buffer(Space.ERRORS, 8, 8), "is not within the index error records"),
     ],
 )
 def test_a_buffer_outside_its_space_is_refused(buffer: Buffer, words: str) -> None:
@@ -155,9 +155,9 @@ def test_error_words_are_written_by_launches_alone() -> None:
     operands = (*FIRST.operands, words)
     detail = replace(with_first(operands=operands, writes=(*FIRST.writes, 3)), buffers=buffers)
     verify(detail)
-    refuse(replace(with_first(operands=operands), buffers=buffers), "reads the error words")
+    refuse(replace(with_first(operands=operands), buffers=buffers), "reads an index error record")
     call = HostCall(None, (), (words,))
-    refuse(replace(detail, steps=(*detail.steps, call)), "host step writes error words")
+    refuse(replace(detail, steps=(*detail.steps, call)), "host step writes an index error record")
 
 
 def test_a_launch_may_work_in_place_but_on_nothing_shifted() -> None:

@@ -369,12 +369,12 @@ def test_a_key_that_is_replaced_after_it_was_opened_is_not_trusted(
 ) -> None:
     asked = config.other_writers
 
-    def replace(path: Path, *, above: int | None = 0) -> str:
+    def replace(path: Path, *, num_parents: int | None = 0) -> str:
         if path == stranger_key:
             other = path.with_suffix(".new")
             other.write_bytes(path.read_bytes())
             other.rename(path)
-        return asked(path, above=above)
+        return asked(path, num_parents=num_parents)
 
     monkeypatch.setattr(config, "other_writers", replace)
     assert labels() == ["sound"]

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt.engine import View
-from smelt.engine._concrete_verifier import OverlapMaskBudget, views_overlap
+from smelt.engine._concrete_verifier import ExactOverlapBudget, views_overlap
 from smelt.types import DType
 
 _F32 = DType.FLOAT32
 
 
-def _unmasked() -> OverlapMaskBudget:
+def _unmasked() -> ExactOverlapBudget:
     """A budget that is used up: nothing can be compared byte by byte."""
-    budget = OverlapMaskBudget()
+    budget = ExactOverlapBudget()
     while budget.take(1 << 26):
         pass
     return budget

@@ -7,6 +7,7 @@ down keeps the others.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections import Counter
@@ -39,6 +40,8 @@ SymbolRange = tuple[int, int, int]
 """Smallest, best and largest value of a symbol."""
 
 MAX_WORKSPACE: Final = 1 << 26
+_MAX_INPUT_ELEMENTS: Final = 1 << 25
+"""Elements of all inputs beyond which a shape is not tried: the trial's own arrays take most."""
 """``max_workspace_bytes`` of engines: all of an arena is poisoned, so counts get less room."""
 _POISONS: Final = (0xFF, 0x7F)
 """No number in any float and -1 in integers; and what is large in all of them."""
@@ -398,6 +401,10 @@ def try_engine(
         return Counter({"no memory for the engine": 1})
     with trial:
         for number, (sizes, is_outside) in enumerate(_calls(bounds, recipe)):
+            shapes = [_shape(value, sizes) for value in settling.graph.inputs]
+            if sum(map(math.prod, shapes)) > _MAX_INPUT_ELEMENTS:
+                done["not run: too large"] += 1
+                continue
             inputs = inputs_for(settling.graph, sizes, recipe, number)
             done[trial.run(inputs, is_outside=is_outside)] += 1
         if inputs and not bounds:

@@ -57,7 +57,6 @@ _LISTS: Final = (
 _MAX_BYTES: Final = 1 << 16
 NOT_PARSERS: Final = (
     "slot",
-    "write_emu_operation",
     "import_flatbuffers",
     "Loadable.to_bytes",
     "LoadedNetwork.unbind",

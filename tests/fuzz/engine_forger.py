@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from smelt.ir import Graph
 
 _LARGE: Final = (0, 1, 2, 3, 5, 17, 63, 64, 65, 255, 1000, 4097, 1 << 16, (1 << 31) - 1, 1 << 31)
+_TYPES: Final = (DType.FLOAT32, DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 _FAILURES: Final = (
     SmeltError, InternalError, LookupError, TypeError, ValueError, AttributeError,
     ArithmeticError, RecursionError, MemoryError,
@@ -147,8 +148,13 @@ def _choose_tactics(document: Any, chance: random.Random) -> None:
         for data in document["plans"]:
             graph = graph_from_data(data, constants)
             for node, entry in zip(graph.nodes, data["nodes"], strict=True):
-                storage = chance.choice((DType.FLOAT32, DType.FLOAT32, DType.BFLOAT16))
-                listed, _ = backend.candidates(node, target, storage)
+                if chance.random() < 0.5:
+                    node.precision = chance.choice(_TYPES)
+                    for value in node.outputs:
+                        value.storage = chance.choice(_TYPES)
+                    stored = (node.precision, *(v.storage for v in node.outputs))
+                    entry["types"] = [dtype.value for dtype in stored]
+                listed, _ = backend.candidates(node, target)
                 if chance.random() < 0.3 or entry["tactic"][0] != listed[0].family:
                     entry["tactic"] = json.loads(
                         json.dumps(_plan_recipe.TACTIC.write(chance.choice(listed)))

@@ -32,15 +32,15 @@ class Planted:
 def _write_one_element_past_the_view() -> None:
     """Elementwise kernels compute one element more of each row."""
     module: Any = elementwise
-    sound = module.emit_loop_nest
+    sound = module.write_loop_nest
 
-    def emit_loop_nest(e: Any, walk: Any, pointers: Any, sizes: Any, row: Any) -> None:
+    def write_loop_nest(e: Any, walk: Any, sizes: Any, row: Any) -> Any:
         def longer(starts: Any, first: Any, last: Any, strides: Any) -> None:
             row(starts, first, e.add(last, 1), strides)
 
-        sound(e, walk, pointers, sizes, longer)
+        return sound(e, walk, sizes, longer)
 
-    module.emit_loop_nest = emit_loop_nest
+    module.write_loop_nest = write_loop_nest
 
 
 def _size_buffers_at_the_corners() -> None:

@@ -26,11 +26,11 @@ from smelt.engine import (
     EngineFile,
     EngineHeader,
     Fingerprint,
-    GivenArray,
     HostCall,
     KernelSpec,
     Launch,
     Plan,
+    RefittableArray,
     Signer,
     Space,
     Submit,
@@ -44,7 +44,7 @@ from smelt.errors import SmeltError
 from smelt.ir import Constant, Graph, Recipe, clone, print_graph
 from smelt.ops import op_to_json, recipe_to_json
 from smelt.passes import pipeline, run_passes
-from smelt.tuner import Choice
+from smelt.tuner import TacticChoice
 from smelt.types import (
     DType,
     Guard,
@@ -155,7 +155,7 @@ def _report(graph: Graph, tactics: dict[Node, Tactic], made: BuiltPlan) -> str:
     record = {"name": "fold", "nodes_before": 2, "nodes_after": 1, "seconds": 0.1, "notes": [note]}
     passes["passes"] = [record, *passes["passes"][:2]]
     times = {n.name: [(str(tactics[n]), 1e-5), ("reference()", 2e-3)] for n in graph.nodes}
-    choice = Choice(tactics, times)
+    choice = TacticChoice(tactics, times)
     refusals = {n.name: ["gemm: no product"] for n in graph.nodes}
     return json.dumps([describe_plan(graph, graph, passes, choice, refusals, made)])
 
@@ -249,7 +249,7 @@ def _gpu_headers(header: EngineHeader) -> Iterator[EngineHeader]:
         yield replace(
             header, fingerprint=fingerprint, plans=(plan,), layers=(layer,), report=detail
         )
-    given = GivenArray("w", DType.FLOAT32, (64, 64))
+    given = RefittableArray("w", DType.FLOAT32, (64, 64))
     yield replace(header, given=(given,))
     yield replace(header, scales=(_recipe_weight().recipe,))
 
@@ -308,6 +308,25 @@ def program_seeds() -> Iterator[bytes]:
             yield json.dumps(document).encode()
         document = json.loads(program)
         document["plans"][0]["assumed"] = [["n", Relation.EQUAL.value, "2*n", "what", "who"]]
+        yield json.dumps(document).encode()
+        yield from _other_nodes(graph, program)
+
+
+def _other_nodes(graph: Graph, program: str) -> Iterator[bytes]:
+    """Programs whose last node breaks one rule each."""
+    refusals = CpuBackend().candidates(graph.nodes[-1], target_named(TARGET))[1]
+    families = [refusal.family for refusal in refusals] or ["gemm"]
+    changes: list[tuple[str, Callable[[Any], Any]]] = [
+        ("tactic", lambda tactic: [families[0], *tactic[1:]]),
+        ("types", lambda types: ["int8", *types[1:]]),
+        ("types", lambda types: ["float16", *types[1:]]),
+        ("inputs", lambda inputs: [["node", 99, 0], *inputs[1:]]),
+        ("inputs", lambda inputs: [None, *inputs[1:]]),
+    ]
+    for key, change in changes:
+        document = json.loads(program)
+        node = document["plans"][0]["nodes"][-1]
+        node[key] = change(node[key])
         yield json.dumps(document).encode()
 
 

@@ -19,7 +19,7 @@ from smelt.nvdla.loadable import (
     Roi,
     RoiArray,
 )
-from smelt.nvdla.port import MachineDriver, NvDlaHeap, PhysicalTask, Region
+from smelt.nvdla.port import MachineDriver, NvDlaHeap, PhysicalRegion, PhysicalTask
 from tests.fuzz.mutators import INTEGERS, mutate_bytes
 from tests.nvdla.firmware._hardware import FakeMemory
 from tests.nvdla.firmware._tasks import GRAPH, NETWORK, PLACES, ROIS, TaskBuilder
@@ -142,8 +142,8 @@ def run_task(data: bytes) -> None:
     head, lists = _parts(data)
     configuration = _HARDWARE[head[0] % len(_HARDWARE)]
     driver = MachineDriver(configuration, dram_bytes=_MEMORY_BYTES, timeout_s=_SECONDS)
-    own: list[Region] = []
-    foreign: list[Region] = []
+    own: list[PhysicalRegion] = []
+    foreign: list[PhysicalRegion] = []
     for _ in PLACES:
         own.append(driver.allocate(0, _ROOM_BYTES, NvDlaHeap.SYSTEM))
         foreign.append(driver.allocate(0, _PAGE_BYTES, NvDlaHeap.SYSTEM))
@@ -165,7 +165,7 @@ def run_task(data: bytes) -> None:
             raise AssertionError("a task changed memory that is not its own")
 
 
-def _write_empty_task(network: Region) -> None:
+def _write_empty_task(network: PhysicalRegion) -> None:
     empty = replace(TaskBuilder().network(), op_head=(-1,) * 6, num_operations=0, num_luts=0)
     content = empty.to_bytes()
     network.data[: len(content)] = np.frombuffer(content, np.uint8)

@@ -43,9 +43,9 @@ BUGS = (
     # A field of a caffemodel may be longer than the file.
     Bug(
         "caffe",
-        "importers/caffe/_protobuf_wire.py",
-        "if length > end - position:",
-        "if length > 1 << 62:",
+        "importers/_protobuf_wire.py",
+        "if size > end - position:",
+        "if size > 1 << 62:",
     ),
     # An element type that nothing stands for.
     Bug(

@@ -10,7 +10,6 @@ import contextlib
 import io
 import tarfile
 import zlib
-from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -124,16 +123,6 @@ def _archive(mode: _Mode) -> bytes:
     return buffer.getvalue()
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """Files that lie in the input."""
-
-    files: dict[PurePosixPath, bytes] = field(repr=False)
-
-    def read(self, name: PurePosixPath) -> bytes | None:
-        return self.files.get(name)
-
-
 def play_trace(data: bytes, folder: Path) -> None:
     """Play a trace by its bytes or, every fourth one, from a folder; or those of an archive."""
     Limit.MAX_SPAN_BYTES.most = _MAX_BYTES
@@ -147,7 +136,7 @@ def play_trace(data: bytes, folder: Path) -> None:
     text, _, content = rest.partition(_BREAK)
     if len(data) % 4:
         files = {PurePosixPath(f"fuzzed/t{suffix}"): text, PurePosixPath("fuzzed/d.dat"): content}
-        found = TraceFile(PurePosixPath(f"fuzzed/t{suffix}"), _Given(files))
+        found = TraceFile(PurePosixPath(f"fuzzed/t{suffix}"), files.get)
         _check(run_trace(found).to_dict())
         return
     home = folder / "traces" / "nv_small"

@@ -111,7 +111,7 @@ def test_engine_is_used_directly_or_from_a_file(engine: gie.CudaEngine, tmp_path
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": "0.0.1"}, f"built for 0.0.1, this is {VERSION}"),
+        ({"version": "0.0.1"}, f"built for 0.0.1, but this machine has {VERSION}"),
         ({"features": ("a-feature-of-2040",)}, "lacks a-feature-of-2040"),
         ({"system": "plan9"}, "operating system"),
         ({"architecture": "m68k"}, "processor architecture"),
@@ -354,7 +354,8 @@ def test_parser_and_its_files_may_be_gone_before_the_build(tmp_path: Path) -> No
     kept = gie.InferNetwork()
     kept.mark_output(found(parse_mnist(kept), "prob"))
     results = [execute(build(made), {"data": x})["prob"] for made in (network, kept)]
-    assert np.array_equal(results[0], results[1])
+    # Each build may time and choose other kernels.
+    np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-5)
 
 
 @pytest.mark.requirement("G-41", "G-23")

@@ -106,7 +106,7 @@ def test_debug_sync_lets_the_logger_hear_of_each_layer_that_was_timed() -> None:
     loud, plain = RecordingLogger(), RecordingLogger()
     build(small_network(), loud, debug_sync=True)
     build(small_network(), plain)
-    timed = [text for text in loud.texts() if text.startswith("conv: best of ")]
+    timed = [text for text in loud.texts() if text.startswith("conv: the best of ")]
     assert len(timed) == 1
     assert not [text for text in plain.texts() if "best of" in text]
     assert {severity for severity, _ in loud.messages} <= set(list(gie.Severity)[:4])
@@ -194,7 +194,7 @@ def test_memory_of_each_worker_counts_as_workspace_too(monkeypatch: pytest.Monke
         scratch = engine.header.plans[0].scratch_bytes
         assert (scratch > 0) == (limit > 0)
         assert scratch <= plan["workspace_bytes"] <= limit
-        refused = any("memory of its workers" in text for text in plan["refusals"].get(y.name, []))
+        refused = any("of its worker threads" in text for text in plan["refusals"].get(y.name, []))
         assert refused == (limit == 0)
         with engine.create_context() as context:
             results.append(context.run({"data": data})[y.name])

@@ -208,7 +208,7 @@ def test_options_that_make_no_sense_are_refused_at_the_build(option: str, value:
 
 def test_iterations_that_are_not_positive_are_refused_at_the_build() -> None:
     for option in ("min_find_iterations", "average_find_iterations"):
-        with pytest.raises(BuildError, match="integer from 1 on"):
+        with pytest.raises(BuildError, match="integer of at least 1"):
             build(small_network(), None, **{option: 0})
 
 

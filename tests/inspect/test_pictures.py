@@ -16,6 +16,7 @@ from smelt.builder import build
 from smelt.importers import network_from_onnx
 from smelt.inspect import (
     EngineReport,
+    PlanReport,
     TensorLifetime,
     graph_to_svg,
     memory_to_svg,
@@ -176,12 +177,64 @@ def test_a_graph_that_is_too_large_to_draw_says_so(
     report: EngineReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "are drawn" not in report_to_html(report)
-    for name in ("_html", "_svg_graph"):
-        monkeypatch.setattr(f"smelt.inspect.{name}.MAX_GRAPH_BOXES", 5)
+    monkeypatch.setattr("smelt.inspect._svg_graph.MAX_GRAPH_BOXES", 5)
     page = report_to_html(report)
     boxes = len(report.plans[0].nodes) + len(report.bindings)
     assert f"The graph has {boxes} boxes, of which the first 5 are drawn." in page
     assert page.count("<g><title>") == 5
+
+
+def _dense(report: EngineReport, count: int, window: int) -> PlanReport:
+    """A plan of nodes, each of which reads the results of all that are a window before it."""
+    nodes = tuple(
+        dataclasses.replace(
+            report.plans[0].nodes[0],
+            name=f"n{i}",
+            inputs=tuple(f"t{j}" for j in range(max(0, i - window), i)),
+            outputs=(f"t{i}",),
+        )
+        for i in range(count)
+    )
+    return dataclasses.replace(report.plans[0], nodes=nodes, memory=())
+
+
+def _count_pieces(svg: str) -> int:
+    """Lines between two rows that the picture has."""
+    return sum(path.count("C") for path in re.findall(r'<path d="([^"]*)"', svg))
+
+
+def test_the_lines_of_a_picture_are_bounded_and_the_shortest_are_drawn(
+    report: EngineReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = _dense(report, 40, 10)
+    assert "drawn" not in graph_to_svg(plan, ())
+    monkeypatch.setattr("smelt.inspect._svg_graph.MAX_PAGE_PIECES", 120)
+    svg = graph_to_svg(plan, ())
+    assert _count_pieces(svg) == 39 + 2 * 38 + 3 * ((120 - 39 - 2 * 38) // 3)
+    assert svg.count("<g><title>") == 40
+    (title, *_) = _titles(svg)
+    assert title.endswith(" Of 345 lines, 267 are not drawn: the longest.")
+
+
+def test_a_dense_graph_of_thousands_of_boxes_is_no_large_picture(report: EngineReport) -> None:
+    svg = graph_to_svg(_dense(report, 3000, 30), ())
+    assert _count_pieces(svg) <= 1 << 17
+    assert len(svg) < 20_000_000
+
+
+def test_the_graphs_of_a_page_share_what_it_draws(
+    report: EngineReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smelt.inspect._svg_graph.MAX_PAGE_PIECES", 500)
+    monkeypatch.setattr("smelt.inspect._svg_graph.MAX_PAGE_BOXES", 100)
+    many = dataclasses.replace(report, plans=(_dense(report, 40, 10),) * 4, bindings=())
+    page = report_to_html(dataclasses.replace(many, partitions=(many,)))
+    assert _count_pieces(page) <= 500
+    assert page.count("<g><title>") == 100
+    assert (
+        page.count("The graph has 40 boxes, of which the first 20 are drawn.") == 2
+    )  # title, note
+    assert page.count("The graph has 40 boxes, of which none is drawn.") == 2 * 5
 
 
 def test_the_graph_of_a_thousand_nodes_is_drawn(report: EngineReport) -> None:

@@ -350,7 +350,7 @@ def test_names_with_colons_are_no_pictures(report: EngineReport) -> None:
 def test_the_text_says_what_became_of_layers_and_why_not(report: EngineReport) -> None:
     text = report_to_text(report, ["passes", "tactics"], width=200)
     assert "dead -> (nothing): no output depends on it" in text
-    assert "left + left_relu: kept, not merged" in text
+    assert "left + left_relu: kept: not merged" in text
     assert "us  conv(" in text
 
 

@@ -176,7 +176,7 @@ class _Broken(Op):
 @pytest.mark.parametrize(
     ("fails", "message"),
     [
-        (True, "broken 'bad': the reference of broken failed on float32.3.: cannot"),
+        (True, "broken 'bad': the reference method of broken failed on float32.3.: cannot"),
         (False, "must be 3, not 4"),
     ],
 )

@@ -101,20 +101,20 @@ def count_two_things_by_one_symbol(graph: Graph) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (count_two_things_by_one_symbol, "second.*symbol 'found', and so does.*first"),
-        (reverse_nodes, "before relu 'relu' makes it"),
+        (count_two_things_by_one_symbol, "second.*first.* both determine the symbol 'found'"),
+        (reverse_nodes, "before relu 'relu' computes it"),
         (make_a_cycle, "cycle"),
         (repeat_a_node_name, "2 nodes have the name 'relu'"),
         (repeat_a_value_name, "two values have the name 'x'"),
-        (name_two_constants_alike, "two values have the name 'w'"),
+        (name_two_constants_alike, "two constants have the name 'w'"),
         (forget_a_user, "users recorded at 'x'"),
         (read_a_stranger, "'stranger', which is not an input"),
         (read_a_removed_node, "which is not in the graph"),
         (return_a_stranger, "output 'stranger' is not computed by a node"),
-        (declare_another_type, r"declared float32\[4\] but inferred float32\[3\]"),
+        (declare_another_type, r"declared as float32\[4\], but is inferred as float32\[3\]"),
         (take_a_result_as_input, "also a constant or the result"),
         (take_an_input_twice, "listed twice among the inputs"),
-        (make_too_many_results, "has 2 results, and its op has 1"),
+        (make_too_many_results, "has 2 results, but its op has 1"),
         (declare_a_negative_extent, "negative extent"),
         (list_a_node_twice, "2 nodes have the name"),
         (bound_a_symbol_below_zero, "has the bound -1"),
@@ -162,3 +162,14 @@ def test_what_is_printed_of_a_network_stays_short_however_large_it_is() -> None:
     assert repr(graph) == "<Graph 'deep': 1 inputs, 200 nodes, 1 outputs>"
     assert repr(value) == "<Value 'add199': float32[3]>"
     assert repr(graph.nodes[7]) == "<Node add 'add7'>"
+
+
+def test_constant_may_have_the_name_of_a_result() -> None:
+    graph = chain()
+    value = graph.add_constant(Constant("c", np.ones(3, np.float32)))
+    graph.outputs.append(graph.add(ops.Identity(), value, name="copy", output_names=("c",)).output)
+    verify(graph)
+    assert graph.values_by_name()["c"] is graph.outputs[-1]
+    graph.outputs[0].name = "c"
+    with pytest.raises(GraphError, match="two values have the name 'c'"):
+        verify(graph)

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from smelt import logger
 from smelt.logger import Logger, LoggingLogger, Severity, forward_to, show_on_console
 
 
@@ -75,6 +76,30 @@ def test_a_level_that_the_user_chose_is_respected() -> None:
         assert root.level == logging.DEBUG
     finally:
         root.setLevel(logging.NOTSET)
+
+
+def test_a_handler_of_a_signal_may_show_messages_while_a_block_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The level of what it attached was forgotten."""
+    root = logging.getLogger("smelt")
+    remove, before = root.removeHandler, root.level
+    interrupts = iter([Severity.VERBOSE])
+
+    def interrupted(handler: logging.Handler) -> None:
+        remove(handler)
+        for minimum in interrupts:
+            show_on_console(minimum)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(root, "removeHandler", interrupted)
+        with forward_to(Recorder()):
+            pass
+    try:
+        assert root.level == logging.DEBUG
+    finally:
+        logger._detach(root.handlers[-1])  # pyright: ignore[reportPrivateUsage]
+    assert root.level == before
 
 
 def test_a_logging_logger_writes_into_logging(caplog: pytest.LogCaptureFixture) -> None:

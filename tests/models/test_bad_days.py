@@ -59,6 +59,7 @@ def _finish(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("home", [None, "", "/proc/1/nowhere", os.devnull])
+@pytest.mark.slow
 def test_without_a_home_one_builds_saves_unsigned_and_runs(
     home: str | None, tmp_path: Path
 ) -> None:

@@ -279,7 +279,7 @@ def test_an_inputs_new_shape_is_followed_and_a_wrong_one_changes_nothing() -> No
 
 @pytest.mark.requirement("GX-6")
 def test_tensors_may_be_named_by_layer_and_index() -> None:
-    network = NetworkDefinition("net", tensor_names="{layer} [{index}]")
+    network = NetworkDefinition("net", tensor_name_format="{layer} [{index}]")
     x = network.add_input("data", "float32", (1, 2, 2))
     y = network.add_activation(x, name="relu")
     assert y.name == "relu [0]"
@@ -305,15 +305,18 @@ def test_a_layers_parameters_may_be_changed_afterwards() -> None:
 MISTAKES: list[tuple[Callable[[NetworkDefinition, Tensor], object], str]] = [
     (lambda n, x: n.add_convolution(x, 2, 3, _rand(7)), r"\.weight has 7 numbers"),
     (lambda n, x: n.add_convolution(x, 2, 3, _rand(2, 4, 3, 3), _rand(3)), "bias has 3"),
-    (lambda n, x: n.add_convolution(x, 2, 3, _rand(72), groups=3), "do not divide"),
-    (lambda n, x: n.add_convolution(x, 2, (3,), _rand(72)), "kernel .* must be 2 whole numbers"),
+    (
+        lambda n, x: n.add_convolution(x, 2, 3, _rand(72), groups=3),
+        "channel count .*multiple of groups, 3",
+    ),
+    (lambda n, x: n.add_convolution(x, 2, (3,), _rand(72)), "kernel .* a list of 2 integers"),
     (lambda n, x: n.add_convolution(x, 2, 30, _rand(2, 4, 30, 30)), "does not fit"),
     (lambda n, x: n.add_convolution(x, 1, 1, np.array(["a"] * 4)), "must be a real type"),
     (lambda n, x: n.add_pooling(x, "median", 2), "pooling is 'median'; it must be one of"),
     (lambda n, x: n.add_scale(x, "pixel"), "uniform, channel, elementwise"),
     (lambda n, x: n.add_input("data", "float32", (1,)), "'data' is already used"),
     (lambda n, _: n.add_input("b", "float8", (1,)), "is not an element type"),
-    (lambda n, _: n.add_input("b", "float32", (0, 2)), "is 0; it must be an integer from 1"),
+    (lambda n, _: n.add_input("b", "float32", (0, 2)), "is 0; it must be an integer of at least 1"),
     (lambda n, _: n.add_input("b", "float32", ("a-b",)), "must be an identifier"),
     (lambda n, _: n.add_input("b", "float32", ("lambda",)), "must be an identifier"),
     (lambda n, _: n.add_input("b", "float32", ("\u00e9",)), "must be an identifier"),
@@ -387,5 +390,13 @@ def test_the_first_input_may_say_that_shapes_have_a_batch() -> None:
     network = NetworkDefinition("n")
     x = network.add_input("x", "float32", (2, 3), batch="explicit")
     assert (x.shape, network.batch) == ((2, 3), "explicit")
-    with pytest.raises(GraphError, match="the network's batch is explicit"):
+    with pytest.raises(GraphError, match="batch is 'implicit'; it must be 'explicit'"):
         network.add_input("y", "float32", (3,), batch="implicit")
+
+
+def test_the_network_of_a_tensor_is_not_replaced() -> None:
+    network = NetworkDefinition("own")
+    x: Any = network.add_input("x", "float32", (2,))
+    with pytest.raises(AttributeError, match="no setter"):
+        x.network = NetworkDefinition("other")
+    assert x.network is network

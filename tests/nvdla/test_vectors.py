@@ -37,7 +37,7 @@ def test_the_machine_gives_the_bits_of_the_vendors_model(
 ) -> None:
     """However small the parts are in which an engine takes a cube."""
     if elements_at_once is not None:
-        place = "smelt.nvdla.hardware._operation._ELEMENTS_AT_ONCE"
+        place = "smelt.nvdla.hardware._running_operation._ELEMENTS_AT_ONCE"
         monkeypatch.setattr(place, elements_at_once)
     with np.load(FOLDER / f"{unit}.npz", allow_pickle=False) as arrays:
         cases: dict[str, dict[str, NDArray[np.generic]]] = {}

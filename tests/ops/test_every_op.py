@@ -63,8 +63,15 @@ def _ops_of(module: ModuleType) -> list[type[Op]]:
     return [
         cls
         for cls in classes
-        if issubclass(cls, Op) and not inspect.isabstract(cls) and cls.__module__ == module.__name__
+        if issubclass(cls, Op) and cls.__module__ == module.__name__ and not _is_base(cls)
     ]
+
+
+def _is_base(cls: type[Op]) -> bool:
+    """Return whether a class is abstract, or has ops of its module as subclasses."""
+    return inspect.isabstract(cls) or any(
+        c.__module__ == cls.__module__ for c in cls.__subclasses__()
+    )
 
 
 @_every_op

@@ -21,7 +21,7 @@ from smelt.types import (
     DType,
     SymbolicDim,
     TensorType,
-    _guard,
+    _shape_guard,
     assume_at_least,
     collect_guards,
     evaluate_dim,
@@ -44,8 +44,8 @@ _ASSUMING = {
     "assume_divides",
     "assume_equal",
     "broadcast_shapes",
+    "check_integer_product",
     "check_scale",
-    "check_zero_point",
     "require_broadcast",
     "require_indices_within",
     "require_shape",
@@ -103,7 +103,7 @@ class Place:
 
 def _places() -> Iterator[Place]:
     for file in sorted(_ROOT.rglob("*.py")):
-        if file != _ROOT / "types" / "_guard.py":
+        if file != _ROOT / "types" / "_shape_guard.py":
             yield from _calls(ast.parse(file.read_text()), file)
 
 
@@ -137,21 +137,21 @@ def _stacks(case: GuardCase) -> list[list[tuple[str, int]]]:
         found.append(_stack())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_guard, "_record", record)
+        patch.setattr(_shape_guard, "_record", record)
         case.graph()
     return found
 
 
 def _refuses(case: GuardCase, without: Place) -> bool:
     """Whether the bad values are refused for the case's reason when a place records nothing."""
-    record = _guard._record  # pyright: ignore[reportPrivateUsage]
+    record = _shape_guard._record  # pyright: ignore[reportPrivateUsage]
 
     def record_others(guard: Guard) -> None:
         if not without.is_in(_stack()):
             record(guard)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_guard, "_record", record_others)
+        patch.setattr(_shape_guard, "_record", record_others)
         graph = case.graph()
     try:
         interpret(graph, case.feeds(case.bad))

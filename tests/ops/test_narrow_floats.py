@@ -10,7 +10,7 @@ import pytest
 
 from smelt.errors import ShapeError
 from smelt.ir import evaluate
-from smelt.ops import ALL_OPS, ConvSum, Fused, FusedPair, Operand, Pow, ScatterND, TopK
+from smelt.ops import ALL_OPS, Cast, ConvSum, Fused, FusedPair, Operand, Pow, ScatterND, TopK
 from smelt.types import DType
 
 if TYPE_CHECKING:
@@ -89,3 +89,18 @@ def test_powers_of_a_half_are_those_of_ieee_754(dtype: DType, shape: tuple[int, 
         (made,) = evaluate(Pow(), (np.full(shape, base).astype(dtype.numpy), half))
         np.testing.assert_array_equal(made.astype(np.float64), np.full(shape, power))
         assert not np.signbit(made).any()
+
+
+@pytest.mark.parametrize("target", list(DType))
+def test_a_cast_of_a_bool_is_0_or_1_whatever_byte_stands_for_true(target: DType) -> None:
+    """The conversion of ml_dtypes returned the byte: 2 and 255 for True."""
+    flags = np.array([0, 1, 2, 255, 128], np.uint8).view(np.bool_)
+    (result,) = Cast(target).reference(flags)
+    assert result.dtype == target.numpy
+    assert result.view(np.uint8 if target is DType.BOOL else result.dtype).tolist() == [
+        0,
+        1,
+        1,
+        1,
+        1,
+    ]

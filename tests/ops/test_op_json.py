@@ -123,9 +123,9 @@ def test_a_wrong_field_is_refused(field: str, value: object) -> None:
 def test_a_users_op_is_only_read_where_the_same_source_is_installed() -> None:
     tag, name, fields, identity = cast("tuple[Any, ...]", ops.op_to_json(Odd()))
     other = (*identity[:3], "0" * 64)
-    with pytest.raises(EngineMismatchError, match="build it again"):
+    with pytest.raises(EngineMismatchError, match=r"source SHA-256 0{64} in the engine"):
         ops.op_from_json((tag, name, fields, other))
-    with pytest.raises(EngineMismatchError, match="no identity"):
+    with pytest.raises(EngineMismatchError, match="without package and source in the engine"):
         ops.op_from_json((tag, name, fields, None))
 
 
@@ -139,7 +139,7 @@ def test_ops_too_deep_inside_each_other_are_refused() -> None:
     for _ in range(140):
         op = ops.Fused(op, 1, ())
     data = ops.op_to_json(op)
-    with pytest.raises(EngineFormatError, match="deep"):
+    with pytest.raises(EngineFormatError, match="more than 128 nested levels"):
         ops.op_from_json(data)
 
 

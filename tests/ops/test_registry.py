@@ -62,11 +62,18 @@ def test_a_name_that_is_taken_is_refused() -> None:
             ops.register_op(dataclass(frozen=True)(other))
 
 
+def test_a_class_that_derives_from_a_built_in_op_has_its_name() -> None:
+    own: Any = type("OwnRelu", (ops.Relu,), {"__module__": __name__})
+    assert own.name == "relu"
+    with pytest.raises(GraphError, match="is already used by"):
+        ops.register_op(dataclass(frozen=True)(own))
+
+
 def test_what_is_no_complete_op_is_refused() -> None:
     half = type("Half", (Op,), {"name": "tests.half"})
-    with pytest.raises(GraphError, match="has no cases, infer, reference"):
+    with pytest.raises(GraphError, match="does not define cases, infer, reference"):
         ops.register_op(half)
-    with pytest.raises(GraphError, match="not a subclass of Op"):
+    with pytest.raises(GraphError, match=r"not a subclass of smelt\.ops\.Op"):
         ops.register_op(cast("Any", int))
     with pytest.raises(GraphError, match="decorated with @dataclass"):
         ops.register_op(type("Plain", (Doubled,), {"name": "tests.plain"}))

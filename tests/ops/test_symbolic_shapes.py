@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from smelt import ops
 from smelt.errors import ShapeError
 from smelt.ir import Case, Graph, Operand
-from smelt.types import DType, SymbolicDim, TensorType, evaluate_dim, symbols_of
+from smelt.types import (
+    DType,
+    SymbolicDim,
+    TensorType,
+    collect_guards,
+    evaluate_dim,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
     from smelt.ir import Array
@@ -99,6 +106,21 @@ def test_a_reshape_with_one_unknown_extent_divides_symbols_exactly(
     assert evaluate_dim(made.shape[-1], values) == evaluate_dim(shape[0], values)
 
 
+@pytest.mark.parametrize("bound", [2**31 - 1, 2**31 + 3, -(2**31)])
+def test_a_far_bound_of_a_slice_is_the_end_only_of_axes_that_it_reaches(bound: int) -> None:
+    """Axes of more than 2**31 elements were taken whole, and their starts as beyond the end."""
+    n = SymbolicDim.symbol("n")
+    data = Operand(TensorType(DType.UINT8, (n,)))
+    start, end = (0, bound) if bound > 0 else (bound, 2**63 - 1)
+    with collect_guards() as guards:
+        types = ops.Slice().infer(
+            (data, *(Operand.constant(np.array([value])) for value in (start, end)))
+        )
+    assert types == (data.type,)
+    assert all(guard.holds({"n": 2**31 - 1}) for guard in guards)
+    assert not all(guard.holds({"n": 2**31 + 10}) for guard in guards)
+
+
 def test_the_chain_that_exporters_write_for_a_flattening_view_resolves() -> None:
     graph = Graph()
     x = graph.add_input("x", TensorType(DType.FLOAT32, (N, 3, M, 4)))
@@ -162,7 +184,7 @@ def test_a_range_up_to_a_symbol_has_the_symbol_as_its_extent() -> None:
 def test_equal_symbols_cancel_and_a_known_difference_is_refused() -> None:
     vector = TensorType(DType.INT64, (2,))
     data = Operand(TensorType(DType.FLOAT32, (N, 4)))
-    with pytest.raises(ShapeError, match="have different numbers of elements"):
+    with pytest.raises(ShapeError, match="the numbers of elements do not match"):
         ops.Reshape().infer([data, Operand(vector, None, (N, 5))])
     (made,) = ops.Reshape().infer([data, Operand(vector, None, (2 * N, 2))])
     assert made == TensorType(DType.FLOAT32, (2 * N, 2))

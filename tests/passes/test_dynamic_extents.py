@@ -58,6 +58,7 @@ def _graphs(op: type[Op]) -> Iterator[tuple[Case, Graph]]:
 
 
 @_every_op
+@pytest.mark.slow
 def test_an_op_with_open_extents_comes_through_the_passes(op: type[Op]) -> None:
     for _, graph in _graphs(op):
         for precision in ("float32", "float16"):

@@ -27,6 +27,23 @@ def test_infinite_weights_and_nan_fold_into_what_they_would_compute() -> None:
     np.testing.assert_array_equal(found["y"], expected["y"])
 
 
+def test_an_infinite_factor_is_not_folded_into_weights_and_a_bias_of_zero() -> None:
+    """The product of the factor and the bias is not a number, and every output was NaN."""
+    graph = Graph()
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (1, 1, 1, 4)))
+    weights, bias = np.full((1, 1, 1, 1), 2, np.float32), np.zeros(1, np.float32)
+    constants = [graph.add_constant(weights, "w"), graph.add_constant(bias, "b")]
+    conv = graph.add(ops.Conv((1, 1)), x, *constants, name="conv")
+    factor = graph.add_constant(np.array(np.inf, np.float32), "factor")
+    graph.outputs = [graph.add(ops.Mul(), conv.output, factor, name="y").output]
+    made = clone(graph)
+    run_passes(made, DEFAULT_PIPELINE)
+    inputs = {"x": np.array([[[[1, -1, 0, 2]]]], np.float32)}
+    with np.errstate(all="ignore"):
+        (y,) = interpret(made, inputs).values()
+    np.testing.assert_array_equal(y.ravel(), [np.inf, -np.inf, np.nan, np.inf])
+
+
 def test_a_deep_network_needs_no_deep_stack() -> None:
     graph = Graph()
     value = graph.add_input("x", TensorType(DType.FLOAT32, (2,)))

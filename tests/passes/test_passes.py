@@ -339,7 +339,8 @@ def test_options_of_a_pass_are_its_fields() -> None:
 
 def test_every_pass_has_a_file_of_its_name_and_is_in_the_table() -> None:
     folder = Path(smelt.passes.__file__).parent
-    files = {p.stem for p in folder.glob("[a-z]*.py")} - {"pipeline"}
+    # Precision is assigned by the tactic selection, again after each change of the float32 layers.
+    files = {p.stem for p in folder.glob("[a-z]*.py")} - {"pipeline", "assign_precision"}
     assert files == {kind.name.replace("-", "_") for kind in ALL_PASSES}
     assert {type(one) for one in DEFAULT_PIPELINE} == set(ALL_PASSES)
 
@@ -347,7 +348,7 @@ def test_every_pass_has_a_file_of_its_name_and_is_in_the_table() -> None:
 def test_notes_read_well() -> None:
     assert str(Note(("a", "b"), ("c",), "why")) == "a + b -> c: why"
     assert str(Note(("a",))) == "a -> (nothing)"
-    assert str(Note.refusal(("a",), "why not")) == "a: kept, why not"
+    assert str(Note.refusal(("a",), "why not")) == "a: kept: why not"
 
 
 def test_a_note_on_very_many_layers_names_a_few() -> None:

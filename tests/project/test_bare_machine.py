@@ -141,7 +141,7 @@ def test_an_engine_for_gpus_says_on_a_bare_machine_what_it_needs(
     code = "import smelt; smelt.load(sys.argv[1]).create_context()"
     done = run_bare(bare, code, str(tmp_path / "small.engine"))
     assert "DeviceError: " in done.stderr
-    assert "small.engine is for NVIDIA GPUs (sm_90): no NVIDIA driver found" in done.stderr
+    assert "small.engine is for NVIDIA GPUs (sm_90): the NVIDIA driver is not found" in done.stderr
     assert "`smelt build MODEL --device cpu`" in done.stderr
 
 

@@ -59,6 +59,16 @@ def _backslashes(folder: Path) -> object:
     return smelt.network_from_caffe(path, b"")
 
 
+def _quotes_in_a_string_without_an_end(_: Path) -> object:
+    """Escaped quotes on one line, each of which could begin a string that has no end."""
+    return parse_prototxt('layer { name: "' + '\\"' * 200_000, "the text")
+
+
+def _unknown_fields_of_a_line(_: Path) -> object:
+    """Unknown fields on one line, for each of which protobuf formats an error with the line."""
+    return parse_prototxt("a:1 " * 60_000 + "layer { }", "the text")
+
+
 def _blanks_in_data(folder: Path) -> object:
     """Blanks behind the colon of a row of NVDLA data."""
     return parse_data(b"{offset:0, size:4, payload:" + b" " * 400_000 + b"}", 1 << 20)
@@ -216,6 +226,8 @@ def _folded_nodes(_: Path) -> object:
     [
         _array_header,
         _backslashes,
+        _quotes_in_a_string_without_an_end,
+        _unknown_fields_of_a_line,
         _blanks_in_data,
         _digits_in_device,
         _stages_and_rules,
@@ -236,6 +248,7 @@ def _folded_nodes(_: Path) -> object:
         _folded_nodes,
     ],
 )
+@pytest.mark.slow
 def test_a_reader_takes_time_in_proportion_to_what_is_repeated(
     read: Callable[[Path], object], tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ NO_FILES_OF_USERS = {
     "types/_files.py",  # a device or a pipe
     "engine/_atomic_files.py",  # what it writes first
     "cli/_console.py",  # the null device
-    "types/_arrays.py",  # entries of an archive in memory
+    "types/_npy_files.py",  # entries of an archive in memory
     "backends/cuda/_compiler_worker.py",  # a pipe
 }
 WRITERS = {"write_text", "write_bytes", "tofile", "savetxt"}

@@ -29,6 +29,7 @@ from smelt.types import DType, symbols_of
 from tests.fuzz.build_trial import FindingError
 from tests.fuzz.campaign import Campaign, main
 from tests.support.cpu_families import make_node, run_tactic
+from tests.support.precision import candidates_in
 from tests.support.trials import difference, rounded, smallest_step
 
 if TYPE_CHECKING:
@@ -82,11 +83,11 @@ class Bench:
 
     def tactics(self, node: Node) -> list[Tactic]:
         """The tactics that launch kernels for a node."""
-        every = self.backend.candidates(node, self.target, self.storage)[0]
+        every = candidates_in(self.storage, self.backend, node, self.target)[0]
         found = [t for t in every if not t.runs_on_host and t.aliasing is Aliasing.NONE]
         if self.storage is DType.FLOAT32:
             return found
-        return [with_storage_dtype(self.storage, node, t, outputs=True) for t in found]
+        return [with_storage_dtype(self.storage, node, t, narrows_outputs=True) for t in found]
 
 
 def try_kernel(data: bytes, recipe: str, note: Note) -> Counter[str]:

@@ -41,6 +41,7 @@ def check(graph: Graph, passes: Sequence[Pass], tolerance: float = 1e-4) -> None
 
 
 @pytest.mark.parametrize("kind", ALL_PASSES, ids=lambda kind: kind.name)
+@pytest.mark.slow
 def test_each_pass_alone_keeps_every_result(kind: type[Pass]) -> None:
     @settings(max_examples=40)
     @given(graphs(max_steps=8))

@@ -16,7 +16,7 @@ import pytest
 import smelt
 from smelt import ops
 from smelt.ir import Graph
-from smelt.runtime._machinery import Machinery
+from smelt.runtime._plan_executor import PlanExecutor
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def test_a_run_that_was_interrupted_uses_no_old_weights_later(
     engine: smelt.Engine, name: str
 ) -> None:
     """The context once believed that it had the new ones: its kernels read freed memory."""
-    assert hasattr(Machinery, name) or name == "forget"
+    assert hasattr(PlanExecutor, name) or name == "forget"
     with engine.create_context() as context:
         context.run({"x": X})
         for factor in (3, 4):

@@ -166,7 +166,7 @@ def test_results_come_back_in_the_library_of_the_inputs(
         (batch_of(1).astype(np.int32), "dtype int32"),
         (batch_of(1).astype(">f4"), "not in native byte order"),
         ([[1.0] * COLUMNS], "dtype float64"),
-        (batch_of(1)[0], r"shape \[24\] is not \[batch, 24\]: the array has 1 axes"),
+        (batch_of(1)[0], r"shape \[24\] is not \[batch, 24\]: the array has rank 1"),
         (batch_of(1)[:, 1:], r"shape \[1, 23\] is not \[batch, 24\]: axis 1 must be 24"),
         (np.empty((0, COLUMNS), np.float32), "no plan for batch = 0.*batch 1 to 6"),
         (None, "dtype object"),
@@ -234,7 +234,7 @@ def test_a_batch_that_is_no_positive_number_is_refused(engine: Engine, batch: An
     x = batch_of(1)
     with (
         engine.create_context() as context,
-        pytest.raises(ContextError, match="it must be an integer from 1 on"),
+        pytest.raises(ContextError, match="it must be an integer of at least 1"),
     ):
         context.execute(batch, [x, x.copy()])
 
@@ -245,15 +245,15 @@ def test_bindings_that_do_not_fit_are_refused_by_name(engine: Engine) -> None:
     frozen.flags.writeable = False
     with engine.create_context() as context:
         for bindings, words in (
-            ([x], "1 bindings are given, but the engine has 2: x, y"),
-            ([x, y, y], "3 bindings are given"),
+            ([x], "the call gives 1 binding, but the engine has 2: x, y"),
+            ([x, y, y], "the call gives 3 bindings"),
             ([x[:1], y], r"x: .* shape \[1, 24\], expected \[2, 24\]"),
             ([x[:, :20].copy(), y], r"x: the array has shape \[2, 20\]"),
             ([x.astype(np.float16), y], "x: the array has dtype float16"),
             ([x, y[:1]], "y: the array has shape"),
-            ([x, y[:, ::-1]], "y: an output array must be contiguous"),
-            ([x, np.asfortranarray(y)], "y: an output array must be contiguous"),
-            ([x, frozen], "y: an output array must be contiguous"),
+            ([x, y[:, ::-1]], "y: an output array must be C-contiguous"),
+            ([x, np.asfortranarray(y)], "y: an output array must be C-contiguous"),
+            ([x, frozen], "y: an output array must be C-contiguous"),
             ([x, y.astype(np.float64)], r"y: .* float64.* np\.empty\(shape, 'float32'\)"),
         ):
             with pytest.raises(BindingError, match=words):

@@ -28,7 +28,7 @@ from smelt.errors import (
     ShapeError,
 )
 from smelt.runtime import Event, Stream
-from smelt.runtime._cuda_machinery import CudaMachinery
+from smelt.runtime._cuda_executor import CudaExecutor
 from tests.support.cuda_driver_stub import CUresult
 from tests.support.cuda_engines import (
     StubGpuArray,
@@ -333,9 +333,9 @@ def test_closing_a_stream_finishes_what_was_queued(engine: Engine) -> None:
 
 
 def _gpu_of(context: ExecutionContext) -> int:
-    machinery: object = vars(context)["_machinery"]
-    assert isinstance(machinery, CudaMachinery)
-    return machinery.device.index
+    executor: object = vars(context)["_executor"]
+    assert isinstance(executor, CudaExecutor)
+    return executor.device.index
 
 
 @pytest.mark.requirement("G-65", "G-66")
@@ -469,6 +469,7 @@ def test_refitted_weights_are_used_from_the_next_run_on(engine: Engine) -> None:
         assert np.array_equal(context.run({"x": x})["y"], x * (a * 2) + b)
 
 
+@pytest.mark.slow
 def test_a_context_that_finds_no_memory_leaves_none_behind(
     engine: Engine, stub: StubDriver
 ) -> None:

@@ -33,13 +33,13 @@ def engine(stub: StubDriver) -> Iterator[Engine]:
 @pytest.fixture
 def words(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> ErrorWords:
     """The error words that the next context gets."""
-    memory = CpuMemory().allocate(len(engine.header.layers) * ERROR_BYTES, "error words")
+    memory = CpuMemory().allocate(len(engine.header.layers) * ERROR_BYTES, "index error records")
     made = ErrorWords(memory, engine.header.layers)
 
     def give(*_: object) -> ErrorWords:
         return made
 
-    monkeypatch.setattr("smelt.runtime._cuda_machinery.error_words", give)
+    monkeypatch.setattr("smelt.runtime._cuda_executor.error_words", give)
     return made
 
 

@@ -50,6 +50,7 @@ def interpreter() -> Iterator[subprocess.Popen[str]]:
         "indices",
     ],
 )
+@pytest.mark.slow
 def test_a_network_computes_on_a_gpu_what_its_references_do(
     network: str, interpreter: subprocess.Popen[str]
 ) -> None:

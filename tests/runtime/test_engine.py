@@ -367,7 +367,7 @@ def test_addresses_do_not_bind_a_dynamic_extent() -> None:
     with engine.create_context() as context:
         context.execute(1, [x, y])
         np.testing.assert_array_equal(y, affine(x))
-        with pytest.raises(BindingError, match="rows has no value"):
+        with pytest.raises(BindingError, match="extent rows, from 1 to 6, does not follow"):
             context.execute(1, [x.ctypes.data, y.ctypes.data])
         with pytest.raises(ContextError, match=r"part of its shapes.*pass 1, not 3"):
             context.execute(3, [x, y])

@@ -122,7 +122,7 @@ def test_a_context_is_made_only_when_all_are_busy(engine: Engine, gate: Gate) ->
 
 @pytest.mark.parametrize("contexts", [0, -1, 1.0, "2", True, None])
 def test_an_impossible_number_of_contexts_is_refused(engine: Engine, contexts: Any) -> None:
-    with pytest.raises(ContextError, match="it must be an integer from 1 on"):
+    with pytest.raises(ContextError, match="it must be an integer of at least 1"):
         engine.run({"x": batch_of(1)}, contexts=contexts)
 
 

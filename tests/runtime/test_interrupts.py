@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 import time
@@ -25,12 +24,11 @@ from smelt.devices.cpu import CpuEvent, CpuStream
 from smelt.ir import Graph
 from smelt.types import DType, ForkLock, TensorType
 from tests.support.engines import COLUMNS, affine, affine_engine, batch_of
+from tests.support.raising_handlers import POINTS, RaisingHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
-POINTS = {"call", "c_return"}
-"""A Python function begins; a function written in C has returned."""
 SECONDS = 20
 """More than any wait here takes."""
 
@@ -43,52 +41,6 @@ class HandledError(
     FileNotFoundError, TimeoutError, IndexError, RuntimeError, ValueError, OverflowError
 ):
     """An error of every class that blocks catch, in place of a handler's error of each of them."""
-
-
-class _Handler:
-    """A handler of a signal that raises errors which blocks expect, too, at a point of a call."""
-
-    def __init__(self, kind: type[Exception]) -> None:
-        self.kind = kind
-        self.raised: list[Exception] = []
-        self.lost: list[BaseException | None] = []
-        """Errors that the interpreter has ignored, as it ignores those of finalizers."""
-
-    def __call__(self, number: int, frame: Any) -> None:
-        self.raised.append(self.kind("time is up"))
-        raise self.raised[-1]
-
-    def is_passed_on(self, call: Callable[[], object], point: int) -> bool | None:
-        """Call, and raise at the given point; return whether it arrives, or None without one."""
-        passed = 0
-        self.raised.clear()
-
-        def look(frame: Any, event: str, argument: Any) -> None:
-            nonlocal passed
-            passed += event in POINTS
-            if passed == point and event in POINTS:
-                sys.setprofile(None)
-                self(signal.SIGINT, frame)
-
-        sys.setprofile(look)
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001  (which one is what the test asks)
-            return error in self.raised
-        finally:
-            sys.setprofile(None)
-        return self.raised[0] in self.lost if self.raised else None
-
-    @contextlib.contextmanager
-    def installed(self) -> Generator[None]:
-        old = signal.signal(signal.SIGINT, self)
-        hook = sys.unraisablehook
-        sys.unraisablehook = lambda ignored: self.lost.append(ignored.exc_value)
-        try:
-            yield
-        finally:
-            sys.unraisablehook = hook
-            signal.signal(signal.SIGINT, old)
 
 
 def _is_interrupted(call: Callable[[], object], point: int) -> bool:
@@ -312,9 +264,10 @@ def _handled_call(engine: smelt.Engine, name: str) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize(("name", "kind"), HANDLED)
+@pytest.mark.slow
 def test_the_error_of_a_handler_arrives_as_it_is(name: str, kind: type[Exception]) -> None:
     data = affine_engine().serialize()
-    call, handler = _handled_call(smelt.load(data), name), _Handler(kind)
+    call, handler = _handled_call(smelt.load(data), name), RaisingHandler(kind)
     point: int = 0
     arrived: bool | None = True
     with handler.installed():
@@ -471,6 +424,7 @@ def test_an_enqueue_that_is_refused_leaves_the_run_before_it_awaited(engine: sme
         np.testing.assert_array_equal(y, affine(x))
 
 
+@pytest.mark.slow
 def test_a_file_is_that_of_the_weights_that_run_even_if_a_handler_refits() -> None:
     weights = {"w": np.full((COLUMNS, COLUMNS), 2, np.float32)}
     data = _product_engine().serialize()

@@ -10,8 +10,7 @@ import pytest
 import smelt
 from smelt import ops
 from smelt.errors import BindingError, ShapeError
-from smelt.ir import Constant, Graph, compute_untrusted
-from smelt.runtime import _refit
+from smelt.ir import Constant, Graph, RecipeBudget
 from smelt.types import DType, Limit, TensorType
 
 _FLOATS = {"float16": np.float16, "float64": np.float64}
@@ -51,6 +50,46 @@ def test_new_weights_have_the_shape_and_dtype_of_the_old(
         np.testing.assert_array_equal(engine.run({"x": x})["y"], 2 * wanted)
 
 
+@pytest.mark.parametrize(
+    "op",
+    [
+        ops.Sigmoid(), ops.Tanh(), ops.Softplus(), ops.Log(), ops.Floor(), ops.Erf(),
+        ops.LeakyRelu(), ops.Softmax(), ops.LpNormalization(), ops.Gemm(trans_b=True),
+    ],
+    ids=lambda op: op.name,
+)  # fmt: skip
+def test_a_weight_that_passes_a_function_is_refitted(op: ops.Op) -> None:
+    graph = Graph("function")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (1, 3)))
+    w = graph.add_constant(np.ones((3, 3), np.float32), "w")
+    inputs = (w, w) if isinstance(op, ops.Gemm) else (w,)
+    made = graph.add(op, *inputs, name="made").output
+    graph.outputs.append(graph.add(ops.MatMul(), x, made, name="y").output)
+    new = np.arange(1, 10, dtype=np.float32).reshape(3, 3)
+    (expected,) = op.reference(*[new for _ in inputs])
+    with smelt.build(graph, tune="none") as engine:
+        loaded = smelt.load(engine.serialize(sign=False))
+        loaded.refit({"w": new})
+        (row,) = loaded.run({"x": np.ones((1, 3), np.float32)})["y"]
+    np.testing.assert_allclose(row, np.asarray(expected).sum(0), rtol=1e-5)
+
+
+def test_the_header_has_no_elements_of_a_weight_that_cannot_be_refitted() -> None:
+    """They were in it as text, and 48 MB of them exceeded its limit."""
+    graph = Graph("sums")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (1, 200)))
+    w, axis = np.ones((200, 200), np.float32), np.array(0, np.int64)
+    constants = [graph.add_constant(array, name) for array, name in ((w, "w"), (axis, "axis"))]
+    made = graph.add(ops.CumSum(), *constants, name="made").output
+    graph.outputs.append(graph.add(ops.MatMul(), x, made, name="y").output)
+    with smelt.build(graph, tune="none") as engine:
+        assert all(weight.recipe is None for weight in engine.header.weights)
+        loaded = smelt.load(engine.serialize(sign=False))
+        with pytest.raises(BindingError, match="no refittable weight w"):
+            loaded.refit({"w": w})
+        assert loaded.run({"x": np.ones((1, 200), np.float32)})["y"][0, 0] == 20100
+
+
 def _quantized(**scales: float) -> Graph:
     """A product of bytes; what its weights stand for was computed when it was made."""
     given = {"sx": 0.05, "sw": 0.01, "sy": 0.1} | scales
@@ -87,13 +126,13 @@ def test_new_scales_are_refused_where_a_build_refuses_them(name: str) -> None:
 def test_all_recipes_of_a_refit_share_one_limit_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     with _product(ops.Conv((3, 3)), (1, 3, 8, 8), (4, 3, 3, 3)) as engine:
         work: list[int] = []
-        asked = compute_untrusted
+        spend = RecipeBudget.spend
 
-        def compute(*constants: Constant, spent: int = 0) -> int:
-            work.append(asked(*constants, spent=spent) - spent)
-            return spent + work[-1]
+        def spend_and_record(budget: RecipeBudget, spent: int, elements: int) -> None:
+            work.append(spent)
+            spend(budget, spent, elements)
 
-        monkeypatch.setattr(_refit, "compute_untrusted", compute)
+        monkeypatch.setattr(RecipeBudget, "spend", spend_and_record)
         engine.refit({"w": np.ones((4, 3, 3, 3), np.float32)})
         monkeypatch.setattr(Limit.MAX_FOLDED_WORK, "most", sum(work) - 1)
         with pytest.raises(BindingError, match="MAX_FOLDED_WORK"):

@@ -83,7 +83,7 @@ def test_what_waits_for_a_run_enqueued_within_a_run_is_refused(engine: Engine, t
         context.profiler = _Calls(enqueue_and_wait)
         error = _ends(lambda: context.run({"x": _X}))
         assert isinstance(error, ContextError)
-        assert "another run of its context" in str(error) or "during its own run" in str(error)
+        assert "another run of the same context" in str(error) or "during its own run" in str(error)
         context.profiler = None
         _ends(stream.synchronize)  # what the refused run has left, if anything
         _works(context)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from smelt.devices.cpu import CompletionFlag, CpuStream
 from smelt.errors import DeviceError
 from smelt.runtime import Engine, Event, Stream
+from smelt.runtime._plan_executor import PlanExecutor
 from tests.support.engines import COLUMNS, affine, affine_engine, batch_of
 
 if TYPE_CHECKING:
@@ -70,3 +74,54 @@ def test_a_task_waits_for_a_run_that_is_before_it(engine: Engine) -> None:
         stream.submit(lambda: results.append(context.run({"x": x})["y"]))
         stream.synchronize()
     np.testing.assert_array_equal(results[0], affine(x))
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_threads_that_enqueue_on_one_stream_wait_for_no_run_behind_their_own(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, *, is_other: bool
+) -> None:
+    """The run of a call that was overtaken in its submission once counted as the one before."""
+    x, outputs = batch_of(1), [np.zeros((1, COLUMNS), np.float32) for _ in range(3)]
+    gate, is_late, go_on = threading.Event(), threading.Event(), threading.Event()
+    submit = CpuStream.submit
+    with engine.create_context() as context, Stream() as stream, Stream() as other:
+        late = threading.Thread(target=context.enqueue, args=(1, [x, outputs[0]], stream))
+
+        def submit_late(self: CpuStream, *arguments: Any) -> None:
+            if threading.current_thread() is late:
+                is_late.set()
+                go_on.wait(60)
+            submit(self, *arguments)
+
+        monkeypatch.setattr(CpuStream, "submit", submit_late)
+        stream.submit(lambda: gate.wait(60))
+        late.start()
+        is_late.wait(60)
+        context.enqueue(1, [x, outputs[1]], other if is_other else stream)
+        context.enqueue(1, [x, outputs[2]], stream)
+        go_on.set()
+        late.join()
+        gate.set()
+        stream.synchronize()
+        other.synchronize()
+    for y in outputs:
+        np.testing.assert_array_equal(y, affine(x))
+
+
+def test_threads_that_forget_completed_runs_forget_no_other() -> None:
+    """A thread once removed the first run after another thread had removed the one it looked at."""
+    enqueued: deque[Any] = deque()
+
+    class Forgotten:
+        """A complete run, which another thread removes just when this one looks at it."""
+
+        @property
+        def is_signaled(self) -> bool:
+            enqueued.popleft()
+            return True
+
+    pending = CompletionFlag()
+    enqueued.extend([Forgotten(), pending])
+    executor: Any = SimpleNamespace(enqueued=enqueued)
+    PlanExecutor.forget_completed(executor)
+    assert list(enqueued) == [pending]

@@ -40,8 +40,8 @@ def test_a_gpu_that_fails_is_told_by_the_drivers_own_number(
 @pytest.mark.parametrize(
     ("network", "advice"),
     [
-        ("", "build it again from its model, device='cpu' (`smelt build MODEL --device cpu`)"),
-        ("kept", "retune it, device='cpu' (`smelt retune ENGINE --device cpu -o NEW.engine`)"),
+        ("", "build it again from its model with device='cpu' (`smelt build MODEL --device cpu`)"),
+        ("kept", "retune it with device='cpu' (`smelt retune ENGINE --device cpu -o NEW.engine`)"),
     ],
 )
 def test_without_a_gpu_an_engine_says_what_it_is_for_and_what_else_can_be_done(
@@ -59,4 +59,4 @@ def test_without_a_gpu_an_engine_says_what_it_is_for_and_what_else_can_be_done(
     with pytest.raises(type(missing)) as caught:
         affine_gpu_engine(stub, network=network).create_context()
     assert str(caught.value).startswith(f"the engine is for NVIDIA GPUs (sm_90): {detail}")
-    assert str(caught.value).endswith(f"for this machine's processor {advice}")
+    assert str(caught.value).endswith(f"for this machine's processor, {advice}")

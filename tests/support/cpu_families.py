@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import pytest
 
-from smelt.backends import Aliasing, Operands, Refusal, Tactic, contiguous_strides
+from smelt.backends import (
+    Aliasing,
+    NodeRefusedError,
+    Operands,
+    Tactic,
+    contiguous_strides,
+)
 from smelt.backends.cpu import CpuBackend, host_target
 from smelt.engine import Launch, View
 from smelt.ir import Graph
@@ -70,11 +77,16 @@ def make_node(
 
 def tactics_of(family: Family[CpuTarget], node: Node, target: CpuTarget) -> list[Tactic]:
     """The family's tactics; a refusal fails the test with its reason."""
-    answers = list(family.tactics(node, target))
-    reasons = [str(a) for a in answers if isinstance(a, Refusal)]
-    assert not reasons, reasons
-    assert answers, f"{family.name} has no answer"
-    return [a for a in answers if isinstance(a, Tactic)]
+    tactics = list(family.tactics(node, target))
+    assert tactics, f"{family.name} has no answer"
+    return tactics
+
+
+def refusal_reason(family: Family[CpuTarget], node: Node, target: CpuTarget) -> str:
+    """Why the family refuses the node; a tactic fails the test."""
+    with pytest.raises(NodeRefusedError) as refused:
+        next(family.tactics(node, target))
+    return refused.value.reason
 
 
 class _Memory:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.backends.cpu import compile_ir, host_target, link
-from smelt.devices.cpu import GuardedMemory, MappedCode, protect
+from smelt.devices.cpu import MappedCode, protect
 from smelt.types import evaluate_dim
+from tests.support.guarded_memory import GuardedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -30,7 +30,7 @@ from smelt.devices.cuda import (
     CudaModule,
     CudaStream,
     KernelArguments,
-    LaunchShape,
+    LaunchConfig,
     copy_memory,
     cuda_device,
     launch,
@@ -147,12 +147,12 @@ class _NodeBench:
         words += [evaluate_dim(scalar, trial.values) for scalar in step.scalars]
         words += [0] * kernel.scratch_words
         arguments = KernelArguments(words)
-        shape = LaunchShape(
+        shape = LaunchConfig(
             (evaluate_dim(step.chunks, trial.values), 1, 1),
             kernel.threads,
             kernel.dynamic_shared_bytes,
-            supports_pdl=kernel.supports_pdl,
-            cluster=kernel.cluster,
+            uses_pdl=kernel.supports_pdl,
+            cluster_size=kernel.cluster,
         )
         launch(function, shape, arguments, self.stream)
 

@@ -26,7 +26,7 @@ from tests.support.cuda_driver_stub import CUresult, StubDriver, code_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from smelt.backends import Operands, Refusal
+    from smelt.backends import Operands
     from smelt.engine import Step
     from smelt.ir import Node
 
@@ -80,7 +80,7 @@ class Candidates(Family[CudaTarget]):
     name: ClassVar[str] = "candidates"
 
     @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
         del node, target
         yield from ()
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from smelt.devices.cpu import _memory
 from smelt.runtime import (
+    _cuda_executor,
     _cuda_graph_segments,
-    _cuda_machinery,
-    _host_machinery,
+    _host_code,
+    _host_step_memory,
     _segments,
-    _step_memory,
 )
 from tests.support.cuda_driver_stub import CUresult
 
@@ -105,8 +105,8 @@ def failing_host_memory(countdown: Countdown) -> Generator[None]:
     numpy = _Proxy(np, empty=counted(np.empty), zeros=counted(np.zeros))
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(_memory, "mmap", _Proxy(mmap, mmap=mapped)))
-        modules = (_memory, _host_machinery, _segments, _cuda_machinery, _cuda_graph_segments)
-        for module in (*modules, _step_memory):
+        modules = (_memory, _host_code, _segments, _cuda_executor, _cuda_graph_segments)
+        for module in (*modules, _host_step_memory):
             patches.enter_context(mock.patch.object(module, "np", numpy))
         yield
 

@@ -16,7 +16,7 @@ from smelt.backends.cuda import CudaTarget, compile_kernel
 from smelt.devices.cuda import (
     CudaModule,
     KernelArguments,
-    LaunchShape,
+    LaunchConfig,
     copy_memory,
     fill_memory,
     launch,
@@ -74,7 +74,7 @@ class Adder:
         function = self.module.function(self.kernel.entry, self.kernel.dynamic_shared_bytes)
         blocks = count // ELEMENTS_OF_A_BLOCK
         launch(
-            function, LaunchShape((blocks, 1, 1), self.kernel.threads, **shape), arguments, stream
+            function, LaunchConfig((blocks, 1, 1), self.kernel.threads, **shape), arguments, stream
         )
 
 

@@ -16,10 +16,10 @@ from unittest import mock
 
 import numpy as np
 
-from smelt.devices.cpu import GuardedMemory, protect
-from smelt.devices.cpu._memory import map_pages
+from smelt.devices.cpu import map_pages, protect
 from smelt.engine import Space
-from smelt.runtime import Engine, _host_machinery, _staging
+from smelt.runtime import Engine, _host_code, _staging
+from tests.support.guarded_memory import GuardedMemory
 from tests.support.verdicts import compare_verdicts
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class GuardedContext:
         self._context = context
         self.verdicts = [] if spread else compare_verdicts(context)
         """What compares with the full verifier; spread, plans are the same in other places."""
-        resources = context._machinery._resources
+        resources = context._executor._resources
         scratch = resources.others[0]
         self._arena: NDArray[np.uint8] = resources.arena.bytes
         self._scratch: NDArray[np.uint8] = scratch._memory.bytes
@@ -102,8 +102,8 @@ class GuardedContext:
         def fresh(shape: Sequence[int], dtype: Any) -> Array:
             return _guarded_array(tuple(shape), np.dtype(dtype), poison, at_end=self._at_end)
 
-        machinery = self._context._machinery
-        machinery._resources = replace(machinery._resources, new_array=fresh)
+        executor = self._context._executor
+        executor._resources = replace(executor._resources, new_array=fresh)
         outputs = {
             name: np.array(array, copy=True) for name, array in self._context.run(guarded).items()
         }
@@ -232,7 +232,7 @@ def _guarded_memory(*, at_end: bool) -> Generator[None]:
         return GuardedMemory(at_end=at_end)
 
     with (
-        mock.patch.object(_host_machinery, "CpuMemory", guarded),
+        mock.patch.object(_host_code, "CpuMemory", guarded),
         mock.patch.object(_staging, "STAGED_BYTES", 0),
     ):
         yield

@@ -29,16 +29,16 @@ CASES = (
         ops.Cast(DType.INT32),
         (D("1073741824*c"),),
         {"c": (1, 2)},
-        "the elements of the result, in int32: 2147483647 must be at least 2147483648 "
-        "(1073741824*c)",
+        "an element of the result, which must fit into int32: 2147483647 must be at least "
+        "2147483648 (1073741824*c)",
     ),
     GuardCase(
         "int32_least",
         ops.Cast(DType.INT32),
         (D("-1073741824*c"),),
         {"c": (2, 3)},
-        "the elements of the result, in int32: -3221225472 (-1073741824*c) must be at least "
-        "-2147483648",
+        "an element of the result, which must fit into int32: -3221225472 (-1073741824*c) must be "
+        "at least -2147483648",
     ),
     GuardCase(
         "batch",
@@ -66,7 +66,7 @@ CASES = (
         ops.GroupNormalization(2),
         (X(1, "c", 3), X("c"), X("c")),
         {"c": (4, 3)},
-        "axis 1 of input 0 and the groups: 3 (c) must equal 2 (2*((c) // 2))",
+        "axis 1 of input 0, which must be a multiple of 2: 3 (c) must equal 2 (2*((c) // 2))",
     ),
     GuardCase(
         "instance_scale",
@@ -167,14 +167,14 @@ CASES = (
         ops.ScatterElements(0),
         (X(3, 4), I("k", 4), X(1, 4)),
         {"k": (1, 2)},
-        "axis 0 of updates of scatter_elements: 1 must equal 2 (k)",
+        "axis 0 of the update tensor of scatter_elements: 1 must equal 2 (k)",
     ),
     GuardCase(
         "scatter_nd",
         ops.ScatterND(),
         (X(3, "n"), I(1, 1), X(1, 4)),
         {"n": (4, 1)},
-        "axis 1 of updates of scatter_nd: 4 must equal 1 (n)",
+        "axis 1 of the update tensor of scatter_nd: 4 must equal 1 (n)",
     ),
     GuardCase(
         "gather_nd",
@@ -195,14 +195,14 @@ CASES = (
         ops.OneHot(),
         (I(3), C(2), X("v")),
         {"v": (2, 3)},
-        "axis 0 of values of one_hot: 3 (v) must equal 2",
+        "axis 0 of the value tensor of one_hot: 3 (v) must equal 2",
     ),
     GuardCase(
         "compress",
         ops.Compress(0),
         (X("n"), X(3, dtype=DType.BOOL)),
         {"n": (3, 2)},
-        "axis 0 of input 0 and the condition: 2 (n) must be at least 3",
+        "the elements of axis 0 of input 0 and of the condition: 2 (n) must be at least 3",
     ),
     GuardCase(
         "nms_boxes",
@@ -216,7 +216,7 @@ CASES = (
         ops.NonMaxSuppression(),
         (X(1, "n", 4), X(1, 1, 3)),
         {"n": (3, 2)},
-        "axis 2 of the scores: 3 must equal 2 (n)",
+        "axis 2 of the score tensor: 3 must equal 2 (n)",
     ),
     GuardCase(
         "nms_limit",
@@ -246,7 +246,8 @@ CASES = (
         ops.DetectionOutput(2),
         (X(1, "4*(p // 4)"), X(1, "2*(p // 4)"), X(1, 2, "p")),
         {"p": (8, 9)},
-        "elements of input 2, four for a prior: 9 (p) must equal 8 (4*((p) // 4))",
+        "the number of coordinates in input 2, which must be a multiple of 4: 9 (p) must equal 8 "
+        "(4*((p) // 4))",
         peers=False,
     ),
     GuardCase(
@@ -262,7 +263,7 @@ CASES = (
         ops.DetectionOutput(2),
         (X(1, "k"), X(1, 4), X(1, 2, 8)),
         {"k": (8, 4)},
-        "locations of an image, and what the priors need: 4 (k) must equal 8",
+        "the locations for each image, and those that the prior boxes need: 4 (k) must equal 8",
         peers=False,
     ),
     GuardCase(
@@ -293,14 +294,14 @@ CASES = (
         ops.DepthToSpace(2),
         (X(1, "c", 2, 2),),
         {"c": (4, 5)},
-        "axis 1 of input 0 and the pixels of a block: 5 (c) must equal 4 (4*((c) // 4))",
+        "axis 1 of input 0, which must be a multiple of 4: 5 (c) must equal 4 (4*((c) // 4))",
     ),
     GuardCase(
         "space_to_depth",
         ops.SpaceToDepth(2),
         (X(1, 1, "h", 2),),
         {"h": (4, 5)},
-        "axis 2 of input 0 and the block: 5 (h) must equal 4 (2*((h) // 2))",
+        "axis 2 of input 0, which must be a multiple of 2: 5 (h) must equal 4 (2*((h) // 2))",
     ),
     GuardCase(
         "pad",
@@ -350,14 +351,14 @@ CASES = (
         ops.Reshape(),
         (X("n", "m"), D("n*m", 1)),
         {"n": (2, 2), "m": (3, 0)},
-        "element 0 of the shape: 0 (m*n) must be at least 1",
+        "element 0 of the shape, where 0 would copy an extent: 0 (m*n) must be at least 1",
     ),
     GuardCase(
         "reshape_by_symbol",
         ops.Reshape(1),
         (X("n*m", 2), D("n", -1)),
         {"n": (2, 0), "m": (3, 3)},
-        "the known elements of input 0 and of the result: 0 (n) must be at least 1",
+        "the product of the extents other than -1: 0 (n) must be at least 1",
         peers=False,
     ),
     GuardCase(
@@ -365,42 +366,51 @@ CASES = (
         ops.Slice(),
         (X("n"), C(1), C(2**62)),
         {"n": (1, 0)},
-        "the start of axis 0: 0 (n) must be at least 1",
+        "the upper limit of the start of the slice on axis 0: 0 (n) must be at least 1",
+    ),
+    GuardCase(
+        "slice_to_int_max",
+        ops.Slice(),
+        (X("n", dtype=_U8), C(0), C(2**31 - 1)),
+        {"n": (4, 2**31)},
+        "the end of the slice on axis 0: 2147483647 must be at least 2147483648 (n)",
+        peers=False,
     ),
     GuardCase(
         "slice_end",
         ops.Slice(),
         (X(4), C(0), D("n")),
         {"n": (4, 5)},
-        "the end of axis 0: 4 must be at least 5 (n)",
+        "the upper limit of the end of the slice on axis 0: 4 must be at least 5 (n)",
     ),
     GuardCase(
         "slice_end_sign",
         ops.Slice(),
         (X("n"), C(0), D("n - 1")),
         {"n": (2, 0)},
-        "the end of axis 0: -1 (n - 1) must be at least 0",
+        "the end of the slice on axis 0: -1 (n - 1) must be at least 0",
     ),
     GuardCase(
         "slice_negative",
         ops.Slice(),
         (X("n"), D("0 - n"), C(2**62)),
         {"n": (2, 0)},
-        "the start of axis 0: -1 must be at least 0 (-1*n)",
+        "the start of the slice on axis 0, which is assumed to be negative: -1 must be at least 0 "
+        "(-1*n)",
     ),
     GuardCase(
         "slice_from_end",
         ops.Slice(),
         (X("n"), C(-1), C(2**62)),
         {"n": (2, 0)},
-        "the start of axis 0: -1 (n - 1) must be at least 0",
+        "the start of the slice on axis 0: -1 (n - 1) must be at least 0",
     ),
     GuardCase(
         "split",
         ops.Split(0),
         (X("n"), C(1, 3)),
         {"n": (4, 3)},
-        "axis 0 of input 0 and its parts: 3 (n) must equal 4",
+        "axis 0 of input 0, and the sum of the lengths of its parts: 3 (n) must equal 4",
     ),
     GuardCase(
         "split_equally",
@@ -414,7 +424,8 @@ CASES = (
         ops.Split(0, 3, even=True),
         (X("n"),),
         {"n": (6, 5)},
-        "the 3 equal parts of a split: 5 (n) must equal 3 (3*((n) // 3))",
+        "the extent of the axis of split, which must be a multiple of 3: 5 (n) must equal 3 "
+        "(3*((n) // 3))",
     ),
     GuardCase(
         "squeeze",
@@ -428,7 +439,7 @@ CASES = (
         ops.Squeeze(),
         (X("n", 1),),
         {"n": (2, 1)},
-        "axis 0 of input 0, which stays where it is not 1: 1 (n) must be at least 2",
+        "axis 0 of input 0, which squeeze without axes keeps: 1 (n) must be at least 2",
     ),
     GuardCase(
         "tile",

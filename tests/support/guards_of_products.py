@@ -73,14 +73,14 @@ CASES = (
         ops.Max(),
         (D("n"), C(1)),
         {"n": (2, 0)},
-        "elements of the inputs: 0 (n) must be at least 1",
+        "the input that was assumed to be larger, and the other input: 0 (n) must be at least 1",
     ),
     GuardCase(
         "min",
         ops.Min(),
         (D("n"), C(1)),
         {"n": (2, 0)},
-        "elements of the inputs: 0 (n) must be at least 1",
+        "the input that was assumed to be larger, and the other input: 0 (n) must be at least 1",
     ),
     GuardCase(
         "fused",
@@ -218,7 +218,7 @@ CASES = (
         ops.Conv((1, 1), group=2),
         (X(1, 4, 5, 5), X("f", 2, 1, 1)),
         {"f": (4, 3)},
-        "axis 0 of input 1 and the groups: 3 (f) must equal 2 (2*((f) // 2))",
+        "axis 0 of input 1, which must be a multiple of 2: 3 (f) must equal 2 (2*((f) // 2))",
     ),
     GuardCase(
         "conv_bias",
@@ -232,14 +232,14 @@ CASES = (
         ops.Conv((3, 3)),
         (X(1, 2, 5, "w"), X(4, 2, 3, 3)),
         {"w": (3, 2)},
-        "axis 3 of input 0, padded, and the reach of a window: 2 (w) must be at least 3",
+        "axis 3 of input 0 with its padding, and the extent of a window: 2 (w) must be at least 3",
     ),
     GuardCase(
         "pool_window",
         ops.MaxPool((2, 2), (2, 2)),
         (X(1, 2, "h", 4),),
         {"h": (5, 1)},
-        "axis 2 of input 0, padded, and the reach of a window: 1 (h) must be at least 2",
+        "axis 2 of input 0 with its padding, and the extent of a window: 1 (h) must be at least 2",
     ),
     GuardCase(
         "pool_all",
@@ -283,7 +283,7 @@ CASES = (
         ops.ConvTranspose((2, 2)),
         (X(1, 2, 3, 3), X(2, 4, "k", 2)),
         {"k": (2, 1)},
-        "axis 2 of the weight tensor: 1 (k) must equal 2",
+        "axis 2 of the weight tensor of conv_transpose: 1 (k) must equal 2",
     ),
     GuardCase(
         "transposed_channels",
@@ -297,7 +297,7 @@ CASES = (
         ops.ConvTranspose((2, 2), group=2),
         (X(1, "c", 3, 3), X("c", 4, 2, 2)),
         {"c": (4, 3)},
-        "axis 1 of input 0 and the groups: 3 (c) must equal 2 (2*((c) // 2))",
+        "axis 1 of input 0, which must be a multiple of 2: 3 (c) must equal 2 (2*((c) // 2))",
     ),
     GuardCase(
         "transposed_bias",
@@ -332,6 +332,6 @@ CASES = (
         ops.Resize(coordinate_transformation_mode="tf_crop_and_resize", mode="linear"),
         (X(1, 1, 4), X("k"), None, C(1, 1, 3)),
         {"k": (6, 5)},
-        "axis 0 of the region of resize: 5 (k) must equal 6",
+        "axis 0 of roi (input 1) of resize: 5 (k) must equal 6",
     ),
 )

@@ -59,14 +59,14 @@ class Picking:
 
 def check_synchronous(picking: Picking) -> None:
     """``run`` and ``execute`` raise, once, and name the first layer; the next run is right."""
-    message = r"gather 'pick': 1000000000 is out of range for an axis of 4 elements"
+    message = r"gather 'pick': index 1000000000 is out of range for an axis of 4 elements"
     with picking.engine.create_context() as context:
         for _ in range(2):
             picking.check_run(context)
             for bad in (picking.bad, picking.bad_twice):
                 with pytest.raises(smelt.IndexRangeError, match=message):
                     context.run(bad)
-            with pytest.raises(IndexError, match=r"'pick again.*': -6 is out of range .* 5"):
+            with pytest.raises(IndexError, match=r"'pick again.*': index -6 is out of range .* 5"):
                 context.run(picking.bad_later)
             picking.check_run(context)
             with pytest.raises(smelt.IndexRangeError, match=message):

@@ -15,9 +15,9 @@ from smelt.nvdla.port import (
     DeviceHardware,
     NvDlaHeap,
     PhysicalAddress,
+    PhysicalRegion,
     PhysicalTask,
     PortServer,
-    Region,
 )
 
 if TYPE_CHECKING:
@@ -35,21 +35,21 @@ class RecordingDriver:
     num_devices: int = 2
     room_bytes: int = 1 << 20
     tasks: list[tuple[int, PhysicalTask]] = field(default_factory=list[tuple[int, PhysicalTask]])
-    regions: dict[int, Region] = field(default_factory=dict[int, Region])
+    regions: dict[int, PhysicalRegion] = field(default_factory=dict[int, PhysicalRegion])
     on_execute: Callable[[RecordingDriver, PhysicalTask], None] | None = None
     next_address: int = 0x8000_0000
     hardware: DeviceHardware | None = None
 
-    def allocate(self, instance: int, size: int, heap: NvDlaHeap, /) -> Region:
+    def allocate(self, instance: int, size: int, heap: NvDlaHeap, /) -> PhysicalRegion:
         assert 0 <= instance < self.num_devices
         if size > self.room_bytes:
             raise NvdlaError(NvError.INSUFFICIENT_MEMORY, f"{size} bytes do not fit")
-        region = Region(self.next_address, np.zeros(size, np.uint8), heap)
+        region = PhysicalRegion(self.next_address, np.zeros(size, np.uint8), heap)
         self.next_address += -(-size // PAGE_BYTES) * PAGE_BYTES
         self.regions[region.address] = region
         return region
 
-    def release(self, instance: int, region: Region, /) -> None:
+    def release(self, instance: int, region: PhysicalRegion, /) -> None:
         assert 0 <= instance < self.num_devices
         del self.regions[region.address]
 
@@ -84,7 +84,7 @@ class FakeDeviceFile:
         self.instance = instance
         self.requests: list[int] = []
         self.is_closed = False
-        self._gems: dict[int, Region] = {}
+        self._gems: dict[int, PhysicalRegion] = {}
         self._shared: dict[int, int] = {}
         self._next = 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from smelt.nvdla.loadable import (
     Address,
     Blob,
@@ -29,13 +31,21 @@ from smelt.nvdla.loadable import (
     Task,
     TensorDescriptor,
     Version,
-    write_emu_operation,
 )
 
 FIRMWARE = Version(0, 12, 3)
 FILLED = MemoryFlags.ALLOC | MemoryFlags.SET
 LINE_PLACE, SURFACE_PLACE = 20, 24
 """Where the strides of the first cube of ``surf_list`` are."""
+
+
+def write_emu_operation(operation: EmuOperation, layout: DescriptorVersion) -> bytes:
+    """Return the bytes of an emulated operation; the layout without offsets drops its scales."""
+    if layout is DescriptorVersion.WITHOUT_OFFSETS:
+        operation = replace(
+            operation, reserved=(0, 0, 0), input_scale_factor=0.0, output_scale_factor=0.0
+        )
+    return operation.to_bytes(layout)
 
 
 def tensor(number: int, memory: int, size: int = 64) -> TensorDescriptor:

@@ -77,9 +77,11 @@ def _joined(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     return getattr(net, name), sound[name]
 
 
-def _named(name: Any = "net", batch: Any = "implicit", tensor_names: Any = "{layer}") -> object:
+def _named(
+    name: Any = "net", batch: Any = "implicit", tensor_name_format: Any = "{layer}"
+) -> object:
     """A network that is used under its name."""
-    net = smelt.NetworkDefinition(name, batch, tensor_names=tensor_names)
+    net = smelt.NetworkDefinition(name, batch, tensor_name_format=tensor_name_format)
     x = net.add_input("data", "float32", (2, 6, 6))
     net.mark_output(net.add_activation(x))
     return smelt.build(net, device="null", tune="none").serialize()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from smelt.backends import Tactic
 from smelt.builder._options import TuningEffort
 from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph
-from smelt.tuner import Choice
+from smelt.tuner import TacticChoice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ class PairKinds:
         tuning.effort = TuningEffort()
         tuning.graph = SimpleNamespace(name="".join(kinds) or "apart", nodes=self.nodes)
         return TunedGraph(
-            tuning, Choice(dict.fromkeys(self.nodes, Tactic("fused_pair", (), (), ())))
+            tuning, TacticChoice(dict.fromkeys(self.nodes, Tactic("fused_pair", (), (), ())))
         )
 
     def best(self, tools: Toolchain) -> TunedGraph:

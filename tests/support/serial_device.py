@@ -15,8 +15,8 @@ import numpy as np
 from smelt.builder._cpu_toolchain import CpuToolchain
 from smelt.devices import DeviceKind
 from smelt.errors import ContextError
-from smelt.runtime._host_code import CpuCode, CpuRuntime
-from smelt.runtime._host_machinery import HostMachinery, cpu_resources, thread_count
+from smelt.runtime._host_code import CpuCode, CpuDeviceRuntime
+from smelt.runtime._host_executor import HostExecutor, thread_count
 from smelt.runtime._segments import CpuSegmentFactory, word_count
 from smelt.types import override
 
@@ -88,22 +88,22 @@ class SerialCode(CpuCode):
     """Code of the CPU, for a context whose segments are serial."""
 
     @override
-    def create_machinery(
+    def create_executor(
         self, engine: Engine, threads: int | None, tracker: AllocationTracker | None
-    ) -> HostMachinery:
-        resources = cpu_resources(self, 1, tracker)
+    ) -> HostExecutor:
+        resources = self.resources(1, tracker)
         factory = resources.segment_factory
         assert isinstance(factory, CpuSegmentFactory)
         parts = {f.name: getattr(factory, f.name) for f in dataclasses.fields(factory)}
         resources = dataclasses.replace(resources, segment_factory=SerialSegmentFactory(**parts))
-        return HostMachinery(engine, self, thread_count(1), resources)
+        return HostExecutor(engine, self, thread_count(1), resources)
 
 
-class SerialRuntime(CpuRuntime):
+class SerialRuntime(CpuDeviceRuntime):
     """The run half."""
 
     @override
-    def load(self, file: EngineFile, device: str | None, *, is_needed: bool) -> SerialCode:
+    def load(self, file: EngineFile, device: str | None, *, requires_device: bool) -> SerialCode:
         return SerialCode(file)
 
 

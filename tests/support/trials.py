@@ -26,6 +26,7 @@ from smelt.types import (
     substitute_dim,
     symbols_of,
 )
+from tests.support.precision import candidates_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -258,9 +259,9 @@ def narrow_trials(
         graph = graph_of(narrow)
         node = graph.nodes[0]
         wide = backend.candidates(node, target)[0]
-        for tactic in _spread(backend.candidates(node, target, storage)[0]):
+        for tactic in _spread(candidates_in(storage, backend, node, target)[0]):
             if tactic not in wide:
-                made = with_storage_dtype(storage, node, tactic, outputs=True)
+                made = with_storage_dtype(storage, node, tactic, narrows_outputs=True)
                 yield _trial(narrow, graph, made, backend, wanted, ())
 
 
@@ -279,7 +280,7 @@ def half2_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> I
             (node,) = graph_of(case).nodes
         except ShapeError:  # an operand's first extent was no number of images
             continue
-        if HALF2 in {t.family for t in backend.candidates(node, target, DType.FLOAT16)[0]}:
+        if HALF2 in {t.family for t in candidates_in(DType.FLOAT16, backend, node, target)[0]}:
             for trial in narrow_trials([case], backend, target, DType.FLOAT16):
                 if trial.tactic.family == HALF2:
                     yield trial
@@ -329,9 +330,9 @@ def strange_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) ->
         graph = graph_of(strange)
         (node,) = graph.nodes
         goals = (target, replace(target, uses_half2=True))
-        tactics = [t for goal in goals for t in backend.candidates(node, goal, half)[0]]
+        tactics = [t for goal in goals for t in candidates_in(half, backend, node, goal)[0]]
         for tactic in {t.family: t for t in tactics if not t.runs_on_host}.values():
-            made = with_storage_dtype(half, node, tactic, outputs=True)
+            made = with_storage_dtype(half, node, tactic, narrows_outputs=True)
             yield _trial(strange, graph, made, backend, wanted, ())
         wide = backend.candidates(node, replace(target, allows_tf32=True))[0]
         ways = {(t.family, dict(t.parameters).get("precision")): t for t in wide}

@@ -24,6 +24,7 @@ from smelt.backends.cuda._kernel_source import (
     TRITON_TYPES,
     cluster_of,
     is_gluon,
+    reverse_tile_order,
 )
 from smelt.backends.cuda._register_operand_kernel import MASK_PTX
 from smelt.backends.cuda.families import window_reuse_conv
@@ -440,7 +441,13 @@ def _reversed_tile_trials(op: type[Op], backend: CudaBackend) -> list[Trial]:
 
 def _turned(trial: Trial, backend: CudaBackend) -> Trial:
     """A trial whose launches begin with their last tiles; those of one order are as they were."""
-    steps = tuple(map(backend.with_reversed_tiles, trial.plan.steps))
+    reversible = {f.name for f in backend.families if getattr(f, "supports_reversed_tiles", False)}
+    steps = tuple(
+        replace(step, kernel=reverse_tile_order(step.kernel))
+        if isinstance(step, Launch) and step.kernel.family in reversible
+        else step
+        for step in trial.plan.steps
+    )
     return replace(trial, assembled=replace(trial.assembled, plan=replace(trial.plan, steps=steps)))
 
 

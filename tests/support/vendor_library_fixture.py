@@ -23,6 +23,7 @@ from smelt.types import DType, TensorType
 from tests.support.cuda_driver_stub import StubDriver
 from tests.support.cuda_engines import use_stub
 from tests.support.noise import noise
+from tests.support.precision import candidates_in
 from tests.support.trial_memory import GUARD_BYTES, TrialMemory
 from tests.support.trials import (
     TF32,
@@ -74,10 +75,8 @@ class _LibraryOnlyBackend(CudaBackend):
         super().__init__(libraries=[opened])
         self._only = opened.provider
 
-    def candidates(
-        self, node: Node, target: CudaTarget, storage: DType = DType.FLOAT32
-    ) -> tuple[list[Tactic], list[Refusal]]:
-        tactics, refusals = super().candidates(node, target, storage)
+    def candidates(self, node: Node, target: CudaTarget) -> tuple[list[Tactic], list[Refusal]]:
+        tactics, refusals = super().candidates(node, target)
         return [tactic for tactic in tactics if tactic.family == self._only], refusals
 
 
@@ -130,7 +129,7 @@ class LibraryCallFixture(Generic[LibraryStubT]):
             else:
                 inputs.append(graph.add_constant(value, f"w{k}"))
         node = graph.add(op, *inputs, name="node")
-        tactics, refusals = self.backend.candidates(node, HOPPER, DType.FLOAT16)
+        tactics, refusals = candidates_in(DType.FLOAT16, self.backend, node, HOPPER)
         assert not tactics
         return next(r.reason for r in refusals if r.family == self.family)
 

@@ -15,7 +15,7 @@ from smelt.devices.cuda import (
     CudaRunList,
     CudaStream,
     KernelLoader,
-    RunGraph,
+    RunListGraph,
     call_to_bytes,
 )
 from smelt.engine import Launch
@@ -80,7 +80,7 @@ def runs_of(
         loaded = KernelLoader(gpu).load(call_to_bytes(call))
         words = np.array([room.address for room in rooms], np.int64)
         rows = CudaRunList([CudaLaunch(loaded, len(words), 0)], words, [1])
-        graph = RunGraph(rows, stream)  # first of all: libraries load code when they are called
+        graph = RunListGraph(rows, stream)  # first of all: libraries load code when they are called
         for number in range(_RUNS):
             upload(gpu, place, result, stream)
             if number % 2:

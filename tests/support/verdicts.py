@@ -2,7 +2,7 @@
 
 What a context checks of a plan with open symbols is what intervals could not prove, a few numpy
 calls at each stage. The full verifier evaluates every view, and knows nothing of stages: it gets
-the steps that run before the next symbol is decided.
+the steps that run before the next symbol is determined.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ComparedVerdicts(CachedRuntimeChecks):
         """Take a plan of the engine, and its conditions."""
         super().__init__(conditions)
         self._header, self._plan = header, plan
-        self._ends = sorted({*plan.decided.values(), len(plan.steps)})
+        self._ends = sorted({*plan.data_dependent_symbols.values(), len(plan.steps)})
         self.met: set[tuple[object, ...]] = set()
         """Stages and values that were compared."""
 
@@ -61,7 +61,7 @@ class ComparedVerdicts(CachedRuntimeChecks):
     def _refusal(self, values: Mapping[str, int], end: int) -> EngineFormatError | None:
         """What the full verifier has against the first steps of the plan."""
         try:
-            verify_plan_at(self._header, self._plan, values, steps=end)
+            verify_plan_at(self._header, self._plan, values, num_steps=end)
         except EngineFormatError as error:
             return error
         return None
@@ -69,13 +69,13 @@ class ComparedVerdicts(CachedRuntimeChecks):
 
 def compare_verdicts(context: ExecutionContext) -> list[ComparedVerdicts]:
     """Let the full verifier judge from now on whatever a context judges; return who compares."""
-    machinery: Any = vars(context)["_machinery"]
+    executor: Any = vars(context)["_executor"]
     header = context.engine.header
-    machinery.runtime_checks = [
+    executor.runtime_checks = [
         None if kept is None else ComparedVerdicts(header, plan, kept._conditions)
-        for plan, kept in zip(header.plans, machinery.runtime_checks, strict=True)
+        for plan, kept in zip(header.plans, executor.runtime_checks, strict=True)
     ]
-    return [verdicts for verdicts in machinery.runtime_checks if verdicts is not None]
+    return [verdicts for verdicts in executor.runtime_checks if verdicts is not None]
 
 
 def _differing(

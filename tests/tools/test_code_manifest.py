@@ -160,6 +160,7 @@ def under_other_names(kernel: Kernel) -> str:
 
 @pytest.mark.parametrize("target", ["x86-64-v3", "aarch64", "sm_90"])
 @pytest.mark.parametrize("op", ["softmax", "conv"])
+@pytest.mark.slow
 def test_generated_text_is_the_same_under_other_names(target: str, op: str) -> None:
     kernels = generated(target, op)
     assert kernels
@@ -267,6 +268,7 @@ def test_the_manifest_says_which_compilers_made_it(part: str) -> None:
         ("networks", "x86-64-v3", "our LeNet", "float32"),
     ],
 )
+@pytest.mark.slow
 def test_a_sample_of_the_code_is_what_the_manifest_says(
     part: str, target: str, unit: str, precision: str
 ) -> None:

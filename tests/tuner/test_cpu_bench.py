@@ -228,5 +228,6 @@ def test_errors_are_relative_to_the_largest_finite_magnitude() -> None:
     assert relative_error(wanted + np.float32(1), wanted) == pytest.approx(0.01)
     assert math.isinf(relative_error(np.zeros(4, np.float32), wanted))
     assert math.isinf(relative_error(wanted[:2], wanted))
+    assert math.isinf(relative_error(np.full(4, np.nan, np.float32), np.ones(4, np.float32)))
     assert math.isinf(relative_error(np.array([1, 2]), np.array([1, 3])))
     assert relative_error(np.zeros(0), np.zeros(0)) == 0

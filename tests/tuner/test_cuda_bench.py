@@ -131,7 +131,7 @@ def test_times_of_another_gpu_or_driver_are_not_believed() -> None:
 def test_of_launches_that_take_long_fewer_are_timed(hint: float, count: int) -> None:
     bench = Bench()
     tactics = [tactic_of(kind, bench.dtype, hint) for kind in ("slow", "fast", "moving")]
-    bench.timer(max_timed_long=2).announce([(bench.node, tactics)])
+    bench.timer(max_timed_slow=2).announce([(bench.node, tactics)])
     assert len(bench.backend.begun) == 2 + count
 
 
@@ -218,7 +218,7 @@ def test_a_librarys_algorithms_are_checked_and_timed_like_kernels(
     assert bench.timer().seconds(node, tactics[:2]) == times[:2]
     assert library.done == done
     library.version = 130200  # whose times are its own
-    family.cublaslt = open_cublaslt(bench.device)
+    family.loaded_library = open_cublaslt(bench.device)
     others, _ = bench.backend.candidates(node, HOPPER)
     assert bench.timer().seconds(node, others[:2]) == pytest.approx(times[:2])
     assert library.done > done

@@ -18,13 +18,13 @@ from smelt.engine import Launch
 from smelt.errors import EngineMismatchError
 from smelt.ir import Graph
 from smelt.tuner import (
-    Choice,
     CudaPlanFixture,
     InNetworkEffort,
     InNetworkTrial,
     InNetworkTuner,
+    TacticChoice,
     TimingCache,
-    _cuda_fixture,
+    _cuda_plan_fixture,
 )
 from smelt.types import DType, TensorType, override
 from tests.support.cuda_stub_candidates import (
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.backends import Tactic
+    from smelt.backends._plan_passes import UnallocatedPlan
     from smelt.devices.cuda import LoadedCall, LoadedKernel
-    from smelt.engine import Step
     from smelt.errors import SmeltError
     from smelt.ir import Node
     from tests.support.cuda_driver_stub import CUresult
@@ -86,11 +86,11 @@ class Stage:
         *,
         rehearsal: InNetworkTrial | Overlapping | Lucky | None = None,
         cache: TimingCache | None = None,
-    ) -> Choice:
+    ) -> TacticChoice:
         """What a trial makes of slow tactics, where kinds take so many seconds by themselves."""
-        choice = Choice(self.assignment("slow", "slow"))
+        choice = TacticChoice(self.assignment("slow", "slow"))
         for node in self.graph.nodes:
-            choice.timed[node] = [(tactic_of(k, _DTYPE), s) for k, s in alone.items()]
+            choice.candidate_times[node] = [(tactic_of(k, _DTYPE), s) for k, s in alone.items()]
         InNetworkTuner(
             self.graph,
             choice,
@@ -138,7 +138,7 @@ def test_a_plan_that_a_library_refuses_takes_forever_and_harms_no_other(
 
     refused_ms = 7.0
     monkeypatch.setitem(COSTS_MS, "refused", refused_ms)
-    monkeypatch.setattr(_cuda_fixture, "KernelLoader", Loader)
+    monkeypatch.setattr(_cuda_plan_fixture, "KernelLoader", Loader)
     stage = Stage()
     assignments = [stage.assignment("slow", "fast"), stage.assignment("refused", "fast")]
     right, refused = stage.rehearsal.milliseconds(assignments, runs=2, seconds=10.0)
@@ -164,7 +164,7 @@ def test_nothing_is_left_on_the_gpu() -> None:
 class Overlapping:
     """A stage where the first node gains by starting early and the second loses."""
 
-    times_whole_plan, seconds_per_trial = True, 0.0
+    times_whole_plan, prepare_seconds = True, 0.0
 
     def __init__(self, stage: Stage) -> None:
         self.nodes = stage.graph.nodes
@@ -235,10 +235,12 @@ def test_a_plan_that_goes_backwards_must_compute_what_it_does_forwards(
 ) -> None:
     stage = Stage()
 
-    def with_reversed_tiles(step: Step) -> Step:
-        return replace(step, kernel=kernel_of(kind)) if isinstance(step, Launch) else step
+    def reverse_tiles(plan: UnallocatedPlan) -> None:
+        for number, (step, tactic) in enumerate(zip(plan.steps, plan.tactics, strict=True)):
+            if isinstance(step, Launch) and tactic is not None and tactic.reversed_tile_order:
+                plan.steps[number] = replace(step, kernel=kernel_of(kind))
 
-    monkeypatch.setattr(stage.backend, "with_reversed_tiles", with_reversed_tiles)
+    monkeypatch.setattr(stage.backend, "plan_passes", (reverse_tiles,))
     forwards = stage.assignment("fast", "fast")
     reversed_tile_order = {
         key: replace(tactic, reversed_tile_order=True) for key, tactic in forwards.items()
@@ -274,7 +276,7 @@ def test_plans_are_compared_on_fresh_inputs_in_memory_that_holds_nothing_of_them
 class Lucky:
     """A stage where what starts early goes wrong, though not the first time."""
 
-    times_whole_plan, seconds_per_trial = True, 0.0
+    times_whole_plan, prepare_seconds = True, 0.0
 
     def __init__(self, stage: Stage) -> None:
         self.nodes, self.calls = stage.graph.nodes, 0

@@ -14,9 +14,9 @@ from smelt.backends import Tactic
 from smelt.ir import Graph, clone, verify
 from smelt.tuner import (
     BenchmarkTimer,
-    Choice,
     CostModelTimer,
     FusedPairTimings,
+    TacticChoice,
     TimingCache,
     _fused_pairs,
     propose_fused_pairs,
@@ -160,10 +160,10 @@ def test_chains_that_compute_alike_keep_the_tactics_of_their_places() -> None:
         outputs = (TensorFormat(kind),) * len(node.outputs)
         return tuple(replace(tactic, outputs=outputs) for tactic in prices.tactics(node))
 
-    held = Choice()
+    held = TacticChoice()
     for node in graph.nodes:
         (held.tactics[node],) = tactics(node)
-        held.timed[node], held.times[node.name] = [], []
+        held.candidate_times[node], held.times[node.name] = [], []
     chains = FusedPairTimings(
         graph, propose_fused_pairs(graph, _are_convs, tactics), tactics, CostModelTimer()
     )
@@ -177,20 +177,20 @@ def test_chains_that_compute_alike_keep_the_tactics_of_their_places() -> None:
 def test_what_holds_without_chains_holds_beside_them() -> None:
     graph = _line(3)
     prices = _Prices({("c0", "c1"): 1.0})
-    held = Choice()
+    held = TacticChoice()
     for node in graph.nodes:
         (tactic,) = prices.tactics(node)
         held.tactics[node] = replace(tactic, uses_pdl=True)
-        held.timed[node] = [(tactic, 2e-6)]
+        held.candidate_times[node] = [(tactic, 2e-6)]
         held.times[node.name] = [(str(tactic), 2e-6)]
     chains = prices.chains(graph)
     made, _ = chains.graph_with(chains.pair_groups)
     choice = chains.choice(made, held)
     chain, last = made.nodes
-    assert choice.timed[chain] == [(prices.tactics(chain)[0], 1e-6)]
+    assert choice.candidate_times[chain] == [(prices.tactics(chain)[0], 1e-6)]
     assert choice.times["c1"] == [(str(prices.tactics(chain)[0]), 1e-6)]
     for early in (False, True):
-        cast = with_pair_pdl(made, choice, early=early)
+        cast = with_pair_pdl(made, choice, uses_pdl=early)
         assert cast[chain].uses_pdl is early
         assert cast[last] == held.tactics[graph.nodes[2]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,9 @@ from smelt.backends.cpu import CpuBackend, compile_runtime, host_target
 from smelt.devices.cpu import native_runtime
 from smelt.ir import Graph
 from smelt.passes import pipeline, run_passes
-from smelt.tuner import CpuPlanFixture, InNetworkTrial
+from smelt.runtime import split_plan
+from smelt.runtime._segments import NativeSegment
+from smelt.tuner import CpuPlanFixture, InNetworkTrial, _in_network_trial
 from smelt.types import DType, SymbolicDim, TensorType
 from tests.support.small_networks import small_network
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Tactic
     from smelt.ir import Node
+    from smelt.runtime._segments import Segment
 
 
 def rehearsal(graph: Graph, **batch: int) -> InNetworkTrial:
@@ -73,6 +76,33 @@ def test_when_time_is_up_there_is_still_one_run() -> None:
         seconds=0.0,
     )
     assert len(times) == 1
+
+
+def test_plans_before_one_that_cannot_be_prepared_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = optimised(small_network())
+    made: list[Segment] = []
+    closed: list[Segment] = []
+
+    def split_first_plan_only(*arguments: Any, **options: Any) -> list[Segment]:
+        if made:
+            raise MemoryError
+        made.extend(split_plan(*arguments, **options))
+        return made
+
+    close = NativeSegment.close
+
+    def note_and_close(segment: NativeSegment) -> None:
+        closed.append(segment)
+        close(segment)
+
+    monkeypatch.setattr(_in_network_trial, "split_plan", split_first_plan_only)
+    monkeypatch.setattr(NativeSegment, "close", note_and_close)
+    with pytest.raises(MemoryError):
+        rehearsal(graph, batch=1).milliseconds([first_tactics(graph)] * 2, runs=1, seconds=1.0)
+    assert made
+    assert closed == made
 
 
 def test_indices_among_the_weights_are_what_they_are() -> None:

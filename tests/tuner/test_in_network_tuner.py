@@ -14,10 +14,10 @@ from smelt.backends.cpu import CpuBackend, host_target
 from smelt.ir import Graph
 from smelt.tuner import (
     Candidates,
-    Choice,
     CostModelTimer,
     InNetworkEffort,
     InNetworkTuner,
+    TacticChoice,
     TimingCache,
     choose,
 )
@@ -42,10 +42,12 @@ class FakeStage:
     Where it says nothing they take 1 ms with the tactics that were chosen, 1.1 ms with others.
     """
 
-    def __init__(self, graph: Graph, choice: Choice, cost: Cost = lambda _cast, _i: None) -> None:
+    def __init__(
+        self, graph: Graph, choice: TacticChoice, cost: Cost = lambda _cast, _i: None
+    ) -> None:
         self.graph, self.held, self.special = graph, dict(choice.tactics), cost
         self.played: list[list[Assignment]] = []
-        self.times_whole_plan, self.seconds_per_trial = False, 0.0
+        self.times_whole_plan, self.prepare_seconds = False, 0.0
 
     def cost(self, assignment: Assignment, position: int) -> float:
         found = self.special(assignment, position)
@@ -79,7 +81,7 @@ def network(count: int, *, alike: bool = False) -> Graph:
     return graph
 
 
-def chosen_alone(graph: Graph) -> Choice:
+def chosen_alone(graph: Graph) -> TacticChoice:
     """The choice by estimates."""
     backend, target = CpuBackend(jobs=1), host_target()
     found = {n: backend.candidates(n, target) for n in graph.nodes}
@@ -88,8 +90,8 @@ def chosen_alone(graph: Graph) -> Choice:
 
 
 def trial(
-    choice: Choice,
-    plan_runner: FakeStage,
+    choice: TacticChoice,
+    plan_timer: FakeStage,
     cache: TimingCache | None = None,
     *,
     deadline: float = math.inf,
@@ -99,9 +101,9 @@ def trial(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> InNetworkTuner:
     return InNetworkTuner(
-        plan_runner.graph,
+        plan_timer.graph,
         choice,
-        plan_runner,
+        plan_timer,
         CpuBackend(jobs=1),
         TimingCache() if cache is None else cache,
         effort=InNetworkEffort(
@@ -119,9 +121,9 @@ def trial(
     )
 
 
-def one_other(choice: Choice, node: Node) -> Tactic:
+def one_other(choice: TacticChoice, node: Node) -> Tactic:
     """The best tactic alone that was not chosen."""
-    return next(t for t, _ in choice.timed[node] if t != choice.tactics[node])
+    return next(t for t, _ in choice.candidate_times[node] if t != choice.tactics[node])
 
 
 def one_is_fast(node: Node, tactic: Tactic) -> Cost:
@@ -136,12 +138,12 @@ def test_what_is_faster_in_the_network_wins_though_it_was_not_alone() -> None:
     choice = chosen_alone(graph)
     better = one_other(choice, graph.nodes[3])
     before = dict(choice.tactics)
-    plan_runner = FakeStage(graph, choice, one_is_fast(graph.nodes[3], better))
+    plan_timer = FakeStage(graph, choice, one_is_fast(graph.nodes[3], better))
     told_rounds: list[tuple[int, int]] = []
-    trial(choice, plan_runner, progress=lambda done, total: told_rounds.append((done, total))).run()
+    trial(choice, plan_timer, progress=lambda done, total: told_rounds.append((done, total))).run()
     assert told_rounds == [(0, 2), (1, 2), (2, 2)]
     assert choice.tactics == {**before, graph.nodes[3]: better}
-    sorted_times = dict(choice.in_network["conv3"])
+    sorted_times = dict(choice.in_network_times["conv3"])
     assert sorted_times[str(better)] == pytest.approx(0.5e-3)
     assert sorted_times[str(before[graph.nodes[3]])] == pytest.approx(1e-3)
 
@@ -179,15 +181,15 @@ def test_what_slows_its_neighbours_more_than_it_gains_loses() -> None:
 
     trial(choice, FakeStage(graph, choice, special)).run()
     assert choice.tactics == before
-    assert dict(choice.in_network["conv3"])[str(greedy)] == pytest.approx(1.2e-3)
+    assert dict(choice.in_network_times["conv3"])[str(greedy)] == pytest.approx(1.2e-3)
 
 
 def test_of_equal_times_the_one_that_goes_through_less_memory_wins() -> None:
     graph = network(1)
     choice = chosen_alone(graph)
     node = graph.nodes[0]
-    assert {t.family for t, _ in choice.timed[node]} >= {"conv", "winograd"}
-    transformed = next(t for t, _ in choice.timed[node] if t.family == "winograd")
+    assert {t.family for t, _ in choice.candidate_times[node]} >= {"conv", "winograd"}
+    transformed = next(t for t, _ in choice.candidate_times[node] if t.family == "winograd")
     choice.tactics[node] = transformed
     trial(choice, FakeStage(graph, choice, lambda _cast, _i: 1.0)).run()
     assert choice.tactics[node].family == "conv"
@@ -196,10 +198,10 @@ def test_of_equal_times_the_one_that_goes_through_less_memory_wins() -> None:
 def test_what_tries_something_in_one_plan_is_not_near_another_that_does() -> None:
     graph = network(10)
     choice = chosen_alone(graph)
-    plan_runner = FakeStage(graph, choice, lambda _cast, _i: 1.0)
-    trial(choice, plan_runner).run()
-    (held, *trial_plans), *_ = plan_runner.played
-    assert len(trial_plans) < sum(len(t) - 1 for t in choice.in_network.values())
+    plan_timer = FakeStage(graph, choice, lambda _cast, _i: 1.0)
+    trial(choice, plan_timer).run()
+    (held, *trial_plans), *_ = plan_timer.played
+    assert len(trial_plans) < sum(len(t) - 1 for t in choice.in_network_times.values())
     for assignment in trial_plans:
         changed = [i for i, n in enumerate(graph.nodes) if assignment[n] != held[n]]
         assert changed
@@ -211,10 +213,10 @@ def test_nodes_that_compute_alike_play_together_and_end_alike() -> None:
     choice = chosen_alone(graph)
     better = one_other(choice, graph.nodes[0])
     keys = list(graph.nodes)
-    plan_runner = FakeStage(graph, choice, lambda c, i: 0.5 if c[keys[i]] == better else None)
-    trial(choice, plan_runner).run()
+    plan_timer = FakeStage(graph, choice, lambda c, i: 0.5 if c[keys[i]] == better else None)
+    trial(choice, plan_timer).run()
     assert set(choice.tactics.values()) == {better}
-    assert all(len(set(assignment.values())) == 1 for assignment in plan_runner.played[0])
+    assert all(len(set(assignment.values())) == 1 for assignment in plan_timer.played[0])
 
 
 def test_a_plan_that_is_slower_as_a_whole_is_not_taken() -> None:
@@ -227,9 +229,9 @@ def test_a_plan_that_is_slower_as_a_whole_is_not_taken() -> None:
         gain = 0.1 if assignment[graph.nodes[position]] != before[graph.nodes[position]] else 0
         return 1.0 - gain + (5.0 if changed == len(before) else 0.0)
 
-    plan_runner = FakeStage(graph, choice, special)
-    trial(choice, plan_runner).run()
-    assert len(plan_runner.played[-1]) == 2
+    plan_timer = FakeStage(graph, choice, special)
+    trial(choice, plan_timer).run()
+    assert len(plan_timer.played[-1]) == 2
     assert choice.tactics == before
 
 
@@ -243,11 +245,11 @@ def test_of_changes_that_do_not_go_together_those_that_gain_most_are_taken() -> 
         crowd = 5.0 if len(changed) > 3 and position == 0 else 0.0
         return 1.0 + crowd - (0.5 if position in {2, 6, 10} else 0.1) * (position in changed)
 
-    plan_runner = FakeStage(graph, choice, special)
-    trial(choice, plan_runner, change_subsets=4).run()
+    plan_timer = FakeStage(graph, choice, special)
+    trial(choice, plan_timer, change_subsets=4).run()
     changed = {i for i, n in enumerate(graph.nodes) if choice.tactics[n] != before[n]}
     assert changed == {2, 6, 10}
-    assert len(plan_runner.played[-1]) == 5  # with 12 changes, 6, 3 and 1, and as it was
+    assert len(plan_timer.played[-1]) == 5  # with 12 changes, 6, 3 and 1, and as it was
 
 
 def test_what_the_cache_knows_is_not_played_again_and_ends_alike() -> None:
@@ -259,11 +261,11 @@ def test_what_the_cache_knows_is_not_played_again_and_ends_alike() -> None:
         graph = network(6)
         choice = chosen_alone(graph)
         better = one_other(choice, graph.nodes[3])
-        plan_runner = FakeStage(graph, choice, one_is_fast(graph.nodes[3], better))
-        trial(choice, plan_runner, cache).run()
+        plan_timer = FakeStage(graph, choice, one_is_fast(graph.nodes[3], better))
+        trial(choice, plan_timer, cache).run()
         ends.append([str(choice.tactics[n]) for n in graph.nodes])
-        sorted_times.append(choice.in_network)
-        played.append(len(plan_runner.played))
+        sorted_times.append(choice.in_network_times)
+        played.append(len(plan_timer.played))
     assert played[0] > played[1] == 0
     assert ends[0] == ends[1]
     assert sorted_times[0] == sorted_times[1]
@@ -273,19 +275,19 @@ def test_without_time_nothing_is_played() -> None:
     graph = network(4)
     choice = chosen_alone(graph)
     before = dict(choice.tactics)
-    plan_runner = FakeStage(graph, choice, lambda _cast, _i: 1.0)
-    trial(choice, plan_runner, deadline=-math.inf).run()
-    assert not plan_runner.played
+    plan_timer = FakeStage(graph, choice, lambda _cast, _i: 1.0)
+    trial(choice, plan_timer, deadline=-math.inf).run()
+    assert not plan_timer.played
     assert choice.tactics == before
-    assert not choice.in_network
+    assert not choice.in_network_times
 
 
 def test_a_plan_so_short_that_it_stays_in_the_cache_is_not_played() -> None:
     graph = network(2)
     choice = chosen_alone(graph)
-    plan_runner = FakeStage(graph, choice)
-    trial(choice, plan_runner, min_plan_seconds=1.0).run()
-    assert not plan_runner.played
+    plan_timer = FakeStage(graph, choice)
+    trial(choice, plan_timer, min_plan_seconds=1.0).run()
+    assert not plan_timer.played
 
 
 def test_runs_that_were_held_up_are_left_out() -> None:

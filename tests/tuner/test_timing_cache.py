@@ -133,10 +133,13 @@ def test_others_may_read_a_cache_as_they_may_other_new_files(tmp_path: Path) -> 
     assert modes[0] == modes[1]
 
 
-def test_merging_keeps_what_was_measured_here() -> None:
-    cache = TimingCache()
+def test_merging_keeps_what_was_measured_here(tmp_path: Path) -> None:
+    cache, other = (TimingCache(tmp_path / "timings.json") for _ in range(2))
+    for key, seconds in (("a", 9.0), ("b", 2.0)):
+        other.put(key, seconds)
+    other.save()
     cache.put("a", 1.0)
-    cache.merge({"a": 9.0, "b": 2.0})
+    cache.save()
     assert cache.entries == {"a": 1.0, "b": 2.0}
 
 

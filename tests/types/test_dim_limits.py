@@ -160,12 +160,19 @@ def test_formulas_of_a_file_count_once_whether_they_are_read_or_written(
 ) -> None:
     texts = [str(N * 7 + number) for number in range(1, 4)]
     monkeypatch.setattr(Limit.MAX_FORMULA_CHARACTERS, "most", sum(map(len, texts)))
-    with shared_formula_limit():
+
+    @shared_formula_limit
+    def read() -> None:
         assert [dim_to_text(dim_from_text(text)) for text in texts * 2] == texts * 2
         with pytest.raises(ValueError, match="MAX_FORMULA_CHARACTERS"):
             dim_from_text("n + 4")
-    with shared_formula_limit():
+
+    @shared_formula_limit
+    def write() -> None:
         assert [dim_from_text(dim_to_text(N * 7 + number)) for number in (1, 2, 3)]
         with pytest.raises(ShapeError, match="MAX_FORMULA_CHARACTERS"):
             dim_to_text(N + 4)
+
+    read()
+    write()
     assert dim_to_text(N + 4) == "n + 4"

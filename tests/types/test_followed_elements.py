@@ -43,12 +43,15 @@ def test_all_vectors_of_one_file_are_followed_up_to_a_limit(
 ) -> None:
     n = SymbolicDim.symbol("n")
     monkeypatch.setattr(Limit.MAX_FOLLOWED_ATOMS, "most", 10)
-    with followed_atoms_limit():
+
+    @followed_atoms_limit
+    def follow() -> None:
         assert all(may_follow([n, n]) for _ in range(5))
         assert not may_follow([n])
         assert may_follow([1, 2, 3]) is False, "a file beyond the limit is not followed at all"
-    with followed_atoms_limit():
-        assert may_follow([n]), "each file has the whole limit"
+
+    follow()
+    assert followed_atoms_limit(may_follow)([n]), "each file has the whole limit"
     assert all(may_follow([n, n]) for _ in range(20)), "networks that are no file have no limit"
 
 

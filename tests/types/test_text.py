@@ -47,6 +47,25 @@ def test_the_rest_of_a_long_name_is_never_a_line_of_ours() -> None:
         assert sanitize_name(f"x{blank}y") == "x\ufffdy"
 
 
+@pytest.mark.parametrize("width", [None, 80, 1000])
+@pytest.mark.parametrize(("numbers", "names"), [("", ""), ("", "a b"), ("a b", "")])
+def test_one_long_cell_does_not_widen_the_other_rows(
+    width: int | None, numbers: str, names: str
+) -> None:
+    long = "x" * 100_000
+    rows = [*([["y", "z", i] for i in range(50)]), [long, long, 1]]
+    lines = list(TextTable(["a", "b", "count"], rows, f"{numbers} count", names).lines(width))
+    assert sum(line.count("x") for line in lines) == 2 * len(long), "it is shown whole"
+    rule = next(line for line in lines if "─" in line)
+    assert sum(map(len, lines)) - len(rule) < 3 * len(long)
+
+
+def test_columns_that_a_screen_has_are_aligned() -> None:
+    rows = [["x" * 200, 1], ["y", 22]]
+    lines = list(TextTable(["a", "count"], rows, "count", "a").lines(240))
+    assert {len(line) for line in lines if line} == {1 + 200 + 3 + 5}
+
+
 def test_a_cell_of_a_table_that_is_longer_than_the_screen_goes_on_behind_lines_of_ours() -> None:
     table = TextTable(["name", "count"], [["x" * 79 + "signed by nobody", 1]], "count", "name")
     lines = list(table.lines(80))

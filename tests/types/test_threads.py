@@ -13,8 +13,8 @@ import pytest
 from smelt.errors import DeviceError
 from smelt.types import (
     BackgroundThread,
-    Gate,
-    _threads,  # pyright: ignore[reportPrivateUsage]
+    Latch,
+    _background_threads,  # pyright: ignore[reportPrivateUsage]
     parallel_map,
 )
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def test_a_thread_is_joined_when_it_has_ended() -> None:
-    begin, done = Gate(), list[int]()
+    begin, done = Latch(), list[int]()
 
     def work() -> None:
         begin.wait()
@@ -40,22 +40,22 @@ def test_a_thread_is_joined_when_it_has_ended() -> None:
     assert thread.native_id not in (None, threading.get_native_id())
 
 
-def test_a_gate_lets_all_through_once_it_is_open_and_none_before() -> None:
-    gate, passed = Gate(), list[int]()
+def test_a_latch_lets_all_through_once_it_is_open_and_none_before() -> None:
+    latch, passed = Latch(), list[int]()
 
     def work() -> None:
-        gate.wait()
+        latch.wait()
         passed.append(1)
 
     threads = [BackgroundThread(work) for _ in range(4)]
-    assert not gate.wait(0.02)
+    assert not latch.wait(0.02)
     assert passed == []
-    gate.open()
-    gate.open()
+    latch.open()
+    latch.open()
     for thread in threads:
         thread.join()
     assert len(passed) == 4
-    assert gate.wait()
+    assert latch.wait()
 
 
 def test_results_are_in_the_order_of_the_items_whatever_the_threads() -> None:
@@ -92,9 +92,8 @@ def test_without_threads_the_caller_computes_all(
 ) -> None:
     monkeypatch.setattr(_thread, "start_new_thread", start)
     assert parallel_map(lambda x: x + 1, range(5), 4) == [1, 2, 3, 4, 5]
-    if start is _refuse:
-        with pytest.raises(DeviceError, match="cannot start a thread"):
-            BackgroundThread(os.getpid)
+    with pytest.raises(DeviceError, match="a thread cannot be started"):
+        BackgroundThread(os.getpid)
 
 
 def test_a_thread_that_begins_late_still_delivers_what_it_takes(
@@ -110,7 +109,6 @@ def test_a_thread_that_begins_late_still_delivers_what_it_takes(
 
         return start(run, ())
 
-    monkeypatch.setattr(_threads, "_RECHECK_S", 0.0)
     monkeypatch.setattr(_thread, "start_new_thread", start_late)
 
     def work(item: int) -> int:
@@ -118,3 +116,43 @@ def test_a_thread_that_begins_late_still_delivers_what_it_takes(
         return item
 
     assert parallel_map(work, range(7), 3) == list(range(7))
+
+
+@pytest.mark.parametrize("reason", ["slow", "forked", "interrupted"])
+def test_a_thread_that_was_given_up_does_nothing_when_it_begins(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its creator does not know it, and may free what it would work on."""
+    start, begin, ended, calls = _thread.start_new_thread, Latch(), Latch(), list[int]()
+
+    def start_late(target: Callable[..., object], arguments: tuple[Any, ...]) -> int:
+        def run() -> None:
+            begin.wait()
+            target(*arguments)
+            ended.open()
+
+        return start(run, ())
+
+    def interrupt(*_: object) -> NoReturn:
+        raise InterruptedError
+
+    monkeypatch.setattr(_thread, "start_new_thread", start_late)
+    if reason == "slow":
+        monkeypatch.setattr(_background_threads, "_START_LIMIT_S", -1.0)
+    elif reason == "forked":
+        monkeypatch.setattr(os, "getpid", iter(range(10**9)).__next__)
+    else:
+        monkeypatch.setattr(BackgroundThread, "_wait_for_begin", interrupt)
+    error = InterruptedError if reason == "interrupted" else DeviceError
+    with pytest.raises(error):
+        BackgroundThread(calls.append, 1)
+    begin.open()
+    assert ended.wait(60)
+    assert calls == []
+
+
+def test_the_work_of_a_thread_is_known_to_run_when_the_thread_is_there() -> None:
+    thread = BackgroundThread(list)
+    assert thread.ident != 0
+    assert thread.native_id is not None
+    thread.join()

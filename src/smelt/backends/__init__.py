@@ -5,6 +5,7 @@ from smelt.backends._base import (
     Backend,
     CodeImage,
     Family,
+    NodeRefusedError,
     Operands,
     Refusal,
     Tactic,
@@ -14,6 +15,7 @@ from smelt.backends._base import (
 )
 from smelt.backends._code_cache import CodeCache, codegen_version_of
 from smelt.backends._fused_programs import op_as, root_as, root_of
+from smelt.backends._host_families import ReferenceFamily
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._plan_builder import (
     BuiltPlan,
@@ -23,7 +25,6 @@ from smelt.backends._plan_builder import (
     error_view,
     stored_type,
 )
-from smelt.backends._reference import ReferenceFamily
 from smelt.backends._storage import (
     StoredTensor,
     contiguous_strides,
@@ -38,6 +39,7 @@ __all__ = [
     "CodeCache",
     "CodeImage",
     "Family",
+    "NodeRefusedError",
     "Operands",
     "ReferenceFamily",
     "Refusal",

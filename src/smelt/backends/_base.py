@@ -13,15 +13,16 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from smelt.engine import Options
+from smelt.engine import TypedParameters
 from smelt.errors import InternalError
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from smelt.backends._plan_passes import PlanPass
     from smelt.devices import DeviceKind
-    from smelt.engine import Buffer, Fingerprint, Halo, KernelSpec, Parameters, Step, View
+    from smelt.engine import Fingerprint, Halo, KernelSpec, Parameters, Step, View
     from smelt.errors import Argument
     from smelt.ir import Constant, Node, Value
     from smelt.types import Dim, Guard, TensorFormat
@@ -73,9 +74,9 @@ class Tactic:
     """Estimated seconds, by which slow candidates are discarded before any is timed."""
 
     @property
-    def options(self) -> Options:
+    def options(self) -> TypedParameters:
         """Parameters by name."""
-        return Options(self.parameters)
+        return TypedParameters(self.parameters)
 
     def __str__(self) -> str:
         options = ", ".join(f"{k}={v}" for k, v in self.parameters)
@@ -90,8 +91,8 @@ def with_storage_dtype(
     node: Node,
     tactic: Tactic,
     *,
-    constants: bool = False,
-    outputs: bool = False,
+    narrows_constants: bool = False,
+    narrows_outputs: bool = False,
 ) -> Tactic:
     """Return the tactic with every float32 tensor that it reads or writes stored as ``dtype``.
 
@@ -99,21 +100,23 @@ def with_storage_dtype(
         dtype: storage type.
         node: node of the tactic.
         tactic: tactic to change.
-        constants: also store constants as ``dtype``. They are small and stay float32 otherwise; a
-            family that only moves its constants needs them converted.
-        outputs: also store graph outputs that no node reads as ``dtype``. A family sets this if its
-            outputs must have the type of its inputs.
+        narrows_constants: also store constants as ``dtype``. They are small and stay float32
+            otherwise; a family that only moves its constants needs them converted.
+        narrows_outputs: store all outputs as ``dtype``, not only those whose `Value.storage` it
+            is. A family sets this if its outputs must have the type of its inputs.
     """
 
     def stored(value: Value | None, fmt: TensorFormat | None) -> TensorFormat | None:
         if value is None or fmt is None or fmt.dtype is not DType.FLOAT32:
             return fmt
-        is_kept = value.constant is not None and not constants
+        is_kept = value.constant is not None and not narrows_constants
         return fmt if is_kept else replace(fmt, dtype=dtype)
 
     inputs = map(stored, node.inputs, tactic.inputs)
     output_formats = (
-        replace(f, dtype=dtype) if (v.users or outputs) and f.dtype is DType.FLOAT32 else f
+        replace(f, dtype=dtype)
+        if f.dtype is DType.FLOAT32 and (v.storage is dtype or narrows_outputs)
+        else f
         for v, f in zip(node.outputs, tactic.outputs, strict=True)
     )
     return replace(tactic, inputs=tuple(inputs), outputs=tuple(output_formats))
@@ -130,6 +133,29 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.family}: {self.reason}"
+
+
+class NodeRefusedError(InternalError):
+    """A family cannot run a node: a refusal while tactics are listed, and a bug afterwards."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"a node has tactics, but {reason}")
+        self.reason = reason
+
+
+def refuse_if(reason: str | None) -> None:
+    """Raise NodeRefusedError if there is a reason."""
+    if reason:
+        raise NodeRefusedError(reason)
+
+
+def refusal_of(check: Callable[[], object]) -> str | None:
+    """Return the reason for which a check refuses a node, or None."""
+    try:
+        check()
+    except NodeRefusedError as error:
+        return error.reason
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +195,7 @@ TargetT = TypeVar("TargetT", bound=Target)
 
 
 class Family(ABC, Generic[TargetT]):
-    """One generator of kernels."""
+    """Kernel family: lists the tactics of the nodes that it can run, and generates kernels."""
 
     name: ClassVar[str]
     supports_reduced_precision: ClassVar[bool] = False
@@ -181,8 +207,12 @@ class Family(ABC, Generic[TargetT]):
     """Whether the family runs an op's numpy reference on the host."""
 
     @abstractmethod
-    def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
-        """Yield the tactics of a node, best guess first, or a refusal; nothing for other ops."""
+    def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic]:
+        """Yield the tactics of a node, best guess first; nothing for other ops.
+
+        Raises:
+            NodeRefusedError: the family cannot run the node; tactics yielded before stay valid.
+        """
 
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: TargetT
@@ -215,13 +245,18 @@ class Family(ABC, Generic[TargetT]):
     def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
         """Return outputs as windows on input 0; for ``CONCAT``, inputs as windows on output 0."""
         raise TypeError(
-            f"the backend {self.name} writes every output itself, and {tactic} of {node} on "
-            f"{view} is not a view"
+            f"{node}: the family {self.name} writes every output itself, so the tactic {tactic} "
+            f"has no views of {view}"
         )
 
-    @abstractmethod
     def generate(self, kernel: KernelSpec, target: TargetT) -> str:
-        """Return the code of a kernel: LLVM IR on the CPU, Triton on the GPU; deterministic."""
+        """Return the code of a kernel: LLVM IR on the CPU, Triton on the GPU; deterministic.
+
+        Raises:
+            InternalError: the family's nodes have no kernels of their own.
+        """
+        del target
+        raise InternalError(f"{kernel.symbol}: the family {self.name} has no kernels of its own")
 
 
 def _has_no_elements(node: Node) -> bool:
@@ -240,8 +275,12 @@ class Backend(ABC, Generic[TargetT]):
     non_fusable_ops: ClassVar[tuple[str, ...]] = ()
     """Elementwise ops that passes must not fuse, because the backend cannot generate code for them
     as part of a fused node."""
+    plan_passes: tuple[PlanPass, ...] = ()
+    """Passes over the steps of each plan, in their order."""
     source_language: ClassVar[str]
     """Language of the kernel sources."""
+    supports_mixed_precision: ClassVar[bool] = False
+    """Whether single layers can stay in float32 in a 16-bit build."""
     has_short_sources: ClassVar[bool] = False
     """Whether sources are short enough for a report that shows all of them."""
 
@@ -260,15 +299,15 @@ class Backend(ABC, Generic[TargetT]):
     def target_text(architecture: str, features: Sequence[str]) -> str:
         """Return a short description of what an engine requires."""
 
-    def candidates(
-        self, node: Node, target: TargetT, storage: DType = DType.FLOAT32
-    ) -> tuple[list[Tactic], list[Refusal]]:
+    def candidates(self, node: Node, target: TargetT) -> tuple[list[Tactic], list[Refusal]]:
         """Return every tactic of every family for the node, and every refusal.
 
-        Float32 tensors are stored as ``storage`` wherever a family can read and write that type. A
-        node with a tensor that is known to be empty gets its reference only: speed does not matter
-        there, and generated code need not handle a division by an extent of zero.
+        Float32 tensors are stored as the node's precision and its results' storage types say,
+        wherever a family can read and write these. A node with a tensor that is known to be empty
+        gets its reference only: speed does not matter there, and generated code need not handle a
+        division by an extent of zero.
         """
+        storage = node.precision
         tactics: list[Tactic] = []
         refusals: list[Refusal] = []
         is_empty = _has_no_elements(node)
@@ -280,29 +319,15 @@ class Backend(ABC, Generic[TargetT]):
                 continue
             if storage is not DType.FLOAT32:
                 tactics.extend(family.storage_dtype_tactics(node, storage))
-            for answer in family.tactics(node, target):
-                if isinstance(answer, Refusal):
-                    refusals.append(answer)
-                elif storage is DType.FLOAT32:
-                    tactics.append(answer)
-                else:
-                    tactics.extend(family.reduced_precision_tactics(node, answer, storage, target))
+            try:
+                for tactic in family.tactics(node, target):
+                    if storage is DType.FLOAT32:
+                        tactics.append(tactic)
+                    else:
+                        tactics += family.reduced_precision_tactics(node, tactic, storage, target)
+            except NodeRefusedError as error:
+                refusals.append(Refusal(family.name, error.reason))
         return list(dict.fromkeys(tactics)), refusals
-
-    def mixed_precision_candidates(
-        self, node: Node, target: TargetT, storage: DType, kept: Collection[str]
-    ) -> tuple[list[Tactic], list[Refusal]]:
-        """Return the candidates of a node where the nodes named in ``kept`` compute in float32."""
-        if kept:
-            raise InternalError(
-                f"the backend {self.name} does not support keeping single layers in float32"
-            )
-        return self.candidates(node, target, storage)
-
-    def canonical_tactic(self, node: Node, tactic: Tactic) -> Tactic:
-        """Return the common form of tactics that differ only in which readers use float32."""
-        del node
-        return tactic
 
     def can_fuse_pair(self, first: Node, second: Node) -> bool:
         """Return whether there is code for a node and a reader of its result as one ``FusedPair``.
@@ -333,33 +358,10 @@ class Backend(ABC, Generic[TargetT]):
     def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
         """Return steps that write ``value`` into the halo around a window and nowhere else."""
 
-    def concurrent_groups(
-        self, steps: Sequence[Step], largest: Mapping[str, int]
-    ) -> list[list[int]] | None:
-        """Return groups of step numbers of a plan, in a new order; each group runs at once.
-
-        None keeps the order of the steps. ``largest`` has the largest value of each symbol.
-        """
-        del steps, largest
-        return None
-
     def shape_guards(self, node: Node) -> tuple[Guard, ...]:
         """Return the conditions that kernels for a node impose on symbolic extents."""
         del node
         return ()
-
-    def with_reversed_tiles(self, step: Step) -> Step:
-        """Return a step with its tile order reversed; a step with a fixed order is unchanged."""
-        return step
-
-    def prefetch_weights(
-        self, steps: Sequence[Step], buffers: Sequence[Buffer]
-    ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
-        """Return a plan's steps and buffers with prefetches of later steps' weights added.
-
-        Results do not change.
-        """
-        return tuple(steps), tuple(buffers)
 
     @property
     def codegen_version(self) -> str:

@@ -4,7 +4,7 @@ Cached code is executed, so each entry carries a MAC under a key of the user. An
 damaged, truncated or written with another key is ignored, compiled again and replaced. Entries are
 written atomically, so processes may share the folder.
 
-Version hash of a backend's compiler and code generators; a change invalidates cached code.
+Entries are valid for one version of a backend's compiler and code generators, given as a hash.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from smelt import config
 from smelt.engine import VERSION, cache_secret, remove_stale_drafts, replace_file
 from smelt.errors import SmeltError
+from smelt.signal_errors import pass_on_handler_error
 from smelt.types import Limit, open_file
 
 if TYPE_CHECKING:
@@ -72,9 +73,11 @@ class CodeCache:
                     _LOG.debug("%s is owned by another user; it is replaced", path)
                     return None
                 data = file.read(Limit.MAX_CODE_BYTES.most)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on_handler_error(error)
             return None
         except OSError as error:
+            pass_on_handler_error(error)
             _LOG.debug("%s cannot be read: %s", path, error.strerror)
             return None
         seal, content = data[: len(_MAGIC) + _MAC_BYTES], data[len(_MAGIC) + _MAC_BYTES :]

@@ -11,7 +11,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from smelt.engine import HostStep, Launch
+from smelt.engine import HostStep, Launch, accesses_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,16 +76,6 @@ def _dependencies(steps: Sequence[Step]) -> list[set[int]]:
             seen[view.buffer].append((number, view, is_written))
         needed_steps.append(dependencies)
     return needed_steps
-
-
-def accesses_of(step: Step) -> Iterator[tuple[View, bool]]:
-    """Yield the views that a step accesses, each with whether the step writes it."""
-    if isinstance(step, HostStep):
-        yield from ((view, False) for view in step.inputs if view is not None)
-        yield from ((view, True) for view in step.outputs)
-        return
-    for position, view in enumerate(step.operands):
-        yield view, position in step.writes
 
 
 def are_disjoint(a: View, b: View) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 import numpy as np
 
-from smelt.backends._base import Family, Operands, Refusal, Tactic, TargetT
+from smelt.backends._base import Family, NodeRefusedError, Operands, Tactic, TargetT
 from smelt.backends._fused_programs import layouts_of
 from smelt.backends._iteration_space import broadcast_strides
-from smelt.backends._node_operands import constant_input
+from smelt.backends._node_operands import constant_input, input_view, required_input
 from smelt.backends._resize_tables import crop_window, resample_columns, resize_arguments
+from smelt.backends._view_family import permute_axes, window_along
 from smelt.errors import InternalError
 from smelt.ops import DepthToSpace, Expand, Pad, Resize, Slice, SpaceToDepth, Tile, Transpose
 from smelt.types import TensorFormat, override
@@ -19,7 +21,7 @@ from smelt.types import TensorFormat, override
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from smelt.engine import KernelSpec, Launch, Step, View
+    from smelt.engine import Launch, Step, View
     from smelt.ir import Array, Node
     from smelt.types import Dim
 
@@ -28,8 +30,8 @@ _MAX_RAMP_ELEMENTS: Final = 1 << 24
 float32 represents consecutive integers exactly only up to 2**24."""
 
 
-class Copier(Protocol):
-    """Copy kernels of one backend."""
+class CopyLowering(Protocol):
+    """Lowering of copies to launches of one backend's kernels."""
 
     def copy(self, source: View, destination: View) -> Launch:
         """Copy between views of one shape and any strides."""
@@ -46,45 +48,32 @@ class DataMovementFamily(Family[TargetT]):
     name: ClassVar[str] = "data_movement"
     supports_reduced_precision: ClassVar[bool] = True
 
-    def __init__(self, copier: Copier) -> None:
+    def __init__(self, lowering: CopyLowering) -> None:
         """Create a family that moves data by the copy kernels of a backend."""
-        self.copier = copier
+        self.lowering = lowering
 
     @override
-    def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: TargetT) -> Iterator[Tactic]:
         if type(node.op) not in _LOWERINGS:
             return
-        if reason := _unsupported_reason(node):
-            yield Refusal(self.name, reason)
-            return
-        source = node.inputs[0]
-        if source is None:
-            raise InternalError(f"{node} has no input")
+        if check := _CHECKS.get(type(node.op)):
+            check(node)
+        source = required_input(node, 0).tensor
         absent = (None,) * (len(node.inputs) - 1)
-        dtype = source.tensor.dtype
-        for before in reversed(layouts_of(source.tensor.rank)):
+        for before in reversed(layouts_of(source.rank)):
             for after in reversed(layouts_of(node.output.tensor.rank)):
                 yield Tactic(
                     self.name,
                     (),
-                    (TensorFormat(dtype, before), *absent),
-                    (TensorFormat(dtype, after),),
+                    (TensorFormat(source.dtype, before), *absent),
+                    (TensorFormat(source.dtype, after),),
                     cost_hint=1e-5 if before is after else 2e-5,
                 )
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        source = operands.inputs[0]
-        if source is None:
-            raise InternalError(f"{node} has no input")
-        return tuple(_LOWERINGS[type(node.op)](node, source, operands.outputs[0], self.copier))
-
-    @override
-    def generate(self, kernel: KernelSpec, target: TargetT) -> str:
-        raise InternalError(
-            f"{kernel.symbol}: data movement ops are lowered to copy kernels and have no kernel "
-            "of their own"
-        )
+        source, result = input_view(operands, 0), operands.outputs[0]
+        return tuple(_LOWERINGS[type(node.op)](node, source, result, self.lowering))
 
 
 def _is_absent(node: Node, index: int) -> bool:
@@ -92,48 +81,32 @@ def _is_absent(node: Node, index: int) -> bool:
     return index >= len(node.inputs) or node.inputs[index] is None
 
 
-def _unsupported_reason(node: Node) -> str | None:
-    """Return why a node cannot be lowered to copies, or None."""
-    checks: dict[type, Callable[[Node], str | None]] = {
-        Slice: _slice_refusal,
-        Pad: _pad_refusal,
-        Tile: lambda n: (
-            "the repeats are not known at build time" if _repeats_of(n) is None else None
-        ),
-        Resize: _resize_refusal,
-    }
-    check = checks.get(type(node.op))
-    return None if check is None else check(node)
-
-
 # ---- lowering of each op
 
 
-def _transpose(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+def _transpose(node: Node, source: View, result: View, lowering: CopyLowering) -> Iterator[Launch]:
     """Copy a view of the source with permuted axes."""
     perm = getattr(node.op, "perm", None) or tuple(reversed(range(len(source.shape))))
-    strides = tuple(source.strides[axis] for axis in perm)
-    yield copier.copy(replace(source, shape=result.shape, strides=strides, halo=()), result)
+    window = replace(permute_axes(source, perm), shape=result.shape, halo=())
+    yield lowering.copy(window, result)
 
 
-def _expand(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+def _expand(node: Node, source: View, result: View, lowering: CopyLowering) -> Iterator[Launch]:
     """Copy a view of the source with strides of 0 along broadcast axes."""
     strides = broadcast_strides(source, result.shape)
-    yield copier.copy(replace(source, shape=result.shape, strides=strides, halo=()), result)
+    yield lowering.copy(replace(source, shape=result.shape, strides=strides, halo=()), result)
 
 
-def _slice_refusal(node: Node) -> str | None:
-    """Return why a Slice cannot be lowered to a copy, or None."""
+def _check_slice(node: Node) -> None:
+    """Raise NodeRefusedError if a Slice cannot be lowered to a copy."""
     for index, what in ((1, "starts"), (2, "ends"), (3, "axes"), (4, "steps")):
         if not _is_absent(node, index) and constant_input(node, index) is None:
-            return f"the {what} are not constant"
-    source = node.inputs[0]
-    if source is None or not source.tensor.is_static:
-        return "the sliced tensor has symbolic extents"
-    return None
+            raise NodeRefusedError(f"the {what} are not constant")
+    if not required_input(node, 0).tensor.is_static:
+        raise NodeRefusedError("the sliced tensor has symbolic extents")
 
 
-def _slice(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+def _slice(node: Node, source: View, result: View, lowering: CopyLowering) -> Iterator[Launch]:
     """Copy a strided window of the source."""
     begins, axes, steps = (constant_input(node, i) for i in (1, 3, 4))
     if begins is None:
@@ -153,43 +126,42 @@ def _slice(node: Node, source: View, result: View, copier: Copier) -> Iterator[L
         # An axis of at most one element needs no stride, and a step may be as large as 2**63.
         strides[axis] = strides[axis] * (step if result.shape[axis] not in {0, 1} else 1)
     window = replace(source, offset=offset, shape=result.shape, strides=tuple(strides), halo=())
-    yield copier.copy(window, result)
+    yield lowering.copy(window, result)
 
 
-def _repeats_of(node: Node) -> Sequence[Dim] | None:
-    """Return how often each axis is repeated, if known at build time as constants or dimensions."""
+def _repeats_of(node: Node) -> Sequence[Dim]:
+    """Return how often each axis is repeated, known at build time as constants or dimensions.
+
+    Raises:
+        NodeRefusedError: it is not known.
+    """
     repeats = constant_input(node, 1)
     if repeats is not None:
         return [int(count) for count in repeats]
-    value = node.inputs[1]
-    return None if value is None else value.dims
+    dims = required_input(node, 1).dims
+    if dims is None:
+        raise NodeRefusedError("the repeats are not known at build time")
+    return dims
 
 
-def _tile(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+def _tile(node: Node, source: View, result: View, lowering: CopyLowering) -> Iterator[Launch]:
     """Copy the source with every axis split into repeats, of source stride 0, and elements."""
     repeats = _repeats_of(node)
-    if repeats is None:
-        raise InternalError(f"{node}: the repeats are not known at build time")
-    shape: list[Dim] = []
-    source_strides: list[Dim] = []
-    result_strides: list[Dim] = []
-    for extent, stride, other, count in zip(
-        source.shape, source.strides, result.strides, repeats, strict=True
-    ):
-        shape += [count, extent]
-        source_strides += [0, stride]
-        result_strides += [extent * other, other]
-    yield copier.copy(
-        replace(source, shape=tuple(shape), strides=tuple(source_strides), halo=()),
-        replace(result, shape=tuple(shape), strides=tuple(result_strides), halo=()),
-    )
+    for axis in reversed(range(len(repeats))):
+        result = _split_axis(result, axis, repeats[axis], source.shape[axis])
+    strides = tuple(chain.from_iterable((0, stride) for stride in source.strides))
+    yield lowering.copy(replace(source, shape=result.shape, strides=strides, halo=()), result)
 
 
-def _pads(node: Node, rank: int) -> list[tuple[int, int]] | None:
-    """Return the pads (before, after) of each axis, or None if they are not constant."""
+def _pads(node: Node, rank: int) -> list[tuple[int, int]]:
+    """Return the pads (before, after) of each axis.
+
+    Raises:
+        NodeRefusedError: they are not constant.
+    """
     pads, axes = constant_input(node, 1), constant_input(node, 3)
     if pads is None or (axes is None and not _is_absent(node, 3)):
-        return None
+        raise NodeRefusedError("the pads or their axes are not constant")
     chosen = list(range(rank)) if axes is None else [int(a) % rank for a in axes]
     result = [(0, 0)] * rank
     for number, axis in enumerate(chosen):
@@ -197,37 +169,33 @@ def _pads(node: Node, rank: int) -> list[tuple[int, int]] | None:
     return result
 
 
-def _pad_refusal(node: Node) -> str | None:
-    """Return why a Pad cannot be lowered to copies, or None."""
-    source = node.inputs[0]
-    pads = None if source is None else _pads(node, source.tensor.rank)
-    if source is None or pads is None:
-        return "the pads are not constant"
+def _check_pad(node: Node) -> None:
+    """Raise NodeRefusedError if a Pad cannot be lowered to copies."""
+    source = required_input(node, 0)
+    pads = _pads(node, source.tensor.rank)
     if any(p < 0 for pair in pads for p in pair):
-        return "negative pads are not supported"
+        raise NodeRefusedError("negative pads are not supported")
     mode = getattr(node.op, "mode", "constant")
     if mode == "constant":
-        return (
-            None
-            if _is_absent(node, 2) or constant_input(node, 2) is not None
-            else "the padding value is not constant"
-        )
+        if not _is_absent(node, 2) and constant_input(node, 2) is None:
+            raise NodeRefusedError("the padding value is not constant")
+        return
     padded_axes = [a for a, pair in enumerate(pads) if any(pair)]
     if not all(isinstance(source.tensor.shape[a], int) for a in padded_axes):
-        return "padded extents are symbolic"
+        raise NodeRefusedError(f"a padded extent is symbolic; pads of mode {mode!r} need its value")
     limit = 0 if mode == "reflect" else 1
     for axis in padded_axes:
         extent = source.tensor.shape[axis]
         if isinstance(extent, int) and mode != "edge" and max(pads[axis]) >= extent + limit:
-            return f"pads of {pads[axis]} exceed the axis extent {extent}"
-    return None
+            raise NodeRefusedError(
+                f"axis {axis} has extent {extent} and pads {pads[axis]}; mode {mode!r} supports "
+                f"pads of at most {extent + limit - 1}"
+            )
 
 
-def _pad(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+def _pad(node: Node, source: View, result: View, lowering: CopyLowering) -> Iterator[Launch]:
     """Copy the source into the result; then fill the border by a constant or by further copies."""
     pads = _pads(node, len(source.shape))
-    if pads is None:
-        raise InternalError(f"{node}: the pads are not constant")
     offset = result.offset
     for (before, _), stride in zip(pads, result.strides, strict=True):
         offset = offset + stride * before * result.dtype.size_bytes
@@ -236,19 +204,16 @@ def _pad(node: Node, source: View, result: View, copier: Copier) -> Iterator[Lau
     if mode == "constant":
         value = constant_input(node, 2)
         value = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)[:1]
-        yield from copier.pad(source, inside, value)
+        yield from lowering.pad(source, inside, value)
         return
-    yield copier.copy(source, replace(inside, halo=()))
+    yield lowering.copy(source, replace(inside, halo=()))
     # Each axis copies slabs of the region that the axes before it have filled.
     filled = replace(inside, halo=())
     for axis, (before, after) in enumerate(pads):
         for count, at_end in ((before, False), (after, True)):
             if count:
-                yield copier.copy(*_slab(filled, axis, count, mode, at_end=at_end))
-        shape = list(filled.shape)
-        shape[axis] = shape[axis] + before + after
-        start = filled.offset - filled.strides[axis] * before * filled.dtype.size_bytes
-        filled = replace(filled, offset=start, shape=tuple(shape))
+                yield lowering.copy(*_slab(filled, axis, count, mode, at_end=at_end))
+        filled = window_along(filled, axis, -before, filled.shape[axis] + before + after)
 
 
 def _slab(view: View, axis: int, count: int, mode: str, *, at_end: bool) -> tuple[View, View]:
@@ -264,17 +229,9 @@ def _slab(view: View, axis: int, count: int, mode: str, *, at_end: bool) -> tupl
         ("wrap", False): (extent - count, 1),
         ("wrap", True): (0, 1),
     }[mode, at_end]
-    size = view.dtype.size_bytes
-    shape = tuple(count if a == axis else e for a, e in enumerate(view.shape))
     strides = tuple(s * step if a == axis else s for a, s in enumerate(view.strides))
-    target = extent if at_end else -count
-    source = replace(
-        view, offset=view.offset + view.strides[axis] * first * size, shape=shape, strides=strides
-    )
-    destination_slab = replace(
-        view, offset=view.offset + view.strides[axis] * target * size, shape=shape
-    )
-    return source, destination_slab
+    source = replace(window_along(view, axis, first, count), strides=strides)
+    return source, window_along(view, axis, extent if at_end else -count, count)
 
 
 def _split_axis(view: View, axis: int, outer: Dim, inner: Dim) -> View:
@@ -290,44 +247,44 @@ def _split_image(view: View, height: Dim, width: Dim, block: int) -> View:
     return _split_axis(_split_axis(view, 3, width, block), 2, height, block)
 
 
-def _permute(view: View, order: tuple[int, ...]) -> View:
-    """Return the view with its axes in another order."""
-    return replace(
-        view,
-        shape=tuple(view.shape[a] for a in order),
-        strides=tuple(view.strides[a] for a in order),
-    )
-
-
-def _depth_to_space(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+def _depth_to_space(
+    node: Node, source: View, result: View, lowering: CopyLowering
+) -> Iterator[Launch]:
     """Copy blocks of channels to squares of pixels."""
     block = int(getattr(node.op, "blocksize", 1))
     channels, height, width = result.shape[1], *source.shape[2:]
     if getattr(node.op, "mode", "DCR") == "DCR":  # axes: N, block, block, C, H, W
         parts = _split_axis(_split_axis(source, 1, block * block, channels), 1, block, block)
-        parts = _permute(parts, (0, 3, 4, 1, 5, 2))
+        parts = permute_axes(parts, (0, 3, 4, 1, 5, 2))
     else:  # N, C, block, block, H, W
         parts = _split_axis(_split_axis(source, 1, channels, block * block), 2, block, block)
-        parts = _permute(parts, (0, 1, 4, 2, 5, 3))
-    yield copier.copy(parts, _split_image(result, height, width, block))
+        parts = permute_axes(parts, (0, 1, 4, 2, 5, 3))
+    yield lowering.copy(parts, _split_image(result, height, width, block))
 
 
-def _space_to_depth(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+def _space_to_depth(
+    node: Node, source: View, result: View, lowering: CopyLowering
+) -> Iterator[Launch]:
     """Copy squares of pixels to blocks of channels."""
     block = int(getattr(node.op, "blocksize", 1))
     channels, height, width = source.shape[1], *result.shape[2:]
-    parts = _permute(_split_image(source, height, width, block), (0, 3, 5, 1, 2, 4))
+    parts = permute_axes(_split_image(source, height, width, block), (0, 3, 5, 1, 2, 4))
     split_result = _split_axis(_split_axis(result, 1, block * block, channels), 1, block, block)
-    yield copier.copy(parts, split_result)
+    yield lowering.copy(parts, split_result)
 
 
-def _resize_refusal(node: Node) -> str | None:
-    """Return why a Resize cannot be lowered to a copy, or None."""
-    return (
-        None
-        if _resize_factors(node)
-        else "only nearest-neighbour upsampling by integer factors can be lowered to copies"
-    )
+def _factors_of(node: Node) -> tuple[int, ...]:
+    """Return how often each axis repeats its elements.
+
+    Raises:
+        NodeRefusedError: the Resize does anything else.
+    """
+    factors = _resize_factors(node)
+    if not factors:
+        raise NodeRefusedError(
+            "the resize is not nearest-neighbour upsampling by constant integer factors"
+        )
+    return factors
 
 
 def _resize_factors(node: Node) -> tuple[int, ...] | None:
@@ -376,25 +333,16 @@ def _repeats(
     return bool(np.array_equal(resized.reshape(-1), np.repeat(ramp.reshape(-1), factor)))
 
 
-def _resize(node: Node, source: View, result: View, copier: Copier) -> Iterator[Launch]:
+def _resize(node: Node, source: View, result: View, lowering: CopyLowering) -> Iterator[Launch]:
     """Copy the source with every axis split into elements and their repeats, of source stride 0."""
-    factors = _resize_factors(node)
-    if factors is None:
-        raise InternalError(f"{node} is not nearest-neighbour upsampling by integer factors")
-    split_result = result
-    shape: list[Dim] = []
-    strides: list[Dim] = []
+    factors = _factors_of(node)
     for axis in reversed(range(len(factors))):
-        split_result = _split_axis(split_result, axis, source.shape[axis], factors[axis])
-    for extent, stride, factor in zip(source.shape, source.strides, factors, strict=True):
-        shape += [extent, factor]
-        strides += [stride, 0]
-    yield copier.copy(
-        replace(source, shape=tuple(shape), strides=tuple(strides), halo=()), split_result
-    )
+        result = _split_axis(result, axis, source.shape[axis], factors[axis])
+    strides = tuple(chain.from_iterable((stride, 0) for stride in source.strides))
+    yield lowering.copy(replace(source, shape=result.shape, strides=strides, halo=()), result)
 
 
-_LOWERINGS: dict[type, Callable[[Node, View, View, Copier], Iterator[Launch]]] = {
+_LOWERINGS: dict[type, Callable[[Node, View, View, CopyLowering], Iterator[Launch]]] = {
     DepthToSpace: _depth_to_space,
     Expand: _expand,
     Pad: _pad,
@@ -405,3 +353,10 @@ _LOWERINGS: dict[type, Callable[[Node, View, View, Copier], Iterator[Launch]]] =
     Transpose: _transpose,
 }
 """Function that writes the copies of each op."""
+_CHECKS: dict[type, Callable[[Node], object]] = {
+    Pad: _check_pad,
+    Resize: _factors_of,
+    Slice: _check_slice,
+    Tile: _repeats_of,
+}
+"""Function that refuses nodes of an op that cannot be lowered to copies."""

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from smelt.backends._base import Refusal, Tactic
+from smelt.backends._base import Tactic, refuse_if
 from smelt.engine import Json, as_json, parameters
 from smelt.errors import InternalError
 from smelt.ir import Op, Operand
@@ -150,7 +150,7 @@ def elementwise_tactics(
     node: Node,
     unsupported_reason: UnsupportedReason,
     seconds_of: Callable[[Node], float],
-) -> Iterator[Tactic | Refusal]:
+) -> Iterator[Tactic]:
     """Yield the tactics of an elementwise family, one for each layout of the result.
 
     Args:
@@ -158,12 +158,13 @@ def elementwise_tactics(
         node: node of any op; a node that is not elementwise yields nothing.
         unsupported_reason: returns why the family cannot generate an op, or None.
         seconds_of: estimates the time of a node in seconds.
+
+    Raises:
+        NodeRefusedError: the family cannot generate the node.
     """
     if not node.op.elementwise:
         return
-    if reason := unsupported_elementwise_reason(node, unsupported_reason):
-        yield Refusal(family, reason)
-        return
+    refuse_if(unsupported_elementwise_reason(node, unsupported_reason))
     result_type = node.output.tensor
     seconds = seconds_of(node)
     for layout in layouts_of(result_type.rank):
@@ -179,7 +180,7 @@ def unsupported_elementwise_reason(node: Node, unsupported_reason: UnsupportedRe
     shape = node.output.tensor.shape
     for value in node.inputs:
         if value is not None and not _broadcasts(value.tensor.shape, shape):
-            return f"{value.name} {value.tensor} may not broadcast to {shape}"
+            return f"{value.name!r} ({value.tensor}) is not known to broadcast to {list(shape)}"
     return next(
         (r for op, _, dtypes in program_of(node) if (r := unsupported_reason(op, dtypes))), None
     )

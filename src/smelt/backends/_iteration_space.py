@@ -1,6 +1,6 @@
 """Iteration spaces: the axes along which several strided operands are traversed together.
 
-Iteration axes of Gather and GatherElements over data, indices and result.
+For Gather and GatherElements, these operands are data, indices and result.
 """
 
 from __future__ import annotations

@@ -28,6 +28,20 @@ def input_view(operands: Operands, index: int) -> View:
     return view
 
 
+def workspace_of(node: Node, operands: Operands) -> View:
+    """Return the workspace of a tactic that requests one. Raises InternalError if it is absent."""
+    if operands.workspace is None:
+        raise InternalError(f"{node} has no workspace")
+    return operands.workspace
+
+
+def error_words_of(node: Node, operands: Operands) -> View:
+    """Return the error words of a node whose family reports index errors. Raises InternalError."""
+    if operands.errors is None:
+        raise InternalError(f"{node} has no error buffer")
+    return operands.errors
+
+
 def constant_input(node: Node, index: int) -> Array | None:
     """Return the elements of a constant input, for what the code or the plan depends on.
 

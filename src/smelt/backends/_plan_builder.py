@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from smelt.backends._arena import ALIGNMENT_BYTES, LiveRange, assign_offsets, lower_bound
 from smelt.backends._base import Operands
-from smelt.backends._concurrent_steps import accesses_of
-from smelt.backends._storage import Compute, LayoutPlanner, contiguous_strides, size_bytes
+from smelt.backends._plan_passes import UnallocatedPlan
+from smelt.backends._storage import ComputeAction, StoragePlanner, contiguous_strides, size_bytes
 from smelt.devices.cpu import CpuMemory
 from smelt.engine import ERROR_BYTES, Buffer, Launch, LayerInfo, Plan, Space, View
 from smelt.ir import Constant, sources_first
@@ -19,12 +18,12 @@ from smelt.ops import Cast, Transpose
 from smelt.types import DType, Layout, TensorType, element_count, evaluate_dim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
     from smelt.backends._base import Backend, Tactic
-    from smelt.backends._storage import Action, Copy, StoragePlan, StoredTensor
+    from smelt.backends._storage import Action, CopyAction, StoragePlan, StoredTensor
     from smelt.engine import Step
     from smelt.ir import Graph, Node, Value
     from smelt.types import Guard, Shape, TensorFormat
@@ -98,7 +97,7 @@ class WeightStore:
         memory = CpuMemory().allocate(self.size_bytes, "weights").bytes
         memory[:] = 0
         for constant, offset in self.entries:
-            array = np.ascontiguousarray(constant.array)
+            array = np.ascontiguousarray(constant.array, constant.type.dtype.numpy)
             memory[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
             constant.forget()  # frees the intermediate results of its derivation
         return memory
@@ -117,166 +116,137 @@ class BuiltPlan:
     """(tensor, offset, bytes, first step, last step) of every tensor in the arena."""
 
 
+@dataclass(slots=True)
 class _PlanBuilder:
     """State while the actions of a storage plan are lowered to the steps of a plan."""
 
-    def __init__(
-        self,
-        storage: StoragePlan,
-        backend: Backend[Any],
-        weights: WeightStore,
-        symbols: tuple[tuple[str, int, int], ...],
-        guards: tuple[Guard, ...],
-        outputs: tuple[Shape, ...],
-        first_layer: int,
-    ) -> None:
-        self.guards = guards
-        self.outputs = outputs
-        self.storage = storage
-        self.backend = backend
-        self.weights = weights
-        self.symbols = symbols
-        self.first_layer = first_layer
-        self.largest = {name: high for name, _, high in symbols}
-        self.symbol_ranges = {name: (low, high) for name, low, high in symbols}
-        self.buffers: list[Buffer] = []
-        self.buffer_tensors: list[StoredTensor | None] = []
-        self.steps: list[Step] = []
-        self.complete_before_step: list[int] = []
-        self.layers: list[LayerInfo] = []
-        self.layer_names: set[str] = set()
-        self.suffix_counts: dict[tuple[str, str], int] = {}
-        """Number of layers of each name and kind whose names needed a suffix."""
-        self.packed: dict[int, int] = {}
-        """Buffer of each packed constant, by its offset in the weights."""
+    storage: StoragePlan
+    backend: Backend[Any]
+    weights: WeightStore
+    symbols: tuple[tuple[str, int, int], ...]
+    guards: tuple[Guard, ...]
+    outputs: tuple[Shape, ...]
+    first_layer: int
+    unallocated: UnallocatedPlan = field(init=False)
+    arena_tensors: dict[int, StoredTensor] = field(default_factory=dict[int, "StoredTensor"])
+    """The tensor of each buffer in the arena, by the buffer's number."""
+    cleared: set[int] = field(default_factory=set[int])
+    """Buffers whose halos are filled."""
+    layers: list[LayerInfo] = field(default_factory=list[LayerInfo])
+    layer_names: set[str] = field(default_factory=set[str])
+    suffix_counts: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    """Number of layers of each name and kind whose names needed a suffix."""
+    packed: dict[int, int] = field(default_factory=dict[int, int])
+    """Buffer of each packed constant, by its offset in the weights."""
+
+    def __post_init__(self) -> None:
+        self.unallocated = UnallocatedPlan({name: high for name, _, high in self.symbols})
 
     def run(self) -> BuiltPlan:
-        """Number the buffers, emit the steps, order them and assign arena offsets."""
+        """Number the buffers, emit the steps, run the passes and assign arena offsets."""
+        symbol_ranges = {name: (low, high) for name, low, high in self.symbols}
         for stored in self.storage.tensors:
             if stored.parent is None:
-                self._create_buffer(stored)
+                self._create_buffer(stored, symbol_ranges)
         for action in self.storage.actions:
             self._emit(action)
-        concurrent_groups = self.backend.concurrent_groups(self.steps, self.largest)
-        if concurrent_groups is not None:
-            self._reorder_steps(concurrent_groups)
-        arena = [
-            i
-            for i, owner in enumerate(self.buffer_tensors)
-            if owner is not None and self._is_live(owner)
-        ]
-        live_ranges = [self._live_range(i) for i in arena]
-        offsets, arena_bytes = assign_offsets(live_ranges, self.complete_before_step)
-        for index, offset in zip(arena, offsets, strict=True):
-            self.buffers[index] = replace(self.buffers[index], start=offset)
-        scratch = max((s.scratch_bytes for s in self.steps if isinstance(s, Launch)), default=0)
-        steps, buffers = self.backend.prefetch_weights(self.steps, self.buffers)
-        memory_sizes = (arena_bytes, scratch)
-        plan = Plan(self.symbols, buffers, steps, *memory_sizes, self.guards, self.outputs)
-        names = tuple(
-            (owner.name, offset, live_range.size_bytes, live_range.first_step, live_range.last_step)
-            for i, offset, live_range in zip(arena, offsets, live_ranges, strict=True)
-            if (owner := self.buffer_tensors[i]) is not None
+        unallocated = self.unallocated
+        for plan_pass in self.backend.plan_passes:
+            plan_pass(unallocated)
+        used_by = unallocated.live_ranges()
+        arena = {n: tensor for n, tensor in self.arena_tensors.items() if n in used_by}
+        live_ranges = [LiveRange(unallocated.buffers[n].size_bytes, *used_by[n]) for n in arena]
+        offsets, arena_bytes = assign_offsets(live_ranges, unallocated.complete_before_step)
+        for number, offset in zip(arena, offsets, strict=True):
+            unallocated.buffers[number] = replace(unallocated.buffers[number], start=offset)
+        scratch = max(
+            (s.scratch_bytes for s in unallocated.steps if isinstance(s, Launch)), default=0
         )
-        bound = lower_bound(live_ranges, self.complete_before_step)
+        plan = Plan(
+            self.symbols,
+            tuple(unallocated.buffers),
+            tuple(unallocated.steps),
+            arena_bytes,
+            scratch,
+            self.guards,
+            self.outputs,
+        )
+        names = tuple(
+            (tensor.name, offset, life.size_bytes, life.first_step, life.last_step)
+            for tensor, offset, life in zip(arena.values(), offsets, live_ranges, strict=True)
+        )
+        bound = lower_bound(live_ranges, unallocated.complete_before_step)
         return BuiltPlan(plan, tuple(self.layers), tuple(self.storage.notes), bound, names)
-
-    def _reorder_steps(self, concurrent_groups: Sequence[Sequence[int]]) -> None:
-        """Reorder the steps so that those of each group may run at once."""
-        steps = self.steps
-        self.steps, self.complete_before_step = [], []
-        for group in concurrent_groups:
-            complete = len(self.steps)
-            for number, old_position in enumerate(group):
-                step = steps[old_position]
-                if isinstance(step, Launch):
-                    step = replace(step, waits=number == 0)
-                self.steps.append(step)
-                self.complete_before_step.append(complete)
-        uses: dict[int, list[int]] = defaultdict(list)
-        for position, step in enumerate(self.steps):
-            for view, _ in accesses_of(step):
-                uses[view.buffer].append(position)
-        for buffer, owner in enumerate(self.buffer_tensors):
-            if owner is not None:
-                used_positions = uses[buffer] or [-1]
-                owner.first_step, owner.last_step = used_positions[0], used_positions[-1]
 
     # ---- buffers
 
-    def _create_buffer(self, stored: StoredTensor) -> None:
+    def _create_buffer(
+        self, stored: StoredTensor, symbol_ranges: Mapping[str, tuple[int, int]]
+    ) -> None:
         """Create the buffer of a tensor that owns memory."""
-        size = max(size_bytes(stored, self.symbol_ranges), 0)
+        size = max(size_bytes(stored, symbol_ranges), 0)
         start = stored.binding
-        owner = None
         if stored.space is Space.WEIGHTS and stored.constant is not None:
             start = self.weights.place(_constant_in_format(stored))
         elif stored.space is Space.ARENA:
-            start, owner = 0, stored
-        stored.buffer = self._buffer(Buffer(stored.space, start, size), owner)
+            start = 0
+            self.arena_tensors[len(self.unallocated.buffers)] = stored
+        stored.buffer = self._buffer(Buffer(stored.space, start, size))
 
-    def _buffer(self, buffer: Buffer, owner: StoredTensor | None = None) -> int:
+    def _buffer(self, buffer: Buffer) -> int:
         """Append a buffer and return its number."""
-        self.buffers.append(buffer)
-        self.buffer_tensors.append(owner)
-        return len(self.buffers) - 1
-
-    @staticmethod
-    def _is_live(stored: StoredTensor) -> bool:
-        return stored.first_step >= 0
-
-    def _live_range(self, index: int) -> LiveRange:
-        stored = self.buffer_tensors[index]
-        assert stored is not None  # noqa: S101  (only owned buffers have ranges)
-        return LiveRange(self.buffers[index].size_bytes, stored.first_step, stored.last_step)
+        self.unallocated.buffers.append(buffer)
+        return len(self.unallocated.buffers) - 1
 
     # ---- steps
 
     def _emit(self, action: Action) -> None:
-        """Append the steps of an action, and extend the live ranges of the tensors it uses."""
-        first = len(self.steps)
-        if isinstance(action, Compute):
-            written, read = list(action.outputs), [s for s in action.inputs if s is not None]
-            if action.workspace is not None:
-                written.append(action.workspace)
-            # The offset of a halo may depend on a runtime symbol that the reference determines:
-            # the halo is filled after it.
-            written_late = written if action.tactic.runs_on_host else []
-            self._clear([] if written_late else written)
-            steps, info = self._compute(action)
-        else:
-            written, read, written_late = [action.destination], [action.source], []
+        """Append the steps of an action."""
+        if not isinstance(action, ComputeAction):
+            is_cleared = self._clear([action.destination])
+            self._append(*self._copy(action), None, after_clearing=is_cleared)
+            return
+        written = [*action.outputs, *filter(None, [action.workspace])]
+        # The offset of a halo may depend on a runtime symbol that the reference determines: the
+        # halo is filled after it.
+        is_late = action.tactic.runs_on_host
+        is_cleared = not is_late and self._clear(written)
+        self._append(*self._compute(action), action.tactic, after_clearing=is_cleared)
+        if is_late:
             self._clear(written)
-            steps, info = self._copy(action)
-        self._append(steps, info, after_clearing=len(self.steps) > first)
-        self._clear(written_late)
-        for stored in (*written, *read) if len(self.steps) > first else ():
-            root = stored.root
-            root.first_step = first if root.first_step < 0 else root.first_step
-            root.last_step = max(root.last_step, len(self.steps) - 1, first)
 
-    def _clear(self, written: Iterable[StoredTensor]) -> None:
-        """Fill the halos of tensors before their first write; their writers need not wait."""
-        for stored in written:
-            root = stored.root
-            if root.first_step < 0 and any(b or a for b, a in root.halo):
+    def _clear(self, written: Iterable[StoredTensor]) -> bool:
+        """Fill the halos of tensors before their first write; their writers need not wait.
+
+        Returns whether there was a halo to fill.
+        """
+        count = len(self.unallocated.steps)
+        for root in (stored.root for stored in written):
+            if root.buffer not in self.cleared and any(b or a for b, a in root.halo):
                 steps = self.backend.clear_halo(root.view(), root.halo_value or 0)
-                self._append(steps, LayerInfo(f"halo of {root.name}", "halo", "clear"))
+                self._append(steps, LayerInfo(f"halo of {root.name}", "halo", "clear"), None)
+                self.cleared.add(root.buffer)
+        return len(self.unallocated.steps) > count
 
     def _append(
-        self, steps: tuple[Step, ...], info: LayerInfo, *, after_clearing: bool = False
+        self,
+        steps: tuple[Step, ...],
+        info: LayerInfo,
+        tactic: Tactic | None,
+        *,
+        after_clearing: bool = False,
     ) -> None:
         """Append the steps of one layer. After a halo fill, the first launch need not wait."""
-        layer = self.first_layer + len(self.layers)
+        unallocated, layer = self.unallocated, self.first_layer + len(self.layers)
         self.layers.append(replace(info, name=self._unique_name(info)))
         for position, step in enumerate(steps):
-            complete = len(self.steps)
+            complete = len(unallocated.steps)
             layer_step = replace(step, layer=layer)
             if after_clearing and position == 0 and isinstance(layer_step, Launch):
                 layer_step = replace(layer_step, waits=False)
-                complete = self.complete_before_step[-1]
-            self.steps.append(layer_step)
-            self.complete_before_step.append(complete)
+            if isinstance(layer_step, Launch) and not layer_step.waits and unallocated.steps:
+                complete = unallocated.complete_before_step[-1]
+            unallocated.append(layer_step, tactic, complete)
 
     def _unique_name(self, info: LayerInfo) -> str:
         """Return a unique layer name; repeated names get the layer's kind as a suffix."""
@@ -288,7 +258,7 @@ class _PlanBuilder:
         self.layer_names.add(name)
         return name
 
-    def _copy(self, action: Copy) -> tuple[tuple[Step, ...], LayerInfo]:
+    def _copy(self, action: CopyAction) -> tuple[tuple[Step, ...], LayerInfo]:
         """Return the steps and the layer info of a format conversion."""
         source, destination = action.source, action.destination
         name = f"{source.name} to {destination.format.layout.value}"
@@ -297,7 +267,7 @@ class _PlanBuilder:
         steps = self.backend.reformat(source.view(), destination.view())
         return steps, LayerInfo(name, "reformat", str(destination.format))
 
-    def _compute(self, action: Compute) -> tuple[tuple[Step, ...], LayerInfo]:
+    def _compute(self, action: ComputeAction) -> tuple[tuple[Step, ...], LayerInfo]:
         """Return the steps and the layer info of a node."""
         node, tactic = action.node, action.tactic
         family = self.backend.family(tactic.family)
@@ -310,14 +280,7 @@ class _PlanBuilder:
             None if action.workspace is None else action.workspace.view(),
             errors,
         )
-        steps = family.lower(node, tactic, operands)
-        if tactic.uses_pdl:
-            steps = tuple(
-                replace(step, uses_pdl=True) if isinstance(step, Launch) else step for step in steps
-            )
-        if tactic.reversed_tile_order:
-            steps = tuple(map(self.backend.with_reversed_tiles, steps))
-        return steps, _layer_info(node, tactic)
+        return family.lower(node, tactic, operands), _layer_info(node, tactic)
 
     def _error_words(self) -> View:
         """Return a view of the error words of the current layer."""
@@ -359,7 +322,7 @@ def build_plan(
     Raises:
         ShapeError: a guard fails for the fixed symbols.
     """
-    storage = LayoutPlanner(graph, tactics, backend).run()
+    storage = StoragePlanner(graph, tactics, backend).run()
     graph_guards = (g for node in graph.nodes for g in (*node.guards, *backend.shape_guards(node)))
     open_guards = _open_guards((*guards, *graph_guards), symbols)
     outputs = tuple(value.tensor.shape for value in graph.outputs)

@@ -127,12 +127,16 @@ def _axis_weights(
     if not isinstance(before, int) or not isinstance(after, int):
         return "a resized extent is symbolic"
     if not 0 < before * max(before, after) <= _MAX_TABLE_ELEMENTS:
-        return f"{before} elements resized to {after}: the resize table would be too large"
+        return (
+            f"resizing {before} elements to {after} needs more than {_MAX_TABLE_ELEMENTS:,} weights"
+        )
     outside = resample_columns(op, np.zeros((before, before)), scale, window, 1.0)
     if outside.shape[1] != after:
-        return "the scale does not give the output extent exactly"
+        return (
+            f"the scale {scale:g} resizes {before} elements to {outside.shape[1]}, not to {after}"
+        )
     if outside.any():  # no weights make 0 of an infinite element
-        return "extrapolation outside the crop region is not supported"
+        return "the crop region reaches beyond the input; extrapolation is not supported"
     return resample_columns(op, np.eye(before), scale, window, 0.0).T
 
 

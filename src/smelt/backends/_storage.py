@@ -18,7 +18,7 @@ from smelt.errors import InternalError
 from smelt.types import DType, Layout, TensorFormat, TensorType, bounds_of, symbols_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from smelt.backends._base import Backend
     from smelt.engine import Halo
@@ -50,8 +50,6 @@ class StoredTensor:
     covers_parent: bool = False
     """Whether the window covers all of the parent and is contiguous whenever the parent is."""
     buffer: int = -1
-    first_step: int = -1
-    last_step: int = -1
 
     @property
     def root(self) -> StoredTensor:
@@ -71,22 +69,18 @@ class StoredTensor:
     def geometry(self) -> tuple[tuple[Dim, ...], Dim, Dim]:
         """Return the strides in elements, the offset of the first element and the size in bytes."""
         shape = self.format.layout.stored_shape(self.type.shape)
-        rank = len(shape)
-        halo = self.halo or ((0, 0),) * rank
-        strides: list[Dim] = [0] * rank
-        step: Dim = 1
-        for axis in reversed(self.format.layout.axis_order(rank)):
-            strides[axis] = step
-            step = step * (shape[axis] + sum(halo[axis]))
+        halo = self.halo or ((0, 0),) * len(shape)
+        extents = [extent + sum(pads) for extent, pads in zip(shape, halo, strict=True)]
+        strides, count = packed_strides(extents, self.format.layout)
         size = self.format.dtype.size_bytes
         offset: Dim = 0
-        for axis, (before, _) in enumerate(halo):
-            offset = offset + strides[axis] * before * size
-        return tuple(strides), offset, step * size
+        for stride, (before, _) in zip(strides, halo, strict=True):
+            offset = offset + stride * before * size
+        return strides, offset, count * size
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class ComputeAction:
     """Action: run a node."""
 
     node: Node
@@ -97,14 +91,14 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopyAction:
     """Action: copy a tensor into another format or memory."""
 
     source: StoredTensor
     destination: StoredTensor
 
 
-Action = Compute | Copy
+Action = ComputeAction | CopyAction
 
 
 @dataclass(slots=True)
@@ -117,8 +111,8 @@ class StoragePlan:
     """Which copies were avoided and which were not, for the build log."""
 
 
-class LayoutPlanner:
-    """Decides homes and copies of the tensors of a graph whose tactics are chosen."""
+class StoragePlanner:
+    """Decides where the tensors of a graph with chosen tactics are stored, and which are copied."""
 
     def __init__(self, graph: Graph, tactics: Mapping[Node, Tactic], backend: Backend[Any]) -> None:
         self.graph = graph
@@ -171,7 +165,9 @@ class LayoutPlanner:
             self._plan_concat(node, tactic, outputs[0])
             return
         workspace = self._workspace(node, tactic)
-        self.plan.actions.append(Compute(node, tactic, tuple(inputs), tuple(outputs), workspace))
+        self.plan.actions.append(
+            ComputeAction(node, tactic, tuple(inputs), tuple(outputs), workspace)
+        )
 
     def _workspace(self, node: Node, tactic: Tactic) -> StoredTensor | None:
         """Return the scratch tensor of a node, or None."""
@@ -205,33 +201,33 @@ class LayoutPlanner:
             raise InternalError(f"{node}: a view needs its first input")
         requires_contiguous = tactic.aliasing is Aliasing.RESHAPE
         source = self._read(source_value, wanted, ((), 0), requires_contiguous=requires_contiguous)
-        family = self.backend.family(tactic.family)
-        views = lru_cache(1)(partial(family.views, node, tactic))  # computed once for all results
-        for index, (value, fmt) in enumerate(zip(node.outputs, tactic.outputs, strict=True)):
-
-            def window(view: View, index: int = index) -> View:
-                return views(view)[index]
-
+        windows = self._windows(node, tactic, len(node.outputs))
+        for value, fmt, window in zip(node.outputs, tactic.outputs, windows, strict=True):
             stored = self._new(value, fmt, source.space)
             stored.parent, stored.window = source, window
             stored.covers_parent = tactic.aliasing is not Aliasing.VIEW
             self.homes[value] = stored
 
+    def _windows(self, node: Node, tactic: Tactic, count: int) -> list[Callable[[View], View]]:
+        """Return the functions from the view of a whole tensor to the windows of a view op."""
+        family = self.backend.family(tactic.family)
+        views = lru_cache(1)(partial(family.views, node, tactic))  # computed once for all windows
+
+        def window_at(index: int) -> Callable[[View], View]:
+            return lambda view: views(view)[index]
+
+        return [window_at(index) for index in range(count)]
+
     def _plan_concat(self, node: Node, tactic: Tactic, result: StoredTensor) -> None:
         """Make the inputs of a concatenation windows on its output, or copy them into it."""
-        family = self.backend.family(tactic.family)
-        views = lru_cache(1)(partial(family.views, node, tactic))  # computed once for all parts
+        windows = self._windows(node, tactic, len(node.inputs))
         written_in_place: set[Value] = set()
         runtime_symbols = (
             symbols_of(*(d for v in node.inputs if v for d in v.tensor.shape)) - self.input_symbols
         )
-        for index, value in enumerate(node.inputs):
+        for index, (value, window) in enumerate(zip(node.inputs, windows, strict=True)):
             if value is None:
                 raise InternalError(f"{node}: input {index} is missing")
-
-            def window(view: View, index: int = index) -> View:
-                return views(view)[index]
-
             home = self.homes.get(value)
             # The offset of a part depends on the extents of all parts. If an extent is a runtime
             # symbol of another part, it may be unknown when this part is written.
@@ -247,7 +243,7 @@ class LayoutPlanner:
                 continue
             part = self._new(value, result.format, result.space)
             part.parent, part.window, part.is_concat_part = result, window, True
-            self.plan.actions.append(Copy(home or self._constant(value, result.format), part))
+            self.plan.actions.append(CopyAction(home or self._constant(value, result.format), part))
             self.plan.notes.append(f"{node.name}: {value.name} is copied")
 
     @staticmethod
@@ -306,7 +302,7 @@ class LayoutPlanner:
             copy = self._new(value, wanted, Space.ARENA)
             copy.name += f" as {wanted}"
             copy.must_be_contiguous = requires_contiguous
-            self.plan.actions.append(Copy(home, copy))
+            self.plan.actions.append(CopyAction(home, copy))
             if requires_contiguous:
                 return copy
             self.copies[key] = copy
@@ -367,7 +363,7 @@ class LayoutPlanner:
             home.root.space, home.root.binding = Space.OUTPUT, binding
             return
         output = self._new(value, linear_format(value), Space.OUTPUT, binding=binding)
-        self.plan.actions.append(Copy(home, output))
+        self.plan.actions.append(CopyAction(home, output))
 
     def _may_be_output(self, value: Value, home: StoredTensor) -> bool:
         """Return whether the memory of a tensor may be a binding of the application."""
@@ -426,12 +422,17 @@ def is_same_memory_order(kind: TensorType, a: TensorFormat, b: TensorFormat) -> 
 
 def contiguous_strides(kind: TensorType, layout: Layout) -> tuple[Dim, ...]:
     """Return the strides in elements of a contiguous tensor."""
-    strides: list[Dim] = [0] * kind.rank
+    return packed_strides(kind.shape, layout)[0]
+
+
+def packed_strides(extents: Sequence[Dim], layout: Layout) -> tuple[tuple[Dim, ...], Dim]:
+    """Return the strides of a tensor without gaps, and its number of elements."""
+    strides: list[Dim] = [0] * len(extents)
     step: Dim = 1
-    for axis in reversed(layout.axis_order(kind.rank)):
+    for axis in reversed(layout.axis_order(len(extents))):
         strides[axis] = step
-        step = step * kind.shape[axis]
-    return tuple(strides)
+        step = step * extents[axis]
+    return tuple(strides), step
 
 
 def linear_format(value: Value) -> TensorFormat:

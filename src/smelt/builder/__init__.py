@@ -9,22 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from smelt.builder._build import build
-    from smelt.builder._load import load
+    from smelt.builder._build import build, specialise
+    from smelt.builder._load_engine import load
     from smelt.builder._optimization_profiles import (
         ShapeSpec,
-        SymbolRange,
         optimization_profiles_of,
     )
-    from smelt.builder._options import EFFORTS, BuildOptions, Progress, TuningEffort
+    from smelt.builder._options import EFFORTS, BuildOptions, ProgressCallback, TuningEffort
     from smelt.builder._retune import retune
     from smelt.builder._toolchain import devices_to_run
 
 __all__ = [
     "EFFORTS",
-    "SymbolRange",
     "BuildOptions",
-    "Progress",
+    "ProgressCallback",
     "ShapeSpec",
     "TuningEffort",
     "optimization_profiles_of",
@@ -32,14 +30,15 @@ __all__ = [
     "devices_to_run",
     "load",
     "retune",
+    "specialise",
 ]
 
 _FILE_EXPORTS: Final = {
-    "_build": ("build",),
-    "_load": ("load",),
-    "_options": ("EFFORTS", "BuildOptions", "Progress", "TuningEffort"),
+    "_build": ("build", "specialise"),
+    "_load_engine": ("load",),
+    "_options": ("EFFORTS", "BuildOptions", "ProgressCallback", "TuningEffort"),
     "_retune": ("retune",),
-    "_optimization_profiles": ("SymbolRange", "ShapeSpec", "optimization_profiles_of"),
+    "_optimization_profiles": ("ShapeSpec", "optimization_profiles_of"),
     "_toolchain": ("devices_to_run",),
 }
 """The names that each file of the package defines."""

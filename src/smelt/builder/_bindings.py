@@ -11,11 +11,11 @@ from smelt.types import substitute_dim
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.builder._tactic_selection import PlanState
+    from smelt.builder._tactic_selection import PlanBuildState
     from smelt.ir import Graph
 
 
-def bindings_of(original: Graph, plans: Sequence[PlanState]) -> tuple[Binding, ...]:
+def bindings_of(original: Graph, plans: Sequence[PlanBuildState]) -> tuple[Binding, ...]:
     """Return the bindings of the inputs and outputs.
 
     An extent is an integer if it has the same value in all plans, and symbolic otherwise.
@@ -33,8 +33,9 @@ def bindings_of(original: Graph, plans: Sequence[PlanState]) -> tuple[Binding, .
         if any(plan_dims.tensor.rank != rank for plan_dims in plan_values):
             ranks = " and ".join(str(plan_dims.tensor) for plan_dims in plan_values)
             raise BuildError(
-                f"the rank of {value.name} depends on the input shapes: it is {ranks}; build one "
-                "engine for each, or give the op that removes axes (Squeeze) its axes"
+                f"the rank of {value.name} depends on the input shapes: the tensor is {ranks}; "
+                "build one engine for each shape, or give the op that removes axes (Squeeze) its "
+                "axes"
             )
         # A Squeeze without axes may remove more axes once the symbols have values.
         shape_of_network = (

@@ -23,31 +23,31 @@ from smelt.builder._build_warnings import (
     warn_of_precision,
 )
 from smelt.builder._embedded_network import EmbeddedNetwork, embed_network
-from smelt.builder._make_engine import EngineParts, make_engine
 from smelt.builder._optimization_profiles import BATCH, SymbolRanges, optimization_profiles_of
 from smelt.builder._options import (
     EFFORTS,
     MIXED,
     PRECISIONS,
     BuildOptions,
-    Progress,
+    ProgressCallback,
     TuningEffort,
 )
-from smelt.builder._placement import Support, extract_parts, place
+from smelt.builder._placement import NodeSupport, extract_partitions, place
 from smelt.builder._plan_recipe import plan_recipes_json
-from smelt.builder._runtime_symbols import bound_runtime_symbols, used_runtime_symbols
-from smelt.builder._tactic_selection import PlanState, TacticSelector
+from smelt.builder._runtime_symbol_bounds import bound_runtime_symbols, used_runtime_symbols
+from smelt.builder._tactic_selection import PlanBuildState, TacticSelector
 from smelt.builder._toolchain import Toolchain, open_toolchains
+from smelt.builder._weight_recipes import with_recipes
 from smelt.config import cache_directory
 from smelt.devices import device_kind
-from smelt.engine import Launch
-from smelt.errors import BuildError, sanitize_name
+from smelt.engine import EngineHeader, check_header
+from smelt.errors import BuildError, EngineFormatError, sanitize_name
 from smelt.ir import Graph, clone, verify
 from smelt.network import NetworkDefinition
 from smelt.passes import run_passes
+from smelt.runtime import Engine
 from smelt.tuner import TimingCache, check_timings
 from smelt.types import (
-    DType,
     Limit,
     enough_memory_for,
     require_callable,
@@ -58,12 +58,10 @@ from smelt.types import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smelt.backends import BuiltPlan
     from smelt.builder._optimization_profiles import ShapeSpec
-    from smelt.builder._placement import PlacedPart
+    from smelt.builder._placement import PlacedPartition
     from smelt.engine import EngineFile, Fingerprint, KernelSpec
     from smelt.ir import Node
-    from smelt.runtime import Engine
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ def build(
     max_workspace_bytes: int = 1 << 30,
     shapes: Mapping[str, ShapeSpec] | None = None,
     timing_cache: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     tune: str | float | TuningEffort = "fast",
     *,
     retunable: bool = False,
@@ -156,7 +154,7 @@ def build_graph(
     graph: Graph,
     device: str | Sequence[str],
     options: BuildOptions,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     *,
     is_retuning: bool = False,
 ) -> Engine:
@@ -169,14 +167,14 @@ def build_graph(
     tools, *others = open_toolchains(
         device,
         options.precision,
-        libraries=options.libraries,
+        use_libraries=options.libraries,
         purpose="retune" if is_retuning else "build",
     )
     if useless := [t for t in others if not device_kind(t.fingerprint.device).computes]:
         # Its layers would have arbitrary results within a network that computes.
         _LOG.warning("device %s is skipped: it computes nothing", useless[0].fingerprint.device)
     others = [tools_ for tools_ in others if tools_ not in useless]
-    ignore_progress: Progress = lambda _stage, _done, _total: None  # noqa: E731  (a def cannot be annotated so)
+    ignore_progress: ProgressCallback = lambda _stage, _done, _total: None  # noqa: E731  (a def cannot be annotated so)
     progress = progress or ignore_progress
     return _Build(graph, options, tools, progress, is_retuning=is_retuning, others=others).run()
 
@@ -205,15 +203,15 @@ class _Build:
     graph: Graph
     options: BuildOptions
     tools: Toolchain
-    progress: Progress
+    progress: ProgressCallback
     is_retuning: bool = False
     """Whether the network was read from an engine; the advice in messages depends on it."""
     others: Sequence[Toolchain] = ()
     """Toolchains of further devices, in order of preference."""
     given_profile: SymbolRanges | None = None
     """Optimization profile of a partition; None if the shapes of the options determine them."""
-    parts: list[tuple[PlacedPart, PlanState]] = field(
-        default_factory=list["tuple[PlacedPart, PlanState]"]
+    partitions: list[tuple[PlacedPartition, PlanBuildState]] = field(
+        default_factory=list["tuple[PlacedPartition, PlanBuildState]"]
     )
     """The parts that run on other devices, each with its plan."""
     weights: WeightStore = field(default_factory=WeightStore)
@@ -256,33 +254,49 @@ class _Build:
             _LOG.warning("%s", hint)
         self.timings.save()
         self._pack(plans)
-        kernels = _kernels(plans)
+        return self._make_engine(plans, profiles)
+
+    def _make_engine(
+        self, plans: Sequence[PlanBuildState], profiles: Sequence[SymbolRanges]
+    ) -> Engine:
+        """Return the engine of packed plans, ready to run.
+
+        Raises:
+            BuildError: the engine exceeds a limit of the engine format.
+        """
+        kernels = [x.kernel for p in plans if p.assembled for x in p.assembled.plan.launches]
         image, runtime = self.tools.link(kernels, partial(self.progress, "link"))
-        return make_engine(
-            EngineParts(
-                name=self.graph.name,
-                fingerprint=self._fingerprint(kernels),
-                device=self.tools.device,
-                bindings=bindings_of(self.graph, plans),
-                max_batch_size=max(
-                    (profile[BATCH].high for profile in profiles if BATCH in profile), default=None
-                ),
-                plans=tuple(p.assembled.plan for p in plans if p.assembled),
-                layers=tuple(x for p in plans if p.assembled for x in p.assembled.layers),
-                weights=self.weights,
-                model=self.graph,
-                image=image,
-                runtime=runtime,
-                report=json.dumps([_report(p, self.graph) for p in plans]),
-                program=plan_recipes_json(
-                    [p.program for p in plans],
-                    self.weights,
-                    [value.name for value in self.graph.outputs],
-                ),
-                embedded_network=self._embedded_network(),
-                partitions=self._build_parts(),
-            )
+        options = self.options
+        embedded = embed_network(self.graph, options) if options.retunable else EmbeddedNetwork()
+        batches = [profile[BATCH].high for profile in profiles if BATCH in profile]
+        header = EngineHeader(
+            name=self.graph.name,
+            fingerprint=self._fingerprint(kernels),
+            bindings=bindings_of(self.graph, plans),
+            max_batch_size=max(batches, default=None),
+            plans=tuple(p.assembled.plan for p in plans if p.assembled),
+            layers=tuple(x for p in plans if p.assembled for x in p.assembled.layers),
+            weights=(),
+            symbols=image.symbols,
+            runtime_symbols=runtime.symbols,
+            report=json.dumps([_report(p, self.graph) for p in plans]),
+            program=plan_recipes_json(
+                [p.program for p in plans], self.weights, [v.name for v in self.graph.outputs]
+            ),
+            network=embedded.text,
+            sources=embedded.sources,
         )
+        # The plans are packed: by which constants they decide is known, and a partition must not
+        # offer these for a refit.
+        partitions = tuple(self._build_partition(part, plan) for part, plan in self.partitions)
+        header = with_recipes(header, self.graph, self.weights)
+        try:
+            check_header(header)
+            sections = (self.weights.data(), image.code, runtime.code, embedded.data)
+            return Engine.create(header, *sections, partitions, device=self.tools.device)
+        except EngineFormatError as error:
+            name = sanitize_name(self.graph.name)
+            raise BuildError(f"{name} cannot be built as an engine: {error}") from error
 
     def _profiles(self) -> list[SymbolRanges]:
         """Return the optimization profile of each plan."""
@@ -293,13 +307,14 @@ class _Build:
         self._warn(profiles)
         return profiles
 
-    def _selector(self, plan: PlanState) -> TacticSelector:
+    def _selector(self, plan: PlanBuildState) -> TacticSelector:
         """Return the tactic selector of a plan."""
         effort = self.effort
         if effort is not None and (guard := plan.broken_guard(plan.sizes)) is not None:
             # A size known only at run time is tuned at its upper bound, which may violate a guard.
             _LOG.warning(
-                "no tactic is timed: at the largest sizes that a run can determine, %s",
+                "no tactic is timed, because a condition fails at the upper bounds of the extents "
+                "that only a run determines: %s",
                 guard.violation(plan.sizes | plan.fixed),
             )
             effort = None
@@ -327,16 +342,18 @@ class _Build:
         if self.effort is not None and not tools.can_measure:
             warn_of_estimates(tools.name, self._advice())
         if options.rounding_error is not None and not (
-            tools.supports_mixed_precision and options.precision in MIXED
+            tools.backend.supports_mixed_precision and options.precision in MIXED
         ):
             _LOG.warning(
-                "rounding_error= (`--rounding-error`) has no effect: it applies to GPUs and to %s",
-                " and ".join(MIXED),
+                "rounding_error= (`--rounding-error`) has no effect: it applies only to GPUs, with "
+                "precision %s",
+                " or ".join(MIXED),
             )
         if options.libraries and (self.effort is None or not tools.libraries):
             _LOG.warning(
                 "libraries=True (`--libraries`) has no effect: library kernels are checked and "
-                "timed on a GPU of this machine, so they need device='cuda' (`--device cuda`)"
+                "timed on a GPU of this machine, so they need device='cuda' (`--device cuda`) and "
+                "a tune other than 'none'"
             )
 
     def _advice(self) -> str:
@@ -350,21 +367,28 @@ class _Build:
             "be retuned on the machine where it runs"
         )
 
-    def _embedded_network(self) -> EmbeddedNetwork:
-        return (
-            embed_network(self.graph, self.options) if self.options.retunable else EmbeddedNetwork()
-        )
+    def _pack(self, plans: list[PlanBuildState]) -> None:
+        """Assemble all plans, which packs their weights.
 
-    def _pack(self, plans: list[PlanState]) -> None:
-        """Assemble all plans, which packs their weights."""
+        The layers of an engine are numbered across its plans.
+        """
         self.progress("pack", 0, len(plans))
         first_layer = 0
         for number, plan in enumerate(plans):
-            plan.assembled = self._assemble(plan, first_layer)
+            assert plan.choice is not None  # noqa: S101  (set by the tactic selector)
+            plan.assembled = build_plan(
+                plan.graph,
+                plan.choice.tactics,
+                self.tools.backend,
+                self.weights,
+                symbols=plan.symbols,
+                guards=plan.guards,
+                first_layer=first_layer,
+            )
             first_layer += len(plan.assembled.layers)
             self.progress("pack", number + 1, len(plans))
 
-    def _optimise(self, profile: SymbolRanges, number: int, count: int) -> PlanState:
+    def _optimise(self, profile: SymbolRanges, number: int, count: int) -> PlanBuildState:
         """Run the passes on a copy of the graph for one optimization profile."""
         is_open = any(symbol_range.low != symbol_range.high for symbol_range in profile.values())
         if is_open and self.given_profile is None:
@@ -391,7 +415,7 @@ class _Build:
             _LOG.info("%s", sanitize_name(str(note)))
         self.progress("optimise", number + 1, count)
         open_ranges = {n: symbol_range for n, symbol_range in profile.items() if n not in fixed}
-        plan = PlanState(
+        plan = PlanBuildState(
             open_ranges,
             fixed,
             used_runtime_symbols(graph, profile, runtime_symbols),
@@ -400,44 +424,38 @@ class _Build:
             report.guards,
         )
         if self.others:
-            self._place(plan, storage)
+            self._place(plan)
         return plan
 
-    def _place(self, plan: PlanState, storage: DType) -> None:
+    def _place(self, plan: PlanBuildState) -> None:
         """Take the parts out of a plan that other devices run, and leave a partition for each.
+
+        Times are estimated for float32, because not every device has the plan's precision.
 
         Raises:
             BuildError: there are more partitions than an engine may have.
         """
-        devices = [partial(_support, self.tools, storage)]
-        devices += [partial(_support, tools, DType.FLOAT32) for tools in self.others]
+        devices = [partial(_support, tools) for tools in (self.tools, *self.others)]
         placement = place(plan.graph, devices, plan.sizes)
         kinds = [tools.fingerprint.device for tools in (self.tools, *self.others)]
-        parts = extract_parts(plan.graph, placement.devices, kinds, len(self.parts))
-        self.parts += [(part, plan) for part in parts]
-        if len(self.parts) > Limit.MAX_PARTITIONS.most:
+        partitions = extract_partitions(plan.graph, placement.devices, kinds, len(self.partitions))
+        self.partitions += [(part, plan) for part in partitions]
+        if len(self.partitions) > Limit.MAX_PARTITIONS.most:
             raise BuildError(
                 f"the devices {', '.join(kinds)} would alternate too often: "
-                f"{Limit.MAX_PARTITIONS.excess(len(self.parts))}; build for one of them"
+                f"{Limit.MAX_PARTITIONS.excess(len(self.partitions))}; build for one of these "
+                "devices"
             )
-        moved = (guard for part in parts for node in part.nodes for guard in node.guards)
+        moved = (guard for part in partitions for node in part.nodes for guard in node.guards)
         plan.guards = (*plan.guards, *moved)
-        for part in parts:
+        for part in partitions:
             plan.placed[part.node.name] = [
                 f"{node}: {reason}"
                 for node in part.nodes
                 for reason in placement.reasons[node.name]
             ]
 
-    def _build_parts(self) -> tuple[EngineFile, ...]:
-        """Return the engines of the parts.
-
-        The plans must be packed: by which constants they decide is then known, and a partition must
-        not offer these for a refit.
-        """
-        return tuple(self._build_part(part, plan) for part, plan in self.parts)
-
-    def _build_part(self, part: PlacedPart, plan: PlanState) -> EngineFile:
+    def _build_partition(self, part: PlacedPartition, plan: PlanBuildState) -> EngineFile:
         """Return the engine of a part, whose symbols are those of its plan.
 
         It computes in float32: it has few layers, and the error that the options allow was found
@@ -457,28 +475,15 @@ class _Build:
         )
         return build.run().file
 
-    def _assemble(self, plan: PlanState, first_layer: int) -> BuiltPlan:
-        """Assemble one plan; the layers of an engine are numbered across its plans."""
-        assert plan.choice is not None  # noqa: S101  (set by the tactic selector)
-        return build_plan(
-            plan.graph,
-            plan.choice.tactics,
-            self.tools.backend,
-            self.weights,
-            symbols=plan.symbols,
-            guards=plan.guards,
-            first_layer=first_layer,
-        )
 
-
-def _support(tools: Toolchain, storage: DType, node: Node) -> Support:
-    """Return how a device supports a node, with float32 tensors stored as ``storage``."""
-    tactics, refusals = tools.backend.candidates(node, tools.target, storage)
+def _support(tools: Toolchain, node: Node) -> NodeSupport:
+    """Return how a device supports a node in float32."""
+    tactics, refusals = tools.backend.candidates(node, tools.target)
     hints = [tactic.cost_hint for tactic in tactics if not tactic.runs_on_host]
     device = tools.fingerprint.device
     reasons = [f"{device}, {refusal}" for refusal in refusals]
     reasons = reasons or [f"{device} has no kernel family for the op"]
-    return Support(bool(hints), min(hints, default=0.0), reasons)
+    return NodeSupport(bool(hints), min(hints, default=0.0), reasons)
 
 
 def _check_outputs(graph: Graph) -> None:
@@ -515,15 +520,8 @@ def specialise(graph: Graph, values: Mapping[str, int]) -> None:
     graph.infer()
 
 
-def _kernels(plans: list[PlanState]) -> list[KernelSpec]:
-    steps = (s for p in plans if p.assembled for s in p.assembled.plan.steps)
-    return [step.kernel for step in steps if isinstance(step, Launch)]
-
-
-def _report(plan: PlanState, source: Graph) -> dict[str, object]:
+def _report(plan: PlanBuildState, source: Graph) -> dict[str, object]:
     assert plan.assembled is not None  # noqa: S101
     assert plan.choice is not None  # noqa: S101  (both are set by earlier stages)
-    described = describe_plan(
-        source, plan.graph, plan.report, plan.choice, plan.refusals, plan.assembled
-    )
-    return {**described, "workspace_bytes": plan.workspace_bytes}
+    built = plan.graph, plan.report, plan.choice, plan.refusals, plan.assembled
+    return {**describe_plan(source, *built), "workspace_bytes": plan.workspace_bytes}

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from smelt.backends import BuiltPlan, Tactic
     from smelt.ir import Graph, Node, Op
-    from smelt.tuner import Choice
+    from smelt.tuner import TacticChoice
 
 
 def describe_plan(
     source: Graph,
     graph: Graph,
     passes: Mapping[str, object],
-    choice: Choice,
+    choice: TacticChoice,
     refusals: Mapping[str, Sequence[str]],
     assembled: BuiltPlan,
 ) -> dict[str, object]:
@@ -41,7 +41,7 @@ def describe_plan(
         "nodes": [_describe_node(n, choice.tactics[n]) for n in graph.nodes],
         "candidates": choice.times,
         "formats": {n.name: detail for n in graph.nodes if (detail := _formats(n, choice))},
-        "in_network": choice.in_network,
+        "in_network": choice.in_network_times,
         "refusals": {name: list(reasons) for name, reasons in refusals.items() if reasons},
         "storage": assembled.notes,
         "lower_bound_bytes": assembled.lower_bound_bytes,
@@ -67,9 +67,9 @@ def _flop(node: Node) -> str | None:
         return None
 
 
-def _formats(node: Node, choice: Choice) -> list[tuple[list[str | None], list[str]]]:
+def _formats(node: Node, choice: TacticChoice) -> list[tuple[list[str | None], list[str]]]:
     """Return the formats of each candidate of a node; nothing if all have the same formats."""
-    tactics = [tactic for tactic, _ in choice.timed.get(node, ())]
+    tactics = [tactic for tactic, _ in choice.candidate_times.get(node, ())]
     if len({(t.inputs, t.outputs) for t in tactics if not t.runs_on_host}) < 2:
         return []
     return [(_input_formats(tactic), list(map(str, tactic.outputs))) for tactic in tactics]

@@ -44,7 +44,7 @@ def warn_of_precision(
     scope = (
         ""
         if len(targets_without_precision) == len(tools.parts())
-        else f": one plan is for {tools.name}"
+        else f" for all targets of {tools.name}, which share one plan"
     )
     _LOG.warning(
         "precision=%r has no effect: %s cannot compute in it, and float32 is kept%s",
@@ -57,8 +57,8 @@ def warn_of_precision(
 def warn_of_estimates(target: str, advice: str) -> None:
     """Warn that no tactic can be timed."""
     _LOG.warning(
-        "no tactic is timed: %s is not this machine, so tactics are chosen by cost estimates. "
-        "%s; tune='none' (`--tune none`) silences this warning",
+        "no tactic is timed: %s is not a device of this machine, so tactics are chosen by cost "
+        "estimates. %s; tune='none' (`--tune none`) silences this warning",
         target,
         advice,
     )

@@ -61,14 +61,14 @@ class CpuToolchain(Toolchain):
     def __init__(self, kind: str, target: CpuTarget) -> None:
         """Create a toolchain for ``target``; ``kind`` is ``"cpu"`` or ``"null"``."""
         self.kind = kind
-        self._target = target
+        self.target: CpuTarget = target
         self.backend = CpuBackend(CodeCache.open(generator_version()))
         self.workers = default_thread_count()
 
     @classmethod
     @override
     def open(
-        cls, device: DeviceName, precision: str, *, libraries: bool, purpose: Purpose
+        cls, device: DeviceName, precision: str, *, use_libraries: bool, purpose: Purpose
     ) -> CpuToolchain:
         """Return the toolchain for a named target, or for this machine if none is named.
 
@@ -83,11 +83,6 @@ class CpuToolchain(Toolchain):
         """If the target has no name, use this machine's restricted to the engine's features."""
         target = _target_of(fingerprint) or host_target_with(fingerprint.features)
         return cls(fingerprint.device, target)
-
-    @property
-    @override
-    def target(self) -> CpuTarget:
-        return self._target
 
     @property
     @override

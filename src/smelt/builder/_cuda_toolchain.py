@@ -19,7 +19,7 @@ from smelt.backends.cuda import (
 from smelt.builder._options import EFFORTS, HALF2, PRECISIONS, TF32
 from smelt.builder._toolchain import Toolchain
 from smelt.devices.cuda import ABI_VERSION, LIBRARIES, SIZE_FEATURE, cuda_device, selected_device
-from smelt.engine import VERSION, Fingerprint, Launch
+from smelt.engine import VERSION, Fingerprint
 from smelt.errors import (
     Argument,
     BuildError,
@@ -68,7 +68,7 @@ _CANDIDATES_RATIO: Final = 3
 """Candidates to time per candidate of a `TuningEffort`, which counts those of a CPU build. GPUs
 have more candidates, and all processors compile them while the GPU measures.
 """
-_LONG_CANDIDATES_RATIO: Final = 2
+_SLOW_CANDIDATES_RATIO: Final = 2
 """The same ratio for long launches, for which the best candidate ranks higher in the estimates
 (docs/lab/tuning-on-gpus.md).
 """
@@ -96,12 +96,11 @@ compiling and timing them alone. Most kernels are the same in both.
 
 def _gpu_effort(effort: InNetworkEffort) -> InNetworkEffort:
     """Return an effort adapted to GPUs, which have more candidates and shorter plans."""
-    extra_candidates = 2 * effort.extra_candidates
     return dataclasses.replace(
         effort,
         min_plan_seconds=0.0,
         short_plan_seconds=_SHORT_PLAN_SECONDS,
-        extra_candidates=extra_candidates,
+        extra_candidates=2 * effort.extra_candidates,
         change_subsets=_CHANGE_SUBSETS,
     )
 
@@ -110,7 +109,6 @@ class CudaToolchain(Toolchain):
     """Compiles with Triton, and times candidates if the target is a GPU of this machine."""
 
     workers = 0
-    supports_mixed_precision = True
 
     def __init__(
         self,
@@ -126,7 +124,7 @@ class CudaToolchain(Toolchain):
             MissingExtraError: Triton is not installed.
         """
         require_triton()
-        self._target = target
+        self.target: CudaTarget = target
         self.index = index
         self.device = None if index is None else f"cuda:{index}"
         self.backend = self._kernels = CudaBackend(
@@ -137,12 +135,12 @@ class CudaToolchain(Toolchain):
     @classmethod
     @override
     def open(
-        cls, device: DeviceName, precision: str, *, libraries: bool, purpose: Purpose
+        cls, device: DeviceName, precision: str, *, use_libraries: bool, purpose: Purpose
     ) -> CudaToolchain:
         """Return the toolchain for named architectures, or for a GPU of this machine.
 
-        Without an index, the GPU that the calling thread has selected is used. With ``libraries``,
-        the installed libraries compete with the generated kernels.
+        Without an index, the GPU that the calling thread has selected is used. With
+        ``use_libraries``, the installed libraries compete with the generated kernels.
         """
         if device.target:
             return cls(_with_precisions(target_named(device.target), {precision}))
@@ -157,7 +155,7 @@ class CudaToolchain(Toolchain):
             target_named(gpu.properties.architecture),
             multiprocessors=gpu.properties.multiprocessors,
         )
-        installed = _installed_libraries(gpu) if libraries else ()
+        installed = _installed_libraries(gpu) if use_libraries else ()
         return cls(_with_precisions(target, {precision}), gpu.index, installed)
 
     @classmethod
@@ -172,17 +170,13 @@ class CudaToolchain(Toolchain):
         ]
         if len(sizes) != 1 or not re.fullmatch(r"[1-9][0-9]{0,4}", sizes[0]):
             raise EngineFormatError(
-                "the engine does not record the size of the GPU that it was tuned for"
+                "the engine does not record the number of multiprocessors that it was tuned for; "
+                "the file is damaged: build it again"
             )
         target = dataclasses.replace(target, multiprocessors=int(sizes[0]))
         called = _required_libraries(fingerprint.features)
         libraries = [LIBRARIES[name].open(gpu_named(device), called[name]) for name in called]
         return cls(_with_precisions(target, fingerprint.features), libraries=libraries)
-
-    @property
-    @override
-    def target(self) -> CudaTarget:
-        return self._target
 
     @property
     @override
@@ -217,7 +211,7 @@ class CudaToolchain(Toolchain):
 
     @override
     def parts(self) -> dict[str, CudaTarget]:
-        return {f"cuda:{part.architecture}": part for part in self._target.parts}
+        return {f"cuda:{part.architecture}": part for part in self.target.parts}
 
     @override
     def supports_precision(self, precision: str, part: CudaTarget) -> bool:
@@ -236,14 +230,14 @@ class CudaToolchain(Toolchain):
         effort = tuning.effort
         if effort is None or self.index is None:
             return CostModelTimer(
-                step_seconds=_COPY_SECONDS, bytes_per_second=_COPY_BYTES_PER_SECOND
+                copy_launch_seconds=_COPY_SECONDS, bytes_per_second=_COPY_BYTES_PER_SECOND
             )
         device = cuda_device(self.index)
         return BenchmarkTimer(
             CudaBench(self._kernels, self.target, device, sizes=tuning.sizes),
             tuning.timings,
             max_timed=effort.candidates * _CANDIDATES_RATIO,
-            max_timed_long=effort.candidates * _LONG_CANDIDATES_RATIO,
+            max_timed_slow=effort.candidates * _SLOW_CANDIDATES_RATIO,
             repeats=effort.repeats,
             seconds=(tuning.deadline - time.perf_counter()) * _ISOLATED_TUNING_TIME_SHARE,
         )
@@ -325,7 +319,7 @@ class CudaToolchain(Toolchain):
         plan = build_plan(
             tuning.graph, draft.choice.tactics, backend, WeightStore(), symbols=tuning.symbols
         ).plan
-        kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
+        kernels = [launch.kernel for launch in plan.launches]
         backend.begin(kernels, self.target)
         try:
             for kernel in kernels:
@@ -360,7 +354,7 @@ class CudaToolchain(Toolchain):
                 open_fixture,
                 sizes=tuning.sizes,
                 times_whole_plan=True,
-                seconds_per_trial=_SECONDS_PER_PLAN,
+                prepare_seconds=_SECONDS_PER_PLAN,
             ),
             self.backend,
             tuning.timings,
@@ -384,7 +378,10 @@ class CudaToolchain(Toolchain):
             or not any(missing in refusal for refusal in refusals)
         ):
             return ""
-        return f"faster convolution kernels are not available: {missing}: pip install 'triton<3.8'"
+        return (
+            f"faster convolution kernels are not available: {missing}; run: pip install "
+            "'triton<3.8'"
+        )
 
     @override
     def link(
@@ -409,7 +406,9 @@ def _compare(
     """
     trial.graphs += [other.tuning.graph for other in alternatives]
     variants = [
-        _with_pair_pdl(other, early=early) for other in alternatives for early in (False, True)
+        _with_pair_pdl(other, uses_pdl=uses_pdl)
+        for other in alternatives
+        for uses_pdl in (False, True)
     ]
     draft_seconds, *seconds = trial.plan_seconds(
         [variant.choice.tactics for variant in (draft, *variants)]
@@ -419,9 +418,9 @@ def _compare(
     return draft_seconds, [min(both, key=lambda pair: pair[0]) for both in pairs]
 
 
-def _with_pair_pdl(draft: TunedGraph, *, early: bool) -> TunedGraph:
+def _with_pair_pdl(draft: TunedGraph, *, uses_pdl: bool) -> TunedGraph:
     """Return a draft whose fused pairs start early (PDL), or do not."""
-    tactics = with_pair_pdl(draft.tuning.graph, draft.choice, early=early)
+    tactics = with_pair_pdl(draft.tuning.graph, draft.choice, uses_pdl=uses_pdl)
     return dataclasses.replace(draft, choice=dataclasses.replace(draft.choice, tactics=tactics))
 
 
@@ -491,9 +490,12 @@ def _required_libraries(features: Sequence[str]) -> dict[str, int]:
         title = LIBRARIES[name].title
         if not re.fullmatch(r"[1-9][0-9]{0,9}", version):
             raise EngineFormatError(
-                f"the engine requires {title} {version[:40]!r}, which is not a version number"
+                f"the engine requires {title} {version[:40]!r}, which is not a version number; the "
+                "file is damaged: build it again"
             )
         if name in versions:
-            raise EngineFormatError(f"the engine requires {title} twice; the file is damaged")
+            raise EngineFormatError(
+                f"the engine requires {title} twice; the file is damaged: build it again"
+            )
         versions[name] = int(version)
     return versions

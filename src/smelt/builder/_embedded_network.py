@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from smelt.backends import WeightStore
 from smelt.builder._graph_json import (
     MALFORMED_DATA_ERRORS,
     graph_from_data,
@@ -25,7 +26,7 @@ from smelt.engine import Weight, as_json
 from smelt.errors import BuildError, EngineFormatError, EngineMismatchError
 from smelt.ir import Constant, compute_untrusted
 from smelt.ops import recipe_from_json, recipe_to_json
-from smelt.types import DType, Limit, parse_json, shared_formula_limit
+from smelt.types import Limit, parse_json, shared_formula_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
 
     from smelt.engine import EngineFile
     from smelt.errors import SmeltError
-    from smelt.ir import Array, Graph
+    from smelt.ir import Graph
 
-_ALIGNMENT_BYTES: Final = 64
-"""Alignment of each array in the engine file."""
 _MAX_OPTION_VALUE: Final = (1 << 63) - 1
 """Largest integer that an option in a file may be."""
 _NOT_EMBEDDED_OPTIONS: Final = frozenset({"timing_cache", "tune", "retunable"})
@@ -62,20 +61,25 @@ class EmbeddedNetwork:
     """The arrays' contents."""
 
 
+@shared_formula_limit
 def embed_network(graph: Graph, options: BuildOptions) -> EmbeddedNetwork:
     """Return a network and its build options in the form in which an engine stores them."""
-    sources = _Sources()
+    sources, numbers = WeightStore(), dict[int, int]()
     constants: list[Any] = []
     positions: dict[Constant, int] = {}
 
     def position(constant: Constant) -> int:
         if constant not in positions:
             positions[constant] = len(constants)
-            constants.append(recipe_to_json(constant, sources.name))
+            constants.append(recipe_to_json(constant, source_name))
         return positions[constant]
 
-    with shared_formula_limit():
-        written = graph_to_data(graph, position)
+    def source_name(constant: Constant) -> str:
+        """Return the name of an array in recipes: its position, because names may repeat."""
+        sources.place(constant)
+        return str(numbers.setdefault(sources.key(constant), len(numbers)))
+
+    written = graph_to_data(graph, position)
     _check_recipes(constants, BuildError)
     option_values = {name: getattr(options, name) for name in _EMBEDDED_OPTIONS}
     document = {
@@ -84,40 +88,17 @@ def embed_network(graph: Graph, options: BuildOptions) -> EmbeddedNetwork:
         "graph": written,
     }
     text = json.dumps(document, separators=(",", ":"))
-    return EmbeddedNetwork(text, tuple(sources.entries), sources.data())
-
-
-class _Sources:
-    """The arrays from which a network's constants are derived, stored consecutively."""
-
-    def __init__(self) -> None:
-        self.entries: list[Weight] = []
-        self._arrays: list[Array] = []
-        self._positions: dict[Constant, int] = {}
-        self._size = 0
-
-    def name(self, constant: Constant) -> str:
-        """Return the name of an array in recipes: its position, because names may repeat."""
-        if constant not in self._positions:
-            self._positions[constant] = len(self.entries)
-            array = constant.array
-            dtype = DType.from_numpy(array.dtype)
-            self.entries.append(Weight(constant.name, dtype, array.shape, self._size))
-            self._arrays.append(array)
-            self._size += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        return str(self._positions[constant])
-
-    def data(self) -> NDArray[np.uint8]:
-        data = np.zeros(self._size, np.uint8)
-        for entry, array in zip(self.entries, self._arrays, strict=True):
-            content = np.ascontiguousarray(array, entry.dtype.numpy).reshape(-1).view(np.uint8)
-            data[entry.offset : entry.offset + content.size] = content
-        return data
+    entries = (
+        Weight(source.name, source.type.dtype, source.array.shape, offset)
+        for source, offset in sources.entries
+    )
+    return EmbeddedNetwork(text, tuple(entries), sources.data())
 
 
 # ---- reading
 
 
+@shared_formula_limit
 def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
     """Return the network that an engine contains, and its build options.
 
@@ -139,10 +120,9 @@ def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
         document: Any = parse_json(header.network)
         options = _options_from_data(document["options"])
         _check_recipes(document["constants"], EngineFormatError)
-        with shared_formula_limit():
-            constants = [_constant_from_data(data, sources) for data in document["constants"]]
-            compute_untrusted(*constants)
-            return graph_from_data(document["graph"], constants), options
+        constants = [_constant_from_data(data, sources) for data in document["constants"]]
+        compute_untrusted(*constants)
+        return graph_from_data(document["graph"], constants), options
     except EngineMismatchError:
         raise
     except MALFORMED_DATA_ERRORS as error:
@@ -152,8 +132,7 @@ def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
 def _check_recipes(constants: Sequence[Any], refuse: Callable[[str], SmeltError]) -> None:
     """Check that the recipes do not have too many parts."""
     parts = sum(len(parts) for _, parts in constants)
-    if parts > Limit.MAX_RECIPE_PARTS.most:
-        raise refuse(f"the network's constants have {Limit.MAX_RECIPE_PARTS.excess(parts)}")
+    Limit.MAX_RECIPE_PARTS.check(parts, "the network's constants have", refuse)
 
 
 def _read_sources(weights: Sequence[Weight], data: NDArray[np.uint8]) -> list[Constant]:
@@ -187,7 +166,7 @@ def _options_from_data(data: Any) -> BuildOptions:
     values = dict(data)
     shapes = shapes_from_data(values.pop("shapes"))
     if values.keys() != _EMBEDDED_OPTIONS.keys():
-        raise EngineFormatError("the names of the build options are not as expected")
+        raise EngineFormatError("the build options have unknown or missing names")
     for name, value in values.items():
         is_number = type(value) is int
         if type(value) not in _EMBEDDED_OPTIONS[name] or (

@@ -21,7 +21,8 @@ from smelt.backends import Aliasing
 from smelt.errors import BuildError, GraphError, SmeltError, sanitize_name
 from smelt.interp import run_node
 from smelt.ir import Operand
-from smelt.passes import Note, PassRecord, PassReport
+from smelt.passes import Note, PassPipelineReport, PassRecord
+from smelt.signal_errors import convert_own
 from smelt.types import DType, element_count, evaluate_dim
 
 if TYPE_CHECKING:
@@ -94,39 +95,30 @@ def find_float32_layers(
     """
     if not any(map(any, rounded_inputs_by_node.values())):
         return None
-    try:
-        return _find_float32_range(graph, rounded_inputs_by_node, storage, sizes, max_error)
-    except (SmeltError, MemoryError) as error:
-        raise BuildError(
-            f"the rounding error of {graph.name} cannot be measured: {error}"
-        ) from error
-
-
-def _find_float32_range(
-    graph: Graph,
-    rounded_inputs_by_node: RoundedInputs,
-    storage: DType,
-    sizes: Sizes,
-    max_error: float,
-) -> Float32Layers | None:
-    """Implement `find_float32_layers`; its errors are not yet those of a build."""
-    for node in graph.nodes:
-        if _depends_on_decision(node):
-            raise BuildError(f"a value that is known only at run time is needed by {node.name}")
-    samples: list[_Sample] = []
-    for seed in range(_SAMPLES):
-        samples.append(_Sample(graph, rounded_inputs_by_node, storage, _inputs(graph, sizes, seed)))
-        if not max_error < samples[-1].error(0, 0):
-            return None
-    samples.sort(key=lambda sample: -sample.error(0, 0))
-    first, last = _smallest_sufficient_range(
-        samples, len(graph.nodes), max_error * _ERROR_TARGET_SHARE
-    )
-    return Float32Layers(
-        frozenset(node.name for node in graph.nodes[first:last]),
-        max(sample.error(0, 0) for sample in samples),
-        max(sample.error(first, last) for sample in samples),
-    )
+    with convert_own(
+        lambda error: BuildError(f"the rounding error of {graph.name} cannot be measured: {error}"),
+        SmeltError,
+        MemoryError,
+    ):
+        for node in graph.nodes:
+            if _depends_on_decision(node):
+                raise BuildError(f"{node.name} needs a value that is known only at run time")
+        samples: list[_Sample] = []
+        for seed in range(_SAMPLES):
+            samples.append(
+                _Sample(graph, rounded_inputs_by_node, storage, _inputs(graph, sizes, seed))
+            )
+            if not max_error < samples[-1].error(0, 0):
+                return None
+        samples.sort(key=lambda sample: -sample.error(0, 0))
+        first, last = _smallest_sufficient_range(
+            samples, len(graph.nodes), max_error * _ERROR_TARGET_SHARE
+        )
+        return Float32Layers(
+            frozenset(node.name for node in graph.nodes[first:last]),
+            max(sample.error(0, 0) for sample in samples),
+            max(sample.error(first, last) for sample in samples),
+        )
 
 
 def _smallest_sufficient_range(
@@ -155,9 +147,8 @@ def report_float32_layers(
     """Warn which layers stay in float32, and return the entry for the build report."""
     nodes = [node for node in graph.nodes if node.name in float32_layers.names]
     _LOG.warning(
-        "%d of %d layers of %s stay in float32: with all layers in %s, the relative error on "
-        "random inputs "
-        "would be %.2g of the largest magnitude; with these layers in float32 it is %.2g. "
+        "%d of %d layers of %s stay in float32: with all layers in %s, the error on random inputs "
+        "would be %.2g of the outputs' largest magnitude; with these layers in float32 it is %.2g. "
         "rounding_error= (`--rounding-error`) is the allowed error, %g; 1 keeps no layer in "
         "float32",
         len(nodes),
@@ -172,7 +163,7 @@ def report_float32_layers(
     count = len(graph.nodes)
     options = {"rounding_error": max_error}
     record = PassRecord("keep-float32", options, bool(notes), count, count, 0.0, notes)
-    report: list[dict[str, Any]] = PassReport(graph.name, [record]).to_json()["passes"]
+    report: list[dict[str, Any]] = PassPipelineReport(graph.name, [record]).to_json()["passes"]
     return report[0]
 
 

@@ -14,6 +14,7 @@ from smelt.types import (
     Limit,
     Symbol,
     SymbolicDim,
+    counted,
     evaluate_dim,
     is_integer,
     is_json_object,
@@ -84,13 +85,12 @@ def optimization_profiles_of(
     counts = {len(r) for r in ranges.values() if len(r) > 1}
     if len(counts) > 1:
         raise BuildError(
-            f"{_SHAPES} gives {sorted(counts)} shapes for different inputs; give every input the "
-            "same number of shapes",
+            f"{_SHAPES} gives {' and '.join(map(str, sorted(counts)))} shapes for different "
+            "inputs; give every input the same number of shapes",
             arguments=[_SHAPES],
         )
     count = max(counts, default=1)
-    if count > Limit.MAX_PLANS.most:
-        raise BuildError(f"shapes= gives {Limit.MAX_PLANS.excess(count)}")
+    Limit.MAX_PLANS.check(count, "shapes= gives", BuildError)
     return [
         _profile(
             inputs, {n: r[min(i, len(r) - 1)] for n, r in ranges.items()}, graph, max_batch_size
@@ -157,9 +157,8 @@ def _profile(
         if len(low) == len(shape) - 1 and shape[:1] == (SymbolicDim.symbol(BATCH),):
             shape = shape[1:]
         if len(low) != len(shape):
-            raise _misfit(
-                name, shape, f"gives {len(low)} extents, where the network has {len(shape)}"
-            )
+            given = counted(len(low), "extent")
+            raise _misfit(name, shape, f"gives {given}, where the network has {len(shape)}")
         for axis, (extent, *values) in enumerate(zip(shape, low, best, high, strict=True)):
             bounds = SymbolRange(*values)
             if isinstance(extent, int) and (bounds.low, bounds.high) != (extent, extent):
@@ -167,7 +166,7 @@ def _profile(
                     name,
                     shape,
                     f"gives {bounds} for axis {axis}, where the network has {extent}: "
-                    f"its shape is [{', '.join(map(str, shape))}]",
+                    f"the input's shape is [{', '.join(map(str, shape))}]",
                 )
             _bind(profile, name, extent, bounds)
     unbound = {s for v in inputs.values() for s in symbols_of(*v.tensor.shape)} - set(profile)
@@ -178,7 +177,7 @@ def _profile(
         names = ", ".join(sorted(unbound))
         example = Argument("shapes", _example_shapes(inputs))
         raise UnboundSymbolError(
-            f"the network leaves {names} open; give shapes, for example {example} "
+            f"the network has no value for {names}; give shapes, for example {example} "
             "(max_batch_size sets only an extent that is named batch)",
             arguments=[example],
         )
@@ -240,7 +239,10 @@ def _bind(profile: SymbolRanges, name: str, extent: Dim, bounds: SymbolRange) ->
     symbol = monomial[0].name
     if profile.setdefault(symbol, bounds) != bounds:
         raise ShapeError(
-            f"{symbol} has two different ranges, {profile[symbol]} and {bounds}", node=name
+            f"{_SHAPES} gives the extent {symbol} two different values or ranges, "
+            f"{profile[symbol]} and {bounds}; give one for all inputs",
+            node=name,
+            arguments=[_SHAPES],
         )
 
 

@@ -43,7 +43,7 @@ ROUNDING_ERRORS: Final = {"float16": 3e-3, "bfloat16": 2e-2}
 """Default allowed rounding error for each of these, relative to the outputs' largest magnitude."""
 
 
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """A function that is called as a build progresses."""
 
     def __call__(self, stage: str, done: int, total: int, /) -> None:

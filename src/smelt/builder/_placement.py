@@ -41,8 +41,8 @@ that is not pinned."""
 
 
 @dataclass(frozen=True, slots=True)
-class Support:
-    """How a device supports a node."""
+class NodeSupport:
+    """Whether a device has a kernel for a node, and its estimated time."""
 
     has_kernel: bool
     seconds: float
@@ -52,7 +52,7 @@ class Support:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedPart:
+class PlacedPartition:
     """A part of a graph that runs on another device, and the node that stands for it."""
 
     device: int
@@ -75,7 +75,7 @@ class Placement:
 
 
 def place(
-    graph: Graph, devices: Sequence[Callable[[Node], Support]], sizes: Mapping[str, int]
+    graph: Graph, devices: Sequence[Callable[[Node], NodeSupport]], sizes: Mapping[str, int]
 ) -> Placement:
     """Return the placement of a graph.
 
@@ -104,7 +104,10 @@ def place(
             saved_s = _copy_seconds(nodes, placement.devices, sizes)
             if all(s.has_kernel for s in supports) and sum(s.seconds for s in supports) < saved_s:
                 placement.devices |= dict.fromkeys(nodes, around)
-                reason = "its inputs and its readers are on that device, so copies are saved"
+                reason = (
+                    "its inputs and its readers are on the device of the partition, so copies are "
+                    "saved"
+                )
                 placement.reasons |= {node.name: [reason] for node in nodes}
     return placement
 
@@ -132,8 +135,11 @@ def _surrounding_device(
     own = set(nodes)
     sources = {p for node in nodes for p in _producers(node)} - own
     readers = {r for node in nodes for r in _readers(node)} - own
-    bindings = {*graph.inputs, *graph.outputs}
-    is_bound = any(v in bindings for node in nodes for v in (*node.inputs, *node.outputs))
+    is_bound = any(
+        any(graph.is_output(v) for v in node.outputs)
+        or any(v is not None and v in graph.inputs for v in node.inputs)
+        for node in nodes
+    )
     found = {devices[node] for node in (*sources, *readers)}
     return found.pop() if sources and readers and not is_bound and len(found) == 1 else None
 
@@ -173,9 +179,9 @@ def _can_move(node: Node) -> bool:
     return not is_shape and not node.op.regions and not hasattr(node.op, "count_symbol")
 
 
-def extract_parts(
+def extract_partitions(
     graph: Graph, devices: Mapping[Node, int], names: Sequence[str], first_index: int
-) -> list[PlacedPart]:
+) -> list[PlacedPartition]:
     """Replace the nodes on other devices by partitions, and return these.
 
     Args:
@@ -187,14 +193,14 @@ def extract_parts(
     if not devices:
         return []
     graph.nodes = _ordered(graph, devices)
-    fresh, parts = FreshNames(graph), list[PlacedPart]()
+    fresh, partitions = FreshNames(graph), list[PlacedPartition]()
     runs = [(d, list(nodes)) for d, nodes in groupby(graph.nodes, lambda n: devices.get(n, 0))]
     for device, nodes in runs:
         if device:
-            index = first_index + len(parts)
-            parts.append(_extract(graph, nodes, device, names[device], index, fresh))
+            index = first_index + len(partitions)
+            partitions.append(_extract(graph, nodes, device, names[device], index, fresh))
     graph.remove_unused()  # all moved nodes at once: one by one takes the square of their number
-    return parts
+    return partitions
 
 
 def _ordered(graph: Graph, devices: Mapping[Node, int]) -> list[Node]:
@@ -221,7 +227,7 @@ def _ordered(graph: Graph, devices: Mapping[Node, int]) -> list[Node]:
 
 def _extract(
     graph: Graph, nodes: Sequence[Node], device: int, name: str, index: int, fresh: FreshNames
-) -> PlacedPart:
+) -> PlacedPartition:
     """Copy nodes that follow one another into a graph of their own; nothing reads them then."""
     own = set(nodes)
     read = dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and not v.constant)
@@ -245,7 +251,7 @@ def _extract(
     )
     for old, new in zip(outputs, node.outputs, strict=True):
         graph.replace_uses(old, new)
-    return PlacedPart(device, part, node, tuple(nodes))
+    return PlacedPartition(device, part, node, tuple(nodes))
 
 
 def _copy(
@@ -258,7 +264,7 @@ def _copy(
     for node in nodes:
         for value in node.inputs:
             if value is not None and value.constant is not None and value not in copies:
-                copies[value] = part.add_constant(value.constant)
+                copies[value] = part.add_constant(value.constant, value.name)
         twin = part.add(
             node.op,
             *(value and copies[value] for value in node.inputs),

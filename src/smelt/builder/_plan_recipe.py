@@ -25,7 +25,6 @@ from smelt.builder._graph_json import (
     malformed_error,
 )
 from smelt.builder._optimization_profiles import BATCH
-from smelt.builder._options import PRECISIONS
 from smelt.engine import codec
 from smelt.errors import BuildError, EngineFormatError
 from smelt.ir import Constant
@@ -35,6 +34,7 @@ from smelt.types import (
     Layout,
     Limit,
     TensorFormat,
+    counted,
     evaluate_dim,
     parse_json,
     shared_formula_limit,
@@ -87,6 +87,7 @@ class PlanRecipe:
     """Guards of the network before and after optimisation."""
 
 
+@shared_formula_limit
 def plan_recipes_json(
     plans: Sequence[PlanRecipe],
     weights: WeightStore,
@@ -96,14 +97,13 @@ def plan_recipes_json(
 
     ``outputs`` are the names of the network's outputs, which passes may rename.
     """
-    writer = _Writer(weights)
-    with shared_formula_limit():
-        written = [writer.plan(plan) for plan in plans]
+    writer = _PlanRecipeWriter(weights)
+    written = [writer.plan(plan) for plan in plans]
     document = {"outputs": list(outputs), "constants": writer.constants, "plans": written}
     return json.dumps(document, separators=(",", ":"))
 
 
-class _Writer:
+class _PlanRecipeWriter:
     """Writes plans, and collects their constants."""
 
     def __init__(self, weights: WeightStore) -> None:
@@ -128,9 +128,8 @@ class _Writer:
 
 def _constant_to_data(constant: Constant) -> Any:
     """Return a constant as JSON-serialisable values, with its elements if it is small."""
-    if (size := constant.array.nbytes) > Limit.MAX_CONSTANT_BYTES.most:
-        detail = Limit.MAX_CONSTANT_BYTES.excess(size)
-        raise BuildError(f"the constant {constant.name!r} has {detail}")
+    what = f"the constant {constant.name!r} has"
+    Limit.MAX_CONSTANT_BYTES.check(constant.array.nbytes, what, BuildError)
     array = np.ascontiguousarray(constant.array)
     content = None
     if _is_stored(array.size):
@@ -158,8 +157,7 @@ def regenerated_header(file: EngineFile, backend: Backend[Any], target: Target) 
         EngineFormatError: the recipes are malformed, or describe another engine.
     """
     try:
-        with shared_formula_limit():
-            engine = RegeneratedEngine(parse_json(file.header.program), file, backend, target)
+        engine = RegeneratedEngine(parse_json(file.header.program), file, backend, target)
         return engine.header(file.header, file.weights)
     except MALFORMED_DATA_ERRORS as error:
         raise malformed_error(f"{file.source}: its program", error) from error
@@ -168,6 +166,7 @@ def regenerated_header(file: EngineFile, backend: Backend[Any], target: Target) 
 class RegeneratedEngine:
     """The plans and layers that the recipes of an engine determine."""
 
+    @shared_formula_limit
     def __init__(
         self, document: Any, file: EngineFile, backend: Backend[Any], target: Target
     ) -> None:
@@ -226,8 +225,10 @@ class RegeneratedEngine:
             layers=tuple(self.layers),
         )
         for field in ("name", "max_batch_size", "plans", "layers"):
-            if getattr(regenerated, field) != getattr(file_header, field):
-                raise _mismatch_error(field.replace("_", " "))
+            ours, given = getattr(regenerated, field), getattr(file_header, field)
+            # NaN, as an epsilon may be, differs from itself, but not in text.
+            if ours != given and repr(ours) != repr(given):
+                raise _mismatch_error(f"values of {field}")
         for graph, plan in zip(self.graphs, self.plans, strict=True):
             self._check_inputs(file_header.bindings, graph, plan)
         self._check_outputs(file_header.bindings)
@@ -268,8 +269,8 @@ class RegeneratedEngine:
         """Yield the packed weights after checking those that the recipes determine.
 
         Determined are tables that kernel families compute themselves, such as those of a Resize,
-        and integers that an op may read as shapes, axes or indices. All other weights are operands,
-        whose values do not affect memory safety.
+        and elements by which the plans decide, such as shapes and axes. All other weights are
+        operands, also indices: their values do not affect memory safety, and refits replace them.
         """
         model_constants = set(self.constants)
         for weight, (constant, offset) in zip(file_weights, self.weights.entries, strict=True):
@@ -278,7 +279,7 @@ class RegeneratedEngine:
             if actual != (offset, constant.type.dtype, shape):
                 raise _mismatch_error("weights")
             is_table = not any(source in model_constants for source in constant.sources())
-            if is_table or (constant.recipe is None and _may_be_indices(constant)):
+            if is_table or (constant.is_fixed and _is_stored(constant.array.size)):
                 expected = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8)
                 if not np.array_equal(data[offset : offset + expected.size], expected):
                     raise _mismatch_error("tables")
@@ -289,14 +290,8 @@ class RegeneratedEngine:
 def _mismatch_error(what: str) -> EngineFormatError:
     """Return the error for a part of the engine that differs from the regenerated one."""
     return EngineFormatError(
-        f"the header differs from the regenerated engine in its {what}; the file was changed"
+        f"the engine's {what} are not those that its program generates; the file was changed"
     )
-
-
-def _may_be_indices(constant: Constant) -> bool:
-    """Return whether an op may read the elements as shapes, axes or indices."""
-    dtype = constant.type.dtype
-    return dtype in {DType.INT32, DType.INT64} and _is_stored(constant.array.size)
 
 
 def _check_weights_size(constants: Sequence[Constant], weights_bytes: int) -> None:
@@ -307,7 +302,8 @@ def _check_weights_size(constants: Sequence[Constant], weights_bytes: int) -> No
     declared = sum(c.array.nbytes for c in constants if not _is_stored(c.array.size))
     if declared > 8 * weights_bytes:
         raise EngineFormatError(
-            f"the constants declare {declared} bytes, but the weights have only {weights_bytes}"
+            f"the constants declare {declared} bytes, more than 8 times the {weights_bytes} bytes "
+            "of the weights"
         )
 
 
@@ -323,13 +319,11 @@ def constant_from_data(data: Any) -> Constant:
     count = int(np.prod(extents, dtype=object))
     if any(d < 0 for d in extents):
         raise EngineFormatError(f"the constant {name!r} has a negative extent: {extents}")
-    if (size := count * dtype_.itemsize) > Limit.MAX_CONSTANT_BYTES.most:
-        detail = Limit.MAX_CONSTANT_BYTES.excess(size)
-        raise EngineFormatError(f"the constant {name!r} has {detail}")
+    what = f"the constant {name!r} has"
+    Limit.MAX_CONSTANT_BYTES.check(count * dtype_.itemsize, what, EngineFormatError)
     if _is_stored(count) != (content is not None):
-        raise EngineFormatError(
-            f"the constant {name!r} must have its elements if it is small, and only then"
-        )
+        problem = "lacks its elements" if content is None else "is too large to list its elements"
+        raise EngineFormatError(f"the constant {name!r} of {counted(count, 'element')} {problem}")
     if content is None:
         # The elements are in the packed weights; a broadcast zero takes their place here.
         return Constant(str(name), np.broadcast_to(np.zeros((), dtype_), extents))
@@ -346,24 +340,14 @@ def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) 
     Raises:
         EngineFormatError: the backend does not list the tactic.
     """
-    formats = {f.dtype for f in (*tactic.inputs, *tactic.outputs) if f is not None}
-    # Storage types of the tactic's formats first. The others follow, because a tactic with float32
-    # formats may still multiply in a narrow type.
-    storages = sorted(set(PRECISIONS.values()), key=lambda s: (s not in formats, s.value))
-    variants = [
-        backend.canonical_tactic(node, t) for t in (tactic, *backend.launch_variants(tactic))
-    ]
-    reasons: dict[str, None] = {}
-    for storage in storages:
-        listed, refusals = backend.candidates(node, target, storage)
-        parameters_by_tactic = {backend.canonical_tactic(node, t): t.parameters for t in listed}
-        for variant in variants:
-            if variant in parameters_by_tactic:
-                # Equal parameters may still have another type in the file, such as 4.0 or true.
-                return replace(tactic, parameters=parameters_by_tactic[variant])
-        reasons |= {r.reason: None for r in refusals if r.family == tactic.family}
+    listed, refusals = backend.candidates(node, target)
+    parameters_by_tactic = {t: t.parameters for t in listed}
+    for variant in (tactic, *backend.launch_variants(tactic)):
+        if variant in parameters_by_tactic:
+            # Equal parameters may still have another type in the file, such as 4.0 or true.
+            return replace(tactic, parameters=parameters_by_tactic[variant])
     message = f"{tactic} is not a tactic for {node}"
-    if reasons:
+    if reasons := dict.fromkeys(r.reason for r in refusals if r.family == tactic.family):
         # Unless the file was changed, the versions of the compiler and libraries are the cause.
         message += (
             f": the family {tactic.family} does not support it on this machine "

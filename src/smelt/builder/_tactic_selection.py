@@ -17,9 +17,16 @@ from smelt.builder._float32_fallback import (
 from smelt.builder._options import MIXED, PRECISIONS, ROUNDING_ERRORS
 from smelt.builder._plan_recipe import PlanRecipe
 from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph, TuningRequest
-from smelt.builder._workspace import workspace_bytes
 from smelt.errors import Argument, BuildError, sanitize_name
-from smelt.tuner import Candidates, FusedPairTimings, choose, propose_fused_pairs
+from smelt.passes import assign_precision
+from smelt.tuner import (
+    Candidates,
+    FusedPairTimings,
+    choose,
+    is_not_timed,
+    lower_isolated_node,
+    propose_fused_pairs,
+)
 from smelt.types import DType, bounds_of
 
 if TYPE_CHECKING:
@@ -27,11 +34,11 @@ if TYPE_CHECKING:
 
     from smelt.backends import BuiltPlan, Tactic
     from smelt.builder._optimization_profiles import SymbolRanges
-    from smelt.builder._options import BuildOptions, Progress, TuningEffort
+    from smelt.builder._options import BuildOptions, ProgressCallback, TuningEffort
     from smelt.builder._plan_recipe import Symbols
     from smelt.builder._toolchain import Toolchain
     from smelt.ir import Graph, Node
-    from smelt.tuner import Choice, EquivalentPairs, PairProposal, Timer, TimingCache
+    from smelt.tuner import EquivalentPairs, PairProposal, TacticChoice, Timer, TimingCache
     from smelt.types import Guard
 
 _LOG = logging.getLogger(__name__)
@@ -40,7 +47,7 @@ _PORTABLE_REFUSAL: Final = f"{_PORTABLE} does not allow reference steps, which r
 
 
 @dataclass(slots=True)
-class PlanState:
+class PlanBuildState:
     """The state of one plan during a build."""
 
     profile: SymbolRanges
@@ -53,7 +60,7 @@ class PlanState:
     report: dict[str, Any]
     guards: tuple[Guard, ...] = ()
     """Guards of the network before the passes and after each of them."""
-    choice: Choice | None = None
+    choice: TacticChoice | None = None
     assembled: BuiltPlan | None = None
     refusals: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """For each node name, which families cannot run the node, and why; for the inspector."""
@@ -109,23 +116,21 @@ class PlanState:
 class TacticSelector:
     """Chooses the tactics of one plan."""
 
-    plan: PlanState
+    plan: PlanBuildState
     tools: Toolchain
     options: BuildOptions
     effort: TuningEffort | None
     deadline: float
     """Time of ``time.perf_counter`` in seconds at which tuning must end."""
     timings: TimingCache
-    progress: Progress
+    progress: ProgressCallback
     candidates: dict[Node, Candidates] = field(default_factory=dict["Node", Candidates])
     """Candidates of each node that has been examined."""
-    nodes: list[Node] = field(default_factory=list["Node"])
-    """The examined nodes. The list keeps them alive, because dictionaries compare them by identity.
-    """
 
     def run(self) -> None:
         """Store the tactics in the plan, and fuse beneficial pairs in its graph."""
         plan, start = self.plan, time.perf_counter()
+        self._assign_precision()
         self._find_float32_layers()
         timer = self.tools.timer(self._tuning(plan.graph))
         proposals = self._proposals(timer)
@@ -153,7 +158,7 @@ class TacticSelector:
     def _proposals(self, timer: Timer) -> list[PairProposal]:
         """Return the pairs that may be beneficial, and announce all candidates to the timer."""
         graph = self.plan.graph
-        proposals = propose_fused_pairs(graph, self._may_fuse, self._tactics)
+        proposals = propose_fused_pairs(graph, self.tools.backend.can_fuse_pair, self._tactics)
         if proposals:
             timer.announce([(node, self._tactics(node)) for node in graph.nodes])
             timer.announce([(proposal.chain, proposal.tactics) for proposal in proposals])
@@ -163,15 +168,11 @@ class TacticSelector:
         """Find the layers that must stay in float32 so that the outputs' error is allowed."""
         plan, options = self.plan, self.options
         max_error = options.rounding_error or ROUNDING_ERRORS.get(options.precision, 1.0)
-        storage = self.tools.storage(PRECISIONS[options.precision])
+        storage = self._narrow_storage()
         if (
-            not self.tools.supports_mixed_precision
-            or options.precision not in MIXED
-            or storage is DType.FLOAT32
-        ):
-            return
-        if max_error >= 1 or not (
-            options.rounding_error or is_small(plan.graph, plan.smallest_batch_sizes)
+            storage is None
+            or max_error >= 1
+            or not (options.rounding_error or is_small(plan.graph, plan.smallest_batch_sizes))
         ):
             return
         rounded_inputs_by_node = {node.name: self._rounded(node) for node in plan.graph.nodes}
@@ -188,37 +189,52 @@ class TacticSelector:
             plan.report["passes"].append(
                 report_float32_layers(float32_layers, plan.graph, max_error, storage)
             )
-            self.candidates.clear()
-            self.nodes.clear()
+            self._assign_precision()
+
+    def _assign_precision(self) -> None:
+        """Set the precision of all nodes, on which their candidates depend."""
+        plan, backend = self.plan, self.tools.backend
+        assign_precision(
+            plan.graph.nodes,
+            self._storage,
+            plan.float32_layers,
+            supports_mixed_precision=backend.supports_mixed_precision,
+        )
+        self.candidates.clear()
+
+    @property
+    def _storage(self) -> DType:
+        """The storage type of float32 tensors."""
+        return self.tools.storage(PRECISIONS[self.options.precision])
+
+    def _narrow_storage(self) -> DType | None:
+        """Return the 16-bit storage type of a build with layers that may stay in float32."""
+        storage, backend = self._storage, self.tools.backend
+        is_mixed = backend.supports_mixed_precision and self.options.precision in MIXED
+        return storage if is_mixed and storage is not DType.FLOAT32 else None
 
     def _keep_rejected_in_float32(self, timer: Timer) -> bool:
-        """Keep nodes in float32 whose 16-bit candidates all gave wrong results.
+        """Keep nodes in float32 whose 16-bit candidates were all rejected.
 
         Returns whether there are such nodes that were not in float32 before.
         """
-        plan, options = self.plan, self.options
-        storage = self.tools.storage(PRECISIONS[options.precision])
-        if (
-            not self.tools.supports_mixed_precision
-            or options.precision not in MIXED
-            or storage is DType.FLOAT32
-        ):
+        plan, storage = self.plan, self._narrow_storage()
+        if storage is None:
             return False
         reasons = {
             n.name: reason for n in plan.graph.nodes if (reason := timer.wrong_result_reason(n))
         }
         new_names = reasons.keys() - plan.float32_layers
         for name in sorted(new_names):
-            message = "%s stays in float32: in %s every candidate kernel gave wrong results; %s"
+            message = "%s stays in float32: in %s every candidate kernel was rejected; %s"
             _LOG.warning(message, sanitize_name(name), storage.value, reasons[name])
         if new_names:
             plan.float32_layers |= new_names
-            self.candidates.clear()
-            self.nodes.clear()
+            self._assign_precision()
         return bool(new_names)
 
-    def _warn_of_rejected(self, choice: Choice, timer: Timer) -> None:
-        """Warn about nodes for which all timed candidates gave wrong results."""
+    def _warn_of_rejected(self, choice: TacticChoice, timer: Timer) -> None:
+        """Warn about nodes all of whose timed candidates were rejected."""
         for node in self.plan.graph.nodes:
             if reason := timer.wrong_result_reason(node):
                 is_slow = choice.tactics[node].runs_on_host
@@ -226,7 +242,7 @@ class TacticSelector:
                     "runs on the host, which is slow" if is_slow else "runs an unchecked kernel"
                 )
                 _LOG.warning(
-                    "%s %s: every candidate kernel gave wrong results; %s",
+                    "%s %s: every candidate kernel was rejected; %s",
                     sanitize_name(node.name),
                     consequence,
                     reason,
@@ -236,14 +252,9 @@ class TacticSelector:
         self._tactics(node)
         return rounded_inputs(node, self.candidates[node], self.tools.backend)
 
-    def _may_fuse(self, first: Node, second: Node) -> bool:
-        """Whether two nodes may be one launch: not if one of them stays in float32."""
-        is_kept = not self.plan.float32_layers.isdisjoint((first.name, second.name))
-        return not is_kept and self.tools.backend.can_fuse_pair(first, second)
-
     def _draft(self, graph: Graph, timer: Timer) -> TunedGraph:
         """Choose tactics for a graph by isolated times and estimates."""
-        choice: Choice | None = None
+        choice: TacticChoice | None = None
         for node in graph.nodes:
             self._tactics(node)
         while choice is None or self._drop_over_workspace(graph, choice):
@@ -257,7 +268,7 @@ class TacticSelector:
         return TunedGraph(self._tuning(graph), choice)
 
     def _draft_with_pairs(
-        self, chains: FusedPairTimings, kinds: Sequence[EquivalentPairs], current: Choice
+        self, chains: FusedPairTimings, kinds: Sequence[EquivalentPairs], current: TacticChoice
     ) -> TunedGraph:
         """The choice where chains of some kinds are formed, and else all stays as it is held."""
         graph, report = chains.graph_with(kinds)
@@ -267,24 +278,19 @@ class TacticSelector:
         """Return the tactics of a node that the options allow."""
         if node not in self.candidates:
             self.candidates[node] = self._find_candidates(node)
-            self.nodes.append(node)
         return self.candidates[node].tactics
 
     def _find_candidates(self, node: Node) -> Candidates:
         tools = self.tools
-        storage = tools.storage(PRECISIONS[self.options.precision])
-        tactics, refusals = tools.backend.mixed_precision_candidates(
-            node, tools.target, storage, self.plan.float32_layers
-        )
+        tactics, refusals = tools.backend.candidates(node, tools.target)
         if self.options.portable:
             references = [t for t in tactics if tools.backend.family(t.family).is_reference]
             refusals += [Refusal(t.family, _PORTABLE_REFUSAL, (_PORTABLE,)) for t in references]
             tactics = [t for t in tactics if t not in references]
-        fitting = [t for t in tactics if self._fits(t)]
+        max_bytes = self.options.max_workspace_bytes
+        fitting = [t for t in tactics if self._shared_workspace(t) <= max_bytes]
         refusals += [
-            Refusal(t.family, f"{t} needs {t.workspace_bytes} bytes of workspace")
-            for t in tactics
-            if t not in fitting
+            self._over_workspace(t, self._shared_workspace(t)) for t in tactics if t not in fitting
         ]
         return Candidates(tuple(fitting), tuple(refusals))
 
@@ -302,7 +308,7 @@ class TacticSelector:
             lambda done, total: self.progress("measure", done, total),
         )
 
-    def _drop_over_workspace(self, graph: Graph, choice: Choice) -> bool:
+    def _drop_over_workspace(self, graph: Graph, choice: TacticChoice) -> bool:
         """Drop chosen tactics that exceed the workspace with their workers' memory.
 
         Returns whether a tactic was dropped.
@@ -313,19 +319,32 @@ class TacticSelector:
             size = self._workspace(node, tactic)
             if size > self.options.max_workspace_bytes:
                 dropped = True
-                reason = (
-                    f"{tactic} needs {size} bytes of workspace, including the memory of its workers"
-                )
                 self.candidates[node] = Candidates(
                     tuple(t for t in node_candidates.tactics if t != tactic),
-                    (*node_candidates.refusals, Refusal(tactic.family, reason)),
+                    (
+                        *node_candidates.refusals,
+                        self._over_workspace(tactic, size, " including that of its worker threads"),
+                    ),
                 )
         return dropped
 
     def _workspace(self, node: Node, tactic: Tactic) -> int:
-        tools = self.tools
-        return workspace_bytes(tools.backend, node, tactic, self.plan.ranges, tools.workers)
+        """Return the scratch memory in bytes that a step needs in addition to its tensors.
 
-    def _fits(self, tactic: Tactic) -> bool:
-        needed = bounds_of(tactic.workspace_bytes, self.plan.ranges)[1]
-        return needed <= self.options.max_workspace_bytes
+        The size includes the memory that its launches share, and the memory of each worker.
+        """
+        shared, workers = self._shared_workspace(tactic), self.tools.workers
+        if is_not_timed(tactic) or not workers:
+            return shared
+        largest = {name: high for name, (_, high) in self.plan.ranges.items()}
+        isolated = lower_isolated_node(self.tools.backend, node, tactic, largest)
+        return shared + workers * isolated.scratch_bytes
+
+    def _over_workspace(self, tactic: Tactic, size: int, detail: str = "") -> Refusal:
+        limit = Argument("max_workspace_bytes", self.options.max_workspace_bytes)
+        reason = f"{tactic} needs {size} bytes of workspace{detail}, more than {limit}"
+        return Refusal(tactic.family, reason, (Argument(limit.name),))
+
+    def _shared_workspace(self, tactic: Tactic) -> int:
+        """Return the memory in bytes that the launches of a tactic share."""
+        return bounds_of(tactic.workspace_bytes, self.plan.ranges)[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from smelt.builder._options import HALF2, PRECISIONS, TF32
@@ -28,14 +29,14 @@ from smelt.types import items_of, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from smelt.backends import Backend, CodeImage, Tactic, Target
+    from smelt.backends import Backend, CodeImage, Tactic
     from smelt.builder._options import TuningEffort
     from smelt.builder._plan_recipe import Symbols
     from smelt.engine import Fingerprint, KernelSpec
     from smelt.errors import Argument
     from smelt.ir import Graph, Node
-    from smelt.passes import Pass, PassReport
-    from smelt.tuner import Choice, EquivalentPairs, FusedPairTimings, Timer, TimingCache
+    from smelt.passes import Pass, PassPipelineReport
+    from smelt.tuner import EquivalentPairs, FusedPairTimings, TacticChoice, Timer, TimingCache
     from smelt.types import DType, Limit
 
 Purpose = Literal["build", "retune", "run"]
@@ -75,8 +76,8 @@ class TunedGraph:
     """A graph with chosen tactics."""
 
     tuning: TuningRequest
-    choice: Choice
-    report: PassReport | None = None
+    choice: TacticChoice
+    report: PassPipelineReport | None = None
     """Changes to the graph of the plan, for the build report."""
 
 
@@ -98,21 +99,21 @@ class Toolchain(ABC):
     """A target of a build: its backend, and how its code is compiled and timed."""
 
     backend: Backend[Any]
+    target: Any
+    """The target of code generation."""
     workers: int
     """Number of threads with scratch memory of their own."""
     device: str | None = None
     """Device on which the engine will run, if the machine may have several of the kind."""
     libraries: tuple[str, ...] = ()
     """Libraries that compete with generated kernels, with their versions."""
-    supports_mixed_precision: bool = False
-    """Whether layers can stay in float32 in a 16-bit build."""
 
     @classmethod
     @abstractmethod
     def open(
-        cls, device: DeviceName, precision: str, *, libraries: bool, purpose: Purpose
+        cls, device: DeviceName, precision: str, *, use_libraries: bool, purpose: Purpose
     ) -> Toolchain:
-        """Return the toolchain for a device; arguments and errors are those of `open_toolchain`."""
+        """Return the toolchain for a device, as `open_toolchains` documents it."""
 
     @classmethod
     @abstractmethod
@@ -127,14 +128,9 @@ class Toolchain(ABC):
         """
 
     @property
-    @abstractmethod
-    def target(self) -> Target:
-        """The target of code generation."""
-
-    @property
     def name(self) -> str:
         """The target's name, for messages."""
-        return self.target.name
+        return str(self.target.name)
 
     @property
     @abstractmethod
@@ -178,7 +174,8 @@ class Toolchain(ABC):
 
     def storage(self, wanted: DType) -> DType:
         """Return the storage type of float32 tensors if ``wanted`` is requested."""
-        return self.target.storage(wanted)
+        storage: DType = self.target.storage(wanted)
+        return storage
 
     def parts(self) -> Mapping[str, Any]:
         """Return the targets that share the plan, by their names for messages."""
@@ -223,49 +220,30 @@ class Toolchain(ABC):
 _T = TypeVar("_T")
 
 
-def open_toolchain(
-    device: str | Sequence[str],
-    precision: str = "float32",
-    *,
-    libraries: bool = False,
-    purpose: Purpose = "run",
-) -> Toolchain:
-    """Return the toolchain of the first of several devices that can be built for.
+def open_toolchains(
+    device: str | Sequence[str], precision: str, *, use_libraries: bool, purpose: Purpose
+) -> list[Toolchain]:
+    """Return the toolchain of the first device of each kind that can be built for, in order.
+
+    Kinds of which no device can be built for are left out, with a warning, unless there is no
+    other.
 
     Args:
         device: as for `build`.
         precision: as for `build`; it may add tactics to the target.
-        libraries: as for `build`.
+        use_libraries: as ``libraries`` for `build`.
         purpose: what the toolchain is for; an error about an absent GPU advises accordingly.
 
     Raises:
         UnsupportedError: no device of several can be built for; the message lists the reasons.
         SmeltError: the only device cannot be built for.
     """
-    return open_toolchains(device, precision, libraries=libraries, purpose=purpose)[0]
-
-
-def open_toolchains(
-    device: str | Sequence[str],
-    precision: str = "float32",
-    *,
-    libraries: bool = False,
-    purpose: Purpose = "run",
-) -> list[Toolchain]:
-    """Return the toolchain of the first device of each kind that can be built for, in order.
-
-    Arguments and errors are those of `open_toolchain`. Kinds of which no device can be built for
-    are left out, with a warning, unless there is no other.
-    """
-
-    def open_one(name: str) -> Toolchain:
-        return _open(name, precision, libraries=libraries, purpose=purpose)
-
-    return _available(device, open_one)
+    attempt = partial(_open, precision=precision, use_libraries=use_libraries, purpose=purpose)
+    return _available(device, attempt)
 
 
 def devices_to_run(
-    device: str | Sequence[str], precision: str = "float32", *, libraries: bool = False
+    device: str | Sequence[str], precision: str = "float32", *, use_libraries: bool = False
 ) -> list[str]:
     """Return the first device of each kind that can be built for and can run the engine here.
 
@@ -277,7 +255,7 @@ def devices_to_run(
     """
 
     def check_one(name: str) -> str:
-        tools = _open(name, precision, libraries=libraries, purpose="run")
+        tools = _open(name, precision, use_libraries=use_libraries, purpose="run")
         try:
             check_device(tools.fingerprint, tools.device)
         except (DeviceError, EngineMismatchError) as error:
@@ -325,10 +303,10 @@ def _names_of(device: object) -> list[str]:
     return names
 
 
-def _open(name: str, precision: str, *, libraries: bool, purpose: Purpose) -> Toolchain:
+def _open(name: str, precision: str, *, use_libraries: bool, purpose: Purpose) -> Toolchain:
     device = DeviceName.from_text(name)
     toolchain: type[Toolchain] = device.kind.load_part(device.kind.toolchain)
-    return toolchain.open(device, precision, libraries=libraries, purpose=purpose)
+    return toolchain.open(device, precision, use_libraries=use_libraries, purpose=purpose)
 
 
 def toolchain_of(fingerprint: Fingerprint, device: str | None = None) -> Toolchain:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from smelt.cli._console import print_json, print_table, show
-from smelt.cli._files import FileCommand, ModelFile
-from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
+from smelt.cli._console import print_report, print_table, show
+from smelt.cli._file_arguments import FileCommand, ModelFile
+from smelt.cli._model_options import BuildArguments, build_options, is_model, open_engine
 from smelt.cli._option_types import FiniteFloat, pairs_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
+from smelt.errors import SmeltError
 from smelt.types import counted, format_number, format_percent
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ class _LayerTimes:
 
     milliseconds: dict[str, float] = field(default_factory=dict[str, float])
     """Total time by the layer's name."""
-    order: list[str] = field(default_factory=list[str])
 
     def report_layer_time(self, name: str, milliseconds: float) -> None:
         """Add the time of one run of a layer."""
@@ -48,18 +48,15 @@ class _LayerTimes:
 @click.argument("engine_path", metavar="ENGINE", type=ModelFile())
 @THREADS_OPTION
 @click.option("--batch", type=Count(1), help="Batch size.  [default: the largest of all plans]")
-@click.option("--iterations", type=Count(1), help="Number of runs to measure.")
+@click.option("--iterations", type=Count(1), help="Number of runs to measure.  [default: no limit]")
 @click.option(
     "--seconds",
     type=FiniteFloat(0, min_open=True),
-    help="How long to measure, in seconds.  [default: 3]",
+    help="How long to measure, in seconds.  [default: 3, or no limit with --iterations]",
 )
-@click.option(
-    "--warmup", default=5, show_default=True, type=Count(0), help="Runs before measuring."
-)
+@click.option("--warmup", default=5, type=Count(0), help="Runs before measuring.")
 @input_option(
-    metavar="NAME=VALUE",
-    help="An input: a .npy file, random or zeros.  [default: random]",
+    metavar="NAME=VALUE", help="An input: a .npy file, random or zeros.  [default: random]"
 )
 @output_option(help="A tensor to make an output of a MODEL; repeatable.")
 @click.option("--profile", is_flag=True, help="Also time each layer, in separate runs.")
@@ -74,7 +71,7 @@ def bench(
     seconds: float | None,
     warmup: int,
     inputs: tuple[str, ...],
-    output: tuple[str, ...],
+    output_names: tuple[str, ...],
     profile: bool,
     as_json: bool,
     build_arguments: BuildArguments,
@@ -90,26 +87,23 @@ def bench(
       smelt bench model.engine --threads 1 --batch 4 --iterations 200 --json
       smelt bench model.onnx --shape input=1x3x224x224 --profile
     """
-    del output
+    del output_names
     if (
         is_model(engine_path)
         and batch is not None
         and "max_batch_size" not in build_arguments.explicit
     ):
-        build_arguments = build_arguments.with_batch(batch)
+        build_arguments = replace(build_arguments, max_batch_size=batch)
     engine = open_engine(engine_path, build_arguments, quiet=as_json)
     with engine.create_context(threads=threads) as context:
         benchmark_run = _BenchmarkRun.prepare(engine, context, batch, pairs_from_texts(inputs))
         for _ in range(warmup):
             benchmark_run.run()
         times = _measure(benchmark_run, iterations, seconds)
-        report = _report(engine_path, engine, context, benchmark_run, times)
+        report = _report(engine_path, engine, benchmark_run, times)
         if profile:
-            report["layers"] = _profile(engine, context, benchmark_run)
-    if as_json:
-        print_json(report)
-    else:
-        _show(report)
+            report["layers"] = _profile(engine, benchmark_run)
+    print_report(report, _show, as_json=as_json)
 
 
 @dataclass(slots=True)
@@ -148,7 +142,6 @@ class _BenchmarkRun:
         import numpy as np
 
         from smelt.cli._inputs import require_array, shape_at, values_of_batch
-        from smelt.errors import SmeltError
 
         unknown = sorted(set(sources) - {b.name for b in engine.inputs})
         if unknown:
@@ -195,11 +188,7 @@ def _measure(
 
 
 def _report(
-    path: str,
-    engine: Engine,
-    context: ExecutionContext,
-    benchmark_run: _BenchmarkRun,
-    times: Sequence[float],
+    path: str, engine: Engine, benchmark_run: _BenchmarkRun, times: Sequence[float]
 ) -> dict[str, Any]:
     """Return the result of the command as JSON values."""
     import numpy as np
@@ -209,7 +198,7 @@ def _report(
         "engine": path,
         "network": engine.name,
         "device": engine.device,
-        "threads": context.threads,
+        "threads": benchmark_run.context.threads,
         "batch": benchmark_run.items,
         "sizes": dict(benchmark_run.sizes),
         "iterations": len(times),
@@ -221,17 +210,15 @@ def _report(
     }
 
 
-def _profile(
-    engine: Engine, context: ExecutionContext, benchmark_run: _BenchmarkRun
-) -> list[dict[str, Any]]:
+def _profile(engine: Engine, benchmark_run: _BenchmarkRun) -> list[dict[str, Any]]:
     """Return the mean time of each layer over profiled runs, as JSON values."""
     times = _LayerTimes()
-    context.profiler = times
+    benchmark_run.context.profiler = times
     count, end = 0, time.perf_counter() + _PROFILED_SECONDS
     while count < _PROFILED_RUNS and (not count or time.perf_counter() < end):
         benchmark_run.run()
         count += 1
-    context.profiler = None
+    benchmark_run.context.profiler = None
     total = sum(times.milliseconds.values()) or 1.0
     layers = _layers_by_name(engine, benchmark_run.sizes)
     return [

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import print_json, say
-from smelt.cli._files import FileCommand, ModelFile, check_writable
-from smelt.cli._models import BuildArguments, build_engine, build_options, refuse_engine
+from smelt.cli._file_arguments import FileCommand, ModelFile, check_writable
+from smelt.cli._model_options import BuildArguments, build_engine, build_options, refuse_engine
 from smelt.cli._options import QUIET_OPTION, engine_option, json_option, output_option
 from smelt.cli._progress import ProgressLine
 from smelt.errors import sanitize_name
@@ -19,7 +19,7 @@ from smelt.errors import sanitize_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smelt.builder import Progress
+    from smelt.builder import ProgressCallback
     from smelt.runtime import Engine
 
 
@@ -34,7 +34,11 @@ def _default_destination() -> str:
 @click.argument("model", metavar="MODEL", type=ModelFile())
 @engine_option(
     default=_default_destination,
-    help="File to write the engine to.  [default: the model's name with .engine, in this folder]",
+    show_default=False,
+    help=(
+        "File to write the engine to.  [default: the model's name with .engine, in the current "
+        "folder]"
+    ),
 )
 @build_options
 @output_option(help="A tensor to make an output, instead of the model's outputs; repeatable.")
@@ -53,7 +57,7 @@ def build(
     model: str,
     destination: str,
     build_arguments: BuildArguments,
-    output: tuple[str, ...],
+    output_names: tuple[str, ...],
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -79,7 +83,7 @@ def build(
       smelt build model.onnx --device cuda:sm_90 --precision float16
       smelt build model.onnx --device cuda:sm_90 --retunable
     """
-    del output  # part of the build's arguments
+    del output_names  # part of the build's arguments
     make_engine(
         Path(destination),
         partial(build_engine, model, build_arguments),
@@ -89,7 +93,7 @@ def build(
 
 
 def make_engine(
-    path: Path, make: Callable[[Progress], Engine], *, as_json: bool, quiet: bool
+    path: Path, make: Callable[[ProgressCallback], Engine], *, as_json: bool, quiet: bool
 ) -> None:
     """Build an engine, save it, and print a summary.
 
@@ -152,8 +156,8 @@ def _say_summary(engine: Engine, path: Path, seconds: float) -> None:
 
     report = report_of(engine)
     say(
-        f"{path}: {sanitize_name(engine.name)}, {len(engine.layers)} layers for {engine.device} "
-        f"({machine_of(report)}), "
+        f"{path}: {sanitize_name(engine.name)}, {counted(len(engine.layers), 'layer')} for "
+        f"{engine.device} ({machine_of(report)}), "
         f"{format_bytes(path.stat().st_size)}, built in {seconds:.1f} s"
     )
     for direction, bindings in (("in ", engine.inputs), ("out", engine.outputs)):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from smelt.cli._console import print_json, print_table, say, show
-from smelt.cli._files import FileCommand, ModelFile, ResultFile, SourceFile
-from smelt.cli._models import BuildArguments, build_options, check_options, open_network
-from smelt.cli._option_types import FiniteFloat, pairs_from_texts, shapes_from_texts
+from smelt.cli._file_arguments import FileCommand, InputFile, ModelFile, OutputFile
+from smelt.cli._model_options import BuildArguments, build_options, check_options, open_network
+from smelt.cli._option_types import FiniteFloat, pairs_from_texts
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
 from smelt.errors import sanitize_name
 from smelt.types import is_tuple
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FAILURE_OPTIONS: Final = frozenset(
     {
-        *("against", "tolerance", "steps", "threads", "device", "precision", "tune"),
+        *("against", "tolerance", "quantization_steps", "threads", "device", "precision", "tune"),
         *("max_workspace_bytes", "timing_cache", "libraries", "portable"),
         "rounding_error",
     }
@@ -34,14 +34,13 @@ _FAILURE_OPTIONS: Final = frozenset(
 @click.argument("model", metavar="MODEL", type=ModelFile())
 @click.option(
     "--against",
-    type=SourceFile(),
+    type=InputFile(),
     metavar="ORACLE|FILE",
     default="reference",
-    show_default=True,
     help=(
-        "The reference: reference (smelt's own), onnxruntime, openvino (not for Caffe), another "
-        "engine of the same network, or a file of outputs recorded for the given inputs (.npz by "
-        "name, or .npy for a single output)."
+        "What gives the expected outputs: reference (smelt's references in numpy), onnxruntime, "
+        "openvino (not for Caffe), another engine of the same network, or a file of outputs "
+        "recorded for the given inputs (.npz by name, or .npy for a single output)."
     ),
 )
 @click.option(
@@ -50,20 +49,19 @@ _FAILURE_OPTIONS: Final = frozenset(
 @click.option(
     "--reduce",
     metavar="OUT.onnx",
-    type=ResultFile(beside=".npz"),
+    type=OutputFile(second_suffix=".npz"),
     help="Save the smallest part of the network that fails, and its inputs (.npz).",
 )
 @click.option(
     "--tolerance",
     type=FiniteFloat(0),
     help="Largest error allowed, relative to an output's largest magnitude.  "
-    "[default: 1e-4; models or --precision of float16 and half2 3e-3, tf32 1e-2, bfloat16 2e-2]",
+    "[default: 1e-4 for float32, 3e-3 for float16 and half2, 1e-2 for tf32, 2e-2 for bfloat16]",
 )
 @click.option(
-    "--steps",
+    "--quantization-steps",
     type=Count(0),
     default=2,
-    show_default=True,
     help=(
         "Quantisation steps by which a result of quantised tensors may differ, in addition to "
         "the tolerance."
@@ -75,18 +73,12 @@ _FAILURE_OPTIONS: Final = frozenset(
 )
 @click.option(
     "--inputs",
-    "archive",
+    "inputs_file",
     metavar="FILE.npz",
-    type=SourceFile(),
+    type=InputFile(),
     help="Inputs by name, as written by --reduce or `smelt run --save-inputs`.",
 )
-@click.option(
-    "--seed",
-    type=Count(0),
-    default=0,
-    show_default=True,
-    help="Seed of the random inputs.",
-)
+@click.option("--seed", type=Count(0), default=0, help="Seed of the random inputs.")
 @THREADS_OPTION
 @output_option(help="Compare this tensor; repeatable.")
 @json_option()
@@ -96,8 +88,8 @@ def compare(
     model: str,
     against: str,
     inputs: tuple[str, ...],
-    archive: str | None,
-    output: tuple[str, ...],
+    inputs_file: str | None,
+    output_names: tuple[str, ...],
     as_json: bool,
     build_arguments: BuildArguments,
     **how: Any,
@@ -120,9 +112,9 @@ def compare(
     from smelt.cli._progress import ProgressLine
     from smelt.compare import check_oracle
 
-    del output
+    del output_names
     check_options(build_arguments)
-    check_oracle(against, model, build_arguments.weights, in_parts=how["reduce"] is not None)
+    check_oracle(against, model, build_arguments.weights, compares_parts=how["reduce"] is not None)
     with ProgressLine(quiet=as_json) as progress:
         progress("parse", 0, 1)
         network = open_network(model, build_arguments)
@@ -132,7 +124,7 @@ def compare(
             network,
             build_arguments,
             against=against,
-            inputs=_load_inputs(network, inputs, archive),
+            inputs=_load_inputs(network, inputs, inputs_file),
             progress=progress,
             **how,
         )
@@ -146,17 +138,17 @@ def compare(
 
 
 def _load_inputs(
-    network: NetworkDefinition, texts: tuple[str, ...], archive: str | None
+    network: NetworkDefinition, texts: tuple[str, ...], inputs_file: str | None
 ) -> dict[str, Any]:
     """Return the arrays of --inputs and --input by the input's name."""
     from smelt.compare import load_input, load_inputs
 
-    arrays = load_inputs(archive, network.graph) if archive is not None else {}
+    arrays = load_inputs(inputs_file, network.graph) if inputs_file is not None else {}
     paths = pairs_from_texts(texts)
     for name in paths:
         if name in arrays:
             raise click.UsageError(
-                f"--input {name} and --inputs {archive} both give this input; give it once"
+                f"--input {name} and --inputs {inputs_file} both give this input; give it once"
             )
     return arrays | {n: load_input(path, n, network.graph) for n, path in paths.items()}
 
@@ -170,17 +162,8 @@ def _compare(
     is_onnx = arguments.weights is None and path.endswith(".onnx")
     return compare_model(
         path if is_onnx else network,
-        outputs=list(arguments.output) or None,
-        shapes=shapes_from_texts(arguments.shape, [tensor.name for tensor in network.inputs]),
-        max_batch_size=arguments.max_batch_size,
-        device=list(arguments.device) or "cpu",
-        precision=arguments.precision,
-        max_workspace_bytes=arguments.max_workspace_bytes,
-        timing_cache=arguments.timing_cache,
-        tune=arguments.tune,
-        libraries=arguments.libraries,
-        portable=arguments.portable,
-        rounding_error=arguments.rounding_error,
+        outputs=list(arguments.output_names) or None,
+        **arguments.keywords(network),
         **how,
     )
 
@@ -216,7 +199,7 @@ def _show(comparison: Comparison) -> None:
             f"{error.relative_error:.2e}",
             *([_steps(error)] if counts_steps else []),
             f"{error.tolerance:.0e}",
-            "ok" if error.passed else "differs between runs" if error.moves else "DIFFERS",
+            _status(error),
         )
         for error in comparison.outputs
     ]
@@ -233,9 +216,9 @@ def _show(comparison: Comparison) -> None:
     first = comparison.first_difference
     if first is not None:
         where = (
-            "only in the fused network"
+            "only in fused code: the layer is right if the engine returns all intermediate results"
             if first.fused_only
-            else "also when all intermediate results are outputs"
+            else "also if the engine returns all intermediate results"
         )
         show(
             f"first difference: layer {sanitize_name(first.layer)} ({first.op}), "
@@ -244,6 +227,13 @@ def _show(comparison: Comparison) -> None:
         )
     elif comparison.layers and not comparison.passed:
         show("no single layer is wrong: small errors add up, or fused layers differ")
+
+
+def _status(error: OutputError) -> str:
+    """Return whether an output agrees, as text."""
+    if error.passed:
+        return "ok"
+    return "differs between runs" if error.is_nondeterministic else "DIFFERS"
 
 
 def _steps(error: OutputError) -> str:
@@ -294,8 +284,8 @@ def _show_reduction(comparison: Comparison, path: str | None, options: list[str]
         return
     show(f"smallest failing part: {', '.join(map(sanitize_name, reduction.nodes)) or 'none'}")
     if reduction.model_path is None:
-        say(f"not saved: {reduction.reason}")
+        say(f"the failing part is not saved: {reduction.reason}")
     else:
-        say(f"wrote {reduction.model_path} and {reduction.inputs_path}; to repeat it:")
+        say(f"wrote {reduction.model_path} and {reduction.inputs_path}; to repeat the comparison:")
         words = [reduction.model_path, "--inputs", str(reduction.inputs_path), *options]
         say(f"  smelt compare {shlex.join(words)}")

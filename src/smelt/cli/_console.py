@@ -17,7 +17,7 @@ from smelt.errors import escape_controls, remove_controls, sanitize_name
 from smelt.types import TextTable, is_dict, is_sequence, wrap_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from smelt.logger import Severity
 
@@ -76,6 +76,16 @@ def print_json(data: Mapping[str, object]) -> None:
     click.echo(escape_controls(text))
 
 
+def print_report(
+    report: Mapping[str, Any], show_report: Callable[[Mapping[str, Any]], None], *, as_json: bool
+) -> None:
+    """Print a report as JSON, or as ``show_report`` shows it."""
+    if as_json:
+        print_json(report)
+    else:
+        show_report(report)
+
+
 def plain(value: Any) -> Any:
     """Return a value converted to types and numbers that JSON has."""
     if is_dict(value):
@@ -93,16 +103,13 @@ def print_table(
     """Write a table to standard output; columns of numbers are right-aligned."""
     if title is not None:
         show(title)
-    numbers = [head for column, head in enumerate(heads) if _are_numbers(rows, column)]
+    columns = zip(*rows, strict=True) if rows else ()
+    numbers = [h for h, cells in zip(heads, columns, strict=False) if all(map(_is_number, cells))]
     cells = [
         [sanitize_name(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
     ]
     lines = TextTable(heads, cells, " ".join(numbers)).lines(screen_width(sys.stdout))
     click.echo(remove_controls("\n".join(lines)))
-
-
-def _are_numbers(rows: Sequence[Sequence[object]], column: int) -> bool:
-    return bool(rows) and all(_is_number(row[column]) for row in rows)
 
 
 def _is_number(cell: object) -> bool:

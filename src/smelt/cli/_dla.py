@@ -11,44 +11,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from smelt.cli._console import print_json, print_table, say, show
+from smelt.cli._console import print_json, print_report, print_table, say, show
 from smelt.cli._dla_trace import trace
-from smelt.cli._files import FileCommand, ResultFile, SourceFile, check_writable
-from smelt.cli._option_types import Configuration
-from smelt.cli._options import Count, json_option
+from smelt.cli._file_arguments import FileCommand, InputFile, OutputFile, check_writable
+from smelt.cli._option_types import configuration_option
+from smelt.cli._options import Count, flag_option, json_option
 from smelt.errors import ModelFormatError, SmeltError, remove_controls
-from smelt.types import Limit, counted, read_file
+from smelt.types import Limit, counted, read_array, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     from numpy.typing import NDArray
 
     from smelt.nvdla.loadable import Loadable
-    from smelt.nvdla.port import (
-        DeviceHardware,
-        Driver,
-        LocalPort,
-        MachineDriver,
-        SocketPort,
-        TracedDriver,
-    )
+    from smelt.nvdla.port import DeviceHardware, Driver
     from smelt.nvdla.runtime import NvDlaTensor, Runtime
     from smelt.types import ArrayHeader
 
 _MAX_VALUES: Final = 4096
 """Largest number of an output's values in the report."""
-_CONFIGURATION = click.option(
-    "--configuration",
-    default="nv_full",
-    show_default=True,
-    type=Configuration(),
-    help="The hardware: nv_full, nv_large, nv_small, nv_small_256, …",
-)
-_EXACT = click.option(
-    "--exact-fp16",
-    is_flag=True,
-    help="Add fp16 products in the hardware's order, bit-exact but slow.",
+_EXACT = flag_option(
+    "--exact-fp16", help="Add fp16 products in the hardware's order, bit-exact but slow."
 )
 
 
@@ -68,8 +52,8 @@ dla.add_command(trace)
 
 
 @dla.command(short_help="Show tasks, operations, dependencies, memory and tensors.")
-@click.argument("path", metavar="FILE", type=SourceFile())
-@click.option("--dot", is_flag=True, help="Write the dependency graph in Graphviz format.")
+@click.argument("path", metavar="FILE", type=InputFile())
+@flag_option("--dot", help="Write the dependency graph in Graphviz format.")
 @json_option()
 def inspect(*, path: str, dot: bool, as_json: bool) -> None:
     r"""Show what the loadable FILE does; no hardware that can run it is needed.
@@ -100,34 +84,30 @@ def _read_loadable(path: str) -> Loadable:
 
 
 @dla.command(cls=FileCommand, short_help="Run a loadable once.")
-@click.argument("path", metavar="FILE", type=SourceFile())
+@click.argument("path", metavar="FILE", type=InputFile())
 @click.option(
     "--input",
     "inputs",
     multiple=True,
-    type=SourceFile(),
+    type=InputFile(),
     help="Next input: .npy (CxHxW), .dimg, or raw memory; repeatable.  [default: zeros]",
 )
 @click.option(
     "--output",
     "outputs",
     multiple=True,
-    type=ResultFile(),
+    type=OutputFile(),
     help="File for the next output: .npy, .dimg, or raw memory; repeatable.",
 )
-@click.option(
-    "--configuration",
-    type=Configuration(),
-    help="The hardware configuration.  [default: nv_full, or that of the server]",
-)
+@configuration_option(help="The hardware configuration.  [default: nv_full, or that of the server]")
 @_EXACT
 @click.option(
     "--socket", metavar="PATH", help="Run on the server of `smelt dla serve` at this socket."
 )
-@click.option("--instance", default=0, show_default=True, help="Index of the server's device.")
+@click.option("--instance", default=0, help="Index of the server's device.")
 @click.option(
     "--record-trace",
-    type=ResultFile(numbered=".dat"),
+    type=OutputFile(numbered_suffix=".dat"),
     help="Record the register accesses as a trace (.cfg or .txn), with data files beside it.",
 )
 @json_option()
@@ -152,42 +132,59 @@ def run(
       smelt dla run network.nvdla --socket /tmp/dla.sock --json
       smelt dla run network.nvdla --record-trace network.cfg
     """
-    if record_trace is not None and (socket or instance):
-        raise click.UsageError(
-            "--record-trace works only without --socket, on a device of this process"
-        )
-    if exact_fp16 and socket:
-        raise click.UsageError("with --socket, give --exact-fp16 to `smelt dla serve`")
-    driver = None
-    if not socket:
-        driver = _make_driver(configuration or "nv_full", record_trace, exact_fp16=exact_fp16)
+    from smelt.nvdla import create_runtime
+    from smelt.nvdla.port import LocalPort, MachineDriver, SocketPort, TracedDriver
+
+    _check_options(socket, instance, record_trace, exact_fp16=exact_fp16)
+    driver: MachineDriver | None = None
     loadable = _read_loadable(path)
-    with _open(driver, socket, instance) as (runtime, port):
+    if socket:
+        port: LocalPort | SocketPort = SocketPort(socket)
+    else:
+        make = MachineDriver if record_trace is None else TracedDriver
+        driver = make(configuration or "nv_full", exact_fp16=exact_fp16)
+        port = LocalPort(driver)
+    with port, create_runtime(port, max_devices=instance + 1 if socket else 1) as runtime:
         runtime.load(loadable, instance)
         hardware = _checked_hardware(port.hardware, configuration, socket)
         results = _run_once(runtime, inputs, outputs, hardware.atom_bytes)
     cycles = driver.machines[0].total_cycles if driver is not None else None
-    if record_trace is not None and driver is not None:
-        _write_trace(driver, record_trace)
+    if record_trace is not None and isinstance(driver, TracedDriver):
+        driver.write_trace(record_trace)
     report = {
         "loadable": path,
         "configuration": hardware.configuration,
         "estimated_cycles": cycles,
         **results,
     }
-    if as_json:
-        print_json(report)
-    else:
-        _show(report)
+    print_report(report, _show, as_json=as_json)
+
+
+def _check_options(
+    socket: str | None, instance: int, record_trace: str | None, *, exact_fp16: bool
+) -> None:
+    """Check the options that depend on where the device is.
+
+    Raises:
+        click.UsageError: the options contradict each other.
+    """
+    if record_trace is not None and (socket or instance):
+        raise click.UsageError(
+            "--record-trace works only without --socket and --instance: it records device 0 of "
+            "this process"
+        )
+    if exact_fp16 and socket:
+        raise click.UsageError("with --socket, give --exact-fp16 to `smelt dla serve`")
 
 
 @dla.command(short_help="Serve simulated devices to other processes.")
 @click.argument("path", metavar="SOCKET")
-@_CONFIGURATION
-@_EXACT
-@click.option(
-    "--devices", default=1, show_default=True, type=Count(1, 64), help="Number of devices."
+@configuration_option(
+    default="nv_full",
+    help="The hardware: nv_full, nv_large, nv_small, nv_small_256, …",
 )
+@_EXACT
+@click.option("--devices", default=1, type=Count(1, 64), help="Number of devices.")
 def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> None:
     r"""Serve simulated devices at the Unix socket SOCKET, until interrupted.
 
@@ -204,7 +201,7 @@ def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> N
     check_writable(Path(path))
     driver: Driver = MachineDriver(configuration, devices, exact_fp16=exact_fp16)
     with _ended_by_sigterm(), PortServer(path, driver) as server:
-        say(f"serving {devices} {configuration} at {path}; stop with Ctrl-C")
+        say(f"serving {counted(devices, configuration + ' device')} at {path}; stop with Ctrl-C")
         server.serve_forever()
 
 
@@ -221,40 +218,6 @@ def _ended_by_sigterm() -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _make_driver(
-    configuration: str, record_trace: str | None, *, exact_fp16: bool
-) -> MachineDriver | TracedDriver:
-    """Return a driver for simulated hardware, which records a trace if a path is given."""
-    from smelt.nvdla.port import MachineDriver, TracedDriver
-
-    make = MachineDriver if record_trace is None else TracedDriver
-    return make(configuration, exact_fp16=exact_fp16)
-
-
-def _write_trace(driver: MachineDriver | TracedDriver, path: str) -> None:
-    from smelt.nvdla.port import TracedDriver
-
-    if isinstance(driver, TracedDriver):
-        driver.write_trace(path)
-
-
-@contextlib.contextmanager
-def _open(
-    driver: MachineDriver | TracedDriver | None, socket: str | None, instance: int
-) -> Generator[tuple[Runtime, LocalPort | SocketPort]]:
-    """Yield a runtime and its port, to a local driver or to the server at a socket."""
-    from smelt.nvdla import create_runtime
-    from smelt.nvdla.port import LocalPort, SocketPort
-
-    if driver is not None:
-        local = LocalPort(driver)
-        with create_runtime(local) as runtime:
-            yield runtime, local
-    elif socket is not None:
-        with SocketPort(socket) as port, create_runtime(port, max_devices=instance + 1) as runtime:
-            yield runtime, port
 
 
 def _checked_hardware(
@@ -284,7 +247,8 @@ def _checked_hardware(
     if configuration not in (None, reported.configuration):
         raise SmeltError(
             f"--configuration is {configuration}, but the server at {socket} has "
-            f"{reported.configuration}: omit --configuration, or serve {configuration}"
+            f"{reported.configuration}: omit --configuration, or start the server with "
+            f"--configuration {configuration}"
         )
     return reported
 
@@ -297,7 +261,8 @@ def _run_once(
     for files, count, kind in ((inputs, num_inputs, "input"), (outputs, num_outputs, "output")):
         if len(files) > count:
             raise SmeltError(
-                f"--{kind} is given {len(files)} times; the network has {counted(count, kind)}"
+                f"--{kind} is given {counted(len(files), 'time')}; the network has "
+                f"{counted(count, kind)}"
             )
     for number in range(num_inputs):
         tensor = runtime.get_input_tensor_desc(number)
@@ -327,11 +292,10 @@ def _read_input(path: Path, tensor: NvDlaTensor, memory: NDArray[Any], atom_byte
     """Write a .npy, .dimg or raw file to the memory of an input."""
     import numpy as np
 
-    from smelt.cli._image_preprocessing import load_array
     from smelt.nvdla.runtime import DlaImage, write_tensor
 
     if path.suffix == ".npy":
-        array = load_array(str(path), partial(_check_array, path, tensor))
+        array = read_array(path, partial(_check_array, path, tensor))
         if array.ndim == 4 and array.shape[0] == 1:
             array = array[0]
         write_tensor(tensor, array, memory, atom_bytes=atom_bytes)
@@ -394,10 +358,12 @@ def _describe(tensor: NvDlaTensor, memory: NDArray[Any], atom_bytes: int) -> dic
     }
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: Mapping[str, Any]) -> None:
     """Print the result of a run as text."""
     if report["zero_inputs"]:
-        say(f"{report['zero_inputs']} input(s) without a file are zeros; give files with --input")
+        count = report["zero_inputs"]
+        verb = "is" if count == 1 else "are"
+        say(f"{counted(count, 'input')} without a file {verb} all zeros; give files with --input")
     cycles = report["estimated_cycles"]
     estimate = f", about {cycles:,} cycles of the hardware" if cycles is not None else ""
     show(f"{report['milliseconds']:.1f} ms{estimate}")

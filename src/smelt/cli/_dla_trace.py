@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from smelt.cli._console import print_table, say, show
-from smelt.cli._files import SourceFile
-from smelt.cli._option_types import Configuration
+from smelt.cli._file_arguments import InputFile
+from smelt.cli._option_types import configuration_option
 from smelt.cli._options import json_option
 from smelt.cli._progress import ProgressLine
 from smelt.errors import SmeltError
@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Replay register traces and check their expected values.")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=SourceFile())
-@click.option(
-    "--configuration",
-    type=Configuration(),
-    help="The hardware configuration.  [default: that of the trace, its folder or its format]",
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=InputFile())
+@configuration_option(
+    help="The hardware configuration.  [default: that of the trace, its folder or its format]"
 )
 @json_option()
 @click.pass_context

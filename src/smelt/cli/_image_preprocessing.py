@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
+import re
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -16,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from smelt.cli._option_types import CROP, RESIZE, number_from_text
+from smelt.cli._option_types import number_from_text
 from smelt.errors import SmeltError
+from smelt.signal_errors import pass_on_handler_error, path_mode
 from smelt.types import Limit, application_errors, counted, open_file, read_array
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
     from numpy.typing import NDArray
     from PIL.Image import Image
 
@@ -52,7 +50,7 @@ class ImagePreprocessing:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageTarget:
+class ImageInputFormat:
     """Picture format that an input expects; None for an extent that is not fixed."""
 
     channels: int
@@ -77,25 +75,25 @@ def image_to_array(
     Raises:
         SmeltError: the file is not a picture, or the picture does not fit the input.
     """
-    image_target = image_target_of(shape, preparation.layout)
-    picture = _decode(path, image_target.channels)
-    picture = _crop(_resize(picture, image_target, preparation), image_target, preparation)
+    image_format = image_format_of(shape, preparation.layout)
+    picture = _decode(path, image_format.channels)
+    picture = _crop(_resize(picture, image_format, preparation), image_format, preparation)
     pixels = np.asarray(picture, np.float32).reshape(picture.height, picture.width, -1)
-    if image_target.channels == 3 and preparation.channel_order == "bgr":
+    if image_format.channels == 3 and preparation.channel_order == "bgr":
         pixels = pixels[:, :, ::-1]
     if preparation.mean is not None:
         pixels = pixels - _mean(preparation.mean, pixels.shape)
-    pixels = pixels * _channel_values(preparation.scale, image_target.channels, "--scale")
-    if not image_target.channels_last:
+    pixels = pixels * _channel_values(preparation.scale, image_format.channels, "--scale")
+    if not image_format.channels_last:
         pixels = pixels.transpose(2, 0, 1)
-    array = np.ascontiguousarray(pixels[None] if image_target.batched else pixels)
+    array = np.ascontiguousarray(pixels[None] if image_format.batched else pixels)
     return _to_dtype(array, dtype)
 
 
 def describe_preprocessing(array: NDArray[Any], preparation: ImagePreprocessing) -> dict[str, str]:
     """Return the applied preprocessing steps of the input ``array`` by name, as text."""
-    image_target = image_target_of(array.shape, preparation.layout)
-    order = preparation.channel_order if image_target.channels == 3 else "grey"
+    image_format = image_format_of(array.shape, preparation.layout)
+    order = preparation.channel_order if image_format.channels == 3 else "grey"
     return {
         "resize": preparation.resize,
         "filter": preparation.filter,
@@ -107,7 +105,7 @@ def describe_preprocessing(array: NDArray[Any], preparation: ImagePreprocessing)
     }
 
 
-def image_target_of(shape: tuple[int | None, ...], layout: str) -> ImageTarget:
+def image_format_of(shape: tuple[int | None, ...], layout: str) -> ImageInputFormat:
     """Return the picture format of an input.
 
     Args:
@@ -129,11 +127,12 @@ def image_target_of(shape: tuple[int | None, ...], layout: str) -> ImageTarget:
         # With auto, the other layout does not have 1 or 3 channels either.
         other = {"nchw": third, "nhwc": first}.get(layout)
         advice = f"; --layout {layout} may be wrong: omit it" if other in (1, 3) else ""
+        count = "a variable number of" if channels is None else channels
         raise SmeltError(
-            f"the input has {'an open number of' if channels is None else channels} channels, but "
-            f"a picture has 1 or 3; give the input with --input NAME=file.npy{advice}"
+            f"the input has {count} channels, but a picture has 1 or 3; give the input with "
+            f"--input NAME=file.npy{advice}"
         )
-    return ImageTarget(channels, height, width, last, len(shape) == 4)
+    return ImageInputFormat(channels, height, width, last, len(shape) == 4)
 
 
 def _decode(path: str, channels: int) -> Image:
@@ -147,7 +146,8 @@ def _decode(path: str, channels: int) -> Image:
         try:
             with (
                 open_file(path, Limit.MAX_IMAGE_BYTES) as data,
-                _without_pixel_limit(),
+                # smelt checks the size with its own limits.
+                warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
                 Image.open(data, formats=_PICTURES) as file,
             ):
                 _check_size(path, file.width, file.height)
@@ -159,22 +159,16 @@ def _decode(path: str, channels: int) -> Image:
                 return file.convert(mode)
         except MemoryError as error:
             raise SmeltError(
-                f"{path} needs more memory to be decoded than this process can have"
+                f"there is not enough memory to decode {path}; give a smaller picture"
             ) from error
         except UnidentifiedImageError as error:
-            raise SmeltError(f"{path} is not a picture that pillow can read") from error
+            pass_on_handler_error(error)
+            raise SmeltError(
+                f"{path} is not a valid picture in one of the formats {', '.join(_PICTURES)}"
+            ) from error
         except OSError as error:
+            pass_on_handler_error(error)
             raise SmeltError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def _without_pixel_limit() -> Generator[None]:
-    """Disable pillow's warning about large pictures; smelt checks the size with its own limits."""
-    from PIL import Image
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        yield
 
 
 def _check_size(what: str, width: int, height: int) -> None:
@@ -183,24 +177,27 @@ def _check_size(what: str, width: int, height: int) -> None:
         (Limit.MAX_IMAGE_PIXELS, width * height),
     ):
         if size > limit.most:
-            raise SmeltError(f"{what} has {limit.excess(f'{width}x{height}')}")
+            raise SmeltError(
+                f"{what} is {width}x{height} pixels; the limit {limit.name} is {limit.most:,}, for "
+                f"{limit.what}; give a smaller one"
+            )
 
 
-def _resize(picture: Image, image_target: ImageTarget, preparation: ImagePreprocessing) -> Image:
+def _resize(
+    picture: Image, image_format: ImageInputFormat, preparation: ImagePreprocessing
+) -> Image:
     """Resize a picture as --resize and --filter say."""
-    match = RESIZE.fullmatch(preparation.resize)
-    if match is None:
-        raise SmeltError(
-            f"--resize {preparation.resize!r} is not exact, none, shorter:256 or WIDTHxHEIGHT"
-        )
+    from PIL.Image import Resampling
+
     width, height = picture.size
-    if match[1]:
-        factor = int(match[1]) / min(width, height)
+    extents = _integers(preparation.resize)
+    if len(extents) == 1:  # shorter:256
+        factor = extents[0] / min(width, height)
         size = (max(1, round(width * factor)), max(1, round(height * factor)))
-    elif match[2]:
-        size = (int(match[2]), int(match[3]))
+    elif extents:
+        size = (extents[0], extents[1])
     elif preparation.resize == "exact":
-        size = (image_target.width or width, image_target.height or height)
+        size = (image_format.width or width, image_format.height or height)
     else:
         size = picture.size
     if 0 in size:
@@ -212,17 +209,12 @@ def _resize(picture: Image, image_target: ImageTarget, preparation: ImagePreproc
         return picture
     if preparation.filter == "area":
         return _averaged(picture, size)
-    return picture.resize(size, _filter(preparation.filter))
+    return picture.resize(size, Resampling[preparation.filter.upper()])
 
 
-def _filter(name: str) -> Any:
-    from PIL.Image import Resampling
-
-    return {
-        "bilinear": Resampling.BILINEAR,
-        "bicubic": Resampling.BICUBIC,
-        "nearest": Resampling.NEAREST,
-    }[name]
+def _integers(text: str) -> list[int]:
+    """Return the numbers in a valid value of --resize or --crop."""
+    return [int(digits) for digits in re.findall(r"\d+", text)]
 
 
 def _averaged(picture: Image, size: tuple[int, int]) -> Image:
@@ -269,19 +261,16 @@ def _weighted_sum(shares: NDArray[np.float64], rows: NDArray[Any]) -> NDArray[np
     return total
 
 
-def _crop(picture: Image, image_target: ImageTarget, preparation: ImagePreprocessing) -> Image:
+def _crop(picture: Image, image_format: ImageInputFormat, preparation: ImagePreprocessing) -> Image:
     """Crop a picture around its centre as --crop says, and check that its size fits the input."""
-    match = CROP.fullmatch(preparation.crop)
-    if match is None:
-        raise SmeltError(f"--crop {preparation.crop!r} is not auto, none, 224 or WIDTHxHEIGHT")
-    width, height = image_target.width or picture.width, image_target.height or picture.height
+    width, height = image_format.width or picture.width, image_format.height or picture.height
     covers = width <= picture.width and height <= picture.height
-    if match[1]:
-        width, height = int(match[1]), int(match[2] or match[1])
+    if extents := _integers(preparation.crop):
+        width, height = extents[0], extents[-1]
     if preparation.crop != "none" and width <= picture.width and height <= picture.height:
         left, top = (picture.width - width) // 2, (picture.height - height) // 2
         picture = picture.crop((left, top, left + width, top + height))
-    target_size = (image_target.width or picture.width, image_target.height or picture.height)
+    target_size = (image_format.width or picture.width, image_format.height or picture.height)
     if picture.size != target_size:
         advice = "use --resize exact, or a larger --resize shorter:N"
         if covers:
@@ -304,19 +293,23 @@ def _mean(text: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def _channel_values(numbers: tuple[float, ...], channels: int, option: str) -> NDArray[np.float32]:
-    if len(numbers) not in (1, channels):
-        raise SmeltError(
-            f"{option} has {len(numbers)} numbers; the input has {counted(channels, 'channel')}: "
-            "give one number, or one for each"
-        )
+    _check_count(len(numbers), channels, option)
     return np.array(numbers, np.float32)
+
+
+def _check_count(count: int, channels: int, what: str) -> None:
+    if count not in (1, channels):
+        raise SmeltError(
+            f"{what} has {count} numbers; the input has {counted(channels, 'channel')}: give one "
+            "number, or one for each"
+        )
 
 
 def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Read a mean image, and crop it around its centre to a shape (height, width, channels)."""
     height, width, channels = shape
     if path.endswith(".npy"):
-        mean = load_array(path, partial(_check_mean, path, channels))
+        mean = read_array(path, partial(_check_mean, path, channels))
     else:
         mean = _read_binaryproto(path)
     file_shape = list(mean.shape)
@@ -338,18 +331,17 @@ def _mean_image(path: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
 def _check_mean(path: str, channels: int, header: ArrayHeader) -> None:
     if header.dtype.kind not in "fiu" or not header.shape:
         kind = f"{header.dtype}{[*header.shape]}"
-        raise SmeltError(f"the mean {path} is {kind}; it must be an array of real numbers")
-    if len(header.shape) == 1 and header.shape[0] not in (1, channels):
         raise SmeltError(
-            f"the mean {path} has {header.shape[0]} numbers; the input has "
-            f"{counted(channels, 'channel')}: give one number, or one for each"
+            f"the mean {path} is {kind}; it must be an array of real numbers with at least one axis"
         )
+    if len(header.shape) == 1:
+        _check_count(header.shape[0], channels, f"the mean {path}")
     if (count := math.prod(header.shape)) > 3 * Limit.MAX_IMAGE_PIXELS.most:
         raise SmeltError(f"the mean {path} has {Limit.MAX_IMAGE_PIXELS.excess(count // 3)}")
 
 
 def _read_binaryproto(path: str) -> NDArray[Any]:
-    if not os.path.lexists(path):
+    if not path_mode(path, is_followed=False):
         raise SmeltError(
             f"--mean {path!r} is neither a list of numbers (such as 104,117,123) nor an existing "
             "file (.npy, or Caffe's binaryproto)"
@@ -357,24 +349,6 @@ def _read_binaryproto(path: str) -> NDArray[Any]:
     from smelt.importers.caffe import read_mean
 
     return read_mean(Path(path))
-
-
-def load_array(path: str, check: Callable[[ArrayHeader], None]) -> NDArray[Any]:
-    """Read the array of a ``.npy`` file; see `read_array`.
-
-    Args:
-        path: the file.
-        check: raises SmeltError if the header does not fit, before the elements are read.
-
-    Raises:
-        SmeltError: the file is not a ``.npy`` file, or has elements that are Python objects.
-    """
-    try:
-        return read_array(path, check)
-    except (OSError, ValueError) as error:
-        detail = error.strerror if isinstance(error, OSError) else None
-        reason = detail or f"{error}; numpy.save writes them"
-        raise SmeltError(f"{path} cannot be read as a .npy array: {reason}") from error
 
 
 def _to_dtype(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.cli._console import say
-from smelt.cli._image_preprocessing import load_array
 from smelt.errors import SmeltError, sanitize_name
-from smelt.types import bounds_of, evaluate_dim, is_float_dtype, symbols_of
+from smelt.types import (
+    bounds_of,
+    evaluate_dim,
+    is_float_dtype,
+    random_array,
+    read_array,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,11 +31,6 @@ if TYPE_CHECKING:
 _SEED: Final = 0
 """Seed of random inputs."""
 _PICTURES: Final = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"))
-
-
-def symbol_values(engine: Engine) -> dict[str, int]:
-    """Return the values of the symbols to run at: the largest of the first plan."""
-    return engine.header.plans[0].largest
 
 
 def values_of_batch(
@@ -85,7 +86,7 @@ def _with_batch(engine: Engine, values: dict[str, int], batch: int) -> dict[str,
         return values | {symbols[0]: _checked_batch(engine, symbols[0], batch)}
     raise SmeltError(
         f"the engine's batch is fixed at {', '.join(map(str, leading))}; if the model leaves it "
-        f"open, build an engine for {batch} with --shape NAME=1..{batch}x…"
+        f"open, build an engine for a batch of {batch} with --shape NAME=1..{batch}x…"
     )
 
 
@@ -101,18 +102,6 @@ def _checked_batch(engine: Engine, name: str, batch: int) -> int:
 def shape_at(binding: Binding, values: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape of a binding at given values of the symbols."""
     return tuple(evaluate_dim(dim, values) for dim in binding.shape)
-
-
-def random_array(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int = _SEED) -> NDArray[Any]:
-    """Return random input data.
-
-    Floats are normally distributed. Integers and booleans are 0 or 1, so that indices are in range
-    for every axis of at least two elements.
-    """
-    rng = np.random.default_rng(seed)
-    if is_float_dtype(dtype):
-        return rng.standard_normal(shape, np.float32).astype(dtype)
-    return rng.integers(0, 2, shape).astype(dtype)
 
 
 def require_array(
@@ -131,22 +120,23 @@ def require_array(
     """
     dtype = binding.dtype.numpy
     if text == "random":
-        return random_array(shape_at(binding, values), dtype)
+        return random_array(dtype, shape_at(binding, values), np.random.default_rng(_SEED))
     if text == "zeros":
         return np.zeros(shape_at(binding, values), dtype)
     if Path(text).suffix.lower() in _PICTURES:
         raise SmeltError(
-            f"{text} is a picture: smelt run --image {text} prepares it. "
-            "--input takes a .npy file, random or zeros"
+            f"{text} is a picture, but --input takes a .npy file, random or zeros; give the "
+            f"picture with `smelt run --image {text}`"
         )
-    array = load_array(text, partial(_check_header, text, binding, plans))
+    array = read_array(text, partial(_check_header, text, binding, plans))
     # Only lossless or float conversions are made, and they are reported.
     if array.dtype != dtype and _converts(array.dtype, dtype):
         say(
             f"{text} is converted from {array.dtype} to {dtype}, the type of input "
             f"{sanitize_name(binding.name)}"
         )
-        return array.astype(dtype)
+        with np.errstate(over="ignore"):
+            return array.astype(dtype)
     return array
 
 

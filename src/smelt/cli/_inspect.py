@@ -10,50 +10,45 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smelt.cli._console import print_json, say, screen_width
-from smelt.cli._files import FileCommand, ModelFile, ResultFile, SourceFile, check_suffix
-from smelt.cli._models import BuildArguments, build_options, is_model, open_engine
-from smelt.cli._option_types import PeakRates
-from smelt.cli._options import json_option, output_option
+from smelt.cli._file_arguments import FileCommand, InputFile, ModelFile, OutputFile, check_suffix
+from smelt.cli._model_options import BuildArguments, build_options, is_model, open_engine
+from smelt.cli._option_types import peak_rates
+from smelt.cli._options import flag_option, json_option, output_option
+from smelt.errors import SmeltError
+from smelt.signal_errors import pass_on_handler_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smelt.errors import SmeltError
     from smelt.inspect import EngineReport, Inspectable, Peaks, Profile
 
 
 @click.command(
-    cls=FileCommand, short_help="Show layers, fusions, tactics with their times, memory over time."
+    cls=FileCommand,
+    short_help="Show layers, fusions, tactics with their times, and memory over time.",
 )
 @click.argument("engine_path", metavar="ENGINE", type=ModelFile())
-@click.option("--layers", is_flag=True, help="Layers with formats and tactics (the default).")
-@click.option("--passes", is_flag=True, help="Fused and folded layers, and why others were not.")
-@click.option(
-    "--tactics",
-    is_flag=True,
-    help="The time of every candidate, and why kernel families do not support a layer.",
+@flag_option("--layers", help="Layers with formats and tactics (the default).")
+@flag_option("--passes", help="Fused and folded layers, and why others were not.")
+@flag_option(
+    "--tactics", help="The time of every candidate, and why kernel families do not support a layer."
 )
+@flag_option("--memory", help="The offset of each tensor in the arena, and its lifetime.")
+@flag_option("--graph", help="The graph before and after the passes.")
+@flag_option("--roofline", help="The work of each layer, and the least time that it can take.")
+@flag_option("--kernels", help="The kernels; on GPUs with their registers and memory.")
+@flag_option("--source", help="The source of each kernel, in Triton or LLVM IR.")
+@flag_option("--packed-weights", "weights_", help="The packed weights.")
+@flag_option("--all", "everything", help="All of these except --source.")
 @click.option(
-    "--memory", is_flag=True, help="The offset of each tensor in the arena, and its lifetime."
-)
-@click.option("--graph", is_flag=True, help="The graph before and after the passes.")
-@click.option(
-    "--roofline", is_flag=True, help="The work of each layer, and the least time that it can take."
-)
-@click.option(
-    "--kernels", is_flag=True, help="The kernels; on GPUs with their registers and memory."
-)
-@click.option("--source", is_flag=True, help="Each kernel's text: Triton, or LLVM IR.")
-@click.option("--packed-weights", "weights_", is_flag=True, help="The packed weights.")
-@click.option("--all", "everything", is_flag=True, help="All of these except --source.")
-@click.option(
-    "--times",
-    type=SourceFile(),
-    help="File of layer times, the output of `smelt bench --profile --json`; shows --roofline.",
+    "--profile",
+    "profile_path",
+    type=InputFile(),
+    help="File of layer times, the output of `smelt bench --profile --json`; implies --roofline.",
 )
 @click.option(
     "--peaks",
-    type=PeakRates(),
+    type=peak_rates,
     metavar="FLOP/S,BYTES/S",
     help=(
         "Peak rates of the device, for --roofline: 790e12,4.3e12.  [default: those of an H200 "
@@ -62,12 +57,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--html",
-    type=ResultFile(),
+    type=OutputFile(),
     help="Write the whole report as an HTML page, with a graph to search and zoom.",
 )
 @click.option(
     "--svg",
-    type=ResultFile(),
+    type=OutputFile(),
     help="Write an SVG image: of the graph with --graph, otherwise of memory over time.",
 )
 @output_option(help="A tensor to make an output of a MODEL; repeatable.")
@@ -78,10 +73,10 @@ def inspect(
     engine_path: str,
     html: str | None,
     svg: str | None,
-    output: tuple[str, ...],
+    output_names: tuple[str, ...],
     as_json: bool,
     everything: bool,
-    times: str | None,
+    profile_path: str | None,
     peaks: tuple[float, ...] | None,
     build_arguments: BuildArguments,
     **sections: bool,
@@ -97,20 +92,21 @@ def inspect(
       smelt inspect model.engine
       smelt inspect model.engine --passes --tactics
       smelt inspect model.engine --html report.html --svg memory.svg
-      smelt inspect model.engine --roofline --times bench.json
+      smelt inspect model.engine --roofline --profile bench.json
       smelt inspect model.engine --kernels --source
       smelt inspect model.engine --json | python -m json.tool
       smelt inspect model.onnx --shape input=1x3x224x224 --tune none --graph
     """
-    from smelt.inspect import SECTIONS, report_to_json
+    from smelt.engine import write_atomically
+    from smelt.inspect import SECTIONS, report_to_html, report_to_json, report_to_text
 
-    del output
+    del output_names
     check_suffix(".svg", "a picture in SVG", svg)
     engine = _open(engine_path, build_arguments, quiet=as_json)
     sources = sections["source"] or (html is not None and _has_short_sources(engine))
-    report = _report(engine, times, _peaks(peaks), sources=sources)
+    report = _report(engine, profile_path, _peaks(peaks), sources=sources)
     if html is not None:
-        _write_html(html, report)
+        write_atomically(html, iter([report_to_html(report).encode()]))
     if svg is not None:
         _write_svg(svg, report, graph=sections["graph"])
     if as_json:
@@ -124,9 +120,10 @@ def inspect(
             say(f"wrote {path}")
         if not wanted:
             return
-    if (times or peaks) and not wanted & {"roofline", "kernels"}:
+    if (profile_path or peaks) and not wanted & {"roofline", "kernels"}:
         wanted.add("roofline")
-    _show(report, [name for name in SECTIONS if name in (wanted or {"layers"})])
+    shown = [name for name in SECTIONS if name in (wanted or {"layers"})]
+    click.echo(report_to_text(report, shown, width=screen_width(sys.stdout)), nl=False)
 
 
 def _has_short_sources(engine: Inspectable) -> bool:
@@ -148,14 +145,14 @@ def _open(path: str, arguments: BuildArguments, *, quiet: bool) -> Inspectable:
 
 
 def _report(
-    engine: Inspectable, times: str | None, peaks: Peaks | None, *, sources: bool
+    engine: Inspectable, profile_path: str | None, peaks: Peaks | None, *, sources: bool
 ) -> EngineReport:
     """Return the report on an engine, with the layer times of a file if given."""
     from smelt.inspect import report_of
 
-    if times is None:
+    if profile_path is None:
         return report_of(engine, sources=sources, peaks=peaks)
-    file = _ProfileFile.read(times)
+    file = _ProfileFile.read(profile_path)
     report = report_of(engine, sources=sources, profile=file.profile, peaks=peaks)
     file.check(report)
     return report
@@ -196,8 +193,6 @@ class _ProfileFile:
         Raises:
             SmeltError: the file has no time of any layer of this engine.
         """
-        from smelt.errors import SmeltError
-
         timed = [layer for plan in report.plans for layer in plan.layers if layer.is_timed]
         if not timed:
             raise SmeltError(
@@ -230,16 +225,16 @@ def _json(path: str) -> Any:
     try:
         return parse_json(read_file(path, Limit.MAX_PROFILE_BYTES))
     except FileNotFoundError as error:
+        pass_on_handler_error(error)
         raise _no_times(path, "does not exist") from error
     except OSError as error:
+        pass_on_handler_error(error)
         raise _no_times(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise _no_times(path, "is not JSON") from error
 
 
 def _no_times(path: str, reason: str) -> SmeltError:
-    from smelt.errors import SmeltError
-
     return SmeltError(
         f"{path} {reason}; write a file of layer times with: smelt bench ENGINE --profile --json > "
         "FILE"
@@ -259,23 +254,9 @@ def _peaks(rates: tuple[float, ...] | None) -> Peaks | None:
     return None if rates is None else Peaks("the given peaks", rates[1], (("any", rates[0]),))
 
 
-def _show(report: EngineReport, sections: list[str]) -> None:
-    from smelt.inspect import report_to_text
-
-    click.echo(report_to_text(report, sections, width=screen_width(sys.stdout)), nl=False)
-
-
-def _write_html(path: str, report: EngineReport) -> None:
-    from smelt.engine import write_atomically
-    from smelt.inspect import report_to_html
-
-    write_atomically(path, iter([report_to_html(report).encode()]))
-
-
 def _write_svg(path: str, report: EngineReport, *, graph: bool) -> None:
     """Write an SVG picture of the first plan: its graph, or its memory over time."""
     from smelt.engine import write_atomically
-    from smelt.errors import SmeltError
     from smelt.inspect import graph_to_svg, memory_to_svg
 
     if not report.plans:  # an engine that is only read has not been verified

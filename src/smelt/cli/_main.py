@@ -51,26 +51,10 @@ class _Commands(click.Group):
             is_building = ctx.invoked_subcommand in _BUILDING_COMMANDS
             raise _Interrupted("; no partial file is left" if is_building else "") from error
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,  # noqa: FBT001, FBT002  (click's signature)
-        windows_expand_args: bool = True,  # noqa: FBT001, FBT002  (click's signature)
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, **options: Any) -> Any:
         """Run the command line, report errors, and exit the process."""
-        del standalone_mode
         try:
-            result = super().main(
-                args,
-                prog_name,
-                complete_var,
-                standalone_mode=False,
-                windows_expand_args=windows_expand_args,
-                **extra,
-            )
+            result = super().main(*args, **options | {"standalone_mode": False})
             sys.stdout.flush()
         except BaseException as error:  # noqa: BLE001  (_end exits or raises it again)
             _end(error)
@@ -112,10 +96,7 @@ def _lines(error: BaseException) -> Sequence[str]:
     if isinstance(error, SmeltError):
         return f"error: {error_text(error)}".split("\n")
     if isinstance(error, InternalError):
-        return (
-            f"internal error: {error}",
-            _REPORT,
-        )
+        return (f"internal error: {error}", _REPORT)
     if isinstance(error, ModuleNotFoundError):
         return (f"error: {MissingExtraError.from_import(error)}",)
     if isinstance(error, MemoryError):
@@ -146,7 +127,11 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) 
 @click.group(
     cls=_Commands,
     name="smelt",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
     epilog="`smelt COMMAND --help` explains a command, with examples.",
 )
 @click.option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from smelt.cli._files import NamedSource, ResultFile
+from smelt.cli._file_arguments import NamedInput, OutputFile
 from smelt.errors import arguments_of, sanitize_name
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ OPTIONS: Final = {
     "device": "--device",
     "libraries": "--libraries",
     "max_batch_size": "--max-batch-size",
+    "max_workspace_bytes": "--max-workspace-bytes",
     "portable": "--portable",
     "shapes": "--shape",
     "tune": "--tune",
@@ -45,16 +46,17 @@ class Count(click.IntRange):
         return int(super().convert(value, param, ctx))
 
 
-json_option = partial(click.option, "--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-input_option = partial(click.option, "--input", "inputs", multiple=True, type=NamedSource())
-engine_option = partial(click.option, "-o", "--engine", "destination", type=ResultFile())
-output_option = partial(click.option, "--output", multiple=True, metavar="NAME")
+flag_option = partial(click.option, is_flag=True)
+json_option = partial(flag_option, "--json", "as_json", help="Print JSON on stdout.")
+input_option = partial(click.option, "--input", "inputs", multiple=True, type=NamedInput())
+engine_option = partial(click.option, "-o", "--engine", "destination", type=OutputFile())
+output_option = partial(click.option, "--output", "output_names", multiple=True, metavar="NAME")
 THREADS_OPTION: Final = click.option(
     "--threads",
     type=Count(1, 1024),
     help="Number of threads.  [default: all processors that this process may use]",
 )
-QUIET_OPTION: Final = click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
+QUIET_OPTION: Final = flag_option("--quiet", help="Show no progress and no summary.")
 
 
 def error_text(error: BaseException) -> str:

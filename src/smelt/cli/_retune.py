@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from smelt.cli._build import make_engine
-from smelt.cli._files import FileCommand, SourceFile
-from smelt.cli._models import TUNING_OPTIONS, device_option
+from smelt.cli._file_arguments import FileCommand, InputFile
+from smelt.cli._model_options import TUNING_OPTIONS, device_option
 from smelt.cli._options import QUIET_OPTION, engine_option, json_option
 
 if TYPE_CHECKING:
-    from smelt.builder import Progress
+    from smelt.builder import ProgressCallback
     from smelt.runtime import Engine
 
 _TUNE, _TIMING_CACHE = TUNING_OPTIONS
@@ -22,7 +22,7 @@ _TUNE, _TIMING_CACHE = TUNING_OPTIONS
 @click.command(
     cls=FileCommand, short_help="Build an engine again for this machine, without its model."
 )
-@click.argument("engine_path", metavar="ENGINE", type=SourceFile())
+@click.argument("engine_path", metavar="ENGINE", type=InputFile())
 @engine_option(required=True, help="File to write the new engine to.")
 @device_option("the device of this machine that ENGINE was built for")
 @_TUNE
@@ -54,7 +54,7 @@ def retune(
       smelt retune model.engine -o tuned.engine --tune full --device cuda:1
     """
 
-    def make(progress: Progress) -> Engine:
+    def make(progress: ProgressCallback) -> Engine:
         from smelt import builder
 
         return builder.retune(

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from smelt.cli._console import print_json, print_table, say, show
-from smelt.cli._files import FileCommand, ModelFile, ResultFile, SourceFile, check_suffix
-from smelt.cli._models import BuildArguments, build_options, open_engine
-from smelt.cli._option_types import CROP, RESIZE, ChoiceOrNumbers, NumberList, pairs_from_texts
+from smelt.cli._console import print_report, print_table, say, show
+from smelt.cli._file_arguments import FileCommand, InputFile, ModelFile, OutputFile, check_suffix
+from smelt.cli._model_options import BuildArguments, build_options, open_engine
+from smelt.cli._option_types import crop_text, numbers, pairs_from_texts, resize_text
 from smelt.cli._options import THREADS_OPTION, Count, input_option, json_option, output_option
-from smelt.types import Limit, format_number, read_file
+from smelt.errors import SmeltError
+from smelt.signal_errors import pass_on_handler_error
+from smelt.types import Limit, counted, format_number, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,10 +28,6 @@ if TYPE_CHECKING:
 
 _MAX_VALUES_IN_JSON: Final = 4096
 """Largest number of elements of an output whose values are in the JSON report."""
-_PICTURE_OPTIONS: Final = frozenset(
-    ("resize", "crop", "resize_filter", "channel_order", "mean", "scale", "layout")
-)
-"""Parameters of the preprocessing of a picture."""
 _MAX_LABELS: Final = 1 << 20
 """Largest number of labels in a numbered list."""
 _NUMBERED: Final = re.compile(r"""\{?\s*+(\d{1,9})\s*+:\s*+(['"])(.*)\2\s*+,?\s*+\}?""")
@@ -41,16 +39,15 @@ The possessive quantifiers keep the match linear in the number of spaces.
 
 @click.command(cls=FileCommand, short_help="Run an engine on a picture or on arrays.")
 @click.argument("engine_path", metavar="ENGINE", type=ModelFile())
-@click.option("--image", type=SourceFile(), help="Picture for the input that takes pictures.")
+@click.option("--image", type=InputFile(), help="Picture for the input that takes pictures.")
 @input_option(
-    metavar="NAME=VALUE",
-    help="Array for an input: a .npy file, random or zeros; repeatable.",
+    metavar="NAME=VALUE", help="Array for an input: a .npy file, random or zeros; repeatable."
 )
 @click.option(
     "--resize",
     default="exact",
-    show_default=True,
-    type=ChoiceOrNumbers("size", RESIZE, "exact, none, shorter:256 or WIDTHxHEIGHT"),
+    metavar="SIZE",
+    type=resize_text,
     help="exact (to the input's size), shorter:256 (keeps the aspect ratio), WIDTHxHEIGHT or none.",
 )
 @click.option(
@@ -58,23 +55,20 @@ The possessive quantifiers keep the match linear in the number of spaces.
     default="auto",
     is_flag=False,
     flag_value="auto",
-    show_default=True,
-    type=ChoiceOrNumbers("size", CROP, "auto, none, 224 or WIDTHxHEIGHT"),
+    metavar="SIZE",
+    type=crop_text,
     help="auto (a centre crop of the input's size), none, 224 or WIDTHxHEIGHT.",
 )
 @click.option(
     "--filter",
-    "resize_filter",
     type=click.Choice(["area", "bilinear", "bicubic", "nearest"]),
     default="area",
-    show_default=True,
     help="Interpolation; area is OpenCV's INTER_AREA.",
 )
 @click.option(
     "--channel-order",
     type=click.Choice(["bgr", "rgb"], case_sensitive=False),
     default="bgr",
-    show_default=True,
     help=(
         "Channel order that the network was trained with: bgr for Caffe and OpenCV, rgb for most "
         "others."
@@ -83,42 +77,36 @@ The possessive quantifiers keep the match linear in the number of spaces.
 @click.option(
     "--mean",
     metavar="NUMBERS|FILE",
-    type=SourceFile(),
+    type=InputFile(),
     help="Number(s) subtracted from 0..255, or a .npy or binaryproto file.",
 )
 @click.option(
     "--scale",
-    type=NumberList(),
+    metavar="NUMBERS",
+    type=numbers,
     default="1",
-    show_default=True,
     help="Factor(s), applied after the mean.",
 )
 @click.option(
     "--layout",
     type=click.Choice(["auto", "nchw", "nhwc"]),
     default="auto",
-    show_default=True,
     help="Position of the channels in the input's shape.",
 )
-@click.option(
-    "--top", default=5, show_default=True, type=Count(1), help="Number of best classes to show."
-)
+@click.option("--top", default=5, type=Count(1), help="Number of best classes to show.")
 @click.option(
     "--labels",
-    type=SourceFile(),
-    help="File of class names, one per line, or lines such as 0: 'name',",
+    type=InputFile(),
+    help="File of class names: one per line, or a printed Python dictionary {0: 'name', …}.",
 )
-@output_option(help="Only this output; repeatable.")
+@output_option(help="Return only this output; repeatable.")
 @click.option(
-    "--save",
-    metavar="FILE.npz",
-    type=ResultFile(),
-    help="Write the outputs to a numpy archive.",
+    "--save", metavar="FILE.npz", type=OutputFile(), help="Write the outputs to a numpy archive."
 )
 @click.option(
     "--save-inputs",
     metavar="FILE.npz",
-    type=ResultFile(),
+    type=OutputFile(),
     help="Write the inputs, too, for `smelt compare --inputs`.",
 )
 @THREADS_OPTION
@@ -131,7 +119,7 @@ def run(
     inputs: tuple[str, ...],
     top: int,
     labels: str | None,
-    output: tuple[str, ...],
+    output_names: tuple[str, ...],
     save: str | None,
     save_inputs: str | None,
     threads: int | None,
@@ -160,12 +148,14 @@ def run(
     prepared = _preparation(image, preparation)
     check_suffix(".npz", "a numpy archive", save, save_inputs)
     names = _read_labels(labels)
-    engine = open_engine(engine_path, build_arguments, quiet=as_json, shared=frozenset({"output"}))
-    output_names = _output_names(engine, output)
+    engine = open_engine(
+        engine_path, build_arguments, quiet=as_json, shared_options=frozenset({"output_names"})
+    )
+    selected = _selected_outputs(engine, output_names)
     arrays, target = _arrays(engine, image, inputs, prepared)
     with engine.create_context(threads=threads) as context:
         start = time.perf_counter()
-        results = context.run(arrays, output_names)
+        results = context.run(arrays, selected)
         milliseconds = (time.perf_counter() - start) * 1e3
     _save(save_inputs, arrays)
     _save(save, results)
@@ -178,29 +168,29 @@ def run(
         "outputs": {name: _describe(array, top, names) for name, array in results.items()},
     }
     _check_labels(labels, len(names), report["outputs"])
-    if as_json:
-        print_json(report)
-    else:
-        _show(report)
+    print_report(report, _show, as_json=as_json)
 
 
-def _check_picture_options(image: str | None) -> None:
-    """Check that options of the preprocessing are given only with a picture.
+def _preparation(image: str | None, options: Mapping[str, Any]) -> ImagePreprocessing:
+    """Return the preprocessing that the options of the command describe.
 
     Raises:
         click.UsageError: an option is given without --image.
     """
+    from smelt.cli._image_preprocessing import ImagePreprocessing
+
     context = click.get_current_context()
     from_command_line = click.core.ParameterSource.COMMANDLINE
     useless = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name in _PICTURE_OPTIONS
+        if parameter.name in options
         and context.get_parameter_source(parameter.name) is from_command_line
     ]
     if image is None and useless:
         verb = "is" if len(useless) == 1 else "are"
         raise click.UsageError(f"{', '.join(useless)} {verb} only for --image, which is not given")
+    return ImagePreprocessing(**options)
 
 
 def _describe_applied_preprocessing(
@@ -213,31 +203,14 @@ def _describe_applied_preprocessing(
     return {"input": target, **describe_preprocessing(arrays[target], preparation)}
 
 
-def _preparation(image: str | None, options: Mapping[str, Any]) -> ImagePreprocessing:
-    """Return the preprocessing that the options of the command describe."""
-    from smelt.cli._image_preprocessing import ImagePreprocessing
-
-    _check_picture_options(image)
-    return ImagePreprocessing(
-        options["resize"],
-        options["crop"],
-        options["resize_filter"],
-        options["channel_order"].lower(),
-        options["mean"],
-        options["scale"],
-        options["layout"],
-    )
-
-
 def _read_labels(path: str | None) -> list[str]:
     """Read class names: one per line, or lines such as ``0: 'name',``."""
-    from smelt.errors import SmeltError
-
     if path is None:
         return []
     try:
         text = read_file(path, Limit.MAX_LABELS_BYTES).decode("utf-8")
     except OSError as error:
+        pass_on_handler_error(error)
         raise SmeltError(f"--labels {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SmeltError(f"--labels {path} is not UTF-8 text") from error
@@ -255,13 +228,11 @@ def _check_labels(path: str | None, count: int, outputs: Mapping[str, Any]) -> N
     for name, output in outputs.items():
         classes = max(output["shape"], default=0)
         if path is not None and "top" in output and count < classes:
-            say(f"--labels {path} has {count} names, but {name} has {classes} classes")
+            say(f"--labels {path} has {counted(count, 'name')}, but {name} has {classes} classes")
 
 
-def _output_names(engine: Engine, names: tuple[str, ...]) -> list[str]:
+def _selected_outputs(engine: Engine, names: tuple[str, ...]) -> list[str]:
     """Return the names of the selected outputs, by default all."""
-    from smelt.errors import SmeltError
-
     known = [binding.name for binding in engine.outputs]
     for name in names:
         if name not in known:
@@ -276,16 +247,15 @@ def _arrays(
     engine: Engine, image: str | None, inputs: tuple[str, ...], preparation: ImagePreprocessing
 ) -> tuple[dict[str, NDArray[Any]], str | None]:
     """Return an array for each input, and the name of the input that takes the picture, if any."""
-    from smelt.cli._inputs import require_array, symbol_values
-    from smelt.errors import SmeltError
+    from smelt.cli._inputs import require_array
 
     sources = pairs_from_texts(inputs)
     bindings = {binding.name: binding for binding in engine.inputs}
     unknown = [name for name in sources if name not in bindings]
     if unknown:
         raise SmeltError(f"the engine has no input {unknown[0]!r}; it has: {', '.join(bindings)}")
-    values = {name: 1 if name == "batch" else n for name, n in symbol_values(engine).items()}
     plans = engine.header.plans
+    values = {name: 1 if name == "batch" else high for name, high in plans[0].largest.items()}
     arrays = {n: require_array(text, bindings[n], values, plans) for n, text in sources.items()}
     missing = [binding for name, binding in bindings.items() if name not in arrays]
     picture_name: str | None = None
@@ -295,8 +265,13 @@ def _arrays(
         missing = [binding for binding in missing if binding is not target]
         picture_name = target.name
     if missing:
-        names = ", ".join(f"--input {b.name}=FILE.npy" for b in missing)
-        raise SmeltError(f"give every input: --image FILE, or {names} (random and zeros work too)")
+        names = " ".join(f"--input {b.name}=FILE.npy" for b in missing)
+        picture = " (or one --image FILE)" if image is None else ""
+        verb = "has" if len(missing) == 1 else "have"
+        raise SmeltError(
+            f"{counted(len(missing), 'input')} {verb} no value: give {names}{picture}; random or "
+            "zeros can take the place of FILE.npy"
+        )
     return arrays, picture_name
 
 
@@ -311,8 +286,6 @@ def _picture_input(missing: list[Binding], given: list[Binding]) -> Binding:
         click.UsageError: the only inputs that could take a picture have an array.
         SmeltError: no input, or more than one, can take a picture.
     """
-    from smelt.errors import SmeltError
-
     candidates = [b for b in missing if len(b.shape) == 4]
     candidates = candidates or [b for b in missing if len(b.shape) == 3]
     taken = [b.name for b in given if len(b.shape) in (3, 4)]
@@ -359,10 +332,12 @@ def _describe(array: NDArray[Any], top: int, labels: list[str]) -> dict[str, Any
     flat = array.reshape(-1).astype(np.float64)
     described: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}
     if flat.size:
+        with np.errstate(invalid="ignore"):  # the mean of both infinities is not a number
+            mean = float(flat.mean())
         described |= {
             "min": float(flat.min()),
             "max": float(flat.max()),
-            "mean": float(flat.mean()),
+            "mean": mean,
             "not_finite": int((~np.isfinite(flat)).sum()),
         }
     # Best classes are shown for a vector of scores: every axis but one is 1.
@@ -386,10 +361,8 @@ def _show(report: Mapping[str, Any]) -> None:
     if report["preparation"] is not None:
         steps = ", ".join(f"{k} {v}" for k, v in report["preparation"].items() if k != "input")
         show(f"{report['image']} as {report['preparation']['input']}: {steps}")
-    time_ms = (
-        f"{format_number(report['milliseconds'], 2)} ms (first run; measure with `smelt bench`)"
-    )
-    show(f"{report['network']}: {time_ms}")
+    time_ms = format_number(report["milliseconds"], 2)
+    show(f"{report['network']}: {time_ms} ms (first run; measure with `smelt bench`)")
     for name, output in report["outputs"].items():
         title = f"{name}  {output['dtype']}{output['shape']}"
         if "top" in output:
@@ -406,4 +379,5 @@ def _show(report: Mapping[str, Any]) -> None:
         else:
             show(f"{title}: empty")
         if bad := output.get("not_finite"):
-            say(f"{name}: {bad} elements are infinite or not a number")
+            verb = "is" if bad == 1 else "are"
+            say(f"{name}: {counted(bad, 'element')} {verb} infinite or NaN")

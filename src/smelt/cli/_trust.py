@@ -50,7 +50,9 @@ def list_keys(*, as_json: bool) -> None:
 
 @trust.command()
 @click.argument("key", metavar="KEY")
-@click.option("--label", default="", help="Label of the key.  [default: that in the key]")
+@click.option(
+    "--label", default="", show_default=False, help="Label of the key.  [default: the label in KEY]"
+)
 @json_option()
 def add(*, key: str, label: str, as_json: bool) -> None:
     r"""Trust KEY: a line of `smelt trust show`, or a file that holds one.

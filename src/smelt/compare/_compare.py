@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smelt.builder import build, devices_to_run
+from smelt.compare._delta_debugging import reduce_graph
 from smelt.compare._error_metrics import TOLERANCES, ErrorTolerances, OutputError
-from smelt.compare._export import model_from_graph
 from smelt.compare._inputs import fix_shapes, input_sets, inputs_of, shapes_of_inputs
 from smelt.compare._layers import LayerDifference, find_first_difference, layer_errors
+from smelt.compare._onnx_export import model_from_graph
 from smelt.compare._oracle import (
     EXTERNAL_ORACLES,
     check_oracle,
@@ -23,8 +24,7 @@ from smelt.compare._oracle import (
 )
 from smelt.compare._quantization_steps import ALLOWED_QUANTIZATION_STEPS, quantized_steps
 from smelt.compare._recorded_oracle import is_recording
-from smelt.compare._reduce import reduce_graph
-from smelt.compare._weak_agreement import weak_agreement_note
+from smelt.compare._uninformative_outputs import weak_agreement_note
 from smelt.engine import write_atomically
 from smelt.errors import BindingError, SmeltError, UnsupportedError
 from smelt.importers import network_from_caffe, network_from_onnx, read_onnx
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from smelt.builder import Progress, ShapeSpec
+    from smelt.builder import ProgressCallback, ShapeSpec
     from smelt.compare._oracle import Oracle
     from smelt.ir import Array
     from smelt.runtime import ExecutionContext
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class ReducedNetwork:
     """The smallest part of the network that fails."""
 
     nodes: tuple[str, ...]
@@ -79,7 +79,7 @@ class Comparison:
     layers: tuple[tuple[str, OutputError], ...] = ()
     """(layer, error) of each intermediate result, if layers were compared."""
     first_difference: LayerDifference | None = None
-    reduction: Reduction | None = None
+    reduction: ReducedNetwork | None = None
 
     @property
     def passed(self) -> bool:
@@ -97,13 +97,13 @@ def compare(  # gate: options of one question, each with its default
     layers: bool = False,
     reduce: str | os.PathLike[str] | None = None,
     tolerance: float | None = None,
-    steps: int = ALLOWED_QUANTIZATION_STEPS,
+    quantization_steps: int = ALLOWED_QUANTIZATION_STEPS,
     shapes: Mapping[str, ShapeSpec] | None = None,
     outputs: Sequence[str] | None = None,
     max_batch_size: int = 1,
     threads: int | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     **options: Any,
 ) -> Comparison:
     """Build an engine from a model and compare its outputs with those of an oracle.
@@ -123,8 +123,8 @@ def compare(  # gate: options of one question, each with its default
         tolerance: largest allowed error, relative to an output's largest magnitude; None for the
             default: 1e-4, or in less than float32 3e-3 (float16, half2), 1e-2 (tf32) or 2e-2
             (bfloat16).
-        steps: quantisation steps by which tensors that depend on quantised ones may differ, in
-            addition to the tolerance.
+        quantization_steps: quantisation steps by which tensors that depend on quantised ones may
+            differ, in addition to the tolerance.
         shapes: shapes as for `build`; by default those of the given arrays.
         outputs: names of values to compare instead of the model's outputs.
         max_batch_size: largest batch, if the network leaves it open.
@@ -139,14 +139,19 @@ def compare(  # gate: options of one question, each with its default
         MissingExtraError: the oracle is not installed.
     """
     against = str(require_path(against, "the oracle"))
-    check_oracle(against, model, weights, in_parts=reduce is not None)
+    check_oracle(against, model, weights, compares_parts=reduce is not None)
     graph, message = _open(model, weights, outputs, against)
-    selected = {name: options[name] for name in ("precision", "libraries") if name in options}
-    device = devices_to_run(options.get("device", "cpu"), **selected)
+    device = devices_to_run(
+        options.get("device", "cpu"),
+        options.get("precision", "float32"),
+        use_libraries=options.get("libraries", False),
+    )
     arrays = inputs_of(inputs)
     if tolerance is not None:
         tolerance = require_float(tolerance, "tolerance", BindingError, 0.0, math.inf)
-    steps = require_int(steps, "steps", BindingError, least=0)
+    quantization_steps = require_int(
+        quantization_steps, "quantization_steps", BindingError, least=0
+    )
     layers = require_bool(layers, "layers", BindingError)
     if is_recording(against):
         _check_all_given(against, graph, arrays)
@@ -160,13 +165,13 @@ def compare(  # gate: options of one question, each with its default
         "progress": progress,
         "max_batch_size": max_batch_size,
     }
-    tolerances = ErrorTolerances(tolerance, steps, quantized_steps(graph))
+    tolerances = ErrorTolerances(tolerance, quantization_steps, quantized_steps(graph))
     with (
         build(graph, shapes=shapes, **engine_options) as engine,
         engine.create_context(threads=threads) as context,
     ):
         errors, failing = _worst_errors(graph, sets, oracle, context, tolerances)
-    trial = _Trial(against, tolerances, threads, engine_options)
+    trial = _PartComparer(against, tolerances, threads, engine_options)
     comparison: Comparison = Comparison(graph.name, against, errors)
     if not layers and (reduce is None or comparison.passed):
         return comparison
@@ -208,8 +213,10 @@ def _worst_errors(
     for number, arrays in enumerate(sets):
         expected = oracle.values(arrays, list(outputs))
         results = [context.run(arrays) for _ in range(2)]
-        for error in _output_errors(results, expected, tolerances):
-            name, array = error.name, expected[error.name]
+        for name, array in expected.items():
+            first, second = (np.asarray(result[name]) for result in results)
+            is_nondeterministic = first.tobytes() != second.tobytes()
+            error = tolerances.error(name, first, array, is_nondeterministic=is_nondeterministic)
             if name not in worst or _rank(error) > _rank(worst[name]):
                 worst[name] = error
                 failing = failing if error.passed else number
@@ -243,27 +250,9 @@ def _open(
     return network_from_onnx(message, outputs=outputs).graph, message
 
 
-def _output_errors(
-    results: Sequence[Mapping[str, Array]],
-    expected: Mapping[str, Array],
-    tolerances: ErrorTolerances,
-) -> list[OutputError]:
-    """Return the error of each output; ``results`` are those of two runs on the same inputs."""
-    first, second = results
-    return [
-        tolerances.error(
-            name,
-            np.asarray(first[name]),
-            array,
-            moves=np.asarray(first[name]).tobytes() != np.asarray(second[name]).tobytes(),
-        )
-        for name, array in expected.items()
-    ]
-
-
 @dataclass(frozen=True, slots=True)
-class _Trial:
-    """Options with which parts of the network are built and compared."""
+class _PartComparer:
+    """Builds parts of the network and compares their outputs with the oracle's."""
 
     against: str
     tolerances: ErrorTolerances
@@ -330,18 +319,19 @@ class _Trial:
             for name, array in expected.items()
         )
 
-    def reduce(self, graph: Graph, inputs: Mapping[str, Array], path: Path) -> Reduction:
+    def reduce(self, graph: Graph, inputs: Mapping[str, Array], path: Path) -> ReducedNetwork:
         """Find the smallest failing part, and save it and its inputs."""
         part = reduce_graph(graph, inputs, self.fails)
         if part is None:
-            return Reduction((), None, None, "the comparison does not fail with fixed shapes")
+            reason = "the comparison passes if the shapes are fixed to those of the inputs"
+            return ReducedNetwork((), None, None, reason)
         smallest, arrays = part
         nodes = tuple(str(node) for node in smallest.nodes)
         try:
             data = model_from_graph(smallest).SerializeToString()
         except UnsupportedError as error:
-            return Reduction(nodes, None, None, str(error))
+            return ReducedNetwork(nodes, None, None, str(error))
         beside = path.with_suffix(".npz")
         write_atomically(path, iter([data]))
         write_atomically(beside, iter([write_arrays(arrays)]))
-        return Reduction(nodes, str(path), str(beside))
+        return ReducedNetwork(nodes, str(path), str(beside))

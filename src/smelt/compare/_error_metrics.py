@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
+from smelt.tuner import largest_error
 from smelt.types import is_float_dtype
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class OutputError:
     """
     tolerance: float
     """Largest allowed relative error, including that of the allowed quantisation steps."""
-    moves: bool = False
+    is_nondeterministic: bool = False
     """Whether two runs on the same inputs gave different bits, which is an error of any size."""
     steps: float | None = None
     """Largest absolute error in quantisation steps; None for a tensor without such steps."""
@@ -52,7 +51,7 @@ class OutputError:
     @property
     def passed(self) -> bool:
         """Whether the error is allowed."""
-        return self.relative_error <= self.tolerance and not self.moves
+        return self.relative_error <= self.tolerance and not self.is_nondeterministic
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,9 @@ class ErrorTolerances:
         return default if self.tolerance is None else self.tolerance
 
     def error(
-        self, name: str, actual: Array, expected: Array, *, moves: bool = False
+        self, name: str, actual: Array, expected: Array, *, is_nondeterministic: bool = False
     ) -> OutputError:
-        """Return the error of ``actual``; ``moves`` is as in `OutputError`."""
+        """Return the error of ``actual``; ``is_nondeterministic`` is as in `OutputError`."""
         step = self.quantized.get(name)
         magnitude, absolute, relative = _errors(actual, expected, is_real=step is not None)
         limit = self.limit(expected)
@@ -85,28 +84,17 @@ class ErrorTolerances:
             limit += allowed * size / (magnitude or 1.0)
         kind, shape = str(expected.dtype), tuple(expected.shape)
         return OutputError(
-            name, kind, shape, magnitude, absolute, relative, limit, moves, steps, allowed
+            name,
+            kind,
+            shape,
+            magnitude,
+            absolute,
+            relative,
+            limit,
+            is_nondeterministic,
+            steps,
+            allowed,
         )
-
-
-def measure_error(
-    name: str,
-    actual: Array,
-    expected: Array,
-    tolerance: float | None = None,
-    *,
-    moves: bool = False,
-) -> OutputError:
-    """Return the error of an array relative to the expected one.
-
-    Args:
-        name: name of the tensor.
-        actual: the engine's result.
-        expected: the result of the oracle.
-        tolerance: largest allowed relative error; None for the default of the element type.
-        moves: whether another run on the same inputs gave another result.
-    """
-    return ErrorTolerances(tolerance).error(name, actual, expected, moves=moves)
 
 
 def _errors(actual: Array, expected: Array, *, is_real: bool) -> tuple[float, float, float]:
@@ -117,20 +105,9 @@ def _errors(actual: Array, expected: Array, *, is_real: bool) -> tuple[float, fl
         expected: the result of the oracle.
         is_real: whether integers stand for quantised real numbers.
     """
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+    if actual.dtype != expected.dtype:
         return 0.0, math.inf, math.inf
-    if expected.size == 0:
-        return 0.0, 0.0, 0.0
-    a, b = actual.astype(np.float64), expected.astype(np.float64)
-    finite = np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return 0.0, math.inf, math.inf
-    if not finite.any():
-        return 0.0, 0.0, 0.0
-    magnitude = float(np.abs(b[finite]).max())
-    absolute = float(np.abs(a[finite] - b[finite]).max())
-    if math.isnan(absolute):
-        return magnitude, math.inf, math.inf
-    if not is_float_dtype(expected.dtype) and not is_real:
-        return magnitude, absolute, 0.0 if absolute == 0 else math.inf
-    return magnitude, absolute, absolute / (magnitude or 1.0)
+    magnitude, absolute = largest_error(actual, expected)
+    if is_float_dtype(expected.dtype) or is_real:
+        return magnitude, absolute, absolute / (magnitude or 1.0)
+    return magnitude, absolute, 0.0 if absolute == 0 else math.inf

@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smelt.builder import optimization_profiles_of
+from smelt.builder import optimization_profiles_of, specialise
 from smelt.errors import BindingError, BuildError
 from smelt.ir import clone
 from smelt.types import (
     TensorType,
     evaluate_dim,
     fixed_shape,
+    random_array,
     read_array,
     read_arrays,
     require_array,
     require_dict,
     require_int,
-    substitute_dim,
     symbols_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from smelt.builder import ShapeSpec
     from smelt.ir import Array, Graph
-    from smelt.types import ArrayHeader, DType
+    from smelt.types import ArrayHeader
 
 
 def inputs_of(inputs: object) -> dict[str, Array]:
@@ -58,8 +58,7 @@ def shapes_of_inputs(
         BindingError: there is no input of an array's name, or an array has another rank.
     """
     completed = {} if shapes is None else require_dict(shapes, "shapes", BuildError)
-    for name, value in inputs.items():
-        array = require_array(value, f"input {name!r}", BindingError)
+    for name, array in inputs.items():
         kind = _type_of_input(graph, name, array)
         if name not in completed and symbols_of(*kind.shape):
             completed[name] = fixed_shape(array.shape)
@@ -110,16 +109,9 @@ def input_sets(
         for value in graph.inputs:
             kind = value.tensor
             shape = tuple(evaluate_dim(d, sizes) for d in kind.shape)
-            arrays[value.name] = _random(kind.dtype, shape, rng)
-        sets.append(arrays | {name: np.asarray(array) for name, array in inputs.items()})
+            arrays[value.name] = random_array(kind.dtype.numpy, shape, rng)
+        sets.append(arrays | dict(inputs))
     return sets
-
-
-def _random(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Return normally distributed floats; other types, mostly indices and masks, are 0 or 1."""
-    if dtype.is_float:
-        return rng.standard_normal(shape, np.float32).astype(dtype.numpy)
-    return rng.integers(0, 2, shape).astype(dtype.numpy)
 
 
 def fix_shapes(graph: Graph, inputs: Mapping[str, Array]) -> Graph:
@@ -130,11 +122,7 @@ def fix_shapes(graph: Graph, inputs: Mapping[str, Array]) -> Graph:
         for dim, extent in zip(value.tensor.shape, inputs[value.name].shape, strict=True):
             if not isinstance(dim, int) and len(symbols_of(dim)) == 1:
                 values.setdefault(str(dim), int(extent))
-    for value in fixed.inputs:
-        kind = value.tensor
-        shape = tuple(substitute_dim(d, values) for d in kind.shape)
-        value.type = TensorType(kind.dtype, shape)
-    fixed.infer()
+    specialise(fixed, values)
     return fixed
 
 
@@ -155,7 +143,7 @@ def load_inputs(path: str, graph: Graph | None = None) -> dict[str, Any]:
             _check_input(graph, name, header)
         return True
 
-    return load_archive(path, is_input)
+    return read_arrays(path, is_input)
 
 
 def load_input(path: str, name: str, graph: Graph) -> Array:
@@ -165,7 +153,7 @@ def load_input(path: str, name: str, graph: Graph) -> Array:
         BindingError: the file is not a ``.npy`` file, or the array does not fit the input, which is
             checked before any element is read.
     """
-    return _load_array(path, partial(_check_input, graph, name))
+    return read_array(path, partial(_check_input, graph, name))
 
 
 def _check_input(graph: Graph, name: str, header: ArrayHeader) -> None:
@@ -180,18 +168,6 @@ def _fits(kind: TensorType, header: ArrayHeader) -> bool:
         not isinstance(dim, int) or dim == extent
         for dim, extent in zip(kind.shape, header.shape, strict=True)
     )
-
-
-def load_archive(path: str, select: Callable[[str, ArrayHeader], bool]) -> dict[str, Array]:
-    """Return those arrays of an ``.npz`` file for which ``select`` is true, by name.
-
-    Raises:
-        BindingError: the file is not an archive of arrays.
-    """
-    try:
-        return read_arrays(path, select)
-    except (OSError, ValueError) as error:
-        raise _not_read(path, "an .npz archive", "savez", error) from error
 
 
 def check_output(path: str, name: str, kind: TensorType, header: ArrayHeader) -> None:
@@ -210,17 +186,4 @@ def load_output(path: str, name: str, kind: TensorType) -> Array:
     Raises:
         BindingError: the file is not a ``.npy`` file, or the array has another shape.
     """
-    return _load_array(path, partial(check_output, path, name, kind))
-
-
-def _load_array(path: str, check: Callable[[ArrayHeader], None]) -> Array:
-    try:
-        return read_array(path, check)
-    except (OSError, ValueError) as error:
-        raise _not_read(path, "a .npy array", "save", error) from error
-
-
-def _not_read(path: str, kind: str, writer: str, error: Exception) -> BindingError:
-    detail = f"{error}; numpy.{writer} writes them"
-    reason = error.strerror if isinstance(error, OSError) else detail
-    return BindingError(f"{path} cannot be read as {kind}: {reason}")
+    return read_array(path, partial(check_output, path, name, kind))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from smelt import ops
-from smelt.compare._reduce import cut_part
+from smelt.compare._delta_debugging import cut_part
 from smelt.errors import UnsupportedError
 from smelt.ir import clone
 from smelt.types import TensorType
@@ -202,7 +202,7 @@ def _ancestors(node: Node, producers: Mapping[str, Node]) -> list[str]:
     for name, producer in reversed(list(producers.items())):
         if any(value in needed for value in producer.outputs):
             names.append(name)
-            needed.update(value for value in producer.inputs)
+            needed.update(producer.inputs)
     return names[::-1]
 
 
@@ -214,7 +214,7 @@ def _difference(node: Node, error: OutputError, *, fused_only: bool) -> LayerDif
 def with_outputs(graph: Graph, names: Sequence[str]) -> Graph:
     """Return a copy of a graph whose outputs are the values of given names."""
     copy = clone(graph)
-    by_name = {value.name: value for value in copy.values()}
+    by_name = copy.values_by_name()
     copy.outputs = [by_name[name] for name in names]
     copy.remove_unused()
     return copy

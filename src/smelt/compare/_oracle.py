@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from smelt.compare._export import model_from_graph
+from smelt.compare._inputs import fix_shapes
+from smelt.compare._onnx_export import model_from_graph
 from smelt.compare._recorded_oracle import has_answers, recorded_oracle
 from smelt.errors import MissingExtraError, SmeltError, UnsupportedError
 from smelt.interp import interpret
@@ -38,11 +39,14 @@ class Oracle(Protocol):
         ...
 
 
-class _References(Oracle):
+class _NumpyReferenceOracle(Oracle):
     """The numpy references of smelt's ops, run node by node.
 
     Intermediate results of half precision are kept in float32: each reference rounds its result,
     and the rounding errors of half precision would be as large as the errors to be detected.
+
+    The graph is inferred again for the extents of the inputs, as the build does: an op whose
+    operands have different symbols is more general at known extents, such as 1, which broadcasts.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -52,25 +56,26 @@ class _References(Oracle):
 
     @override
     def values(self, inputs: Mapping[str, Array], names: Sequence[str], /) -> dict[str, Array]:
-        known = {value.name for value in self.wide.values()}
+        known = self.wide.values_by_name()
         results: dict[str, Array] = {}
         for graph, requested in (
             (self.wide, [name for name in names if name in known]),
             (self.graph, [name for name in names if name not in known]),
         ):
-            results |= interpret(graph, inputs, outputs=requested) if requested else {}
-        types = {v.name: v.tensor.dtype.numpy for v in self.graph.values() if v.name in results}
-        return {name: array.astype(types[name], copy=False) for name, array in results.items()}
+            if requested:
+                results |= interpret(fix_shapes(graph, inputs), inputs, outputs=requested)
+        values = self.graph.values_by_name()
+        return {
+            name: array.astype(values[name].tensor.dtype.numpy, copy=False)
+            for name, array in results.items()
+        }
 
 
-class _OnnxRuntime(Oracle):
+class _OnnxRuntimeOracle(Oracle):
     """ONNX Runtime on the original model, so that errors of smelt's importer are found too."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        try:
-            self.runtime: Any = importlib.import_module("onnxruntime")
-        except ImportError as error:
-            raise MissingExtraError("onnxruntime", "bench") from error
+        self.runtime = _import_package("onnxruntime")
         self.model = model
 
     @override
@@ -85,9 +90,8 @@ class _OnnxRuntime(Oracle):
         del model.graph.output[:]
         model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in known)
         options = self.runtime.SessionOptions()
-        options.log_severity_level = (
-            4  # errors are raised; warnings about the model are of no interest here
-        )
+        # Errors are raised; warnings about the model are of no interest here.
+        options.log_severity_level = 4
         try:
             session = self.runtime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -100,14 +104,11 @@ class _OnnxRuntime(Oracle):
         return dict(zip(known, results, strict=True))
 
 
-class _OpenVino(Oracle):
+class _OpenVinoOracle(Oracle):
     """OpenVINO's CPU plugin in float32, on the original model."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        try:
-            self.openvino: Any = importlib.import_module("openvino")
-        except ImportError as error:
-            raise MissingExtraError("openvino", "bench") from error
+        self.openvino = _import_package("openvino")
         self.data = model.SerializeToString()
 
     @override
@@ -128,6 +129,13 @@ class _OpenVino(Oracle):
             return {name: np.array(results[name]) for name in known}
         except (RuntimeError, ValueError, TypeError) as error:
             raise SmeltError(f"OpenVINO cannot run the model: {error}") from error
+
+
+def _import_package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtraError(name, "bench") from error
 
 
 def _errors_of(runtime: Any) -> tuple[type[Exception], ...]:
@@ -151,11 +159,11 @@ def make_oracle(against: str, graph: Graph, model: onnx.ModelProto | None = None
         UnsupportedError: the graph cannot be written as ONNX.
     """
     if against == "reference":
-        return _References(graph)
+        return _NumpyReferenceOracle(graph)
     if against not in ORACLES:
         return recorded_oracle(against, graph)
     known = model_from_graph(graph) if model is None else model
-    return _OnnxRuntime(known) if against == "onnxruntime" else _OpenVino(known)
+    return _OnnxRuntimeOracle(known) if against == "onnxruntime" else _OpenVinoOracle(known)
 
 
 def make_part_oracle(against: str, part: Graph) -> Oracle:
@@ -182,14 +190,16 @@ def _path(model: object) -> str:
     return str(model) if is_path(model) else ""
 
 
-def check_oracle(against: str, model: object, weights: object, *, in_parts: bool = False) -> None:
+def check_oracle(
+    against: str, model: object, weights: object, *, compares_parts: bool = False
+) -> None:
     """Check that an oracle supports a comparison, before the model is read.
 
     Args:
         against: name of the oracle, or a file.
         model: the model, or its path.
         weights: the caffemodel of a prototxt.
-        in_parts: whether parts of the network will be compared too.
+        compares_parts: whether parts of the network will be compared too.
 
     Raises:
         SmeltError: there is no such oracle or file, or the oracle is a file, which does not give
@@ -198,10 +208,10 @@ def check_oracle(against: str, model: object, weights: object, *, in_parts: bool
     """
     if against not in ORACLES and not has_answers(against):
         raise SmeltError(
-            f"cannot compare with {against!r}: it is not one of {', '.join(ORACLES)}, an engine, "
-            "or a file of recorded outputs (.npz, .npy)"
+            f"the network cannot be compared with {against!r}: it is not one of "
+            f"{', '.join(ORACLES)}, an engine, or a file of recorded outputs (.npz, .npy)"
         )
-    if against not in ORACLES and in_parts:
+    if against not in ORACLES and compares_parts:
         raise SmeltError(
             f"{against} gives results for the whole network only, and reduction needs those of "
             f"its parts; compare with one of {', '.join(ORACLES)}"
@@ -209,5 +219,5 @@ def check_oracle(against: str, model: object, weights: object, *, in_parts: bool
     if against == "openvino" and is_caffe(model, weights):
         raise UnsupportedError(
             f"{_path(model) or 'the model'} is a Caffe model, and OpenVINO reads only ONNX; "
-            "compare it with reference or onnxruntime (smelt exports the network to ONNX for it)"
+            "compare the model with reference or onnxruntime (for which smelt exports it to ONNX)"
         )

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from smelt.builder import load
-from smelt.compare._inputs import check_output, load_archive, load_output
+from smelt.compare._inputs import check_output, load_output
 from smelt.engine import MAGIC
 from smelt.errors import BindingError, SmeltError
-from smelt.types import Limit, open_file
+from smelt.signal_errors import pass_on_handler_error
+from smelt.types import Limit, open_file, read_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _RECORDING_SUFFIXES: Final = frozenset({".npy", ".npz"})
 
 
-class _OtherEngine:
+class _EngineOracle:
     """Another engine of the same network, which runs on its own device."""
 
     def __init__(self, path: str, graph: Graph) -> None:
@@ -42,12 +43,12 @@ class _OtherEngine:
             raise BindingError(f"{self._path} cannot run on these inputs: {error}") from error
 
 
-class _Recording:
+class _RecordedOracle:
     """Outputs that were recorded for certain inputs."""
 
     def __init__(self, path: str, graph: Graph) -> None:
         names_in_file: list[str] = []
-        known = {value.name: value for value in graph.values()}
+        known = graph.values_by_name()
 
         def is_known(name: str, header: ArrayHeader) -> bool:
             names_in_file.append(name)
@@ -57,7 +58,7 @@ class _Recording:
             return True
 
         if Path(path).suffix.lower() == ".npz":
-            self._arrays = load_archive(path, is_known)
+            self._arrays = read_arrays(path, is_known)
         elif len(graph.outputs) == 1:
             output = graph.outputs[0]
             names_in_file = [output.name]
@@ -85,7 +86,7 @@ def recorded_oracle(path: str, graph: Graph) -> Oracle:
     Raises:
         SmeltError: the file cannot be read, or lacks an output of the network.
     """
-    return _Recording(path, graph) if is_recording(path) else _OtherEngine(path, graph)
+    return _RecordedOracle(path, graph) if is_recording(path) else _EngineOracle(path, graph)
 
 
 def has_answers(path: str) -> bool:
@@ -93,7 +94,8 @@ def has_answers(path: str) -> bool:
     try:
         with open_file(path, Limit.MAX_ENGINE_BYTES) as file:
             return is_recording(path) or file.read(len(MAGIC)) == MAGIC
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        pass_on_handler_error(error)
         return False
 
 
@@ -101,6 +103,6 @@ def _check_outputs(path: str, graph: Graph, known: Iterable[str]) -> None:
     missing = [value.name for value in graph.outputs if value.name not in known]
     if missing:
         raise BindingError(
-            f"{path} has no output {missing[0]!r}; it has: {', '.join(known)}. Select the tensors "
-            "to compare with --output NAME"
+            f"{path} has no output {missing[0]!r}; it has: {', '.join(known)}. Use --output NAME "
+            "to select the tensors to compare"
         )

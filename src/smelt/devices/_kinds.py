@@ -34,7 +34,7 @@ def _gpu_advice(detail: str) -> str:
     matches = [_CAPABILITY.fullmatch(part.strip()) for part in detail.split(",") if part.strip()]
     names = [f"sm_{match[1]}{match[2]}" for match in matches if match]
     if names and len(names) == len(matches):
-        return f"to compile for that architecture, write 'cuda:{','.join(names)}'"
+        return f"to compile for {' and '.join(names)}, write 'cuda:{','.join(names)}'"
     return (
         f"{detail!r} is neither the index of a GPU ('cuda:0') nor an architecture to compile for "
         "('cuda:sm_90')"
@@ -92,7 +92,7 @@ DEVICE_KINDS: Final = {
             description="a processor",
             forms=("cpu", "cpu:TARGET"),
             other_names=("x86", "host"),
-            runtime="smelt.runtime._host_code:CpuRuntime",
+            runtime="smelt.runtime._host_code:CpuDeviceRuntime",
             backend="smelt.backends.cpu:CpuBackend",
             toolchain="smelt.builder._cpu_toolchain:CpuToolchain",
             compiler="llvmlite",
@@ -105,7 +105,7 @@ DEVICE_KINDS: Final = {
             indices=_GPU_INDEX,
             targets=re.compile(r"sm_\d+[a-z]?(,\s*sm_\d+[a-z]?)*"),
             advise=_gpu_advice,
-            runtime="smelt.runtime._cuda_code:CudaRuntime",
+            runtime="smelt.runtime._cuda_code:CudaDeviceRuntime",
             backend="smelt.backends.cuda:CudaBackend",
             toolchain="smelt.builder._cuda_toolchain:CudaToolchain",
             compiler="triton",
@@ -117,7 +117,7 @@ DEVICE_KINDS: Final = {
             name="null",
             description="the device that computes nothing",
             forms=("null",),
-            runtime="smelt.runtime._host_code:NullRuntime",
+            runtime="smelt.runtime._host_code:NullDeviceRuntime",
             backend="smelt.backends.cpu:CpuBackend",
             toolchain="smelt.builder._cpu_toolchain:CpuToolchain",
             compiler="llvmlite",
@@ -137,7 +137,9 @@ def device_kind(name: str) -> DeviceKind:
     kind = DEVICE_KINDS.get(name)
     if kind is None:
         names = ", ".join(DEVICE_KINDS)
-        raise UnsupportedError(f"the device {shown(name)} is unknown; this smelt has {names}")
+        raise UnsupportedError(
+            f"the device {shown(name)} is unknown; this version of smelt has {names}"
+        )
     return kind
 
 

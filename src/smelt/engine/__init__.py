@@ -4,13 +4,13 @@ from smelt.engine import _header_json as codec
 from smelt.engine._atomic_files import locked_folder, remove_stale_drafts
 from smelt.engine._compatibility import check_compatibility
 from smelt.engine._concrete_verifier import MAX_EXTENT, verify_plan_at
-from smelt.engine._engine_bytes import BytesLike
+from smelt.engine._engine_reader import BytesLike
 from smelt.engine._file import (
     MAGIC,
     EngineFile,
-    Signature,
     SignerLike,
     check_header,
+    engine_parts,
     read_engine,
     replace_file,
     serialize_engine,
@@ -26,7 +26,6 @@ from smelt.engine._plan import (
     Buffer,
     EngineHeader,
     Fingerprint,
-    GivenArray,
     Halo,
     HostCall,
     HostStep,
@@ -34,18 +33,20 @@ from smelt.engine._plan import (
     KernelSpec,
     Launch,
     LayerInfo,
-    Options,
     Parameters,
     Plan,
+    RefittableArray,
     Space,
     Step,
     Submit,
+    TypedParameters,
     View,
     Weight,
+    accesses_of,
     as_json,
     parameters,
 )
-from smelt.engine._plan_verifier import verify_plan, verify_plans
+from smelt.engine._plan_verifier import verify_plan, verify_plans, verify_weights
 from smelt.engine._runtime_checks import CachedRuntimeChecks, RuntimeChecks
 from smelt.engine._signing_keys import (
     Signer,
@@ -59,7 +60,7 @@ from smelt.engine._signing_keys import (
     user_signer,
     verify_signature,
 )
-from smelt.engine._version import VERSION
+from smelt.engine._smelt_version import VERSION
 
 __all__ = [
     "codec",
@@ -73,7 +74,7 @@ __all__ = [
     "EngineFile",
     "EngineHeader",
     "Fingerprint",
-    "GivenArray",
+    "RefittableArray",
     "Halo",
     "Host",
     "HostCall",
@@ -81,13 +82,12 @@ __all__ = [
     "Json",
     "CachedRuntimeChecks",
     "KernelSpec",
-    "Options",
+    "TypedParameters",
     "Launch",
     "LayerInfo",
     "Parameters",
     "Plan",
     "RuntimeChecks",
-    "Signature",
     "Signer",
     "SignerLike",
     "Space",
@@ -96,6 +96,7 @@ __all__ = [
     "TrustedKey",
     "View",
     "Weight",
+    "accesses_of",
     "add_trusted_key",
     "as_json",
     "cache_secret",
@@ -103,6 +104,7 @@ __all__ = [
     "check_header",
     "check_signature",
     "detect_host",
+    "engine_parts",
     "header_from_data",
     "header_to_data",
     "key_id",
@@ -119,6 +121,7 @@ __all__ = [
     "verify_plan",
     "verify_plan_at",
     "verify_plans",
+    "verify_weights",
     "verify_signature",
     "replace_file",
     "write_atomically",

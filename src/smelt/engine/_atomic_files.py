@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from smelt.handler_errors import is_direct, suppress_own
+from smelt.errors import SmeltError
+from smelt.signal_errors import convert_own, is_direct, suppress_own
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 _FLOCK: Final[Any] = import_module("fcntl") if os.name == "posix" else None
@@ -39,7 +41,7 @@ _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 
 @dataclass(frozen=True, slots=True)
 class AtomicFile:
-    """A draft: a new file that does not have its final name yet."""
+    """New file that gets its final name when it is complete; until then it is a draft."""
 
     file: BinaryIO
     path: Path
@@ -99,7 +101,7 @@ def _new_draft(path: Path, target: Path, mode: int) -> Generator[AtomicFile | No
             yield AtomicFile(file, path, target, final) if _lock(number) else None
     finally:  # an interrupt must not leave a draft either
         with suppress_own(OSError):
-            path.unlink(missing_ok=True)
+            os.unlink(path)
 
 
 def _set_mode(number: int, mode: int) -> None:
@@ -130,7 +132,7 @@ def locked_folder(folder: Path) -> Generator[None]:
     where folders cannot be locked.
     """
     end, number = time.monotonic() + _LOCK_SECONDS, -1
-    with contextlib.suppress(OSError):  # a folder that may not be listed, or any on Windows
+    with suppress_own(OSError):  # a folder that may not be listed, or any on Windows
         number = os.open(folder, os.O_RDONLY)
     try:
         while number >= 0 and not _lock(number) and time.monotonic() < end:
@@ -139,6 +141,13 @@ def locked_folder(folder: Path) -> Generator[None]:
     finally:
         if number >= 0:
             os.close(number)
+
+
+def writing_to(path: Path) -> AbstractContextManager[None]:
+    """Convert the errors of writing a file."""
+    return convert_own(
+        lambda error: SmeltError(f"{path} cannot be written: {error.strerror}"), OSError
+    )
 
 
 def remove_stale_drafts(folder: Path, name: str = "") -> None:

@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from smelt.engine._plan import Fingerprint
 
 _REBUILD: Final = (
-    "Build the engine again on this machine from the model (`smelt build`), or on the other one "
-    "for this CPU (`smelt build --device cpu:x86-64-v3` runs on most)."
+    "Build the engine again from the model: on this machine (`smelt build`), or on another one for "
+    "this CPU (`--device cpu:x86-64-v3` suits most x86-64 CPUs)."
 )
 
 
 def check_compatibility(
-    fingerprint: Fingerprint, *, abi: int, version: str, host: Host | None = None
+    fingerprint: Fingerprint, *, abi: int, smelt_version: str, host: Host | None = None
 ) -> None:
     """Check that code with a fingerprint can run on a machine.
 
     Args:
         fingerprint: fingerprint of the engine.
         abi: version of the device's calling convention.
-        version: version of smelt.
+        smelt_version: version of smelt.
         host: the machine to run on; None for this one.
 
     Raises:
@@ -35,10 +35,10 @@ def check_compatibility(
         ("processor architecture", fingerprint.architecture, machine.architecture),
         ("operating system", fingerprint.system, machine.system),
         ("kernel interface", str(fingerprint.abi), str(abi)),
-        ("smelt version", fingerprint.version, version),
+        ("smelt version", fingerprint.version, smelt_version),
     )
     differences = [
-        f"{what}: the engine was built for {built}, this is {here}"
+        f"{what}: the engine was built for {built}, but this machine has {here}"
         for what, built, here in pairs
         if built != here
     ]
@@ -48,8 +48,5 @@ def check_compatibility(
     if differences:
         raise EngineMismatchError(
             "this engine was built for another machine or version of smelt:",
-            lines=(
-                *(f"- {difference}" for difference in differences),
-                _REBUILD,
-            ),
+            lines=(*(f"- {difference}" for difference in differences), _REBUILD),
         )

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from smelt.engine._concurrency import Span, find_conflict
-from smelt.engine._lifetimes import completed_before
-from smelt.engine._plan import ERROR_BYTES, HostCall, HostStep, Launch, Space
+from smelt.engine._concurrency_verifier import Span, find_conflict
+from smelt.engine._lifetime_verifier import completed_before
+from smelt.engine._plan import ERROR_BYTES, HostCall, HostStep, Launch, Space, accesses_of
 from smelt.errors import EngineFormatError
-from smelt.types import Limit, evaluate_dim
+from smelt.types import Limit, counted, evaluate_dim
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,9 +41,6 @@ _MAX_AXES: Final = 8
 """Maximum number of axes of two windows together; the ways to split their distance double with
 each."""
 
-_MemorySpaceKey = tuple[Space, int]
-"""The arena, the weights, or one binding."""
-
 
 def verify_plan_at(
     header: EngineHeader,
@@ -52,7 +49,7 @@ def verify_plan_at(
     *,
     weights_bytes: int = MAX_BYTES,
     kernels: frozenset[str] | None = None,
-    steps: int | None = None,
+    num_steps: int | None = None,
 ) -> None:
     """Verify a plan at one set of symbol values.
 
@@ -62,50 +59,35 @@ def verify_plan_at(
         values: value of every symbol.
         weights_bytes: size of the weights in bytes.
         kernels: symbols that launches may name; None allows any symbol.
-        steps: number of steps to verify, from the first; None verifies all.
+        num_steps: number of steps to verify, from the first; None verifies all.
 
     Raises:
         EngineFormatError: a step is invalid; the message names the step and the reason.
         UnboundSymbolError: a dimension has a symbol without a value.
     """
-    _Verifier(header, plan, values, weights_bytes, kernels).run(plan.steps[:steps])
+    _Verifier(header, plan, values, weights_bytes, kernels).run(plan.steps[:num_steps])
 
 
-@dataclass(frozen=True, slots=True)
-class _MemoryAccess:
-    """Bytes that a step may access in one memory space."""
-
-    buffer: int
-    memory_space_key: _MemorySpaceKey
-    low: int
-    high: int
-    is_written: bool
-    base: int
-    """Start of the buffer in its memory space."""
-
-
+@dataclass(eq=False)
 class _Verifier:
     """Verifier of one plan at one set of symbol values."""
 
-    def __init__(
-        self,
-        header: EngineHeader,
-        plan: Plan,
-        values: Mapping[str, int],
-        weights_bytes: int,
-        kernels: frozenset[str] | None,
-    ) -> None:
-        self.header, self.plan, self.values = header, plan, values
-        self.weights_bytes, self.kernels = weights_bytes, kernels
-        self.max_shapes = plan.max_shapes(header.bindings)
-        self.masks = OverlapMaskBudget()
-        self.capacities = [self._capacity(i, b) for i, b in enumerate(plan.buffers)]
+    header: EngineHeader
+    plan: Plan
+    values: Mapping[str, int]
+    weights_bytes: int
+    kernels: frozenset[str] | None
+
+    def __post_init__(self) -> None:
+        self.max_shapes = self.plan.max_shapes(self.header.bindings)
+        self.overlap_budget = ExactOverlapBudget()
+        self.capacities = [self._capacity(i, b) for i, b in enumerate(self.plan.buffers)]
 
     def run(self, steps: Sequence[Step]) -> None:
-        touches: list[list[_MemoryAccess]] = []
+        touches: list[list[Span]] = []
         for number, step in enumerate(steps):
             try:
-                touches.append(self._check_step(step))
+                touches.append(self._check_step(number, step))
             except EngineFormatError as error:
                 raise EngineFormatError(
                     f"step {number} ({self._describe(step)}): {error}"
@@ -114,7 +96,7 @@ class _Verifier:
 
     def _describe(self, step: Step) -> str:
         inside = 0 <= step.layer < len(self.header.layers)
-        name = self.header.layers[step.layer].name if inside else "of no layer"
+        name = self.header.layers[step.layer].name if inside else "unknown layer"
         return f"{step.kernel.family}, {name}" if isinstance(step, Launch) else f"host, {name}"
 
     # ---- one step
@@ -122,8 +104,10 @@ class _Verifier:
     def _capacity(self, index: int, buffer: Buffer) -> int:
         """Return the actual size of a buffer in bytes."""
         if not (0 <= buffer.start <= MAX_BYTES and 0 <= buffer.size_bytes <= MAX_BYTES):
-            detail = Limit.MAX_PLAN_BYTES.excess(f"{buffer.size_bytes} at {buffer.start}")
-            raise EngineFormatError(f"buffer {index} has an invalid offset or size: {detail}")
+            raise EngineFormatError(
+                f"the offset {buffer.start} and the size {buffer.size_bytes} of buffer {index} "
+                f"must be 0 to {MAX_BYTES:,} bytes ({Limit.MAX_PLAN_BYTES.name})"
+            )
         if buffer.space in {Space.ARENA, Space.WEIGHTS}:
             is_arena = buffer.space is Space.ARENA
             room = self.plan.arena_bytes if is_arena else self.weights_bytes
@@ -134,70 +118,72 @@ class _Verifier:
             room = len(self.header.layers) * ERROR_BYTES
             if buffer.start % ERROR_BYTES or buffer.start + buffer.size_bytes > room:
                 raise EngineFormatError(
-                    f"buffer {index} does not belong to the error words of a layer"
+                    f"buffer {index} is not within the index error records of the layers"
                 )
             return buffer.size_bytes
         bindings = self.header.bindings
         wants_input = buffer.space is Space.INPUT
         if buffer.start >= len(bindings) or bindings[buffer.start].is_input != wants_input:
-            raise EngineFormatError(f"buffer {index} has no {buffer.space.value}")
+            raise EngineFormatError(
+                f"buffer {index} refers to binding {buffer.start}, which is not an "
+                f"{buffer.space.value}"
+            )
         binding = bindings[buffer.start]
         size = binding.dtype.size_bytes
         for extent in self._evaluate(self.max_shapes[buffer.start]):
             size *= extent
         return min(size, buffer.size_bytes)
 
-    def _check_step(self, step: Step) -> list[_MemoryAccess]:
+    def _check_step(self, number: int, step: Step) -> list[Span]:
         if not 0 <= step.layer < len(self.header.layers):
             raise EngineFormatError(f"there is no layer {step.layer}")
         if isinstance(step, HostStep):
-            return self._check_host_step(step)
+            return self._check_host_step(number, step)
         if self.kernels is not None and step.kernel.symbol not in self.kernels:
             raise EngineFormatError(f"the code has no kernel {step.kernel.symbol!r}")
         if not 0 <= step.scratch_bytes <= self.plan.scratch_bytes:
-            raise EngineFormatError("it needs more scratch memory than the plan has")
+            raise EngineFormatError(
+                f"scratch_bytes of the launch is {step.scratch_bytes}; it must be from 0 to "
+                f"{self.plan.scratch_bytes}, the scratch memory of the plan"
+            )
         if not 0 <= self._value(step.chunks) <= MAX_CHUNKS:
-            raise EngineFormatError(f"{Limit.MAX_CHUNKS.excess(self._value(step.chunks))}")
+            detail = Limit.MAX_CHUNKS.excess(self._value(step.chunks))
+            raise EngineFormatError(f"the launch has {detail}")
         for scalar in step.scalars:
             self._value(scalar)
         if any(not 0 <= position < len(step.operands) for position in step.writes):
-            raise EngineFormatError("it writes an operand that does not exist")
-        touches = [
-            self._memory_access(v, is_written=i in step.writes) for i, v in enumerate(step.operands)
-        ]
+            raise EngineFormatError("the launch writes an operand that does not exist")
+        touches = [self._span(number, v, is_written=w) for v, w in accesses_of(step)]
         self._check_operands(step, touches)
         return touches
 
-    def _check_host_step(self, step: HostStep) -> list[_MemoryAccess]:
+    def _check_host_step(self, number: int, step: HostStep) -> list[Span]:
         declared = {name for name, _, _ in self.plan.symbols}
         for name, output, axis in step.sizes if isinstance(step, HostCall) else ():
             known = name in declared and 0 <= output < len(step.outputs)
             if not known or not 0 <= axis < len(step.outputs[output].shape):
                 raise EngineFormatError(
-                    f"the size {name!r} is not that of a symbol, output or axis"
+                    f"the size {name!r} refers to an unknown symbol, output or axis"
                 )
         # A reference computes on its own arrays, so its results may overwrite its operands. Those
         # of a partition are in buffers of their own, which the partition verifier checks.
-        reads = [
-            self._memory_access(view, is_written=False) for view in step.inputs if view is not None
-        ]
-        writes = [self._memory_access(view, is_written=True) for view in step.outputs]
-        if any(touch.memory_space_key[0] is Space.ERRORS for touch in writes):
-            raise EngineFormatError("a host step writes error words")
-        return reads + writes
+        touches = [self._span(number, v, is_written=w) for v, w in accesses_of(step)]
+        if any(self.plan.buffers[touch.buffer].space is Space.ERRORS for touch in touches):
+            raise EngineFormatError("a host step writes an index error record")
+        return touches
 
-    def _memory_access(self, view: View, *, is_written: bool) -> _MemoryAccess:
+    def _span(self, step: int, view: View, *, is_written: bool) -> Span:
         if not 0 <= view.buffer < len(self.plan.buffers):
             raise EngineFormatError(f"there is no buffer {view.buffer}")
         rank = len(view.shape)
         if rank > Limit.MAX_VIEW_AXES.most:
             raise EngineFormatError(f"a view has {Limit.MAX_VIEW_AXES.excess(rank)}")
         if len(view.strides) != rank:
-            raise EngineFormatError(f"a view has {rank} extents and {len(view.strides)} strides")
-        if len(view.halo) not in {0, rank}:
             raise EngineFormatError(
-                f"a view has {rank} extents and {len(view.halo)} entries of its halo"
+                f"a view has {counted(len(view.strides), 'stride')} and rank {rank}"
             )
+        if len(view.halo) not in {0, rank}:
+            raise EngineFormatError(f"a view of rank {rank} has a halo of rank {len(view.halo)}")
         if any(before < 0 or after < 0 for before, after in view.halo):
             raise EngineFormatError("a view's halo is negative")
         self._evaluate(view.shape)
@@ -205,22 +191,21 @@ class _Verifier:
         buffer, capacity = self.plan.buffers[view.buffer], self.capacities[view.buffer]
         if low != high and not 0 <= low < high <= capacity:
             raise EngineFormatError(
-                f"bytes {low} to {high} of buffer {view.buffer}, which has {capacity}, "
-                f"at {_text(self.values)}"
+                f"the step accesses bytes {low} to {high} of buffer {view.buffer}, which has "
+                f"{counted(capacity, 'byte')}{_text(self.values)}"
             )
         if is_written and buffer.space in {Space.WEIGHTS, Space.INPUT}:
-            raise EngineFormatError(f"it writes to the {buffer.space.value}")
+            raise EngineFormatError(f"the step writes to the {buffer.space.value}")
         if not is_written and buffer.space is Space.ERRORS:
-            raise EngineFormatError("it reads the error words")
+            raise EngineFormatError("the step reads an index error record")
         if buffer.space in {Space.ARENA, Space.WEIGHTS, Space.ERRORS}:
             base, number = buffer.start, 0
         else:
             base, number = 0, buffer.start
-        return _MemoryAccess(
-            view.buffer, (buffer.space, number), base + low, base + high, is_written, base
-        )
+        key = buffer.space, number
+        return Span(key, base + low, base + high, view.buffer, step, is_written, base)
 
-    def _check_operands(self, step: Launch, touches: Sequence[_MemoryAccess]) -> None:
+    def _check_operands(self, step: Launch, touches: Sequence[Span]) -> None:
         views = step.operands
         for (i, a), (j, b) in itertools.combinations(enumerate(touches), 2):
             if not (a.is_written or b.is_written) or not _meet(a, b):
@@ -230,22 +215,16 @@ class _Verifier:
                 (views[i], a.is_written, bases[0]),
                 (views[j], b.is_written, bases[1]),
                 self.values,
-                self.masks,
+                self.overlap_budget,
             ):
                 raise EngineFormatError(f"operands {i} and {j} overlap, and one is written")
 
     # ---- steps among each other
 
-    def _check_concurrency(
-        self, steps: Sequence[Step], touches: Sequence[Sequence[_MemoryAccess]]
-    ) -> None:
+    def _check_concurrency(self, steps: Sequence[Step], touches: Sequence[Sequence[Span]]) -> None:
         before = completed_before(steps)
         for _, group in itertools.groupby(range(len(before)), key=before.__getitem__):
-            spans = [
-                Span(t.memory_space_key, t.low, t.high, t.buffer, number, t.is_written)
-                for number in group
-                for t in touches[number]
-            ]
+            spans = itertools.chain.from_iterable(touches[number] for number in group)
             if (found := find_conflict(spans)) is not None:
                 earlier, later = sorted(span.step for span in found)
                 raise EngineFormatError(
@@ -266,12 +245,12 @@ class _Verifier:
         if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
             raise EngineFormatError(
                 f"the extents {extents} of a view must be 0 to {MAX_EXTENT:,} "
-                f"({Limit.MAX_EXTENT.name}), at {_text(self.values)}"
+                f"({Limit.MAX_EXTENT.name}){_text(self.values)}"
             )
         return extents
 
 
-def _meet(a: _MemoryAccess, b: _MemoryAccess) -> bool:
+def _meet(a: Span, b: Span) -> bool:
     return a.memory_space_key == b.memory_space_key and a.low < b.high and b.low < a.high
 
 
@@ -284,7 +263,9 @@ def is_same_view(a: View, b: View) -> bool:
 
 
 def _text(values: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in values.items()) or "no symbols"
+    """Return the end of a message: the values of the symbols, if there are any."""
+    symbols = ", ".join(f"{name} = {value}" for name, value in values.items())
+    return f", where {symbols}" if symbols else ""
 
 
 # ---- two windows of one operand list
@@ -293,7 +274,7 @@ Operand = tuple["View", bool, int]
 """A view, whether it is written, and the start of its buffer."""
 
 
-class OverlapMaskBudget:
+class ExactOverlapBudget:
     """Number of bytes of windows that may still be compared byte by byte."""
 
     def __init__(self) -> None:
@@ -308,7 +289,7 @@ class OverlapMaskBudget:
 
 
 def views_overlap(
-    a: Operand, b: Operand, values: Mapping[str, int], masks: OverlapMaskBudget | None = None
+    a: Operand, b: Operand, values: Mapping[str, int], budget: ExactOverlapBudget | None = None
 ) -> bool:
     """Return whether two windows share a byte, or are too irregular or too large to decide.
 
@@ -323,7 +304,7 @@ def views_overlap(
         return False
     low = min(first.start, second.start)
     size = max(first.end, second.end) - low
-    if not (masks or OverlapMaskBudget()).take(size):
+    if not (budget or ExactOverlapBudget()).take(size):
         return True
     mask = np.zeros(size, np.bool_)
     windows = [extent.on(mask, low) for extent in (first, second)]

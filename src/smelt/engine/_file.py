@@ -13,7 +13,7 @@ The sources are the arrays of the embedded network, if the engine contains one. 
 the engines of other devices, one after another, each an unsigned engine file without partitions.
 The header holds the sections' checksums, so the signature covers the whole file. A reader checks
 every length and offset before it uses them, and copies bytes while it checks them
-(`_engine_bytes.py`).
+(`_engine_reader.py`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 import numpy as np
 
-from smelt.engine._atomic_files import open_atomic_file
-from smelt.engine._engine_bytes import BytesLike, EngineBytes, EnginePrefix, open_engine_bytes
+from smelt.engine._atomic_files import open_atomic_file, writing_to
+from smelt.engine._engine_reader import BytesLike, EngineBytes, PrefixFormat, open_engine_bytes
+from smelt.engine._file_mapping import request_large_pages
 from smelt.engine._header_json import header_from_data, header_to_data
-from smelt.engine._large_pages import request_large_pages
-from smelt.errors import EngineFormatError, SmeltError
+from smelt.errors import EngineFormatError, InternalError, SmeltError
+from smelt.signal_errors import path_mode
 from smelt.types import (
     Limit,
+    application_errors,
     count_json_parts,
+    counted,
     fields_of,
     is_json_object,
     is_special,
@@ -54,7 +58,7 @@ if TYPE_CHECKING:
 
 MAGIC: Final = b"\x89SMELT\r\n"
 """File magic: a non-text byte, and line ends that text-mode transfers would change."""
-FORMAT_VERSION: Final = 9
+FORMAT_VERSION: Final = 10
 """Version of the file format; incremented with every change of the header's content."""
 ALIGNMENT_BYTES: Final = 4096
 """Alignment of sections in the file, so that they can be mapped."""
@@ -88,6 +92,12 @@ class Signature:
     message: bytes
     """The signed bytes."""
 
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature for the message that it signs, as its signer would."""
+        if message != self.message:
+            raise InternalError("the engine differs from its file after writing and reading")
+        return self.signature
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineFile:
@@ -107,6 +117,11 @@ class EngineFile:
     """Engines of other devices, which steps of the plans submit; these have no partitions."""
 
 
+def damaged(source: str, problem: object) -> EngineFormatError:
+    """Return the error of a file whose content contradicts itself."""
+    return EngineFormatError(f"{source}: {problem}; the file is damaged: copy or build it again")
+
+
 def serialize_engine(
     header: EngineHeader,
     weights: BytesLike,
@@ -117,20 +132,13 @@ def serialize_engine(
     partitions: Sequence[EngineFile] = (),
 ) -> bytes:
     """Return the bytes of an engine file, unsigned if ``signer`` is None."""
-    return b"".join(_parts(header, weights, code, runtime_code, signer, sources, partitions))
+    return b"".join(engine_parts(header, weights, code, runtime_code, signer, sources, partitions))
 
 
 def write_engine(
-    destination: str | os.PathLike[str] | BinaryIO,
-    header: EngineHeader,
-    weights: BytesLike,
-    code: bytes,
-    runtime_code: bytes,
-    signer: SignerLike | None,
-    sources: BytesLike = b"",
-    partitions: Sequence[EngineFile] = (),
+    destination: str | os.PathLike[str] | BinaryIO, parts: Iterator[bytes | memoryview]
 ) -> None:
-    """Write an engine atomically to a path, or to an open binary file.
+    """Write the parts of an engine atomically to a path, or to an open binary file.
 
     Raises:
         SmeltError: the destination cannot be written; a path is left unchanged.
@@ -138,7 +146,6 @@ def write_engine(
     if not isinstance(destination, str | os.PathLike) and not hasattr(destination, "write"):
         kind = type(destination).__name__
         raise SmeltError(f"the destination must be a path or an open binary file, not {kind}")
-    parts = _parts(header, weights, code, runtime_code, signer, sources, partitions)
     if not isinstance(destination, str | os.PathLike):
         for part in parts:
             _write_all(destination, part)
@@ -149,7 +156,7 @@ def write_engine(
 def _write_all(destination: Any, part: bytes | memoryview) -> None:
     """Write bytes to an open file. Raises SmeltError: the file does not accept them."""
     rest = memoryview(part).cast("B")
-    try:
+    with application_errors(_unwritable):
         while rest:
             written = destination.write(rest)
             if written is None or not 0 < written <= len(rest):
@@ -157,8 +164,10 @@ def _write_all(destination: Any, part: bytes | memoryview) -> None:
                     "the file accepts no more bytes: the disk is full, or the file is non-blocking"
                 )
             rest = rest[written:]
-    except (OSError, TypeError, ValueError) as error:
-        raise SmeltError(f"the engine cannot be written to the file: {error}") from error
+
+
+def _unwritable(reason: str) -> SmeltError:
+    return SmeltError(f"the engine cannot be written to the file: {reason}")
 
 
 def write_atomically(path: str | os.PathLike[str], parts: Iterator[bytes | memoryview]) -> None:
@@ -180,43 +189,39 @@ def replace_file(target: Path, parts: Iterator[bytes | memoryview]) -> None:
     Raises:
         SmeltError: the file cannot be written; an existing file is unchanged.
     """
-    if os.path.isdir(target):
+    if stat.S_ISDIR(path_mode(target)):
         raise SmeltError(f"{target} cannot be written: it is a folder; name a file in it")
-    try:
-        with open_atomic_file(target) as draft:
-            for part in parts:
-                draft.file.write(part)
-            draft.file.flush()
-            os.fsync(draft.file.fileno())
-            request_large_pages(draft.file.fileno())
-            draft.replace_target()
-    except OSError as error:
-        raise SmeltError(f"{target} cannot be written: {error.strerror}") from error
+    with writing_to(target), open_atomic_file(target) as draft:
+        for part in parts:
+            draft.file.write(part)
+        draft.file.flush()
+        os.fsync(draft.file.fileno())
+        request_large_pages(draft.file.fileno())
+        draft.replace_target()
 
 
 def _write_into(device: Path, parts: Iterator[bytes | memoryview]) -> None:
     """Write to a device or a pipe, which must not be replaced."""
-    try:
-        with open_special(device) as file:
-            for part in parts:
-                file.write(part)
-    except OSError as error:
-        raise SmeltError(f"{device} cannot be written: {error.strerror}") from error
+    with writing_to(device), open_special(device) as file:
+        for part in parts:
+            file.write(part)
 
 
-def _parts(
+def engine_parts(
     header: EngineHeader,
     weights: BytesLike,
     code: bytes,
     runtime_code: bytes,
     signer: SignerLike | None,
-    sources: BytesLike,
-    partitions: Sequence[EngineFile],
+    sources: BytesLike = b"",
+    partitions: Sequence[EngineFile] = (),
 ) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of an engine file in parts, for `write_engine`."""
     nested = b"".join(
         serialize_engine(p.header, p.weights, p.code, p.runtime_code, None, p.sources)
         for p in partitions
     )
+    _check_partition_headers(np.frombuffer(nested, np.uint8), "the engine")
     contents = (weights, sources, nested, code, runtime_code)
     sections = [np.frombuffer(content, np.uint8) for content in contents]
     text, total = _header_text(header, sections)
@@ -247,12 +252,9 @@ def _header_text(header: EngineHeader, sections: list[NDArray[np.uint8]]) -> tup
 
     padded_bytes = len(text_for(1 << 62)[0])
     text, total = text_for(_PREFIX.size + padded_bytes + _SIGNATURE.size)
-    if total > Limit.MAX_ENGINE_BYTES.most:
-        raise SmeltError(f"the engine has {Limit.MAX_ENGINE_BYTES.excess(total)}")
-    if padded_bytes > Limit.MAX_HEADER_BYTES.most:
-        raise SmeltError(f"the engine's header has {Limit.MAX_HEADER_BYTES.excess(padded_bytes)}")
-    if (parts := count_json_parts(text)) > Limit.MAX_JSON_PARTS.most:
-        raise SmeltError(f"the engine's header has {Limit.MAX_JSON_PARTS.excess(parts)}")
+    Limit.MAX_ENGINE_BYTES.check(total, "the engine has", SmeltError)
+    Limit.MAX_HEADER_BYTES.check(padded_bytes, "the engine's header has", SmeltError)
+    Limit.MAX_JSON_PARTS.check(count_json_parts(text), "the engine's header has", SmeltError)
     return text.ljust(padded_bytes), total
 
 
@@ -263,8 +265,7 @@ def check_header(header: EngineHeader) -> None:
         EngineFormatError: the header exceeds a limit or cannot be read back.
     """
     text = json.dumps(header_to_data(header), separators=(",", ":")).encode()
-    if len(text) > Limit.MAX_HEADER_BYTES.most:
-        raise EngineFormatError(f"its header has {Limit.MAX_HEADER_BYTES.excess(len(text))}")
+    Limit.MAX_HEADER_BYTES.check(len(text), "its header has", EngineFormatError)
     try:
         header_from_data(parse_json(text))
     except ValueError as error:
@@ -292,7 +293,7 @@ def read_engine(
         TrustError: the file is to be mapped, but other users may write to it.
     """
     with open_engine_bytes(
-        source, EnginePrefix(_PREFIX.size, _declared_bytes), mapped=mapped
+        source, PrefixFormat(_PREFIX.size, _declared_bytes), mapped=mapped
     ) as content:
         return _read(content)
 
@@ -314,11 +315,9 @@ def _read(content: EngineBytes, *, is_partition: bool = False) -> EngineFile:
         end = len(message) + _SIGNATURE.size
         weights, sources, nested, code, runtime = _read_sections(content, entries["sections"], end)
     except EngineFormatError as error:
-        raise EngineFormatError(
-            f"{source}: {error}; the file is damaged: copy or build it again"
-        ) from error
+        raise damaged(source, error) from error
     if is_partition and (nested.size or signature is not None):
-        raise EngineFormatError(f"{source}: a partition has a signature or partitions of its own")
+        raise damaged(source, "a partition has a signature or partitions of its own")
     return EngineFile(
         header,
         weights,
@@ -332,23 +331,40 @@ def _read(content: EngineBytes, *, is_partition: bool = False) -> EngineFile:
 
 
 def _partitions(section: NDArray[np.uint8], source: str) -> Iterator[EngineFile]:
-    """Yield the engines of a section, which follow one another."""
+    """Yield the engines of a section."""
+    # All headers are counted before any is parsed: together they are read as fast as one.
+    _check_partition_headers(section, source)
+    for number, part in enumerate(_split_section(section, source)):
+        with open_engine_bytes(part, PrefixFormat(_PREFIX.size, _declared_bytes)) as content:
+            file = _read(content, is_partition=True)
+        yield replace(file, source=f"partition {number} of {source}")
+
+
+def _split_section(section: NDArray[np.uint8], source: str) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of the engines of a section, which follow one another."""
     start = number = 0
     while start < section.size:
         prefix = section[start : start + _PREFIX.size].tobytes()
         size = _declared_bytes(prefix) if len(prefix) == _PREFIX.size else 0
-        if not 0 < size <= section.size - start:
-            raise EngineFormatError(
-                f"{source}: partition {number} is not an engine of this version; the file is "
-                "damaged: copy or build it again"
-            )
-        if number >= Limit.MAX_PARTITIONS.most:
-            raise EngineFormatError(f"{source} has {Limit.MAX_PARTITIONS.excess(number + 1)}")
-        part = section[start : start + size].tobytes()
-        with open_engine_bytes(part, EnginePrefix(_PREFIX.size, _declared_bytes)) as content:
-            file = _read(content, is_partition=True)
-        yield replace(file, source=f"partition {number} of {source}")
+        if not _PREFIX.size <= size <= section.size - start:
+            raise damaged(source, f"partition {number} is not an engine of this version")
+        Limit.MAX_PARTITIONS.check(number + 1, f"{source} has", EngineFormatError)
+        yield section[start : start + size]
         start, number = start + size, number + 1
+
+
+def _check_partition_headers(section: NDArray[np.uint8], source: str) -> None:
+    """Check that the headers of all partitions have no more parts than one header may have.
+
+    Raises:
+        EngineFormatError: they have more.
+    """
+    count = 0
+    for part in _split_section(section, source):
+        length = min(_PREFIX.unpack(part[: _PREFIX.size].tobytes())[3], Limit.MAX_HEADER_BYTES.most)
+        count += count_json_parts(part[_PREFIX.size : _PREFIX.size + length].tobytes())
+    what = f"the headers of the partitions of {source} have"
+    Limit.MAX_JSON_PARTS.check(count, what, EngineFormatError)
 
 
 def _entries(text: bytes) -> dict[str, Any]:
@@ -375,7 +391,9 @@ def _read_sections(content: EngineBytes, table: object, end: int) -> list[NDArra
         locations.append((offset, size, checksum))
         end = offset + size
     if end != content.size:
-        raise EngineFormatError(f"{content.size - end} bytes follow the engine")
+        raise EngineFormatError(
+            f"the file ends {counted(content.size - end, 'byte')} after the last section"
+        )
     parts: list[NDArray[np.uint8]] = []
     for name, (offset, size, checksum) in zip(_SECTIONS, locations, strict=True):
         part, digest = content.section(offset, size)
@@ -401,15 +419,10 @@ def _message(content: EngineBytes) -> bytes:
         raise EngineFormatError(
             f"{source} has {content.size} bytes and declares {total}; copy it again"
         )
-    if length > Limit.MAX_HEADER_BYTES.most:
-        detail = Limit.MAX_HEADER_BYTES.excess(length)
-        raise EngineFormatError(f"the header of {source} has {detail}")
+    Limit.MAX_HEADER_BYTES.check(length, f"the header of {source} has", EngineFormatError)
     end = _PREFIX.size + length + _SIGNATURE.size
     if reserved or any(prefix[-32:]) or end > total:
-        raise EngineFormatError(
-            f"{source}: the length of its header is wrong; the file is damaged: copy or build it "
-            "again"
-        )
+        raise damaged(source, "the length of its header is wrong")
     return prefix + content.copy(_PREFIX.size, length)
 
 

@@ -1,6 +1,7 @@
 """Codecs between values and JSON data, and the one of an engine's header.
 
-Each value has one codec, and each dataclass one table of its fields. Equal values give equal text.
+Each value has one codec; that of a dataclass follows from its annotations, and names the fields
+that need another one. Equal values give equal text.
 Reading validates untrusted data: a wrong type, an unknown or a missing field, a number beyond 64
 bits or a text beyond its limit is an `EngineFormatError` that names the position.
 """
@@ -8,6 +9,7 @@ bits or a text beyond its limit is an `EngineFormatError` that names the positio
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeGuard, TypeVar
 
 from smelt.engine._plan import (
@@ -15,13 +17,13 @@ from smelt.engine._plan import (
     Buffer,
     EngineHeader,
     Fingerprint,
-    GivenArray,
     HostCall,
     Json,
     KernelSpec,
     Launch,
     LayerInfo,
     Plan,
+    RefittableArray,
     Space,
     Step,
     Submit,
@@ -71,10 +73,12 @@ def _fail(where: str, problem: str) -> EngineFormatError:
     return EngineFormatError(f"the engine's header is malformed at {where or 'its top'}: {problem}")
 
 
-def _exactly(kind: type[T], name: str) -> Codec[T]:
+def _exactly(kind: type[T], name: str, is_valid: Callable[[T], bool] = lambda _: True) -> Codec[T]:
+    """Return the codec of the values of one type of JSON, or of those that are valid."""
+
     def read(data: object, where: str) -> T:
-        if type(data) is not kind:
-            raise _fail(where, f"{name} is needed, not {_describe(data)}")
+        if type(data) is not kind or not is_valid(data):
+            raise _fail(where, f"expected {name}, not {_describe(data)}")
         return data
 
     return Codec(lambda value: value, read)
@@ -87,30 +91,23 @@ def _describe(data: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _read_int(data: object, where: str) -> int:
-    if type(data) is not int or not -_MAX_INT <= data < _MAX_INT:
-        raise _fail(where, f"expected a 64-bit integer, not {_describe(data)}")
-    return data
-
-
-def _read_text(data: object, where: str) -> str:
-    if type(data) is not str or len(data) > _MAX_TEXT:
-        raise _fail(where, f"a text is needed, not {_describe(data)}")
-    return data
+INT: Final = _exactly(int, "a 64-bit integer", lambda number: -_MAX_INT <= number < _MAX_INT)
+TEXT: Final = _exactly(str, "a string", lambda text: len(text) <= _MAX_TEXT)
+BOOL: Final = _exactly(bool, "true or false")
 
 
 def _read_dim(data: object, where: str) -> Dim:
     if type(data) is not str:
-        return _read_int(data, where)
+        return INT.read(data, where)
     try:
         dim = dim_from_text(data)
     except ValueError as error:
         raise _fail(where, str(error)) from error
-    return _read_int(dim, where) if isinstance(dim, int) else dim
+    return INT.read(dim, where) if isinstance(dim, int) else dim
 
 
 def _read_dim_text(data: object, where: str) -> Dim:
-    return _read_dim(_read_text(data, where), where)
+    return _read_dim(TEXT.read(data, where), where)
 
 
 def _write_dim(dim: Dim) -> object:
@@ -123,9 +120,9 @@ def _read_json(data: object, where: str, depth: int = 0) -> Json:
     if is_sequence(data):
         return tuple(_read_json(item, where, depth + 1) for item in data)
     if type(data) is int:
-        return _read_int(data, where)
+        return INT.read(data, where)
     if type(data) is str:
-        return _read_text(data, where)
+        return TEXT.read(data, where)
     if data is None or isinstance(data, bool | float):
         return data
     raise _fail(where, f"a parameter cannot be {_describe(data)}")
@@ -145,7 +142,7 @@ def tuple_of(item: Codec[T], limit: Limit = Limit.MAX_HEADER_ROWS) -> Codec[tupl
 
 def _list(data: object, where: str) -> list[object]:
     if not is_list(data):
-        raise _fail(where, f"a list is needed, not {_describe(data)}")
+        raise _fail(where, f"expected a list, not {_describe(data)}")
     return data
 
 
@@ -181,8 +178,14 @@ def enum_of(kind: type[Enum]) -> Codec[Any]:
     return Codec(lambda member: member.value, read)
 
 
-def record(kind: type[RecordT], /, **items: Codec[Any]) -> Codec[RecordT]:
-    """Return the codec of a dataclass whose fields are all in ``items``."""
+def record(kind: type[RecordT], /, **others: Codec[Any]) -> Codec[RecordT]:
+    """Return the codec of a dataclass; fields that are not in ``others`` have that of their type.
+
+    Raises:
+        TypeError: a field has no codec, or a codec no field.
+    """
+    of_types = {f.name: _BY_TYPE.get(str(f.type)) for f in fields(kind) if f.compare}
+    items = {name: codec for name, codec in (of_types | others).items() if codec is not None}
     _check_fields(kind, items)
 
     def read(data: object, where: str) -> RecordT:
@@ -190,7 +193,7 @@ def record(kind: type[RecordT], /, **items: Codec[Any]) -> Codec[RecordT]:
             raise _fail(where, f"expected an object, not {_describe(data)}")
         if data.keys() != items.keys():
             odd = sorted(data.keys() ^ items.keys())
-            raise _fail(where, f"unknown or missing: {', '.join(map(_describe, odd[:5]))}")
+            raise _fail(where, f"unknown or missing fields: {', '.join(map(_describe, odd[:5]))}")
         return kind(**{k: c.read(data[k], f"{where}.{k}") for k, c in items.items()})
 
     return Codec(lambda value: {k: c.write(getattr(value, k)) for k, c in items.items()}, read)
@@ -229,9 +232,6 @@ def tagged(**kinds: tuple[type, Codec[Any]]) -> Codec[Any]:
     return Codec(write, read)
 
 
-INT: Final[Codec[int]] = Codec(lambda value: value, _read_int)
-TEXT: Final[Codec[str]] = Codec(lambda value: value, _read_text)
-BOOL: Final = _exactly(bool, "true or false")
 DIM: Final[Codec[Dim]] = Codec(_write_dim, _read_dim)
 DIM_TEXT: Final[Codec[Dim]] = Codec(dim_to_text, _read_dim_text)
 """A dimension that is always a text and counts against the limit of its file's formulas."""
@@ -239,99 +239,52 @@ JSON: Final[Codec[Json]] = Codec(lambda value: value, _read_json)
 DTYPE: Final = enum_of(DType)
 NAMED_JSON: Final = tuple_of(row(TEXT, JSON))
 _DIMS: Final = tuple_of(DIM, Limit.MAX_VIEW_AXES)
-_NAMED_INTS: Final = tuple_of(row(TEXT, INT))
-_VIEW: Final = record(
-    View,
-    buffer=INT,
-    offset=DIM,
-    dtype=DTYPE,
-    shape=_DIMS,
-    strides=_DIMS,
-    halo=tuple_of(row(INT, INT), Limit.MAX_VIEW_AXES),
-)
-_KERNEL: Final = record(KernelSpec, family=TEXT, parameters=NAMED_JSON)
+_BY_TYPE: Final[dict[str, Codec[Any]]] = {
+    "bool": BOOL,
+    "int": INT,
+    "str": TEXT,
+    "Dim": DIM,
+    "DType": DTYPE,
+    "Json": JSON,
+    "Parameters": NAMED_JSON,
+    "tuple[tuple[str, Json], ...]": NAMED_JSON,
+    "tuple[int, ...]": tuple_of(INT, Limit.MAX_RANK),
+    "tuple[Dim, ...]": _DIMS,
+    "tuple[tuple[str, int], ...]": tuple_of(row(TEXT, INT)),
+    "tuple[tuple[str, int, int], ...]": tuple_of(row(TEXT, INT, INT)),
+}
+"""Codecs of fields by their annotations, for fields that need no other limit."""
+_VIEW: Final = record(View, halo=tuple_of(row(INT, INT), Limit.MAX_VIEW_AXES))
+_VIEWS: Final = tuple_of(_VIEW)
 _LAUNCH: Final = record(
     Launch,
-    kernel=_KERNEL,
+    kernel=record(KernelSpec),
     operands=tuple_of(_VIEW, Limit.MAX_OPERANDS),
     writes=tuple_of(INT, Limit.MAX_OPERANDS),
-    scalars=_DIMS,
-    chunks=DIM,
-    scratch_bytes=INT,
-    waits=BOOL,
-    uses_pdl=BOOL,
-    layer=INT,
 )
-_HOST_CALL: Final = record(
-    HostCall,
-    op=JSON,
-    inputs=tuple_of(or_none(_VIEW)),
-    outputs=tuple_of(_VIEW),
-    sizes=tuple_of(row(TEXT, INT, INT)),
-    layer=INT,
-)
-_SUBMIT: Final = record(
-    Submit, partition=INT, inputs=tuple_of(_VIEW), outputs=tuple_of(_VIEW), layer=INT
-)
+_HOST_CALL: Final = record(HostCall, inputs=tuple_of(or_none(_VIEW)), outputs=_VIEWS)
+_SUBMIT: Final = record(Submit, inputs=_VIEWS, outputs=_VIEWS)
 _STEP: Final[Codec[Step]] = tagged(
     launch=(Launch, _LAUNCH), host=(HostCall, _HOST_CALL), submit=(Submit, _SUBMIT)
 )
-_BUFFER: Final = record(Buffer, space=enum_of(Space), start=INT, size_bytes=INT)
-_GUARD: Final = record(
-    Guard,
-    left=DIM,
-    relation=enum_of(Relation),
-    right=DIM,
-    what=TEXT,
-    node=TEXT,
-)
 _PLAN: Final = record(
     Plan,
-    symbols=tuple_of(row(TEXT, INT, INT)),
-    buffers=tuple_of(_BUFFER),
+    buffers=tuple_of(record(Buffer, space=enum_of(Space))),
     steps=tuple_of(_STEP),
-    arena_bytes=INT,
-    scratch_bytes=INT,
-    guards=tuple_of(_GUARD),
+    guards=tuple_of(record(Guard, relation=enum_of(Relation))),
     outputs=tuple_of(_DIMS),
 )
-_BINDING: Final = record(Binding, name=TEXT, is_input=BOOL, dtype=DTYPE, shape=_DIMS)
-_LAYER: Final = record(LayerInfo, name=TEXT, kind=TEXT, tactic=TEXT, details=NAMED_JSON)
-_WEIGHT: Final = record(
-    Weight,
-    name=TEXT,
-    dtype=DTYPE,
-    shape=tuple_of(INT, Limit.MAX_RANK),
-    offset=INT,
-    recipe=JSON,
-)
-_GIVEN: Final = record(GivenArray, name=TEXT, dtype=DTYPE, shape=tuple_of(INT, Limit.MAX_RANK))
-_FINGERPRINT: Final = record(
-    Fingerprint,
-    device=TEXT,
-    architecture=TEXT,
-    features=tuple_of(TEXT),
-    system=TEXT,
-    abi=INT,
-    version=TEXT,
-    tuned_on=TEXT,
-)
+_WEIGHTS: Final = tuple_of(record(Weight))
 _HEADER: Final = record(
     EngineHeader,
-    name=TEXT,
-    fingerprint=_FINGERPRINT,
-    bindings=tuple_of(_BINDING, Limit.MAX_BINDINGS),
+    fingerprint=record(Fingerprint, features=tuple_of(TEXT)),
+    bindings=tuple_of(record(Binding), Limit.MAX_BINDINGS),
     max_batch_size=or_none(INT),
     plans=tuple_of(_PLAN, Limit.MAX_PLANS),
-    layers=tuple_of(_LAYER),
-    weights=tuple_of(_WEIGHT),
-    symbols=_NAMED_INTS,
-    runtime_symbols=_NAMED_INTS,
-    report=TEXT,
-    program=TEXT,
-    network=TEXT,
-    sources=tuple_of(_WEIGHT),
-    given=tuple_of(_GIVEN),
+    layers=tuple_of(record(LayerInfo)),
+    weights=_WEIGHTS,
+    sources=_WEIGHTS,
+    given=tuple_of(record(RefittableArray)),
     scales=tuple_of(JSON),
     metadata=tuple_of(row(TEXT, TEXT)),
 )
@@ -342,19 +295,18 @@ def header_to_data(header: EngineHeader) -> object:
     return _HEADER.write(header)
 
 
+@shared_formula_limit
 def header_from_data(data: object) -> EngineHeader:
     """Return the header that a JSON value describes.
 
     Raises:
         EngineFormatError: the value is malformed; the message names the position.
     """
-    with shared_formula_limit():
-        header = _HEADER.read(data, "engine")
+    header = _HEADER.read(data, "engine")
     # A refit takes some 50 us for each part of a recipe.
     recipes = [*(weight.recipe for weight in header.weights), *header.scales]
     parts = sum(len(recipe[1]) for recipe in recipes if _has_parts(recipe))
-    if parts > Limit.MAX_RECIPE_PARTS.most:
-        raise _fail("the weights", f"their recipes have {Limit.MAX_RECIPE_PARTS.excess(parts)}")
+    Limit.MAX_RECIPE_PARTS.check(parts, "their recipes have", partial(_fail, "the weights"))
     return header
 
 

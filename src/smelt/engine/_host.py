@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from smelt.handler_errors import pass_on_handler_error
+from smelt.signal_errors import pass_on_handler_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,48 +23,26 @@ _CPUINFO: Final = Path("/proc/cpuinfo")
 _CPUINFO_LIMIT_BYTES: Final = 1 << 16
 """Bytes to read: more than the lines of one CPU, but not those of all CPUs of a large machine."""
 
-_X86_FLAGS: Final = {
-    "sse": "sse",
-    "sse2": "sse2",
+_SPELLED_ALIKE: Final = (
+    "sse sse2 ssse3 cx16 popcnt movbe bmi2 f16c fma avx avx2 gfni vpclmulqdq "
+    "avx_vnni avx_vnni_int8 avx_ifma avx_ne_convert "
+    "avx512f avx512cd avx512bw avx512dq avx512vl avx512ifma avx512vbmi avx512_vbmi2 "
+    "avx512_bitalg avx512_vnni avx512_bf16 avx512_fp16 avx512_vpopcntdq"
+)
+"""Linux's names of x86 features that differ from LLVM's at most in underscores."""
+_X86_FLAGS: Final = {name: name.replace("_", "") for name in _SPELLED_ALIKE.split()} | {
     "pni": "sse3",
-    "ssse3": "ssse3",
     "sse4_1": "sse4.1",
     "sse4_2": "sse4.2",
-    "cx16": "cx16",
     "lahf_lm": "sahf",
-    "popcnt": "popcnt",
     "abm": "lzcnt",
-    "movbe": "movbe",
     "bmi1": "bmi",
-    "bmi2": "bmi2",
-    "f16c": "f16c",
-    "fma": "fma",
-    "avx": "avx",
-    "avx2": "avx2",
-    "avx_vnni": "avxvnni",
-    "avx_vnni_int8": "avxvnniint8",
-    "avx_ifma": "avxifma",
-    "avx_ne_convert": "avxneconvert",
-    "avx512f": "avx512f",
-    "avx512cd": "avx512cd",
-    "avx512bw": "avx512bw",
-    "avx512dq": "avx512dq",
-    "avx512vl": "avx512vl",
-    "avx512ifma": "avx512ifma",
-    "avx512vbmi": "avx512vbmi",
-    "avx512_vbmi2": "avx512vbmi2",
-    "avx512_bitalg": "avx512bitalg",
-    "avx512_vnni": "avx512vnni",
-    "avx512_bf16": "avx512bf16",
-    "avx512_fp16": "avx512fp16",
-    "avx512_vpopcntdq": "avx512vpopcntdq",
-    "gfni": "gfni",
-    "vpclmulqdq": "vpclmulqdq",
     "pclmulqdq": "pclmul",
     "amx_tile": "amx-tile",
     "amx_int8": "amx-int8",
     "amx_bf16": "amx-bf16",
 }
+"""LLVM's names of x86 features by Linux's."""
 _ARM_FLAGS: Final = {
     "fp": "fp-armv8",
     "asimd": "neon",

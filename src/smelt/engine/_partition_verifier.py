@@ -42,22 +42,33 @@ def verify_partitions(header: EngineHeader, partitions: Sequence[EngineHeader]) 
 
 def _verify_step(plan: Plan, step: Submit, partition: EngineHeader) -> None:
     """Check one step. Raises EngineFormatError: it does not fit the partition."""
-    if len(partition.plans) != 1 or partition.plans[0].decided:
-        raise EngineFormatError("a partition has one plan, which determines no symbols")
+    if len(partition.plans) != 1 or partition.plans[0].data_dependent_symbols:
+        raise EngineFormatError(
+            "the partition must have one plan, all symbols of which follow from its inputs"
+        )
     inner = partition.plans[0]
     ranges = {name: (low, high) for name, low, high in plan.symbols}
     for name, low, high in inner.symbols:
         outer_low, outer_high = ranges.get(name, (-1, -1))
         if not low <= outer_low <= outer_high <= high:
-            raise EngineFormatError(f"the ranges of the symbol {name!r} differ")
+            raise EngineFormatError(
+                f"the range {low} to {high} of the symbol {name!r} does not cover its range in the "
+                "engine's plan"
+            )
     bindings = partition.bindings
     views = (*step.inputs, *step.outputs)
     directions = [True] * len(step.inputs) + [False] * len(step.outputs)
     if [binding.is_input for binding in bindings] != directions:
-        raise EngineFormatError(f"{len(views)} operands do not fit {len(bindings)} bindings")
+        raise EngineFormatError(
+            "the step's inputs and outputs do not match the partition's bindings in number"
+        )
     for view, binding, shape in zip(views, bindings, inner.shapes(bindings), strict=True):
         if view.dtype is not binding.dtype or view.shape != shape or not _is_contiguous(view):
-            raise EngineFormatError(f"an operand does not fit the binding {binding.name!r}")
+            raise EngineFormatError(
+                f"an operand does not fit the binding {binding.name!r}: it is "
+                f"{view.dtype.value}{list(view.shape)} where a contiguous "
+                f"{binding.dtype.value}{list(shape)} is expected"
+            )
     _verify_written_memory(plan, step)
 
 

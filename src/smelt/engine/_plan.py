@@ -26,7 +26,7 @@ from smelt.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 Json = None | bool | int | float | str | tuple["Json", ...]
 """Values of kernel and tactic parameters: hashable, and exactly representable in JSON, where tuples
@@ -41,7 +41,7 @@ def parameters(**values: Json) -> Parameters:
     return tuple(sorted(values.items()))
 
 
-class Options(dict[str, "Json"]):
+class TypedParameters(dict[str, "Json"]):
     """Named parameters of a tactic or a kernel, with typed access.
 
     Each method raises InternalError if the parameter has another type, or is absent and has no
@@ -62,11 +62,11 @@ class Options(dict[str, "Json"]):
             return value
         raise InternalError(f"the option {name} is {value!r}; it must be a string")
 
-    def nested(self, name: str) -> Options:
+    def nested(self, name: str) -> TypedParameters:
         """Return a parameter that consists of named parameters, as `parameters` creates them."""
         value = self.get(name)
         if isinstance(value, tuple):
-            found = Options()
+            found = TypedParameters()
             for pair in value:
                 match pair:
                     case (str(key), inner):
@@ -99,9 +99,9 @@ class KernelSpec:
         return dict(self.parameters)[name]
 
     @property
-    def options(self) -> Options:
+    def options(self) -> TypedParameters:
         """The parameters by name."""
-        return Options(self.parameters)
+        return TypedParameters(self.parameters)
 
     @property
     def symbol(self) -> str:
@@ -229,6 +229,16 @@ HostStep = HostCall | Submit
 Step = Launch | HostStep
 
 
+def accesses_of(step: Step) -> Iterator[tuple[View, bool]]:
+    """Yield the views that a step accesses, each with whether the step writes it."""
+    if isinstance(step, HostStep):
+        yield from ((view, False) for view in step.inputs if view is not None)
+        yield from ((view, True) for view in step.outputs)
+        return
+    for position, view in enumerate(step.operands):
+        yield view, position in step.writes
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Steps and buffers to run the engine, for one range of each symbol."""
@@ -247,12 +257,19 @@ class Plan:
     differ here if an extent is data-dependent in one plan and follows from inputs in another."""
 
     @property
-    def is_open(self) -> bool:
-        """Whether a symbol may have more than one value or is determined by a run."""
-        return any(low != high for _, low, high in self.symbols) or bool(self.decided)
+    def launches(self) -> list[Launch]:
+        """The steps that are launches."""
+        return [step for step in self.steps if isinstance(step, Launch)]
 
     @property
-    def decided(self) -> dict[str, int]:
+    def is_open(self) -> bool:
+        """Whether a symbol may have more than one value or is determined by a run."""
+        return any(low != high for _, low, high in self.symbols) or bool(
+            self.data_dependent_symbols
+        )
+
+    @property
+    def data_dependent_symbols(self) -> dict[str, int]:
         """Symbols whose values a run determines, with the last step that determines each."""
         return {
             name: number
@@ -278,12 +295,12 @@ class Plan:
     def max_shapes(self, bindings: Sequence[Binding]) -> list[tuple[Dim, ...]]:
         """Return the shape of each binding with data-dependent extents at their maximum."""
         box = {name: (low, high) for name, low, high in self.symbols}
-        decided = {name: box[name] for name in self.decided}
+        ranges = {name: box[name] for name in self.data_dependent_symbols}
 
         def largest(dim: Dim) -> Dim:
-            if symbols_of(dim).isdisjoint(decided):
+            if symbols_of(dim).isdisjoint(ranges):
                 return dim
-            bound = upper_bound(dim, decided)
+            bound = upper_bound(dim, ranges)
             return max(bounds_of(dim, box)[1], 0) if bound is None else bound
 
         return [tuple(map(largest, shape)) for shape in self.shapes(bindings)]
@@ -333,7 +350,7 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenArray:
+class RefittableArray:
     """An array of the model that recipes use; a refit may replace it by one of this type."""
 
     name: str
@@ -387,7 +404,7 @@ class EngineHeader:
     retuned."""
     sources: tuple[Weight, ...] = ()
     """Arrays of the embedded network, stored in the engine's sources section."""
-    given: tuple[GivenArray, ...] = ()
+    given: tuple[RefittableArray, ...] = ()
     """Arrays of the model that recipes of weights use."""
     scales: tuple[Json, ...] = ()
     """Recipes of values that must be positive and finite, such as scales."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from smelt.engine._concrete_verifier import MAX_BYTES, MAX_EXTENT, verify_plan_at
-from smelt.engine._lifetimes import check_lifetimes
+from smelt.engine._lifetime_verifier import check_lifetimes
 from smelt.engine._runtime_checks import RuntimeChecks
 from smelt.errors import EngineFormatError, UnboundSymbolError
 from smelt.types import Limit, symbols_of
@@ -59,6 +59,20 @@ def verify_plans(
         raise EngineFormatError("two bindings have the same name")
     if not header.plans:
         raise EngineFormatError("the engine has no plan")
+    verify_weights(header, weights_bytes=weights_bytes, sources_bytes=sources_bytes)
+    kernels = frozenset(name for name, _ in header.symbols)
+    return tuple(
+        verify_plan(header, plan, weights_bytes=weights_bytes, number=number, kernels=kernels)
+        for number, plan in enumerate(header.plans)
+    )
+
+
+def verify_weights(header: EngineHeader, *, weights_bytes: int, sources_bytes: int) -> None:
+    """Verify that the weights and the arrays of the embedded network are in their sections.
+
+    Raises:
+        EngineFormatError: an array lies outside.
+    """
     for kind, weights, section_bytes in (
         ("weight", header.weights, weights_bytes),
         ("source", header.sources, sources_bytes),
@@ -67,11 +81,6 @@ def verify_plans(
             size = int(np.prod([*weight.shape, weight.dtype.size_bytes], dtype=object))
             if min((0, *weight.shape)) < 0 or not 0 <= weight.offset <= section_bytes - size:
                 raise EngineFormatError(f"the {kind} {weight.name!r} lies outside its section")
-    kernels = frozenset(name for name, _ in header.symbols)
-    return tuple(
-        verify_plan(header, plan, weights_bytes=weights_bytes, number=number, kernels=kernels)
-        for number, plan in enumerate(header.plans)
-    )
 
 
 def verify_plan(
@@ -111,12 +120,12 @@ def _check_symbols(header: EngineHeader, plan: Plan) -> None:
     sizes = f"{plan.arena_bytes:,} and {plan.scratch_bytes:,}"
     if not 0 <= plan.arena_bytes <= MAX_BYTES or not 0 <= plan.scratch_bytes <= MAX_BYTES:
         raise EngineFormatError(
-            f"an arena and scratch memory of {Limit.MAX_PLAN_BYTES.excess(sizes)}; build for "
-            "smaller shapes or a smaller batch"
+            f"the arena and the scratch memory have {Limit.MAX_PLAN_BYTES.excess(sizes)}; build "
+            "for smaller shapes or a smaller batch"
         )
     _check_outputs(header, plan, frozenset(names))
     input_symbols = symbols_of(*(d for b in header.bindings if b.is_input for d in b.shape))
-    if duplicates := input_symbols & plan.decided.keys():
+    if duplicates := input_symbols & plan.data_dependent_symbols.keys():
         raise EngineFormatError(
             f"the symbol {min(duplicates)!r} is defined both by an input and by a step"
         )

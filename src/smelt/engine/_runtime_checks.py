@@ -28,7 +28,7 @@ from smelt.engine._concrete_verifier import (
     verify_plan_at,
     views_overlap,
 )
-from smelt.engine._plan import HostStep, Space
+from smelt.engine._plan import HostStep, Space, accesses_of
 from smelt.errors import EngineFormatError, InternalError
 from smelt.types import EXACT_BOUND, DimTable, Relation, element_count, symbols_of
 
@@ -63,7 +63,7 @@ class _BoundedView:
 
 
 @dataclass(slots=True)
-class _CheckStage:
+class _StageConditions:
     """Conditions that can be evaluated once a step has determined its symbols."""
 
     guards: dict[Guard, None] = field(default_factory=dict["Guard", None])
@@ -86,14 +86,14 @@ class RuntimeChecks:
         """
         self._header, self._plan = header, plan
         self._box = {name: (low, high) for name, low, high in plan.symbols}
-        self._decided = plan.decided
+        self._data_dependent_symbols = plan.data_dependent_symbols
         self._latest = _latest_stages(plan)
         self._capacities = plan.max_shapes(header.bindings)
         try:
             self._tables = {
                 stage: table
                 for stage, conditions in self._collect().items()
-                if (table := _Table(conditions, self._box))
+                if (table := _ResidualConditions(conditions, self._box))
             }
         except OverflowError as error:
             raise EngineFormatError(f"the plan is invalid: {error}") from error
@@ -121,7 +121,7 @@ class RuntimeChecks:
         if table is not None and not table.holds(values):
             self._explain(table, values)
 
-    def _explain(self, table: _Table, values: Mapping[str, int]) -> None:
+    def _explain(self, table: _ResidualConditions, values: Mapping[str, int]) -> None:
         for guard in table.guards:
             if not guard.holds(values):
                 raise guard.violation(values)
@@ -131,11 +131,13 @@ class RuntimeChecks:
 
     # ---- collecting
 
-    def _collect(self) -> dict[int, _CheckStage]:
-        stages: dict[int, _CheckStage] = {START: _CheckStage()}
+    def _collect(self) -> dict[int, _StageConditions]:
+        stages: dict[int, _StageConditions] = {START: _StageConditions()}
         for guard in self._plan.guards:
-            stage = max((self._decided.get(s, START) for s in guard.symbols), default=START)
-            stages.setdefault(stage, _CheckStage()).guards[guard] = None
+            stage = max(
+                (self._data_dependent_symbols.get(s, START) for s in guard.symbols), default=START
+            )
+            stages.setdefault(stage, _StageConditions()).guards[guard] = None
         for number, step in enumerate(self._plan.steps):
             for window in self._windows(step):
                 symbols = _symbols_of(window.view)
@@ -149,21 +151,20 @@ class RuntimeChecks:
         return stages
 
     def _at(
-        self, stages: dict[int, _CheckStage], number: int, symbols: Iterable[str]
-    ) -> _CheckStage:
+        self, stages: dict[int, _StageConditions], number: int, symbols: Iterable[str]
+    ) -> _StageConditions:
         # As late as a step allows: the message of a failing guard is more specific than the step's.
-        stage = max((self._latest[number], *(self._decided.get(s, START) for s in symbols)))
+        stage = max(
+            (self._latest[number], *(self._data_dependent_symbols.get(s, START) for s in symbols))
+        )
         if stage > number:
             raise EngineFormatError(
                 f"step {number} depends on a symbol that step {stage} decides later"
             )
-        return stages.setdefault(stage, _CheckStage())
+        return stages.setdefault(stage, _StageConditions())
 
     def _windows(self, step: Step) -> Iterator[_BoundedView]:
-        views = step.operands if not isinstance(step, HostStep) else (*step.inputs, *step.outputs)
-        for view in views:
-            if view is None:
-                continue
+        for view, _ in accesses_of(step):
             buffer = self._plan.buffers[view.buffer]
             capacity_bytes: Dim = buffer.size_bytes
             if buffer.space in {Space.INPUT, Space.OUTPUT}:
@@ -175,7 +176,7 @@ class RuntimeChecks:
 
     def _pairs(self, step: Launch) -> Iterator[_Pair]:
         """Yield pairs of different operands in one memory space, one of which is written."""
-        rows = [(view, i in step.writes, 0) for i, view in enumerate(step.operands)]
+        rows = [(view, is_written, 0) for view, is_written in accesses_of(step)]
         for a, b in itertools.combinations(rows, 2):
             is_written = a[1] or b[1]
             if (
@@ -212,7 +213,7 @@ class CachedRuntimeChecks:
 
 def _latest_stages(plan: Plan) -> list[int]:
     """Return the last stage before each step."""
-    deciding = set(plan.decided.values())
+    deciding = set(plan.data_dependent_symbols.values())
     stages = (number if number in deciding else START for number in range(len(plan.steps)))
     return list(itertools.accumulate(stages, max, initial=START))
 
@@ -220,10 +221,10 @@ def _latest_stages(plan: Plan) -> list[int]:
 # ---- one stage as arrays
 
 
-class _Table:
+class _ResidualConditions:
     """Conditions of one stage without those that hold in the whole box."""
 
-    def __init__(self, stage: _CheckStage, box: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(self, stage: _StageConditions, box: Mapping[str, tuple[int, int]]) -> None:
         every = DimTable(_dims_of(stage))
         bounds = every.bounds(box)
         self.guards = [g for g in stage.guards if not _is_proven(g, every, bounds)]
@@ -232,7 +233,7 @@ class _Table:
         windows = [w for w, is_proven in zip(windows, proven, strict=True) if not is_proven]
         counts = [c for c in stage.counts if not _in_range(every, bounds, c, MAX_CHUNKS)]
         self._pairs = [p for p in stage.pairs if _symbols_of_pair(p) or views_overlap(*p, {})]
-        rest = _CheckStage(
+        rest = _StageConditions(
             dict.fromkeys(self.guards), dict.fromkeys(windows), dict.fromkeys(counts)
         )
         self._dims = DimTable(_dims_of(rest))
@@ -270,7 +271,7 @@ def _symbols_of_pair(pair: _Pair) -> frozenset[str]:
     return _symbols_of(pair[0][0]) | _symbols_of(pair[1][0])
 
 
-def _dims_of(stage: _CheckStage) -> Iterable[Dim]:
+def _dims_of(stage: _StageConditions) -> Iterable[Dim]:
     yield 0
     yield 1
     for guard in stage.guards:

@@ -27,9 +27,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from smelt import config
-from smelt.engine._atomic_files import open_atomic_file
+from smelt.engine._atomic_files import open_atomic_file, writing_to
 from smelt.errors import EngineFormatError, SmeltError, TrustError, sanitize_name
-from smelt.handler_errors import pass_on_handler_error
+from smelt.signal_errors import make_directory, pass_on_handler_error, path_mode, suppress_own
 from smelt.types import Limit, open_file, require_path
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ def user_signer() -> Signer | None:
     if folder is None:
         _LOG.warning(
             "there is no private, writable home directory for a signing key, so the engine is not "
-            "signed; the bare runtime will refuse it. Set SMELT_HOME to a directory of your own"
+            "signed, and smelt does not run it where no compiler is installed. Set SMELT_HOME to a "
+            "directory of your own"
         )
         return None
     try:
@@ -115,7 +116,7 @@ def user_signer() -> Signer | None:
     except OSError as error:
         pass_on_handler_error(error)
         _LOG.warning(
-            "cannot store a signing key in %s (%s); the engine is not signed",
+            "a signing key cannot be stored in %s (%s), so the engine is not signed",
             folder,
             error.strerror,
         )
@@ -135,7 +136,7 @@ def cache_secret() -> bytes | None:
         return _user_secret(folder / _CACHE_NAME)
     except OSError as error:
         pass_on_handler_error(error)
-        _LOG.debug("cannot store a key in %s: %s", folder, error.strerror)
+        _LOG.debug("a key cannot be stored in %s: %s", folder, error.strerror)
         return None
 
 
@@ -151,7 +152,7 @@ def _user_secret(path: Path) -> bytes:
 
 def _create_private(path: Path, text: str) -> None:
     """Create a file atomically that other users cannot read. Raises FileExistsError."""
-    if os.path.lexists(path):
+    if path_mode(path, is_followed=False):
         raise FileExistsError(path)
     with open_atomic_file(path, 0o600) as draft:
         draft.file.write(text.encode())
@@ -185,9 +186,9 @@ def _read_secret(path: Path) -> bytes:
 
 def _other_owner(number: int, path: Path) -> str:
     """Return why another user may have written an open key file; "" if none can have."""
-    if os.path.islink(path):
+    if stat.S_ISLNK(path_mode(path, is_followed=False)):
         return "it is a symbolic link"
-    return config.other_writers_of_open(number, path, above=1)
+    return config.other_writers_of_open(number, path, num_parents=1)
 
 
 def show_trusted_keys() -> tuple[TrustedKey, ...]:
@@ -199,7 +200,7 @@ def _trusted_keys() -> Iterator[TrustedKey]:
     """Yield the trusted keys; warn about keys that are unreadable or that others can write."""
     folder = config.keys_directory()
     if folder is not None:
-        if os.path.exists(folder / _SECRET_NAME):
+        if path_mode(folder / _SECRET_NAME):
             yield from _yield_or_warn(lambda: _own_key(folder / _SECRET_NAME))
         for path in _key_files(folder / _TRUSTED_FOLDER):
             yield from _yield_or_warn(partial(_read_trusted, path, _other_owner))
@@ -215,9 +216,11 @@ def _trusted_keys() -> Iterator[TrustedKey]:
             pass_on_handler_error(error)
             _warn(f"SMELT_TRUSTED_KEYS: {error}")
             continue
-        for file in _key_files(path) if os.path.isdir(path) else (path,):
+        for file in _key_files(path) if stat.S_ISDIR(path_mode(path)) else (path,):
             yield from _yield_or_warn(
-                partial(_read_trusted, file, partial(config.other_writers_of_open, above=None))
+                partial(
+                    _read_trusted, file, partial(config.other_writers_of_open, num_parents=None)
+                )
             )
 
 
@@ -256,7 +259,9 @@ def _key_files(folder: Path) -> list[Path]:
         if problem := config.other_writers(folder):
             _warn(f"no key in {folder} is trusted: {problem}")
             return []
-        return sorted(folder.glob(f"*{_PUBLIC_SUFFIX}"))
+        return [
+            folder / name for name in sorted(os.listdir(folder)) if name.endswith(_PUBLIC_SUFFIX)
+        ]
     except FileNotFoundError as error:
         pass_on_handler_error(error)
         return []
@@ -372,15 +377,16 @@ def add_trusted_key(source: str | os.PathLike[str], label: str = "") -> TrustedK
     key = TrustedKey(key.public_key, sanitize_name(label.strip()[:_MAX_LABEL]) or key.label, "")
     folder = config.keys_directory()
     if folder is None:
-        raise SmeltError("there is no home directory to record keys in; use SMELT_TRUSTED_KEYS")
+        raise SmeltError(
+            "there is no private, writable home directory to record keys in; set SMELT_HOME to a "
+            "directory of your own, or SMELT_TRUSTED_KEYS to a file with the key's line"
+        )
     path = folder / _TRUSTED_FOLDER / f"{key.key_id}{_PUBLIC_SUFFIX}"
-    try:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+    with writing_to(path):
+        make_directory(path.parent, 0o700)
         with open_atomic_file(path, 0o600) as draft:
             draft.file.write(f"{key.text}\n".encode())
             draft.replace_target()
-    except OSError as error:
-        raise SmeltError(f"{path} cannot be written: {error.strerror}") from error
     return TrustedKey(key.public_key, key.label, str(path))
 
 
@@ -395,8 +401,10 @@ def remove_trusted_key(name: str) -> TrustedKey:
     recorded = [k for k in keys if folder and Path(k.origin).parent == folder / _TRUSTED_FOLDER]
     if len(recorded) == 1:
         try:
-            Path(recorded[0].origin).unlink(missing_ok=True)
+            with suppress_own(FileNotFoundError):
+                os.unlink(recorded[0].origin)
         except OSError as error:
+            pass_on_handler_error(error)
             raise SmeltError(f"{recorded[0].origin} cannot be removed: {error.strerror}") from error
         return recorded[0]
     if len(recorded) > 1:
@@ -452,6 +460,7 @@ def check_signature(signature: Signature, source: str) -> bytes:
         public.verify(signature.signature, signature.message)
     except (InvalidSignature, ValueError) as error:
         raise EngineFormatError(
-            f"{source}: its signature is wrong; the file was changed after it was signed"
+            f"{source}: its signature is wrong; the file was changed after it was signed: copy or "
+            "build it again"
         ) from error
     return signature.public_key

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 from smelt.builder import EFFORTS, TuningEffort, build
 from smelt.devices import DeviceName
-from smelt.errors import BuildError, ContextError, SmeltError
-from smelt.gie._destroyable import Destroyable
-from smelt.gie._logging import SeverityAdapter, adopt, release
+from smelt.errors import BuildError, ContextError
 from smelt.gie._network import InferNetwork, check_network
 from smelt.gie._runtime import CudaEngine
-from smelt.ir import Graph, clone
-from smelt.logger import Severity, forward_to
+from smelt.gie._shared_logger import LoggingFactory
+from smelt.ir import Graph, Value, clone
+from smelt.logger import Severity
 from smelt.ops import Cast
-from smelt.types import DType, TensorType, override, require_bool, require_int
+from smelt.types import DType, TensorType, counted, require_bool, require_int
 
 if TYPE_CHECKING:
     from smelt.logger import Logger
@@ -24,11 +23,11 @@ _DEFAULT_WORKSPACE_BYTES = 1 << 20
 """Default of `InferBuilder.max_workspace_size`, in bytes."""
 
 
-class InferBuilder(Destroyable):
+class InferBuilder(LoggingFactory):
     """Builder of engines. Each option is an attribute and also has the documented setter."""
 
     def __init__(self, logger: Logger) -> None:
-        self.logger = adopt(self, logger)
+        super().__init__(logger)
         self.device = "cpu"
         """Device that engines are built for: "cpu", "cuda", or "cuda:1" for the GPU of index 1."""
         self.max_batch_size = 1
@@ -41,7 +40,6 @@ class InferBuilder(Destroyable):
         """Number of means that are measured; the smallest is the candidate's time."""
         self.average_find_iterations = EFFORTS["fast"].runs_per_mean
         """Number of runs that each mean is taken over."""
-        self._is_open = True
 
     def set_max_batch_size(self, batch_size: int) -> None:
         """Set the largest batch, which is the one that is tuned for; smaller ones run too."""
@@ -87,12 +85,8 @@ class InferBuilder(Destroyable):
         """
         is_watched = require_bool(self.debug_sync, "debug_sync", BuildError)
         minimum = Severity.VERBOSE if is_watched else Severity.INFO
-        with forward_to(SeverityAdapter(self.logger), minimum=minimum):
-            try:
-                return self._build(network)
-            except SmeltError as error:
-                self.logger.log(Severity.ERROR, str(error))
-                raise
+        with self._logged(minimum):
+            return self._build(network)
 
     def _build(self, network: InferNetwork) -> CudaEngine:
         """Check the options and the network, build the engine, and log its layers."""
@@ -105,7 +99,7 @@ class InferBuilder(Destroyable):
             require_bool(self.half2_mode, "half2_mode", BuildError) and self.platform_has_fast_fp16
         )
         if self.half2_mode and not is_half:
-            message = f"half2 mode is only for GPUs; on {self.device!r} layers compute in float32"
+            message = f"half2 mode is only for GPUs; on {self.device!r}, layers compute in float32"
             self.logger.log(Severity.WARNING, message)
         engine = build(
             float32_bindings(network.graph),
@@ -121,15 +115,9 @@ class InferBuilder(Destroyable):
             ),
         )
         names = ", ".join(layer.name for layer in engine.layers)
-        message = f"{engine.name}: {len(engine.layers)} layers: {names}"
+        message = f"{engine.name}: {counted(len(engine.layers), 'layer')}: {names}"
         self.logger.log(Severity.INFO, message)
         return CudaEngine(engine, self.logger)
-
-    @override
-    def destroy(self) -> None:
-        """Destroy the builder. Its networks and engines stay valid; a second call does nothing."""
-        self._is_open = False
-        release(self)
 
 
 def float32_bindings(graph: Graph) -> Graph:
@@ -138,19 +126,13 @@ def float32_bindings(graph: Graph) -> Graph:
     Casts to and from float16 are inserted. Inputs and outputs keep their names.
     """
     copy = clone(graph)
-    for value in copy.inputs:
-        kind = value.tensor
-        if kind.dtype is DType.FLOAT16:
-            value.type = TensorType(DType.FLOAT32, kind.shape)
-            users = list(dict.fromkeys(value.users))
-            first = next((n for n in copy.nodes if n in users), None)
-            cast = copy.add(
-                Cast(DType.FLOAT16), value, name=f"{value.name} to float16", before=first
-            )
-            for user in users:
-                for index, operand in enumerate(user.inputs):
-                    if operand is value:
-                        copy.set_input(user, index, cast.output)
+    for index, value in enumerate(copy.inputs):
+        if value.tensor.dtype is DType.FLOAT16:
+            source = Value(value.name, TensorType(DType.FLOAT32, value.tensor.shape))
+            name, first = f"{value.name} to float16", next(iter(value.users), None)
+            cast = copy.add(Cast(DType.FLOAT16), source, name=name, before=first)
+            copy.inputs[index] = source
+            copy.replace_uses(value, cast.output)
     for index, value in enumerate(copy.outputs):
         if value.tensor.dtype is DType.FLOAT16:
             name, value.name = value.name, f"{value.name} in float16"

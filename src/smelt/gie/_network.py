@@ -18,6 +18,7 @@ from smelt.gie._enums import (
 from smelt.gie._output_dimensions import attributes_for
 from smelt.network import Layer, NetworkDefinition, Tensor
 from smelt.types import (
+    counted,
     require_array,
     require_callable,
     require_float,
@@ -41,9 +42,7 @@ ItemT = TypeVar("ItemT")
 _INPUT_ELEMENTS: Final = 1 << 30
 """An input must have fewer elements than this."""
 _LRN_WINDOWS: Final = range(1, 16, 2)
-_LRN_ALPHA: Final = (-1e20, 1e20)
-_LRN_BETA: Final = (0.01, 1e5)
-_LRN_K: Final = (1e-5, 1e10)
+_LRN_RANGES: Final = {"alpha": (-1e20, 1e20), "beta": (0.01, 1e5), "k": (1e-5, 1e10)}
 
 _KINDS: Final = {
     LayerType.CONVOLUTION: ("convolution", "conv"),
@@ -185,7 +184,7 @@ class InferNetwork:
     """
 
     def __init__(self, name: str = "network") -> None:
-        self.definition = NetworkDefinition(name, tensor_names="{layer} [{index}]")
+        self.definition = NetworkDefinition(name, tensor_name_format="{layer} [{index}]")
         self._formulas: dict[LayerType, OutputDimensionsFormula] = {}
         self._unstated_groups: set[Node] = set()
         """Last nodes of layers with weights for several groups, until `set_groups` is called."""
@@ -202,7 +201,9 @@ class InferNetwork:
             GraphError: the network has layers or inputs already.
         """
         if self.definition.layers or self.definition.inputs:
-            raise GraphError("the network already has layers; parse into an empty network")
+            raise GraphError(
+                "the network already has layers or inputs; parse into an empty network"
+            )
         self.definition = definition
 
     def check(self, max_batch_size: int) -> None:
@@ -216,8 +217,8 @@ class InferNetwork:
             count = max_batch_size * math.prod(fixed_extents(tensor.shape, tensor.name))
             if count >= _INPUT_ELEMENTS:
                 raise ShapeError(
-                    f"{max_batch_size} x {list(tensor.shape)} are {count} elements; with its "
-                    "batch an input must have fewer than 2^30",
+                    f"the input has {count:,} elements (batch {max_batch_size} x dims "
+                    f"{list(tensor.shape)}); it must have fewer than 2^30",
                     node=tensor.name,
                 )
         for layer in self.definition.layers:
@@ -228,9 +229,8 @@ class InferNetwork:
                     "weights for all channels",
                     node=layer.name,
                 )
-        for index in range(self.nb_layers if self._formulas else 0):
-            if (infer_layer := self.get_layer(index)) is not None:
-                self.apply_formula(infer_layer)
+        for layer in self.definition.layers if self._formulas else ():
+            self.apply_formula(InferLayer(self, layer.nodes))
 
     # ---- tensors
 
@@ -249,9 +249,7 @@ class InferNetwork:
         extents = require_ints(dims, "the tuple of dims (C, H, W)", refuse, count=3, least=1)
         count = math.prod(extents)
         if count >= _INPUT_ELEMENTS:
-            raise refuse(
-                f"an input of {count} elements is too large; there must be fewer than 2^30"
-            )
+            raise refuse(f"the input has {count:,} elements; it must have fewer than 2^30")
         return self.definition.add_input(name, DataType.of(kind).dtype.value, extents)
 
     def mark_output(self, tensor: Tensor) -> None:
@@ -303,8 +301,8 @@ class InferNetwork:
             groups, "groups", partial(ShapeError, node=layer.name), least=1
         ):
             raise ShapeError(
-                f"the weights are for {weight_groups} groups, not {groups}; their shape is "
-                "K x C / groups x R x S for a convolution and C x K / groups x R x S for a "
+                f"the weights are for {counted(weight_groups, 'group')}, not {groups}; their shape "
+                "is K x C / groups x R x S for a convolution and C x K / groups x R x S for a "
                 "deconvolution",
                 node=layer.name,
             )
@@ -335,9 +333,9 @@ class InferNetwork:
         before = self._formulas.pop(kind, None)
         if formula is not None:
             self._formulas[kind] = formula
-        for index in range(self.nb_layers):
-            layer = self.get_layer(index)
-            if layer is None or layer.type is not kind:
+        for existing in self.definition.layers:
+            layer = InferLayer(self, existing.nodes)
+            if layer.type is not kind:
                 continue
             if formula is not None:
                 self.apply_formula(layer)
@@ -447,10 +445,11 @@ class InferNetwork:
             ShapeError: the window is not odd or not in 1 to 15, or a parameter is out of range.
         """
         if require_int(window, "the window of LRN", ShapeError) not in _LRN_WINDOWS:
-            raise ShapeError(f"the window of LRN is {window}; it must be odd and in 1 to 15")
-        ranges = (("alpha", alpha, _LRN_ALPHA), ("beta", beta, _LRN_BETA))
-        for name, value, (low, high) in (*ranges, ("k", k, _LRN_K)):
-            require_float(value, f"{name} of LRN", ShapeError, low, high)
+            raise ShapeError(
+                f"the window of LRN is {window}; it must be an odd number from 1 to 15"
+            )
+        for name, value in (("alpha", alpha), ("beta", beta), ("k", k)):
+            require_float(value, f"{name} of LRN", ShapeError, *_LRN_RANGES[name])
         output = self.definition.add_lrn(x, window, alpha=alpha, beta=beta, k=k)
         return self._layer_of(output)
 
@@ -549,7 +548,8 @@ def fixed_extents(shape: Shape, name: str, count: int | None = None) -> tuple[in
     """
     if not all(isinstance(extent, int) for extent in shape):
         raise ShapeError(
-            f"{[*map(str, shape)]} has symbolic extents; dims must be numbers", node=name
+            f"the shape [{', '.join(map(str, shape))}] has symbolic extents; GIE needs numbers",
+            node=name,
         )
     return require_ints(shape, "dims", partial(ShapeError, node=name), count=count)
 

@@ -59,7 +59,7 @@ def attributes_for(op: Op, dims: Pair, result: object, name: str) -> dict[str, o
     if any(pad < 0 for pad, _ in pairs):
         raise ShapeError(
             f"the formula gives an output of {sizes} for an input of {dims}; a window of "
-            f"{windowed.kernel_shape} with stride {windowed.strides} cannot produce that",
+            f"{windowed.kernel_shape} with stride {windowed.strides} cannot produce this output",
             node=name,
         )
     begin_pads = windowed.pads[: len(pairs)]

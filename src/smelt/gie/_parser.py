@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,10 +13,12 @@ from smelt.gie._destroyable import Destroyable
 from smelt.gie._enums import DataType
 from smelt.gie._network import check_network
 from smelt.importers import network_from_caffe
+from smelt.signal_errors import path_mode
 from smelt.types import override, require_int, require_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from smelt.gie._network import InferNetwork
     from smelt.ir import Array
@@ -87,10 +90,10 @@ class CaffeParser(Destroyable):
         """
         self._check_open()
         check_network(network)
-        self._check_size(model)
+        caffemodel = require_path(model, "a caffemodel", ModelFormatError)
+        self._check_size(caffemodel)
         kind = DataType.of(dtype).dtype.value
         prototxt = require_path(deploy, "a prototxt", ModelFormatError)
-        caffemodel = require_path(model, "a caffemodel", ModelFormatError)
         definition, blobs = network_from_caffe(prototxt, caffemodel, dtype=kind, outputs=[])
         network.fill(definition)
         return BlobNameToTensor(blobs)
@@ -119,9 +122,8 @@ class CaffeParser(Destroyable):
         if not self._is_open:
             raise ContextError("this parser was destroyed; create another")
 
-    def _check_size(self, model: str | os.PathLike[str]) -> None:
-        path = require_path(model, "a caffemodel", ModelFormatError)
-        if self._buffer_bytes is None or not os.path.isfile(path):
+    def _check_size(self, path: Path) -> None:
+        if self._buffer_bytes is None or not stat.S_ISREG(path_mode(path)):
             return
         if (size := os.path.getsize(path)) > self._buffer_bytes:
             raise ModelFormatError(

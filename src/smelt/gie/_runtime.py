@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from smelt.builder import load
-from smelt.errors import ContextError, SmeltError
+from smelt.errors import ContextError
 from smelt.gie._destroyable import Destroyable
-from smelt.gie._logging import SeverityAdapter, adopt, release
 from smelt.gie._network import fixed_extents
-from smelt.logger import Severity, forward_to
+from smelt.gie._shared_logger import LoggingFactory
+from smelt.logger import Severity
 from smelt.types import (
     is_json_object,
     items_of,
@@ -57,7 +57,7 @@ class InferContext(Destroyable):
             self.context.execute(batch_size, bindings)
             return True
         before = self.profiler
-        self.profiler = _LayerLog(self.engine.logger, before)
+        self.profiler = _LoggingProfiler(self.engine.logger, before)
         try:
             self.context.execute(batch_size, bindings)
         finally:
@@ -101,7 +101,7 @@ class InferContext(Destroyable):
         self.context.close()
 
 
-class _LayerLog:
+class _LoggingProfiler:
     """Profiler that logs each layer's time and passes it to the application's profiler, if any."""
 
     def __init__(self, logger: Logger, profiler: Profiler | None) -> None:
@@ -209,12 +209,8 @@ class CudaEngine(Destroyable):
         self.engine.close()
 
 
-class InferRuntime(Destroyable):
+class InferRuntime(LoggingFactory):
     """Runtime that deserialises engines."""
-
-    def __init__(self, logger: Logger) -> None:
-        self.logger = adopt(self, logger)
-        self._is_open = True
 
     def deserialize_cuda_engine(
         self, source: bytes | bytearray | memoryview | BinaryIO | str | os.PathLike[str]
@@ -231,18 +227,8 @@ class InferRuntime(Destroyable):
         """
         if not self._is_open:
             raise ContextError("this runtime was destroyed; create another")
-        with forward_to(SeverityAdapter(self.logger)):
-            try:
-                return CudaEngine(load(source), self.logger)
-            except SmeltError as error:
-                self.logger.log(Severity.ERROR, str(error))
-                raise
-
-    @override
-    def destroy(self) -> None:
-        """Destroy the runtime. Its engines stay valid; a second call does nothing."""
-        self._is_open = False
-        release(self)
+        with self._logged():
+            return CudaEngine(load(source), self.logger)
 
 
 def create_infer_runtime(logger: Logger) -> InferRuntime:

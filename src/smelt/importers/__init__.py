@@ -5,7 +5,7 @@ return the graph itself, ``read_onnx`` returns the ONNX message for another engi
 ``external_files`` names the files that an ONNX model consists of besides its own.
 """
 
-from smelt.importers._networks import (
+from smelt.importers._import_network import (
     external_files,
     network_from_caffe,
     network_from_onnx,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from smelt.inspect._report import masked_report
-from smelt.inspect._svg_graph import MAX_GRAPH_BOXES, graph_to_svg
+from smelt.inspect._svg_graph import PageSpace, draw_graph
 from smelt.inspect._svg_memory import memory_to_svg
 from smelt.inspect._text import (
     CODE_HEADS,
@@ -41,57 +41,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from smelt.inspect._report import (
-        BindingReport,
         EngineReport,
         KernelReport,
         LayerReport,
         PassNote,
         PlanReport,
     )
-
-_STYLE: Final = """
-:root { color-scheme: light dark; --text: #1a202c; --page: #fff; --card: #f4f4f1; --faint: #555;
-  --line: #e8e8e4; --head: #cbd5e0; --slow: #fdeeed; --no: #7a5c00; --target: #fff3d6;
-  --link: #1d4f91; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #dfe3ea; --page: #16181d; --card: #23262d; --faint: #a3a9b5; --line: #2e323a;
-    --head: #4a5160; --slow: #4a2523; --no: #e0b84c; --target: #4a3d16; --link: #8fbcf5; }
-  svg { filter: invert(.91) hue-rotate(180deg); }
-}
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1.2rem;
-  color: var(--text); background: var(--page); }
-h1 { font-size: 1.7rem; margin-bottom: .2rem; } h2 { margin-top: 2.4rem; }
-h3 { margin: 1.8rem 0 .5rem; } code, .mono { font: 12.5px/1.45 ui-monospace, monospace; }
-.facts { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; padding: 0;
-  list-style: none; }
-.facts li { background: var(--card); border-radius: 8px; padding: .55rem .9rem; }
-.facts b { display: block; font-size: 1.15rem; }
-.facts span { color: var(--faint); font-size: .85rem; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
-th { text-align: left; border-bottom: 2px solid var(--head); padding: .35rem .6rem; }
-td { border-bottom: 1px solid var(--line); padding: .32rem .6rem; vertical-align: top; }
-th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-tr.slow td { background: var(--slow); } .no { color: var(--no); }
-.graph { margin: 0; } .tools { display: none; flex-wrap: wrap; gap: .5rem; margin: .5rem 0; }
-.graph input { width: 16rem; } .graph output { min-width: 5rem; color: var(--faint); }
-.graph input, .graph button { font: inherit; padding: .1rem .5rem; }
-.view { overflow: auto; max-height: 46rem; border: 1px solid var(--line); border-radius: 8px; }
-.view:focus { outline: 2px solid var(--link); }
-.live .tools { display: flex; } .live .view { overflow: hidden; height: min(46rem, 80vh);
-  background: #fbfbfa; cursor: grab; touch-action: none; user-select: none; }
-.live .view:active { cursor: grabbing; }
-.live .view svg { width: 100%; height: 100%; }
-.found rect { stroke: #d97706; stroke-width: 2.5; }
-.current rect { stroke: #c2185b; stroke-width: 4; }
-@media (prefers-color-scheme: dark) { .live .view { background: #191919; } }
-body { overflow-wrap: break-word; } .wide { overflow-x: auto; }
-svg { display: block; max-width: 100%; height: auto; }
-.view svg { max-width: none; margin: 0 auto; }
-summary { cursor: pointer; } details table { margin: .4rem 0 .8rem; width: auto; }
-tr:target td { background: var(--target); } a { color: var(--link); }
-pre { background: var(--card); border-radius: 8px; padding: .7rem .9rem; overflow: auto;
-  max-height: 34rem; font: 12.5px/1.45 ui-monospace, monospace; }
-"""
+    from smelt.inspect._svg_graph import GraphDrawing
 
 _BUTTONS: Final = (
     ("previous", "&lsaquo;", "previous", "Shift+Enter, N"),
@@ -113,25 +69,26 @@ def report_to_html(report: EngineReport) -> str:
     The only script moves and searches the graph. The content security policy allows only a script
     of its hash, so that no text of an engine could run even if it were not escaped.
     """
-    report, script = masked_report(report), _script()
+    report, script = masked_report(report), _resource("_graph_view.js")
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(report.network)}</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">',
-        f"<style>{_STYLE}</style></head><body>",
+        f"<style>\n{_resource('_report.css')}</style></head><body>",
     ]
+    space = PageSpace()
     for engine in (report, *report.partitions):
         parts += _head(engine)
         for number, plan in enumerate(engine.plans):
-            parts += _plan(engine, plan, number)
+            parts += _plan(engine, plan, number, space)
         parts += [*_kernels(engine), *_weights(engine)]
     return "\n".join([*parts, f"<script>{script}</script>", "</body></html>"]) + "\n"
 
 
 @cache
-def _script() -> str:
-    return Path(__file__).with_name("_graph_view.js").read_text(encoding="utf-8")
+def _resource(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def _policy(script: str) -> str:
@@ -156,16 +113,14 @@ def _head(report: EngineReport) -> Iterator[str]:
         ("kernels", str(len(report.kernels))),
         ("plans", str(len(report.plans))),
         ("reference steps", str(report.reference_steps)),
+        ("needs", ", ".join(report.libraries)),
+        (
+            "tuned for" if report.tuned_on else "assumed, because no tactic was timed",
+            "" if report.multiprocessors is None else f"{report.multiprocessors} multiprocessors",
+        ),
+        ("largest batch", "" if report.max_batch_size is None else str(report.max_batch_size)),
+        ("contains its network", "can be retuned" if report.is_retunable else ""),
     ]
-    if report.libraries:
-        facts.append(("needs", ", ".join(report.libraries)))
-    if report.multiprocessors is not None:
-        verb = "tuned for" if report.tuned_on else "assumed, because no tactic was timed"
-        facts.append((verb, f"{report.multiprocessors} multiprocessors"))
-    if report.max_batch_size is not None:
-        facts.append(("largest batch", str(report.max_batch_size)))
-    if report.is_retunable:
-        facts.append(("contains its network", "can be retuned"))
     yield from _facts(facts)
     if note := format_host_steps(report):
         yield f'<p class="no">{escape(note)}.</p>'
@@ -181,11 +136,14 @@ def _head(report: EngineReport) -> Iterator[str]:
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
-    items = "".join(f"<li><b>{escape(v)}</b><span>{escape(n)}</span></li>" for n, v in facts)
+    """Yield the HTML of names and texts, without those whose text is empty."""
+    items = "".join(
+        f"<li><b>{escape(text)}</b><span>{escape(name)}</span></li>" for name, text in facts if text
+    )
     yield f'<ul class="facts">{items}</ul>'
 
 
-def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
+def _plan(report: EngineReport, plan: PlanReport, number: int, space: PageSpace) -> Iterator[str]:
     """Yield the HTML of a plan."""
     ranges = format_plan_sizes(plan)
     title = "Plan" if len(report.plans) == 1 else f"Plan {number + 1}"
@@ -198,7 +156,7 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
             ("steps", str(plan.steps)),
             ("native + host segments", f"{plan.native_segments} + {plan.host_segments}"),
             ("arena", format_bytes(plan.arena_bytes)),
-            ("least possible arena", format_bytes(plan.arena_lower_bound_bytes)),
+            ("lower bound of the arena", format_bytes(plan.arena_lower_bound_bytes)),
         ]
     )
     if plan.memory:
@@ -206,7 +164,7 @@ def _plan(report: EngineReport, plan: PlanReport, number: int) -> Iterator[str]:
     if plan.nodes:
         yield "<h3>Graph after the passes</h3>"
         yield "<p>Grey nodes are views: they copy nothing. Red nodes run in Python.</p>"
-        yield from _graph(plan, report.bindings)
+        yield from _graph(draw_graph(plan, report.bindings, space))
     yield "<h3>Layers</h3>"
     yield f"<p>Open a tactic to see the alternatives. {_sentence(format_times_note(report))}</p>"
     yield from _layers(plan.layers)
@@ -231,12 +189,10 @@ def _memory(plan: PlanReport) -> Iterator[str]:
     yield memory_to_svg(plan)
 
 
-def _graph(plan: PlanReport, bindings: Sequence[BindingReport]) -> Iterator[str]:
+def _graph(drawing: GraphDrawing) -> Iterator[str]:
     """Yield the HTML of a graph with its buttons and search field."""
-    boxes = len(plan.nodes) + len(bindings)
-    if boxes > MAX_GRAPH_BOXES:
-        drawn = f"{boxes} boxes, of which the first {MAX_GRAPH_BOXES} are drawn"
-        yield f'<p class="no">The graph has {drawn}.</p>'
+    if drawing.note:
+        yield f'<p class="no">{escape(drawing.note)}</p>'
     buttons = "".join(
         f'<button type="button" value="{value}" title="{title} ({key})">{text}</button>'
         for value, text, title, key in _BUTTONS
@@ -246,7 +202,7 @@ def _graph(plan: PlanReport, bindings: Sequence[BindingReport]) -> Iterator[str]
     yield f"{buttons}<output></output></div>"
     yield '<div class="view" tabindex="0" role="group" aria-label="The graph. Arrows move, plus and'
     yield ' minus zoom, 0 shows everything, / searches, n goes to the next match.">'
-    yield f"{graph_to_svg(plan, bindings)}</div></figure>"
+    yield f"{drawing.svg}</div></figure>"
 
 
 def _layers(layers: Sequence[LayerReport]) -> Iterator[str]:
@@ -332,7 +288,10 @@ def _kernels(report: EngineReport) -> Iterator[str]:
     """Yield the HTML of the kernels, with their source text if the report has it."""
     yield "<h2>Kernels</h2>"
     if report.no_sources:
-        yield f'<p class="no">Their source is not shown: {escape(report.no_sources)}.</p>'
+        yield (
+            f'<p class="no">The source of the kernels is not shown: {escape(report.no_sources)}.'
+            "</p>"
+        )
     has_codes = any(kernel.codes for kernel in report.kernels)
     if has_codes:
         yield "<p>Registers and local memory (spilled registers) are per thread, shared memory"

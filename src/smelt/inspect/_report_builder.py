@@ -10,17 +10,18 @@ import contextlib
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, get_type_hints
 
 import numpy as np
 
 from smelt.devices import DEVICE_KINDS
 from smelt.devices.cuda import LIBRARIES, SIZE_FEATURE
-from smelt.engine import EngineFile, HostCall, HostStep, Launch, Space, key_id, verify_signature
+from smelt.engine import EngineFile, HostCall, HostStep, Space, key_id, verify_signature
 from smelt.errors import EngineFormatError, SmeltError, TrustError, UnboundSymbolError
+from smelt.inspect._kernel_resources import CubinReader
 from smelt.inspect._kernel_sources import SourceWriter
-from smelt.inspect._machine_code import CubinReader
 from smelt.inspect._report import (
     BindingReport,
     CandidateReport,
@@ -35,13 +36,7 @@ from smelt.inspect._report import (
     SignerReport,
     WeightReport,
 )
-from smelt.inspect._roofline import (
-    Profile,
-    WorkModel,
-    known_peaks,
-    total_work,
-    work_of_kernels,
-)
+from smelt.inspect._roofline import Profile, RooflineModel, known_peaks, total_work, work_of_kernels
 from smelt.inspect._tensor_lifetimes import lifetimes_of_plan, max_live_bytes, reported_lifetimes
 from smelt.ir import Constant
 from smelt.ops import recipe_from_json
@@ -53,14 +48,15 @@ from smelt.types import (
     items_of,
     parse_json,
     require_bool,
+    require_instance,
     shared_formula_limit,
-    shown,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from smelt.engine import EngineHeader, LayerInfo, Plan, Step, Weight
+    from smelt.inspect._report import ReportT
 
 
 _MAX_DIGITS: Final = 10
@@ -82,7 +78,7 @@ class Inspectable(Protocol):
 
 
 @enough_memory_for("the report")
-@shared_formula_limit()
+@shared_formula_limit
 def report_of(
     engine: Inspectable,
     *,
@@ -160,8 +156,8 @@ def _check_arguments(sources: object, profile: object, peaks: object) -> None:
     """
     require_bool(sources, "sources", SmeltError)
     for name, value, kind in (("profile", profile, Profile), ("peaks", peaks, Peaks)):
-        if value is not None and not isinstance(value, kind):
-            raise SmeltError(f"{name} is {shown(value)}; it must be a {kind.__name__}")
+        if value is not None:
+            require_instance(value, kind, name, SmeltError, f"a {kind.__name__}")
 
 
 def _fields_from_features(features: Sequence[str]) -> dict[str, Any]:
@@ -190,17 +186,12 @@ def _plans(
     if profile is not None and not names >= profile.sizes.keys():
         profile = None  # the profile is of an engine with other symbols
     for number, plan in enumerate(header.plans):
-        work_model = WorkModel(plan.largest, peaks, None)
+        roofline_model = RooflineModel(plan.largest, peaks, None)
         if profile is not None and profile.fits(plan):
-            work_model = WorkModel({**plan.largest, **profile.sizes}, peaks, profile)
+            roofline_model = RooflineModel({**plan.largest, **profile.sizes}, peaks, profile)
             profile = None  # a run uses the first plan that fits
-        yield _plan(
-            header,
-            number,
-            record[number] if number < len(record) else {},
-            ranges[number],
-            work_model,
-        )
+        known: Mapping[str, object] = record[number] if number < len(record) else {}
+        yield _plan(header, number, known, ranges[number], roofline_model)
 
 
 def _weight(weight: Weight) -> WeightReport:
@@ -250,7 +241,7 @@ def _kernels(
 ) -> Iterator[KernelReport]:
     """Yield the report on each kernel that the plans launch."""
     header = engine.header
-    launches = [s for p in header.plans for s in p.steps if isinstance(s, Launch)]
+    launches = [launch for plan in header.plans for launch in plan.launches]
     uses = Counter(launch.kernel for launch in launches)
     kind = DEVICE_KINDS.get(header.fingerprint.device)  # None in engines of other versions
     has_cubins = kind is not None and kind.has_cubins
@@ -307,7 +298,7 @@ def _plan(
     number: int,
     record: Mapping[str, object],
     layers: range,
-    work_model: WorkModel,
+    roofline_model: RooflineModel,
 ) -> PlanReport:
     """Return the report on one plan.
 
@@ -316,14 +307,14 @@ def _plan(
         number: index of the plan.
         record: its entry in the build report, which is not validated.
         layers: indices of its layers.
-        work_model: sizes, peak rates and times for the layers' work.
+        roofline_model: sizes, peak rates and times for the layers' work.
     """
     plan = header.plans[number]
     kinds = [is_host for is_host, _ in groupby(isinstance(s, HostStep) for s in plan.steps)]
     host_steps = [step for step in plan.steps if isinstance(step, HostStep)]
     references = tuple(_op_name(step) for step in host_steps if isinstance(step, HostCall))
     memory = tuple(reported_lifetimes(record)) or tuple(lifetimes_of_plan(plan))
-    layer_reports = tuple(_layers(header, layers, plan.steps, record, work_model))
+    layer_reports = tuple(_layers(header, layers, plan.steps, record, roofline_model))
     bound = record.get("lower_bound_bytes")
     return PlanReport(
         symbols=plan.symbols,
@@ -347,7 +338,7 @@ def _plan(
             (_text(n.get("name")), _text(n.get("op"))) for n in _records(record.get("source"))
         ),
         nodes=tuple(map(_node, _records(record.get("nodes")))),
-        counted_at=tuple((name, work_model.sizes[name]) for name in plan.largest),
+        counted_at=tuple((name, roofline_model.sizes[name]) for name in plan.largest),
         work=total_work([layer.work for layer in layer_reports if layer.work is not None]),
     )
 
@@ -378,7 +369,7 @@ def _layers(
     layers: range,
     steps: Sequence[Step],
     record: Mapping[str, object],
-    work_model: WorkModel,
+    roofline_model: RooflineModel,
 ) -> Iterator[LayerReport]:
     """Yield the report on each layer of a plan."""
     own: dict[int, list[Step]] = {index: [] for index in layers}
@@ -389,7 +380,7 @@ def _layers(
     for index in layers:
         info = header.layers[index]
         node = _text(dict(info.details).get("node"))
-        yield _layer(index, info, own[index], record, nodes.get(node, {}), work_model)
+        yield _layer(index, info, own[index], record, nodes.get(node, {}), roofline_model)
 
 
 def _layer(
@@ -398,7 +389,7 @@ def _layer(
     own: Sequence[Step],
     record: Mapping[str, object],
     known: Mapping[str, object],
-    work_model: WorkModel,
+    roofline_model: RooflineModel,
 ) -> LayerReport:
     """Return the report on one layer.
 
@@ -408,7 +399,7 @@ def _layer(
         own: its steps.
         record: the plan's entry in the build report, which is not validated.
         known: the node's entry in the build report, which is not validated.
-        work_model: sizes, peak rates and times for its work.
+        roofline_model: sizes, peak rates and times for its work.
     """
     details = dict(info.details)
     node = _text(details.get("node"))
@@ -438,8 +429,8 @@ def _layer(
             )
         ),
         refusals=_texts(_field(record, "refusals", node)),
-        launches=work_model.launches(own),
-        work=work_model.work(info.name, known.get("flop") if node else "0", own),
+        launches=roofline_model.launches(own),
+        work=roofline_model.work(info.name, known.get("flop") if node else "0", own),
     )
 
 
@@ -493,39 +484,39 @@ def _times(record: object) -> Iterator[tuple[str, float]]:
 def _passes(plan: Mapping[str, object]) -> Iterator[PassSummary]:
     """Yield the summary of each pass from a plan's entry in the build report."""
     for record in _records(plan.get("passes")):
-        yield PassSummary(
-            _text(record.get("name")),
-            int(_number(record.get("nodes_before"))),
-            int(_number(record.get("nodes_after"))),
-            _number(record.get("seconds")),
-            tuple(
-                PassNote(
-                    _texts(note.get("before")),
-                    _texts(note.get("after")),
-                    _text(note.get("detail")),
-                    note.get("applied") is True,
-                )
-                for note in _records(record.get("notes"))
-            ),
-        )
+        notes = tuple(_report(PassNote, note) for note in _records(record.get("notes")))
+        yield _report(PassSummary, record, notes=notes)
 
 
 def _node(record: Mapping[str, object]) -> NodeReport:
     """Return the report on a node from its entry in the build report."""
-    return NodeReport(
-        name=_text(record.get("name")),
-        op=_text(record.get("op")),
-        layers=_texts(record.get("layers")),
-        inputs=_texts(record.get("inputs")),
-        outputs=_texts(record.get("outputs")),
-        types=_texts(record.get("types")),
-        tactic=_text(record.get("tactic")),
-        is_reference=record.get("is_reference") is True,
-        is_view=record.get("aliasing") not in ("none", None),
-    )
+    return _report(NodeReport, record, is_view=record.get("aliasing") not in ("none", None))
 
 
 # ---- access to the build report, which is not validated
+
+
+_field_types: Final[Callable[[Any], Mapping[str, Any]]] = cache(get_type_hints)
+"""Evaluates the annotations of a class, which takes longer than to read an entry."""
+
+
+def _report(kind: type[ReportT], record: Mapping[str, object], **known: object) -> ReportT:
+    """Return a report whose fields have the names of those of an entry in the build report.
+
+    Args:
+        kind: type of the report; the fields' types say how they are read.
+        record: the entry.
+        known: fields that are not read from the entry.
+    """
+    readers: dict[object, Callable[[Any], object]] = {
+        str: _text,
+        tuple[str, ...]: _texts,
+        bool: lambda value: value is True,
+        int: lambda value: int(_number(value)),
+        float: _number,
+    }
+    hints = {name: hint for name, hint in _field_types(kind).items() if name not in known}
+    return kind(**known, **{name: readers[hint](record.get(name)) for name, hint in hints.items()})
 
 
 def _reported_plans(text: str) -> list[Mapping[str, object]]:

@@ -70,7 +70,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkModel:
+class RooflineModel:
     """Sizes, peak rates and measured times from which the work of a plan's layers is computed."""
 
     sizes: Mapping[str, int]
@@ -80,12 +80,11 @@ class WorkModel:
 
     def launches(self, steps: Sequence[Step]) -> tuple[LaunchReport, ...]:
         """Return the launches among a layer's steps."""
-        reports: list[LaunchReport] = []
-        for step in steps:
-            if isinstance(step, Launch):
-                blocks = self._value(step.chunks)
-                reports.append(LaunchReport(step.kernel.symbol, blocks, self.moved_bytes(step)))
-        return tuple(reports)
+        return tuple(
+            LaunchReport(step.kernel.symbol, self._value(step.chunks), self.moved_bytes(step))
+            for step in steps
+            if isinstance(step, Launch)
+        )
 
     def work(self, name: str, flop: object, steps: Sequence[Step]) -> WorkReport | None:
         """Return the work of a layer; None for a layer without steps.
@@ -100,18 +99,9 @@ class WorkModel:
         counts = [self.moved_bytes(step) for step in steps]
         moved = None if None in counts else sum(n for n in counts if n is not None)
         amount, kind = self._flop(flop), self._factors(steps)
-        bound, by = self._bound(amount, moved, kind)
+        bound = self._bound(amount, moved, kind)
         measured = None if self.profile is None else self.profile.seconds.get(name)
-        return WorkReport(
-            flop=amount,
-            moved_bytes=moved,
-            flop_per_byte=amount / moved if amount is not None and moved else None,
-            factors=kind if amount else "",
-            bound_seconds=bound,
-            bound_by=by,
-            measured_seconds=measured,
-            share_of_bound=bound / measured if bound is not None and measured else None,
-        )
+        return _work_report(amount, moved, kind if amount else "", bound, measured)
 
     def _factors(self, steps: Sequence[Step]) -> str:
         """Return the type in which a layer multiplies: the fastest one among its launches."""
@@ -209,15 +199,27 @@ def total_work(parts: Sequence[WorkReport]) -> WorkReport:
     moved = _sum([part.moved_bytes for part in parts])
     bound = _sum([part.bound_seconds for part in parts])
     measured = _sum([part.measured_seconds for part in parts])
+    return _work_report(flop, None if moved is None else int(moved), "", (bound, ""), measured)
+
+
+def _work_report(
+    flop: float | None,
+    moved: int | None,
+    factors: str,
+    bound: tuple[float | None, str],
+    measured: float | None,
+) -> WorkReport:
+    """Return a report with the ratios of its numbers; ``bound`` is a time and what limits it."""
+    seconds, by = bound
     return WorkReport(
         flop=flop,
-        moved_bytes=None if moved is None else int(moved),
+        moved_bytes=moved,
         flop_per_byte=flop / moved if flop is not None and moved else None,
-        factors="",
-        bound_seconds=bound,
-        bound_by="",
+        factors=factors,
+        bound_seconds=seconds,
+        bound_by=by,
         measured_seconds=measured,
-        share_of_bound=bound / measured if bound is not None and measured else None,
+        share_of_bound=seconds / measured if seconds is not None and measured else None,
     )
 
 

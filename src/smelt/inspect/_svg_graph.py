@@ -7,12 +7,14 @@ heuristic of layered graph drawing, in several sweeps down and up.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from html import escape
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final
 
 from smelt.inspect._report import masked_report
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +35,10 @@ _SWEEPS: Final = 6
 """Number of sweeps over all rows that reorder them."""
 MAX_GRAPH_BOXES: Final = 3000
 """Largest number of boxes that are drawn."""
+MAX_PAGE_BOXES: Final = 30_000
+"""Largest number of boxes in all graphs of a page."""
+MAX_PAGE_PIECES: Final = 1 << 17
+"""Largest number of pieces of lines in all graphs of a page: a line has one for each row."""
 _MAX_LANE_ROWS: Final = 80
 """Edges over more rows are not drawn, because their lanes would take most of the picture."""
 
@@ -60,10 +66,12 @@ class _Item:
 class _Box(_Item):
     """The box of a node or a binding."""
 
+    width: int = _BOX_WIDTH
     title: str = ""
-    text: str = ""
+    subtitle: str = ""
+    """Second line: a shape, the types of results, or the word output."""
     tooltip: str = ""
-    """Further text of the box's tooltip, after title and text."""
+    """Further text of the box's tooltip, after title and subtitle."""
     fill: str = ""
     inputs: tuple[str, ...] = ()
     """Names of the tensors that the node reads."""
@@ -71,20 +79,68 @@ class _Box(_Item):
     """Names of the tensors that the node computes."""
 
 
+@dataclass(slots=True)
+class PageSpace:
+    """What the graphs of a page may still draw: time and size of a page do not depend on edges."""
+
+    boxes: int = field(default_factory=lambda: MAX_PAGE_BOXES)
+    pieces: int = field(default_factory=lambda: MAX_PAGE_PIECES)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphDrawing:
+    """Drawing of a graph."""
+
+    svg: str
+    note: str
+    """Sentences on what is not drawn; empty if everything is drawn."""
+
+
 def graph_to_svg(plan: PlanReport, bindings: Sequence[BindingReport]) -> str:
     """Return the optimised graph of a plan as a complete SVG document.
 
-    Grey boxes are views; red boxes run their op's reference in Python.
+    Grey boxes are views; red boxes run their op's reference in Python. The title says what is left
+    out of a very large graph.
     """
-    boxes = list(_boxes(*masked_report((plan, tuple(bindings)))))[:MAX_GRAPH_BOXES]
-    lines = _connect(boxes)
+    return draw_graph(*masked_report((plan, tuple(bindings))), PageSpace()).svg
+
+
+def draw_graph(
+    plan: PlanReport, bindings: Sequence[BindingReport], space: PageSpace
+) -> GraphDrawing:
+    """Return the drawing of a plan's graph; ``space`` shrinks by what is drawn.
+
+    Args:
+        plan: the plan; its names are masked.
+        bindings: inputs and outputs of the engine; their names are masked.
+        space: the space that the page has left.
+    """
+    boxes = list(islice(_boxes(plan, bindings), min(MAX_GRAPH_BOXES, space.boxes)))
+    space.boxes -= len(boxes)
+    lines, omitted = _connect(boxes, space)
+    note = " ".join(_omissions(len(plan.nodes) + len(bindings), len(boxes), len(lines), omitted))
+    return GraphDrawing(_drawn_graph(boxes, lines, note), note)
+
+
+def _omissions(count: int, boxes: int, lines: int, omitted: int) -> Iterator[str]:
+    """Yield sentences on what is not drawn."""
+    if boxes < count:
+        drawn = f"the first {boxes} are" if boxes else "none is"
+        yield f"The graph has {count} boxes, of which {drawn} drawn."
+    if omitted:
+        verb = "is" if omitted == 1 else "are"
+        yield f"Of {counted(lines + omitted, 'line')}, {omitted} {verb} not drawn: the longest."
+
+
+def _drawn_graph(boxes: Sequence[_Box], lines: Sequence[Sequence[_Item]], note: str) -> str:
+    """Return the SVG document of boxes and lines."""
     rows = _rows(boxes, lines)
     width = _arrange(rows)
     height = len(rows) * _ROW - (_ROW - _BOX_HEIGHT) + 2 * _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"',
         f'width="{width}" height="{height}" font-family="system-ui, sans-serif" font-size="11">',
-        "<title>The graph after the passes</title>",
+        f"<title>The graph after the passes{escape(note and f'. {note}')}</title>",
         f'<rect width="{width}" height="{height}" fill="#fbfbfa"/>',
     ]
     parts += [_drawn_line(line) for line in lines]
@@ -101,39 +157,19 @@ def _boxes(plan: PlanReport, bindings: Sequence[BindingReport]) -> Iterator[_Box
     for b in bindings:
         if b.is_input:
             shape = f"{b.dtype}[{', '.join(map(str, b.shape))}]"
-            yield _box(b.name, shape, "#d7e8f7", outputs=(b.name,))
+            yield _Box(title=b.name, subtitle=shape, fill="#d7e8f7", outputs=(b.name,))
     for node in plan.nodes:
-        yield _box(
-            f"{node.op}  {node.name}",
-            ", ".join(node.types),
-            _fill(node),
+        yield _Box(
+            title=f"{node.op}  {node.name}",
+            subtitle=", ".join(node.types),
+            tooltip=f"{' + '.join(node.layers)}\n{node.tactic}",
+            fill=_fill(node),
             inputs=node.inputs,
             outputs=node.outputs,
-            tooltip=f"{' + '.join(node.layers)}\n{node.tactic}",
         )
     for b in bindings:
         if not b.is_input:
-            yield _box(b.name, "output", "#d9f0dc", inputs=(b.name,))
-
-
-def _box(
-    title: str,
-    text: str,
-    fill: str,
-    *,
-    inputs: tuple[str, ...] = (),
-    outputs: tuple[str, ...] = (),
-    tooltip: str = "",
-) -> _Box:
-    return _Box(
-        width=_BOX_WIDTH,
-        title=title,
-        text=text,
-        tooltip=tooltip,
-        fill=fill,
-        inputs=inputs,
-        outputs=outputs,
-    )
+            yield _Box(title=b.name, subtitle="output", fill="#d9f0dc", inputs=(b.name,))
 
 
 def _fill(node: NodeReport) -> str:
@@ -142,23 +178,40 @@ def _fill(node: NodeReport) -> str:
     return "#ececea" if node.is_view else "#fff3d6"
 
 
-def _connect(boxes: Sequence[_Box]) -> list[list[_Item]]:
-    """Set the row of every box, and return the lines as the items that they pass."""
-    producers: dict[str, _Box] = {}
+def _connect(boxes: Sequence[_Box], space: PageSpace) -> tuple[list[list[_Item]], int]:
+    """Set the row of every box, and draw the shortest lines.
+
+    Returns:
+        The lines as the items that they pass, and the number of lines that are not drawn.
+    """
+    counts = Counter(lower.row - upper.row for upper, lower in _edges(boxes))
+    drawn: dict[int, int] = {}
+    for span in sorted(span for span in counts if span <= _MAX_LANE_ROWS):
+        drawn[span] = min(counts[span], space.pieces // span)
+        space.pieces -= drawn[span] * span
+    omitted = counts.total() - sum(drawn.values())
     lines: list[list[_Item]] = []
+    for upper, lower in _edges(boxes):
+        span = lower.row - upper.row
+        if drawn.get(span):
+            drawn[span] -= 1
+            lanes = [_Item(row) for row in range(upper.row + 1, lower.row)]
+            lines.append([upper, *lanes, lower])
+    for line in lines:
+        for above, below in pairwise(line):
+            above.below.append(below)
+            below.above.append(above)
+    return lines, omitted
+
+
+def _edges(boxes: Sequence[_Box]) -> Iterator[tuple[_Box, _Box]]:
+    """Set the row of every box, and yield the boxes that each edge leads from and to."""
+    producers: dict[str, _Box] = {}
     for box in boxes:  # in the order of execution, so producers come first
         sources = {producers[n]: producers[n] for n in box.inputs if n in producers}.values()
         box.row = max((source.row for source in sources), default=-1) + 1
         producers.update(dict.fromkeys(box.outputs, box))
-        for source in sources:
-            if box.row - source.row <= _MAX_LANE_ROWS:
-                lanes = [_Item(row) for row in range(source.row + 1, box.row)]
-                lines.append([source, *lanes, box])
-    for line in lines:
-        for upper, lower in pairwise(line):
-            upper.below.append(lower)
-            lower.above.append(upper)
-    return lines
+        yield from ((source, box) for source in sources)
 
 
 # ---- layout
@@ -192,17 +245,9 @@ def _arrange(rows: Sequence[list[_Item]]) -> int:
     for sweep in range(_SWEEPS):
         downwards = sweep % 2 == 0
         for number in range(len(rows)) if downwards else reversed(range(len(rows))):
-            rows[number].sort(key=_centre_above if downwards else _centre_below)
+            rows[number].sort(key=lambda i: _centre(i, i.above if downwards else i.below))
             place(number)
     return width
-
-
-def _centre_above(item: _Item) -> float:
-    return _centre(item, item.above)
-
-
-def _centre_below(item: _Item) -> float:
-    return _centre(item, item.below)
 
 
 def _centre(item: _Item, neighbours: Sequence[_Item]) -> float:
@@ -234,7 +279,7 @@ def _drawn_box(box: _Box) -> Iterator[str]:
     """Yield the SVG of a box with its tooltip and two lines of text."""
     x, y = box.left, box.top
     yield (
-        f"<g><title>{escape(box.title)}\n{escape(box.text)}\n{escape(box.tooltip)}</title>"
+        f"<g><title>{escape(box.title)}\n{escape(box.subtitle)}\n{escape(box.tooltip)}</title>"
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}" rx="5" '
         f'fill="{box.fill}" stroke="#5b6470" stroke-width="0.8"/>'
     )
@@ -242,7 +287,7 @@ def _drawn_box(box: _Box) -> Iterator[str]:
         f'<text x="{x + 9:.0f}" y="{y + 18:.0f}" fill="#1a202c" font-weight="600">'
         f"{escape(_short(box.title))}</text>"
     )
-    text = escape(_short(box.text))
+    text = escape(_short(box.subtitle))
     yield f'<text x="{x + 9:.0f}" y="{y + 34:.0f}" fill="#4a5568">{text}</text></g>'
 
 

@@ -43,7 +43,7 @@ def memory_to_svg(plan: PlanReport) -> str:
         lines += _box(life, steps, top)
     if plan.arena_lower_bound_bytes:
         y = _y(plan.arena_lower_bound_bytes, top)
-        text = f"least possible {format_bytes(plan.arena_lower_bound_bytes)}"
+        text = f"lower bound {format_bytes(plan.arena_lower_bound_bytes)}"
         lines.append(
             f'<line x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y:.1f}" y2="{y:.1f}" stroke="#b3261e" '
             f'stroke-dasharray="5 4"><title>{text}</title></line>'

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from smelt.engine import Launch, Space
+from smelt.engine import Space, accesses_of
 from smelt.inspect._report import TensorLifetime
 from smelt.types import items_of
 
@@ -30,10 +31,9 @@ def lifetimes_of_plan(plan: Plan) -> Iterator[TensorLifetime]:
     """Yield the lifetimes of arena buffers that follow from the steps, if the report has none."""
     live_ranges: dict[int, tuple[int, int]] = {}
     for number, step in enumerate(plan.steps):
-        views = step.operands if isinstance(step, Launch) else (*step.inputs, *step.outputs)
-        for view in views:
+        for view, _ in accesses_of(step):
             # The plan verifier has not checked an engine that was only read.
-            if view is None or not 0 <= view.buffer < len(plan.buffers):
+            if not 0 <= view.buffer < len(plan.buffers):
                 continue
             if plan.buffers[view.buffer].space is Space.ARENA:
                 first, _ = live_ranges.get(view.buffer, (number, number))
@@ -49,8 +49,4 @@ def max_live_bytes(memory: Sequence[TensorLifetime]) -> int:
         [(life.first_step, life.size_bytes) for life in memory]
         + [(life.last_step + 1, -life.size_bytes) for life in memory]
     )
-    total = largest = 0
-    for _, change in changes:
-        total += change
-        largest = max(largest, total)
-    return largest
+    return max(accumulate(change for _, change in changes), default=0)

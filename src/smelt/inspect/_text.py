@@ -132,10 +132,11 @@ def format_host_steps(report: EngineReport) -> str:
     where = "in Python, which is slow"
     if report.host_copy_bytes:
         size = format_bytes(report.host_copy_bytes)
-        where = f"on the host in Python, which is slow; {size} are copied for them in each run"
+        where = f"on the host in Python, which is slow and copies {size} in each run"
     ops = ", ".join(report.reference_ops)
     steps = "1 step runs" if report.reference_steps == 1 else f"{report.reference_steps} steps run"
-    return f"{steps} {where}: {ops} (layers {names})"
+    noun = "layer" if len(layers) == 1 else "layers"
+    return f"{steps} {where}: {ops} ({noun} {names})"
 
 
 def format_plan_sizes(plan: PlanReport) -> str:
@@ -210,7 +211,7 @@ def _plan_summary(plan: PlanReport, number: int, count: int) -> Iterator[str]:
     )
     ratio = plan.arena_bytes / plan.arena_lower_bound_bytes if plan.arena_lower_bound_bytes else 1
     yield (
-        f"  arena {format_bytes(plan.arena_bytes)}, {ratio:.2f} times the least possible; "
+        f"  arena {format_bytes(plan.arena_bytes)}, {ratio:.2f} times the lower bound; "
         f"scratch {format_bytes(plan.scratch_bytes)} per worker"
     )
 
@@ -229,17 +230,16 @@ def _layers(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]
         )
         for layer in plan.layers
     ]
-    heads = ("layer", "name", "op", "output", "format", "tactic")
-    yield TextTable(heads, rows, "layer")
+    yield TextTable(("layer", "name", "op", "output", "format", "tactic"), rows, "layer")
 
 
 def format_times_note(report: EngineReport) -> str:
     """Return an explanation of the candidates' times and of the choice among them."""
     kind = "measured" if report.tuned_on else "cost estimates: no tactic was timed"
     return (
-        f"times are {kind}; the choice is the least total of tactics and format conversions, so "
-        "the tactic of a layer need not be its fastest; a time in the network includes the "
-        "effect on neighbouring layers"
+        f"times are {kind}; the chosen tactics have the least total time, with format "
+        "conversions, so the tactic of a layer need not be its fastest; a time in the network "
+        "includes the effect on neighbouring layers"
     )
 
 
@@ -283,7 +283,7 @@ def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable
                 after = " + ".join(note.after) or "(nothing)"
                 yield f"    {before} -> {after}" + (f": {note.detail}" if note.detail else "")
             else:
-                yield f"    {before}: kept, {note.detail}"
+                yield f"    {before}: kept: {note.detail}"
     others = len(plan.passes) - len(effective)
     yield f"({others} further {'pass' if others == 1 else 'passes'} changed nothing)"
     if plan.storage:
@@ -386,7 +386,7 @@ def code_cells(code: CodeReport) -> tuple[str, ...]:
 
 def _source(report: EngineReport) -> Iterator[str | TextTable | SourceReport]:
     if report.no_sources:
-        yield f"source: {report.no_sources}"
+        yield f"the source of the kernels is not shown: {report.no_sources}"
     for kernel in report.kernels:
         for source in kernel.sources:
             yield f"{kernel.symbol}: {source.language} for {', '.join(source.architectures)}"
@@ -398,8 +398,8 @@ def roofline_note(report: EngineReport) -> str:
     peaks = report.peaks
     if peaks is None:
         return (
-            f"no peak rates of {report.architecture} are known, so there are no bounds; give them "
-            "with --peaks FLOP/S,BYTES/S"
+            f"no peak rates of {report.architecture} are known, so there are no bounds; give the "
+            "rates with --peaks FLOP/S,BYTES/S"
         )
     rates = dict.fromkeys(f"{rate / 1e12:.4g} ({kind})" for kind, rate in peaks.flop_per_second)
     return (
@@ -464,8 +464,7 @@ def _in_column(seconds: float | None) -> str:
     """Return a time in microseconds with three decimals, as for all times of a column."""
     if seconds is None:
         return "-"
-    is_shown = not 0 < seconds < 0.5e-9
-    return f"{seconds * 1e6:,.3f} us" if is_shown else "<0.001 us"
+    return "<0.001 us" if 0 < seconds < 0.5e-9 else f"{seconds * 1e6:,.3f} us"
 
 
 def _roofline(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:

@@ -10,7 +10,7 @@ import numpy as np
 from smelt.errors import GraphError
 from smelt.interp._symbols import bind_symbols
 from smelt.ir import check_array, check_guards, evaluate
-from smelt.types import enough_memory_for, evaluate_dim, symbols_of
+from smelt.types import counted, enough_memory_for, evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -56,9 +56,9 @@ def interpret(
     arrays_by_name: dict[str, Array] = {name: np.asarray(array) for name, array in inputs.items()}
     symbols = bind_symbols(graph, arrays_by_name)
     values: dict[Value, Array] = {v: arrays_by_name[v.name] for v in graph.inputs}
-    needed = _needed_nodes(graph, wanted)
+    needed = graph.live_nodes(wanted)
     uses = Counter(v for node in needed for v in node.inputs if v is not None)
-    uses.update(v for v in wanted)
+    uses.update(wanted)
     check_guards(graph.guards, symbols)
     for node in needed:
         arrays = [None if v is None else _array_of(v, values) for v in node.inputs]
@@ -80,23 +80,12 @@ def _wanted_values(graph: Graph, names: Iterable[str] | None) -> list[Value]:
     """Return the values of the names. Raises GraphError when a name is unknown."""
     if names is None:
         return list(graph.outputs)
-    by_name = {value.name: value for value in graph.values()}
+    by_name = graph.values_by_name()
     wanted = list(names)
     for name in wanted:
         if name not in by_name:
             raise GraphError(f"the network {graph.name} has no value {name!r} to return")
     return [by_name[name] for name in wanted]
-
-
-def _needed_nodes(graph: Graph, wanted: Sequence[Value]) -> list[Node]:
-    """Return the nodes on which the wanted values depend, in order."""
-    needed: list[Node] = []
-    live = set(wanted)
-    for node in reversed(graph.nodes):
-        if any(v in live for v in node.outputs):
-            needed.append(node)
-            live.update(v for v in node.inputs if v is not None)
-    return needed[::-1]
 
 
 def _array_of(value: Value, values: Mapping[Value, Array]) -> Array:
@@ -128,7 +117,8 @@ def run_node(
     results = evaluate(node.op, arrays, str(node), most)
     if len(results) < len(node.outputs):
         raise GraphError(
-            f"the reference returned {len(results)} results; {len(node.outputs)} were inferred",
+            f"the op's reference method returned {counted(len(results), 'result')}; its infer "
+            f"method returned {len(node.outputs)}",
             node=str(node),
         )
     return results

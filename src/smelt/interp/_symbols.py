@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smelt.errors import BindingError
-from smelt.ir import first_mismatch, symbol_of
+from smelt.ir import first_mismatch
+from smelt.types import symbol_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smelt.ir import Array, Graph, Value
+    from smelt.ir import Array, Graph
 
 
 def bind_symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
@@ -28,8 +29,11 @@ def bind_symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
     for value in graph.inputs:
         if value.name not in inputs:
             raise BindingError(f"the array of input {value.name!r} ({value.type}) is missing")
-        _check_array(value, inputs[value.name])
-        for dim, extent in zip(value.tensor.shape, inputs[value.name].shape, strict=True):
+        kind, array = value.tensor, inputs[value.name]
+        if array.dtype != kind.dtype.numpy or array.ndim != kind.rank:
+            actual = f"{array.dtype}{list(array.shape)}"
+            raise BindingError(f"input {value.name!r} is {kind}, but its array is {actual}")
+        for dim, extent in zip(kind.shape, array.shape, strict=True):
             name = symbol_of(dim)
             if name is not None:
                 symbols.setdefault(name, extent)
@@ -42,11 +46,3 @@ def bind_symbols(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, int]:
                 f"{mismatch}"
             )
     return symbols
-
-
-def _check_array(value: Value, array: Array) -> None:
-    kind = value.tensor
-    if array.dtype != kind.dtype.numpy or array.ndim != kind.rank:
-        raise BindingError(
-            f"input {value.name!r} is {kind}, but its array is {array.dtype}{list(array.shape)}"
-        )

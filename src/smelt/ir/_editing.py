@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from smelt.ir._graph import Graph, Node, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from smelt.ir._op import Op
 
 
@@ -57,9 +56,9 @@ def remove_dead(graph: Graph, values: Iterable[Value | None]) -> None:
 class FreshNames:
     """Generator of names that no node or value of a graph has yet."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, reserved: Iterable[str] = ()) -> None:
         self._taken = {value.name for value in graph.values()}
-        self._taken.update(node.name for node in graph.nodes)
+        self._taken.update((node.name for node in graph.nodes), reserved)
 
     def make(self, wanted: str) -> str:
         """Return ``wanted``, with the lowest free number as a suffix if the name is taken."""
@@ -77,7 +76,13 @@ def clone(graph: Graph) -> Graph:
 
     def copy(value: Value) -> Value:
         if value not in copies:
-            copies[value] = Value(value.name, value.type, constant=value.constant, dims=value.dims)
+            copies[value] = Value(
+                value.name,
+                value.type,
+                constant=value.constant,
+                dims=value.dims,
+                storage=value.storage,
+            )
         return copies[value]
 
     result = Graph(graph.name, symbol_bounds=dict(graph.symbol_bounds), guards=graph.guards)
@@ -85,7 +90,12 @@ def clone(graph: Graph) -> Graph:
     for node in graph.nodes:
         inputs = [value and copy(value) for value in node.inputs]
         twin = Node(
-            node.name, _clone_regions(node.op), inputs, layers=node.layers, guards=node.guards
+            node.name,
+            _clone_regions(node.op),
+            inputs,
+            layers=node.layers,
+            guards=node.guards,
+            precision=node.precision,
         )
         for value in inputs:
             if value is not None:

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt.errors import GraphError, InternalError, ShapeError
-from smelt.ir._op import Operand, evaluate
+from smelt.ir._op import Array, Op, Operand, evaluate
 from smelt.types import DType, Guard, Limit, TensorType, assume_at_least, collect_guards, may_follow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from smelt.ir._op import Array, Op
     from smelt.types import Dim, ValueType
 
 
@@ -128,22 +126,21 @@ class Constant:
 
     @staticmethod
     def derive(name: str, op: Op, *inputs: Constant | None, output: int = 0) -> Constant:
-        """Return the constant that ``op`` computes from ``inputs``, with the recipe recorded."""
-        return Constant(name, recipe=Recipe(op, inputs, output))
+        """Return the constant that ``op`` computes from ``inputs``, with the recipe recorded.
+
+        The result of an op that is no step of recipes is computed at once; it and the sources
+        cannot be refitted.
+        """
+        derived = Constant(name, recipe=Recipe(op, inputs, output))
+        if op.is_recipe_step:
+            return derived
+        constant = Constant(name, derived.fix())
+        constant.is_fixed = True
+        return constant
 
     def sources(self) -> Iterator[Constant]:
-        """Yield the source constants from which the constant is derived, each once."""
-        seen: set[Constant] = set()
-        stack: list[Constant] = [self]
-        while stack:
-            constant = stack.pop()
-            if constant in seen:
-                continue
-            seen.add(constant)
-            if constant.recipe is None:
-                yield constant
-            else:
-                stack.extend(c for c in constant.recipe.inputs if c is not None)
+        """Return the source constants from which the constant is derived, each once."""
+        return (constant for constant in sources_first(self) if constant.recipe is None)
 
 
 def sources_first(
@@ -155,7 +152,7 @@ def sources_first(
     which ``is_known`` is true are skipped together with the constants they are derived from.
     """
     done: set[Constant] = set()
-    stack = [(constant, False) for constant in constants]
+    stack = [(constant, False) for constant in reversed(constants)]
     while stack:
         part, is_ready = stack.pop()
         if part in done or is_known(part):
@@ -165,7 +162,7 @@ def sources_first(
             yield part
         else:
             stack.append((part, True))
-            stack.extend((c, False) for c in part.recipe.inputs if c is not None)
+            stack.extend((c, False) for c in reversed(part.recipe.inputs) if c is not None)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -180,6 +177,8 @@ class Value:
     """Elements of an integer scalar or vector as dimensions, if they are known."""
     users: list[Node] = field(default_factory=list["Node"])
     """Nodes that read the value, one entry for each input that reads it."""
+    storage: DType = DType.FLOAT32
+    """Type in which backends store the value if its type is float32."""
 
     @property
     def tensor(self) -> TensorType:
@@ -231,6 +230,8 @@ class Node:
     """Names of the layers of the model that the node computes, in order."""
     guards: tuple[Guard, ...] = ()
     """Conditions on symbols that the inferred types depend on."""
+    precision: DType = DType.FLOAT32
+    """Type in which kernels read float32 inputs, and multiply them."""
 
     @property
     def output(self) -> Value:
@@ -276,11 +277,14 @@ class Graph:
         self.inputs.append(value)
         return value
 
-    def add_constant(self, constant: Constant | Array, name: str = "constant") -> Value:
-        """Return a value that holds a constant; it belongs to the nodes that read it."""
+    def add_constant(self, constant: Constant | Array, name: str | None = None) -> Value:
+        """Return a value that holds a constant; it belongs to the nodes that read it.
+
+        Its name is by default that of the constant, by which the constant is refitted.
+        """
         if not isinstance(constant, Constant):
-            constant = Constant(name, constant)
-        return Value(constant.name, constant.type, constant=constant)
+            constant = Constant("constant" if name is None else name, constant)
+        return Value(constant.name if name is None else name, constant.type, constant=constant)
 
     def add(
         self,
@@ -320,12 +324,16 @@ class Graph:
         if value is not None:
             value.users.append(node)
 
-    def replace_uses(self, old: Value, new: Value) -> None:
-        """Make every user of ``old``, and the graph's outputs, read ``new``."""
+    def replace_reads(self, old: Value, new: Value) -> None:
+        """Make every user of ``old`` read ``new``; outputs of the graph keep ``old``."""
         for node in list(old.users):
             for index, value in enumerate(node.inputs):
                 if value is old:
                     self.set_input(node, index, new)
+
+    def replace_uses(self, old: Value, new: Value) -> None:
+        """Make every user of ``old``, and the graph's outputs, read ``new``."""
+        self.replace_reads(old, new)
         self.outputs = [new if value is old else value for value in self.outputs]
 
     def remove(self, node: Node) -> None:
@@ -339,9 +347,9 @@ class Graph:
         node.inputs = [None] * len(node.inputs)
         _remove(self.nodes, node)
 
-    def live_nodes(self) -> list[Node]:
-        """Return the nodes on which an output depends, in order."""
-        wanted = set(self.outputs)
+    def live_nodes(self, results: Sequence[Value] | None = None) -> list[Node]:
+        """Return the nodes on which results, by default the outputs, depend, in order."""
+        wanted = set(self.outputs if results is None else results)
         live: list[Node] = []
         for node in reversed(self.nodes):
             if any(v in wanted for v in node.outputs):
@@ -372,19 +380,17 @@ class Graph:
 
     def constants(self) -> Iterator[Constant]:
         """Yield the constants that nodes or outputs read, each once."""
-        seen: set[Constant] = set()
-        for value in self.values():
-            if value.constant is not None and value.constant not in seen:
-                seen.add(value.constant)
-                yield value.constant
+        found = (value.constant for value in self.values() if value.constant is not None)
+        yield from dict.fromkeys(found)
 
     def values(self) -> Iterator[Value]:
         """Yield all values, each once: inputs, then for each node its inputs and its results."""
-        seen: set[Value] = set()
-        for value in self._all_values():
-            if value not in seen:
-                seen.add(value)
-                yield value
+        yield from dict.fromkeys(self._all_values())
+
+    def values_by_name(self) -> dict[str, Value]:
+        """Return the values by name; an input or a result precedes a constant of the same name."""
+        values = sorted(self.values(), key=lambda value: value.constant is None)
+        return {value.name: value for value in values}
 
     def _all_values(self) -> Iterable[Value]:
         yield from self.inputs
@@ -396,7 +402,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Inferred:
-    """Result of the inference of one node."""
+    """Result of the type and shape inference of one node."""
 
     types: tuple[ValueType, ...]
     """Types of the results."""
@@ -414,7 +420,8 @@ def infer_node(node: Node) -> Inferred:
         with collect_guards() as guards:
             types, dims = node.op.infer_results(operands)
             for index, kind in enumerate(types):
-                _assume_extents(kind, index)
+                if isinstance(kind, TensorType):
+                    _check_extents(kind, index)
             dims = _fitting_dims(types, dims) if dims is None or may_follow(dims) else None
     except ShapeError as error:
         shapes = ", ".join("-" if o is None else str(o.type) for o in operands)
@@ -422,17 +429,14 @@ def infer_node(node: Node) -> Inferred:
     return Inferred(types, dims, tuple(dataclasses.replace(g, node=where) for g in guards))
 
 
-def _assume_extents(kind: ValueType, result: int) -> None:
-    """Check that no extent of a result is negative; record guards if symbols decide it."""
-    for axis, extent in enumerate(kind.shape if isinstance(kind, TensorType) else ()):
+def _check_extents(kind: TensorType, result: int) -> None:
+    """Check that no extent of a result is negative; record guards if symbols decide it.
+
+    A result above MAX_TENSOR_BYTES is refused before its size is used in any computation.
+    """
+    for axis, extent in enumerate(kind.shape):
         if not assume_at_least(extent, 0, f"axis {axis} of result {result}"):
             raise ShapeError(f"axis {axis} of result {result} is {extent}, which is negative")
-    if isinstance(kind, TensorType):
-        _check_size(kind, result)
-
-
-def _check_size(kind: TensorType, result: int) -> None:
-    """Refuse a result above MAX_TENSOR_BYTES before its size is used in any computation."""
     fixed = [extent for extent in kind.shape if isinstance(extent, int)]
     # With an extent of 0, the other extents are still used as loop bounds and strides.
     size = math.prod(fixed) * kind.dtype.size_bytes
@@ -472,7 +476,8 @@ def _remove(nodes: list[Node], node: Node) -> None:
 
 def _assume_fits_dtype(dims: Sequence[Dim], dtype: DType) -> bool:
     """Return whether a dtype can represent the elements; record a guard if symbols decide it."""
-    limits, what = np.iinfo(dtype.numpy), f"the elements of the result, in {dtype.value}"
+    limits = np.iinfo(dtype.numpy)
+    what = f"an element of the result, which must fit into {dtype.value}"
     low, high = int(limits.min), int(limits.max)
     return all(assume_at_least(high, dim, what) and assume_at_least(dim, low, what) for dim in dims)
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from smelt.errors import GraphError, IndexRangeError, ShapeError, SmeltError
-from smelt.types import DType, TensorType, out_of_memory
+from smelt.signal_errors import pass_on_handler_error
+from smelt.types import Dim, DType, TensorType, ValueType, out_of_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from smelt.ir._graph import Graph
-    from smelt.types import Dim, ValueType
 
 Array = NDArray[Any]
 
+INTERPRETED_OPERATIONS: Final = 1 << 15
+"""Operations in the time of a trip of a loop in Python around numpy: some 10 us on x86-64."""
+TEMPORARY_OPERATIONS: Final = 64
+"""Operations counted for an element of a temporary array, which has up to 8 bytes: the limit on
+operations then allows 1 GB."""
 _MAX_DIMS = 4096
 """Largest number of elements of a constant that are known as dimensions."""
 
@@ -94,6 +98,12 @@ class Op(ABC):
 
     name: ClassVar[str]
     """The ONNX name in snake_case; the class has the ONNX name itself."""
+    is_recipe_step: ClassVar[bool] = False
+    """Whether a file may contain the computation of a constant by this op, for refits and retunes.
+
+    The reference must take time and memory in proportion to its inputs and results, apart from what
+    `count_work` counts, because files are not trusted.
+    """
 
     @abstractmethod
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
@@ -158,8 +168,10 @@ class Op(ABC):
     def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
         """Return the operations of the reference beyond a few passes over inputs and results.
 
-        It limits what is computed at build time. Raises ShapeError when the number is known only at
-        run time.
+        It limits what is computed at build time, so it also counts what takes longer than a pass: a
+        trip of a loop in Python as `INTERPRETED_OPERATIONS`, an element of a slow function or of a
+        large temporary array as several. Raises ShapeError when the number is known only at run
+        time.
         """
         del results
         return self.count_flop(inputs)
@@ -178,8 +190,9 @@ class Op(ABC):
 def count_excess(name: str, found: int, most: int) -> str:
     """Return the message for a symbol whose value at run time exceeds its maximum."""
     return (
-        f"{name} is {found} and must be at most {most}: the maximum that the network declares, "
-        "that max_workspace_bytes allows, or that the output array given to execute can hold"
+        f"the symbol {name} is {found}; it must be at most {most}: the maximum that the network "
+        "declares, that max_workspace_bytes allows, or that the output array given to execute can "
+        "hold"
     )
 
 
@@ -213,9 +226,10 @@ def evaluate(
     except MemoryError as error:
         raise out_of_memory(where or op.name) from error
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        pass_on_handler_error(error)
         reason = str(error) or type(error).__name__
         shapes = ", ".join("-" if a is None else f"{a.dtype}{list(a.shape)}" for a in arrays)
-        message = f"the reference of {op.name} failed on {shapes}: {reason}"
+        message = f"the reference method of {op.name} failed on {shapes}: {reason}"
         raise GraphError(message, node=where) from error
 
 

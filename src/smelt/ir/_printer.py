@@ -26,19 +26,17 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smelt.errors import InternalError
-from smelt.ir._graph import Constant, Graph
+from smelt.ir._graph import Constant, Graph, Node, Value, sources_first
 from smelt.types import DType, SymbolicDim, TensorType, is_sequence, is_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from smelt.ir._graph import Node, Value
     from smelt.ir._op import Array
 
 INLINE_ELEMENTS = 16
@@ -58,7 +56,7 @@ def print_graph(graph: Graph) -> str:
 def collect_constants(graph: Graph) -> dict[str, Array]:
     """Return the large arrays of a graph and its regions, by the hash that the text shows."""
     arrays: dict[str, Array] = {}
-    for constant in _with_sources(graph.constants()):
+    for constant in sources_first(*graph.constants()):
         if constant.recipe is None and constant.array.size > INLINE_ELEMENTS:
             arrays[hash_array(constant.array)] = constant.array
     for node in graph.nodes:
@@ -88,27 +86,13 @@ def _arrays(attribute: object) -> Iterator[Array]:
             yield from _arrays(getattr(attribute, field.name))
 
 
-def _with_sources(constants: Iterable[Constant]) -> Iterator[Constant]:
-    """Yield the constants and those they are derived from, in dependency order, each once."""
-    done: set[Constant] = set()
-    stack = [(constant, False) for constant in reversed(list(constants))]
-    while stack:
-        constant, expanded = stack.pop()
-        if constant in done:
-            continue
-        if expanded or constant.recipe is None:
-            done.add(constant)
-            yield constant
-            continue
-        stack.append((constant, True))
-        stack.extend((c, False) for c in reversed(constant.recipe.inputs) if c is not None)
-
-
 class _Printer:
+    """Writes one graph as text."""
+
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         taken = {v.name for v in graph.values() if v.constant is None}
-        self._constants = list(_with_sources(graph.constants()))
+        self._constants = list(sources_first(*graph.constants()))
         self._names: dict[Constant, str] = {}
         for constant in self._constants:
             name, count = constant.name, 1

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from smelt.errors import ShapeError
-from smelt.types import Symbol, SymbolicDim, TensorType, evaluate_dim, symbols_of
+from smelt.types import Dim, Guard, TensorType, evaluate_dim, symbol_of, symbols_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from smelt.ir._graph import Value
     from smelt.ir._op import Array
-    from smelt.types import Dim, Guard
-
-
-def symbol_of(dim: Dim) -> str | None:
-    """Return the name of the symbol if a dimension is a single symbol, otherwise None."""
-    if isinstance(dim, SymbolicDim) and len(dim.terms) == 1:
-        monomial, coefficient = dim.terms[0]
-        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
-            return monomial[0].name
-    return None
 
 
 def first_mismatch(
@@ -70,7 +59,9 @@ def check_array(
         return
     if array.dtype != kind.dtype.numpy or array.ndim != kind.rank:
         actual = f"{array.dtype}{list(array.shape)}"
-        raise ShapeError(f"{value.name} is inferred as {kind}, not {actual}", node=where)
+        raise ShapeError(
+            f"the result {value.name} is {actual}, but {kind} was inferred", node=where
+        )
     for dim, extent in zip(kind.shape, array.shape, strict=True):
         name = symbol_of(dim)
         if name is not None and name not in symbols:
@@ -78,9 +69,12 @@ def check_array(
             maximum: Dim = extent if bounds is None else bounds.get(name, extent)
             if symbols_of(maximum) <= symbols.keys() and extent > evaluate_dim(maximum, symbols):
                 raise ShapeError(
-                    f"{name} is {extent} in this run, above its declared maximum {maximum}",
+                    f"the symbol {name} is {extent} in this run, above its declared maximum "
+                    f"{maximum}",
                     node=where,
                 )
     wrong = first_mismatch(kind.shape, array.shape, symbols)
     if wrong is not None:
-        raise ShapeError(f"{value.name} is inferred as {kind}: {wrong}", node=where)
+        raise ShapeError(
+            f"the result {value.name} does not have the inferred type {kind}: {wrong}", node=where
+        )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from smelt.errors import GraphError, InternalError, SmeltError
-from smelt.ir._graph import infer_node
-from smelt.types import Limit, TensorType, symbols_of
-
-if TYPE_CHECKING:
-    from smelt.ir._graph import Graph, Node, Value
+from smelt.ir._graph import Graph, Node, Value, infer_node
+from smelt.signal_errors import pass_on_handler_error
+from smelt.types import Limit, TensorType, counted, symbols_of
 
 
 def verify(graph: Graph, *, during: str | None = None) -> None:
@@ -27,6 +24,7 @@ def verify(graph: Graph, *, during: str | None = None) -> None:
     try:
         _verify(graph, depth=0)
     except SmeltError as error:
+        pass_on_handler_error(error)
         if during is None:
             raise
         raise InternalError(f"after {during}, graph {graph.name!r}: {error}") from error
@@ -35,7 +33,7 @@ def verify(graph: Graph, *, during: str | None = None) -> None:
 def _verify(graph: Graph, depth: int) -> None:
     """Check a graph at a nesting depth, and its regions. Raises GraphError."""
     if depth > Limit.MAX_REGION_DEPTH.most:
-        raise GraphError(f"the regions are nested {Limit.MAX_REGION_DEPTH.excess(depth)}")
+        raise GraphError(f"the nested regions have {Limit.MAX_REGION_DEPTH.excess(depth)}")
     _check_names(graph)
     _check_order(graph)
     _check_users(graph)
@@ -51,15 +49,19 @@ def _verify(graph: Graph, depth: int) -> None:
 
 
 def _check_names(graph: Graph) -> None:
-    """Check that the names of nodes and of values are unique."""
+    """Check that names are unique among nodes, among constants, and among all other values.
+
+    A constant may have the name of a result: in ONNX, a weight may also be an output.
+    """
     for name, count in Counter(node.name for node in graph.nodes).items():
         if count > 1:
             raise GraphError(f"{count} nodes have the name {name!r}; names must be unique")
-    owners: dict[str, object] = {}
+    owners: dict[tuple[str, bool], object] = {}
     for value in graph.values():
         owner = value.constant or value
-        if owners.setdefault(value.name, owner) is not owner:
-            raise GraphError(f"two values have the name {value.name!r}; names must be unique")
+        if owners.setdefault((value.name, owner is value), owner) is not owner:
+            kind = "values" if owner is value else "constants"
+            raise GraphError(f"two {kind} have the name {value.name!r}; names must be unique")
 
 
 def _check_order(graph: Graph) -> None:
@@ -91,23 +93,26 @@ def _check_inputs(graph: Graph) -> None:
     for value in graph.inputs:
         if value.producer is not None or value.constant is not None:
             raise GraphError(f"input {value.name!r} is also a constant or the result of a node")
-        if _is_negative(value):
+        extents = value.type.shape if isinstance(value.type, TensorType) else ()
+        if any(isinstance(extent, int) and extent < 0 for extent in extents):
             raise GraphError(f"input {value.name!r} has a negative extent: {value.type}")
 
 
 def _explain_disorder(value: Value, position: int, positions: dict[Node, int]) -> str:
     """Return the message for a node that reads a value which is not computed before it."""
     if value.producer is None:
-        return f"reads {value.name!r}, which is not an input, constant or result of this graph"
+        return (
+            f"the node reads {value.name!r}, which is not an input, constant or result of the graph"
+        )
     producer_position = positions.get(value.producer)
     if producer_position is None:
-        return f"reads {value.name!r} of {value.producer}, which is not in the graph"
-    problem = (
-        "there is a cycle, or the nodes are not in topological order"
-        if producer_position >= position
-        else "disorder"
+        return f"the node reads {value.name!r} of {value.producer}, which is not in the graph"
+    if producer_position < position:
+        return f"the node reads {value.name!r}, which is not a result of {value.producer}"
+    return (
+        f"the node reads {value.name!r} before {value.producer} computes it: there is a cycle, or "
+        "the nodes are not in topological order"
     )
-    return f"reads {value.name!r} before {value.producer} makes it: {problem}"
 
 
 def _check_users(graph: Graph) -> None:
@@ -127,22 +132,16 @@ def _check_types(node: Node) -> None:
     try:
         types = infer_node(node).types
     except (TypeError, IndexError, ValueError) as error:
+        pass_on_handler_error(error)
         raise GraphError(f"the inputs do not fit the op: {error}", node=str(node)) from error
     if len(types) != len(node.outputs):
-        message = f"has {len(node.outputs)} results, and its op has {len(types)}"
+        results = counted(len(node.outputs), "result")
+        message = f"the node has {results}, but its op has {len(types)}"
         raise GraphError(message, node=str(node))
     for value, kind in zip(node.outputs, types, strict=True):
         if value.type != kind:
-            message = f"{value.name!r} is declared {value.type} but inferred {kind}"
+            message = f"{value.name!r} is declared as {value.type}, but is inferred as {kind}"
             raise GraphError(message, node=str(node))
-        if _is_negative(value):
-            raise GraphError(f"{value.name!r} has a negative extent: {kind}", node=str(node))
-
-
-def _is_negative(value: Value) -> bool:
-    if not isinstance(value.type, TensorType):
-        return False
-    return any(isinstance(extent, int) and extent < 0 for extent in value.type.shape)
 
 
 def _check_counts(graph: Graph) -> None:
@@ -152,7 +151,10 @@ def _check_counts(graph: Graph) -> None:
         for symbol in _counted_symbols(node):
             other = makers.setdefault(symbol, node)
             if other is not node:
-                message = f"determines the symbol {symbol!r}, and so does {other}; rename one"
+                message = (
+                    f"the node and {other} both determine the symbol {symbol!r}; give one of them "
+                    "another symbol"
+                )
                 raise GraphError(message, node=str(node))
 
 

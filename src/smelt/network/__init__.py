@@ -4,7 +4,7 @@ A network holds weights by reference: an array that is passed in is neither copi
 must live as long as the network. Errors name the line of the caller's file that caused them.
 """
 
-from smelt.network._definition import NetworkDefinition
+from smelt.network._layers import NetworkDefinition
 from smelt.network._tensor import Layer, Tensor
 
 __all__ = ["Layer", "NetworkDefinition", "Tensor"]

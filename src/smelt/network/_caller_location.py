@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from smelt.errors import GraphError, SmeltError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from smelt.network._definition import NetworkBase
 
 P = ParamSpec("P")
 R = TypeVar("R")
+NetworkT = TypeVar("NetworkT", bound="NetworkBase")
 
 _PACKAGE = f"{Path(__file__).resolve().parent.parent}/"
 
@@ -28,28 +30,11 @@ def caller_location() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class Undoable(Protocol):
-    """An object that can be rolled back to an earlier state."""
-
-    def checkpoint(self) -> int:
-        """Return an identifier of the present state."""
-        ...
-
-    def roll_back(self, checkpoint: int, /) -> None:
-        """Undo everything that was done since ``checkpoint`` was returned."""
-        ...
-
-
-U = TypeVar("U", bound=Undoable)
-
-
-def atomic(
-    method: Callable[Concatenate[U, P], R],
-) -> Callable[Concatenate[U, P], R]:
+def atomic(method: Callable[Concatenate[NetworkT, P], R]) -> Callable[Concatenate[NetworkT, P], R]:
     """Decorate a method so that a failing call changes nothing and its error names the caller."""
 
     @functools.wraps(method)
-    def wrapper(self: U, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def wrapper(self: NetworkT, /, *args: P.args, **kwargs: P.kwargs) -> R:
         checkpoint = self.checkpoint()
         try:
             return method(self, *args, **kwargs)

@@ -1,17 +1,17 @@
-"""``NetworkDefinition``: a graph presented as named layers and tensors."""
+"""``NetworkBase``: a graph presented as named layers and tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 
 from smelt.errors import GraphError, ShapeError
-from smelt.ir import Constant, Graph, Op, Value
+from smelt.ir import Array, Constant, Graph, Node, Op, Value
 from smelt.network._caller_location import atomic, caller_location, located
-from smelt.network._layers import LayerMethods
 from smelt.network._tensor import Layer, Tensor
 from smelt.ops import checked_op
 from smelt.types import (
@@ -20,7 +20,6 @@ from smelt.types import (
     TensorType,
     format_integer,
     is_float_dtype,
-    override,
     require_array,
     require_choice,
     require_int,
@@ -30,9 +29,6 @@ from smelt.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
-    from smelt.ir import Array, Node
     from smelt.types import Dim, Shape
 
 BATCH = "batch"
@@ -41,35 +37,31 @@ _MAX_ELEMENTS = 1 << 30
 """Exclusive limit of the product of an input's static extents, in elements."""
 
 
-class NetworkDefinition(LayerMethods):
-    """A network under construction.
-
-    With ``batch="implicit"``, shapes describe one image, and each engine determines the batch size.
-    With ``batch="explicit"``, shapes are complete, and an extent may be symbolic, given by its
-    name.
-    """
+class NetworkBase:
+    """The names, inputs, outputs and nodes of a network under construction."""
 
     def __init__(
         self,
         name: str = "network",
         batch: Literal["implicit", "explicit"] = "implicit",
         *,
-        tensor_names: str = "{layer}",
+        tensor_name_format: str = "{layer}",
     ) -> None:
         """Create an empty network.
 
         Args:
             name: name of the network and of its engines.
             batch: ``"implicit"`` if shapes omit the batch axis, ``"explicit"`` if they include it.
-            tensor_names: format of the name of a layer's only result; ``{layer}`` and ``{index}``
-                are replaced. The results of a layer with several results are named ``layer:index``.
+            tensor_name_format: format of the name of a layer's only result; ``{layer}`` and
+                ``{index}`` are replaced. The results of a layer with several results are named
+                ``layer:index``.
 
         Raises:
-            GraphError: ``name``, ``batch`` or ``tensor_names`` is invalid.
+            GraphError: ``name``, ``batch`` or ``tensor_name_format`` is invalid.
         """
         self._graph = Graph(require_str(name, "the network's name", GraphError))
         self._batch = _batch(batch)
-        self._tensor_names = _checked_template(tensor_names)
+        self._tensor_name_format = _checked_template(tensor_name_format)
         self._tensors: dict[Value, Tensor] = {}
         self._values: dict[str, Value] = {}
         self._layer_names: set[str] = set()
@@ -80,7 +72,7 @@ class NetworkDefinition(LayerMethods):
         """Values whose name was derived from their layer's name and follows when it is renamed."""
 
     @classmethod
-    def from_graph(cls, graph: Graph) -> NetworkDefinition:
+    def from_graph(cls, graph: Graph) -> Self:
         """Return a network that wraps ``graph``; the graph is not copied.
 
         The batch is implicit if the first axis of an input is the symbol ``batch``.
@@ -89,7 +81,7 @@ class NetworkDefinition(LayerMethods):
         implicit = any(value.tensor.shape[:1] == (symbol,) for value in graph.inputs)
         network = cls(graph.name, "implicit" if implicit else "explicit")
         network._graph = graph
-        network._values = {value.name: value for value in graph.values()}
+        network._values = graph.values_by_name()
         network._layer_names = {_layer_of(node) for node in graph.nodes}
         return network
 
@@ -184,8 +176,8 @@ class NetworkDefinition(LayerMethods):
         _batch(batch)
         if batch != self._batch and self._graph.inputs:
             raise GraphError(
-                f"the network's batch is {self._batch}, set by its first input; another input has "
-                f"{batch}"
+                f"batch is {batch!r}; it must be {self._batch!r}, as for the first input of the "
+                "network"
             )
         self._batch = batch
 
@@ -232,7 +224,7 @@ class NetworkDefinition(LayerMethods):
                 "NetworkDefinition.add expects an op such as ops.Elu(alpha=0.5), not "
                 f"{shown(argument)}"
             )
-        label = self._layer_name(name, op.name)
+        label = self.begin(name, op.name)
         values = [
             array if array is None else self._operand(array, f"{label}.{index}")
             for index, array in enumerate(inputs)
@@ -240,14 +232,20 @@ class NetworkDefinition(LayerMethods):
         results = self.apply(label, op.name, op, *values)
         return results[0] if len(results) == 1 else tuple(results)
 
-    @override
+    # ---- called by the methods that add layers
+
     def apply(
         self, layer: str, kind: str, op: Op, *inputs: Value | None, part: str = ""
     ) -> list[Tensor]:
+        """Add a node to a layer.
+
+        ``part`` distinguishes the names of a layer's nodes; the last node, which produces the
+        result, has an empty ``part``.
+        """
         node_name = f"{layer}/{part}" if part else layer
         node = self._graph.add(checked_op(op), *inputs, name=node_name, layers=(layer,))
         if not part and len(node.outputs) == 1:
-            node.output.name = self._tensor_names.format(layer=layer, index=0)
+            node.output.name = self._tensor_name_format.format(layer=layer, index=0)
             self._default_names.add(node.output)
         for value in node.outputs:
             self._register_name(value.name, value)
@@ -255,11 +253,10 @@ class NetworkDefinition(LayerMethods):
         self._layer_names.add(layer)
         return [self.tensor(value) for value in node.outputs]
 
-    @override
     def checkpoint(self) -> int:
+        """Return the number of nodes."""
         return len(self._graph.nodes)
 
-    @override
     def roll_back(self, checkpoint: int) -> None:
         """Remove the nodes added since ``checkpoint``, with their names and unused weights."""
         for node in reversed(self._graph.nodes[checkpoint:]):
@@ -273,20 +270,38 @@ class NetworkDefinition(LayerMethods):
             if not value.users:
                 self._release_name(value)
 
-    @override
     def begin(self, name: str | None, kind: str) -> str:
-        return self._layer_name(name, kind)
+        """Return the name of a new layer; ``kind`` and a number if ``name`` is None.
 
-    @override
+        Raises:
+            GraphError: the name is empty or already used.
+        """
+        if name is None:
+            number = self._numbers.get(kind, 0) + 1
+            while f"{kind}{number}" in self._layer_names:
+                number += 1
+            self._numbers[kind] = number
+            return f"{kind}{number}"
+        if not require_str(name, "the layer's name", GraphError) or name in self._layer_names:
+            raise GraphError(
+                f"the layer name {name!r} is empty or already used; give each layer a unique name"
+            )
+        return name
+
     def value_of(self, tensor: object) -> Value:
+        """Return the value of a tensor of this network.
+
+        Raises:
+            GraphError: the argument is not a tensor, or belongs to another network.
+        """
         if not isinstance(tensor, Tensor):
             raise GraphError(f"expected a tensor of the network, not {type(tensor).__name__}")
         if tensor.network is not self:
             raise GraphError(f"tensor {tensor.name!r} belongs to another network")
         return tensor.value
 
-    @override
     def weight(self, constant: Constant) -> Value:
+        """Add a weight to the network and return its value."""
         value = self._graph.add_constant(constant)
         self._register_name(value.name, value)
         return value
@@ -327,7 +342,7 @@ class NetworkDefinition(LayerMethods):
             raise GraphError(f"there is no layer {old!r}")
         if old == new:
             return
-        self._layer_name(new, "")
+        self.begin(new, "")
         for node in nodes:
             node.layers = (new, *node.layers[1:]) if node.layers else ()
             node.name = new + node.name.removeprefix(old)
@@ -338,7 +353,7 @@ class NetworkDefinition(LayerMethods):
         self._layer_names.add(new)
         for value in nodes[-1].outputs:
             if value in self._default_names:
-                self.rename(value, self._tensor_names.format(layer=new, index=0))
+                self.rename(value, self._tensor_name_format.format(layer=new, index=0))
                 self._default_names.add(value)
 
     def reshape_input(self, value: Value, shape: Sequence[int | str]) -> None:
@@ -386,13 +401,12 @@ class NetworkDefinition(LayerMethods):
 
     def _layer(self, name: str, nodes: Sequence[Node]) -> Layer:
         """Return the layer that groups ``nodes``; its inputs and outputs are the group's."""
-        computed_inside = {value for node in nodes for value in node.outputs}
         group = set(nodes)
         inputs = {
             value: value
             for node in nodes
             for value in node.inputs
-            if value is not None and value.constant is None and value not in computed_inside
+            if value is not None and value.constant is None and value.producer not in group
         }
         results = [
             value
@@ -413,23 +427,13 @@ class NetworkDefinition(LayerMethods):
         )
 
     def _operand(self, operand: Tensor | Array, name: str) -> Value:
+        """Return the value of a tensor, or of a numeric array as a weight."""
         if isinstance(operand, Tensor):
             return self.value_of(operand)
-        return self.weight(Constant(name, _array(operand, name)))
-
-    def _layer_name(self, name: str | None, kind: str) -> str:
-        """Return ``name`` after checking it, or if it is None the next free ``kind<number>``."""
-        if name is None:
-            number = self._numbers.get(kind, 0) + 1
-            while f"{kind}{number}" in self._layer_names:
-                number += 1
-            self._numbers[kind] = number
-            return f"{kind}{number}"
-        if not require_str(name, "the layer's name", GraphError) or name in self._layer_names:
-            raise GraphError(
-                f"the layer name {name!r} is empty or already used; give each layer a unique name"
-            )
-        return name
+        array: Array = require_array(operand, name, GraphError)
+        if not (array.dtype.kind in "iub" or is_float_dtype(array.dtype)):
+            raise GraphError(f"{name} has element type {array.dtype}; it must be a numeric type")
+        return self.weight(Constant(name, array))
 
     def _register_name(self, name: str, value: Value) -> None:
         """Register the name of a value.
@@ -451,7 +455,7 @@ class NetworkDefinition(LayerMethods):
 
     def _full_shape(self, shape: Sequence[int | str]) -> Shape:
         """Check the extents of a shape and prepend the implicit batch, if there is one."""
-        extents = require_list(shape, "the extents of a shape", ShapeError)
+        extents = require_list(shape, "shape", ShapeError)
         dims = tuple(_extent(extent, extents) for extent in extents)
         if self._batch == "implicit" and SymbolicDim.symbol(BATCH) in dims:
             raise ShapeError(f"shape {extents} includes the implicit batch; leave it out")
@@ -469,13 +473,14 @@ def _batch(batch: object) -> str:
 
 
 def _checked_template(names: object) -> str:
-    """Check the format string ``tensor_names`` by formatting it once."""
-    template = require_str(names, "tensor_names", GraphError)
+    """Check the format string ``tensor_name_format`` by formatting it once."""
+    template = require_str(names, "tensor_name_format", GraphError)
     try:
         template.format(layer="", index=0)
     except (ValueError, LookupError, AttributeError) as error:
         raise GraphError(
-            f"tensor_names is {shown(names)}; it may contain {{layer}} and {{index}}: {error}"
+            f"tensor_name_format is {shown(names)}; it must be a format string whose only fields "
+            f"are {{layer}} and {{index}} ({error})"
         ) from error
     return template
 
@@ -508,15 +513,3 @@ def _dtype(dtype: Any) -> DType:
         raise GraphError(
             f"{shown(dtype)} is not an element type; the element types are: {supported}"
         ) from error
-
-
-def _array(operand: Array, name: str) -> Array:
-    """Return an operand as a numeric array.
-
-    Raises:
-        GraphError: the elements are not numbers.
-    """
-    array: Array = require_array(operand, name, GraphError)
-    if not (array.dtype.kind in "iub" or is_float_dtype(array.dtype)):
-        raise GraphError(f"{name} has element type {array.dtype}; it must be a numeric type")
-    return array

@@ -1,9 +1,9 @@
-"""The layer methods of the documented API; each layer is composed of ops."""
+"""``NetworkDefinition``: the layer methods of the documented API; layers are composed of ops."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,9 +11,12 @@ import numpy as np
 
 from smelt import ops
 from smelt.errors import GraphError, ShapeError
-from smelt.ir import Constant
+from smelt.ir import Array, Constant, Op, Value
 from smelt.network._caller_location import atomic
+from smelt.network._definition import NetworkBase
+from smelt.network._tensor import wrong_attributes
 from smelt.types import (
+    counted,
     is_float_dtype,
     require_array,
     require_choice,
@@ -24,11 +27,8 @@ from smelt.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import ArrayLike
 
-    from smelt.ir import Array, Op, Value
     from smelt.network._tensor import Tensor
     from smelt.types import Dim, DType
 
@@ -62,46 +62,13 @@ ELEMENTWISE: Final[dict[str, type[Op]]] = {
 SCALE_MODES: Final = ("uniform", "channel", "elementwise")
 
 
-class LayerMethods(ABC):
-    """The ``add_<layer>`` methods, written in terms of a few abstract methods of a network."""
+class NetworkDefinition(NetworkBase):
+    """A network under construction.
 
-    @abstractmethod
-    def checkpoint(self) -> int:
-        """Return the number of nodes."""
-
-    @abstractmethod
-    def roll_back(self, checkpoint: int, /) -> None:
-        """Remove all nodes but the first ``checkpoint``."""
-
-    @abstractmethod
-    def apply(
-        self, layer: str, kind: str, op: Op, *inputs: Value | None, part: str = ""
-    ) -> list[Tensor]:
-        """Add a node to a layer.
-
-        ``part`` distinguishes the names of a layer's nodes; the last node, which produces the
-        result, has an empty ``part``.
-        """
-
-    @abstractmethod
-    def begin(self, name: str | None, kind: str) -> str:
-        """Return the name of a new layer; ``kind`` and a number if ``name`` is None.
-
-        Raises:
-            GraphError: the name is empty or already used.
-        """
-
-    @abstractmethod
-    def value_of(self, tensor: Tensor) -> Value:
-        """Return the value of a tensor of this network.
-
-        Raises:
-            GraphError: the argument is not a tensor, or belongs to another network.
-        """
-
-    @abstractmethod
-    def weight(self, constant: Constant) -> Value:
-        """Add a weight to the network and return its value."""
+    With ``batch="implicit"``, shapes describe one image, and each engine determines the batch size.
+    With ``batch="explicit"``, shapes are complete, and an extent may be symbolic, given by its
+    name.
+    """
 
     @atomic
     def add_convolution(
@@ -173,7 +140,9 @@ class LayerMethods(ABC):
         )
         channels = self._channels(value, 1)
         if count % groups:
-            raise ShapeError(f"{count} filters do not divide into {groups} groups", node=layer)
+            raise ShapeError(
+                f"count is {count}; it must be a multiple of groups, {groups}", node=layer
+            )
         shape = (channels, count // groups)
         return self._filter(layer, "deconvolution", op, value, (weights, bias), shape)
 
@@ -205,7 +174,7 @@ class LayerMethods(ABC):
         rank = value.tensor.rank
         width = math.prod(_fixed(value.tensor.shape[1:], layer))
         matrix = self._weight(f"{layer}.weight", weights, (count, width), value.tensor.dtype)
-        offset = self._bias(layer, bias, count, value.tensor.dtype)
+        offset = self._optional(f"{layer}.bias", bias, (count,), value.tensor.dtype)
         if rank != 2:
             value = self.apply(layer, kind, ops.Flatten(axis=1), value, part="flatten")[0].value
         last = "product" if rank == 4 else ""
@@ -353,9 +322,8 @@ class LayerMethods(ABC):
             ("shift", ops.Add(), shift),
             ("power", ops.Pow(), power),
         ):
-            label = f"{layer}.{part}"
-            if not _is_empty(numbers, label):
-                weight = self._weight(label, numbers, shape, value.tensor.dtype)
+            weight = self._optional(f"{layer}.{part}", numbers, shape, value.tensor.dtype)
+            if weight is not None:
                 steps.append((part, operation, weight))
         if not steps:
             return self.apply(layer, "scale", ops.Identity(), value)[0]
@@ -380,7 +348,7 @@ class LayerMethods(ABC):
             ShapeError: the tensors differ in another extent.
         """
         layer = self.begin(name, "concatenation")
-        operands = require_list(tensors, "tensors to concatenate", GraphError)
+        operands = require_list(tensors, "tensors", GraphError)
         values = [self.value_of(tensor) for tensor in operands]
         return self.apply(layer, "concatenation", ops.Concat(axis=axis), *values)[0]
 
@@ -441,7 +409,10 @@ class LayerMethods(ABC):
                 "weights depend on it"
             )
         if channels % groups:
-            raise ShapeError(f"{channels} channels of {x.name} do not divide into {groups} groups")
+            raise ShapeError(
+                f"the channel count of {x.name} is {channels}; it must be a multiple of groups, "
+                f"{groups}"
+            )
         return channels // groups
 
     def _filter(
@@ -461,13 +432,16 @@ class LayerMethods(ABC):
         count = shape[0] if kind == "convolution" else shape[1] * op.group
         dtype = x.tensor.dtype
         matrix = self._weight(f"{layer}.weight", weights, (*shape, *op.kernel_shape), dtype)
-        return self.apply(layer, kind, op, x, matrix, self._bias(layer, bias, count, dtype))[0]
+        offset = self._optional(f"{layer}.bias", bias, (count,), dtype)
+        return self.apply(layer, kind, op, x, matrix, offset)[0]
 
-    def _bias(self, layer: str, bias: ArrayLike | None, count: int, dtype: DType) -> Value | None:
-        """Return the bias as a value of type ``dtype``, or None if it is None or empty."""
-        if _is_empty(bias, f"{layer}.bias"):
+    def _optional(
+        self, name: str, numbers: ArrayLike | None, shape: tuple[int, ...], dtype: DType
+    ) -> Value | None:
+        """Add numbers as by ``_weight``; return None if they are None or have no elements."""
+        if numbers is None or not require_array(numbers, name, GraphError).size:
             return None
-        return self._weight(f"{layer}.bias", bias, (count,), dtype)
+        return self._weight(name, numbers, shape, dtype)
 
     def _weight(self, name: str, numbers: object, shape: tuple[int, ...], dtype: DType) -> Value:
         """Add numbers of any real type as a constant of type ``dtype``; the array is not copied.
@@ -482,8 +456,8 @@ class LayerMethods(ABC):
             raise GraphError(f"{name} has element type {array.dtype}; it must be a real type")
         if array.size != math.prod(shape) or (array.ndim > 1 and array.shape != shape):
             raise ShapeError(
-                f"{name} has {array.size} numbers in shape {list(array.shape)}; it must have "
-                f"shape {list(shape)}, or be flat with as many elements"
+                f"{name} has {counted(array.size, 'number')} in shape {list(array.shape)}; it must "
+                f"have shape {list(shape)}, or be flat with as many elements"
             )
         source = Constant(name, array.reshape(shape))
         if array.dtype == dtype.numpy:
@@ -506,7 +480,8 @@ def _choose(table: dict[str, type[Op]], name: str, what: str, attributes: dict[s
     try:
         return cls(**attributes)
     except TypeError as error:
-        raise GraphError(f"{what} {name!r} has no such attribute: {error}") from error
+        reason = wrong_attributes(f"{what} {name!r}", cls, attributes, error)
+        raise GraphError(reason) from error
 
 
 def _counts(count: object, groups: object) -> tuple[int, int]:
@@ -520,11 +495,6 @@ def _each(numbers: object, axes: int, what: str, least: int) -> tuple[int, ...]:
     """Return one number per axis; a single number applies to all axes."""
     per_axis = numbers if hasattr(numbers, "__iter__") else (numbers,) * axes
     return require_ints(per_axis, what, ShapeError, count=axes, least=least)
-
-
-def _is_empty(numbers: object, name: str) -> bool:
-    """Return whether optional weights are None or have no elements."""
-    return numbers is None or not require_array(numbers, name, GraphError).size
 
 
 def _fixed(extents: Sequence[Dim], layer: str) -> tuple[int, ...]:

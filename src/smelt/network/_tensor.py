@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from smelt.errors import GraphError
 from smelt.network._caller_location import located
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smelt.ir import Node, Op, Value
+    from smelt.network._definition import NetworkBase
     from smelt.types import Shape
-
-
-class Owner(Protocol):
-    """The operations of a network that its tensors and layers call."""
-
-    def shape_of(self, value: Value, /) -> Shape:
-        """Return the shape of a value without an implicit batch."""
-        ...
-
-    def rename(self, value: Value, name: str, /) -> None:
-        """Rename a value."""
-        ...
-
-    def reshape_input(self, value: Value, shape: Sequence[int | str], /) -> None:
-        """Change the shape of an input and infer all shapes again."""
-        ...
-
-    def replace_op(self, node: Node, op: Op, /) -> None:
-        """Replace the op of a node and infer all shapes again."""
-        ...
 
 
 class Tensor:
@@ -41,12 +21,12 @@ class Tensor:
 
     __slots__ = ("_network", "value")
 
-    def __init__(self, network: Owner, value: Value) -> None:
+    def __init__(self, network: NetworkBase, value: Value) -> None:
         self._network = network
         self.value = value
 
     @property
-    def network(self) -> Owner:
+    def network(self) -> NetworkBase:
         """The network to which the tensor belongs."""
         return self._network
 
@@ -58,7 +38,7 @@ class Tensor:
     @name.setter
     @located
     def name(self, name: str) -> None:
-        self._network.rename(self.value, name)
+        self.network.rename(self.value, name)
 
     @property
     def dtype(self) -> str:
@@ -72,12 +52,12 @@ class Tensor:
         Only the shape of an input can be set. Setting it infers the shapes of all other tensors
         again.
         """
-        return self._network.shape_of(self.value)
+        return self.network.shape_of(self.value)
 
     @shape.setter
     @located
     def shape(self, shape: Sequence[int | str]) -> None:
-        self._network.reshape_input(self.value, shape)
+        self.network.reshape_input(self.value, shape)
 
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.dtype}{list(self.shape)})"
@@ -96,7 +76,7 @@ class Layer:
     nodes: tuple[Node, ...]
     location: str
     """File and line of the call that added the layer; empty for a layer of an imported model."""
-    _network: Owner
+    _network: NetworkBase
 
     @property
     def op(self) -> Op:
@@ -114,14 +94,22 @@ class Layer:
         try:
             op = dataclasses.replace(self.op, **attributes)
         except TypeError as error:
-            available = ", ".join(field.name for field in dataclasses.fields(self.op)) or "none"
-            raise GraphError(
-                f"{self.op.name} has no such attribute; its attributes are: {available}",
-                node=self.name,
-            ) from error
+            reason = wrong_attributes(self.op.name, type(self.op), attributes, error)
+            raise GraphError(reason, node=self.name) from error
         self._network.replace_op(self._main, op)
 
     @property
     def _main(self) -> Node:
         auxiliary = ("flatten", "reshape", "identity")
         return next((node for node in self.nodes if node.op.name not in auxiliary), self.nodes[-1])
+
+
+def wrong_attributes(
+    name: str, cls: type[Op], attributes: Mapping[str, object], error: TypeError
+) -> str:
+    """Return why an op cannot be made with attributes; ``error`` is what its class raised."""
+    known = [field.name for field in dataclasses.fields(cls)]
+    unknown = ", ".join(key for key in attributes if key not in known)
+    if not unknown:
+        return f"{name}: {error}"
+    return f"{name} has no attribute {unknown}; its attributes are: {', '.join(known) or 'none'}"

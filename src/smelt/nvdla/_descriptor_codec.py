@@ -1,28 +1,39 @@
 """Codec for C structures in memory: one declaration reads, writes and prints a structure.
 
-A structure is a frozen dataclass whose fields declare their offsets and types::
+A structure is a frozen dataclass (its base class makes it one) whose fields declare their offsets
+and types::
 
     class Consumer(Descriptor):
         index: int = at(0, "i16")
         event: int = at(2, "u8")
 
-Offsets are those of the newest layout. A field that older firmware lacks is marked with ``new``;
-in the older layout the fields after it move to lower offsets. One declaration serves both layouts.
+Offsets are those of the newest layout. A field that firmware interfaces before 0.12 lack is marked
+with ``since_0_12``; in their layout the fields after it move to lower offsets. One declaration
+serves both layouts.
 """
 
 from __future__ import annotations
 
-import functools
 import struct
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar
+from itertools import chain
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Self,
+    TypeAlias,
+    TypeVar,
+    dataclass_transform,
+)
 
-from smelt.nvdla._status import NvdlaError, NvError
-from smelt.types import is_tuple
+from smelt.nvdla._errors import NvError
+from smelt.types import counted, is_tuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -64,21 +75,32 @@ class _FieldSpec:
     """Offset in bytes in the newest layout."""
     kind: Kind
     count: int
-    is_new: bool
+    since_0_12: bool
     """Whether structures without offsets lack the field."""
+    register: str
+    """Register that the field is a copy of, or an empty text."""
 
 
-def at(offset: int, kind: Kind, count: int = 1, *, new: bool = False, default: Any = 0) -> Any:
+def at(
+    offset: int,
+    kind: Kind,
+    count: int = 1,
+    *,
+    since_0_12: bool = False,
+    default: Any = 0,
+    register: str = "",
+) -> Any:
     """Declare a field of a structure.
 
     Args:
         offset: Offset in bytes in the newest layout.
         kind: Element type: ``u8`` to ``i64``, ``f32``, or a nested structure.
         count: Number of elements; the field's value is a tuple if there is more than one.
-        new: Whether structures of the layout without offsets lack the field.
+        since_0_12: Whether structures of the layout without offsets lack the field.
         default: Default value of one element of a scalar type.
+        register: Register that the firmware copies to the field; ``{group}`` in it is the group.
     """
-    metadata = {"field_spec": _FieldSpec(offset, kind, count, new)}
+    metadata = {"field_spec": _FieldSpec(offset, kind, count, since_0_12, register)}
     if isinstance(kind, str):
         value = default if count == 1 else (default,) * count
         return field(default=value, metadata=metadata)
@@ -86,17 +108,29 @@ def at(offset: int, kind: Kind, count: int = 1, *, new: bool = False, default: A
     return field(default_factory=make, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True)
+_ScalarField: TypeAlias = tuple["type[Descriptor]", str, str, "Sequence[Any]"]
+"""Structure, name, type and values of a field of scalars."""
+
+
+@dataclass_transform(frozen_default=True)
 class Descriptor:
     """Base class of the little-endian structures that hardware, firmware or emulator read."""
 
-    padded_bytes: ClassVar[int] = 0
-    """Size of the structure in bytes where padding follows the last field; otherwise 0."""
+    padded_bytes: ClassVar[Mapping[DescriptorVersion, int]] = {}
+    """Size of the structure in bytes, by layout, where padding follows the last field."""
+    field_specs: ClassVar[Mapping[str, _FieldSpec]]
+    codecs: ClassVar[Mapping[DescriptorVersion, struct.Struct]]
+
+    def __init_subclass__(cls) -> None:
+        """Make each structure a frozen dataclass, and its codecs."""
+        made: Any = dataclass(frozen=True)(cls)
+        cls.field_specs = {item.name: item.metadata["field_spec"] for item in fields(made)}
+        cls.codecs = {layout: _make_codec(cls, layout) for layout in DescriptorVersion}
 
     @classmethod
     def size_bytes(cls, layout: DescriptorVersion = DescriptorVersion.WITH_OFFSETS) -> int:
         """Return the size in memory, in bytes."""
-        return _codec(cls, layout).size
+        return cls.codecs[layout].size
 
     @classmethod
     def from_bytes(
@@ -110,13 +144,12 @@ class Descriptor:
         Raises:
             NvdlaError: INVALID_SIZE if the structure does not lie inside ``data``.
         """
-        codec = _codec(cls, layout)
+        codec = cls.codecs[layout]
         view = memoryview(data)
         if offset < 0 or offset + codec.size > view.nbytes:
-            raise NvdlaError(
-                NvError.INVALID_SIZE,
+            raise NvError.INVALID_SIZE.error(
                 f"{cls.__name__} at byte {offset} needs {codec.size} bytes, but its memory has "
-                f"only {view.nbytes}",
+                f"only {view.nbytes}"
             )
         return _build(cls, layout, iter(codec.unpack_from(view, offset)))
 
@@ -127,40 +160,25 @@ class Descriptor:
             NvdlaError: BAD_VALUE if a value does not fit its field; COUNT_MISMATCH if a tuple has
                 the wrong number of elements.
         """
-        codec = _codec(type(self), layout)
+        parts = list(_flatten(self, layout))
         try:
-            return codec.pack(*_flatten(self, layout))
+            return self.codecs[layout].pack(*chain.from_iterable(part[3] for part in parts))
         except struct.error as error:
-            raise NvdlaError(
-                NvError.BAD_VALUE, f"{type(self).__name__}: a value does not fit its field: {error}"
+            raise NvError.BAD_VALUE.error(
+                f"{_misfit(parts)} has a value that its field cannot hold: {error}"
             ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, for reports, without reserved fields."""
         return {
             name: _plain(getattr(self, name))
-            for name, _ in _field_specs(type(self))
+            for name in self.field_specs
             if not name.startswith("reserved")
         }
 
 
-def _field_specs(cls: type[Descriptor]) -> tuple[tuple[str, _FieldSpec], ...]:
-    key: Any = cls  # mypy does not regard a frozen dataclass type as hashable
-    return _find_field_specs(key)
-
-
-def _codec(cls: type[Descriptor], layout: DescriptorVersion) -> struct.Struct:
-    key: Any = cls
-    return _make_codec(key, layout)
-
-
-@functools.cache
-def _find_field_specs(cls: Any) -> tuple[tuple[str, _FieldSpec], ...]:
-    return tuple((item.name, item.metadata["field_spec"]) for item in fields(cls))
-
-
 def _is_present(field_spec: _FieldSpec, layout: DescriptorVersion) -> bool:
-    return not field_spec.is_new or layout is DescriptorVersion.WITH_OFFSETS
+    return not field_spec.since_0_12 or layout is DescriptorVersion.WITH_OFFSETS
 
 
 def _size_of(kind: Kind, layout: DescriptorVersion) -> int:
@@ -169,13 +187,12 @@ def _size_of(kind: Kind, layout: DescriptorVersion) -> int:
     return kind.size_bytes(layout)
 
 
-@functools.cache
-def _make_codec(cls: Any, layout: DescriptorVersion) -> struct.Struct:
+def _make_codec(cls: type[Descriptor], layout: DescriptorVersion) -> struct.Struct:
     """Return the ``struct`` codec of a structure, with padding between its fields."""
     newest = DescriptorVersion.WITH_OFFSETS
     parts = ["<"]
     end = missing = 0
-    for name, field_spec in _field_specs(cls):
+    for name, field_spec in cls.field_specs.items():
         size = _size_of(field_spec.kind, layout) * field_spec.count
         start = field_spec.offset - missing
         if not _is_present(field_spec, layout):
@@ -187,24 +204,20 @@ def _make_codec(cls: Any, layout: DescriptorVersion) -> struct.Struct:
         parts.append(_format(field_spec, layout))
         end = start + size
         missing += _size_of(field_spec.kind, newest) * field_spec.count - size
-    padding = cls.padded_bytes - end if cls.padded_bytes else 0
+    padding = cls.padded_bytes.get(layout, end) - end
     return struct.Struct("".join([*parts, f"{padding}x"]))
 
 
 def _format(field_spec: _FieldSpec, layout: DescriptorVersion) -> str:
     if isinstance(field_spec.kind, str):
-        return (
-            f"{field_spec.count}{_STRUCT_CODES[field_spec.kind]}"
-            if field_spec.count > 1
-            else _STRUCT_CODES[field_spec.kind]
-        )
-    return _codec(field_spec.kind, layout).format.removeprefix("<") * field_spec.count
+        return f"{field_spec.count}{_STRUCT_CODES[field_spec.kind]}"
+    return field_spec.kind.codecs[layout].format.removeprefix("<") * field_spec.count
 
 
 def _build(cls: type[DescriptorT], layout: DescriptorVersion, values: Iterator[Any]) -> DescriptorT:
     """Build a structure, and the structures nested in it, from its scalar values in order."""
     field_values: dict[str, Any] = {}
-    for name, field_spec in _field_specs(cls):
+    for name, field_spec in cls.field_specs.items():
         if not _is_present(field_spec, layout):
             continue
         items = [
@@ -217,35 +230,43 @@ def _build(cls: type[DescriptorT], layout: DescriptorVersion, values: Iterator[A
     return cls(**field_values)
 
 
-def _flatten(value: Descriptor, layout: DescriptorVersion) -> Iterator[Any]:
-    """Yield the scalar values of a structure and of those nested in it, in order.
+def _flatten(value: Descriptor, layout: DescriptorVersion) -> Iterator[_ScalarField]:
+    """Yield the fields of scalars of a structure and of those nested in it, in order.
 
     Raises:
         NvdlaError: BAD_VALUE if a field that the layout lacks is not 0; COUNT_MISMATCH if a tuple
             has the wrong number of elements.
     """
-    for name, field_spec in _field_specs(type(value)):
+    for name, field_spec in value.field_specs.items():
         part = getattr(value, name)
+        items = (part,) if field_spec.count == 1 else part
         if not _is_present(field_spec, layout):
-            if part:
-                raise NvdlaError(
-                    NvError.BAD_VALUE,
-                    f"{type(value).__name__}.{name} is {part}, but firmware before 0.12 has no "
-                    "such field: it must be 0",
+            if any(items):
+                raise NvError.BAD_VALUE.error(
+                    f"{type(value).__name__}.{name} is {part}, but descriptors before firmware "
+                    "0.12 have no such field: it must be 0"
                 )
             continue
-        items = (part,) if field_spec.count == 1 else part
         if len(items) != field_spec.count:
-            raise NvdlaError(
-                NvError.COUNT_MISMATCH,
-                f"{type(value).__name__}.{name} has {len(items)} values instead of "
-                f"{field_spec.count}",
+            raise NvError.COUNT_MISMATCH.error(
+                f"{type(value).__name__}.{name} has {counted(len(items), 'value')} instead of "
+                f"{field_spec.count}"
             )
-        for item in items:
-            if isinstance(item, Descriptor):
+        if isinstance(field_spec.kind, str):
+            yield type(value), name, field_spec.kind, items
+        else:
+            for item in items:
                 yield from _flatten(item, layout)
-            else:
-                yield item
+
+
+def _misfit(parts: Sequence[_ScalarField]) -> str:
+    """Return class and name of the first field that cannot hold its values."""
+    for structure, name, kind, values in parts:
+        try:
+            struct.pack(f"<{len(values)}{_STRUCT_CODES[kind]}", *values)
+        except struct.error:
+            return f"{structure.__name__}.{name}"
+    return "the structure"
 
 
 def _plain(value: Any) -> Any:

@@ -1,12 +1,12 @@
-"""Interfaces between firmware and hardware: register bus, DMA memory and memory spaces.
+"""Interfaces between firmware and hardware, and the memory spaces and precisions of both.
 
-The machine model, the trace recorder and real silicon implement them.
+The machine model, the trace recorder and real silicon implement `RegisterBus` and `DmaMemory`.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -23,6 +23,26 @@ class MemorySpace(IntEnum):
     """Secondary interface (CVIF), usually on-chip memory."""
     DRAM = 1
     """Primary interface (MCIF), system memory."""
+
+
+class Precision(IntEnum):
+    """Type of an operation's elements; registers and descriptors use the same values."""
+
+    INT8 = 0
+    INT16 = 1
+    FP16 = 2
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of one element in bytes."""
+        return 1 if self is Precision.INT8 else 2
+
+
+class PhysicalAddress(NamedTuple):
+    """Address of a byte as the accelerator uses it."""
+
+    space: MemorySpace
+    address: int
 
 
 class RegisterBus(Protocol):

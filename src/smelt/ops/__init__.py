@@ -6,7 +6,7 @@ Ops of one family are in one module. An op without a family has a module named a
 
 from smelt.ir import Array, Case, Op, Operand
 from smelt.ops._attribute_types import checked_op
-from smelt.ops._constant_combining import combined_overflow_reason, derived_overflow_reason
+from smelt.ops._combining_checks import combined_overflow_reason, derived_overflow_reason
 from smelt.ops._op_json import op_from_json, op_to_json, recipe_from_json, recipe_to_json
 from smelt.ops._partition import Partition
 from smelt.ops._quantized import invalid_scale_reason
@@ -294,14 +294,8 @@ __all__ = [
     "derived_overflow_reason",
 ]
 
+_OPS = {cls for cls in globals().values() if isinstance(cls, type) and issubclass(cls, Op)}
 ALL_OPS: tuple[type[Op], ...] = tuple(
-    sorted(
-        (
-            cls
-            for cls in tuple(globals().values())
-            if isinstance(cls, type) and issubclass(cls, Op) and cls not in (Op, Partition)
-        ),
-        key=lambda cls: cls.__name__.lower(),
-    )
+    sorted(_OPS - {Op, Partition}, key=lambda cls: cls.__name__.lower())
 )
 """Every op of networks, by name."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import types
 import typing
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,9 +17,6 @@ from smelt.ir import Graph, Op
 from smelt.ops._registry import is_builtin
 from smelt.ops.fusion import Stage
 from smelt.types import DType, is_array, is_list, is_tuple, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def checked_op(op: Op) -> Op:
@@ -58,7 +57,7 @@ def _plain(attribute: object) -> object:
 
 def _hint_text(hint: object) -> str:
     """Return an annotation as a message shows it."""
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+    return hint.__name__ if isinstance(hint, type) else re.sub(r"(?:\w+\.)+(?=\w)", "", str(hint))
 
 
 @functools.cache

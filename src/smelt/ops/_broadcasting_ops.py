@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from smelt.ir import Case, Op
-from smelt.ops._conformance_data import corner_pairs
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import Elementwise
+from smelt.ops._conformance_data import HALF_TOLERANCE, corner_pairs
 from smelt.ops._reference_numerics import narrow, widen
-from smelt.ops._shape import (
-    NUMBERS,
-    broadcast_shapes,
-    input_type,
-    require_dtype,
-    require_inputs,
-    require_same_dtype,
-)
+from smelt.ops._shape import NUMBERS, broadcast_shapes, input_types, require_inputs
 from smelt.ops._shape_operands import MAXIMUM_TERMS, known_dims, present, sample
-from smelt.types import DType, TensorType, override
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from smelt.ir import Array, Operand
-    from smelt.types import Dim, ValueType
+from smelt.types import Dim, DType, TensorType, ValueType, override
 
 
-@dataclass(frozen=True)
-class BroadcastingOp(Op):
+class BroadcastingOp(Elementwise):
     """Elementwise op of one element type whose inputs broadcast to the shape of the result."""
+
+    is_recipe_step = True
 
     arity: ClassVar[tuple[int, int]] = (2, 2)
     """Minimum and maximum number of inputs."""
@@ -39,26 +28,15 @@ class BroadcastingOp(Op):
     """Element types of the inputs."""
     result_dtype: ClassVar[DType | None] = None
     """Element type of the result; None for that of the inputs."""
-
-    _function: ClassVar[Any]  # annotations of ops are evaluated, and Array is for type checkers
-
-    def __init_subclass__(cls, *, function: Callable[[Array, Array], Any] | None = None) -> None:
-        """Set ``function``, which computes the op on two arrays; other ops override ``compute``."""
-        super().__init_subclass__()
-        if function is not None:
-            cls._function = staticmethod(function)
-
-    @property
-    @override
-    def elementwise(self) -> bool:
-        return True
+    case_dtypes: ClassVar[tuple[str, ...]] = (
+        "float32", "float16", "float64", "int32", "int64", "uint8",
+    )  # fmt: skip
+    """Element types of the cases."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         require_inputs(self, inputs, *self.arity)
-        kinds = [input_type(self, inputs, i) for i in range(len(inputs))]
-        require_dtype(kinds[0], self.dtypes, f"input 0 of {self.name}")
-        require_same_dtype(*kinds)
+        kinds = input_types(self, inputs, len(inputs), dtypes=self.dtypes)
         shape = broadcast_shapes(*(k.shape for k in kinds))
         return (TensorType(self.result_dtype or kinds[0].dtype, shape),)
 
@@ -80,12 +58,9 @@ class BroadcastingOp(Op):
         if left is None or right is None:
             return None
         combined = self.combine_dims(left, right)
-        too_large = (
-            combined is not None
-            and not isinstance(combined, int)
-            and len(combined.terms) > MAXIMUM_TERMS
-        )
-        return None if too_large else combined
+        if combined is None or isinstance(combined, int):
+            return combined
+        return combined if len(combined.terms) <= MAXIMUM_TERMS else None
 
     def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
         """Return the op on two elements that are dimensions; None if the result is not one."""
@@ -93,7 +68,10 @@ class BroadcastingOp(Op):
         return None
 
     def compute(self, left: Array, right: Array) -> Array:
-        """Compute the op on two arrays; float16 and bfloat16 inputs are passed as float32."""
+        """Compute the op on two arrays; float16 and bfloat16 inputs are passed as float32.
+
+        An op without attributes gives its ``function``; others override this method.
+        """
         return np.asarray(type(self)._function(left, right))
 
     @override
@@ -103,8 +81,33 @@ class BroadcastingOp(Op):
             result = np.asarray(self.compute(widen(left), widen(right)))
         return (narrow(result, self.result_dtype.numpy if self.result_dtype else left.dtype),)
 
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(cls(), *cls.case_dtypes)
 
-@dataclass(frozen=True)
+
+class Comparison(BroadcastingOp):
+    """``BroadcastingOp`` that compares numbers."""
+
+    result_dtype: ClassVar[DType | None] = DType.BOOL
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        yield from broadcast_cases(cls(), *cls.case_dtypes, low=-2, high=3)
+        left = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
+        right = np.array([np.nan, np.nan, np.inf, 0.0], np.float32)
+        yield Case("NaN, infinity and negative zero", cls(), (left, right))
+
+
+class Logical(BroadcastingOp):
+    """``BroadcastingOp`` on truth values."""
+
+    dtypes: ClassVar[frozenset[DType]] = frozenset({DType.BOOL})
+    case_dtypes: ClassVar[tuple[str, ...]] = ("bool",)
+
+
 class Variadic(BroadcastingOp):
     """``BroadcastingOp`` op of any number of inputs, which are combined from left to right."""
 
@@ -121,6 +124,17 @@ class Variadic(BroadcastingOp):
         """Compute the op on arrays; float16 and bfloat16 inputs are passed as float32."""
         return reduce(self.compute, arrays)
 
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        dtypes = cls.case_dtypes
+        yield from super().cases()
+        yield Case("one input", cls(), (sample(2, 3, dtype=dtypes[0]),))
+        three = ((2, 3, 4), (3, 1), (4,))
+        yield Case("three inputs", cls(), tuple(sample(*s, dtype=dtypes[0]) for s in three))
+        four = ((6,), (6,), (1,), ())
+        yield Case("four inputs", cls(), tuple(sample(*s, dtype=dtypes[0]) for s in four))
+
 
 def broadcast_cases(
     op: BroadcastingOp, *dtypes: str, low: int = -9, high: int = 10
@@ -134,30 +148,10 @@ def broadcast_cases(
         "more axes on the right": ((5,), (2, 3, 5)),
         "no elements": ((0, 3), (1, 3)),
     }
-    for label, (left, right) in shapes.items():
-        yield Case(
-            label,
-            op,
-            (
-                sample(*left, dtype=dtypes[0], low=low, high=high),
-                sample(*right, dtype=dtypes[0], low=low, high=high - 1),
-            ),
-        )
-    for dtype in dtypes[1:]:
-        pair = (
-            sample(3, 17, dtype=dtype, low=low, high=high),
-            sample(3, 1, dtype=dtype, low=low, high=high - 1),
-        )
-        tolerance = 3e-3 if dtype == "float16" else 1e-4
-        yield Case(dtype, op, pair, tolerance)
+    named = [(label, dtypes[0], *pair) for label, pair in shapes.items()]
+    named += [(dtype, dtype, (3, 17), (3, 1)) for dtype in dtypes[1:]]
+    for label, dtype, left, right in named:
+        x = sample(*left, dtype=dtype, low=low, high=high)
+        y = sample(*right, dtype=dtype, low=low, high=high - 1)
+        yield Case(label, op, (x, y), HALF_TOLERANCE if dtype == "float16" else 1e-4)
     yield from corner_pairs(op, op.dtypes)
-
-
-def variadic_cases(op: BroadcastingOp, *dtypes: str) -> Iterator[Case]:
-    """Yield the cases of two inputs, and cases of one, three and four inputs."""
-    yield from broadcast_cases(op, *dtypes)
-    yield Case("one input", op, (sample(2, 3, dtype=dtypes[0]),))
-    three = ((2, 3, 4), (3, 1), (4,))
-    yield Case("three inputs", op, tuple(sample(*s, dtype=dtypes[0]) for s in three))
-    four = ((6,), (6,), (1,), ())
-    yield Case("four inputs", op, tuple(sample(*s, dtype=dtypes[0]) for s in four))

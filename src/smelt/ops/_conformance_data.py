@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smelt.ir import Case
+from smelt.ir import Array, Case, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from numpy.typing import DTypeLike
 
-    from smelt.ir import Array, Op
     from smelt.types import DType
 
 
@@ -32,6 +30,12 @@ def integers(
     """Return uniformly distributed integers from ``low`` to ``high - 1``."""
     kind: np.dtype[Any] = np.dtype(dtype)
     return np.asarray(np.random.default_rng(seed).integers(low, high, shape)).astype(kind)
+
+
+def any_integers(*shape: int, dtype: DTypeLike = np.uint8, seed: int = 0) -> Array:
+    """Return uniformly distributed integers of the full range of a type."""
+    limits = np.iinfo(np.dtype(dtype).name)
+    return integers(*shape, dtype=dtype, low=limits.min, high=limits.max + 1, seed=seed)
 
 
 def corner_integers(dtype: DTypeLike) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from smelt.ops.indexing import Gather
 from smelt.ops.math_functions import Asinh, Atan, Tanh
 from smelt.ops.matrix_products import Gemm, MatMul
 from smelt.ops.pooling import AveragePool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SAME = Conv((3, 3), pads=(1, 1, 1, 1))
 _CURVES = (Stage(Atan(), (-1,)), Stage(Asinh(), (-2,)), Stage(Sub(), (-2, -3)))

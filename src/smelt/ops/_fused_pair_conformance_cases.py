@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from smelt.ops.arithmetic import Add, Mul
 from smelt.ops.convolution import Conv, ConvSum
 from smelt.ops.fusion import Fused, FusedPair, Stage
 from smelt.ops.pooling import MaxPool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SAME = (1, 1, 1, 1)
 _ZERO, _SIX = np.array(0, np.float32), np.array(6, np.float32)

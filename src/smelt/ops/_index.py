@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt.errors import IndexRangeError, ShapeError
 from smelt.ops._reference_numerics import narrow, widen
-from smelt.ops._shape import shape_text
-from smelt.types import DType, assume_at_least
+from smelt.ops._shape import require_choice, require_static, shape_text
+from smelt.types import Dim, DType, TensorType, assume_at_least, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smelt.ir import Array, Operand
-    from smelt.types import Dim, TensorType
 
 _COMBINE = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
@@ -42,7 +40,9 @@ def _outside(indices: Array, extent: int) -> str | None:
     outside = (indices < -extent) | (indices >= extent)
     if not bool(outside.any()):
         return None
-    return f"index {indices[outside][0]} is out of range for an axis of {extent} elements"
+    return (
+        f"index {indices[outside][0]} is out of range for an axis of {counted(extent, 'element')}"
+    )
 
 
 def require_indices(operand: Operand | None, extents: Sequence[Dim]) -> None:
@@ -59,6 +59,17 @@ def require_indices(operand: Operand | None, extents: Sequence[Dim]) -> None:
             raise ShapeError(message)
 
 
+def vector_length(data: TensorType, indices: TensorType, batch: int = 0) -> int:
+    """Return the length of index vectors into data after its ``batch`` axes. Raises ShapeError."""
+    (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
+    if length > data.rank - batch:
+        raise ShapeError(
+            f"index vectors have length {length}; they must have at most {data.rank - batch}, the "
+            f"number of axes of {data} without batch axes"
+        )
+    return length
+
+
 def require_indices_within(indices: TensorType, data: TensorType, axis: int) -> None:
     """Check that the extents of indices do not exceed those of data on axes other than ``axis``.
 
@@ -68,7 +79,8 @@ def require_indices_within(indices: TensorType, data: TensorType, axis: int) -> 
     for other, (limit, extent) in pairs:
         if other != axis and not assume_at_least(limit, extent, f"axis {other} of inputs 0 and 1"):
             raise ShapeError(
-                f"axis {other} of the indices has {extent} elements, more than the {limit} of "
+                f"axis {other} of the indices has {counted(extent, 'element')}, more than the "
+                f"{limit} of "
                 f"data {shape_text(data.shape)}"
             )
 
@@ -82,7 +94,8 @@ def coordinates_along_axis(indices: Array, data: Array, axis: int) -> tuple[Arra
     for other, (extent, limit) in enumerate(zip(indices.shape, data.shape, strict=True)):
         if other != axis % data.ndim and extent > limit and indices.size:
             raise IndexRangeError(
-                f"the indices have {extent} elements on axis {other}, the data only {limit}"
+                f"axis {other} of the indices has {counted(extent, 'element')}, more than the "
+                f"{limit} of the data"
             )
     grid: Array = np.asarray(np.indices(indices.shape), np.int64)
     grid[axis] = positive_indices(indices, data.shape[axis])
@@ -91,8 +104,7 @@ def coordinates_along_axis(indices: Array, data: Array, axis: int) -> tuple[Arra
 
 def require_reduction(reduction: str, dtype: DType) -> None:
     """Check the reduction of a scatter. Raises ShapeError when it is unknown or not defined."""
-    if reduction != "none" and reduction not in _COMBINE:
-        raise ShapeError(f"reduction is {reduction!r}; it must be none, {', '.join(_COMBINE)}")
+    require_choice(reduction, ("none", *_COMBINE), "reduction")
     if reduction != "none" and dtype is DType.BOOL:
         raise ShapeError(f"reduction {reduction} is not defined for bool")
 

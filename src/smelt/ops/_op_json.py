@@ -15,13 +15,14 @@ import base64
 import binascii
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt.errors import EngineFormatError, EngineMismatchError, SmeltError
-from smelt.ir import Constant, Graph, Op, Recipe, sources_first
+from smelt.ir import Array, Constant, Graph, Op, Recipe, Value, sources_first
 from smelt.ops._attribute_types import field_hints, fits_hint, parts_of_hint
 from smelt.ops._registry import is_builtin, lookup_op, op_identity
 from smelt.ops.fusion import Stage
@@ -32,6 +33,7 @@ from smelt.types import (
     SequenceType,
     SymbolicDim,
     TensorType,
+    counted,
     dim_from_text,
     dim_to_text,
     is_sequence,
@@ -40,9 +42,6 @@ from smelt.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smelt.ir import Array, Value
     from smelt.types import Dim, ValueType
 
 Json = None | bool | int | float | str | tuple["Json", ...]
@@ -108,7 +107,7 @@ def recipe_from_json(data: object, resolve: Callable[[str], Constant]) -> Consta
     tag, listed = reader.items(data, 2)
     entries = reader.items(listed)
     if tag != "recipe" or not entries:
-        raise EngineFormatError("the recipe of a weight is malformed")
+        raise EngineFormatError("the computation of a weight (its recipe) is malformed")
     constants: list[Constant] = []
     for entry in entries:
         constants.append(_entry_from_json(reader, entry, constants, resolve))
@@ -133,7 +132,7 @@ def _entry_from_json(
             return Constant(name, recipe=Recipe(reader.op(op, 0), sources, output))
         case _:
             raise EngineFormatError(
-                f"a part of the recipe of a weight is malformed: {_excerpt(data)}"
+                f"a step in the computation of a weight (its recipe) is malformed: {_excerpt(data)}"
             )
 
 
@@ -158,7 +157,9 @@ def _encode(value: object) -> Json:
             return ("tuple", *(_encode(v) for v in value))
         case _:
             kind = type(value).__name__
-            raise EngineFormatError(f"a {kind} in an op's field cannot be written to an engine")
+            raise EngineFormatError(
+                f"a field of an op has a value of type {kind}, which cannot be written to an engine"
+            )
 
 
 def _array_to_json(array: Array) -> Json:
@@ -227,7 +228,8 @@ class _Reader:
         """Return a non-negative integer below ``limit``."""
         if not isinstance(data, int) or isinstance(data, bool) or not 0 <= data < limit:
             raise EngineFormatError(
-                f"position {_excerpt(data)} in an op is out of range; there are {limit} parts"
+                f"position {_excerpt(data)} in an op is invalid; it must be an integer of at least "
+                f"0 and less than {limit}"
             )
         return data
 
@@ -240,10 +242,12 @@ class _Reader:
     def op(self, data: object, depth: int) -> Op:
         """Decode an op; the value of each field is checked against its annotation."""
         if depth > MAXIMUM_DEPTH:
-            raise EngineFormatError(f"ops are nested more than {MAXIMUM_DEPTH} deep")
+            raise EngineFormatError(f"an op has more than {MAXIMUM_DEPTH} nested levels of ops")
         tag, name, listed, identity = self.items(data, 4)
         if tag != "op":
-            raise EngineFormatError(f"expected an op, not {_excerpt(data)}")
+            raise EngineFormatError(
+                f"expected an op, a list that begins with 'op'; it begins with {_excerpt(tag)}"
+            )
         cls = _find_op(self.text(name), identity)
         hints = field_hints(cls)
         values: dict[str, object] = {}
@@ -252,7 +256,7 @@ class _Reader:
             field = self.text(field)
             if field not in hints or field in values:
                 raise EngineFormatError(
-                    f"op {cls.name} has no field {field!r}, or it is given twice"
+                    f"field {field!r} of op {cls.name} is unknown or given twice"
                 )
             made = self.value(value, hints[field], depth + 1)
             if not fits_hint(made, hints[field]):
@@ -268,7 +272,7 @@ class _Reader:
     def value(self, data: object, hint: object, depth: int) -> object:
         """Decode the value of a field."""
         if depth > MAXIMUM_DEPTH:
-            raise EngineFormatError(f"an op's field is nested more than {MAXIMUM_DEPTH} deep")
+            raise EngineFormatError(f"an op's field has more than {MAXIMUM_DEPTH} nested levels")
         if data is None or isinstance(data, bool | str | float):
             return data
         if isinstance(data, int):
@@ -306,7 +310,10 @@ class _Reader:
         tag, name, listed, text = self.items(data, 4)
         shape = tuple(self.index(e, 1 << 40) for e in self.items(listed))
         if tag != "array" or len(shape) > MAXIMUM_RANK:
-            raise EngineFormatError(f"expected an array in an op, not {_excerpt(data)}")
+            raise EngineFormatError(
+                "an array in an op is malformed: it must begin with 'array' and have at most "
+                f"{MAXIMUM_RANK} axes"
+            )
         dtype = _dtype(self.text(name)).numpy
         try:
             content = base64.b64decode(self.text(text), validate=True)
@@ -316,7 +323,8 @@ class _Reader:
             ) from error
         if math.prod(shape) * dtype.itemsize != len(content):
             raise EngineFormatError(
-                f"an array of shape {list(shape)} cannot have {len(content)} bytes"
+                f"an array of {dtype} and shape {list(shape)} needs "
+                f"{counted(math.prod(shape) * dtype.itemsize, 'byte')}, but has {len(content)}"
             )
         return np.frombuffer(content, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
 
@@ -327,7 +335,7 @@ class _Reader:
                 dims = tuple(self.dim(d) for d in self.items(shape))
                 if len(dims) > MAXIMUM_RANK:
                     raise EngineFormatError(
-                        f"a tensor in an op has rank {len(dims)}, which is too high"
+                        f"a tensor in an op has rank {len(dims)}; at most {MAXIMUM_RANK} is allowed"
                     )
                 return TensorType(_dtype(name), dims)
             case ("sequence", element) if depth < 2:
@@ -402,12 +410,20 @@ def _find_op(name: str, identity: object) -> type[Op]:
     here = op_identity(cls)
     parts = items_of(identity)
     if here != tuple(parts):
-        written = ", ".join(str(p)[:80] for p in parts[:4]) or "no identity"
         raise EngineMismatchError(
-            f"op {name!r} is {', '.join(here)} here, but {written} in the engine: install the "
-            "package version that the engine was built with, or build it again"
+            f"op {name!r} is {_identity_text(here)} here, but {_identity_text(parts)} in the "
+            "engine: install the package version that the engine was built with, or build the "
+            "engine again"
         )
     return cls
+
+
+def _identity_text(parts: Sequence[object]) -> str:
+    """Return the result of `op_identity`, which may come from a file, as a message shows it."""
+    if len(parts) != 4:
+        return "without package and source"
+    package, op, version, digest = (str(part)[:80] for part in parts)
+    return f"{op} of package {package}, version {version or 'unknown'}, source SHA-256 {digest}"
 
 
 def _dtype(name: str) -> DType:
@@ -429,5 +445,5 @@ def _enum_member(hint: object, name: str, member: str) -> Enum:
 def _excerpt(data: object) -> str:
     """Return an abbreviated value for a message."""
     if is_sequence(data):
-        return f"a list of {len(data)}"
+        return f"a list of {counted(len(data), 'item')}"
     return repr(data)[:80] if not isinstance(data, int) or abs(data) < 1 << 64 else "a huge integer"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from smelt.errors import GraphError, ShapeError
-from smelt.ir import Array, Case, Op, Operand
-from smelt.types import DType, TensorType, dim_from_text, override
+from smelt.ops._base import BuiltinOp
+from smelt.types import DType, TensorType, ValueType, counted, dim_from_text, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.types import ValueType
+    from smelt.ir import Array, Case, Operand
 
 
-@dataclass(frozen=True)
-class Partition(Op):
+class Partition(BuiltinOp):
     """A part of a network that is built as an engine of its own, for another device.
 
     Only placement creates it, so no network contains it and it is not in ``ALL_OPS``. The graph of
@@ -31,8 +28,6 @@ class Partition(Op):
     Source: design, "Placement and devices".
     """
 
-    name: ClassVar[str] = "partition"
-
     index: int
     """Position of the engine among the partitions of the engine that contains it."""
     device: str
@@ -46,7 +41,10 @@ class Partition(Op):
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         del inputs
         if len(self.dtypes) != len(self.shapes):
-            raise ShapeError(f"{len(self.dtypes)} dtypes do not fit {len(self.shapes)} shapes")
+            raise ShapeError(
+                f"the partition has {counted(len(self.dtypes), 'dtype')} and "
+                f"{counted(len(self.shapes), 'shape')}; the numbers must be equal"
+            )
         try:
             shapes = [tuple(dim_from_text(extent) for extent in shape) for shape in self.shapes]
         except ValueError as error:
@@ -56,7 +54,7 @@ class Partition(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         """Raise GraphError: the graph of a partition is in its own engine."""
-        raise GraphError(f"a partition on {self.device} has no reference")
+        raise GraphError(f"the partition on {self.device} can only run within an engine")
 
     @override
     @classmethod

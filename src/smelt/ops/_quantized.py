@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from smelt.errors import ShapeError
 from smelt.ops._shape import (
+    SHORT_INTEGERS,
+    input_type,
     normalize_axis,
+    optional_type,
+    require_dtype,
     require_rank,
     require_same_dtype,
     require_shape,
     shape_text,
 )
+from smelt.types import DType
 
 if TYPE_CHECKING:
-    from smelt.ir import Array, Operand
+    from smelt.ir import Array, Op, Operand
     from smelt.types import Shape, TensorType
 
 
@@ -39,17 +45,16 @@ def check_scale(
     require_shape(zero_point, scale.shape, "the zero point")
     if axis is None:
         raise ShapeError(
-            f"without an axis the scale must be one number, not {shape_text(scale.shape)}"
+            f"the scale has shape {shape_text(scale.shape)}; without an axis it must be one number"
         )
     require_shape(scale, (x.shape[normalize_axis(axis, x.rank)],), "the scale")
 
 
 def require_known_scale(scale: Operand | None) -> None:
     """Check that constant scales are positive and finite. Raises ShapeError."""
-    reason = (
-        None if scale is None or scale.elements is None else invalid_scale_reason(scale.elements)
-    )
-    if reason is not None:
+    if scale is None or scale.elements is None:
+        return
+    if (reason := invalid_scale_reason(scale.elements)) is not None:
         raise ShapeError(f"{reason}; quantise the model again")
 
 
@@ -60,7 +65,7 @@ def invalid_scale_reason(scales: Array) -> str | None:
         return None
     position = int(bad[0])
     return (
-        f"scale {position} of {scales.size} is {scales.ravel()[position]}; "
+        f"the scale at index {position} is {scales.ravel()[position]}; "
         "scales must be positive and finite"
     )
 
@@ -74,18 +79,24 @@ def along_axis(array: Array, rank: int, axis: int | None) -> Array:
     return array.reshape(shape)
 
 
-def check_zero_point(
-    kind: TensorType, zero_point: TensorType | None, several: Shape, what: str
+def check_integer_product(
+    op: Op, inputs: Sequence[Operand | None], a: tuple[str, Shape], b: tuple[str, Shape]
 ) -> None:
-    """Check that a zero point has the dtype of ``kind``, and is one number or of shape ``several``.
+    """Check an exact product of bytes: inputs 0 and 1, their zero points, and an int32 bias.
 
-    Raises ShapeError.
+    ``a`` and ``b`` are name and shape of zero points of several numbers; each may also be one
+    number. The bias has the shape in ``b``. Raises ShapeError.
     """
-    if zero_point is None:
-        return
-    require_same_dtype(kind, zero_point)
-    if zero_point.shape not in _ONE:
-        require_shape(zero_point, several or (1,), what)
+    for index, (name, shape) in enumerate((a, b)):
+        kind, zero_point = input_type(op, inputs, index), optional_type(op, inputs, index + 2)
+        require_dtype(kind, SHORT_INTEGERS, f"input {index} of {op.name}")
+        require_same_dtype(kind, zero_point)
+        if zero_point is not None and zero_point.shape not in _ONE:
+            require_shape(zero_point, shape or (1,), name)
+    bias = optional_type(op, inputs, 4)
+    if bias is not None:
+        require_dtype(bias, {DType.INT32}, f"the bias of {op.name}")
+        require_shape(bias, b[1], f"the bias of {op.name}")
 
 
 def subtract_zero_point(array: Array, zero_point: Array | None, axis: int | None) -> Array:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 
-from smelt.ir import Case
-from smelt.ops._conformance_data import floats, integers
+from smelt.ir import Array, Case
+from smelt.ops._conformance_data import any_integers, floats, integers
 from smelt.ops.activations import HardSwish, Relu
 from smelt.ops.arithmetic import Add, Mul, Sub
 from smelt.ops.cast import Cast
@@ -17,11 +17,6 @@ from smelt.ops.matrix_products import MatMulInteger
 from smelt.ops.pooling import AveragePool, GlobalAveragePool
 from smelt.ops.quantization import DequantizeLinear, QuantizeLinear
 from smelt.types import DType
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smelt.ir import Array
 
 _REAL = Stage(Cast(DType.FLOAT32), (-1,))
 _QUANTIZE = QuantizeLinear(axis=None)
@@ -38,15 +33,6 @@ def quantized_cases() -> Iterator[Case]:
         yield from _chains(np.dtype(kind))
 
 
-def _bytes(kind: np.dtype[np.generic], *shape: int, seed: int = 0) -> Array:
-    limits = np.iinfo(kind.name)
-    return integers(*shape, dtype=kind, low=limits.min, high=limits.max + 1, seed=seed)
-
-
-def _zero(kind: np.dtype[np.generic], value: int = 9) -> Array:
-    return np.array(value, kind)
-
-
 def _convolutions(kind: np.dtype[np.generic]) -> Iterator[Case]:
     """Yield integer convolutions that are scaled, quantised, or have a residual."""
     signed = np.dtype("int8")
@@ -58,11 +44,11 @@ def _convolutions(kind: np.dtype[np.generic]) -> Iterator[Case]:
         ("depthwise_stride", ConvInteger((3, 3), (2, 2), (1, 1, 1, 1), group=64), 64, 64),
     )
     for name, op, before, after in shapes:
-        x = _bytes(kind, 2, before, 9, 11)
-        w = _bytes(signed, after, before // op.group, *op.kernel_shape, seed=1)
+        x = any_integers(2, before, 9, 11, dtype=kind)
+        w = any_integers(after, before // op.group, *op.kernel_shape, seed=1, dtype=signed)
         bias = integers(after, low=-9999, high=9999, seed=2)
         factor = floats(after, 1, 1, low=0.0001, high=0.001, seed=3)
-        zero = _zero(kind)
+        zero = np.array(9, kind)
         own = (x, w, zero, None, bias)
         scaled = (_REAL, Stage(Mul(), (-2, 5)))
         stages = (*scaled, Stage(_QUANTIZE, (-3, 6, 7)))
@@ -93,7 +79,7 @@ def _residual(
         Stage(Relu(), (-7,)),
         Stage(_QUANTIZE, (-8, 11, 10)),
     )
-    residual, scale = _bytes(kind, *shape, seed=4), np.array(0.4, np.float32)
+    residual, scale = any_integers(*shape, seed=4, dtype=kind), np.array(0.4, np.float32)
     inputs = (*own, factor, None, again, residual, scale, zero, one)
     constants = frozenset(range(1, len(inputs))) - {8}
     return Case(f"{name}_residual", Fused(op, 5, stages), inputs, constants=constants)
@@ -101,9 +87,9 @@ def _residual(
 
 def _products(kind: np.dtype[np.generic]) -> Iterator[Case]:
     """Yield an integer matrix product with dequantised results."""
-    a, b = _bytes(kind, 5, 66), _bytes(np.dtype("int8"), 66, 37, seed=1)
+    a, b = any_integers(5, 66, dtype=kind), any_integers(66, 37, seed=1, dtype=np.dtype("int8"))
     bias = integers(37, low=-9999, high=9999, seed=2)
-    factor, zero = floats(37, low=0.0001, high=0.001, seed=3), _zero(kind)
+    factor, zero = floats(37, low=0.0001, high=0.001, seed=3), np.array(9, kind)
     scale = np.array(0.3, np.float32)
     arrays = (a, b, zero, None, bias, factor, scale, zero)
     stages = (
@@ -119,9 +105,9 @@ def _products(kind: np.dtype[np.generic]) -> Iterator[Case]:
 
 def _means(kind: np.dtype[np.generic]) -> Iterator[Case]:
     """Yield average poolings of quantised tensors."""
-    zero, scale = _zero(kind), np.array(0.7, np.float32)
+    zero, scale = np.array(9, kind), np.array(0.7, np.float32)
     stages = (Stage(Sub(), (-1, 1)), Stage(Mul(), (-2, 2)), Stage(_QUANTIZE, (-3, 3, 4)))
-    arrays = (_bytes(kind, 2, 70, 6, 6), np.array(9, np.float32), scale, _ONE, zero)
+    arrays = (any_integers(2, 70, 6, 6, dtype=kind), np.array(9, np.float32), scale, _ONE, zero)
     constants = frozenset(range(1, 5))
     op = Fused(GlobalAveragePool(), 1, stages)
     yield Case(f"whole_mean_{kind.name}", op, arrays, constants=constants)
@@ -131,13 +117,13 @@ def _means(kind: np.dtype[np.generic]) -> Iterator[Case]:
 
 def _chains(kind: np.dtype[np.generic]) -> Iterator[Case]:
     """Yield a quantised addition and a change of scale."""
-    zero, scale = _zero(kind), np.array(0.7, np.float32)
+    zero, scale = np.array(9, kind), np.array(0.7, np.float32)
     stages = (
         Stage(_DEQUANTIZE, (3, 4, 2)),
         Stage(Add(), (-1, -2)),
         Stage(_QUANTIZE, (-3, 4, 2)),
     )
-    x, y = _bytes(kind, 2, 33, 5, 5), _bytes(kind, 2, 33, 5, 5, seed=1)
+    x, y = any_integers(2, 33, 5, 5, dtype=kind), any_integers(2, 33, 5, 5, seed=1, dtype=kind)
     arrays = (x, scale, zero, y, np.array(0.9, np.float32))
     op = Fused(_DEQUANTIZE, 3, stages)
     yield Case(f"sum_{kind.name}", op, arrays, constants=frozenset({1, 2, 4}))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from smelt.errors import GraphError, UnsupportedError
 from smelt.ir import Op
+from smelt.signal_errors import pass_on_handler_error
 from smelt.types import shown
 
 if TYPE_CHECKING:
@@ -30,19 +31,23 @@ def register_op(cls: type[Op]) -> type[Op]:
     where = getattr(cls, "__qualname__", None) or shown(cls)
     candidate = cast("object", cls)
     if not (isinstance(candidate, type) and issubclass(candidate, Op)):
-        raise GraphError(f"{where} is not a subclass of Op")
+        raise GraphError(f"{where} is not a subclass of smelt.ops.Op")
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(cls.__abstractmethods__))
-        raise GraphError(f"op {where} has no {missing}")
+        raise GraphError(f"op {where} does not define {missing}")
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w.]{0,99}", name):
-        raise GraphError(f"op {where} must have a class variable 'name' of letters, digits and _")
+        raise GraphError(
+            f"op {where} must have a class variable 'name': a string of at most 100 letters, "
+            "digits, _ and ., which starts with a letter or _"
+        )
     if "__dataclass_params__" not in vars(cls):
         raise GraphError(f"op {where} must be decorated with @dataclass(frozen=True)")
     other = _builtin_ops().get(name) or _registered.get(name)
     if other is not None and other is not cls:
         raise GraphError(
-            f"op name {name!r} of {where} is already used by {other.__qualname__}; rename yours"
+            f"op name {name!r} of {where} is already used by {other.__qualname__}; choose another "
+            "name"
         )
     _registered[name] = cls
     return cls
@@ -89,7 +94,8 @@ def _source(cls: type[Op]) -> bytes:
     """Return the source of a class, or its fields and bytecode if there is no source file."""
     try:
         return inspect.getsource(cls).encode()
-    except (OSError, TypeError):
+    except (OSError, TypeError) as error:
+        pass_on_handler_error(error)
         # A class from an interactive session has no source file; hash its compiled methods.
         parts = [repr([(f.name, str(f.type)) for f in dataclasses.fields(cls)]).encode()]
         functions: list[FunctionType] = [v for v in vars(cls).values() if inspect.isfunction(v)]

@@ -7,14 +7,21 @@ the symbols have values.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from smelt.errors import ShapeError
-from smelt.types import DType, TensorType, assume_at_least, assume_equal
+from smelt.types import (
+    DType,
+    TensorType,
+    assume_at_least,
+    assume_divides,
+    assume_equal,
+    counted,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from smelt.ir import Op, Operand
     from smelt.types import Dim, Shape
 
@@ -56,10 +63,14 @@ def _broadcast_dims(a: Dim, b: Dim, shapes: Sequence[Shape], axis: int) -> Dim:
     texts = " and ".join(shape_text(s) for s in shapes)
     if isinstance(a, int) or isinstance(b, int):
         if not assume_equal(a, b, f"axis {axis} of {texts}, which broadcast"):
-            raise ShapeError(f"shapes {texts} do not broadcast: {a} is not {b}")
+            raise ShapeError(
+                f"shapes {texts} do not broadcast: on axis {axis} the extents {a} and {b} differ, "
+                "and neither is 1"
+            )
         return known(a, b)
     raise ShapeError(
-        f"how shapes {texts} broadcast depends on whether {a} equals {b}: fix one of them"
+        f"the result of broadcasting shapes {texts} depends on whether {a} equals {b}: fix the "
+        "value of one of them in the model"
     )
 
 
@@ -71,21 +82,49 @@ def shape_text(shape: Shape) -> str:
 def normalize_axis(axis: int, rank: int, what: str = "axis") -> int:
     """Return the axis as a non-negative number. Raises ShapeError when it is out of range."""
     if not -rank <= axis < rank:
-        raise ShapeError(f"{what} {axis} is outside a tensor of rank {rank}")
+        raise ShapeError(f"{what} {axis} is out of range for a tensor of rank {rank}")
     return axis % rank
 
 
 def require_inputs(
     op: Op, inputs: Sequence[Operand | None], minimum: int, maximum: int | None = None
 ) -> None:
-    """Check the number of inputs, and that the first ``minimum`` are present. Raises ShapeError."""
+    """Check the number of inputs; ``maximum`` is ``minimum`` by default. Raises ShapeError."""
     limit = minimum if maximum is None else maximum
     if not minimum <= len(inputs) <= limit:
         wanted = str(minimum) if limit == minimum else f"{minimum} to {limit}"
-        raise ShapeError(f"{op.name} takes {wanted} inputs, not {len(inputs)}")
-    for index in range(minimum):
-        if inputs[index] is None:
-            raise ShapeError(f"input {index} of {op.name} is required")
+        raise ShapeError(f"{op.name} has {counted(len(inputs), 'input')}; expected {wanted}")
+
+
+def input_types(
+    op: Op,
+    inputs: Sequence[Operand | None],
+    minimum: int,
+    maximum: int | None = None,
+    dtypes: Collection[DType] | None = None,
+) -> list[TensorType]:
+    """Return the types of the first ``minimum`` inputs, which are required tensors.
+
+    With ``dtypes``, all inputs have the same element type, which is one of these.
+
+    Raises ShapeError when the number of inputs is below ``minimum`` or above ``maximum``, by
+    default ``minimum``, a required input is absent or not a tensor, or an element type is wrong.
+    """
+    require_inputs(op, inputs, minimum, maximum)
+    kinds = [input_type(op, inputs, index) for index in range(minimum)]
+    if dtypes is not None:
+        require_dtype(kinds[0], dtypes, f"the input of {op.name}")
+        others = range(minimum, len(inputs))
+        require_same_dtype(*kinds, *(optional_type(op, inputs, index) for index in others))
+    return kinds
+
+
+def all_input_types(
+    op: Op, inputs: Sequence[Operand | None], maximum: int, dtypes: Collection[DType]
+) -> list[TensorType]:
+    """Return the types of all inputs, from 1 to ``maximum``, as `input_types` does."""
+    require_inputs(op, inputs, 1, maximum)
+    return input_types(op, inputs, len(inputs), dtypes=dtypes)
 
 
 def input_type(op: Op, inputs: Sequence[Operand | None], index: int) -> TensorType:
@@ -118,7 +157,8 @@ def require_dtype(kind: TensorType, allowed: Collection[DType], what: str) -> No
     """Check that the element type is one of ``allowed``. Raises ShapeError."""
     if kind.dtype not in allowed:
         names = ", ".join(d.value for d in DType if d in allowed)
-        raise ShapeError(f"{what} has element type {kind.dtype.value}; it must be {names}")
+        wanted = names if len(allowed) == 1 else f"one of {names}"
+        raise ShapeError(f"{what} has element type {kind.dtype.value}; it must be {wanted}")
 
 
 def require_same_dtype(first: TensorType, *others: TensorType | None) -> None:
@@ -135,7 +175,8 @@ def require_rank(kind: TensorType, what: str, minimum: int, maximum: int | None 
     limit = minimum if maximum is None else maximum
     if not minimum <= kind.rank <= limit:
         wanted = str(minimum) if limit == minimum else f"{minimum} to {limit}"
-        raise ShapeError(f"{what} {shape_text(kind.shape)} must have rank {wanted}")
+        shape = shape_text(kind.shape)
+        raise ShapeError(f"{what} must have rank {wanted}, but the shape is {shape}")
 
 
 def require_shape(kind: TensorType | None, shape: Shape, what: str) -> None:
@@ -149,7 +190,9 @@ def require_shape(kind: TensorType | None, shape: Shape, what: str) -> None:
     if kind.rank != len(shape) or not all(
         assume_equal(a, b, f"axis {axis} of {what}") for axis, (a, b) in pairs
     ):
-        raise ShapeError(f"{what} is {shape_text(kind.shape)} and must be {shape_text(shape)}")
+        raise ShapeError(
+            f"the shape of {what} is {shape_text(kind.shape)}; it must be {shape_text(shape)}"
+        )
 
 
 def require_broadcast(kind: TensorType | None, shape: Shape, what: str) -> None:
@@ -165,7 +208,8 @@ def require_broadcast(kind: TensorType | None, shape: Shape, what: str) -> None:
         for axis, extent in enumerate(kind.shape)
     ):
         raise ShapeError(
-            f"{what} {shape_text(kind.shape)} does not broadcast to {shape_text(shape)}"
+            f"the shape {shape_text(kind.shape)} of {what} does not broadcast to "
+            f"{shape_text(shape)}"
         )
 
 
@@ -188,12 +232,34 @@ def require_scalar(kind: TensorType | None, what: str) -> None:
         require_shape(kind, (1,) * kind.rank, what)
 
 
+def require_choice(value: str, choices: Sequence[str], what: str) -> None:
+    """Check that a string is one of the choices. Raises ShapeError."""
+    if value not in choices:
+        wanted = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise ShapeError(f"{what} is {value!r}; it must be {wanted}")
+
+
+def require_groups(groups: int, count: Dim, what: str, axis: str) -> None:
+    """Check that ``count`` channels or filters are divisible into groups. Raises ShapeError.
+
+    If symbols decide it, a guard is recorded.
+    """
+    if groups < 1:
+        raise ShapeError(f"the number of groups is {groups}; it must be positive")
+    if not assume_divides(groups, count, axis):
+        raise ShapeError(
+            f"the number of {what} is {count}; it must be a multiple of the number of groups, "
+            f"{groups}"
+        )
+
+
 def require_static(extents: Shape, what: str) -> tuple[int, ...]:
     """Return the extents as ints. Raises ShapeError, which names an extent that is symbolic."""
     for extent in extents:
         if not isinstance(extent, int):
             raise ShapeError(
-                f"{what} must be known, but {extent} depends on a symbol: fix its value"
+                f"{what} must be static, but {extent} is symbolic: fix the value of "
+                f"{', '.join(sorted(symbols_of(extent)))} in the model"
             )
     return tuple(e for e in extents if isinstance(e, int))
 
@@ -222,10 +288,11 @@ def window_extent(
     reach = (kernel - 1) * dilation + 1
     padded = extent + pads[0] + pads[1]
     last = padded - reach
-    if not assume_at_least(padded, reach, f"{what}, padded, and the reach of a window"):
+    if not assume_at_least(padded, reach, f"{what} with its padding, and the extent of a window"):
+        dilated = "" if dilation == 1 else f" (kernel {kernel} with dilation {dilation})"
         raise ShapeError(
-            f"a window of {reach} does not fit into an extent of {extent} padded by {pads[0]} and "
-            f"{pads[1]}"
+            f"{what} has {counted(extent, 'element')}, padded by {pads[0]} and {pads[1]}; a "
+            f"window of {reach}{dilated} does not fit"
         )
     if not ceil_mode:
         return last // stride + 1

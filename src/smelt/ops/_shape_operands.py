@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -11,10 +12,10 @@ from smelt.errors import InternalError, ShapeError, UnboundSymbolError
 from smelt.ops._shape import optional_type, require_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smelt.ir import Array, Op, Operand
     from smelt.types import Dim, Shape
+
+_Input = TypeVar("_Input")
 
 MAXIMUM_TERMS = 256
 """Maximum number of terms of a dimension, as repeated squaring would exhaust the memory."""
@@ -23,27 +24,22 @@ MAXIMUM_DIMS = 4096
 """Maximum length of a vector whose elements are tracked as dimensions."""
 
 
-def operand_at(inputs: Sequence[Operand | None], index: int) -> Operand | None:
-    """Return the operand at ``index``, or None if it is absent."""
+def input_at(inputs: Sequence[_Input | None], index: int) -> _Input | None:
+    """Return the operand or array at ``index``, or None if it is absent."""
     return inputs[index] if index < len(inputs) else None
 
 
 def present(inputs: Sequence[Array | None], index: int) -> Array:
     """Return an array that inference has required. Raises InternalError when it is absent."""
-    array = optional_array(inputs, index)
+    array = input_at(inputs, index)
     if array is None:
         raise InternalError(f"the reference of an op was called without input {index}")
     return array
 
 
-def optional_array(inputs: Sequence[Array | None], index: int) -> Array | None:
-    """Return the array at ``index``, or None if it is absent."""
-    return inputs[index] if index < len(inputs) else None
-
-
 def known_dims(inputs: Sequence[Operand | None], index: int) -> tuple[Dim, ...] | None:
     """Return the elements of an integer input as dimensions, or None if they are unknown."""
-    operand = operand_at(inputs, index)
+    operand = input_at(inputs, index)
     return None if operand is None else operand.dims
 
 
@@ -61,15 +57,15 @@ def dims_at(
 
     Raises ShapeError when the input is not a vector, or its elements are not known.
     """
-    operand, kind = operand_at(inputs, index), optional_type(op, inputs, index)
+    operand, kind = input_at(inputs, index), optional_type(op, inputs, index)
     if operand is None or kind is None:
         return None
     named = f"{what} (input {index} of {op.name})"
     require_rank(kind, named, 0 if scalar else 1, 1)
     if operand.dims is None:
         raise ShapeError(
-            f"{named} must be known before a run: it must be constant, or computed from shapes by "
-            "ops such as Shape, Add, Mul, Div, Concat, Gather and Slice"
+            f"{named} must be known before a run: give a constant, or compute this input from "
+            "shapes with ops such as Shape, Add, Mul, Div, Concat, Gather and Slice"
         )
     return operand.dims
 
@@ -78,7 +74,9 @@ def number_at(op: Op, inputs: Sequence[Operand | None], index: int, what: str) -
     """Return the only element of an integer input. Raises ShapeError: not one known number."""
     dims = dims_at(op, inputs, index, what, scalar=True) or ()
     if len(dims) != 1:
-        raise ShapeError(f"{what} (input {index} of {op.name}) must be one number")
+        raise ShapeError(
+            f"{what} (input {index} of {op.name}) has {len(dims)} numbers; it must have one"
+        )
     return dims[0]
 
 
@@ -98,7 +96,10 @@ def ints_at(
 def bounded(dim: Dim) -> Dim:
     """Return the dimension itself. Raises ShapeError when it has more than MAXIMUM_TERMS terms."""
     if not isinstance(dim, int) and len(dim.terms) > MAXIMUM_TERMS:
-        raise ShapeError(f"a dimension has more than {MAXIMUM_TERMS} terms: fix some symbols")
+        raise ShapeError(
+            f"the formula of an extent has more than {MAXIMUM_TERMS} terms: fix the values of some "
+            "symbols in the model"
+        )
     return dim
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -10,19 +10,17 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from smelt.errors import ShapeError
-from smelt.ir import Op
+from smelt.ir import TEMPORARY_OPERATIONS
+from smelt.ops._base import BuiltinOp
 from smelt.ops._shape import input_type, require_rank, require_static, window_extent
 from smelt.types import DType, Limit, TensorType, element_count, override, require_ints
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smelt.ir import Array, Operand
     from smelt.types import Dim, Shape, ValueType
 
 
-@dataclass(frozen=True)
-class Windowed(Op):
+class Windowed(BuiltinOp):
     """Op with sliding windows; empty attributes mean strides and dilations of 1 and no padding."""
 
     kernel_shape: tuple[int, ...]
@@ -35,20 +33,19 @@ class Windowed(Op):
     """Steps between the elements of a window."""
 
     def __post_init__(self) -> None:
-        kernel = require_ints(
-            self.kernel_shape, f"kernel_shape of {self.name}", ShapeError, least=1
-        )
+        what = f"kernel_shape of {self.name}"
+        kernel = require_ints(self.kernel_shape, what, ShapeError, least=1)
         rank = len(kernel)
         object.__setattr__(self, "kernel_shape", kernel)
-        for field, default, length in (
-            ("strides", 1, rank),
-            ("pads", 0, 2 * rank),
-            ("dilations", 1, rank),
-        ):
+        fields = (("strides", 1, rank), ("pads", 0, 2 * rank), ("dilations", 1, rank))
+        for field, default, length in fields:
             object.__setattr__(self, field, self._numbers(field, default, length))
         largest = max((*self.strides, *self.pads, *self.dilations, prod(kernel)))
         if largest > Limit.MAX_WINDOW.most:
-            raise ShapeError(f"a window of {self.name} has {Limit.MAX_WINDOW.excess(largest)}")
+            raise ShapeError(
+                f"the window of {self.name}, or one of its strides, pads or dilations, has "
+                f"{Limit.MAX_WINDOW.excess(largest)}"
+            )
 
     def _numbers(self, field: str, default: int, length: int) -> tuple[int, ...]:
         """Return the numbers of an attribute; an empty one becomes ``length`` times the default."""
@@ -65,38 +62,23 @@ class Windowed(Op):
     def _window_counts(self, x: TensorType, *, ceil_mode: bool = False) -> Shape:
         """Return the number of windows along each spatial axis. Raises ShapeError."""
         require_rank(x, f"the input of {self.name}", len(self.kernel_shape) + 2)
+        windows = zip(self.kernel_shape, self.strides, self.dilations, self.pad_pairs, strict=True)
         return tuple(
-            window_extent(
-                extent,
-                kernel,
-                stride,
-                dilation,
-                pads,
-                ceil_mode=ceil_mode,
-                what=f"axis {axis} of input 0",
-            )
-            for axis, extent, kernel, stride, dilation, pads in zip(
-                range(2, x.rank),
-                x.shape[2:],
-                self.kernel_shape,
-                self.strides,
-                self.dilations,
-                self.pad_pairs,
-                strict=True,
-            )
+            window_extent(extent, *window, ceil_mode=ceil_mode, what=f"axis {axis} of input 0")
+            for axis, (extent, window) in enumerate(zip(x.shape[2:], windows, strict=True), 2)
         )
 
     @override
     def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
-        padded: Dim = 1
-        for extent, pads in zip(input_type(self, inputs, 0).shape[2:], self.pad_pairs, strict=True):
-            padded = padded * (extent + sum(pads))
-        work = self.count_flop(inputs) + padded * element_count(
-            input_type(self, inputs, 0).shape[:2]
-        )
+        shape = input_type(self, inputs, 0).shape
+        padded = [d + sum(pads) for d, pads in zip(shape[2:], self.pad_pairs, strict=True)]
+        work = self.count_flop(inputs)
+        work = work + TEMPORARY_OPERATIONS * element_count((*shape[:2], *padded))
         for kind in results:
             if isinstance(kind, TensorType):
-                work = work + element_count(kind.shape) * prod(self.kernel_shape)
+                taps = prod(self.kernel_shape)
+                positions = TEMPORARY_OPERATIONS * sum(kind.shape[2:], 0) * max(self.kernel_shape)
+                work = work + element_count(kind.shape) * taps + positions
         return work
 
     def _tap_flop(self, inputs: Sequence[Operand | None], positions: Shape) -> Dim:

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
-from smelt.errors import ShapeError
-from smelt.ir import Case, Op, Operand
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import Elementwise
 from smelt.ops._conformance_data import HALF_TOLERANCE, floats, integers
-from smelt.ops._reference_numerics import narrow, required, widen
+from smelt.ops._reference_numerics import ERF_OPERATIONS, erf, narrow, softplus, widen
 from smelt.ops._shape import (
     FLOATS,
     NUMBERS,
     SIGNED,
-    input_type,
+    input_types,
     optional_type,
     require_broadcast,
-    require_dtype,
-    require_inputs,
-    require_same_dtype,
+    require_choice,
+    require_scalar,
 )
-from smelt.ops._shape_operands import present
+from smelt.ops._shape_operands import input_at, present
 from smelt.ops._unary import Unary
-from smelt.types import override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Self
-
-    from smelt.ir import Array
-    from smelt.types import DType, ValueType
+from smelt.types import DType, ValueType, override
 
 
-@dataclass(frozen=True)
 class Relu(Unary):
     """``max(x, 0)``; NaN stays NaN.
 
@@ -48,7 +39,6 @@ class Relu(Unary):
     Source: ONNX Relu-14.
     """
 
-    name: ClassVar[str] = "relu"
     allowed: ClassVar[frozenset[DType]] = SIGNED
 
     @override
@@ -56,7 +46,6 @@ class Relu(Unary):
         return np.maximum(x, x.dtype.type(0))
 
 
-@dataclass(frozen=True)
 class LeakyRelu(Unary):
     """``x`` where it is not negative, else ``alpha * x``.
 
@@ -69,7 +58,7 @@ class LeakyRelu(Unary):
     Source: ONNX LeakyRelu-16.
     """
 
-    name: ClassVar[str] = "leaky_relu"
+    variants = ({"alpha": 0.3}, {"alpha": -1.5})
 
     alpha: float = 0.01
     """Slope of the negative side."""
@@ -78,15 +67,7 @@ class LeakyRelu(Unary):
     def _apply(self, x: Array, /) -> Any:
         return np.where(x < 0, x * x.dtype.type(self.alpha), x)
 
-    @override
-    @classmethod
-    def _variants(cls) -> Iterator[Self]:
-        yield cls()
-        yield cls(alpha=0.3)
-        yield cls(alpha=-1.5)
 
-
-@dataclass(frozen=True)
 class ThresholdedRelu(Unary):
     """``x`` where it is above ``alpha``, else zero.
 
@@ -99,7 +80,7 @@ class ThresholdedRelu(Unary):
     Source: ONNX ThresholdedRelu-22.
     """
 
-    name: ClassVar[str] = "thresholded_relu"
+    variants = ({"alpha": -0.5},)
 
     alpha: float = 1.0
     """The threshold."""
@@ -108,14 +89,7 @@ class ThresholdedRelu(Unary):
     def _apply(self, x: Array, /) -> Any:
         return np.where(x > self.alpha, x, x.dtype.type(0))
 
-    @override
-    @classmethod
-    def _variants(cls) -> Iterator[Self]:
-        yield cls()
-        yield cls(alpha=-0.5)
 
-
-@dataclass(frozen=True)
 class Elu(Unary):
     """``x`` where it is positive, else ``alpha * (exp(x) - 1)``.
 
@@ -128,25 +102,17 @@ class Elu(Unary):
     Source: ONNX Elu-22.
     """
 
-    name: ClassVar[str] = "elu"
+    variants = ({"alpha": 0.4},)
 
     alpha: float = 1.0
     """Scale of the negative side."""
 
     @override
     def _apply(self, x: Array, /) -> Any:
-        return np.where(
-            x > 0, x, x.dtype.type(self.alpha) * np.expm1(np.minimum(x, x.dtype.type(0)))
-        )
-
-    @override
-    @classmethod
-    def _variants(cls) -> Iterator[Self]:
-        yield cls()
-        yield cls(alpha=0.4)
+        negative = x.dtype.type(self.alpha) * np.expm1(np.minimum(x, x.dtype.type(0)))
+        return np.where(x > 0, x, negative)
 
 
-@dataclass(frozen=True)
 class Celu(Unary):
     """``max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))``.
 
@@ -159,7 +125,7 @@ class Celu(Unary):
     Source: ONNX Celu-12.
     """
 
-    name: ClassVar[str] = "celu"
+    variants = ({"alpha": 2.0},)
 
     alpha: float = 1.0
     """Scale of the negative side; not zero."""
@@ -169,14 +135,7 @@ class Celu(Unary):
         zero, alpha = x.dtype.type(0), x.dtype.type(self.alpha)
         return np.maximum(x, zero) + np.minimum(zero, alpha * np.expm1(x / alpha))
 
-    @override
-    @classmethod
-    def _variants(cls) -> Iterator[Self]:
-        yield cls()
-        yield cls(alpha=2.0)
 
-
-@dataclass(frozen=True)
 class Selu(Unary):
     """``gamma * x`` where it is positive, else ``gamma * alpha * (exp(x) - 1)``.
 
@@ -189,7 +148,7 @@ class Selu(Unary):
     Source: ONNX Selu-22.
     """
 
-    name: ClassVar[str] = "selu"
+    variants = ({"alpha": 2.0, "gamma": 0.5},)
 
     alpha: float = 1.67326319217681884765625
     """Scale of the negative side."""
@@ -201,14 +160,7 @@ class Selu(Unary):
         negative = x.dtype.type(self.alpha) * np.expm1(np.minimum(x, x.dtype.type(0)))
         return x.dtype.type(self.gamma) * np.where(x > 0, x, negative)
 
-    @override
-    @classmethod
-    def _variants(cls) -> Iterator[Self]:
-        yield cls()
-        yield cls(alpha=2.0, gamma=0.5)
 
-
-@dataclass(frozen=True)
 class Gelu(Unary):
     """``x / 2 * (1 + erf(x / sqrt(2)))``, or its approximation with tanh.
 
@@ -221,17 +173,15 @@ class Gelu(Unary):
     Source: ONNX Gelu-20.
     """
 
-    name: ClassVar[str] = "gelu"
+    variants = ({"approximate": "tanh"},)
+    operations = ERF_OPERATIONS
 
     approximate: str = "none"
     """"none", or "tanh" for ``tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))`` in place of erf."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        if self.approximate not in {"none", "tanh"}:
-            raise ShapeError(
-                f"approximate of gelu is {self.approximate!r}; it must be 'none' or 'tanh'"
-            )
+        require_choice(self.approximate, ("none", "tanh"), "approximate of gelu")
         return super().infer(inputs)
 
     @override
@@ -240,17 +190,9 @@ class Gelu(Unary):
         if self.approximate == "tanh":
             inner = x.dtype.type(math.sqrt(2 / math.pi)) * (x + x.dtype.type(0.044715) * x**3)
             return half * x * (1 + np.tanh(inner))
-        erf = np.vectorize(math.erf, otypes=[np.float64])(x * math.sqrt(0.5))
-        return half * x * (1 + erf.astype(x.dtype))
-
-    @override
-    @classmethod
-    def _variants(cls) -> Iterator[Self]:
-        yield cls()
-        yield cls(approximate="tanh")
+        return half * x * (1 + erf(x * math.sqrt(0.5)).astype(x.dtype))
 
 
-@dataclass(frozen=True)
 class Sigmoid(Unary):
     """``1 / (1 + exp(-x))``, without overflow.
 
@@ -263,8 +205,7 @@ class Sigmoid(Unary):
     Source: ONNX Sigmoid-13.
     """
 
-    name: ClassVar[str] = "sigmoid"
-    domain: ClassVar[tuple[float, float]] = (-12.0, 12.0)
+    case_range: ClassVar[tuple[float, float]] = (-12.0, 12.0)
 
     @override
     def _apply(self, x: Array, /) -> Any:
@@ -272,7 +213,6 @@ class Sigmoid(Unary):
         return np.where(x < 0, small, x.dtype.type(1)) / (1 + small)
 
 
-@dataclass(frozen=True)
 class HardSigmoid(Unary):
     """``alpha * x + beta`` clipped to 0 and 1.
 
@@ -285,7 +225,7 @@ class HardSigmoid(Unary):
     Source: ONNX HardSigmoid-22.
     """
 
-    name: ClassVar[str] = "hard_sigmoid"
+    variants = ({"alpha": 1 / 6, "beta": 0.5}, {"alpha": 0.7, "beta": 0.1})
 
     alpha: float = 0.2
     """Slope."""
@@ -297,15 +237,7 @@ class HardSigmoid(Unary):
         line = x * x.dtype.type(self.alpha) + x.dtype.type(self.beta)
         return np.clip(line, 0, 1)
 
-    @override
-    @classmethod
-    def _variants(cls) -> Iterator[Self]:
-        yield cls()
-        yield cls(alpha=1 / 6, beta=0.5)
-        yield cls(alpha=0.7, beta=0.1)
 
-
-@dataclass(frozen=True)
 class Swish(Unary):
     """``x / (1 + exp(-alpha * x))``.
 
@@ -318,8 +250,9 @@ class Swish(Unary):
     Source: ONNX Swish-24.
     """
 
-    name: ClassVar[str] = "swish"
-    domain: ClassVar[tuple[float, float]] = (-8.0, 8.0)
+    variants = ({"alpha": 1.702},)
+
+    case_range: ClassVar[tuple[float, float]] = (-8.0, 8.0)
 
     alpha: float = 1.0
     """Steepness; 1 gives SiLU."""
@@ -328,14 +261,7 @@ class Swish(Unary):
     def _apply(self, x: Array, /) -> Any:
         return x / (1 + np.exp(-x.dtype.type(self.alpha) * x))
 
-    @override
-    @classmethod
-    def _variants(cls) -> Iterator[Self]:
-        yield cls()
-        yield cls(alpha=1.702)
 
-
-@dataclass(frozen=True)
 class HardSwish(Unary):
     """``x * clip(x / 6 + 1 / 2, 0, 1)``.
 
@@ -348,14 +274,11 @@ class HardSwish(Unary):
     Source: ONNX HardSwish-22.
     """
 
-    name: ClassVar[str] = "hard_swish"
-
     @override
     def _apply(self, x: Array, /) -> Any:
         return x * np.clip(x * x.dtype.type(1 / 6) + x.dtype.type(0.5), 0, 1)
 
 
-@dataclass(frozen=True)
 class Mish(Unary):
     """``x * tanh(log(1 + exp(x)))``.
 
@@ -368,17 +291,14 @@ class Mish(Unary):
     Source: ONNX Mish-22.
     """
 
-    name: ClassVar[str] = "mish"
-    domain: ClassVar[tuple[float, float]] = (-20.0, 20.0)
+    case_range: ClassVar[tuple[float, float]] = (-20.0, 20.0)
 
     @override
     def _apply(self, x: Array, /) -> Any:
-        softplus = np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-np.abs(x)))
-        return x * np.tanh(softplus)
+        return x * np.tanh(softplus(x))
 
 
-@dataclass(frozen=True)
-class Softplus(Unary):
+class Softplus(Unary, function=softplus):
     """``log(1 + exp(x))``, without overflow.
 
     Shapes: the input's.
@@ -390,15 +310,9 @@ class Softplus(Unary):
     Source: ONNX Softplus-22.
     """
 
-    name: ClassVar[str] = "softplus"
-    domain: ClassVar[tuple[float, float]] = (-25.0, 25.0)
-
-    @override
-    def _apply(self, x: Array, /) -> Any:
-        return np.maximum(x, x.dtype.type(0)) + np.log1p(np.exp(-np.abs(x)))
+    case_range: ClassVar[tuple[float, float]] = (-25.0, 25.0)
 
 
-@dataclass(frozen=True)
 class Softsign(Unary):
     """``x / (1 + |x|)``.
 
@@ -411,14 +325,11 @@ class Softsign(Unary):
     Source: ONNX Softsign-22.
     """
 
-    name: ClassVar[str] = "softsign"
-
     @override
     def _apply(self, x: Array, /) -> Any:
         return x / (1 + np.abs(x))
 
 
-@dataclass(frozen=True)
 class Shrink(Unary):
     """``x + bias`` if ``x < -lambd``, ``x - bias`` if ``x > lambd``, otherwise zero.
 
@@ -431,7 +342,7 @@ class Shrink(Unary):
     Source: ONNX Shrink-9.
     """
 
-    name: ClassVar[str] = "shrink"
+    variants = ({"bias": 1.5, "lambd": 1.5}, {"bias": 0.5, "lambd": -1.0})
 
     bias: float = 0.0
     """Amount that is subtracted from the magnitude."""
@@ -444,16 +355,8 @@ class Shrink(Unary):
         above: Array = np.where(x > self.lambd, x - bias, np.zeros_like(x))
         return np.where(x < -self.lambd, x + bias, above)
 
-    @override
-    @classmethod
-    def _variants(cls) -> Iterator[Self]:
-        yield cls()
-        yield cls(bias=1.5, lambd=1.5)
-        yield cls(bias=0.5, lambd=-1.0)
 
-
-@dataclass(frozen=True)
-class Clip(Op):
+class Clip(Elementwise):
     """``min(max(x, low), high)``; NaN stays NaN.
 
     Inputs are x, and optionally low and high. If low is above high the result is high.
@@ -467,29 +370,18 @@ class Clip(Op):
     Source: ONNX Clip-13.
     """
 
-    name: ClassVar[str] = "clip"
-
-    @property
-    @override
-    def elementwise(self) -> bool:
-        return True
+    is_recipe_step = True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1, 3)
-        x = input_type(self, inputs, 0)
-        low, high = optional_type(self, inputs, 1), optional_type(self, inputs, 2)
-        require_dtype(x, NUMBERS, "the input of clip")
-        require_same_dtype(x, low, high)
-        for limit, what in ((low, "lower"), (high, "upper")):
-            if limit is not None and limit.shape not in ((), (1,)):
-                raise ShapeError(f"the {what} limit of clip is {limit}, not one number")
+        (x,) = input_types(self, inputs, 1, 3, NUMBERS)
+        for index, what in ((1, "lower"), (2, "upper")):
+            require_scalar(optional_type(self, inputs, index), f"the {what} limit of clip")
         return (x,)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, low, high = (*inputs, None, None)[:3]
-        y = required(x)
+        y, low, high = present(inputs, 0), input_at(inputs, 1), input_at(inputs, 2)
         # Comparisons, unlike maximum and minimum, keep y if a limit is NaN.
         y = y if low is None else np.where(y < low.reshape(()), low.reshape(()), y)
         y = y if high is None else np.where(y > high.reshape(()), high.reshape(()), y)
@@ -512,8 +404,7 @@ class Clip(Op):
         yield Case("int32", cls(), (integers(33, low=-9, high=9), *limits), constants=constants)
 
 
-@dataclass(frozen=True)
-class PRelu(Op):
+class PRelu(Elementwise):
     """``x`` where it is not negative, otherwise ``slope * x``. Inputs are x and slope.
 
     Shapes: the slope broadcasts to x (``[C, 1, 1]`` for one per channel); the result's is x's.
@@ -525,19 +416,9 @@ class PRelu(Op):
     Source: ONNX PRelu-16.
     """
 
-    name: ClassVar[str] = "prelu"
-
-    @property
-    @override
-    def elementwise(self) -> bool:
-        return True
-
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        x, slope = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        require_dtype(x, FLOATS, "the input of prelu")
-        require_same_dtype(x, slope)
+        x, slope = input_types(self, inputs, 2, dtypes=FLOATS)
         require_broadcast(slope, x.shape, "the slope of prelu")
         return (x,)
 

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op, Operand
+from smelt.ir import TEMPORARY_OPERATIONS, Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
+    input_types,
     known,
     optional_type,
     require_broadcast,
-    require_dtype,
-    require_inputs,
     require_rank,
-    require_same_dtype,
     shape_text,
 )
-from smelt.ops._shape_operands import optional_array, present
-from smelt.types import TensorType, assume_equal, element_count, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array
-    from smelt.types import Dim, Shape, ValueType
+from smelt.ops._shape_operands import input_at, present
+from smelt.types import Dim, Shape, TensorType, ValueType, assume_equal, element_count, override
 
 _PARTS = ("batch", "heads", "positions", "width")
 
 
-@dataclass(frozen=True)
-class Attention(Op):
+class Attention(BuiltinOp):
     """``softmax(scale * Q @ K^T + mask) @ V`` for every head of every item of a batch.
 
     Inputs are the queries, the keys, the values, and optionally a mask that is added to the scores.
@@ -54,8 +45,6 @@ class Attention(Op):
     Source: ONNX Attention-23, without its cache and its causal mask.
     """
 
-    name: ClassVar[str] = "attention"
-
     scale: float
     """Factor of the products of queries and keys."""
     heads: int = 0
@@ -63,11 +52,7 @@ class Attention(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 3, 4)
-        kinds = [input_type(self, inputs, index) for index in range(3)]
-        mask = optional_type(self, inputs, 3)
-        require_dtype(kinds[0], FLOATS, "the input of attention")
-        require_same_dtype(*kinds, mask)
+        kinds = input_types(self, inputs, 3, 4, FLOATS)
         for kind, what in zip(kinds, ("queries", "keys", "values"), strict=True):
             require_rank(kind, what, 3 if self.heads else 4)
         q, k, v = (self.split(kind.shape) for kind in kinds)
@@ -76,7 +61,7 @@ class Attention(Op):
             raise ShapeError(f"the shapes {texts} of queries, keys and values do not match")
         batch = known(known(q[0], k[0]), v[0])
         scores = (batch, known(q[1], k[1]), q[2], known(k[2], v[2]))
-        require_broadcast(mask, scores, "the mask of attention")
+        require_broadcast(optional_type(self, inputs, 3), scores, "the mask of attention")
         shape = (batch, q[2], v[3] * self.heads) if self.heads else (*scores[:3], v[3])
         return (TensorType(kinds[0].dtype, shape),)
 
@@ -86,14 +71,25 @@ class Attention(Op):
         scores = element_count((known(known(q[0], k[0]), v[0]), known(q[1], k[1]), q[2], k[2]))
         return 2 * scores * (q[3] + v[3])
 
+    @override
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        q, k = (self.split(input_type(self, inputs, index).shape) for index in range(2))
+        scores = element_count((known(q[0], k[0]), known(q[1], k[1]), q[2], k[2]))
+        return self.count_flop(inputs) + TEMPORARY_OPERATIONS * scores
+
     def split(self, shape: Shape) -> tuple[Dim, Dim, Dim, Dim]:
         """Return batch, heads, sequence length and the width of a head. Raises ShapeError."""
         if not self.heads:
             batch, heads, length, width = shape
             return batch, heads, length, width
         batch, length, elements = shape
-        if not isinstance(elements, int) or self.heads < 0 or elements % self.heads:
-            raise ShapeError(f"{elements} elements are not divisible by {self.heads} heads")
+        if self.heads < 0:
+            raise ShapeError(f"heads of attention is {self.heads}; it must be at least 0")
+        if not isinstance(elements, int) or elements % self.heads:
+            raise ShapeError(
+                f"the last extent of the queries, keys or values is {elements}; it must be static "
+                f"and a multiple of the number of heads, {self.heads}"
+            )
         return batch, self.heads, length, elements // self.heads
 
     @override
@@ -101,7 +97,7 @@ class Attention(Op):
         arrays = [present(inputs, index) for index in range(3)]
         q, k, v = (self._by_head(widen(array)) for array in arrays)
         scores = np.asarray(np.matmul(q, np.swapaxes(k, -1, -2))) * q.dtype.type(self.scale)
-        mask = optional_array(inputs, 3)
+        mask = input_at(inputs, 3)
         if mask is not None:
             scores = scores + widen(mask)
         if scores.shape[-1]:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from smelt.ir import Case, Op
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import Elementwise
 from smelt.ops._reference_numerics import narrow, truncate
 from smelt.ops._shape import input_type, require_inputs
 from smelt.ops._shape_operands import known_dims, present
-from smelt.types import DType, TensorType, is_float_dtype, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array, Operand
-    from smelt.types import Dim, ValueType
+from smelt.types import Dim, DType, TensorType, ValueType, is_float_dtype, override
 
 
-@dataclass(frozen=True)
-class Cast(Op):
+class Cast(Elementwise):
     """The elements converted to another type.
 
     Floats are rounded towards zero to integers; numbers out of range saturate, and NaN becomes 0.
@@ -36,15 +29,10 @@ class Cast(Op):
     Source: ONNX Cast-21.
     """
 
-    name: ClassVar[str] = "cast"
+    is_recipe_step = True
 
     to: DType
     """Element type of the result."""
-
-    @property
-    @override
-    def elementwise(self) -> bool:
-        return True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:

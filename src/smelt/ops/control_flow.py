@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,17 +11,16 @@ from smelt.errors import InternalError, ShapeError
 from smelt.ir import (
     Case,
     Graph,
-    Op,
     Operand,
     check_array,
     check_guards,
     clone,
     count_excess,
     evaluate,
-    symbol_of,
 )
+from smelt.ops._base import BuiltinOp
 from smelt.ops._shape import INDICES, known, optional_type, require_dtype
-from smelt.ops._shape_operands import known_dims, operand_at, optional_array, present, sample
+from smelt.ops._shape_operands import input_at, known_dims, present, sample
 from smelt.ops.arithmetic import Add, Mul, Sub
 from smelt.ops.logic import Less
 from smelt.ops.reshaping import Identity
@@ -31,14 +30,14 @@ from smelt.types import (
     SymbolicDim,
     TensorType,
     assume_equal,
+    counted,
     element_count,
     override,
+    symbol_of,
     symbols_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from smelt.ir import Array, Value
     from smelt.types import Dim, ValueType
 
@@ -47,19 +46,21 @@ def infer_region(op_name: str, region: Graph, operands: Sequence[Operand | None]
     """Infer a region for operands and return those of its results. Raises ShapeError."""
     if len(operands) != len(region.inputs):
         raise ShapeError(
-            f"{op_name} passes {len(operands)} values to {region.name}, "
-            f"which has {len(region.inputs)} inputs"
+            f"op {op_name} passes {counted(len(operands), 'value')} to region {region.name!r}, "
+            f"which has {counted(len(region.inputs), 'input')}"
         )
     for value, operand in zip(region.inputs, operands, strict=True):
         if operand is None:
-            raise ShapeError(f"{op_name} passes nothing for input {value.name} of {region.name}")
+            raise ShapeError(
+                f"op {op_name} passes no value for input {value.name!r} of region {region.name!r}"
+            )
         value.type, value.dims = operand.type, operand.dims
     region.infer()
     return [value.operand for value in region.outputs]
 
 
-def types_for_arrays(region: Graph, arrays: Sequence[Array | None]) -> list[ValueType]:
-    """Return the types of a region's results for arrays, without running or changing the region.
+def results_for_arrays(region: Graph, arrays: Sequence[Array | None]) -> list[Value]:
+    """Return a region's results, typed for arrays, without running or changing the region.
 
     A copy is inferred, because inference changes the types of a region and a reference must not
     change its op. Elements of inputs are known only if they were known in the last inference of the
@@ -72,7 +73,7 @@ def types_for_arrays(region: Graph, arrays: Sequence[Array | None]) -> list[Valu
             value.type = known.type
             value.dims = None if value.dims is None else known.dims
     copy.infer()
-    return [value.type for value in copy.outputs]
+    return copy.outputs
 
 
 def run_region(
@@ -110,9 +111,9 @@ def require_condition(operand: Operand | None, what: str) -> bool | None:
     """Check that a condition is one bool; return its value or None. Raises ShapeError."""
     kind = None if operand is None else operand.type
     if not isinstance(kind, TensorType) or kind.dtype is not DType.BOOL:
-        raise ShapeError(f"the condition of {what} must be a bool tensor, not {kind}")
+        raise ShapeError(f"the condition of {what} is {kind or 'absent'}; it must be a bool tensor")
     if any(d != 1 for d in kind.shape):
-        raise ShapeError(f"the condition of {what} must be one element, not {kind}")
+        raise ShapeError(f"the condition of {what} is {kind}; it must have one element")
     known = operand.value if operand is not None else None
     return None if known is None else bool(known.reshape(-1)[0])
 
@@ -122,8 +123,7 @@ def truth(array: Array) -> bool:
     return bool(np.asarray(array).reshape(-1)[0])
 
 
-@dataclass(frozen=True)
-class If(Op):
+class If(BuiltinOp):
     """The results of ``then_branch`` if the condition is true, otherwise those of ``else_branch``.
 
     The inputs are the condition, then the captures, which are the inputs of both branches in the
@@ -140,8 +140,6 @@ class If(Op):
 
     Source: ONNX If-21, with explicit captures.
     """
-
-    name: ClassVar[str] = "if"
 
     then_branch: Graph
     """Region that runs if the condition is true."""
@@ -167,11 +165,11 @@ class If(Op):
     def infer_results(
         self, inputs: Sequence[Operand | None], /
     ) -> tuple[tuple[ValueType, ...], tuple[Dim, ...] | None]:
-        condition = require_condition(operand_at(inputs, 0), self.name)
+        condition = require_condition(input_at(inputs, 0), self.name)
         results = [infer_region(self.name, region, inputs[1:]) for region in self.regions]
         if len(results[0]) != len(results[1]):
             counts = " and ".join(str(len(r)) for r in results)
-            raise ShapeError(f"the branches of if have different numbers of results: {counts}")
+            raise ShapeError(f"the branches have different numbers of results: {counts}")
         if condition is not None:
             selected = results[0 if condition else 1]
             return tuple(o.type for o in selected), selected[0].dims if selected else None
@@ -184,7 +182,7 @@ class If(Op):
         """Return the common type of a result; extents that differ become symbols."""
         if a == b:
             return a
-        text = f"result {index} of if is {a} in one branch and {b} in the other"
+        text = f"result {index} is {a} in one branch and {b} in the other; both must be equal"
         if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.dtype is not b.dtype:
             raise ShapeError(text)
         if a.rank != b.rank or not self.count_symbol:
@@ -243,8 +241,7 @@ _ARRAY_BYTES = 128
 """Approximate size in bytes of an array object without its elements."""
 
 
-@dataclass(frozen=True)
-class Loop(Op):
+class Loop(BuiltinOp):
     """A region (the body) that runs repeatedly, each time on the states of the previous iteration.
 
     The loop ends when the condition is false or after a maximum number of iterations (trips).
@@ -268,8 +265,6 @@ class Loop(Op):
     Source: ONNX Loop-21, with explicit captures.
     """
 
-    name: ClassVar[str] = "loop"
-
     body: Graph
     """Region that each trip runs."""
     state_count: int
@@ -285,21 +280,22 @@ class Loop(Op):
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         start: bool | None = True
-        if operand_at(inputs, 1) is not None:
-            start = require_condition(operand_at(inputs, 1), self.name)
+        if input_at(inputs, 1) is not None:
+            start = require_condition(input_at(inputs, 1), self.name)
         trips = optional_type(self, inputs, 0)
         if trips is not None:
             require_dtype(trips, INDICES, "the number of trips of loop")
         states = inputs[2 : 2 + self.state_count]
         if self.state_count < 0 or len(states) < self.state_count:
             raise ShapeError(
-                f"loop has {len(states)} loop-carried values, expected {self.state_count}"
+                f"loop has {counted(len(states), 'loop-carried value')}; expected "
+                f"{self.state_count}"
             )
         results = self._infer_body(inputs)
         if len(results) < 1 + self.state_count:
             raise ShapeError(
-                f"the body of loop has {len(results)} results, too few for {self.state_count} "
-                "loop-carried values"
+                f"the body of loop has {counted(len(results), 'result')}; it must have the "
+                f"condition and {counted(self.state_count, 'loop-carried value')}"
             )
         require_condition(results[0], f"{self.name}'s body")
         types: list[ValueType] = []
@@ -356,7 +352,7 @@ class Loop(Op):
     def reference_within(
         self, most: Mapping[str, int], /, *inputs: Array | None
     ) -> tuple[Array, ...]:
-        trips, condition = optional_array(inputs, 0), optional_array(inputs, 1)
+        trips, condition = input_at(inputs, 0), input_at(inputs, 1)
         limit = None if trips is None else int(trips.reshape(-1)[0])
         states = list(inputs[2 : 2 + self.state_count])
         captures = inputs[2 + self.state_count :]
@@ -364,9 +360,7 @@ class Loop(Op):
         rows: list[list[Array]] = []
         if is_running and limit is not None and self._keeps_condition():
             self._check_trips(limit, most)
-        inner_bounds = {
-            name: maximum for name, maximum in most.items() if name != self.count_symbol
-        }
+        inner_bounds = {name: bound for name, bound in most.items() if name != self.count_symbol}
         trip = held_bytes = 0
         while is_running and (limit is None or trip < limit):
             self._check_trips(trip + 1, most)
@@ -400,11 +394,9 @@ class Loop(Op):
     def _empty_stacks(self, arrays: list[Array | None]) -> list[Array]:
         """Return the empty stacks of a loop without trips, with the shapes of the scan outputs."""
         flags = (np.asarray(0, np.int64), np.asarray(0, np.bool_))
-        kinds = types_for_arrays(self.body, [*flags, *arrays])[1 + self.state_count :]
+        values = results_for_arrays(self.body, [*flags, *arrays])[1 + self.state_count :]
         stacks: list[Array] = []
-        for kind in kinds:
-            if not isinstance(kind, TensorType):
-                raise ShapeError(f"a scan output of loop must be a tensor, not {kind}")
+        for kind in (value.tensor for value in values):
             # An extent that only a trip determines is 0, because there was no trip.
             shape = [d if isinstance(d, int) else 0 for d in kind.shape]
             stacks.append(np.zeros((0, *shape), kind.dtype.numpy))
@@ -417,9 +409,8 @@ class Loop(Op):
         yes = np.asarray(1, np.bool_)
         for trips in (4, 0):
             arrays = (np.asarray(trips, np.int64), yes, state, step)
-            yield Case(
-                f"{trips} trips", cls(_summing_body(), 1), arrays, constants=frozenset({0, 1})
-            )
+            op = cls(_summing_body(), 1)
+            yield Case(f"{trips} trips", op, arrays, constants=frozenset({0, 1}))
         counted = (np.asarray(3, np.int64), None, state, step)
         yield Case("trips only known when run", cls(_summing_body(), 1), counted)
         no = (np.asarray(3, np.int64), ~yes, state, step)
@@ -436,8 +427,8 @@ def _check_scans(first: Sequence[Array], scans: Sequence[Array], trip: int) -> N
         for axis, (one, other) in enumerate(zip(before.shape, now.shape, strict=True)):
             if one != other:
                 raise ShapeError(
-                    f"axis {axis} of scan output {index} of loop has {one} elements in iteration "
-                    f"0 and {other} in iteration {trip}; they must be equal"
+                    f"axis {axis} of scan output {index} of loop has {counted(one, 'element')} in "
+                    f"iteration 0 and {other} in iteration {trip}; they must be equal"
                 )
 
 

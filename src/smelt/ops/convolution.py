@@ -2,52 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op, Operand
-from smelt.ops._conformance_data import HALF_TOLERANCE, floats, integers
-from smelt.ops._quantized import check_zero_point, subtract_zero_point, wrap_to_int32
+from smelt.ir import INTERPRETED_OPERATIONS, Array, Case, Operand
+from smelt.ops._base import Composite
+from smelt.ops._conformance_data import HALF_TOLERANCE, any_integers, floats, integers
+from smelt.ops._quantized import check_integer_product, subtract_zero_point, wrap_to_int32
 from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
+    input_types,
     known,
     optional_type,
-    require_dtype,
-    require_inputs,
+    require_groups,
     require_rank,
-    require_same_dtype,
     require_shape,
     require_static,
     result_shape,
 )
-from smelt.ops._shape_operands import optional_array, present
+from smelt.ops._shape_operands import input_at, present
 from smelt.ops._window import Windowed
-from smelt.types import (
-    DType,
-    TensorType,
-    assume_at_least,
-    assume_divides,
-    assume_equal,
-    counted,
-    override,
-)
+from smelt.types import DType, TensorType, assume_at_least, assume_equal, counted, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array
     from smelt.types import Dim, Shape, ValueType
 
 
-@dataclass(frozen=True)
-class Conv(Windowed):
+class Grouped(Windowed):
+    """Convolution whose channels are divided into groups."""
+
+    group: int = 1
+    """Number of groups into which input and output channels are divided."""
+
+    @override
+    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
+        return self._tap_flop(inputs, result_shape(self, inputs))
+
+
+def _plus_bias(y: Array, bias: Array | None) -> Array:
+    """Add a bias, if there is one, of one number for each channel."""
+    return y if bias is None else y + widen(bias).reshape(-1, *[1] * (y.ndim - 2))
+
+
+class Conv(Grouped):
     """Correlation of the input with filters. Inputs are x, weights, and optionally a bias.
 
     Shapes: input ``[N, C, *spatial]``, weights ``[M, C / group, *kernel_shape]``, bias ``[M]``;
@@ -60,43 +64,26 @@ class Conv(Windowed):
     Source: ONNX Conv-22.
     """
 
-    name: ClassVar[str] = "conv"
-
-    group: int = 1
-    """Number of groups into which input and output channels are divided."""
-
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2, 3)
-        x, w = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        bias = optional_type(self, inputs, 2)
-        require_dtype(x, FLOATS, "the input of conv")
-        require_same_dtype(x, w, bias)
+        x, w = input_types(self, inputs, 2, 3, FLOATS)
         counts = self._window_counts(x)
         if w.rank != x.rank:
             raise ShapeError(f"weights of rank {w.rank} do not match an input of rank {x.rank}")
         filters, depth, *_ = w.shape
         require_shape(w, (filters, depth, *self.kernel_shape), "the weight tensor of conv")
-        if self.group < 1 or not assume_divides(
-            self.group, filters, "axis 0 of input 1 and the groups"
-        ):
-            raise ShapeError(f"{filters} filters are not divisible by {self.group} groups")
+        require_groups(self.group, filters, "filters", "axis 0 of input 1")
         if not assume_equal(x.shape[1], depth * self.group, "axis 1 of inputs 0 and 1"):
             raise ShapeError(
-                f"the input has {counted(x.shape[1], 'channel')}, the weights have {depth} for "
-                f"each of {self.group} groups"
+                f"the input has {counted(x.shape[1], 'channel')}, but the weights expect {depth} "
+                f"for each of {counted(self.group, 'group')}"
             )
-        require_shape(bias, (filters,), "the bias of conv")
+        require_shape(optional_type(self, inputs, 2), (filters,), "the bias of conv")
         return (TensorType(x.dtype, (x.shape[0], filters, *counts)),)
-
-    @override
-    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
-        return self._tap_flop(inputs, result_shape(self, inputs))
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, w = widen(present(inputs, 0)), widen(present(inputs, 1))
-        bias = optional_array(inputs, 2)
         batch, groups, filters = x.shape[0], self.group, w.shape[0]
         counts = self._counts_on(x)
         view = self._windows(x, counts, 0)
@@ -110,9 +97,7 @@ class Conv(Windowed):
         columns = columns.reshape(groups, batch * prod(counts), weights.shape[1])
         y = np.matmul(columns, weights).reshape(groups, batch, *counts, filters // groups)
         y = y.transpose(1, 0, 2 + spatial, *range(2, 2 + spatial)).reshape(batch, filters, *counts)
-        if bias is not None:
-            y = y + widen(bias).reshape(-1, *[1] * spatial)
-        return (narrow(y, present(inputs, 0).dtype),)
+        return (narrow(_plus_bias(y, input_at(inputs, 2)), present(inputs, 0).dtype),)
 
     @override
     @classmethod
@@ -135,27 +120,19 @@ class Conv(Windowed):
         yield case("kernel_is_image", cls((5, 4)), (3, 16, 5, 4), 10)
         yield case("two_groups", cls((3, 3), pads=(1, 1, 1, 1), group=2), (1, 6, 7, 7), 34)
         yield case("depthwise", cls((3, 3), (1, 1), (1, 1, 1, 1), group=17), (1, 17, 8, 9), 17)
-        yield case(
-            "depthwise_stride", cls((5, 5), (2, 2), (2, 2, 2, 2), group=33), (2, 33, 9, 9), 33
-        )
+        strided = cls((5, 5), (2, 2), (2, 2, 2, 2), group=33)
+        yield case("depthwise_stride", strided, (2, 33, 9, 9), 33)
         yield case("depth_multiplier", cls((3, 3), group=3), (1, 3, 6, 6), 12)
         yield case("one_axis", cls((3,), (2,), (1, 1)), (2, 3, 13), 5)
         yield case("three_axes", cls((2, 3, 3), (1, 2, 1), (0, 1, 1, 1, 1, 1)), (1, 2, 4, 7, 5), 3)
         yield case("empty_batch", cls((3, 3)), (0, 3, 5, 5), 4)
         half = np.float16
-        arrays = (
-            floats(1, 9, 6, 6, dtype=half),
-            floats(7, 9, 3, 3, dtype=half, seed=1),
-            floats(7, dtype=half, seed=2),
-        )
+        x, w = floats(1, 9, 6, 6, dtype=half), floats(7, 9, 3, 3, dtype=half, seed=1)
+        arrays = (x, w, floats(7, dtype=half, seed=2))
         yield Case("float16", cls((3, 3)), arrays, HALF_TOLERANCE, frozenset({1, 2}))
 
 
-_INT8_TYPES = frozenset({DType.INT8, DType.UINT8})
-
-
-@dataclass(frozen=True)
-class ConvInteger(Windowed):
+class ConvInteger(Grouped):
     """Exact correlation of ``x - x_zero_point`` with the filters ``w - w_zero_point``.
 
     Inputs are x, weights, and optionally x_zero_point, w_zero_point and a bias (an extension of
@@ -171,10 +148,7 @@ class ConvInteger(Windowed):
     Source: ONNX ConvInteger-10, with a bias.
     """
 
-    name: ClassVar[str] = "conv_integer"
-
-    group: int = 1
-    """Number of groups into which input and output channels are divided."""
+    is_recipe_step = True
 
     @property
     def real(self) -> Conv:
@@ -183,52 +157,30 @@ class ConvInteger(Windowed):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2, 5)
-        x, w = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        bias = optional_type(self, inputs, 4)
-        for kind, what in ((x, "the input"), (w, "the weight tensor")):
-            require_dtype(kind, _INT8_TYPES, f"{what} of {self.name}")
-        check_zero_point(x, optional_type(self, inputs, 2), (), "x_zero_point")
-        check_zero_point(w, optional_type(self, inputs, 3), w.shape[:1], "w_zero_point")
-        if bias is not None:
-            require_dtype(bias, {DType.INT32}, f"the bias of {self.name}")
-            require_shape(bias, w.shape[:1], f"the bias of {self.name}")
+        x, w = input_types(self, inputs, 2, 5)
+        filters = w.shape[:1]
+        check_integer_product(self, inputs, ("x_zero_point", ()), ("w_zero_point", filters))
         like = [Operand(TensorType(DType.FLOAT64, kind.shape)) for kind in (x, w)]
-        (result,) = self.real.infer(like)
-        shape = result.shape if isinstance(result, TensorType) else ()
-        return (TensorType(DType.INT32, shape),)
-
-    @override
-    def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
-        return self._tap_flop(inputs, result_shape(self, inputs))
+        return (TensorType(DType.INT32, result_shape(self.real, like)),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x = subtract_zero_point(present(inputs, 0), optional_array(inputs, 2), None)
-        w = subtract_zero_point(present(inputs, 1), optional_array(inputs, 3), 0)
+        x = subtract_zero_point(present(inputs, 0), input_at(inputs, 2), None)
+        w = subtract_zero_point(present(inputs, 1), input_at(inputs, 3), 0)
         (total,) = self.real.reference(x, w)
-        bias = optional_array(inputs, 4)
-        if bias is not None:
-            total = total + bias.reshape(-1, *[1] * (x.ndim - 2))
-        return (wrap_to_int32(total),)
+        return (wrap_to_int32(_plus_bias(total, input_at(inputs, 4))),)
 
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
         for kind in (np.uint8, np.int8):
             yield from _cases(cls, np.dtype(kind))
-        x, w = _bytes(1, 5, 6, 6), _bytes(7, 5, 3, 3, dtype="uint8", seed=1)
+        x, w = any_integers(1, 5, 6, 6), any_integers(7, 5, 3, 3, dtype="uint8", seed=1)
         zeros = integers(7, dtype=np.uint8, high=256, seed=2)
         arrays = (x, w, np.array(9, np.uint8), zeros)
         yield Case("weights_with_zero_points", cls((3, 3)), arrays, constants=frozenset({1, 2, 3}))
         yield Case("varying_weights", cls((3, 3)), (x, w.astype(np.int8)))
         yield Case("varying_zero_point", cls((3, 3)), arrays[:3], constants=frozenset({1}))
-
-
-def _bytes(*shape: int, dtype: str = "uint8", seed: int = 0) -> Array:
-    """Return random int8 or uint8 numbers of the full range."""
-    limits = np.iinfo(dtype)
-    return integers(*shape, dtype=dtype, low=limits.min, high=limits.max + 1, seed=seed)
 
 
 def _cases(op: type[ConvInteger], kind: np.dtype[np.uint8 | np.int8]) -> Iterator[Case]:
@@ -237,10 +189,10 @@ def _cases(op: type[ConvInteger], kind: np.dtype[np.uint8 | np.int8]) -> Iterato
     def case(
         name: str, op: ConvInteger, x: tuple[int, ...], filters: int, *, bias: bool = True
     ) -> Case:
-        weights = _bytes(filters, x[1] // op.group, *op.kernel_shape, dtype="int8", seed=1)
+        weights = any_integers(filters, x[1] // op.group, *op.kernel_shape, dtype="int8", seed=1)
         offsets = integers(filters, low=-9999, high=9999, seed=2) if bias else None
         zero = np.array(113 if kind == np.uint8 else -17, kind)
-        arrays = (_bytes(*x, dtype=kind.name), weights, zero, None, offsets)
+        arrays = (any_integers(*x, dtype=kind.name), weights, zero, None, offsets)
         return Case(f"{name}_{kind.name}", op, arrays, constants=frozenset(range(1, 5)))
 
     same = (1, 1, 1, 1)
@@ -267,8 +219,7 @@ _OWN_INPUTS = 2
 """Inputs of each convolution: image and weights."""
 
 
-@dataclass(frozen=True)
-class ConvSum(Op):
+class ConvSum(Composite):
     """The sum of two convolutions, computed as one longer sum for each element.
 
     Inputs are image and weights of the first, image and weights of the second, and optionally a
@@ -284,14 +235,14 @@ class ConvSum(Op):
     Source: design, "Fused ops".
     """
 
-    name: ClassVar[str] = "conv_sum"
-
     first: Conv
+    """Convolution of the first image and weights, to which the bias is added."""
     second: Conv
+    """Convolution of the second image and weights."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2 * _OWN_INPUTS, 2 * _OWN_INPUTS + 1)
+        input_types(self, inputs, 2 * _OWN_INPUTS, 2 * _OWN_INPUTS + 1)
         bias = inputs[2 * _OWN_INPUTS :]
         one = self.first.infer([*inputs[:_OWN_INPUTS], *bias])
         other = self.second.infer(inputs[_OWN_INPUTS : 2 * _OWN_INPUTS])
@@ -308,7 +259,7 @@ class ConvSum(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        bias = optional_array(inputs, 2 * _OWN_INPUTS)
+        bias = input_at(inputs, 2 * _OWN_INPUTS)
         (one,) = self.first.reference(*inputs[:_OWN_INPUTS], bias)
         (other,) = self.second.reference(*inputs[_OWN_INPUTS : 2 * _OWN_INPUTS])
         return (narrow(widen(one) + widen(other), present(inputs, 0).dtype),)
@@ -336,8 +287,7 @@ class ConvSum(Op):
         yield case("odd_channels", cls(plain, halved), (7, 13), 4, 9)
 
 
-@dataclass(frozen=True)
-class ConvTranspose(Windowed):
+class ConvTranspose(Grouped):
     """Transposed convolution: each input element adds its filters to a window of the output.
 
     Inputs are x, weights, and optionally a bias.
@@ -352,10 +302,6 @@ class ConvTranspose(Windowed):
     Source: ONNX ConvTranspose-22; importers convert output_shape and auto_pad to pads.
     """
 
-    name: ClassVar[str] = "conv_transpose"
-
-    group: int = 1
-    """Number of groups into which input and output channels are divided."""
     output_padding: tuple[int, ...] = ()
     """Number of elements that are added at the end of each spatial axis of the output."""
 
@@ -376,32 +322,28 @@ class ConvTranspose(Windowed):
             result = (extent - 1) * self.strides[axis] + constant
             if not assume_at_least(result, 1, f"axis {axis + 2} of the result"):
                 raise ShapeError(
-                    f"pads {self.pads} leave {result} elements on axis {axis + 2} of the output"
+                    f"axis {axis + 2} of the output has {counted(result, 'element')} with pads "
+                    f"{self.pads}; it must have at least 1"
                 )
             extents.append(result)
         return tuple(extents)
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2, 3)
-        x, w = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        bias = optional_type(self, inputs, 2)
-        require_dtype(x, FLOATS, "the input of conv_transpose")
-        require_same_dtype(x, w, bias)
+        x, w = input_types(self, inputs, 2, 3, FLOATS)
         require_rank(x, "the input of conv_transpose", len(self.kernel_shape) + 2)
         require_rank(w, "the weight tensor of conv_transpose", x.rank)
         channels, depth, *_ = w.shape
-        require_shape(w, (channels, depth, *self.kernel_shape), "the weight tensor")
+        require_shape(
+            w, (channels, depth, *self.kernel_shape), "the weight tensor of conv_transpose"
+        )
         if not assume_equal(x.shape[1], channels, "axis 1 of input 0 and axis 0 of input 1"):
             has = counted(x.shape[1], "channel")
-            raise ShapeError(f"the input has {has}, the weights have {channels}")
+            raise ShapeError(f"the input has {has}, but the weights expect {channels}")
         shared = known(x.shape[1], channels)
-        if self.group < 1 or not assume_divides(
-            self.group, shared, "axis 1 of input 0 and the groups"
-        ):
-            raise ShapeError(f"{shared} channels are not divisible by {self.group} groups")
+        require_groups(self.group, shared, "channels", "axis 1 of input 0")
         filters = depth * self.group
-        require_shape(bias, (filters,), "the bias of conv_transpose")
+        require_shape(optional_type(self, inputs, 2), (filters,), "the bias of conv_transpose")
         return (TensorType(x.dtype, (x.shape[0], filters, *self._extents(x.shape[2:]))),)
 
     @override
@@ -409,11 +351,15 @@ class ConvTranspose(Windowed):
         return self._tap_flop(inputs, input_type(self, inputs, 0).shape)
 
     @override
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        trips = prod(self.kernel_shape) * INTERPRETED_OPERATIONS
+        return super().count_work(inputs, results) + trips
+
+    @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, w = widen(present(inputs, 0)), widen(present(inputs, 1))
-        bias = optional_array(inputs, 2)
         batch, channels, *spatial = x.shape
-        groups, filters, axes = self.group, w.shape[1] * self.group, len(spatial)
+        groups, filters = self.group, w.shape[1] * self.group
         grouped = np.moveaxis(x.reshape(batch, groups, channels // groups, prod(spatial)), 1, 0)
         weights = w.reshape(groups, channels // groups, w.shape[1], prod(self.kernel_shape))
         extents = require_static(self._extents(x.shape[2:]), "the extents")
@@ -429,9 +375,7 @@ class ConvTranspose(Windowed):
             full[(slice(None), slice(None), *where)] += part
         kept = tuple(slice(p[0], p[0] + e) for p, e in zip(self.pad_pairs, extents, strict=True))
         y = full[(slice(None), slice(None), *kept)]
-        if bias is not None:
-            y = y + widen(bias).reshape(-1, *[1] * axes)
-        return (narrow(y, present(inputs, 0).dtype),)
+        return (narrow(_plus_bias(y, input_at(inputs, 2)), present(inputs, 0).dtype),)
 
     @override
     @classmethod

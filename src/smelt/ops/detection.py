@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op, Operand
+from smelt.ir import INTERPRETED_OPERATIONS, Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._conformance_data import floats
-from smelt.ops._reference_numerics import narrow, required, widen
+from smelt.ops._reference_numerics import narrow, widen
 from smelt.ops._shape import (
     FLOATS,
     INDICES,
     input_type,
+    input_types,
     known,
     optional_type,
+    require_choice,
     require_dtype,
-    require_inputs,
     require_rank,
     require_scalar,
     require_shape,
 )
-from smelt.ops._shape_operands import operand_at, present
+from smelt.ops._shape_operands import input_at, present
 from smelt.types import (
     DType,
     SymbolicDim,
@@ -38,9 +40,6 @@ from smelt.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array
     from smelt.types import Dim, ValueType
 
 
@@ -80,6 +79,16 @@ def suppress(
     return kept
 
 
+def _suppression_work(sets: Dim, boxes: Dim, kept: Dim) -> Dim:
+    """Return the operations of suppression in ``sets`` sets of boxes, of which so many are kept."""
+    trips = sets * (kept + 1)
+    return trips * (INTERPRETED_OPERATIONS + _PAIR_OPERATIONS * boxes)
+
+
+_MAX_PRIORS: Final = 256
+"""Sizes or aspect ratios of a PriorBox; detectors have fewer than 10."""
+_PAIR_OPERATIONS: Final = 64
+"""Operations in the time of comparing two boxes: 30 ns, in some 20 passes over short arrays."""
 _MAX_BOX_BOUND: Final = 4096
 """Largest ``max_output_boxes_per_class`` that bounds a symbolic number of boxes.
 
@@ -87,8 +96,7 @@ Exporters use larger numbers for "all boxes"; as bounds they would reserve memor
 than there are."""
 
 
-@dataclass(frozen=True)
-class NonMaxSuppression(Op):
+class NonMaxSuppression(BuiltinOp):
     """Selected boxes as rows ``[image, class, box]``.
 
     The rows are sorted by image, then class, then descending score.
@@ -108,8 +116,6 @@ class NonMaxSuppression(Op):
     Source: ONNX NonMaxSuppression-11.
     """
 
-    name: ClassVar[str] = "non_max_suppression"
-
     center_point_box: int = 0
     """0: boxes are two opposite corners (y, x, y, x); 1: boxes are centre x, y, width, height."""
     count_symbol: str = "selected_count"
@@ -117,14 +123,13 @@ class NonMaxSuppression(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2, 5)
-        boxes, scores = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        require_dtype(boxes, {DType.FLOAT32}, "the boxes")
-        require_dtype(scores, {DType.FLOAT32}, "the scores")
+        boxes, scores = input_types(self, inputs, 2, 5)
+        require_dtype(boxes, {DType.FLOAT32}, "the box tensor")
+        require_dtype(scores, {DType.FLOAT32}, "the score tensor")
         require_rank(boxes, "the box tensor", 3)
         require_shape(boxes, (*boxes.shape[:2], 4), "the box tensor")
         require_rank(scores, "the score tensor", 3)
-        require_shape(scores, (boxes.shape[0], scores.shape[1], boxes.shape[1]), "the scores")
+        require_shape(scores, (boxes.shape[0], scores.shape[1], boxes.shape[1]), "the score tensor")
         for index, allowed in ((2, INDICES), (3, {DType.FLOAT32}), (4, {DType.FLOAT32})):
             kind = optional_type(self, inputs, index)
             if kind is not None:
@@ -136,7 +141,7 @@ class NonMaxSuppression(Op):
         """Return the upper bound of the number of rows."""
         boxes, scores = input_type(self, inputs, 0), input_type(self, inputs, 1)
         best: Dim = known(boxes.shape[1], scores.shape[2])
-        limit = operand_at(inputs, 2)
+        limit = input_at(inputs, 2)
         if limit is None:
             return 0
         if limit.dims is not None and isinstance(limit.dims[0], int):
@@ -148,13 +153,22 @@ class NonMaxSuppression(Op):
         return known(boxes.shape[0], scores.shape[0]) * scores.shape[1] * best
 
     @override
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        boxes, scores = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        kept, limit = boxes.shape[1], input_at(inputs, 2)
+        most = 0 if limit is None else limit.elements
+        if most is not None and isinstance(kept, int):
+            kept = min(kept, max(int(np.reshape(most, -1)[0]), 0))
+        return _suppression_work(scores.shape[0] * scores.shape[1], boxes.shape[1], kept)
+
+    @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        boxes, scores, limit, overlap, min_score = (*inputs, None, None, None)[:5]
-        corners = self._corners(required(boxes))
+        limit, overlap, min_score = (input_at(inputs, index) for index in (2, 3, 4))
+        corners = self._corners(present(inputs, 0))
         maximum = 0 if limit is None else int(limit.reshape(-1)[0])
         threshold = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
         rows: list[tuple[int, int, int]] = []
-        for image, per_class in enumerate(required(scores)):
+        for image, per_class in enumerate(present(inputs, 1)):
             for label, row in enumerate(per_class):
                 ranking = np.argsort(-row, kind="stable")
                 if min_score is not None:
@@ -201,8 +215,7 @@ class NonMaxSuppression(Op):
 _CODES = ("CORNER", "CENTER_SIZE", "CORNER_SIZE")
 
 
-@dataclass(frozen=True)
-class DetectionOutput(Op):
+class DetectionOutput(BuiltinOp):
     """Detections as rows ``[image, label, score, xmin, ymin, xmax, ymax]``.
 
     Inputs are locations, confidences and priors (the result of PriorBox). Boxes are decoded. For
@@ -222,8 +235,6 @@ class DetectionOutput(Op):
 
     Source: Caffe (SSD) DetectionOutputLayer.
     """
-
-    name: ClassVar[str] = "detection_output"
 
     num_classes: int
     """Number of classes, including the background."""
@@ -250,28 +261,27 @@ class DetectionOutput(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 3)
-        location, confidence, prior = (input_type(self, inputs, index) for index in range(3))
+        location, confidence, prior = input_types(self, inputs, 3)
         for kind, what in ((location, "locations"), (confidence, "confidences"), (prior, "priors")):
             require_dtype(kind, FLOATS, f"the tensor of {what}")
             require_rank(kind, f"the tensor of {what}", 2, 4)
-        if self.code_type not in _CODES:
-            raise ShapeError(
-                f"code_type is {self.code_type!r}; it must be one of {', '.join(_CODES)}"
-            )
+        require_choice(self.code_type, _CODES, "code_type")
         rows = 1 if self.variance_encoded_in_target and prior.shape[1] == 1 else 2
         require_shape(prior, (1, rows, *prior.shape[2:]), "the prior tensor")
         coordinates = element_count(prior.shape[2:])
-        if not assume_divides(4, coordinates, "elements of input 2, four for a prior"):
-            raise ShapeError(f"{coordinates} coordinates of prior boxes are not a multiple of 4")
+        if not assume_divides(4, coordinates, "the number of coordinates in input 2"):
+            raise ShapeError(
+                f"the number of coordinates of the prior boxes is {coordinates}; it must be a "
+                "multiple of 4"
+            )
         priors = coordinates // 4
         shared = 1 if self.share_location else self.num_classes
         self._check_extent(location, priors * (shared * 4), "locations")
         self._check_extent(confidence, priors * self.num_classes, "confidences")
         if not assume_equal(location.shape[0], confidence.shape[0], "axis 0 of inputs 0 and 1"):
             raise ShapeError(
-                f"there are locations for {location.shape[0]} images and confidences for "
-                f"{confidence.shape[0]}"
+                f"the number of images is {location.shape[0]} in the locations and "
+                f"{confidence.shape[0]} in the confidences; both must be equal"
             )
         count = SymbolicDim.symbol(self.count_symbol)
         return (TensorType(confidence.dtype, (1, 1, count, 7)),)
@@ -279,9 +289,11 @@ class DetectionOutput(Op):
     @staticmethod
     def _check_extent(kind: TensorType, wanted: Dim, what: str) -> None:
         extent = element_count(kind.shape[1:])
-        if not assume_equal(extent, wanted, f"{what} of an image, and what the priors need"):
+        if not assume_equal(
+            extent, wanted, f"the {what} for each image, and those that the prior boxes need"
+        ):
             raise ShapeError(
-                f"there are {extent} {what} for each image; the prior boxes need {wanted}"
+                f"the number of {what} for each image is {extent}; the prior boxes need {wanted}"
             )
 
     def count_bound(self, inputs: Sequence[Operand | None]) -> Dim:
@@ -298,8 +310,15 @@ class DetectionOutput(Op):
         return images * self.num_classes * boxes_per_class
 
     @override
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        location, _, prior = (input_type(self, inputs, index) for index in range(3))
+        boxes: Dim = element_count(prior.shape[2:]) // 4
+        kept = min(boxes, self.top_k) if self.top_k >= 0 and isinstance(boxes, int) else boxes
+        return _suppression_work(location.shape[0] * max(self.num_classes, 1), boxes, kept)
+
+    @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        location, confidence, prior = (widen(required(array)) for array in inputs)
+        location, confidence, prior = (widen(present(inputs, index)) for index in range(3))
         images, dtype = location.shape[0], present(inputs, 1).dtype
         priors = prior.reshape(prior.shape[1], prod(prior.shape[2:]) // 4, 4)
         shared = 1 if self.share_location else self.num_classes
@@ -375,8 +394,7 @@ class DetectionOutput(Op):
         yield case("nothing_found", cls(2, confidence_threshold=2.0), 1, 9)
 
 
-@dataclass(frozen=True)
-class PriorBox(Op):
+class PriorBox(BuiltinOp):
     """Prior boxes around the cells of a feature map, as fractions of the image.
 
     Inputs are the feature map and the image, of which only the shapes are used. For each min_size,
@@ -392,8 +410,6 @@ class PriorBox(Op):
 
     Source: Caffe (SSD) PriorBoxLayer.
     """
-
-    name: ClassVar[str] = "prior_box"
 
     min_size: tuple[float, ...]
     """Side lengths of the squares in pixels."""
@@ -442,9 +458,14 @@ class PriorBox(Op):
 
     def _check_attributes(self) -> None:
         """Check sizes, ratios and variances. Raises ShapeError."""
+        for name in ("min_size", "aspect_ratio"):
+            count = len(getattr(self, name))
+            if count > _MAX_PRIORS:  # the ratios are compared with each other
+                raise ShapeError(f"{name} has {count} numbers; at most {_MAX_PRIORS} are supported")
         if not self.min_size or min(self.min_size) <= 0:
             raise ShapeError(
-                f"min_size of prior_box is {self.min_size}; it must be positive numbers"
+                f"min_size of prior_box is {self.min_size}; it must have at least one number, and "
+                "all must be positive"
             )
         if self.max_size and len(self.max_size) != len(self.min_size):
             raise ShapeError(
@@ -456,16 +477,15 @@ class PriorBox(Op):
                 f"max_size is {self.max_size}; each number must exceed that of min_size, "
                 f"{self.min_size}"
             )
-        if min(self.aspect_ratio, default=1.0) <= 0:
-            raise ShapeError(f"aspect_ratio is {self.aspect_ratio}; it must be positive")
+        if not all(0 < ratio < math.inf for ratio in self.aspect_ratio):
+            raise ShapeError(f"aspect_ratio is {self.aspect_ratio}; it must be positive and finite")
         if len(self.variance) not in {1, 4}:
             raise ShapeError(f"variance is {self.variance}; it must have one number or four")
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
+        feature, image = input_types(self, inputs, 2)
         self._check_attributes()
-        feature, image = input_type(self, inputs, 0), input_type(self, inputs, 1)
         require_rank(feature, "the feature map of prior_box", 4)
         require_rank(image, "the image of prior_box", 4)
         height, width = feature.shape[2:]

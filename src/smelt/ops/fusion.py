@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from smelt.errors import ShapeError
-from smelt.ir import Op, Operand
-from smelt.types import TensorType, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array, Case
-    from smelt.types import Dim, ValueType
+from smelt.ir import Array, Case, Op, Operand
+from smelt.ops._base import Composite
+from smelt.types import Dim, TensorType, ValueType, counted, override
 
 
 @dataclass(frozen=True)
@@ -28,8 +23,18 @@ class Stage:
     arguments: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Fused(Op):
+def _leading(
+    inputs: Sequence[Operand | None], count: int, attribute: str
+) -> Sequence[Operand | None]:
+    """Return the first inputs, whose number an attribute gives. Raises ShapeError."""
+    if not 0 <= count <= len(inputs):
+        raise ShapeError(
+            f"{attribute} is {count}; it must be from 0 to the number of inputs, {len(inputs)}"
+        )
+    return inputs[:count]
+
+
+class Fused(Composite):
     """A root op with an *epilogue*: elementwise stages that are applied to its result.
 
     The first ``root_inputs`` inputs of the node are those of the root; the stages read the others
@@ -46,13 +51,12 @@ class Fused(Op):
     Source: design, "Fused ops".
     """
 
-    name: ClassVar[str] = "fused"
-
     root: Op
     """Op whose result the stages process."""
     root_inputs: int
     """Number of inputs of the root."""
     stages: tuple[Stage, ...]
+    """Elementwise ops in the order in which they are computed; the last one gives the result."""
 
     @property
     @override
@@ -61,11 +65,7 @@ class Fused(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        if not 0 <= self.root_inputs <= len(inputs):
-            raise ShapeError(
-                f"the root op takes {self.root_inputs} inputs, and there are {len(inputs)}"
-            )
-        result = self.root.infer(inputs[: self.root_inputs])
+        result = self.root.infer(_leading(inputs, self.root_inputs, "root_inputs"))
         if len(result) != 1 or not isinstance(result[0], TensorType):
             raise ShapeError(
                 f"{self.root.name} cannot have an epilogue, because its result is not exactly one "
@@ -92,10 +92,16 @@ class Fused(Op):
         """Return the operand that an argument of a stage refers to. Raises ShapeError."""
         if argument >= 0:
             if argument >= len(inputs):
-                raise ShapeError(f"a stage reads input {argument}, and there are {len(inputs)}")
+                raise ShapeError(
+                    f"a stage reads input {argument}, but the fused op has only "
+                    f"{counted(len(inputs), 'input')}, numbered from 0"
+                )
             return inputs[argument]
         if -argument > len(values):
-            raise ShapeError(f"a stage reads result {-argument - 1}, which is not computed yet")
+            raise ShapeError(
+                f"stage {len(values)} reads the result of stage {-argument - 1}, which is not "
+                "computed before it"
+            )
         return Operand(values[-argument - 1])
 
     @override
@@ -118,8 +124,7 @@ class Fused(Op):
         yield from fused_cases()
 
 
-@dataclass(frozen=True)
-class FusedPair(Op):
+class FusedPair(Composite):
     """Two ops, the second of which reads the only result of the first (the intermediate).
 
     The first ``first_inputs`` inputs of the node are those of the first op. The inputs of the
@@ -135,8 +140,6 @@ class FusedPair(Op):
     Source: design, "Fused ops".
     """
 
-    name: ClassVar[str] = "fused_pair"
-
     first: Op
     """Op that computes the intermediate."""
     first_inputs: int
@@ -148,11 +151,7 @@ class FusedPair(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        if not 0 <= self.first_inputs <= len(inputs):
-            raise ShapeError(
-                f"the first op takes {self.first_inputs} inputs, and there are {len(inputs)}"
-            )
-        intermediate = self.first.infer(inputs[: self.first_inputs])
+        intermediate = self.first.infer(_leading(inputs, self.first_inputs, "first_inputs"))
         if len(intermediate) != 1:
             raise ShapeError(
                 f"{self.first.name} has {len(intermediate)} results; a fused pair needs exactly one"

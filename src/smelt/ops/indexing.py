@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op
+from smelt.ir import TEMPORARY_OPERATIONS, Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._index import (
     coordinates_along_axis,
     integers,
@@ -17,39 +18,43 @@ from smelt.ops._index import (
     require_indices_within,
     require_reduction,
     scatter,
+    vector_length,
 )
 from smelt.ops._shape import (
     INDICES,
     NUMBERS,
     input_type,
+    input_types,
     normalize_axis,
     require_dtype,
-    require_inputs,
     require_rank,
     require_same_dtype,
     require_scalar,
     require_shape,
-    require_static,
 )
 from smelt.ops._shape_operands import (
     count_elements,
+    input_at,
     known_dims,
     number_at,
-    operand_at,
     present,
     sample,
 )
-from smelt.types import DType, SymbolicDim, TensorType, assume_at_least, assume_equal, override
+from smelt.types import (
+    DType,
+    SymbolicDim,
+    TensorType,
+    assume_at_least,
+    assume_equal,
+    counted,
+    override,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array, Operand
     from smelt.types import Dim, ValueType
 
 
-@dataclass(frozen=True)
-class Gather(Op):
+class Gather(BuiltinOp):
     """The slices of data along an axis that indices select; negative indices count from the end.
 
     The indices of empty slices are not checked: no element is read, whichever slices they select.
@@ -65,17 +70,17 @@ class Gather(Op):
     Source: ONNX Gather-13.
     """
 
-    name: ClassVar[str] = "gather"
+    is_recipe_step = True
 
     axis: int = 0
+    """Axis along which the indices select slices; a negative one counts from the end."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        data, indices = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        require_dtype(indices, INDICES, "indices of gather")
+        data, indices = input_types(self, inputs, 2)
+        require_dtype(indices, INDICES, "the index tensor of gather")
         axis = normalize_axis(self.axis, data.rank)
-        require_indices(operand_at(inputs, 1), data.shape[axis : axis + 1])
+        require_indices(input_at(inputs, 1), data.shape[axis : axis + 1])
         shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
         return (TensorType(data.dtype, shape),)
 
@@ -106,15 +111,13 @@ class Gather(Op):
         yield Case("scalar index", cls(1), (sample(3, 4), np.array(2)))
         yield Case("constant index", cls(), (sample(3, 4), rows), constants=frozenset({1}))
         yield Case("no indices", cls(), (sample(3, 4), np.array([], np.int64)))
-        yield Case(
-            "embedding", cls(), (sample(9, 16), np.array([[8, 0, 3]])), constants=frozenset({0})
-        )
+        table = (sample(9, 16), np.array([[8, 0, 3]]))
+        yield Case("embedding", cls(), table, constants=frozenset({0}))
         for dtype in ("float16", "int64", "bool"):
             yield Case(dtype, cls(), (sample(5, 3, dtype=dtype), np.array([4, -2])))
 
 
-@dataclass(frozen=True)
-class GatherElements(Op):
+class GatherElements(BuiltinOp):
     """The elements of data that indices select along an axis.
 
     The coordinates of an element are those of its index, except along ``axis``, where the
@@ -131,19 +134,17 @@ class GatherElements(Op):
     Source: ONNX GatherElements-13.
     """
 
-    name: ClassVar[str] = "gather_elements"
-
     axis: int = 0
+    """Axis along which the indices select elements; a negative one counts from the end."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        data, indices = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        require_dtype(indices, INDICES, "indices of gather_elements")
-        require_rank(indices, "indices of gather_elements", data.rank)
+        data, indices = input_types(self, inputs, 2)
+        require_dtype(indices, INDICES, "the index tensor of gather_elements")
+        require_rank(indices, "the index tensor of gather_elements", data.rank)
         axis = normalize_axis(self.axis, data.rank)
         require_indices_within(indices, data, axis)
-        require_indices(operand_at(inputs, 1), data.shape[axis : axis + 1])
+        require_indices(input_at(inputs, 1), data.shape[axis : axis + 1])
         return (TensorType(data.dtype, indices.shape),)
 
     @override
@@ -164,8 +165,7 @@ class GatherElements(Op):
         yield Case("nothing", cls(0), (sample(2, 3), np.zeros((0, 3), np.int64)))
 
 
-@dataclass(frozen=True)
-class GatherND(Op):
+class GatherND(BuiltinOp):
     """The slices of data that index vectors select, within the same batch item.
 
     An index vector of length 0 selects the whole data of its batch item.
@@ -182,28 +182,26 @@ class GatherND(Op):
     Source: ONNX GatherND-13.
     """
 
-    name: ClassVar[str] = "gather_nd"
-
     batch_dims: int = 0
     """Number of batch axes, the first axes of data and indices."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        data, indices = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        require_dtype(indices, INDICES, "indices of gather_nd")
+        data, indices = input_types(self, inputs, 2)
+        require_dtype(indices, INDICES, "the index tensor of gather_nd")
         batch = self.batch_dims
         if not 0 <= batch < min(data.rank, indices.rank):
-            raise ShapeError(f"{batch} batch axes are too many for {data} and {indices}")
+            raise ShapeError(
+                f"batch_dims is {batch}; it must be at least 0, and less than the ranks of {data} "
+                f"and {indices}"
+            )
         if not all(
             assume_equal(data.shape[axis], indices.shape[axis], f"axis {axis} of inputs 0 and 1")
             for axis in range(batch)
         ):
             raise ShapeError(f"the batch axes of {data} and {indices} differ")
-        (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
-        if length > data.rank - batch:
-            raise ShapeError(f"index vectors of length {length} are too long for {data}")
-        require_indices(operand_at(inputs, 1), data.shape[batch : batch + length])
+        length = vector_length(data, indices, batch)
+        require_indices(input_at(inputs, 1), data.shape[batch : batch + length])
         return (TensorType(data.dtype, (*indices.shape[:-1], *data.shape[batch + length :])),)
 
     @override
@@ -234,8 +232,7 @@ class GatherND(Op):
         yield Case("float16", cls(), (sample(3, 4, dtype="float16"), np.array([[2, 1]])))
 
 
-@dataclass(frozen=True)
-class ScatterElements(Op):
+class ScatterElements(BuiltinOp):
     """Data with updates written to the positions along ``axis`` that indices select.
 
     With a ``reduction``, an update is combined with the element at its position.
@@ -251,24 +248,22 @@ class ScatterElements(Op):
     Source: ONNX ScatterElements-18.
     """
 
-    name: ClassVar[str] = "scatter_elements"
-
     axis: int = 0
+    """Axis along which the indices select positions; a negative one counts from the end."""
     reduction: str = "none"
     """none, add, mul, max or min."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 3)
-        data, indices, updates = (input_type(self, inputs, i) for i in range(3))
-        require_dtype(indices, INDICES, "indices of scatter_elements")
+        data, indices, updates = input_types(self, inputs, 3)
+        require_dtype(indices, INDICES, "the index tensor of scatter_elements")
         require_same_dtype(data, updates)
-        require_rank(indices, "indices of scatter_elements", data.rank)
-        require_shape(updates, indices.shape, "updates of scatter_elements")
+        require_rank(indices, "the index tensor of scatter_elements", data.rank)
+        require_shape(updates, indices.shape, "the update tensor of scatter_elements")
         require_reduction(self.reduction, data.dtype)
         axis = normalize_axis(self.axis, data.rank)
         require_indices_within(indices, data, axis)
-        require_indices(operand_at(inputs, 1), data.shape[axis : axis + 1])
+        require_indices(input_at(inputs, 1), data.shape[axis : axis + 1])
         return (data,)
 
     @override
@@ -288,13 +283,11 @@ class ScatterElements(Op):
         for reduction in ("add", "mul", "max", "min"):
             arrays = (sample(1, 5), repeated, sample(1, 3, low=-5))
             yield Case(reduction, cls(1, reduction), arrays)
-        yield Case(
-            "int64", cls(1), (sample(2, 3, dtype="int64"), indices, sample(2, 3, dtype="int64"))
-        )
+        whole = sample(2, 3, dtype="int64")
+        yield Case("int64", cls(1), (whole, indices, whole))
 
 
-@dataclass(frozen=True)
-class ScatterND(Op):
+class ScatterND(BuiltinOp):
     """Data with updates written to the slices that index vectors select.
 
     With a ``reduction``, an update is combined with the elements of its slice. An index vector of
@@ -310,25 +303,20 @@ class ScatterND(Op):
     Source: ONNX ScatterND-18.
     """
 
-    name: ClassVar[str] = "scatter_nd"
-
     reduction: str = "none"
     """none, add, mul, max or min."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 3)
-        data, indices, updates = (input_type(self, inputs, i) for i in range(3))
-        require_dtype(indices, INDICES, "indices of scatter_nd")
+        data, indices, updates = input_types(self, inputs, 3)
+        require_dtype(indices, INDICES, "the index tensor of scatter_nd")
         require_same_dtype(data, updates)
         require_reduction(self.reduction, data.dtype)
-        require_rank(indices, "indices of scatter_nd", 1, 64)
-        (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
-        if length > data.rank:
-            raise ShapeError(f"index vectors of length {length} are too long for {data}")
+        require_rank(indices, "the index tensor of scatter_nd", 1, 64)
+        length = vector_length(data, indices)
         shape = (*indices.shape[:-1], *data.shape[length:])
-        require_shape(updates, shape, "updates of scatter_nd")
-        require_indices(operand_at(inputs, 1), data.shape[:length])
+        require_shape(updates, shape, "the update tensor of scatter_nd")
+        require_indices(input_at(inputs, 1), data.shape[:length])
         return (data,)
 
     @override
@@ -358,8 +346,7 @@ class ScatterND(Op):
         yield Case("int64", cls(), integers)
 
 
-@dataclass(frozen=True)
-class OneHot(Op):
+class OneHot(BuiltinOp):
     """For each index a vector of ``depth`` elements that are "off", except the one at the index.
 
     All elements are "off" for an index that is out of range.
@@ -375,18 +362,15 @@ class OneHot(Op):
     Source: ONNX OneHot-11.
     """
 
-    name: ClassVar[str] = "one_hot"
-
     axis: int = -1
     """Position of the new axis in the result."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 3)
-        indices, values = input_type(self, inputs, 0), input_type(self, inputs, 2)
-        require_scalar(input_type(self, inputs, 1), "the depth of one_hot")
-        require_dtype(indices, NUMBERS, "indices of one_hot")
-        require_shape(values, (2,), "values of one_hot")
+        indices, depth_type, values = input_types(self, inputs, 3)
+        require_scalar(depth_type, "the depth of one_hot")
+        require_dtype(indices, NUMBERS, "the index tensor of one_hot")
+        require_shape(values, (2,), "the value tensor of one_hot")
         depth = self._depth(inputs)
         if isinstance(depth, int) and depth < 0:
             raise ShapeError(f"the depth of one_hot is {depth}; it must be at least 0")
@@ -395,10 +379,14 @@ class OneHot(Op):
         return (TensorType(values.dtype, shape),)
 
     def _depth(self, inputs: Sequence[Operand | None]) -> Dim:
-        operand = operand_at(inputs, 1)
+        operand = input_at(inputs, 1)
         if operand is not None and operand.value is not None and operand.value.size == 1:
             return int(operand.value.item())
         return number_at(self, inputs, 1, "the depth")
+
+    @override
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        return TEMPORARY_OPERATIONS * self._depth(inputs)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
@@ -423,14 +411,19 @@ class OneHot(Op):
         other = np.array([9, -9], np.int64)
         yield Case("int64 values", cls(), (np.array([1, 2]), depth, other), constants=one)
         listed = np.array([3], np.int64)
-        yield Case(
-            "depth in a list", cls(), (np.array([1], np.int32), listed, values), constants=one
-        )
+        arrays = (np.array([1], np.int32), listed, values)
+        yield Case("depth in a list", cls(), arrays, constants=one)
         yield Case("no indices", cls(), (np.array([], np.int64), depth, values), constants=one)
 
 
-@dataclass(frozen=True)
-class Compress(Op):
+def _count_nonzero(operand: Operand | None, symbol: str) -> Dim:
+    """Return how many elements of an operand are not zero, which is a symbol if a run decides."""
+    if operand is None or operand.value is None:
+        return SymbolicDim.symbol(symbol)
+    return int(np.count_nonzero(operand.value))
+
+
+class Compress(BuiltinOp):
     """The slices of data along an axis for which the condition is true.
 
     Without an axis, elements of the flattened data are selected. If the condition is not constant,
@@ -447,8 +440,6 @@ class Compress(Op):
     Source: ONNX Compress-11.
     """
 
-    name: ClassVar[str] = "compress"
-
     axis: int | None = None
     """Axis of the slices; None for the flattened data."""
     count_symbol: str = "compress_count"
@@ -456,16 +447,12 @@ class Compress(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        data, condition = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        data, condition = input_types(self, inputs, 2)
         require_dtype(condition, {DType.BOOL}, "the condition of compress")
         require_rank(condition, "the condition of compress", 1)
-        count: Dim = SymbolicDim.symbol(self.count_symbol)
-        operand = operand_at(inputs, 1)
-        if operand is not None and operand.value is not None:
-            count = int(np.count_nonzero(operand.value))
+        count = _count_nonzero(inputs[1], self.count_symbol)
         if self.axis is None:
-            self._check(condition.shape[0], count_elements(data.shape), "elements of input 0")
+            self._check(condition.shape[0], count_elements(data.shape), "input 0")
             return (TensorType(data.dtype, (count,)),)
         axis = normalize_axis(self.axis, data.rank)
         self._check(condition.shape[0], data.shape[axis], f"axis {axis} of input 0")
@@ -474,9 +461,9 @@ class Compress(Op):
 
     @staticmethod
     def _check(length: Dim, extent: Dim, what: str) -> None:
-        if not assume_at_least(extent, length, f"{what} and the condition"):
+        if not assume_at_least(extent, length, f"the elements of {what} and of the condition"):
             raise ShapeError(
-                f"the condition has {length} elements, more than the {extent} of its axis"
+                f"the condition has {counted(length, 'element')}, more than the {extent} of {what}"
             )
 
     @override
@@ -490,14 +477,11 @@ class Compress(Op):
         yield Case("rows", cls(0), (sample(3, 4), condition))
         yield Case("columns, short condition", cls(1), (sample(2, 5), condition))
         yield Case("flat", cls(), (sample(3, 2), np.array([True, False, False, False, True])))
-        constant = frozenset({1})
-        yield Case(
-            "constant", cls(-1), (sample(2, 3, dtype="int64"), condition), constants=constant
-        )
+        arrays = (sample(2, 3, dtype="int64"), condition)
+        yield Case("constant", cls(-1), arrays, constants=frozenset({1}))
 
 
-@dataclass(frozen=True)
-class NonZero(Op):
+class NonZero(BuiltinOp):
     """The indices of the elements that are not zero, in row-major order, one column for each.
 
     Unless the data is constant, their number is the symbol ``count_symbol``, which a run
@@ -512,19 +496,13 @@ class NonZero(Op):
     Source: ONNX NonZero-13; a scalar counts as a vector of one element.
     """
 
-    name: ClassVar[str] = "non_zero"
-
     count_symbol: str = "nonzero_count"
     """Symbol of the number of elements that are not zero."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        data = input_type(self, inputs, 0)
-        count: Dim = SymbolicDim.symbol(self.count_symbol)
-        operand = operand_at(inputs, 0)
-        if operand is not None and operand.value is not None:
-            count = int(np.count_nonzero(operand.value))
+        (data,) = input_types(self, inputs, 1)
+        count = _count_nonzero(inputs[0], self.count_symbol)
         return (TensorType(DType.INT64, (max(data.rank, 1), count)),)
 
     @override

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
-from smelt.errors import ShapeError
-from smelt.ir import Case, Op
-from smelt.ops._broadcasting_ops import BroadcastingOp, broadcast_cases
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import Elementwise
+from smelt.ops._broadcasting_ops import BroadcastingOp, Comparison, Logical
 from smelt.ops._shape import (
     broadcast_shapes,
-    input_type,
+    input_types,
+    require_choice,
     require_dtype,
-    require_inputs,
     require_same_dtype,
 )
-from smelt.ops._shape_operands import known_dims, operand_at, present, sample
+from smelt.ops._shape_operands import input_at, known_dims, present, sample
 from smelt.ops._unary import Unary
-from smelt.types import DType, TensorType, is_never_negative, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array, Operand
-    from smelt.types import Dim, ValueType
+from smelt.types import Dim, DType, TensorType, ValueType, is_never_negative, override
 
 
-def _order_cases(op: BroadcastingOp) -> Iterator[Case]:
-    """Yield the cases of an op that orders numbers."""
-    dtypes = ("float32", "float16", "float64", "int32", "int64", "uint8")
-    yield from broadcast_cases(op, *dtypes, low=-2, high=3)
-    yield _special_values(op)
-
-
-def _special_values(op: BroadcastingOp) -> Case:
-    """Return the case of NaN, infinity and zeros of both signs."""
-    left = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
-    right = np.array([np.nan, np.nan, np.inf, 0.0], np.float32)
-    return Case("NaN, infinity and negative zero", op, (left, right))
-
-
-@dataclass(frozen=True)
-class Equal(BroadcastingOp, function=np.equal):
+class Equal(Comparison, function=np.equal):
     """Whether the first input is equal to the second, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -55,9 +34,8 @@ class Equal(BroadcastingOp, function=np.equal):
     Source: ONNX Equal-19.
     """
 
-    name: ClassVar[str] = "equal"
     dtypes: ClassVar[frozenset[DType]] = frozenset(DType)
-    result_dtype: ClassVar[DType | None] = DType.BOOL
+    case_dtypes: ClassVar[tuple[str, ...]] = (*Comparison.case_dtypes, "bool")
 
     @override
     def combine_dims(self, left: Dim, right: Dim) -> Dim | None:
@@ -66,26 +44,8 @@ class Equal(BroadcastingOp, function=np.equal):
             return 1
         return 0 if is_never_negative(gap - 1) or is_never_negative(-gap - 1) else None
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(
-            cls(),
-            "float32",
-            "float16",
-            "float64",
-            "int32",
-            "int64",
-            "uint8",
-            "bool",
-            low=-2,
-            high=3,
-        )
-        yield _special_values(cls())
 
-
-@dataclass(frozen=True)
-class Greater(BroadcastingOp, function=np.greater):
+class Greater(Comparison, function=np.greater):
     """Whether the first input is greater than the second, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -97,17 +57,8 @@ class Greater(BroadcastingOp, function=np.greater):
     Source: ONNX Greater-13.
     """
 
-    name: ClassVar[str] = "greater"
-    result_dtype: ClassVar[DType | None] = DType.BOOL
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from _order_cases(cls())
-
-
-@dataclass(frozen=True)
-class GreaterOrEqual(BroadcastingOp, function=np.greater_equal):
+class GreaterOrEqual(Comparison, function=np.greater_equal):
     """Whether the first input is at least the second, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -119,17 +70,8 @@ class GreaterOrEqual(BroadcastingOp, function=np.greater_equal):
     Source: ONNX GreaterOrEqual-16.
     """
 
-    name: ClassVar[str] = "greater_or_equal"
-    result_dtype: ClassVar[DType | None] = DType.BOOL
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from _order_cases(cls())
-
-
-@dataclass(frozen=True)
-class Less(BroadcastingOp, function=np.less):
+class Less(Comparison, function=np.less):
     """Whether the first input is less than the second, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -141,17 +83,8 @@ class Less(BroadcastingOp, function=np.less):
     Source: ONNX Less-13.
     """
 
-    name: ClassVar[str] = "less"
-    result_dtype: ClassVar[DType | None] = DType.BOOL
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from _order_cases(cls())
-
-
-@dataclass(frozen=True)
-class LessOrEqual(BroadcastingOp, function=np.less_equal):
+class LessOrEqual(Comparison, function=np.less_equal):
     """Whether the first input is at most the second, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -163,17 +96,8 @@ class LessOrEqual(BroadcastingOp, function=np.less_equal):
     Source: ONNX LessOrEqual-16.
     """
 
-    name: ClassVar[str] = "less_or_equal"
-    result_dtype: ClassVar[DType | None] = DType.BOOL
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from _order_cases(cls())
-
-
-@dataclass(frozen=True)
-class And(BroadcastingOp, function=np.logical_and):
+class And(Logical, function=np.logical_and):
     """Whether both inputs are true, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -185,17 +109,8 @@ class And(BroadcastingOp, function=np.logical_and):
     Source: ONNX And-7.
     """
 
-    name: ClassVar[str] = "and"
-    dtypes: ClassVar[frozenset[DType]] = frozenset({DType.BOOL})
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(cls(), "bool")
-
-
-@dataclass(frozen=True)
-class Or(BroadcastingOp, function=np.logical_or):
+class Or(Logical, function=np.logical_or):
     """Whether at least one of both inputs is true, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -207,17 +122,8 @@ class Or(BroadcastingOp, function=np.logical_or):
     Source: ONNX Or-7.
     """
 
-    name: ClassVar[str] = "or"
-    dtypes: ClassVar[frozenset[DType]] = frozenset({DType.BOOL})
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(cls(), "bool")
-
-
-@dataclass(frozen=True)
-class Xor(BroadcastingOp, function=np.logical_xor):
+class Xor(Logical, function=np.logical_xor):
     """Whether exactly one of both inputs is true, element by element.
 
     Shapes: the inputs broadcast onto the result.
@@ -229,16 +135,7 @@ class Xor(BroadcastingOp, function=np.logical_xor):
     Source: ONNX Xor-7.
     """
 
-    name: ClassVar[str] = "xor"
-    dtypes: ClassVar[frozenset[DType]] = frozenset({DType.BOOL})
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(cls(), "bool")
-
-
-@dataclass(frozen=True)
 class Not(Unary, function=np.logical_not):
     """True where the element is false.
 
@@ -251,7 +148,6 @@ class Not(Unary, function=np.logical_not):
     Source: ONNX Not-1.
     """
 
-    name: ClassVar[str] = "not"
     allowed: ClassVar[frozenset[DType]] = frozenset({DType.BOOL})
 
     @override
@@ -262,7 +158,6 @@ class Not(Unary, function=np.logical_not):
         yield Case("empty", cls(), (np.zeros((0, 3), np.bool_),))
 
 
-@dataclass(frozen=True)
 class BitwiseNot(Unary, function=np.invert):
     """The bitwise complement, ``~x``.
 
@@ -275,11 +170,9 @@ class BitwiseNot(Unary, function=np.invert):
     Source: ONNX BitwiseNot-18.
     """
 
-    name: ClassVar[str] = "bitwise_not"
     allowed: ClassVar[frozenset[DType]] = frozenset(d for d in DType if d.is_integer)
 
 
-@dataclass(frozen=True)
 class BitShift(BroadcastingOp):
     """The first input's bits shifted by the second input, to the left or right.
 
@@ -292,7 +185,6 @@ class BitShift(BroadcastingOp):
     Source: ONNX BitShift-11.
     """
 
-    name: ClassVar[str] = "bit_shift"
     dtypes: ClassVar[frozenset[DType]] = frozenset(d for d in DType if d.name.startswith("UINT"))
 
     direction: str = "LEFT"
@@ -302,17 +194,13 @@ class BitShift(BroadcastingOp):
     def compute(self, left: Array, right: Array) -> Array:
         width = left.dtype.itemsize * 8
         shift = np.minimum(right, width - 1)
-        shifted = (
-            np.left_shift(left, shift) if self.direction == "LEFT" else np.right_shift(left, shift)
-        )
+        shift_bits = np.left_shift if self.direction == "LEFT" else np.right_shift
+        shifted = shift_bits(left, shift)
         return np.asarray(np.where(right < width, shifted, np.zeros_like(shifted)))
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        if self.direction not in {"LEFT", "RIGHT"}:
-            raise ShapeError(
-                f"direction of {self.name} is {self.direction!r}; it must be LEFT or RIGHT"
-            )
+        require_choice(self.direction, ("LEFT", "RIGHT"), f"direction of {self.name}")
         return super().infer(inputs)
 
     @override
@@ -321,12 +209,10 @@ class BitShift(BroadcastingOp):
         for direction in ("LEFT", "RIGHT"):
             for dtype in ("uint8", "uint16", "uint32", "uint64"):
                 bits = np.array([[16, 4, 1], [255, 7, 128]], dtype)
-                yield Case(
-                    f"{direction} {dtype}", cls(direction), (bits, np.array([1, 2, 3], dtype))
-                )
+                counts = np.array([1, 2, 3], dtype)
+                yield Case(f"{direction} {dtype}", cls(direction), (bits, counts))
 
 
-@dataclass(frozen=True)
 class IsNaN(Unary, function=np.isnan):
     """True where the element is NaN.
 
@@ -350,7 +236,6 @@ class IsNaN(Unary, function=np.isnan):
         yield Case("float16", cls(), (x.astype(np.float16),))
 
 
-@dataclass(frozen=True)
 class IsInf(Unary):
     """True where the element is infinite and its sign is to be detected.
 
@@ -363,7 +248,6 @@ class IsInf(Unary):
     Source: ONNX IsInf-20.
     """
 
-    name: ClassVar[str] = "is_inf"
     result_dtype: ClassVar[DType | None] = DType.BOOL
 
     detect_negative: int = 1
@@ -387,8 +271,7 @@ class IsInf(Unary):
         yield Case("neither", cls(detect_negative=0, detect_positive=0), (x,))
 
 
-@dataclass(frozen=True)
-class Where(Op):
+class Where(Elementwise):
     """Elements of X where the condition is true, and of Y elsewhere.
 
     Inputs are condition, X and Y.
@@ -402,28 +285,19 @@ class Where(Op):
     Source: ONNX Where-16.
     """
 
-    name: ClassVar[str] = "where"
-
-    @property
-    @override
-    def elementwise(self) -> bool:
-        return True
+    is_recipe_step = True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 3)
-        condition, x, y = (input_type(self, inputs, i) for i in range(3))
+        condition, x, y = input_types(self, inputs, 3)
         require_dtype(condition, {DType.BOOL}, "the condition of where")
         require_same_dtype(x, y)
         return (TensorType(x.dtype, broadcast_shapes(condition.shape, x.shape, y.shape)),)
 
     @override
     def infer_dims(self, inputs: Sequence[Operand | None], /) -> tuple[Dim, ...] | None:
-        flags, x, y = (
-            _known_flags(operand_at(inputs, 0)),
-            known_dims(inputs, 1),
-            known_dims(inputs, 2),
-        )
+        flags = _known_flags(input_at(inputs, 0))
+        x, y = known_dims(inputs, 1), known_dims(inputs, 2)
         if not flags or not x or not y:
             return None
         length = max(len(flags), len(x), len(y))

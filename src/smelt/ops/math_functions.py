@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case
+from smelt.ir import Array, Case, Operand
 from smelt.ops._conformance_data import floats
+from smelt.ops._reference_numerics import ERF_OPERATIONS, erf
 from smelt.ops._shape import NUMBERS, SIGNED
 from smelt.ops._unary import Unary
-from smelt.types import DType, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array, Operand
-    from smelt.types import ValueType
+from smelt.types import DType, ValueType, override
 
 
-@dataclass(frozen=True)
 class Abs(Unary, function=np.abs):
     """``|x|``.
 
@@ -35,11 +28,9 @@ class Abs(Unary, function=np.abs):
     Source: ONNX Abs-13.
     """
 
-    name: ClassVar[str] = "abs"
     allowed: ClassVar[frozenset[DType]] = NUMBERS
 
 
-@dataclass(frozen=True)
 class Neg(Unary, function=np.negative):
     """``-x``.
 
@@ -52,11 +43,9 @@ class Neg(Unary, function=np.negative):
     Source: ONNX Neg-13.
     """
 
-    name: ClassVar[str] = "neg"
     allowed: ClassVar[frozenset[DType]] = SIGNED
 
 
-@dataclass(frozen=True)
 class Sign(Unary, function=np.sign):
     """The sign of the element: -1, 0 or 1.
 
@@ -69,12 +58,10 @@ class Sign(Unary, function=np.sign):
     Source: ONNX Sign-13.
     """
 
-    name: ClassVar[str] = "sign"
     allowed: ClassVar[frozenset[DType]] = NUMBERS
 
 
-@dataclass(frozen=True)
-class Reciprocal(Unary):
+class Reciprocal(Unary, function=np.reciprocal):
     """``1 / x``.
 
     Shapes: the input's.
@@ -86,15 +73,9 @@ class Reciprocal(Unary):
     Source: ONNX Reciprocal-13.
     """
 
-    name: ClassVar[str] = "reciprocal"
-    domain: ClassVar[tuple[float, float]] = (0.3, 4.0)
-
-    @override
-    def _apply(self, x: Array, /) -> Any:
-        return 1 / x
+    case_range: ClassVar[tuple[float, float]] = (0.3, 4.0)
 
 
-@dataclass(frozen=True)
 class Sqrt(Unary, function=np.sqrt):
     """``sqrt(x)``; NaN below zero.
 
@@ -107,11 +88,9 @@ class Sqrt(Unary, function=np.sqrt):
     Source: ONNX Sqrt-13.
     """
 
-    name: ClassVar[str] = "sqrt"
-    domain: ClassVar[tuple[float, float]] = (0.0, 9.0)
+    case_range: ClassVar[tuple[float, float]] = (0.0, 9.0)
 
 
-@dataclass(frozen=True)
 class Exp(Unary, function=np.exp):
     """``exp(x)``.
 
@@ -124,10 +103,7 @@ class Exp(Unary, function=np.exp):
     Source: ONNX Exp-13.
     """
 
-    name: ClassVar[str] = "exp"
 
-
-@dataclass(frozen=True)
 class Log(Unary, function=np.log):
     """``log(x)``; NaN below zero.
 
@@ -140,12 +116,10 @@ class Log(Unary, function=np.log):
     Source: ONNX Log-13.
     """
 
-    name: ClassVar[str] = "log"
-    domain: ClassVar[tuple[float, float]] = (0.05, 9.0)
+    case_range: ClassVar[tuple[float, float]] = (0.05, 9.0)
 
 
-@dataclass(frozen=True)
-class Erf(Unary):
+class Erf(Unary, function=erf):
     """``erf(x)``.
 
     Shapes: the input's.
@@ -157,14 +131,9 @@ class Erf(Unary):
     Source: ONNX Erf-13.
     """
 
-    name: ClassVar[str] = "erf"
-
-    @override
-    def _apply(self, x: Array, /) -> Any:
-        return np.vectorize(math.erf, otypes=[np.float64])(x)
+    operations = ERF_OPERATIONS
 
 
-@dataclass(frozen=True)
 class Sin(Unary, function=np.sin):
     """``sin(x)``.
 
@@ -177,10 +146,7 @@ class Sin(Unary, function=np.sin):
     Source: ONNX Sin-22.
     """
 
-    name: ClassVar[str] = "sin"
 
-
-@dataclass(frozen=True)
 class Cos(Unary, function=np.cos):
     """``cos(x)``.
 
@@ -193,10 +159,7 @@ class Cos(Unary, function=np.cos):
     Source: ONNX Cos-22.
     """
 
-    name: ClassVar[str] = "cos"
 
-
-@dataclass(frozen=True)
 class Tan(Unary, function=np.tan):
     """``tan(x)``.
 
@@ -209,11 +172,9 @@ class Tan(Unary, function=np.tan):
     Source: ONNX Tan-22.
     """
 
-    name: ClassVar[str] = "tan"
-    domain: ClassVar[tuple[float, float]] = (-1.2, 1.2)
+    case_range: ClassVar[tuple[float, float]] = (-1.2, 1.2)
 
 
-@dataclass(frozen=True)
 class Asin(Unary, function=np.arcsin):
     """``asin(x)``; NaN outside the domain.
 
@@ -226,11 +187,9 @@ class Asin(Unary, function=np.arcsin):
     Source: ONNX Asin-22.
     """
 
-    name: ClassVar[str] = "asin"
-    domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    case_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
 
-@dataclass(frozen=True)
 class Acos(Unary, function=np.arccos):
     """``acos(x)``; NaN outside the domain.
 
@@ -243,11 +202,9 @@ class Acos(Unary, function=np.arccos):
     Source: ONNX Acos-22.
     """
 
-    name: ClassVar[str] = "acos"
-    domain: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    case_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
 
-@dataclass(frozen=True)
 class Atan(Unary, function=np.arctan):
     """``atan(x)``.
 
@@ -260,10 +217,7 @@ class Atan(Unary, function=np.arctan):
     Source: ONNX Atan-22.
     """
 
-    name: ClassVar[str] = "atan"
 
-
-@dataclass(frozen=True)
 class Sinh(Unary, function=np.sinh):
     """``sinh(x)``.
 
@@ -276,10 +230,7 @@ class Sinh(Unary, function=np.sinh):
     Source: ONNX Sinh-22.
     """
 
-    name: ClassVar[str] = "sinh"
 
-
-@dataclass(frozen=True)
 class Cosh(Unary, function=np.cosh):
     """``cosh(x)``.
 
@@ -292,10 +243,7 @@ class Cosh(Unary, function=np.cosh):
     Source: ONNX Cosh-22.
     """
 
-    name: ClassVar[str] = "cosh"
 
-
-@dataclass(frozen=True)
 class Tanh(Unary, function=np.tanh):
     """``tanh(x)``.
 
@@ -308,10 +256,7 @@ class Tanh(Unary, function=np.tanh):
     Source: ONNX Tanh-13.
     """
 
-    name: ClassVar[str] = "tanh"
 
-
-@dataclass(frozen=True)
 class Asinh(Unary, function=np.arcsinh):
     """``asinh(x)``.
 
@@ -324,10 +269,7 @@ class Asinh(Unary, function=np.arcsinh):
     Source: ONNX Asinh-22.
     """
 
-    name: ClassVar[str] = "asinh"
 
-
-@dataclass(frozen=True)
 class Acosh(Unary, function=np.arccosh):
     """``acosh(x)``; NaN outside the domain.
 
@@ -340,11 +282,9 @@ class Acosh(Unary, function=np.arccosh):
     Source: ONNX Acosh-22.
     """
 
-    name: ClassVar[str] = "acosh"
-    domain: ClassVar[tuple[float, float]] = (1.0, 9.0)
+    case_range: ClassVar[tuple[float, float]] = (1.0, 9.0)
 
 
-@dataclass(frozen=True)
 class Atanh(Unary, function=np.arctanh):
     """``atanh(x)``; NaN outside the domain.
 
@@ -357,11 +297,9 @@ class Atanh(Unary, function=np.arctanh):
     Source: ONNX Atanh-22.
     """
 
-    name: ClassVar[str] = "atanh"
-    domain: ClassVar[tuple[float, float]] = (-0.97, 0.97)
+    case_range: ClassVar[tuple[float, float]] = (-0.97, 0.97)
 
 
-@dataclass(frozen=True)
 class Ceil(Unary, function=np.ceil):
     """The smallest integer that is not less than the element.
 
@@ -374,10 +312,7 @@ class Ceil(Unary, function=np.ceil):
     Source: ONNX Ceil-13.
     """
 
-    name: ClassVar[str] = "ceil"
 
-
-@dataclass(frozen=True)
 class Floor(Unary, function=np.floor):
     """The largest integer that is not greater than the element.
 
@@ -390,10 +325,7 @@ class Floor(Unary, function=np.floor):
     Source: ONNX Floor-13.
     """
 
-    name: ClassVar[str] = "floor"
 
-
-@dataclass(frozen=True)
 class Round(Unary, function=np.rint):
     """The nearest integer; halves are rounded to the even one.
 
@@ -406,17 +338,11 @@ class Round(Unary, function=np.rint):
     Source: ONNX Round-22.
     """
 
-    name: ClassVar[str] = "round"
-
 
 _MANTISSA_BITS: Final = 23
 """Stored mantissa bits of a float32, without the implicit leading bit."""
 
 
-"""Stored mantissa bits of a float32, without the implicit leading bit."""
-
-
-@dataclass(frozen=True)
 class RoundMantissa(Unary):
     """The nearest number with a mantissa of ``bits`` bits; halves are rounded away from zero.
 
@@ -431,7 +357,6 @@ class RoundMantissa(Unary):
     Source: PTX ISA, cvt.rna.tf32.f32.
     """
 
-    name: ClassVar[str] = "round_mantissa"
     allowed: ClassVar[frozenset[DType]] = frozenset({DType.FLOAT32})
 
     bits: int = 10
@@ -440,7 +365,7 @@ class RoundMantissa(Unary):
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         if not 0 < self.bits < _MANTISSA_BITS:
-            raise ShapeError(f"float32 cannot be rounded to {self.bits} mantissa bits")
+            raise ShapeError(f"bits is {self.bits}; it must be from 1 to {_MANTISSA_BITS - 1}")
         return super().infer(inputs)
 
     @override

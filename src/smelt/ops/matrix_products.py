@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op, Operand
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._conformance_data import HALF_TOLERANCE, floats, integers
-from smelt.ops._quantized import check_zero_point, subtract_zero_point, wrap_to_int32
+from smelt.ops._quantized import check_integer_product, subtract_zero_point, wrap_to_int32
 from smelt.ops._reference_numerics import narrow, truncate, widen
 from smelt.ops._shape import (
     NUMBERS,
+    all_input_types,
     broadcast_shapes,
     input_type,
+    input_types,
     known,
     optional_type,
     require_broadcast,
-    require_dtype,
-    require_inputs,
     require_rank,
-    require_same_dtype,
-    require_shape,
     result_shape,
 )
-from smelt.ops._shape_operands import optional_array, present, sample
-from smelt.types import DType, TensorType, assume_equal, element_count, override
+from smelt.ops._shape_operands import input_at, present, sample
+from smelt.types import DType, TensorType, assume_equal, counted, element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array
     from smelt.types import Dim, Shape, ValueType
 
+_INTEGER_OPERATIONS: Final = 8
+"""Operations counted for one of integers, whose products numpy computes without a library."""
 
-@dataclass(frozen=True)
-class Gemm(Op):
+
+class MatrixProduct(BuiltinOp):
+    """Product of two matrices, or of stacks of them."""
+
+    is_recipe_step = True
+
+    @override
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        is_float = input_type(self, inputs, 0).dtype.is_float
+        return self.count_flop(inputs) * (1 if is_float else _INTEGER_OPERATIONS)
+
+
+class Gemm(MatrixProduct):
     """``alpha * A' @ B' + beta * C``, where A' and B' are A and B, transposed if requested.
 
     C is ignored if beta is 0. Integers whose alpha or beta is a fraction are scaled in float64, and
@@ -53,8 +62,6 @@ class Gemm(Op):
     Source: ONNX Gemm-13 (transA and transB).
     """
 
-    name: ClassVar[str] = "gemm"
-
     alpha: float = 1.0
     """Scale of the product."""
     beta: float = 1.0
@@ -66,20 +73,16 @@ class Gemm(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2, 3)
-        a, b = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        c = optional_type(self, inputs, 2)
-        require_dtype(a, NUMBERS, "the input of gemm")
-        require_same_dtype(a, b, c)
+        a, b = input_types(self, inputs, 2, 3, NUMBERS)
         require_rank(a, "A of gemm", 2)
         require_rank(b, "B of gemm", 2)
         rows, inner = a.shape[::-1] if self.trans_a else a.shape
         depth, columns = b.shape[::-1] if self.trans_b else b.shape
         what = f"axis {int(not self.trans_a)} of input 0 and axis {int(self.trans_b)} of input 1"
         if not assume_equal(inner, depth, what):
-            raise ShapeError(f"A' has {inner} columns and B' has {depth} rows")
+            raise ShapeError(f"{what} have the extents {inner} and {depth}; they must be equal")
         shape = (rows, columns)
-        require_broadcast(c, shape, "C of gemm")
+        require_broadcast(optional_type(self, inputs, 2), shape, "C of gemm")
         return (TensorType(a.dtype, shape),)
 
     @override
@@ -90,7 +93,7 @@ class Gemm(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         a, b = widen(present(inputs, 0)), widen(present(inputs, 1))
-        c = optional_array(inputs, 2) if self.beta else None
+        c = input_at(inputs, 2) if self.beta else None
         product = np.matmul(a.T if self.trans_a else a, b.T if self.trans_b else b)
         if a.dtype.kind in "iu" and not self.has_integer_scales:
             return (truncate(self._scaled(product.astype(np.float64), c), a.dtype),)
@@ -139,8 +142,7 @@ class Gemm(Op):
         yield Case("float16", cls(), arrays, HALF_TOLERANCE, frozenset({1, 2}))
 
 
-@dataclass(frozen=True)
-class MatMul(Op):
+class MatMul(MatrixProduct):
     """``A @ B``: the last two axes are matrices, the axes before them broadcast.
 
     Shapes: ``[*a, M, K]`` and ``[*b, K, N]`` give ``[*broadcast(a, b), M, N]``; a vector is
@@ -155,20 +157,15 @@ class MatMul(Op):
     Source: ONNX MatMul-13.
     """
 
-    name: ClassVar[str] = "mat_mul"
-
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        a, b = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        require_dtype(a, NUMBERS, "the input of mat_mul")
-        require_same_dtype(a, b)
+        a, b = input_types(self, inputs, 2, dtypes=NUMBERS)
         if not a.rank or not b.rank:
             raise ShapeError("the inputs of mat_mul must not be scalars")
         inner, depth = a.shape[-1], b.shape[max(b.rank - 2, 0)]
         what = f"axis {a.rank - 1} of input 0 and axis {max(b.rank - 2, 0)} of input 1"
         if not assume_equal(inner, depth, what):
-            raise ShapeError(f"A has {inner} columns and B has {depth} rows")
+            raise ShapeError(f"{what} have the extents {inner} and {depth}; they must be equal")
         stack = broadcast_shapes(a.shape[:-2], b.shape[:-2])
         rows = a.shape[-2:-1]
         columns = b.shape[-1:] if b.rank > 1 else ()
@@ -199,21 +196,14 @@ class MatMul(Op):
         yield case("vector_right", (2, 5, 9), (9,))
         yield case("vectors", (33,), (33,))
         yield case("empty_stack", (0, 3, 4), (4, 5))
-        yield Case(
-            "constant_right", cls(), (floats(7, 65), floats(65, 31)), constants=frozenset({1})
-        )
-        half = np.float16
-        yield Case(
-            "float16", cls(), (floats(5, 17, dtype=half), floats(17, 3, dtype=half)), HALF_TOLERANCE
-        )
+        arrays = (floats(7, 65), floats(65, 31))
+        yield Case("constant_right", cls(), arrays, constants=frozenset({1}))
+        arrays = (floats(5, 17, dtype=np.float16), floats(17, 3, dtype=np.float16))
+        yield Case("float16", cls(), arrays, HALF_TOLERANCE)
         yield Case("int32", cls(), (integers(3, 5, low=-9), integers(5, 4, low=-9, seed=1)))
 
 
-_INT8_TYPES = frozenset({DType.INT8, DType.UINT8})
-
-
-@dataclass(frozen=True)
-class MatMulInteger(Op):
+class MatMulInteger(MatrixProduct):
     """Exact product ``(A - a_zero_point) @ (B - b_zero_point)``.
 
     Inputs are A, B, and optionally a_zero_point, b_zero_point and a bias (an extension of ONNX).
@@ -230,20 +220,11 @@ class MatMulInteger(Op):
     Source: ONNX MatMulInteger-10, with a bias.
     """
 
-    name: ClassVar[str] = "mat_mul_integer"
-
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2, 5)
-        a, b = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        bias = optional_type(self, inputs, 4)
-        for kind, what in ((a, "A"), (b, "B")):
-            require_dtype(kind, _INT8_TYPES, f"{what} of {self.name}")
-        check_zero_point(a, optional_type(self, inputs, 2), a.shape[-2:-1], "a_zero_point")
-        check_zero_point(b, optional_type(self, inputs, 3), b.shape[-1:], "b_zero_point")
-        if bias is not None:
-            require_dtype(bias, {DType.INT32}, f"the bias of {self.name}")
-            require_shape(bias, b.shape[-1:], f"the bias of {self.name}")
+        a, b = input_types(self, inputs, 2, 5)
+        rows, columns = a.shape[-2:-1], b.shape[-1:]
+        check_integer_product(self, inputs, ("a_zero_point", rows), ("b_zero_point", columns))
         return MatMul().infer(self._as_real(inputs))
 
     def _as_real(self, inputs: Sequence[Operand | None]) -> list[Operand]:
@@ -258,10 +239,10 @@ class MatMulInteger(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         a, b = present(inputs, 0), present(inputs, 1)
-        wide = subtract_zero_point(a, optional_array(inputs, 2), a.ndim - 2)
-        factor = subtract_zero_point(b, optional_array(inputs, 3), b.ndim - 1)
+        wide = subtract_zero_point(a, input_at(inputs, 2), a.ndim - 2)
+        factor = subtract_zero_point(b, input_at(inputs, 3), b.ndim - 1)
         total = np.asarray(np.matmul(wide, factor))
-        bias = optional_array(inputs, 4)
+        bias = input_at(inputs, 4)
         return (wrap_to_int32(total if bias is None else total + bias),)
 
     @override
@@ -285,8 +266,7 @@ class MatMulInteger(Op):
         yield Case("varying", cls(), (signed, integers(8, 3, dtype=np.uint8, high=256)))
 
 
-@dataclass(frozen=True)
-class Einsum(Op):
+class Einsum(BuiltinOp):
     """Sums of products that an equation of axis labels defines.
 
     Axes with the same label are iterated together. Labels that are not in the result are summed
@@ -302,47 +282,37 @@ class Einsum(Op):
     Source: ONNX Einsum-12.
     """
 
-    name: ClassVar[str] = "einsum"
-
     equation: str
     """The equation, such as "bij,bjk->bik"."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1, 64)
-        kinds = [input_type(self, inputs, i) for i in range(len(inputs))]
-        require_dtype(kinds[0], NUMBERS, "input 0 of einsum")
-        require_same_dtype(*kinds)
+        kinds = all_input_types(self, inputs, 64, NUMBERS)
         terms, result = self._terms()
         if len(terms) != len(kinds):
             raise ShapeError(
-                f"einsum {self.equation!r} has {len(terms)} terms for {len(kinds)} inputs"
+                f"einsum {self.equation!r} has {counted(len(terms), 'term')} for "
+                f"{counted(len(kinds), 'input')}"
             )
         extents: dict[str, Dim] = {}
         dots: Shape = ()
         for term, kind in zip(terms, kinds, strict=True):
-            broadcast = self._assign(term, kind, extents)
-            dots = broadcast_shapes(dots, broadcast)
+            dots = broadcast_shapes(dots, self._assign(term, kind, extents))
         before, dot, after = result.partition(".")
         if not all(label in extents for label in before + after):
             raise ShapeError(
                 f"the output of einsum {self.equation!r} has a label that no input has"
             )
-        shape = (
-            tuple(extents[x] for x in before),
-            dots if dot else (),
-            tuple(extents[x] for x in after),
-        )
-        return (TensorType(kinds[0].dtype, (*shape[0], *shape[1], *shape[2])),)
+        ends = [[extents[label] for label in labels] for labels in (before, after)]
+        return (TensorType(kinds[0].dtype, (*ends[0], *(dots if dot else ()), *ends[1])),)
 
     @override
     def count_flop(self, inputs: Sequence[Operand | None], /) -> Dim:
         extents: dict[str, Dim] = {}
         dots: Shape = ()
         for index, term in enumerate(self._terms()[0]):
-            dots = broadcast_shapes(
-                dots, self._assign(term, input_type(self, inputs, index), extents)
-            )
+            kind = input_type(self, inputs, index)
+            dots = broadcast_shapes(dots, self._assign(term, kind, extents))
         return 2 * (len(inputs) - 1) * element_count((*extents.values(), *dots))
 
     def _terms(self) -> tuple[list[str], str]:
@@ -360,7 +330,10 @@ class Einsum(Op):
         letters = all(c.isascii() and c.isalpha() for c in (*labels, *result.replace(".", "")))
         dots = max(t.count(".") for t in (*terms, result))
         if not letters or dots > 1 or len(set(result)) < len(result):
-            raise ShapeError(f"einsum equation {self.equation!r} is malformed")
+            raise ShapeError(
+                f"einsum equation {self.equation!r} is malformed; expected a form such as "
+                "'ij,jk->ik'"
+            )
         return terms, result
 
     def _assign(self, term: str, kind: TensorType, extents: dict[str, Dim]) -> Shape:
@@ -376,9 +349,8 @@ class Einsum(Op):
             if not assume_equal(own.setdefault(label, extent), extent, f"axes {label!r} of {term}"):
                 raise ShapeError(f"the repeated label {label!r} has different extents in {kind}")
             other = extents.get(label, extent)
-            if 1 not in (other, extent) and not assume_equal(
-                other, extent, f"extents of label {label!r}"
-            ):
+            what = f"extents of label {label!r}"
+            if 1 not in (other, extent) and not assume_equal(other, extent, what):
                 raise ShapeError(
                     f"label {label!r} of einsum {self.equation!r} has the extents {other} and "
                     f"{extent}"

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op, Operand
+from smelt.ir import INTERPRETED_OPERATIONS, TEMPORARY_OPERATIONS, Array, Case, Op, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._conformance_data import HALF_TOLERANCE, floats
-from smelt.ops._reference_numerics import mean, narrow, required, widen
+from smelt.ops._reference_numerics import mean, narrow, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
+    input_types,
     known,
     normalize_axis,
     optional_type,
     require_broadcast,
+    require_choice,
     require_dtype,
-    require_inputs,
+    require_groups,
     require_rank,
-    require_same_dtype,
     require_shape,
 )
-from smelt.ops._shape_operands import optional_array, present
-from smelt.types import Limit, TensorType, assume_divides, element_count, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array
-    from smelt.types import Dim, ValueType
+from smelt.ops._shape_operands import input_at, present
+from smelt.types import Dim, Limit, TensorType, ValueType, element_count, override
 
 
-@dataclass(frozen=True)
-class BatchNormalization(Op):
+class BatchNormalization(BuiltinOp):
     """``(x - mean) / sqrt(variance + epsilon) * scale + bias`` for each channel.
 
     Inputs are x, scale, bias, mean and variance.
@@ -50,19 +46,16 @@ class BatchNormalization(Op):
     Source: ONNX BatchNormalization-15, in inference mode.
     """
 
-    name: ClassVar[str] = "batch_normalization"
-
     epsilon: float = 1e-5
     """Number that is added to the variance."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 5)
-        x, *others = (input_type(self, inputs, index) for index in range(5))
+        x, *others = input_types(self, inputs, 5)
         require_rank(x, "the input of batch_normalization", 2, 99)
         channels = x.shape[1]
         for kind, what in zip(others, ("scale", "bias", "mean", "variance"), strict=True):
-            require_dtype(kind, FLOATS, what)
+            require_dtype(kind, FLOATS, f"the {what} of batch_normalization")
             require_shape(kind, (channels,), f"the {what} of batch_normalization")
             channels = known(channels, kind.shape[0])
         require_dtype(x, FLOATS, "the input of batch_normalization")
@@ -72,7 +65,8 @@ class BatchNormalization(Op):
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x = present(inputs, 0)
         shape = (-1, *[1] * (x.ndim - 2))
-        scale, bias, mean, variance = (widen(required(a)).reshape(shape) for a in inputs[1:])
+        rows = (widen(present(inputs, index)).reshape(shape) for index in range(1, 5))
+        scale, bias, mean, variance = rows
         # As a factor and a term: where the variance is 0 without epsilon, the term is not a number.
         with np.errstate(divide="ignore", invalid="ignore"):
             factor = scale / np.sqrt(variance + variance.dtype.type(self.epsilon))
@@ -99,8 +93,35 @@ class BatchNormalization(Op):
         yield case("float16", cls(), 1, 9, 5, 5, half=True)
 
 
-@dataclass(frozen=True)
-class InstanceNormalization(Op):
+class ChannelNormalization(BuiltinOp):
+    """Normalisation over the spatial axes, with a scale and a bias for each channel."""
+
+    minimum_rank: ClassVar[int] = 2
+    """Smallest rank of the input."""
+
+    @abstractmethod
+    def _standardize(self, x: Array, /) -> Array:
+        """Return ``x``, which has elements, with mean 0 and variance 1."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        x, scale, bias = input_types(self, inputs, 3, dtypes=FLOATS)
+        require_rank(x, f"the input of {self.name}", self.minimum_rank, 99)
+        require_shape(scale, (x.shape[1],), f"the scale of {self.name}")
+        require_shape(bias, (x.shape[1],), f"the bias of {self.name}")
+        return (x,)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        x, scale, bias = (widen(present(inputs, index)) for index in range(3))
+        if not x.size:
+            return (present(inputs, 0),)
+        shape = (-1, *[1] * (x.ndim - 2))
+        y = self._standardize(x) * scale.reshape(shape) + bias.reshape(shape)
+        return (narrow(y, present(inputs, 0).dtype),)
+
+
+class InstanceNormalization(ChannelNormalization):
     """``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
 
     Mean and variance are computed over the spatial axes. Inputs are x, scale and bias.
@@ -114,31 +135,14 @@ class InstanceNormalization(Op):
     Source: ONNX InstanceNormalization-22.
     """
 
-    name: ClassVar[str] = "instance_normalization"
+    minimum_rank: ClassVar[int] = 3
 
     epsilon: float = 1e-5
     """Number that is added to the variance."""
 
     @override
-    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 3)
-        x, scale, bias = (input_type(self, inputs, index) for index in range(3))
-        require_dtype(x, FLOATS, "the input of instance_normalization")
-        require_same_dtype(x, scale, bias)
-        require_rank(x, "the input of instance_normalization", 3, 99)
-        require_shape(scale, (x.shape[1],), "the scale of instance_normalization")
-        require_shape(bias, (x.shape[1],), "the bias of instance_normalization")
-        return (x,)
-
-    @override
-    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale, bias = (widen(required(array)) for array in inputs)
-        if not x.size:
-            return (present(inputs, 0),)
-        shape = (-1, *[1] * (x.ndim - 2))
-        axes = tuple(range(2, x.ndim))
-        y = _standardize(x, axes, self.epsilon) * scale.reshape(shape) + bias.reshape(shape)
-        return (narrow(y, present(inputs, 0).dtype),)
+    def _standardize(self, x: Array, /) -> Array:
+        return _standardized(x, tuple(range(2, x.ndim)), self.epsilon)
 
     @override
     @classmethod
@@ -150,8 +154,7 @@ class InstanceNormalization(Op):
         yield _channel_case("float16", cls(), 1, 8, 5, 5, half=True)
 
 
-@dataclass(frozen=True)
-class GroupNormalization(Op):
+class GroupNormalization(ChannelNormalization):
     """``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
 
     Mean and variance are computed over a group of channels and the spatial axes. Inputs are x,
@@ -166,8 +169,6 @@ class GroupNormalization(Op):
     Source: ONNX GroupNormalization-21.
     """
 
-    name: ClassVar[str] = "group_normalization"
-
     num_groups: int
     """Number of groups into which the channels are divided."""
     epsilon: float = 1e-5
@@ -175,31 +176,16 @@ class GroupNormalization(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 3)
-        x, scale, bias = (input_type(self, inputs, index) for index in range(3))
-        require_dtype(x, FLOATS, "the input of group_normalization")
-        require_same_dtype(x, scale, bias)
-        require_rank(x, "the input of group_normalization", 2, 99)
-        require_shape(scale, (x.shape[1],), "the scale of group_normalization")
-        require_shape(bias, (x.shape[1],), "the bias of group_normalization")
+        result = super().infer(inputs)
+        x, scale, _ = input_types(self, inputs, 3)
         channels = known(x.shape[1], scale.shape[0])
-        if self.num_groups < 1 or not assume_divides(
-            self.num_groups, channels, "axis 1 of input 0 and the groups"
-        ):
-            raise ShapeError(f"{channels} channels are not divisible by {self.num_groups} groups")
-        return (x,)
+        require_groups(self.num_groups, channels, "channels", "axis 1 of input 0")
+        return result
 
     @override
-    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale, bias = (widen(required(array)) for array in inputs)
-        if not x.size:
-            return (present(inputs, 0),)
-        shape = (-1, *[1] * (x.ndim - 2))
-        size = prod(x.shape[1:]) // self.num_groups
-        rows = x.reshape(x.shape[0], self.num_groups, size)
-        y = _standardize(rows, (2,), self.epsilon).reshape(x.shape)
-        y = y * scale.reshape(shape) + bias.reshape(shape)
-        return (narrow(y, present(inputs, 0).dtype),)
+    def _standardize(self, x: Array, /) -> Array:
+        rows = x.reshape(x.shape[0], self.num_groups, prod(x.shape[1:]) // self.num_groups)
+        return _standardized(rows, (2,), self.epsilon).reshape(x.shape)
 
     @override
     @classmethod
@@ -211,8 +197,42 @@ class GroupNormalization(Op):
         yield _channel_case("float16", cls(4), 1, 8, 5, 5, half=True)
 
 
-@dataclass(frozen=True)
-class LayerNormalization(Op):
+class RowNormalization(BuiltinOp):
+    """Normalisation over the axes from ``axis`` on, with a scale and optionally a bias."""
+
+    maximum_inputs: ClassVar[int]
+    """Number of inputs: 3 with a bias, otherwise 2."""
+
+    axis: int = -1
+    """First axis over which the statistics are computed."""
+    epsilon: float = 1e-5
+    """Number that is added to the variance or the mean square."""
+
+    @abstractmethod
+    def _standardize(self, x: Array, axes: tuple[int, ...], /) -> Array:
+        """Return ``x``, which has elements, normalised over ``axes``."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        x, scale = input_types(self, inputs, 2, self.maximum_inputs, FLOATS)
+        normalize_axis(self.axis, x.rank)
+        require_broadcast(scale, x.shape, f"the scale of {self.name}")
+        require_broadcast(optional_type(self, inputs, 2), x.shape, f"the bias of {self.name}")
+        return (x,)
+
+    @override
+    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
+        x, scale = widen(present(inputs, 0)), widen(present(inputs, 1))
+        if not x.size:
+            return (present(inputs, 0),)
+        bias = input_at(inputs, 2)
+        y = self._standardize(x, tuple(range(self.axis % x.ndim, x.ndim))) * scale
+        if bias is not None:
+            y = y + widen(bias)
+        return (narrow(y, present(inputs, 0).dtype),)
+
+
+class LayerNormalization(RowNormalization):
     """``(x - mean) / sqrt(variance + epsilon) * scale + bias``.
 
     Mean and variance are computed over the axes from ``axis`` on. Inputs are x, scale, and
@@ -227,46 +247,19 @@ class LayerNormalization(Op):
     Source: ONNX LayerNormalization-17, first result.
     """
 
-    name: ClassVar[str] = "layer_normalization"
-
-    axis: int = -1
-    """First axis over which mean and variance are computed."""
-    epsilon: float = 1e-5
-    """Number that is added to the variance."""
+    maximum_inputs: ClassVar[int] = 3
 
     @override
-    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2, 3)
-        x, scale = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        bias = optional_type(self, inputs, 2)
-        require_dtype(x, FLOATS, "the input of layer_normalization")
-        require_same_dtype(x, scale, bias)
-        normalize_axis(self.axis, x.rank)
-        require_broadcast(scale, x.shape, "the scale of layer_normalization")
-        require_broadcast(bias, x.shape, "the bias of layer_normalization")
-        return (x,)
-
-    @override
-    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale = widen(present(inputs, 0)), widen(present(inputs, 1))
-        if not x.size:
-            return (present(inputs, 0),)
-        bias = optional_array(inputs, 2)
-        axes = tuple(range(self.axis % x.ndim, x.ndim))
-        y = _standardize(x, axes, self.epsilon) * scale
-        if bias is not None:
-            y = y + widen(bias)
-        return (narrow(y, present(inputs, 0).dtype),)
+    def _standardize(self, x: Array, axes: tuple[int, ...], /) -> Array:
+        return _standardized(x, axes, self.epsilon)
 
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
         def case(name: str, op: LayerNormalization, *shape: int, half: bool = False) -> Case:
             kind = np.float16 if half else np.float32
-            row = shape[op.axis :]
-            tensors = [
-                floats(*s, dtype=kind, high=3.0, seed=n) for n, s in enumerate((shape, row, row))
-            ]
+            shapes = (shape, shape[op.axis :], shape[op.axis :])
+            tensors = [floats(*s, dtype=kind, high=3.0, seed=n) for n, s in enumerate(shapes)]
             tolerance = HALF_TOLERANCE if half else 1e-4
             return Case(name, op, tuple(tensors), tolerance, frozenset({1, 2}))
 
@@ -282,8 +275,7 @@ class LayerNormalization(Op):
         yield case("float16", cls(), 5, 65, half=True)
 
 
-@dataclass(frozen=True)
-class RMSNormalization(Op):
+class RMSNormalization(RowNormalization):
     """``x / sqrt(mean(x ** 2) + epsilon) * scale``, with the mean over the axes from ``axis`` on.
 
     Shapes: scale broadcasts to x; the result's is x's.
@@ -296,31 +288,11 @@ class RMSNormalization(Op):
     """
 
     name: ClassVar[str] = "rms_normalization"
-
-    axis: int = -1
-    """First axis over which the mean is computed."""
-    epsilon: float = 1e-5
-    """Number that is added to the mean square."""
+    maximum_inputs: ClassVar[int] = 2
 
     @override
-    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        x, scale = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        require_dtype(x, FLOATS, "the input of rms_normalization")
-        require_same_dtype(x, scale)
-        normalize_axis(self.axis, x.rank)
-        require_broadcast(scale, x.shape, "the scale of rms_normalization")
-        return (x,)
-
-    @override
-    def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        x, scale = widen(present(inputs, 0)), widen(present(inputs, 1))
-        if not x.size:
-            return (present(inputs, 0),)
-        axes = tuple(range(self.axis % x.ndim, x.ndim))
-        energy = mean(np.square(x), axes)
-        y = x / np.sqrt(energy + x.dtype.type(self.epsilon)) * scale
-        return (narrow(y, present(inputs, 0).dtype),)
+    def _standardize(self, x: Array, axes: tuple[int, ...], /) -> Array:
+        return np.asarray(x / np.sqrt(mean(np.square(x), axes) + x.dtype.type(self.epsilon)))
 
     @override
     @classmethod
@@ -335,8 +307,7 @@ class RMSNormalization(Op):
         yield Case("float16", cls(epsilon=1e-3), arrays, HALF_TOLERANCE, constants)
 
 
-@dataclass(frozen=True)
-class LpNormalization(Op):
+class LpNormalization(BuiltinOp):
     """``x / norm(x)`` along an axis, with the L1 or the L2 norm; 0 where the norm is 0.
 
     Shapes: the input's.
@@ -348,7 +319,7 @@ class LpNormalization(Op):
     Source: ONNX LpNormalization-22.
     """
 
-    name: ClassVar[str] = "lp_normalization"
+    is_recipe_step = True
 
     axis: int = -1
     """Axis along which the norm is computed."""
@@ -357,9 +328,7 @@ class LpNormalization(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        x = input_type(self, inputs, 0)
-        require_dtype(x, FLOATS, "the input of lp_normalization")
+        (x,) = input_types(self, inputs, 1, dtypes=FLOATS)
         normalize_axis(self.axis, x.rank)
         if self.p not in {1, 2}:
             raise ShapeError(f"p of lp_normalization is {self.p}; it must be 1 or 2")
@@ -386,8 +355,7 @@ class LpNormalization(Op):
         yield Case("float16", cls(), (floats(5, 17, dtype=np.float16),), HALF_TOLERANCE)
 
 
-@dataclass(frozen=True)
-class Normalize(Op):
+class Normalize(BuiltinOp):
     """``x / sqrt(sum(x ** 2) + eps) * scale``. Inputs are x and scale.
 
     Shapes: x ``[N, C, *spatial]``, scale ``[1]`` if shared, otherwise ``[C]``; the result's is x's.
@@ -399,8 +367,6 @@ class Normalize(Op):
     Source: Caffe (SSD) NormalizeLayer.
     """
 
-    name: ClassVar[str] = "normalize"
-
     across_spatial: bool = True
     """Whether the sum is over the whole image instead of the channels of one pixel."""
     channel_shared: bool = True
@@ -410,10 +376,7 @@ class Normalize(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        x, scale = input_type(self, inputs, 0), input_type(self, inputs, 1)
-        require_dtype(x, FLOATS, "the input of normalize")
-        require_same_dtype(x, scale)
+        x, scale = input_types(self, inputs, 2, dtypes=FLOATS)
         require_rank(x, "the input of normalize", 2, 99)
         require_shape(scale, (1 if self.channel_shared else x.shape[1],), "the scale of normalize")
         return (x,)
@@ -437,15 +400,13 @@ class Normalize(Op):
         op = cls(across_spatial=False, channel_shared=False)
         yield Case("place_each", op, (x, each), constants=constants)
         yield Case("place_shared", cls(across_spatial=False), (x, shared), constants=constants)
-        yield Case(
-            "zeros", cls(), (np.zeros((1, 3, 2, 2), np.float32), shared), constants=constants
-        )
+        zeros = np.zeros((1, 3, 2, 2), np.float32)
+        yield Case("zeros", cls(), (zeros, shared), constants=constants)
         arrays = (floats(1, 9, 3, 3, dtype=np.float16), floats(9, dtype=np.float16, seed=1))
         yield Case("float16", op, arrays, HALF_TOLERANCE, constants)
 
 
-@dataclass(frozen=True)
-class LRN(Op):
+class LRN(BuiltinOp):
     """``x / (bias + alpha / count * sum(neighbour ** 2)) ** beta``.
 
     The neighbours are ``size`` channels of one pixel (region "across_channels", count ``size``) or,
@@ -461,8 +422,6 @@ class LRN(Op):
     Source: ONNX LRN-13; Caffe LRNLayer, WITHIN_CHANNEL.
     """
 
-    name: ClassVar[str] = "lrn"
-
     size: int
     """Extent of the neighbourhood."""
     alpha: float = 0.0001
@@ -476,13 +435,8 @@ class LRN(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        x = input_type(self, inputs, 0)
-        require_dtype(x, FLOATS, "the input of lrn")
-        if self.region not in {"across_channels", "within_channel"}:
-            raise ShapeError(
-                f"region is {self.region!r}; it must be across_channels or within_channel"
-            )
+        (x,) = input_types(self, inputs, 1, dtypes=FLOATS)
+        require_choice(self.region, ("across_channels", "within_channel"), "region")
         within = self.region == "within_channel"
         require_rank(x, "the input of lrn", 4 if within else 2, 4 if within else 99)
         if self.size > Limit.MAX_WINDOW.most:
@@ -495,7 +449,8 @@ class LRN(Op):
 
     @override
     def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
-        return 2 * self.size * element_count(input_type(self, inputs, 0).shape)
+        elements = element_count(input_type(self, inputs, 0).shape)
+        return self.size * (TEMPORARY_OPERATIONS * elements + INTERPRETED_OPERATIONS)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
@@ -535,7 +490,7 @@ class LRN(Op):
         yield Case("float16", cls(5, 0.9), (x,), HALF_TOLERANCE)
 
 
-def _standardize(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+def _standardized(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
     """Return ``x`` with mean 0 and variance 1 over some axes."""
     centred = x - mean(x, axes)
     variance = mean(np.square(centred), axes)

@@ -3,36 +3,51 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op, Operand
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._conformance_data import HALF_TOLERANCE, floats, integers
 from smelt.ops._reference_numerics import lowest, mean, narrow, widen
-from smelt.ops._shape import (
-    FLOATS,
-    SHORT_INTEGERS,
-    input_type,
-    require_dtype,
-    require_inputs,
-    require_rank,
-)
+from smelt.ops._shape import FLOATS, SHORT_INTEGERS, input_types, require_rank
 from smelt.ops._shape_operands import present
 from smelt.ops._window import Windowed
-from smelt.types import DType, TensorType, assume_at_least, is_float_dtype, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array
-    from smelt.types import ValueType
+from smelt.types import DType, TensorType, ValueType, assume_at_least, is_float_dtype, override
 
 
-@dataclass(frozen=True)
-class AveragePool(Windowed):
+class Pool(Windowed):
+    """Reduction of each window to one element."""
+
+    allowed: ClassVar[frozenset[DType]] = FLOATS | SHORT_INTEGERS
+    """Element types of the input."""
+    gives_mean: ClassVar[bool] = False
+    """Whether the result is a mean."""
+
+    ceil_mode: bool = False
+    """Whether the number of windows is rounded up."""
+
+    @override
+    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
+        (x,) = input_types(self, inputs, 1, dtypes=self.allowed)
+        counts = self._window_counts(x, ceil_mode=self.ceil_mode)
+        return (TensorType(_result_dtype(self, x.dtype), (*x.shape[:2], *counts)),)
+
+
+def _result_dtype(op: Pool | GlobalPool, dtype: DType) -> DType:
+    """Return the element type of the result; the mean of integers is float32."""
+    return DType.FLOAT32 if op.gives_mean and not dtype.is_float else dtype
+
+
+def _case(name: str, op: Pool, *shape: int) -> Case:
+    """Return a case on floats of a shape."""
+    return Case(name, op, (floats(*shape),))
+
+
+class AveragePool(Pool):
     """The sum of each window, divided by the number of its elements.
 
     The number includes elements inside the input or, with ``count_include_pad``, inside the padded
@@ -49,21 +64,10 @@ class AveragePool(Windowed):
     Source: ONNX AveragePool-22; integer inputs are an extension.
     """
 
-    name: ClassVar[str] = "average_pool"
+    gives_mean: ClassVar[bool] = True
 
-    ceil_mode: bool = False
-    """Whether the number of windows is rounded up."""
     count_include_pad: bool = False
     """Whether the divisor includes padding."""
-
-    @override
-    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        x = input_type(self, inputs, 0)
-        require_dtype(x, FLOATS | SHORT_INTEGERS, "the input of average_pool")
-        counts = self._window_counts(x, ceil_mode=self.ceil_mode)
-        dtype = x.dtype if x.dtype.is_float else DType.FLOAT32
-        return (TensorType(dtype, (*x.shape[:2], *counts)),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
@@ -74,40 +78,34 @@ class AveragePool(Windowed):
         sizes = self._window_sizes(x, counts, padded=self.count_include_pad)
         with np.errstate(invalid="ignore", divide="ignore"):
             mean = total / sizes.astype(x.dtype)
-        return (narrow(mean, array.dtype if is_float_dtype(array.dtype) else np.dtype(np.float32)),)
+        return (narrow(mean, _result_dtype(self, DType.from_numpy(array.dtype)).numpy),)
 
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield Case("2x2", cls((2, 2), (2, 2)), (floats(1, 3, 6, 8),))
-        op = cls((1, 5), pads=(0, 2, 0, 2))
-        yield Case("narrower_than_padding", op, (floats(1, 17, 9, 1),))
         pads = (1, 1, 1, 1)
-        yield Case("exclude_pad", cls((3, 3), (2, 2), pads), (floats(2, 17, 7, 9),))
-        op = cls((3, 3), (2, 2), pads, count_include_pad=True)
-        yield Case("include_pad", op, (floats(2, 33, 7, 9),))
-        op = cls((3, 3), (2, 2), ceil_mode=True)
-        yield Case("ceil", op, (floats(1, 3, 8, 10),))
+        yield _case("2x2", cls((2, 2), (2, 2)), 1, 3, 6, 8)
+        yield _case("narrower_than_padding", cls((1, 5), pads=(0, 2, 0, 2)), 1, 17, 9, 1)
+        yield _case("exclude_pad", cls((3, 3), (2, 2), pads), 2, 17, 7, 9)
+        yield _case("include_pad", cls((3, 3), (2, 2), pads, count_include_pad=True), 2, 33, 7, 9)
+        yield _case("ceil", cls((3, 3), (2, 2), ceil_mode=True), 1, 3, 8, 10)
         op = cls((3, 3), (2, 2), pads, ceil_mode=True, count_include_pad=True)
-        yield Case("ceil_include_pad", op, (floats(1, 3, 8, 10),))
+        yield _case("ceil_include_pad", op, 1, 3, 8, 10)
         op = cls((3, 2), (3, 2), (1, 0, 1, 1), ceil_mode=True, count_include_pad=True)
-        yield Case("ceil_drops_window_in_padding", op, (floats(1, 3, 6, 7),))
-        yield Case("asymmetric_pads", cls((3, 2), (1, 2), (0, 1, 2, 0)), (floats(1, 4, 7, 7),))
-        op = cls((2, 3), (1, 1), pads, (3, 2))
-        yield Case("dilated", op, (floats(1, 4, 8, 9),))
-        yield Case("one_axis", cls((3,), (2,)), (floats(2, 3, 11),))
-        yield Case("three_axes", cls((2, 2, 2), (1, 2, 1)), (floats(1, 2, 4, 6, 3),))
-        yield Case("empty_batch", cls((2, 2)), (floats(0, 3, 4, 4),))
+        yield _case("ceil_drops_window_in_padding", op, 1, 3, 6, 7)
+        yield _case("asymmetric_pads", cls((3, 2), (1, 2), (0, 1, 2, 0)), 1, 4, 7, 7)
+        yield _case("dilated", cls((2, 3), (1, 1), pads, (3, 2)), 1, 4, 8, 9)
+        yield _case("one_axis", cls((3,), (2,)), 2, 3, 11)
+        yield _case("three_axes", cls((2, 2, 2), (1, 2, 1)), 1, 2, 4, 6, 3)
+        yield _case("empty_batch", cls((2, 2)), 0, 3, 4, 4)
         x = floats(1, 9, 6, 6, dtype=np.float16)
         yield Case("float16", cls((3, 3)), (x,), HALF_TOLERANCE)
         for kind in (np.int8, np.uint8):
             x = integers(1, 70, 6, 7, dtype=kind, low=np.iinfo(kind).min, high=127)
-            op = cls((3, 3), (2, 2), pads)
-            yield Case(np.dtype(kind).name, op, (x,))
+            yield Case(np.dtype(kind).name, cls((3, 3), (2, 2), pads), (x,))
 
 
-@dataclass(frozen=True)
-class MaxPool(Windowed):
+class MaxPool(Pool):
     """The largest element of each window; padding is never the largest.
 
     With ``ceil_mode`` a shorter last window is kept unless it would start after the elements and
@@ -122,19 +120,6 @@ class MaxPool(Windowed):
     Source: ONNX MaxPool-22, first result.
     """
 
-    name: ClassVar[str] = "max_pool"
-
-    ceil_mode: bool = False
-    """Whether the number of windows is rounded up."""
-
-    @override
-    def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        x = input_type(self, inputs, 0)
-        require_dtype(x, FLOATS | {DType.INT8, DType.UINT8}, "the input of max_pool")
-        counts = self._window_counts(x, ceil_mode=self.ceil_mode)
-        return (TensorType(x.dtype, (*x.shape[:2], *counts)),)
-
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x = present(inputs, 0)
@@ -145,26 +130,24 @@ class MaxPool(Windowed):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield Case("2x2", cls((2, 2), (2, 2)), (floats(1, 3, 6, 8),))
-        yield Case("3x3_stride_pads", cls((3, 3), (2, 2), (1, 1, 1, 1)), (floats(2, 17, 13, 11),))
-        yield Case("negative", cls((3, 3), (1, 1), (1, 1, 1, 1)), (floats(1, 33, 5, 5, high=-0.5),))
-        op = cls((3, 3), (2, 2), ceil_mode=True)
-        yield Case("ceil", op, (floats(1, 3, 12, 14),))
-        op = cls((2, 2), (2, 2), (1, 1, 1, 1), ceil_mode=True)
-        yield Case("ceil_drops_window_in_padding", op, (floats(1, 3, 5, 6),))
-        yield Case("asymmetric_pads", cls((3, 2), (1, 2), (0, 1, 2, 0)), (floats(1, 4, 7, 7),))
-        yield Case("dilated", cls((2, 3), (1, 1), (), (3, 2)), (floats(1, 4, 8, 9),))
-        yield Case("one_axis", cls((3,), (2,)), (floats(2, 3, 11),))
-        yield Case("three_axes", cls((2, 2, 2), (1, 2, 1)), (floats(1, 2, 4, 6, 3),))
-        op = cls((1, 5), pads=(0, 2, 0, 2))
-        yield Case("narrower_than_padding", op, (floats(1, 17, 9, 1),))
-        yield Case("empty_batch", cls((2, 2)), (floats(0, 3, 4, 4),))
+        pads = (1, 1, 1, 1)
+        yield _case("2x2", cls((2, 2), (2, 2)), 1, 3, 6, 8)
+        yield _case("3x3_stride_pads", cls((3, 3), (2, 2), pads), 2, 17, 13, 11)
+        yield Case("negative", cls((3, 3), (1, 1), pads), (floats(1, 33, 5, 5, high=-0.5),))
+        yield _case("ceil", cls((3, 3), (2, 2), ceil_mode=True), 1, 3, 12, 14)
+        dropping = cls((2, 2), (2, 2), pads, ceil_mode=True)
+        yield _case("ceil_drops_window_in_padding", dropping, 1, 3, 5, 6)
+        yield _case("asymmetric_pads", cls((3, 2), (1, 2), (0, 1, 2, 0)), 1, 4, 7, 7)
+        yield _case("dilated", cls((2, 3), (1, 1), (), (3, 2)), 1, 4, 8, 9)
+        yield _case("one_axis", cls((3,), (2,)), 2, 3, 11)
+        yield _case("three_axes", cls((2, 2, 2), (1, 2, 1)), 1, 2, 4, 6, 3)
+        yield _case("narrower_than_padding", cls((1, 5), pads=(0, 2, 0, 2)), 1, 17, 9, 1)
+        yield _case("empty_batch", cls((2, 2)), 0, 3, 4, 4)
         yield Case("float16", cls((3, 3)), (floats(1, 9, 6, 6, dtype=np.float16),))
         yield Case("uint8", cls((2, 2), (2, 2)), (integers(1, 3, 6, 6, dtype=np.uint8, high=256),))
 
 
-@dataclass(frozen=True)
-class LpPool(Windowed):
+class LpPool(Pool):
     """``sum(|x| ** p) ** (1 / p)`` of each window; padding counts as 0.
 
     Shapes: ``[N, C, *spatial]`` gives ``[N, C, *windows]``.
@@ -176,22 +159,16 @@ class LpPool(Windowed):
     Source: ONNX LpPool-22.
     """
 
-    name: ClassVar[str] = "lp_pool"
+    allowed: ClassVar[frozenset[DType]] = FLOATS
 
-    ceil_mode: bool = False
-    """Whether the number of windows is rounded up."""
     p: int = 2
     """Exponent of the norm."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        x = input_type(self, inputs, 0)
-        require_dtype(x, FLOATS, "the input of lp_pool")
         if self.p < 1:
             raise ShapeError(f"p of lp_pool is {self.p}; it must be positive")
-        counts = self._window_counts(x, ceil_mode=self.ceil_mode)
-        return (TensorType(x.dtype, (*x.shape[:2], *counts)),)
+        return super().infer(inputs)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
@@ -212,13 +189,11 @@ class LpPool(Windowed):
         yield Case("float16", cls((3, 3)), (x,), HALF_TOLERANCE)
 
 
-@dataclass(frozen=True)
-class GlobalPool(Op):
+class GlobalPool(BuiltinOp):
     """Reduction over all spatial axes of a channel."""
 
-    @abstractmethod
-    def _result_dtype(self, dtype: DType, /) -> DType:
-        """Return the element type of the result for inputs of ``dtype``."""
+    gives_mean: ClassVar[bool] = False
+    """Whether the result is a mean."""
 
     @abstractmethod
     def _pool(self, x: Array, axes: tuple[int, ...], /) -> Array:
@@ -226,20 +201,18 @@ class GlobalPool(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        x = input_type(self, inputs, 0)
-        require_dtype(x, FLOATS | SHORT_INTEGERS, f"the input of {self.name}")
+        (x,) = input_types(self, inputs, 1, dtypes=FLOATS | SHORT_INTEGERS)
         require_rank(x, f"the input of {self.name}", 2, 99)
         for axis, extent in enumerate(x.shape[2:], 2):
             if not assume_at_least(extent, 1, f"axis {axis} of input 0"):
                 raise ShapeError(f"the channels of {x} have no elements to pool")
-        return (TensorType(self._result_dtype(x.dtype), (*x.shape[:2], *[1] * (x.rank - 2))),)
+        return (TensorType(_result_dtype(self, x.dtype), (*x.shape[:2], *[1] * (x.rank - 2))),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x = present(inputs, 0)
         y = self._pool(widen(x), tuple(range(2, x.ndim)))
-        dtype = self._result_dtype(DType.from_numpy(x.dtype))
+        dtype = _result_dtype(self, DType.from_numpy(x.dtype))
         return (narrow(np.asarray(y), dtype.numpy),)
 
     @override
@@ -256,7 +229,6 @@ class GlobalPool(Op):
         yield Case("int8", cls(), (signed,))
 
 
-@dataclass(frozen=True)
 class GlobalAveragePool(GlobalPool):
     """The mean over all spatial axes.
 
@@ -271,18 +243,13 @@ class GlobalAveragePool(GlobalPool):
     Source: ONNX GlobalAveragePool-22; integer inputs are an extension.
     """
 
-    name: ClassVar[str] = "global_average_pool"
-
-    @override
-    def _result_dtype(self, dtype: DType, /) -> DType:
-        return dtype if dtype.is_float else DType.FLOAT32
+    gives_mean: ClassVar[bool] = True
 
     @override
     def _pool(self, x: Array, axes: tuple[int, ...], /) -> Array:
         return mean(x if x.dtype.kind == "f" else x.astype(np.float64), axes)
 
 
-@dataclass(frozen=True)
 class GlobalMaxPool(GlobalPool):
     """The largest element over all spatial axes.
 
@@ -295,12 +262,6 @@ class GlobalMaxPool(GlobalPool):
 
     Source: ONNX GlobalMaxPool-22; integer inputs are an extension.
     """
-
-    name: ClassVar[str] = "global_max_pool"
-
-    @override
-    def _result_dtype(self, dtype: DType, /) -> DType:
-        return dtype
 
     @override
     def _pool(self, x: Array, axes: tuple[int, ...], /) -> Array:

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op, Operand
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._conformance_data import floats, integers
 from smelt.ops._quantized import along_axis, check_scale, require_known_scale
 from smelt.ops._reference_numerics import narrow, truncate, widen
-from smelt.ops._shape import (
-    FLOATS,
-    input_type,
-    optional_type,
-    require_dtype,
-    require_inputs,
-    require_same_dtype,
-)
-from smelt.ops._shape_operands import operand_at, optional_array, present
-from smelt.types import DType, TensorType, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array
-    from smelt.types import ValueType
-
+from smelt.ops._shape import FLOATS, input_types, optional_type, require_dtype, require_same_dtype
+from smelt.ops._shape_operands import input_at, present
+from smelt.types import DType, TensorType, ValueType, override
 
 _RESULTS = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 
 
-@dataclass(frozen=True)
-class QuantizeLinear(Op):
+class LinearQuantization(BuiltinOp):
+    """Conversion between floats and integers with scales."""
+
+    is_recipe_step = True
+
+    axis: int | None = 1
+    """Axis of the scales; None for one scale of the tensor, which makes the op elementwise."""
+
+    @property
+    @override
+    def elementwise(self) -> bool:
+        return self.axis is None
+
+
+class QuantizeLinear(LinearQuantization):
     """``saturate(round(x / scale) + zero_point)``.
 
     Halves are rounded to even, and NaN becomes the smallest integer. Inputs are x, scale, and
@@ -52,44 +51,35 @@ class QuantizeLinear(Op):
     Source: ONNX QuantizeLinear-25, without blocked quantisation.
     """
 
-    name: ClassVar[str] = "quantize_linear"
-
-    axis: int | None = 1
-    """Axis of the scales; None for one scale of the tensor, which makes the op elementwise."""
     output_dtype: DType | None = None
     """Element type of the result without a zero point; None for uint8."""
 
-    @property
-    @override
-    def elementwise(self) -> bool:
-        return self.axis is None
-
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2 if self.axis is not None else 1, 3)
-        x = input_type(self, inputs, 0)
+        x, *_ = input_types(self, inputs, 2 if self.axis is not None else 1, 3)
         scale = optional_type(self, inputs, 1) or TensorType(DType.FLOAT32, ())
         zero_point = optional_type(self, inputs, 2)
         require_dtype(x, FLOATS | {DType.INT32}, "the input of quantize_linear")
         require_dtype(scale, FLOATS, "the scale of quantize_linear")
         check_scale(x, scale, zero_point, self.axis)
-        require_known_scale(operand_at(inputs, 1))
+        require_known_scale(input_at(inputs, 1))
         dtype = self.output_dtype or DType.UINT8
         if zero_point is not None:
             if self.output_dtype not in {None, zero_point.dtype}:
-                raise ShapeError(f"output_dtype {dtype.value} differs from the zero point's type")
+                raise ShapeError(
+                    f"output_dtype is {dtype.value}, but the zero point is "
+                    f"{zero_point.dtype.value}; both must be equal"
+                )
             dtype = zero_point.dtype
-        if dtype not in _RESULTS:
-            raise ShapeError(f"the result of quantize_linear cannot be {dtype.value}")
-        return (TensorType(dtype, x.shape),)
+        result = TensorType(dtype, x.shape)
+        require_dtype(result, _RESULTS, "the result of quantize_linear")
+        return (result,)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        given_scale = optional_array(inputs, 1)
-        x, scale = widen(present(inputs, 0)), np.ones((), np.float32)
-        if given_scale is not None:
-            scale = widen(given_scale)
-        zero = optional_array(inputs, 2)
+        x, scale = widen(present(inputs, 0)), input_at(inputs, 1)
+        scale = np.ones((), np.float32) if scale is None else widen(scale)
+        zero = input_at(inputs, 2)
         dtype = (self.output_dtype or DType.UINT8).numpy if zero is None else zero.dtype
         limits = np.iinfo(dtype)
         with np.errstate(all="ignore"):
@@ -133,8 +123,7 @@ class QuantizeLinear(Op):
 _QUANTIZED = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32})
 
 
-@dataclass(frozen=True)
-class DequantizeLinear(Op):
+class DequantizeLinear(LinearQuantization):
     """``(x - zero_point) * scale``. Inputs are x, scale, and optionally zero_point.
 
     Shapes: scale and zero point are scalars, or ``[extent of the axis]``; the result's is x's.
@@ -147,32 +136,21 @@ class DequantizeLinear(Op):
     Source: ONNX DequantizeLinear-25, without blocked quantisation.
     """
 
-    name: ClassVar[str] = "dequantize_linear"
-
-    axis: int | None = 1
-    """Axis of the scales; None for one scale of the tensor, which makes the op elementwise."""
-
-    @property
-    @override
-    def elementwise(self) -> bool:
-        return self.axis is None
-
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2, 3)
-        x, scale = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        x, scale = input_types(self, inputs, 2, 3)
         zero_point = optional_type(self, inputs, 2)
         require_dtype(x, _QUANTIZED, "the input of dequantize_linear")
         require_dtype(scale, FLOATS, "the scale of dequantize_linear")
         require_same_dtype(x, zero_point)
         check_scale(x, scale, zero_point, self.axis)
-        require_known_scale(operand_at(inputs, 1))
+        require_known_scale(input_at(inputs, 1))
         return (TensorType(scale.dtype, x.shape),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x, scale = present(inputs, 0), present(inputs, 1)
-        zero = optional_array(inputs, 2)
+        zero = input_at(inputs, 2)
         steps = x.astype(np.int64)
         if zero is not None:
             steps = steps - along_axis(zero, x.ndim, self.axis)
@@ -205,8 +183,7 @@ class DequantizeLinear(Op):
         yield Case("whole_tensor_uint8", whole, (x, scale, most), constants=constants)
 
 
-@dataclass(frozen=True)
-class DynamicQuantizeLinear(Op):
+class DynamicQuantizeLinear(BuiltinOp):
     """Quantisation to uint8 with a range that includes zero and all elements.
 
     Results are the quantised tensor, its scale and its zero point.
@@ -220,27 +197,20 @@ class DynamicQuantizeLinear(Op):
     Source: ONNX DynamicQuantizeLinear-11; for a tensor of zeros the scale is 1.
     """
 
-    name: ClassVar[str] = "dynamic_quantize_linear"
-
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        x = input_type(self, inputs, 0)
-        require_dtype(x, {DType.FLOAT32}, "the input of dynamic_quantize_linear")
-        return (
-            TensorType(DType.UINT8, x.shape),
-            TensorType(DType.FLOAT32, ()),
-            TensorType(DType.UINT8, ()),
-        )
+        (x,) = input_types(self, inputs, 1, dtypes={DType.FLOAT32})
+        scale, zero_point = TensorType(DType.FLOAT32, ()), TensorType(DType.UINT8, ())
+        return (TensorType(DType.UINT8, x.shape), scale, zero_point)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         x = present(inputs, 0)
         least = np.minimum(x.min(initial=0), np.float32(0))
         largest = np.maximum(x.max(initial=0), np.float32(0))
-        scale = (
-            np.float32((largest - least) / np.float32(255)) if largest > least else np.float32(1)
-        )
+        scale = np.float32(1)
+        if largest > least:
+            scale = np.float32((largest - least) / np.float32(255))
         zero_point = truncate(np.rint(-least / scale), np.dtype(np.uint8))
         steps = truncate(np.rint(x / scale) + zero_point, np.dtype(np.uint8))
         return (steps, np.asarray(scale, np.float32), zero_point)

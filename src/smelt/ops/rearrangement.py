@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._index import integers
-from smelt.ops._shape import (
-    input_type,
-    optional_type,
-    require_inputs,
-    require_rank,
-    require_scalar,
-    shape_text,
-)
-from smelt.ops._shape_operands import bounded, dims_at, known_dims, optional_array, present, sample
-from smelt.types import TensorType, assume_at_least, assume_divides, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array, Operand
-    from smelt.types import Dim, ValueType
+from smelt.ops._shape import input_types, optional_type, require_rank, require_scalar, shape_text
+from smelt.ops._shape_operands import bounded, dims_at, input_at, known_dims, present, sample
+from smelt.types import Dim, TensorType, ValueType, assume_at_least, assume_divides, override
 
 
-@dataclass(frozen=True)
-class Transpose(Op):
+class Transpose(BuiltinOp):
     """The tensor with permuted axes: axis ``i`` of the result is axis ``perm[i]`` of the input.
 
     Shapes: the extents in the order of ``perm``; reversed when ``perm`` is None.
@@ -41,15 +27,14 @@ class Transpose(Op):
     Source: ONNX Transpose-21.
     """
 
-    name: ClassVar[str] = "transpose"
+    is_recipe_step = True
 
     perm: tuple[int, ...] | None = None
     """The permutation; None reverses the axes."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        data = input_type(self, inputs, 0)
+        (data,) = input_types(self, inputs, 1)
         order = self.order(data.rank)
         if sorted(order) != list(range(data.rank)):
             raise ShapeError(
@@ -83,8 +68,7 @@ class Transpose(Op):
             yield Case(dtype, cls((1, 0)), (sample(17, 5, dtype=dtype),))
 
 
-@dataclass(frozen=True)
-class Tile(Op):
+class Tile(BuiltinOp):
     """The tensor repeated along each axis.
 
     Shapes: (data, repeats[rank]) -> data's extents times the repeats.
@@ -96,12 +80,11 @@ class Tile(Op):
     Source: ONNX Tile-13.
     """
 
-    name: ClassVar[str] = "tile"
+    is_recipe_step = True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        data = input_type(self, inputs, 0)
+        data, _ = input_types(self, inputs, 2)
         repeats = dims_at(self, inputs, 1, "the repeats") or ()
         if len(repeats) != data.rank or not all(
             assume_at_least(count, 0, f"the repeats of axis {axis}")
@@ -129,8 +112,7 @@ class Tile(Op):
             yield Case(dtype, cls(), (sample(5, dtype=dtype), np.array([3])), constants=one)
 
 
-@dataclass(frozen=True)
-class DepthToSpace(Op):
+class DepthToSpace(BuiltinOp):
     """Channels rearranged into blocks of pixels.
 
     The channels are in the order (block row, block column, depth) with ``mode`` DCR, and (depth,
@@ -145,15 +127,16 @@ class DepthToSpace(Op):
     Source: ONNX DepthToSpace-13.
     """
 
-    name: ClassVar[str] = "depth_to_space"
+    is_recipe_step = True
 
     blocksize: int
+    """Height and width of a block in pixels."""
     mode: str = "DCR"
+    """Order of the channels: "DCR" (block row, block column, depth) or "CRD" (depth first)."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        data = input_type(self, inputs, 0)
+        (data,) = input_types(self, inputs, 1)
         require_rank(data, "input 0 of depth_to_space", 4)
         block = self.blocksize
         if block < 1 or self.mode not in {"DCR", "CRD"}:
@@ -162,9 +145,10 @@ class DepthToSpace(Op):
                 "positive and mode DCR or CRD"
             )
         n, c, h, w = data.shape
-        if not assume_divides(block * block, c, "axis 1 of input 0 and the pixels of a block"):
+        if not assume_divides(block * block, c, "axis 1 of input 0"):
             raise ShapeError(
-                f"{c} channels are not a multiple of the {block * block} pixels of a block"
+                f"the channel count is {c}; it must be a multiple of {block * block}, the square "
+                "of blocksize"
             )
         return (TensorType(data.dtype, (n, c // (block * block), h * block, w * block)),)
 
@@ -189,8 +173,7 @@ class DepthToSpace(Op):
         yield Case("int8", cls(2, "CRD"), (sample(1, 8, 2, 2, dtype="int8"),))
 
 
-@dataclass(frozen=True)
-class SpaceToDepth(Op):
+class SpaceToDepth(BuiltinOp):
     """Blocks of pixels rearranged into channels, in the order (block row, block column, channel).
 
     Shapes: [n, c, h * b, w * b] -> [n, c * b * b, h, w].
@@ -202,22 +185,25 @@ class SpaceToDepth(Op):
     Source: ONNX SpaceToDepth-13.
     """
 
-    name: ClassVar[str] = "space_to_depth"
+    is_recipe_step = True
 
     blocksize: int
+    """Height and width of a block in pixels."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        data = input_type(self, inputs, 0)
+        (data,) = input_types(self, inputs, 1)
         require_rank(data, "input 0 of space_to_depth", 4)
         block = self.blocksize
         n, c, h, w = data.shape
         if block < 1 or not all(
-            assume_divides(block, extent, f"axis {axis} of input 0 and the block")
+            assume_divides(block, extent, f"axis {axis} of input 0")
             for axis, extent in ((2, h), (3, w))
         ):
-            raise ShapeError(f"{h} x {w} pixels are not divisible by the block size {block}")
+            raise ShapeError(
+                f"blocksize is {block}; it must be positive, and divide the height {h} and the "
+                f"width {w}"
+            )
         return (TensorType(data.dtype, (n, c * (block * block), h // block, w // block)),)
 
     @override
@@ -236,8 +222,7 @@ class SpaceToDepth(Op):
         yield Case("float64", cls(2), (sample(1, 2, 2, 4, dtype="float64"),))
 
 
-@dataclass(frozen=True)
-class Trilu(Op):
+class Trilu(BuiltinOp):
     """The upper (or lower) triangle of each matrix; other elements are 0.
 
     ``k`` shifts the diagonal to the right; a negative ``k`` shifts it to the left.
@@ -251,22 +236,21 @@ class Trilu(Op):
     Source: ONNX Trilu-14.
     """
 
-    name: ClassVar[str] = "trilu"
+    is_recipe_step = True
 
     upper: int = 1
     """Whether the upper triangle is kept."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1, 2)
-        data = input_type(self, inputs, 0)
+        (data,) = input_types(self, inputs, 1, 2)
         require_rank(data, "input 0 of trilu", 2, 64)
         require_scalar(optional_type(self, inputs, 1), "k of trilu")
         return (data,)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        data, offset = present(inputs, 0), optional_array(inputs, 1)
+        data, offset = present(inputs, 0), input_at(inputs, 1)
         k = 0 if offset is None else int(offset.item())
         rows = integers(0, data.shape[-2])[:, None]
         columns = integers(0, data.shape[-1])[None, :]

@@ -3,80 +3,66 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from smelt.errors import IndexRangeError, ShapeError
-from smelt.ir import Case, Op, Operand
+from smelt.ir import INTERPRETED_OPERATIONS, TEMPORARY_OPERATIONS, Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._conformance_data import HALF_TOLERANCE, floats
-from smelt.ops._reference_numerics import narrow, required, widen
+from smelt.ops._reference_numerics import narrow, softplus, widen
 from smelt.ops._shape import (
     FLOATS,
     input_type,
+    input_types,
     optional_type,
+    require_choice,
     require_dtype,
-    require_inputs,
     require_rank,
     require_same_dtype,
     require_shape,
 )
 from smelt.ops._shape_operands import present
-from smelt.types import DType, TensorType, element_count, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array
-    from smelt.types import Dim, ValueType
-
+from smelt.types import Dim, DType, TensorType, ValueType, counted, element_count, override
 
 Activation = Callable[[Any], Any]
 
-_DEFAULTS: dict[str, tuple[float | None, float | None]] = {
-    "affine": (1.0, 0.0),
-    "elu": (1.0, None),
-    "hardsigmoid": (0.2, 0.5),
-    "leakyrelu": (0.01, None),
-    "relu": (None, None),
-    "scaledtanh": (1.0, 1.0),
-    "sigmoid": (None, None),
-    "softplus": (None, None),
-    "softsign": (None, None),
-    "tanh": (None, None),
-    "thresholdedrelu": (1.0, None),
+_STEP_TRIPS: Final = 4
+"""Trips of simple loops in the time of one time step: some 40 us."""
+
+_ACTIVATIONS: dict[str, tuple[float | None, float | None, Callable[[Array, Any, Any], Any]]] = {
+    "affine": (1.0, 0.0, lambda x, alpha, beta: alpha * x + beta),
+    "elu": (
+        1.0,
+        None,
+        lambda x, alpha, _beta: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
+    ),
+    "hardsigmoid": (0.2, 0.5, lambda x, alpha, beta: np.clip(alpha * x + beta, 0, 1)),
+    "leakyrelu": (0.01, None, lambda x, alpha, _beta: np.where(x < 0, alpha * x, x)),
+    "relu": (None, None, lambda x, _alpha, _beta: np.maximum(x, 0)),
+    "scaledtanh": (1.0, 1.0, lambda x, alpha, beta: alpha * np.tanh(beta * x)),
+    "sigmoid": (None, None, lambda x, _alpha, _beta: (1 + np.tanh(x / 2)) / 2),
+    "softplus": (None, None, lambda x, _alpha, _beta: softplus(x)),
+    "softsign": (None, None, lambda x, _alpha, _beta: x / (1 + np.abs(x))),
+    "tanh": (None, None, lambda x, _alpha, _beta: np.tanh(x)),
+    "thresholdedrelu": (1.0, None, lambda x, alpha, _beta: np.where(x > alpha, x, x.dtype.type(0))),
 }
-"""Default alpha and beta of each activation; None for a parameter that it does not have."""
+"""Default alpha and beta of each activation, None for a parameter that it does not have, and its
+function of x, alpha and beta in the dtype of x."""
 _GATE_ACTIVATIONS = 2
 """Number of activations of a direction that compute gates; a third one is applied to the cell."""
 
 
-def _apply(name: str, alpha: float, beta: float, x: Array) -> Any:
-    """Compute the activation of a lower-case name on ``x``, in the dtype of ``x``."""
-    zero, alpha, beta = x.dtype.type(0), x.dtype.type(alpha), x.dtype.type(beta)
-    functions: dict[str, Callable[[], Any]] = {
-        "affine": lambda: alpha * x + beta,
-        "elu": lambda: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, zero))),
-        "hardsigmoid": lambda: np.clip(alpha * x + beta, 0, 1),
-        "leakyrelu": lambda: np.where(x < 0, alpha * x, x),
-        "relu": lambda: np.maximum(x, zero),
-        "scaledtanh": lambda: alpha * np.tanh(beta * x),
-        "sigmoid": lambda: (1 + np.tanh(x / 2)) / 2,
-        "softplus": lambda: np.maximum(x, zero) + np.log1p(np.exp(-np.abs(x))),
-        "softsign": lambda: x / (1 + np.abs(x)),
-        "tanh": lambda: np.tanh(x),
-        "thresholdedrelu": lambda: np.where(x > alpha, x, zero),
-    }
-    return functions[name]()
-
-
 def _clipped(name: str, alpha: float, beta: float, bound: float | None) -> Activation:
     """Return an activation whose input is limited to ``-bound`` to ``bound``."""
+    *_, function = _ACTIVATIONS[name]
 
     def activation(x: Array) -> Any:
-        return _apply(name, alpha, beta, x if bound is None else np.clip(x, -bound, bound))
+        limited = x if bound is None else np.clip(x, -bound, bound)
+        return function(limited, x.dtype.type(alpha), x.dtype.type(beta))
 
     return activation
 
@@ -94,8 +80,7 @@ class DirectionWeights:
     activations: Sequence[Activation]
 
 
-@dataclass(frozen=True)
-class Recurrent(Op):
+class Recurrent(BuiltinOp):
     """Recurrent layer: attributes, inference and the loop over time steps."""
 
     gates: ClassVar[int]
@@ -139,10 +124,8 @@ class Recurrent(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        max_inputs = 6 if self.states == 1 else 8
-        require_inputs(self, inputs, 3, max_inputs)
+        x, *_ = input_types(self, inputs, 3, 6 if self.states == 1 else 8)
         self._check_attributes()
-        x = input_type(self, inputs, 0)
         require_dtype(x, FLOATS, f"the input of {self.name}")
         require_rank(x, f"the input of {self.name}", 3)
         time, batch = x.shape[:2] if self.layout == 0 else x.shape[1::-1]
@@ -163,11 +146,7 @@ class Recurrent(Op):
                 require_dtype(kind, {DType.INT32}, "sequence_lens")
             else:
                 require_same_dtype(x, kind)
-        hidden_states = (
-            (time, directions, batch, hidden)
-            if self.layout == 0
-            else (batch, time, directions, hidden)
-        )
+        hidden_states = (time, *state) if self.layout == 0 else (batch, time, *state[1:])
         return (TensorType(x.dtype, hidden_states), *[TensorType(x.dtype, state)] * self.states)
 
     @override
@@ -175,16 +154,20 @@ class Recurrent(Op):
         x, *weights = (input_type(self, inputs, index).shape for index in range(3))
         return 2 * element_count(x[:2]) * sum(map(element_count, weights))
 
+    @override
+    def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
+        x, weights = (input_type(self, inputs, index).shape for index in range(2))
+        steps = x[self.layout] * self.directions
+        gates = TEMPORARY_OPERATIONS * element_count((*x[:2], *weights[:2]))
+        return self.count_flop(inputs) + gates + steps * (_STEP_TRIPS * INTERPRETED_OPERATIONS)
+
     def _state_shape(self, batch: Dim) -> tuple[Dim, ...]:
         directions, hidden = self.directions, self.hidden_size
         return (directions, batch, hidden) if self.layout == 0 else (batch, directions, hidden)
 
     def _check_attributes(self) -> None:
         """Check the attributes that all recurrent ops have. Raises ShapeError."""
-        if self.direction not in {"forward", "reverse", "bidirectional"}:
-            raise ShapeError(
-                f"direction is {self.direction!r}; it must be forward, reverse or bidirectional"
-            )
+        require_choice(self.direction, ("forward", "reverse", "bidirectional"), "direction")
         if self.hidden_size < 1 or self.layout not in {0, 1}:
             raise ShapeError(
                 f"hidden_size is {self.hidden_size} and layout is {self.layout}; hidden_size must "
@@ -193,16 +176,17 @@ class Recurrent(Op):
         count = self.directions * len(self.default_activations)
         if self.activations and len(self.activations) != count:
             raise ShapeError(
-                f"{self.name} has {len(self.activations)} activations; it must have {count}"
+                f"{self.name} has {counted(len(self.activations), 'activation')}; it must have "
+                f"{count}"
             )
         # A threshold of 0 would make every gate constant; ONNX Runtime refuses it, too.
         if self.clip is not None and not self.clip > 0:
             raise ShapeError(f"clip of {self.name} is {self.clip}; it must be positive")
         for name in self.activations:
-            if name.lower() not in _DEFAULTS:
+            if name.lower() not in _ACTIVATIONS:
                 raise ShapeError(
-                    f"activation {name!r} of {self.name} is unknown; activations are "
-                    f"{', '.join(_DEFAULTS)}"
+                    f"activation {name!r} of {self.name} is unknown; the activations are "
+                    f"{', '.join(_ACTIVATIONS)}"
                 )
 
     def _functions(self) -> list[Activation]:
@@ -211,7 +195,7 @@ class Recurrent(Op):
         alphas, betas = iter(self.activation_alpha), iter(self.activation_beta)
         functions: list[Activation] = []
         for position, name in enumerate(n.lower() for n in names):
-            alpha, beta = _DEFAULTS[name]
+            alpha, beta, _ = _ACTIVATIONS[name]
             alpha = 0.0 if alpha is None else next(alphas, alpha)
             beta = 0.0 if beta is None else next(betas, beta)
             # The threshold applies to gates. ONNX Runtime does not clip the cell of an LSTM.
@@ -222,24 +206,20 @@ class Recurrent(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         padded_inputs = (*inputs, *[None] * (8 - len(inputs)))
-        x, *_ = arrays = [
-            a if i == 4 or a is None else widen(a) for i, a in enumerate(padded_inputs)
-        ]
-        x = required(x) if self.layout == 0 else required(x).swapaxes(0, 1)
+        arrays = [a if i == 4 or a is None else widen(a) for i, a in enumerate(padded_inputs)]
+        x = present(arrays, 0) if self.layout == 0 else present(arrays, 0).swapaxes(0, 1)
         lengths = np.full(x.shape[1], x.shape[0]) if arrays[4] is None else arrays[4]
         outside = (lengths < 0) | (lengths > x.shape[0])
         if bool(outside.any()):
             raise IndexRangeError(
-                f"sequence_lens has {lengths[outside][0]} for sequences of {x.shape[0]} time steps"
+                f"sequence_lens contains {lengths[outside][0]}; each length must be from 0 to "
+                f"{x.shape[0]}, the number of time steps"
             )
         results = [self._run(x, direction, lengths, arrays) for direction in range(self.directions)]
         dtype = present(inputs, 0).dtype
         hidden_states, *last_states = (np.stack(r) for r in zip(*results, strict=True))
-        hidden_states = (
-            hidden_states.transpose(1, 0, 2, 3)
-            if self.layout == 0
-            else hidden_states.transpose(2, 1, 0, 3)
-        )
+        order = (1, 0, 2, 3) if self.layout == 0 else (2, 1, 0, 3)
+        hidden_states = hidden_states.transpose(order)
         if self.layout == 1:
             last_states = [state.swapaxes(0, 1) for state in last_states]
         return tuple(narrow(array, dtype) for array in (hidden_states, *last_states))
@@ -254,24 +234,22 @@ class Recurrent(Op):
         peepholes = None if arrays[7] is None else arrays[7][direction]
         count = len(self.default_activations)
         functions = self._functions()[direction * count : (direction + 1) * count]
-        parameters = DirectionWeights(
-            required(arrays[2])[direction], bias[rows:], peepholes, functions
-        )
+        weights = present(arrays, 2)[direction]
+        parameters = DirectionWeights(weights, bias[rows:], peepholes, functions)
         steps: Array = np.arange(int(time))[:, None]
         order: Array = np.broadcast_to(steps, (time, batch))
         if self.direction == "reverse" or direction == 1:
             # Each sequence is reversed within its own length.
             order = np.where(steps < lengths, lengths - 1 - steps, steps)
         batch_index: Array = np.arange(int(batch))
-        projected = x[order, batch_index] @ required(arrays[1])[direction].T + bias[:rows]
+        projected = x[order, batch_index] @ present(arrays, 1)[direction].T + bias[:rows]
         states = list(self._initial_states(direction, batch, arrays, x.dtype))
         hidden_states = np.zeros((time, batch, hidden), x.dtype)
         for step in range(time):
             is_active = (step < lengths)[:, None]
             next_states = self._step(projected[step], states, parameters)
-            states = [
-                np.where(is_active, new, old) for new, old in zip(next_states, states, strict=True)
-            ]
+            pairs = zip(next_states, states, strict=True)
+            states = [np.where(is_active, new, old) for new, old in pairs]
             hidden_states[order[step], batch_index] = np.where(is_active, states[0], 0)
         return (hidden_states, *states)
 
@@ -338,7 +316,6 @@ def common_cases(cls: type[Recurrent]) -> Iterator[Case]:
     yield recurrent_case("float16", cls(5), 3, 2, 4, dtype=np.float16)
 
 
-@dataclass(frozen=True)
 class RNN(Recurrent):
     """Simple recurrent layer, ``h' = f(W x + R h + B)``.
 
@@ -358,7 +335,6 @@ class RNN(Recurrent):
     Source: ONNX RNN-22.
     """
 
-    name: ClassVar[str] = "rnn"
     gates: ClassVar[int] = 1
     default_activations: ClassVar[tuple[str, ...]] = ("Tanh",)
 
@@ -380,7 +356,6 @@ class RNN(Recurrent):
         yield recurrent_case("affine", op, 4, 2, 3)
 
 
-@dataclass(frozen=True)
 class GRU(Recurrent):
     """Gated recurrent unit (GRU). Inputs are x, W, R, and optionally B, sequence_lens, initial_h.
 
@@ -401,7 +376,6 @@ class GRU(Recurrent):
     Source: ONNX GRU-22.
     """
 
-    name: ClassVar[str] = "gru"
     gates: ClassVar[int] = 3
     default_activations: ClassVar[tuple[str, ...]] = ("Sigmoid", "Tanh")
 
@@ -416,9 +390,8 @@ class GRU(Recurrent):
         gate_activation, activation = parameters.activations
         size = self.hidden_size
         weights, bias = parameters.recurrence, parameters.recurrence_bias
-        gates = gate_activation(
-            projected[:, : 2 * size] + hidden @ weights[: 2 * size].T + bias[: 2 * size]
-        )
+        total = projected[:, : 2 * size] + hidden @ weights[: 2 * size].T + bias[: 2 * size]
+        gates = gate_activation(total)
         update, reset = gates[:, :size], gates[:, size:]
         if self.linear_before_reset:
             recurrent_term = reset * (hidden @ weights[2 * size :].T + bias[2 * size :])
@@ -437,7 +410,6 @@ class GRU(Recurrent):
         yield recurrent_case("other_activations", op, 4, 2, 3)
 
 
-@dataclass(frozen=True)
 class LSTM(Recurrent):
     """Long short-term memory (LSTM).
 
@@ -459,7 +431,6 @@ class LSTM(Recurrent):
     Source: ONNX LSTM-22.
     """
 
-    name: ClassVar[str] = "lstm"
     gates: ClassVar[int] = 4
     states: ClassVar[int] = 2
     default_activations: ClassVar[tuple[str, ...]] = ("Sigmoid", "Tanh", "Tanh")
@@ -478,11 +449,9 @@ class LSTM(Recurrent):
         peepholes = parameters.peepholes
         peep_i, peep_o, peep_f = (None,) * 3 if peepholes is None else np.split(peepholes, 3)
         input_gate = gate_activation(_add_peephole(gate_i, peep_i, cell))
-        forget_gate = (
-            1 - input_gate
-            if self.input_forget
-            else gate_activation(_add_peephole(gate_f, peep_f, cell))
-        )
+        forget_gate = 1 - input_gate
+        if not self.input_forget:
+            forget_gate = gate_activation(_add_peephole(gate_f, peep_f, cell))
         cell = forget_gate * cell + input_gate * cell_activation(gate_c)
         return gate_activation(_add_peephole(gate_o, peep_o, cell)) * output_activation(cell), cell
 

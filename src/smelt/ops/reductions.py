@@ -2,60 +2,55 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import BuiltinOp
+from smelt.ops._conformance_data import HALF_TOLERANCE
 from smelt.ops._reference_numerics import divide_towards_zero, lowest, narrow, widen
-from smelt.ops._shape import (
-    FLOATS,
-    NUMBERS,
-    input_type,
-    normalize_axis,
-    require_dtype,
-    require_inputs,
-    shape_text,
-)
+from smelt.ops._shape import FLOATS, NUMBERS, input_types, normalize_axis, require_dtype, shape_text
 from smelt.ops._shape_operands import (
     bounded,
     count_elements,
+    input_at,
     ints_at,
     known_dims,
-    optional_array,
     present,
     sample,
 )
-from smelt.types import DType, TensorType, override
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from smelt.ir import Array, Operand
-    from smelt.types import Dim, ValueType
+from smelt.types import Dim, DType, TensorType, ValueType, override
 
 
-@dataclass(frozen=True)
-class Reduction(Op):
+class Reduction(BuiltinOp):
     """Reduction of the elements along some axes to one number.
 
     The axes are input 1. If it is absent or empty, all axes are reduced, or with
     ``noop_with_empty_axes`` none: each element is then reduced by itself.
     """
 
+    is_recipe_step = True
+
     dtypes: ClassVar[frozenset[DType]] = NUMBERS
     """Element types of the input."""
+    case_dtypes: ClassVar[tuple[str, ...]] = ("float16", "float64", "int32", "int64")
+    """Element types of the cases besides float32."""
+    case_low: ClassVar[int] = -9
+    """Smallest element of the cases."""
+    has_empty_case: ClassVar[bool] = True
+    """Whether the cases include the reduction of no elements."""
 
     keepdims: int = 1
+    """Whether the result keeps the reduced axes with extent 1."""
     noop_with_empty_axes: int = 0
+    """Whether absent or empty axes mean that no axis is reduced instead of all."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1, 2)
-        data = input_type(self, inputs, 0)
+        (data,) = input_types(self, inputs, 1, 2)
         require_dtype(data, self.dtypes, f"input 0 of {self.name}")
         axes = self.axes(data.rank, ints_at(self, inputs, 1, "the axes"))
         kept = (1,) if self.keepdims else ()
@@ -83,49 +78,49 @@ class Reduction(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        data, axes_input = present(inputs, 0), optional_array(inputs, 1)
+        data, axes_input = present(inputs, 0), input_at(inputs, 1)
         listed = None if axes_input is None else tuple(int(a) for a in axes_input)
         axes = self.axes(data.ndim, listed)
         with np.errstate(all="ignore"):
             result = narrow(self.compute(widen(data), axes), data.dtype)
         return (result if self.keepdims else np.asarray(result.squeeze(axes)),)
 
-    @abstractmethod
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
-        """Compute the op along the axes, which the result keeps with extent one."""
+        """Compute the op along the axes, which the result keeps with extent one.
+
+        An op gives its ``function`` of data, axes and dtype; others override this method.
+        """
+        return np.asarray(type(self)._function(data, axes, data.dtype, keepdims=True))
+
+    @override
+    @classmethod
+    def cases(cls) -> Iterator[Case]:
+        one, low = frozenset({1}), cls.case_low
+        rows: dict[str, tuple[int, list[int]]] = {
+            "last axis": (1, [-1]),
+            "inner axis": (1, [1]),
+            "two axes": (0, [0, 2]),
+            "space": (1, [2, 3]),
+            "negative axes without extents": (0, [-2, -1]),
+            "empty axes": (1, []),
+        }
+        for label, (keepdims, axes) in rows.items():
+            arrays = (sample(2, 3, 4, 5, low=low), np.array(axes, np.int64))
+            yield Case(label, cls(keepdims), arrays, constants=one)
+        yield Case("all axes", cls(), (sample(3, 17, low=low),))
+        yield Case("to a scalar", cls(0), (sample(3, 2, low=low),))
+        nothing = (sample(2, 3, low=low), np.array([], np.int64))
+        yield Case("empty axes that mean none", cls(1, 1), nothing, constants=one)
+        yield Case("scalar", cls(), (sample(low=low),))
+        if cls.has_empty_case:
+            yield Case("of nothing", cls(0), (sample(2, 0), np.array([1])), constants=one)
+        for dtype in cls.case_dtypes:
+            arrays = (sample(3, 9, dtype=dtype, low=low), np.array([1]))
+            tolerance = HALF_TOLERANCE if dtype == "float16" else 1e-4
+            yield Case(dtype, cls(0), arrays, tolerance, constants=one)
 
 
-def reduce_cases(
-    make: Callable[..., Reduction], *dtypes: str, low: int = -9, empty: bool = True
-) -> Iterator[Case]:
-    """Yield the cases of a reduction for float32 and for ``dtypes``."""
-    one = frozenset({1})
-    rows: dict[str, tuple[int, list[int]]] = {
-        "last axis": (1, [-1]),
-        "inner axis": (1, [1]),
-        "two axes": (0, [0, 2]),
-        "space": (1, [2, 3]),
-        "negative axes without extents": (0, [-2, -1]),
-        "empty axes": (1, []),
-    }
-    for label, (keepdims, axes) in rows.items():
-        arrays = (sample(2, 3, 4, 5, low=low), np.array(axes, np.int64))
-        yield Case(label, make(keepdims), arrays, constants=one)
-    yield Case("all axes", make(), (sample(3, 17, low=low),))
-    yield Case("to a scalar", make(0), (sample(3, 2, low=low),))
-    nothing = (sample(2, 3, low=low), np.array([], np.int64))
-    yield Case("empty axes that mean none", make(1, 1), nothing, constants=one)
-    yield Case("scalar", make(), (sample(low=low),))
-    if empty:
-        yield Case("of nothing", make(0), (sample(2, 0), np.array([1])), constants=one)
-    for dtype in dtypes:
-        arrays = (sample(3, 9, dtype=dtype, low=low), np.array([1]))
-        tolerance = 3e-3 if dtype == "float16" else 1e-4
-        yield Case(dtype, make(0), arrays, tolerance, constants=one)
-
-
-@dataclass(frozen=True)
-class ReduceSum(Reduction):
+class ReduceSum(Reduction, function=np.sum):
     """The sum along axes.
 
     Shapes: (data, axes[k]?) -> data's with the reduced axes of extent 1, or removed without
@@ -138,26 +133,11 @@ class ReduceSum(Reduction):
     Source: ONNX ReduceSum-13.
     """
 
-    name: ClassVar[str] = "reduce_sum"
-
     @override
     def reduce_dims(self, dims: Sequence[Dim]) -> Dim | None:
-        total: Dim = 0
-        for dim in dims:
-            total = total + dim
-        return total
-
-    @override
-    def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
-        return np.sum(data, axes, data.dtype, keepdims=True)
-
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from reduce_cases(cls, "float16", "float64", "int32", "int64")
+        return sum(dims)
 
 
-@dataclass(frozen=True)
 class ReduceMean(Reduction):
     """The mean along axes.
 
@@ -172,7 +152,7 @@ class ReduceMean(Reduction):
     Source: ONNX ReduceMean-18.
     """
 
-    name: ClassVar[str] = "reduce_mean"
+    has_empty_case: ClassVar[bool] = False
 
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
@@ -183,14 +163,8 @@ class ReduceMean(Reduction):
         wide = np.int64 if data.dtype.kind == "i" else np.uint64
         return divide_towards_zero(total.astype(wide), np.asarray(count, wide))
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from reduce_cases(cls, "float16", "float64", "int32", "int64", empty=False)
 
-
-@dataclass(frozen=True)
-class ReduceProd(Reduction):
+class ReduceProd(Reduction, function=np.prod):
     """The product along axes.
 
     Shapes: (data, axes[k]?) -> data's with the reduced axes of extent 1, or removed without
@@ -203,24 +177,26 @@ class ReduceProd(Reduction):
     Source: ONNX ReduceProd-18.
     """
 
-    name: ClassVar[str] = "reduce_prod"
-
     @override
     def reduce_dims(self, dims: Sequence[Dim]) -> Dim | None:
         return count_elements(tuple(dims))
 
-    @override
-    def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
-        return np.asarray(np.prod(data, axes, data.dtype, keepdims=True))
+
+class ReduceExtreme(Reduction):
+    """Reduction to the largest or smallest element, of which all element types have one."""
+
+    dtypes: ClassVar[frozenset[DType]] = frozenset(DType)
+    case_dtypes: ClassVar[tuple[str, ...]] = (*Reduction.case_dtypes, "int8", "uint8", "bool")
 
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from reduce_cases(cls, "float16", "float64", "int32", "int64")
+        yield from super().cases()
+        special = np.array([[np.nan, 1.0, np.inf], [-np.inf, 0.0, 2.0]], np.float32)
+        yield Case("not a number", cls(), (special, np.array([1])), constants=frozenset({1}))
 
 
-@dataclass(frozen=True)
-class ReduceMax(Reduction):
+class ReduceMax(ReduceExtreme):
     """The largest element along axes; NaN if an element is NaN.
 
     Shapes: (data, axes[k]?) -> data's with the reduced axes of extent 1, or removed without
@@ -233,25 +209,12 @@ class ReduceMax(Reduction):
     Source: ONNX ReduceMax-20.
     """
 
-    name: ClassVar[str] = "reduce_max"
-    dtypes: ClassVar[frozenset[DType]] = frozenset(DType)
-
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         return np.asarray(np.max(data, axis=axes, keepdims=True, initial=lowest(data.dtype)))
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from reduce_cases(
-            cls, "float16", "float64", "int32", "int64", "int8", "uint8", "bool"
-        )
-        special = np.array([[np.nan, 1.0, np.inf], [-np.inf, 0.0, 2.0]], np.float32)
-        yield Case("not a number", cls(), (special, np.array([1])), constants=frozenset({1}))
 
-
-@dataclass(frozen=True)
-class ReduceMin(Reduction):
+class ReduceMin(ReduceExtreme):
     """The smallest element along axes; NaN if an element is NaN.
 
     Shapes: (data, axes[k]?) -> data's with the reduced axes of extent 1, or removed without
@@ -264,9 +227,6 @@ class ReduceMin(Reduction):
     Source: ONNX ReduceMin-20.
     """
 
-    name: ClassVar[str] = "reduce_min"
-    dtypes: ClassVar[frozenset[DType]] = frozenset(DType)
-
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         kind = data.dtype.kind
@@ -276,17 +236,7 @@ class ReduceMin(Reduction):
             start = True if kind == "b" else np.iinfo(data.dtype).max
         return np.asarray(np.min(data, axis=axes, keepdims=True, initial=start))
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from reduce_cases(
-            cls, "float16", "float64", "int32", "int64", "int8", "uint8", "bool"
-        )
-        special = np.array([[np.nan, 1.0, np.inf], [-np.inf, 0.0, 2.0]], np.float32)
-        yield Case("not a number", cls(), (special, np.array([1])), constants=frozenset({1}))
 
-
-@dataclass(frozen=True)
 class ReduceL1(Reduction):
     """The sum of absolute values along axes (L1 norm).
 
@@ -300,19 +250,11 @@ class ReduceL1(Reduction):
     Source: ONNX ReduceL1-18.
     """
 
-    name: ClassVar[str] = "reduce_l1"
-
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         return np.sum(np.abs(data), axes, data.dtype, keepdims=True)
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from reduce_cases(cls, "float16", "float64", "int32", "int64")
 
-
-@dataclass(frozen=True)
 class ReduceL2(Reduction):
     """The square root of the sum of squares along axes (L2 norm).
 
@@ -326,20 +268,12 @@ class ReduceL2(Reduction):
     Source: ONNX ReduceL2-18.
     """
 
-    name: ClassVar[str] = "reduce_l2"
-
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         wide = data.astype(np.float64) if data.dtype.kind in "iu" else data
         return np.asarray(np.sqrt(np.sum(wide * wide, axes, keepdims=True)))
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from reduce_cases(cls, "float16", "float64", "int32", "int64")
 
-
-@dataclass(frozen=True)
 class ReduceSumSquare(Reduction):
     """The sum of squares along axes.
 
@@ -353,19 +287,11 @@ class ReduceSumSquare(Reduction):
     Source: ONNX ReduceSumSquare-18.
     """
 
-    name: ClassVar[str] = "reduce_sum_square"
-
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         return np.sum(data * data, axes, data.dtype, keepdims=True)
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from reduce_cases(cls, "float16", "float64", "int32", "int64")
 
-
-@dataclass(frozen=True)
 class ReduceLogSum(Reduction):
     """The logarithm of the sum along axes.
 
@@ -379,20 +305,15 @@ class ReduceLogSum(Reduction):
     Source: ONNX ReduceLogSum-18.
     """
 
-    name: ClassVar[str] = "reduce_log_sum"
     dtypes: ClassVar[frozenset[DType]] = FLOATS
+    case_dtypes: ClassVar[tuple[str, ...]] = ("float16", "float64")
+    case_low: ClassVar[int] = 1
 
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
         return np.asarray(np.log(np.sum(data, axes, keepdims=True)))
 
-    @override
-    @classmethod
-    def cases(cls) -> Iterator[Case]:
-        yield from reduce_cases(cls, "float16", "float64", low=1)
 
-
-@dataclass(frozen=True)
 class ReduceLogSumExp(Reduction):
     """The logarithm of the sum of exponentials along axes, without overflow.
 
@@ -406,8 +327,8 @@ class ReduceLogSumExp(Reduction):
     Source: ONNX ReduceLogSumExp-18.
     """
 
-    name: ClassVar[str] = "reduce_log_sum_exp"
     dtypes: ClassVar[frozenset[DType]] = FLOATS
+    case_dtypes: ClassVar[tuple[str, ...]] = ("float16", "float64")
 
     @override
     def compute(self, data: Array, axes: tuple[int, ...]) -> Array:
@@ -418,13 +339,12 @@ class ReduceLogSumExp(Reduction):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from reduce_cases(cls, "float16", "float64")
+        yield from super().cases()
         large = np.array([[1000.0, 999.0], [-1000.0, -1001.0]], np.float32)
         yield Case("large numbers", cls(), (large, np.array([1])), constants=frozenset({1}))
 
 
-@dataclass(frozen=True)
-class CumSum(Op):
+class CumSum(BuiltinOp):
     """Cumulative sums along an axis.
 
     With ``reverse`` the sums start at the end of the axis; with ``exclusive`` each sum excludes the
@@ -439,15 +359,14 @@ class CumSum(Op):
     Source: ONNX CumSum-14.
     """
 
-    name: ClassVar[str] = "cum_sum"
-
     exclusive: int = 0
+    """Whether each sum excludes the element itself."""
     reverse: int = 0
+    """Whether the sums start at the end of the axis."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        data = input_type(self, inputs, 0)
+        data, _ = input_types(self, inputs, 2)
         require_dtype(data, NUMBERS, "input 0 of cum_sum")
         axes = ints_at(self, inputs, 1, "the axis", scalar=True) or ()
         if len(axes) != 1:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import BuiltinOp, Elementwise
 from smelt.ops._shape import (
     broadcast_shapes,
     input_type,
+    input_types,
     normalize_axis,
     require_inputs,
     require_static,
@@ -22,24 +24,19 @@ from smelt.ops._shape_operands import (
     count_elements,
     dims_at,
     divide_dims,
+    input_at,
     ints_at,
     known_dims,
-    operand_at,
-    optional_array,
     present,
     sample,
 )
 from smelt.types import TensorType, assume_at_least, assume_equal, is_never_negative, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array, Operand
     from smelt.types import Dim, Shape, ValueType
 
 
-@dataclass(frozen=True)
-class Identity(Op):
+class Identity(Elementwise):
     """The input itself.
 
     Shapes: the input's.
@@ -51,17 +48,12 @@ class Identity(Op):
     Source: ONNX Identity-21.
     """
 
-    name: ClassVar[str] = "identity"
-
-    @property
-    @override
-    def elementwise(self) -> bool:
-        return True
+    is_recipe_step = True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         require_inputs(self, inputs, 1)
-        operand = operand_at(inputs, 0)
+        operand = input_at(inputs, 0)
         return (operand.type if operand else input_type(self, inputs, 0),)
 
     @override
@@ -81,8 +73,7 @@ class Identity(Op):
         yield Case("no elements", cls(), (sample(2, 0),))
 
 
-@dataclass(frozen=True)
-class Reshape(Op):
+class Reshape(BuiltinOp):
     """The same elements, in order, in another shape.
 
     In the shape, -1 is inferred from the number of elements, and 0 copies the extent of that axis
@@ -98,15 +89,14 @@ class Reshape(Op):
     Source: ONNX Reshape-21.
     """
 
-    name: ClassVar[str] = "reshape"
+    is_recipe_step = True
 
     allowzero: int = 0
     """Whether a 0 in the shape means an extent of 0."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        data = input_type(self, inputs, 0)
+        data, _ = input_types(self, inputs, 2)
         wanted = dims_at(self, inputs, 1, "the shape") or ()
         return (TensorType(data.dtype, self.resolve(data.shape, wanted)),)
 
@@ -117,8 +107,8 @@ class Reshape(Op):
             if extent == 0 and not self.allowzero:
                 if axis >= len(shape):
                     raise ShapeError(
-                        f"axis {axis} of {shape_text(wanted)} is 0, which copies an input axis "
-                        "that does not exist"
+                        f"element {axis} of the shape {shape_text(wanted)} is 0, which copies axis "
+                        f"{axis}, but the input {shape_text(shape)} has no such axis"
                     )
                 resolved[axis] = shape[axis]
             if isinstance(extent, int) and extent < -1:
@@ -145,8 +135,13 @@ class Reshape(Op):
             copied = shape[axis] if axis < len(shape) else 0
             if isinstance(divide_dims(extent, copied), int):
                 continue
-            if not assume_at_least(extent, 1, f"element {axis} of the shape"):
-                raise ShapeError(f"reshape to {shape_text(wanted)} has the invalid extent {extent}")
+            if not assume_at_least(
+                extent, 1, f"element {axis} of the shape, where 0 would copy an extent"
+            ):
+                raise ShapeError(
+                    f"reshape to {shape_text(wanted)} has the extent {extent}; it must be at least "
+                    "1"
+                )
 
     def _remainder(self, shape: Shape, resolved: list[Dim], unknown: int) -> Dim:
         """Return the extent that -1 at position ``unknown`` stands for. Raises ShapeError."""
@@ -164,11 +159,11 @@ class Reshape(Op):
             raise ShapeError(
                 f"the -1 of {shape_text(tuple(resolved))} cannot be inferred for "
                 f"{shape_text(shape)}: {total} elements are not known to be a multiple of "
-                f"{known}; give every extent of the shape, or fix the symbols"
+                f"{known}; give every extent of the shape, or fix the values of the symbols"
             )
         what = "elements of input 0 and of the result"
         if quotient is None or not (
-            assume_at_least(known, 1, f"the known {what}")
+            assume_at_least(known, 1, "the product of the extents other than -1")
             and assume_equal(total, quotient * known, what)
         ):
             raise self._misfit(shape, tuple(resolved))
@@ -177,7 +172,8 @@ class Reshape(Op):
     @staticmethod
     def _misfit(shape: Shape, wanted: Shape) -> ShapeError:
         return ShapeError(
-            f"{shape_text(shape)} and {shape_text(wanted)} have different numbers of elements"
+            f"shape {shape_text(shape)} cannot be reshaped to {shape_text(wanted)}: the numbers of "
+            "elements do not match"
         )
 
     @override
@@ -223,8 +219,7 @@ def _may_be_equal(a: Dim, b: Dim) -> bool:
     return assume_equal(b, a, "elements of input 0 and of the result")
 
 
-@dataclass(frozen=True)
-class Flatten(Op):
+class Flatten(BuiltinOp):
     """The tensor as a matrix: axes before ``axis`` become rows, the other axes columns.
 
     Shapes: (data) -> [product of the extents before ``axis``, product of the others].
@@ -236,16 +231,19 @@ class Flatten(Op):
     Source: ONNX Flatten-21.
     """
 
-    name: ClassVar[str] = "flatten"
+    is_recipe_step = True
 
     axis: int = 1
+    """First axis of the columns, from 0 to the rank; a negative one counts from the end."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        data = input_type(self, inputs, 0)
+        (data,) = input_types(self, inputs, 1)
         if not -data.rank <= self.axis <= data.rank:
-            raise ShapeError(f"axis {self.axis} is out of range for {shape_text(data.shape)}")
+            raise ShapeError(
+                f"axis is {self.axis}; for an input of rank {data.rank} it must be from "
+                f"{-data.rank} to {data.rank}"
+            )
         split = self.axis + data.rank if self.axis < 0 else self.axis
         rows, columns = data.shape[:split], data.shape[split:]
         return (TensorType(data.dtype, (count_elements(rows), count_elements(columns))),)
@@ -270,8 +268,7 @@ class Flatten(Op):
         yield Case("int64", cls(), (sample(2, 3, 2, dtype="int64"),))
 
 
-@dataclass(frozen=True)
-class Squeeze(Op):
+class Squeeze(BuiltinOp):
     """The tensor without some axes of extent 1.
 
     Shapes: (data, axes[k]?) -> data's without those axes, or without all axes of extent 1 if
@@ -284,12 +281,11 @@ class Squeeze(Op):
     Source: ONNX Squeeze-21.
     """
 
-    name: ClassVar[str] = "squeeze"
+    is_recipe_step = True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1, 2)
-        data = input_type(self, inputs, 0)
+        (data,) = input_types(self, inputs, 1, 2)
         axes = ints_at(self, inputs, 1, "the axes")
         if axes is None:
             return (TensorType(data.dtype, _without_ones(data.shape)),)
@@ -306,7 +302,7 @@ class Squeeze(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        data, axes = present(inputs, 0), optional_array(inputs, 1)
+        data, axes = present(inputs, 0), input_at(inputs, 1)
         removed = None if axes is None else tuple({int(a) % data.ndim for a in axes})
         return (np.squeeze(data, removed).copy(),)
 
@@ -328,12 +324,11 @@ def _without_ones(shape: Shape) -> Shape:
     """Return the extents other than 1; guards require that symbolic extents are not 1."""
     for axis, extent in enumerate(shape):
         if not isinstance(extent, int):
-            assume_at_least(extent, 2, f"axis {axis} of input 0, which stays where it is not 1")
+            assume_at_least(extent, 2, f"axis {axis} of input 0, which squeeze without axes keeps")
     return tuple(extent for extent in shape if extent != 1)
 
 
-@dataclass(frozen=True)
-class Unsqueeze(Op):
+class Unsqueeze(BuiltinOp):
     """The tensor with axes of extent 1 inserted.
 
     Shapes: (data, axes[k]) -> data's with those axes, which are positions in the result.
@@ -346,12 +341,11 @@ class Unsqueeze(Op):
     Source: ONNX Unsqueeze-21.
     """
 
-    name: ClassVar[str] = "unsqueeze"
+    is_recipe_step = True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        data = input_type(self, inputs, 0)
+        data, _ = input_types(self, inputs, 2)
         axes = ints_at(self, inputs, 1, "the axes", scalar=True) or ()
         rank = data.rank + len(axes)
         inserted = {normalize_axis(a, rank) for a in axes}
@@ -385,8 +379,7 @@ class Unsqueeze(Op):
         yield Case("no elements", cls(), (sample(0, dtype="bool"), np.array([1])), constants=one)
 
 
-@dataclass(frozen=True)
-class Expand(Op):
+class Expand(BuiltinOp):
     """The tensor broadcast with a shape; an extent of 1 in the shape keeps that of data.
 
     Shapes: (data, shape[k]) -> the shape to which both broadcast.
@@ -398,12 +391,11 @@ class Expand(Op):
     Source: ONNX Expand-13.
     """
 
-    name: ClassVar[str] = "expand"
+    is_recipe_step = True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        data = input_type(self, inputs, 0)
+        data, _ = input_types(self, inputs, 2)
         shape = dims_at(self, inputs, 1, "the shape") or ()
         for extent in shape:
             if isinstance(extent, int) and extent < 0:

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op
+from smelt.ir import INTERPRETED_OPERATIONS, TEMPORARY_OPERATIONS, Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._shape import (
     FLOATS,
     input_type,
+    input_types,
     normalize_axis,
     optional_type,
+    require_choice,
     require_dtype,
-    require_inputs,
     require_shape,
     require_static,
 )
-from smelt.ops._shape_operands import dims_at, operand_at, optional_array, present, sample
+from smelt.ops._shape_operands import dims_at, input_at, present, sample
 from smelt.ops.cast import Cast
-from smelt.types import DType, Limit, TensorType, assume_at_least, is_float_dtype, override
+from smelt.types import (
+    DType,
+    Limit,
+    TensorType,
+    assume_at_least,
+    counted,
+    is_float_dtype,
+    override,
+    symbols_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from smelt.ir import Array, Operand
     from smelt.types import Dim, ValueType
 
 
@@ -167,71 +176,7 @@ class Resampling:
         return np.moveaxis(total, 0, axis)
 
 
-def resize_cases(make: Callable[..., Resize]) -> Iterator[Case]:
-    """Yield the cases of Resize."""
-    two, three = frozenset({2}), frozenset({1, 2, 3})
-    data = sample(1, 2, 4, 5)
-    up = np.array([1, 1, 2, 2], np.float32)
-    odd = np.array([1, 1, 1.5, 0.8], np.float32)
-    for transform in POINTS[:-1]:
-        for mode in ("nearest", "linear", "cubic"):
-            op = make(coordinate_transformation_mode=transform, mode=mode)
-            yield Case(f"{mode}, {transform}, up", op, (data, None, up), constants=two)
-            yield Case(f"{mode}, {transform}, odd", op, (data, None, odd), constants=two)
-    for nearest in NEAREST:
-        op = make(nearest_mode=nearest, coordinate_transformation_mode="asymmetric")
-        down = np.array([1, 1, 0.5, 0.6], np.float32)
-        yield Case(f"nearest, {nearest}", op, (data, None, down), constants=two)
-    sizes = np.array([1, 2, 3, 9], np.int64)
-    for mode in ("nearest", "linear", "cubic"):
-        yield Case(f"{mode}, sizes", make(mode=mode), (data, None, None, sizes), constants=three)
-    on_axes = make(axes=(2, 3), mode="linear")
-    yield Case("axes", on_axes, (data, None, None, np.array([8, 2])), constants=three)
-    for policy in ("not_larger", "not_smaller"):
-        op = make(axes=(2, 3), keep_aspect_ratio_policy=policy)
-        inputs = (data, None, None, np.array([7, 8]))
-        yield Case(f"aspect ratio {policy}", op, inputs, constants=three)
-    yield from _special_cases(make, data, up)
-
-
-def _special_cases(make: Callable[..., Resize], data: Array, up: Array) -> Iterator[Case]:
-    """Yield cases of cropping, antialiasing, other dtypes and rounding in float32."""
-    two, three = frozenset({2}), frozenset({1, 2, 3})
-    excluding = make(mode="cubic", exclude_outside=1, cubic_coeff_a=-0.5)
-    yield Case("cubic, outside excluded", excluding, (data, None, up), constants=two)
-    region = np.array([0, 0, 0.4, -0.2, 1, 1, 0.8, 1.3], np.float32)
-    crop = make(
-        mode="linear",
-        coordinate_transformation_mode="tf_crop_and_resize",
-        extrapolation_value=10.0,
-    )
-    cropped = (data, region, None, np.array([1, 2, 3, 6], np.int64))
-    yield Case("crop", crop, cropped, constants=three)
-    small = np.array([1, 1, 0.5, 0.6], np.float32)
-    for mode in ("linear", "cubic"):
-        op = make(mode=mode, antialias=1)
-        yield Case(f"{mode}, no aliases", op, (sample(1, 1, 9, 10), None, small), constants=two)
-    half = sample(1, 2, 3, 3, dtype="float16")
-    # 10 by the float32 below 0.7: exactly a little less than 7.
-    below = np.array([1, 0.7], np.float32)
-    yield Case("a product in float32", make(), (sample(2, 10), None, below), constants=two)
-    yield Case("float16", make(mode="linear"), (half, None, up), 3e-3, constants=two)
-    yield Case("int8", make(), (sample(1, 2, 3, 3, dtype="int8"), None, up), constants=two)
-    # Extents of integer factors, and yet not a repetition: the scale or the region says more.
-    for nearest in ("round_prefer_floor", "floor"):
-        op = make(nearest_mode=nearest, coordinate_transformation_mode="asymmetric")
-        fraction = np.array([1, 1, 1.2, 2.2], np.float32)
-        yield Case(f"nearly twice, {nearest}", op, (data, None, fraction), constants=two)
-        part = make(nearest_mode=nearest, coordinate_transformation_mode="tf_crop_and_resize")
-        half_region = np.array([0, 0, 0, 0.5, 1, 1, 1, 1], np.float32)
-        halved = (data, half_region, up)
-        yield Case(f"crop to twice, {nearest}", part, halved, constants=frozenset({1, 2}))
-    line = (sample(1, 2, 7), None, np.array([1, 1, 3], np.float32))
-    yield Case("one axis of space", make(mode="linear"), line, constants=two)
-
-
-@dataclass(frozen=True)
-class Resize(Op):
+class Resize(BuiltinOp):
     """The tensor resampled along its axes, with nearest, linear or cubic interpolation.
 
     Axes are resampled one after the other: an element of the result is a weighted sum of elements
@@ -249,22 +194,33 @@ class Resize(Op):
     Source: ONNX Resize-19.
     """
 
-    name: ClassVar[str] = "resize"
-
     antialias: int = 0
+    """Whether linear and cubic interpolation to a smaller extent stretch the kernel over more
+    elements of the input."""
     axes: tuple[int, ...] | None = None
+    """Axes to which region, scales and sizes refer; a negative one counts from the end, and None
+    means all axes."""
     coordinate_transformation_mode: str = "half_pixel"
+    """Mapping of result positions to input positions: half_pixel, half_pixel_symmetric,
+    pytorch_half_pixel, align_corners, asymmetric or tf_crop_and_resize."""
     cubic_coeff_a: float = -0.75
+    """Coefficient a of the kernel of cubic interpolation."""
     exclude_outside: int = 0
+    """Whether elements outside the input have weight 0, and the other weights are scaled to the sum
+    1."""
     extrapolation_value: float = 0.0
+    """Value of the elements whose position tf_crop_and_resize maps outside the input."""
     keep_aspect_ratio_policy: str = "stretch"
+    """Use of the sizes: stretch takes them as they are; not_larger and not_smaller scale all axes
+    by one factor, so that no extent exceeds, or falls below, its size."""
     mode: str = "nearest"
+    """Interpolation: nearest, linear or cubic."""
     nearest_mode: str = "round_prefer_floor"
+    """Rounding of positions to elements: round_prefer_floor, round_prefer_ceil, floor or ceil."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1, 4)
-        data = input_type(self, inputs, 0)
+        (data,) = input_types(self, inputs, 1, 4)
         self._check_attributes()
         if self.mode != "nearest":
             require_dtype(data, FLOATS, f"input 0 of resize with mode {self.mode}")
@@ -272,32 +228,31 @@ class Resize(Op):
         region = optional_type(self, inputs, 1)
         if self.coordinate_transformation_mode == "tf_crop_and_resize":
             if region is None:
-                raise ShapeError("resize with tf_crop_and_resize must have the region (input 1)")
-            require_shape(region, (2 * len(axes),), "the region of resize")
+                raise ShapeError("resize with tf_crop_and_resize must have the input roi (input 1)")
+            require_shape(region, (2 * len(axes),), "roi (input 1) of resize")
         shape = list(data.shape)
-        sizes, scales = dims_at(self, inputs, 3, "the sizes"), operand_at(inputs, 2)
+        sizes, scales = dims_at(self, inputs, 3, "the sizes"), input_at(inputs, 2)
         if sizes:
             extents = self._sized([data.shape[a] for a in axes], sizes)
         else:
             extents = _scaled([data.shape[a] for a in axes], scales)
         for axis, extent in zip(axes, extents, strict=True):
             if extent != data.shape[axis] and not _can_resize(data.shape[axis], extent, axis):
-                raise ShapeError(f"resize of {data} cannot give an extent of {extent}")
+                raise ShapeError(
+                    f"axis {axis} of {data} cannot be resized to {counted(extent, 'element')}"
+                )
             shape[axis] = extent
         return (TensorType(data.dtype, tuple(shape)),)
 
     def _check_attributes(self) -> None:
         """Check the attributes that are strings. Raises ShapeError."""
-        for value, allowed in (
-            (self.mode, ("nearest", "linear", "cubic")),
-            (self.coordinate_transformation_mode, POINTS),
-            (self.nearest_mode, tuple(NEAREST)),
-            (self.keep_aspect_ratio_policy, ("stretch", "not_larger", "not_smaller")),
+        for name, allowed in (
+            ("mode", ("nearest", "linear", "cubic")),
+            ("coordinate_transformation_mode", POINTS),
+            ("nearest_mode", tuple(NEAREST)),
+            ("keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller")),
         ):
-            if value not in allowed:
-                raise ShapeError(
-                    f"an attribute of resize is {value!r}; it must be one of {', '.join(allowed)}"
-                )
+            require_choice(getattr(self, name), allowed, f"{name} of resize")
 
     def resized_axes(self, rank: int) -> tuple[int, ...]:
         """Return the axes of scales and sizes as non-negative numbers. Raises ShapeError."""
@@ -311,13 +266,14 @@ class Resize(Op):
     def _sized(self, extents: Sequence[Dim], sizes: Sequence[Dim]) -> list[Dim]:
         """Return the extents for sizes, following the aspect ratio policy. Raises ShapeError."""
         if len(sizes) != len(extents):
-            raise ShapeError(f"resize has {len(sizes)} sizes for {len(extents)} axes")
+            raise ShapeError(
+                f"resize has {counted(len(sizes), 'size')}; it must have one for each resized axis "
+                f"({len(extents)})"
+            )
         if self.keep_aspect_ratio_policy == "stretch":
             return list(sizes)
-        fixed, wanted = (
-            require_static(tuple(extents), "an extent"),
-            require_static(tuple(sizes), "a size"),
-        )
+        fixed = require_static(tuple(extents), "an extent")
+        wanted = require_static(tuple(sizes), "a size")
         if 0 in fixed:
             raise ShapeError("resize cannot keep the aspect ratio of an empty tensor")
         scale = self._kept_scale(fixed, wanted)
@@ -329,18 +285,23 @@ class Resize(Op):
 
     @override
     def count_work(self, inputs: Sequence[Operand | None], results: Sequence[ValueType], /) -> Dim:
-        # Along each axis, an element of the result has a weight for each element of the input.
+        # Along each axis, an element of the result has a weight of 8 bytes for each element of the
+        # input, and a kernel that antialiasing stretches is a loop over as many elements.
         work: Dim = 0
         for kind in results:
             if isinstance(kind, TensorType):
-                pairs = zip(input_type(self, inputs, 0).shape, kind.shape, strict=True)
-                work = work + sum((before * after for before, after in pairs), 0)
+                for before, after in zip(
+                    input_type(self, inputs, 0).shape, kind.shape, strict=True
+                ):
+                    work = work + TEMPORARY_OPERATIONS * before * after
+                    if self.antialias and before != after:
+                        work = work + 4 * INTERPRETED_OPERATIONS * before
         return work
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        data, roi = present(inputs, 0), optional_array(inputs, 1)
-        sizes, scales = optional_array(inputs, 3), optional_array(inputs, 2)
+        data, roi = present(inputs, 0), input_at(inputs, 1)
+        sizes, scales = input_at(inputs, 3), input_at(inputs, 2)
         axes = self.resized_axes(data.ndim)
         extents = [data.shape[a] for a in axes]
         if sizes is not None and sizes.size:
@@ -355,48 +316,102 @@ class Resize(Op):
         result = data.astype(np.float64) if is_float_dtype(data.dtype) else data
         outside = np.zeros((1,) * data.ndim, np.bool_)
         for k, axis in enumerate(axes):
-            window = (
-                (0.0, 1.0)
-                if roi is None or not roi.size
-                else (float(roi[k]), float(roi[k + len(axes)]))
-            )
+            window = (0.0, 1.0)
+            if roi is not None and roi.size:
+                window = (float(roi[k]), float(roi[k + len(axes)]))
             resampling = Resampling(self, extents[k], new_extents[k], ratios[k], window)
             result = resampling.apply(result, axis)
             line = resampling.outside().reshape(-1, *(1,) * (data.ndim - 1 - axis))
             outside = outside | line
         if outside.any():
             # Converted first: beside a Python float, 64-bit integers would become float64.
-            (fill,) = Cast(DType.from_numpy(data.dtype)).reference(
-                np.array(self.extrapolation_value)
-            )
+            value = np.array(self.extrapolation_value)
+            (fill,) = Cast(DType.from_numpy(data.dtype)).reference(value)
             result = np.where(outside, fill, result)
         return (np.array(result, data.dtype, order="C"),)
 
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from resize_cases(cls)
+        two, three = frozenset({2}), frozenset({1, 2, 3})
+        data = sample(1, 2, 4, 5)
+        up = np.array([1, 1, 2, 2], np.float32)
+        odd = np.array([1, 1, 1.5, 0.8], np.float32)
+        for transform in POINTS[:-1]:
+            for mode in ("nearest", "linear", "cubic"):
+                op = cls(coordinate_transformation_mode=transform, mode=mode)
+                yield Case(f"{mode}, {transform}, up", op, (data, None, up), constants=two)
+                yield Case(f"{mode}, {transform}, odd", op, (data, None, odd), constants=two)
+        for nearest in NEAREST:
+            op = cls(nearest_mode=nearest, coordinate_transformation_mode="asymmetric")
+            down = np.array([1, 1, 0.5, 0.6], np.float32)
+            yield Case(f"nearest, {nearest}", op, (data, None, down), constants=two)
+        sizes = np.array([1, 2, 3, 9], np.int64)
+        for mode in ("nearest", "linear", "cubic"):
+            yield Case(f"{mode}, sizes", cls(mode=mode), (data, None, None, sizes), constants=three)
+        on_axes = cls(axes=(2, 3), mode="linear")
+        yield Case("axes", on_axes, (data, None, None, np.array([8, 2])), constants=three)
+        for policy in ("not_larger", "not_smaller"):
+            op = cls(axes=(2, 3), keep_aspect_ratio_policy=policy)
+            inputs = (data, None, None, np.array([7, 8]))
+            yield Case(f"aspect ratio {policy}", op, inputs, constants=three)
+        yield from _special_cases(cls, data, up)
+
+
+def _special_cases(make: type[Resize], data: Array, up: Array) -> Iterator[Case]:
+    """Yield cases of cropping, antialiasing, other dtypes and rounding in float32."""
+    two, three = frozenset({2}), frozenset({1, 2, 3})
+    excluding = make(mode="cubic", exclude_outside=1, cubic_coeff_a=-0.5)
+    yield Case("cubic, outside excluded", excluding, (data, None, up), constants=two)
+    region = np.array([0, 0, 0.4, -0.2, 1, 1, 0.8, 1.3], np.float32)
+    transform = "tf_crop_and_resize"
+    crop = make(mode="linear", coordinate_transformation_mode=transform, extrapolation_value=10.0)
+    cropped = (data, region, None, np.array([1, 2, 3, 6], np.int64))
+    yield Case("crop", crop, cropped, constants=three)
+    small = np.array([1, 1, 0.5, 0.6], np.float32)
+    for mode in ("linear", "cubic"):
+        op = make(mode=mode, antialias=1)
+        yield Case(f"{mode}, no aliases", op, (sample(1, 1, 9, 10), None, small), constants=two)
+    half = sample(1, 2, 3, 3, dtype="float16")
+    # 10 by the float32 below 0.7: exactly a little less than 7.
+    below = np.array([1, 0.7], np.float32)
+    yield Case("a product in float32", make(), (sample(2, 10), None, below), constants=two)
+    yield Case("float16", make(mode="linear"), (half, None, up), 3e-3, constants=two)
+    yield Case("int8", make(), (sample(1, 2, 3, 3, dtype="int8"), None, up), constants=two)
+    # Extents of integer factors, and yet not a repetition: the scale or the region says more.
+    for nearest in ("round_prefer_floor", "floor"):
+        op = make(nearest_mode=nearest, coordinate_transformation_mode="asymmetric")
+        fraction = np.array([1, 1, 1.2, 2.2], np.float32)
+        yield Case(f"nearly twice, {nearest}", op, (data, None, fraction), constants=two)
+        part = make(nearest_mode=nearest, coordinate_transformation_mode=transform)
+        half_region = np.array([0, 0, 0, 0.5, 1, 1, 1, 1], np.float32)
+        halved = (data, half_region, up)
+        yield Case(f"crop to twice, {nearest}", part, halved, constants=frozenset({1, 2}))
+    line = (sample(1, 2, 7), None, np.array([1, 1, 3], np.float32))
+    yield Case("one axis of space", make(mode="linear"), line, constants=two)
 
 
 def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
     """Return the extents multiplied by constant scales. Raises ShapeError."""
     if scales is None or scales.value is None or scales.value.shape != (len(extents),):
-        raise ShapeError(f"resize must have {len(extents)} constant scales, or sizes")
+        raise ShapeError(
+            f"resize must have one constant scale for each resized axis ({len(extents)}), or sizes"
+        )
     scaled: list[Dim] = []
     for extent, scale in zip(extents, (float(s) for s in scales.value), strict=True):
         if not scale > 0:
             raise ShapeError(f"a scale of resize is {scale}; it must be positive")
         if scale > Limit.MAX_EXTENT.most:
-            raise ShapeError(
-                f"resize replaces each element by {Limit.MAX_EXTENT.excess(f'{scale:g}')}"
-            )
+            most = f"{Limit.MAX_EXTENT.most:,} (MAX_EXTENT)"
+            raise ShapeError(f"a scale of resize is {scale:g}; it must be at most {most}")
         if isinstance(extent, int):
             scaled.append(_scaled_extent(extent, scale))
             continue
         ratio = Fraction(scale)
         if ratio.denominator > 1 << 12:
             raise ShapeError(
-                f"resize cannot multiply the symbolic extent {extent} by {scale}: fix its symbols"
+                f"resize cannot multiply the symbolic extent {extent} by {scale}: fix the value of "
+                f"{', '.join(sorted(symbols_of(extent)))} in the model"
             )
         scaled.append(extent * ratio.numerator // ratio.denominator)
     return scaled
@@ -413,6 +428,5 @@ def _can_resize(extent: Dim, size: Dim, axis: int) -> bool:
     If symbols decide it, a guard is recorded.
     """
     what = f"axis {axis} of input 0, which is resized"
-    return (size == 0 or assume_at_least(extent, 1, what)) and not (
-        isinstance(size, int) and size < 0
-    )
+    is_negative = isinstance(size, int) and size < 0
+    return (size == 0 or assume_at_least(extent, 1, what)) and not is_negative

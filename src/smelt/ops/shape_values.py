@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._shape import (
     NUMBERS,
     input_type,
-    require_dtype,
-    require_inputs,
-    require_same_dtype,
+    input_types,
     require_scalar,
     shape_text,
 )
@@ -28,17 +26,10 @@ from smelt.ops._shape_operands import (
     present,
     sample,
 )
-from smelt.types import DType, TensorType, ceil_div, is_never_negative, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array, Operand
-    from smelt.types import Dim, ValueType
+from smelt.types import Dim, DType, TensorType, ValueType, ceil_div, is_never_negative, override
 
 
-@dataclass(frozen=True)
-class Shape(Op):
+class Shape(BuiltinOp):
     """The extents of a tensor, or those of the axes from ``start`` to ``end``, exclusive.
 
     Shapes: (data) -> [number of extents].
@@ -50,15 +41,18 @@ class Shape(Op):
     Source: ONNX Shape-21.
     """
 
-    name: ClassVar[str] = "shape"
+    is_recipe_step = True
 
     start: int = 0
+    """First axis whose extent is returned; a negative one counts from the end."""
     end: int | None = None
+    """Axis at which the extents end, exclusive; a negative one counts from the end, and None
+    includes the last axis."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        extents = input_type(self, inputs, 0).shape[self.start : self.end]
+        (data,) = input_types(self, inputs, 1)
+        extents = data.shape[self.start : self.end]
         return (TensorType(DType.INT64, (len(extents),)),)
 
     @override
@@ -81,8 +75,7 @@ class Shape(Op):
         yield Case("no elements", cls(), (sample(0, 4),))
 
 
-@dataclass(frozen=True)
-class Size(Op):
+class Size(BuiltinOp):
     """The number of elements of a tensor.
 
     Shapes: (data) -> scalar.
@@ -94,12 +87,11 @@ class Size(Op):
     Source: ONNX Size-21.
     """
 
-    name: ClassVar[str] = "size"
+    is_recipe_step = True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        input_type(self, inputs, 0)
+        input_types(self, inputs, 1)
         return (TensorType(DType.INT64, ()),)
 
     @override
@@ -118,30 +110,36 @@ class Size(Op):
         yield Case("no elements", cls(), (sample(3, 0, 2, dtype="int64"),))
 
 
-@dataclass(frozen=True)
-class ConstantOfShape(Op):
+class ConstantOfShape(BuiltinOp):
     """A tensor whose elements are all ``value``.
 
     Shapes: (shape[rank]) -> shape.
 
     Dtypes: int64 -> ``dtype``.
 
-    Raises ShapeError: when the shape is not known or has a negative extent.
+    Raises ShapeError: when the shape is not known or has a negative extent, or an integer result
+    cannot have the value.
 
     Source: ONNX ConstantOfShape-21, whose tensor ``value`` is split into ``dtype`` and ``value``.
     """
 
-    name: ClassVar[str] = "constant_of_shape"
+    is_recipe_step = True
 
     dtype: DType = DType.FLOAT32
+    """Element type of the result."""
     value: float | int | bool = 0
+    """Value of every element."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
+        input_types(self, inputs, 1)
         shape = dims_at(self, inputs, 0, "the shape") or ()
         if any(isinstance(d, int) and d < 0 for d in shape):
             raise ShapeError(f"the shape {shape_text(shape)} has a negative extent")
+        if self.dtype.is_integer:
+            limits = np.iinfo(self.dtype.numpy)
+            if not limits.min <= self.value <= limits.max:  # nor is it a NaN
+                raise ShapeError(f"the value {self.value} does not fit into {self.dtype.value}")
         return (TensorType(self.dtype, shape),)
 
     @override
@@ -173,8 +171,7 @@ class ConstantOfShape(Op):
         yield Case("no elements", cls(), (np.array([0, 4]),), constants=zero)
 
 
-@dataclass(frozen=True)
-class Range(Op):
+class Range(BuiltinOp):
     """Numbers from ``start`` to ``limit``, exclusive, with a step of ``delta``.
 
     Shapes: (start scalar, limit scalar, delta scalar) -> [count].
@@ -186,14 +183,11 @@ class Range(Op):
     Source: ONNX Range-11.
     """
 
-    name: ClassVar[str] = "range"
+    is_recipe_step = True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 3)
-        kinds = [input_type(self, inputs, i) for i in range(3)]
-        require_dtype(kinds[0], NUMBERS, "start of range")
-        require_same_dtype(*kinds)
+        kinds = input_types(self, inputs, 3, dtypes=NUMBERS)
         for kind in kinds:
             require_scalar(kind, "a bound of range")
         return (TensorType(kinds[0].dtype, (self._count(inputs),)),)
@@ -206,7 +200,7 @@ class Range(Op):
             return _count_steps(*(a.item() for a in arrays))
         start, limit, delta = (number_at(self, inputs, i, "each bound") for i in range(3))
         if not isinstance(delta, int) or delta == 0:
-            raise ShapeError(f"the step of range must be a constant and not zero; it is {delta}")
+            raise ShapeError(f"the step of range is {delta}; it must be a constant other than 0")
         gap = limit - start if delta > 0 else start - limit
         count = ceil_div(gap, abs(delta))
         # If ``start`` is beyond ``limit`` for all symbol values, there are no elements.

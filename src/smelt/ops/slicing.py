@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from smelt.errors import ShapeError
-from smelt.ir import Case, Op, Operand
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._conformance_data import floats
 from smelt.ops._index import integers
 from smelt.ops._shape import (
+    all_input_types,
     input_type,
+    input_types,
     known,
     normalize_axis,
     optional_type,
-    require_inputs,
+    require_choice,
     require_rank,
     require_same_dtype,
     require_scalar,
@@ -26,28 +29,27 @@ from smelt.ops._shape import (
 from smelt.ops._shape_operands import (
     MAXIMUM_DIMS,
     dims_at,
+    input_at,
     ints_at,
     known_dims,
-    optional_array,
     present,
     sample,
 )
 from smelt.types import (
+    DType,
     Limit,
     TensorType,
     assume_at_least,
     assume_divides,
     assume_equal,
     ceil_div,
+    counted,
     is_never_negative,
     override,
     symbols_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array
     from smelt.types import Dim, Shape, ValueType
 
 
@@ -55,8 +57,7 @@ _LONGEST: Final = Limit.MAX_TENSOR_BYTES.most
 """Upper bound of the extent of an axis: a tensor has at most as many bytes."""
 
 
-@dataclass(frozen=True)
-class Slice(Op):
+class Slice(BuiltinOp):
     """The elements from ``starts`` to ``ends``, exclusive, with strides ``steps`` along ``axes``.
 
     Negative bounds count from the end; bounds are clamped to the axis. On an axis of symbolic
@@ -76,12 +77,11 @@ class Slice(Op):
     Source: ONNX Slice-13.
     """
 
-    name: ClassVar[str] = "slice"
+    is_recipe_step = True
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 3, 5)
-        data = input_type(self, inputs, 0)
+        data, _, _ = input_types(self, inputs, 3, 5)
         shape = list(data.shape)
         for axis, (start, end, step) in self.bounds(inputs).items():
             extent = end - start if step > 0 else start - end
@@ -98,13 +98,19 @@ class Slice(Op):
         axes = tuple(range(len(starts))) if axes is None else axes
         steps = ints_at(self, inputs, 4, "steps")
         steps = (1,) * len(starts) if steps is None else steps
-        if len({len(starts), len(ends), len(axes), len(steps)}) > 1:
-            raise ShapeError("starts, ends, axes and steps of slice have different lengths")
+        lengths = [len(starts), len(ends), len(axes), len(steps)]
+        if len(set(lengths)) > 1:
+            texts = ", ".join(map(str, lengths))
+            raise ShapeError(
+                f"starts, ends, axes and steps of slice have the lengths {texts}; all must be equal"
+            )
         bounds: dict[int, tuple[Dim, Dim, int]] = {}
         for start, end, listed_axis, listed_step in zip(starts, ends, axes, steps, strict=True):
             axis = normalize_axis(listed_axis, data.rank)
-            if axis in bounds or listed_step == 0:
-                raise ShapeError(f"slice has axis {axis} twice or a step of 0 on it")
+            if axis in bounds:
+                raise ShapeError(f"axis {axis} is listed twice in the axes of slice")
+            if listed_step == 0:
+                raise ShapeError(f"the step of slice on axis {axis} must not be 0")
             # No axis is longer than this step, so it selects one element, as any larger step does.
             step = max(-_LONGEST, min(listed_step, _LONGEST))
             bounds[axis] = (*_clamp(start, end, step, data.shape[axis], axis), step)
@@ -124,7 +130,7 @@ class Slice(Op):
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
         data, starts, ends = (present(inputs, i) for i in range(3))
-        axes, steps = optional_array(inputs, 3), optional_array(inputs, 4)
+        axes, steps = input_at(inputs, 3), input_at(inputs, 4)
         axes = np.arange(len(starts)) if axes is None else axes
         steps = np.ones(len(starts), np.int64) if steps is None else steps
         index = [slice(None)] * data.ndim
@@ -164,10 +170,13 @@ class Slice(Op):
 def _clamp(start: Dim, end: Dim, step: int, extent: Dim, axis: int) -> tuple[Dim, Dim]:
     """Return both bounds clamped to the axis and counted from the start; an end may be -1."""
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
-    first = _clamp_bound(start, (0, high), extent, f"the start of axis {axis}")
-    last = _clamp_bound(end, (low, high), extent, f"the end of axis {axis}")
+    first = _clamp_bound(start, (0, high), extent, f"the start of the slice on axis {axis}")
+    last = _clamp_bound(end, (low, high), extent, f"the end of the slice on axis {axis}")
     if step > 0 and isinstance(last, int) and not isinstance(first, int):
-        raise ShapeError(f"the slice from {first} to {last} depends on a symbol: fix its value")
+        raise ShapeError(
+            f"the length of the slice from {first} to {last} on axis {axis} depends on symbols: "
+            f"fix the value of {', '.join(sorted(symbols_of(first)))} in the model"
+        )
     return first, last
 
 
@@ -179,35 +188,38 @@ def _clamp_bound(bound: Dim, limits: tuple[int, Dim], extent: Dim, what: str) ->
     low, high = limits
     if isinstance(bound, int) and isinstance(extent, int) and isinstance(high, int):
         return min(max(bound + extent if bound < 0 else bound, low), high)
-    if isinstance(bound, int) and abs(bound) >= (1 << 31) - 1:
-        return high if bound > 0 else low
+    # INT_MAX stands for the end, as does INT64_MAX, which no extent reaches.
+    far = abs(bound) if isinstance(bound, int) else 0
+    if far >= 1 << 62 or (far >= (1 << 31) - 1 and assume_at_least(far, extent, what)):
+        return high if bound == far else low
     if is_never_negative(bound, least=1):
         assume_at_least(bound, 0, what)
     elif is_never_negative(-bound - 1, least=1):
-        assume_at_least(-1, bound, what)
+        assume_at_least(-1, bound, f"{what}, which is assumed to be negative")
         bound = bound + extent
         if not is_never_negative(bound - low, least=1):
             raise _undecided(bound, low)
         assume_at_least(bound, low, what)
     else:
         raise ShapeError(
-            f"whether the bound {bound} is negative depends on a symbol: fix its value"
+            f"the bound {bound} of slice is negative for some symbol values only: fix the value of "
+            f"{', '.join(sorted(symbols_of(bound)))} in the model"
         )
     if not is_never_negative(high - bound, least=1) and not isinstance(extent, int):
         # For some symbol values only, the bound would be beyond the end and be clamped.
         raise _undecided(bound, high)
-    return bound if assume_at_least(high, bound, what) else high
+    return bound if assume_at_least(high, bound, f"the upper limit of {what}") else high
 
 
 def _undecided(bound: Dim, limit: Dim) -> ShapeError:
     symbols = ", ".join(sorted(symbols_of(bound, limit)))
     return ShapeError(
-        f"whether the bound {bound} of slice exceeds {limit} depends on {symbols}: fix its value"
+        f"the bound {bound} of slice exceeds {limit} for some symbol values only: fix the value of "
+        f"{symbols} in the model"
     )
 
 
-@dataclass(frozen=True)
-class Split(Op):
+class Split(BuiltinOp):
     """Consecutive parts of a tensor along an axis.
 
     Input 1 has the lengths of the parts. Without it the axis is split into ``num_outputs`` equal
@@ -223,9 +235,10 @@ class Split(Op):
     Source: ONNX Split-18.
     """
 
-    name: ClassVar[str] = "split"
+    is_recipe_step = True
 
     axis: int = 0
+    """Axis that is split; a negative one counts from the end."""
     num_outputs: int = 0
     """Number of equal parts; 0 if input 1 has the lengths."""
     even: bool = False
@@ -233,8 +246,7 @@ class Split(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1, 2)
-        data = input_type(self, inputs, 0)
+        (data,) = input_types(self, inputs, 1, 2)
         axis = normalize_axis(self.axis, data.rank)
         lengths = dims_at(self, inputs, 1, "the lengths of the parts")
         if lengths is None:
@@ -242,11 +254,18 @@ class Split(Op):
         total: Dim = 0
         for length in lengths:
             if isinstance(length, int) and length < 0:
-                raise ShapeError(f"a part of split has {length} elements; it must be at least 0")
+                raise ShapeError(
+                    f"the length of a part of split is {length}; it must be at least 0"
+                )
             total = total + length
-        if not assume_equal(data.shape[axis], total, f"axis {axis} of input 0 and its parts"):
+        if not assume_equal(
+            data.shape[axis],
+            total,
+            f"axis {axis} of input 0, and the sum of the lengths of its parts",
+        ):
             raise ShapeError(
-                f"the parts {shape_text(lengths)} do not add up to {data.shape[axis]} elements"
+                f"the lengths {shape_text(lengths)} of the parts of split do not add up to the "
+                f"extent {data.shape[axis]}"
             )
         shapes = ((*data.shape[:axis], n, *data.shape[axis + 1 :]) for n in lengths)
         return tuple(TensorType(data.dtype, s) for s in shapes)
@@ -256,16 +275,22 @@ class Split(Op):
         parts = self.num_outputs
         if not 1 <= parts <= 1 << 16:
             raise ShapeError(
-                f"split must have the lengths of its parts, or num_outputs from 1 to 65536, not "
-                f"{parts}"
+                f"num_outputs of split is {parts}; without the lengths of the parts it must be "
+                "from 1 to 65536"
             )
-        if self.even and not assume_divides(parts, extent, f"the {parts} equal parts of a split"):
-            raise ShapeError(f"{extent} elements cannot be split into {parts} equal parts")
+        if self.even and not assume_divides(parts, extent, "the extent of the axis of split"):
+            raise ShapeError(
+                f"the extent of the axis of split is {extent}; it must be a multiple of the number "
+                f"of parts, {parts}"
+            )
         length = ceil_div(extent, parts)
         if isinstance(length, int) and isinstance(extent, int):
             last = extent - length * (parts - 1)
             if last < 0:
-                raise ShapeError(f"{extent} elements cannot be split into {parts} equal parts")
+                raise ShapeError(
+                    f"the extent of the axis of split is {extent}, which is too small for {parts} "
+                    f"parts of {length}, of which only the last may be shorter"
+                )
             return (*(length,) * (parts - 1), last)
         exact = extent // parts
         if exact * parts == extent:
@@ -282,7 +307,7 @@ class Split(Op):
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        data, part_lengths = present(inputs, 0), optional_array(inputs, 1)
+        data, part_lengths = present(inputs, 0), input_at(inputs, 1)
         if part_lengths is None:
             dims = self._equal_lengths(data.shape[self.axis])
             part_lengths = np.array(dims, np.int64)
@@ -304,8 +329,7 @@ class Split(Op):
         yield Case("float16", cls(2, 2), (sample(1, 2, 4, dtype="float16"),))
 
 
-@dataclass(frozen=True)
-class Crop(Op):
+class Crop(BuiltinOp):
     """The part of x that has the extents of ``like`` from ``axis`` on. Inputs are x and like.
 
     Shapes: both inputs have the same rank; the result has the extents of x before ``axis`` and
@@ -317,8 +341,6 @@ class Crop(Op):
 
     Source: Caffe CropLayer.
     """
-
-    name: ClassVar[str] = "crop"
 
     axis: int = 2
     """First axis that is cropped."""
@@ -333,22 +355,22 @@ class Crop(Op):
         numbers = numbers * count if len(numbers) == 1 else numbers
         if len(numbers) != count or min(numbers) < 0:
             raise ShapeError(
-                f"offset is {self.offset}; it must be empty, or have one or {count} numbers of at "
-                "least 0"
+                f"offset is {self.offset}; it must be empty, one number for all cropped axes, or "
+                f"one for each of them ({count}), and none may be negative"
             )
         return (*[0] * axis, *numbers)
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2)
-        x, like = input_type(self, inputs, 0), input_type(self, inputs, 1)
+        x, like = input_types(self, inputs, 2)
         require_rank(like, "the second input of crop", x.rank)
         first, offsets = normalize_axis(self.axis, x.rank), self.offsets(x.rank)
         for axis in range(first, x.rank):
             start, extent, available = offsets[axis], like.shape[axis], x.shape[axis]
             if not assume_at_least(available, start + extent, f"axis {axis} of inputs 0 and 1"):
                 raise ShapeError(
-                    f"{extent} elements from {start} on do not fit into an extent of {available}"
+                    f"axis {axis} of input 0 has {counted(available, 'element')}; a crop to "
+                    f"{extent} from offset {start} on does not fit"
                 )
         return (TensorType(x.dtype, (*x.shape[:first], *like.shape[first:])),)
 
@@ -373,8 +395,7 @@ class Crop(Op):
         yield Case("everything", cls(axis=0), (x, x))
 
 
-@dataclass(frozen=True)
-class Concat(Op):
+class Concat(BuiltinOp):
     """The inputs concatenated along an axis.
 
     Shapes: equal except for ``axis``, along which the result has the sum of the extents.
@@ -387,16 +408,15 @@ class Concat(Op):
     Source: ONNX Concat-13.
     """
 
-    name: ClassVar[str] = "concat"
+    is_recipe_step = True
 
     axis: int
+    """Axis along which the inputs are joined; a negative one counts from the end."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1, 1 << 16)
-        kinds = [input_type(self, inputs, i) for i in range(len(inputs))]
+        kinds = all_input_types(self, inputs, 1 << 16, frozenset(DType))
         first = kinds[0]
-        require_same_dtype(*kinds)
         axis = normalize_axis(self.axis, first.rank)
         shape = list(first.shape)
         for index, kind in enumerate(kinds[1:], 1):
@@ -440,8 +460,7 @@ class Concat(Op):
             yield Case(dtype, cls(1), (sample(2, 2, dtype=dtype), sample(2, 3, dtype=dtype)))
 
 
-@dataclass(frozen=True)
-class Pad(Op):
+class Pad(BuiltinOp):
     """The tensor with elements added at both ends of axes; negative pads remove elements.
 
     ``mode`` selects the added elements: ``constant`` adds the value of input 2 (0 if absent),
@@ -459,19 +478,15 @@ class Pad(Op):
     Source: ONNX Pad-24.
     """
 
-    name: ClassVar[str] = "pad"
+    is_recipe_step = True
 
     mode: str = "constant"
     """constant, edge, reflect or wrap."""
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 2, 4)
-        data = input_type(self, inputs, 0)
-        if self.mode not in {"constant", "edge", "reflect", "wrap"}:
-            raise ShapeError(
-                f"pad mode is {self.mode!r}; it must be constant, edge, reflect or wrap"
-            )
+        data, _ = input_types(self, inputs, 2, 4)
+        require_choice(self.mode, ("constant", "edge", "reflect", "wrap"), "pad mode")
         value = optional_type(self, inputs, 2)
         require_same_dtype(data, value)
         require_scalar(value, "the value of pad")
@@ -480,29 +495,25 @@ class Pad(Op):
         pairs = pair_pads(data.rank, pads, axes)
         shape = [d + before + after for d, (before, after) in zip(data.shape, pairs, strict=True)]
         for axis, (start, end) in enumerate(pairs):
-            before, extent, added = data.shape[axis], shape[axis], (start, end) != (0, 0)
+            before, extent = data.shape[axis], shape[axis]
             what = f"axis {axis} of input 0, whose elements are repeated"
             if isinstance(extent, int) and extent < 0:
                 raise ShapeError(
                     f"negative pads {shape_text(pads)} remove more elements than {data} has"
                 )
-            if (
-                added
-                and extent != 0
-                and self.mode != "constant"
-                and not assume_at_least(before, 1, what)
-            ):
+            repeats = self.mode != "constant" and extent != 0 and (start, end) != (0, 0)
+            if repeats and not assume_at_least(before, 1, what):
                 raise ShapeError(f"pad mode {self.mode} has no elements to repeat in {data}")
         return (TensorType(data.dtype, tuple(shape)),)
 
     @override
     def reference(self, *inputs: Array | None) -> tuple[Array, ...]:
-        data, axes = present(inputs, 0), optional_array(inputs, 3)
+        data, axes = present(inputs, 0), input_at(inputs, 3)
         pads = tuple(int(p) for p in present(inputs, 1))
         listed = None if axes is None else tuple(int(a) for a in axes)
         for axis, pair in enumerate(pair_pads(data.ndim, pads, listed)):
             before, after = require_static(pair, "pads")
-            data = self._pad_axis(data, axis, before, after, optional_array(inputs, 2))
+            data = self._pad_axis(data, axis, before, after, input_at(inputs, 2))
         return (data.copy(),)
 
     def _pad_axis(
@@ -557,7 +568,8 @@ def pair_pads(rank: int, pads: Shape, axes: tuple[int, ...] | None) -> list[tupl
     listed = tuple(range(rank)) if axes is None else tuple(normalize_axis(a, rank) for a in axes)
     if len(pads) != 2 * len(listed) or len(set(listed)) < len(listed):
         raise ShapeError(
-            f"pads {shape_text(pads)} must have two numbers for each of the axes {listed}"
+            f"pads {shape_text(pads)} must have two numbers for each of the axes {listed}, and no "
+            "axis may occur twice"
         )
     pairs: list[tuple[Dim, Dim]] = [(0, 0)] * rank
     for index, axis in enumerate(listed):

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from smelt.ir import Case, Op, Operand
+from smelt.ir import Array, Case, Operand
+from smelt.ops._base import BuiltinOp
 from smelt.ops._conformance_data import HALF_TOLERANCE, floats
 from smelt.ops._reference_numerics import narrow, widen
-from smelt.ops._shape import FLOATS, input_type, normalize_axis, require_dtype, require_inputs
+from smelt.ops._shape import FLOATS, input_types, normalize_axis
 from smelt.ops._shape_operands import present
-from smelt.types import override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.ir import Array
-    from smelt.types import ValueType
+from smelt.types import ValueType, override
 
 
-@dataclass(frozen=True)
-class SoftmaxLike(Op):
+class SoftmaxLike(BuiltinOp):
     """Normalisation of each line along an axis, independent of the other lines."""
+
+    is_recipe_step = True
 
     axis: int = -1
     """Axis along which elements are normalised."""
@@ -35,9 +30,7 @@ class SoftmaxLike(Op):
 
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
-        require_inputs(self, inputs, 1)
-        x = input_type(self, inputs, 0)
-        require_dtype(x, FLOATS, f"the input of {self.name}")
+        (x,) = input_types(self, inputs, 1, dtypes=FLOATS)
         normalize_axis(self.axis, x.rank)
         return (x,)
 
@@ -47,9 +40,8 @@ class SoftmaxLike(Op):
         if not array.size:
             return (array,)
         x = widen(array)
-        return (
-            narrow(self._normalize_rows(x - x.max(axis=self.axis, keepdims=True)), array.dtype),
-        )
+        shifted = x - x.max(axis=self.axis, keepdims=True)
+        return (narrow(self._normalize_rows(shifted), array.dtype),)
 
     @override
     @classmethod
@@ -65,7 +57,6 @@ class SoftmaxLike(Op):
         yield Case("float16", cls(), (x,), HALF_TOLERANCE)
 
 
-@dataclass(frozen=True)
 class Softmax(SoftmaxLike):
     """``exp(x) / sum(exp(x))`` along an axis, computed without overflow.
 
@@ -78,15 +69,12 @@ class Softmax(SoftmaxLike):
     Source: ONNX Softmax-13.
     """
 
-    name: ClassVar[str] = "softmax"
-
     @override
     def _normalize_rows(self, shifted: Array, /) -> Array:
         powers = np.exp(shifted)
         return np.asarray(powers / powers.sum(axis=self.axis, keepdims=True))
 
 
-@dataclass(frozen=True)
 class LogSoftmax(SoftmaxLike):
     """``x - log(sum(exp(x)))`` along an axis, computed without overflow.
 
@@ -99,14 +87,11 @@ class LogSoftmax(SoftmaxLike):
     Source: ONNX LogSoftmax-13.
     """
 
-    name: ClassVar[str] = "log_softmax"
-
     @override
     def _normalize_rows(self, shifted: Array, /) -> Array:
         return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=self.axis, keepdims=True)))
 
 
-@dataclass(frozen=True)
 class Hardmax(SoftmaxLike):
     """1 at the first largest element along an axis, 0 elsewhere.
 
@@ -118,8 +103,6 @@ class Hardmax(SoftmaxLike):
 
     Source: ONNX Hardmax-13.
     """
-
-    name: ClassVar[str] = "hardmax"
 
     @override
     def _normalize_rows(self, shifted: Array, /) -> Array:

@@ -1,16 +1,19 @@
-"""The base class of graph passes, and their results and notes."""
+"""The base classes of graph passes, and their results and notes."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from smelt.ir import FreshNames, Graph, Node
+from smelt.types import override
 
-    from smelt.ir import Graph
-
+MAX_SWEEPS: Final = 1000
+"""Limit of sweeps of a pass that normally ends when a sweep changes nothing. Chosen without a
+measurement."""
 _MAX_NAMES: Final = 32
 """Largest number of layer names in either field of a note. Chosen without a measurement."""
 
@@ -38,7 +41,7 @@ class Note:
     def __str__(self) -> str:
         before = " + ".join(self.before)
         if not self.applied:
-            return f"{before}: kept, {self.detail}"
+            return f"{before}: kept: {self.detail}"
         after = " + ".join(self.after) if self.after else "(nothing)"
         return f"{before} -> {after}" + (f": {self.detail}" if self.detail else "")
 
@@ -64,14 +67,20 @@ class PassResult:
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """A graph transformation that preserves results; its dataclass fields are its options."""
+    """A graph transformation that preserves results.
+
+    A pass with options is a frozen dataclass, whose fields they are.
+    """
 
     name: ClassVar[str]
-    """Name in reports and on the command line, in kebab-case."""
+    """Name in reports and on the command line: that of the class, in kebab-case."""
     discovers_values: ClassVar[bool] = False
     """Whether inference may determine more values after this pass. If so, an error of inference
     then is an error of the network and not of the pass.
     """
+
+    def __init_subclass__(cls) -> None:
+        cls.name = vars(cls).get("name") or re.sub(r"\B(?=[A-Z])", "-", cls.__name__).lower()
 
     def requires(self, graph: Graph) -> None:
         """Check the preconditions of the pass.
@@ -90,10 +99,27 @@ class Pass(ABC):
     def apply(self, graph: Graph) -> PassResult:
         """Transform the graph in place and return what changed."""
 
-    def ensures(self, graph: Graph) -> None:
-        """Check the postconditions of the pass.
 
-        Raises:
-            GraphError: the graph does not meet them.
+class NodePass(Pass):
+    """A pass that considers one node after the other."""
+
+    max_sweeps: ClassVar[int] = 1
+    """Limit of sweeps over the graph; the pass ends when a sweep changes nothing."""
+
+    @abstractmethod
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        """Transform the graph around a node, and return what changed or why nothing did.
+
+        The node may have been removed by the rewriting of a node before it.
         """
-        del graph
+
+    @override
+    def apply(self, graph: Graph) -> PassResult:
+        notes: list[Note] = []
+        names = FreshNames(graph)
+        for _ in range(self.max_sweeps):
+            made = [n for node in list(graph.nodes) if (n := self.rewrite(graph, node, names))]
+            notes.extend(made)
+            if not any(note.applied for note in made):
+                break
+        return PassResult.of(notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from smelt import ops
+from smelt.passes._patterns import merged_layers
 
 if TYPE_CHECKING:
     from smelt.ir import Graph, Node
@@ -26,8 +27,11 @@ def fuse_pair_nodes(graph: Graph, first: Node, second: Node) -> Node:
         name=second.name,
         output_names=names,
         before=second,
-        layers=tuple(dict.fromkeys((*first.layers, *second.layers))),
+        layers=merged_layers(first, second),
     )
+    pair.precision = second.precision
+    for value, fused in zip((second.output, intermediate), pair.outputs, strict=False):
+        fused.storage = value.storage
     graph.replace_uses(second.output, pair.output)
     graph.remove(second)
     if is_shared:
@@ -44,7 +48,7 @@ def unfusable_pair_reason(graph: Graph, first: Node, second: Node) -> str | None
     """
     intermediate = first.output
     if second.inputs[0] is not intermediate or intermediate in second.inputs[1:]:
-        return f"{second} must read {intermediate.name} as its first input and as no other"
+        return f"{second} does not read {intermediate.name!r} as its first input alone"
     order = {node: position for position, node in enumerate(graph.nodes)}
     early = [user for user in intermediate.users if order[user] < order[second]]
-    return f"{early[0]} reads {intermediate.name} before {second}" if early else None
+    return f"{early[0]} reads {intermediate.name!r} before {second}" if early else None

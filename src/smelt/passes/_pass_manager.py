@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smelt.errors import GraphError, IndexRangeError, InternalError, SmeltError
-from smelt.ir import verify
-from smelt.passes._base import Note, PassResult
-from smelt.types import Relation, TensorType, symbols_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
-    from smelt.ir import Graph, Value
-    from smelt.passes._base import Pass
-    from smelt.types import Guard, Shape
+from smelt.ir import Graph, Value, verify
+from smelt.passes._base import Note, Pass, PassResult
+from smelt.signal_errors import pass_on_handler_error
+from smelt.types import Guard, Relation, Shape, TensorType, symbols_of
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """The record of one pass."""
+    """Record of one run of one pass."""
 
     name: str
     options: dict[str, Any]
@@ -36,8 +31,8 @@ class PassRecord:
 
 
 @dataclass(slots=True)
-class PassReport:
-    """The records of a run of passes, in order."""
+class PassPipelineReport:
+    """Records of a run of the pass pipeline, in order."""
 
     graph: str
     records: list[PassRecord] = field(default_factory=list[PassRecord])
@@ -74,10 +69,8 @@ def _plain(value: Any) -> Any:
 
 
 def run_passes(
-    graph: Graph,
-    passes: Sequence[Pass],
-    listener: Callable[[PassRecord], None] | None = None,
-) -> PassReport:
+    graph: Graph, passes: Sequence[Pass], listener: Callable[[PassRecord], None] | None = None
+) -> PassPipelineReport:
     """Run passes over a graph and its regions, in place.
 
     Args:
@@ -92,7 +85,7 @@ def run_passes(
         InternalError: a pass produced an invalid graph; the message names it and its predecessors.
     """
     verify(graph)
-    report = PassReport(graph.name)
+    report = PassPipelineReport(graph.name)
     guards: dict[Hashable, Guard] = {}
     _collect_guards(graph, guards)
     for graph_pass in passes:
@@ -106,7 +99,12 @@ def run_passes(
         )
         report.records.append(record)
         _collect_guards(graph, guards)
-        _LOG.debug("%s: %d -> %d nodes", graph_pass.name, record.nodes_before, record.nodes_after)
+        _LOG.debug(
+            "pass %s: number of nodes %d -> %d",
+            graph_pass.name,
+            record.nodes_before,
+            record.nodes_after,
+        )
         if listener is not None:
             listener(record)
     known = symbols_of(*(d for value in graph.values() for d in _extents(value)))
@@ -126,7 +124,7 @@ def _extents(value: Value) -> Shape:
     return value.type.shape if isinstance(value.type, TensorType) else ()
 
 
-def _run(graph: Graph, graph_pass: Pass, report: PassReport) -> PassResult:
+def _run(graph: Graph, graph_pass: Pass, report: PassPipelineReport) -> PassResult:
     """Run one pass with its checks, and verify the graph.
 
     Errors that the pass caused are raised as ``InternalError``.
@@ -135,8 +133,8 @@ def _run(graph: Graph, graph_pass: Pass, report: PassReport) -> PassResult:
         result = _apply(graph, graph_pass.started(graph))
         if result.modified:
             graph.infer()  # infers the regions of the nodes, too
-        graph_pass.ensures(graph)
     except SmeltError as error:
+        pass_on_handler_error(error)
         if graph_pass.discovers_values and isinstance(error, GraphError | IndexRangeError):
             raise
         raise InternalError(f"pass {graph_pass.name} failed {_after(report)}: {error}") from error
@@ -154,7 +152,7 @@ def _apply(graph: Graph, graph_pass: Pass) -> PassResult:
     return PassResult(any(result.modified for result in results), notes)
 
 
-def _after(report: PassReport) -> str:
+def _after(report: PassPipelineReport) -> str:
     names = [record.name for record in report.records]
     return f"after {', '.join(names)}" if names else "as the first pass"
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt import ops
-from smelt.ir import Value, fix_numbers
+from smelt.ir import Constant, Node, Value, fix_numbers
 from smelt.types import DType
-
-if TYPE_CHECKING:
-    from smelt.ir import Constant, Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,20 @@ dequantised integers is likewise computed from the mean of the integers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt import ops
-from smelt.ir import FreshNames
-from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._node_emitter import Emitter
+from smelt.passes._base import NodePass, Note
+from smelt.passes._node_emitter import NodeEmitter
+from smelt.passes._patterns import channel_axis, input_at
 from smelt.passes._quant_params import QuantParams, dequantized, elements
 from smelt.types import DType, fixed_shape, override
 
 if TYPE_CHECKING:
-    from smelt.ir import Graph, Node, Value
+    from smelt.ir import FreshNames, Graph, Node, Value
 
 _BYTE_TYPES = frozenset({DType.INT8, DType.UINT8})
 _PRODUCTS = (ops.Conv, ops.Gemm, ops.MatMul)
@@ -38,33 +37,18 @@ _MAX_SUM = (1 << 31) - 1
 """Largest sum that int32 holds."""
 
 
-@dataclass(frozen=True)
-class AbsorbQuantization(Pass):
+class AbsorbQuantization(NodePass):
     """Compute products and means on quantised integers instead of dequantised floats."""
 
-    name: ClassVar[str] = "absorb-quantization"
-
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        names = FreshNames(graph)
-        for node in list(graph.nodes):
-            if isinstance(node.op, _PRODUCTS + _MEANS):
-                rule = _product if isinstance(node.op, _PRODUCTS) else _mean
-                reason = rule(graph, node, names)
-                if reason is None:
-                    notes.append(Note(node.layers, node.layers, "computes with integers"))
-                elif reason:
-                    notes.append(Note.refusal(node.layers, reason))
-        return PassResult.of(notes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """Weights as int8 with zero point 0, and one scale per filter or for all."""
-
-    integers: Value
-    scale: Value
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        if not isinstance(node.op, _PRODUCTS + _MEANS):
+            return None
+        rule = _product if isinstance(node.op, _PRODUCTS) else _mean
+        reason = rule(graph, node, names)
+        if reason is None:
+            return Note(node.layers, node.layers, "computes with integers")
+        return Note.refusal(node.layers, reason) if reason else None
 
 
 def _product(graph: Graph, node: Node, names: FreshNames) -> str | None:
@@ -78,24 +62,25 @@ def _product(graph: Graph, node: Node, names: FreshNames) -> str | None:
     x, params = activations
     if params.axis is not None:
         return "its input has a scale for each channel"
-    emit = Emitter(graph, node, names)
-    weights = _weights(emit, node)
-    if isinstance(weights, str):
-        return weights
-    depth = _reduction_length(node, weights.integers)
+    emit = NodeEmitter(graph, node, names)
+    quantised = _weights(emit, node)
+    if isinstance(quantised, str):
+        return quantised
+    weights, weight_scale = quantised
+    depth = _reduction_length(node, weights)
     if depth * _MAX_PRODUCT > _MAX_SUM:
         return f"sums of {depth} products may not fit into int32"
-    reason = ops.combined_overflow_reason(ops.Mul(), weights.scale.constant, params.scale.constant)
+    reason = ops.combined_overflow_reason(ops.Mul(), weight_scale.constant, params.scale.constant)
     if reason is not None:
         return f"its scales cannot be folded: {reason}"
-    scale = emit.op(ops.Mul(), weights.scale, params.scale, hint="scale")
+    scale = emit.op(ops.Mul(), weight_scale, params.scale, hint="scale")
     bias, term = _bias(emit, node, scale, depth)
     op = _integer_op(node)
-    total = emit.op(op, x, weights.integers, params.zero, None, bias, hint="integers")
+    total = emit.op(op, x, weights, params.zero, None, bias, hint="integers")
     result = emit.op(ops.Cast(DType.FLOAT32), total, hint="sums")
-    result = emit.op(ops.Mul(), result, _along_channels(emit, node, scale), hint="scaled")
+    result = emit.op(ops.Mul(), result, _spread(emit, node, scale), hint="scaled")
     if term is not None:
-        result = emit.op(ops.Add(), result, _along_channels(emit, node, term), hint="biased")
+        result = emit.op(ops.Add(), result, _spread(emit, node, term), hint="biased")
     emit.finish(result)
     return None
 
@@ -113,39 +98,34 @@ def _integer_op(node: Node) -> ops.ConvInteger | ops.MatMulInteger:
     return ops.MatMulInteger()
 
 
-def _weights(emit: Emitter, node: Node) -> _Weights | str:
-    """Return the weights in the form of the integer kernels, or the reason for a refusal."""
+def _weights(emit: NodeEmitter, node: Node) -> tuple[Value, Value] | str:
+    """Return weights for the integer kernels with their scale, or the reason for a refusal.
+
+    The weights are int8 with zero point 0; there is one scale per filter or for all.
+    """
     quantised = dequantized(node.inputs[1])
     if quantised is None or quantised[0].constant is None:
         return "its weights are not quantised constants"
     weights, params = quantised
-    if isinstance(node.op, ops.Gemm) and (node.op.alpha, node.op.beta, node.op.trans_a) != (
-        1.0,
-        1.0,
-        False,
-    ):
-        return "it scales or transposes its operands"
-    rank = weights.tensor.rank
-    filter_axis = 0 if isinstance(node.op, ops.Conv) else rank - 1
-    if isinstance(node.op, ops.Gemm) and node.op.trans_b:
-        filter_axis = 0
-    if not isinstance(node.op, ops.Conv) and rank != 2:
-        return f"its weights have rank {rank}"
-    if (
-        params.axis is not None
-        and params.axis % rank != filter_axis
-        and len(elements(params.scale)) > 1
-    ):
-        return f"its weights have scales along axis {params.axis}"
+    op, rank = node.op, weights.tensor.rank
+    if isinstance(op, ops.Gemm) and (op.alpha, op.beta, op.trans_a) != (1.0, 1.0, False):
+        return "its alpha or beta is not 1, or trans_a is set"
+    is_transposed = isinstance(op, ops.Gemm) and op.trans_b
+    filter_axis = 0 if isinstance(op, ops.Conv) or is_transposed else rank - 1
+    if not isinstance(op, ops.Conv) and rank != 2:
+        return f"its weights have rank {rank}, not 2"
+    has_scales = len(elements(params.scale)) > 1
+    if has_scales and params.axis is not None and params.axis % rank != filter_axis:
+        return f"its weights have scales along axis {params.axis}, not along axis {filter_axis}"
     integers = _without_zero_point(emit, weights, params)
     if integers is None:
         return "its weights have a zero point"
-    if isinstance(node.op, ops.Gemm) and node.op.trans_b:
+    if is_transposed:
         integers = emit.op(ops.Transpose((1, 0)), integers, hint="weights")
-    return _Weights(integers, emit.op(ops.Reshape(), params.scale, emit.integers(-1)))
+    return integers, emit.op(ops.Reshape(), params.scale, emit.integers(-1))
 
 
-def _without_zero_point(emit: Emitter, weights: Value, params: QuantParams) -> Value | None:
+def _without_zero_point(emit: NodeEmitter, weights: Value, params: QuantParams) -> Value | None:
     """Return the weights as int8 with zero point 0, or None.
 
     The weights must be int8 with zero point 0, or uint8 with zero point 128.
@@ -162,13 +142,15 @@ def _without_zero_point(emit: Emitter, weights: Value, params: QuantParams) -> V
     return emit.op(ops.Cast(DType.INT8), shifted, hint="weights")
 
 
-def _bias(emit: Emitter, node: Node, scale: Value, depth: int) -> tuple[Value | None, Value | None]:
+def _bias(
+    emit: NodeEmitter, node: Node, scale: Value, depth: int
+) -> tuple[Value | None, Value | None]:
     """Return the bias as an int32 constant in units of ``scale``, or as a float32 term.
 
     At most one element of the result is not None. The int32 constant is added inside the integer
     sum, the float32 term after scaling.
     """
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = input_at(node, 2)
     if bias is None:
         return None, None
     quantised = dequantized(bias)
@@ -176,7 +158,7 @@ def _bias(emit: Emitter, node: Node, scale: Value, depth: int) -> tuple[Value | 
         return None, bias
     source, params = quantised
     actual, expected = np.array(elements(params.scale)), np.array(elements(scale))
-    channels = node.output.tensor.shape[_channel_axis(node)]
+    channels = node.output.tensor.shape[channel_axis(node)]
     if source.tensor.shape != (channels,) or not np.allclose(actual, expected, rtol=_BIAS_ERROR):
         return None, bias
     # Derived from the dequantised bias, so that a refit of the scales changes it accordingly.
@@ -185,23 +167,14 @@ def _bias(emit: Emitter, node: Node, scale: Value, depth: int) -> tuple[Value | 
     constant = emit.op(ops.Cast(DType.INT32), rounded, hint="bias")
     # Half of the int32 range is reserved for the bias; a refit checks that a new bias fits.
     fits = 2 * depth * _MAX_PRODUCT <= _MAX_SUM
-    return (
-        (constant, None)
-        if fits and ops.derived_overflow_reason(constant.constant) is None
-        else (None, bias)
-    )
+    is_usable = fits and ops.derived_overflow_reason(constant.constant) is None
+    return (constant, None) if is_usable else (None, bias)
 
 
-def _channel_axis(node: Node) -> int:
-    return 1 if isinstance(node.op, ops.Conv) else node.output.tensor.rank - 1
-
-
-def _along_channels(emit: Emitter, node: Node, vector: Value) -> Value:
+def _spread(emit: NodeEmitter, node: Node, vector: Value) -> Value:
     """Reshape a vector with one element per channel so that it broadcasts to the result."""
-    trailing_axes = node.output.tensor.rank - 1 - _channel_axis(node)
-    if vector.tensor.rank != 1 or not trailing_axes:
-        return vector
-    return emit.op(ops.Reshape(), vector, emit.integers(-1, *[1] * trailing_axes))
+    trailing_axes = node.output.tensor.rank - 1 - channel_axis(node)
+    return emit.spread(vector, trailing_axes) if vector.tensor.rank == 1 else vector
 
 
 def _mean(graph: Graph, node: Node, names: FreshNames) -> str | None:
@@ -213,9 +186,9 @@ def _mean(graph: Graph, node: Node, names: FreshNames) -> str | None:
     if quantised is None or quantised[1].dtype not in _BYTE_TYPES or quantised[1].axis is not None:
         return ""
     if isinstance(node.op, ops.AveragePool) and node.op.count_include_pad and any(node.op.pads):
-        return "its padding is zero and not the zero point"
+        return "it averages padding, which is 0 and not the zero point"
     x, params = quantised
-    emit = Emitter(graph, node, names)
+    emit = NodeEmitter(graph, node, names)
     mean = emit.op(node.op, x, hint="integers")
     if params.zero is not None:
         mean = emit.op(ops.Sub(), mean, emit.op(ops.Cast(DType.FLOAT32), params.zero, hint="zero"))

@@ -6,39 +6,47 @@ absorb them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from smelt import ops
-from smelt.ir import Constant, FreshNames, remove_dead, sole_user
-from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._node_emitter import Emitter
+from smelt.ir import Constant, FreshNames, Graph, Node, Value, sole_user
+from smelt.passes._base import MAX_SWEEPS, NodePass, Note
+from smelt.passes._node_emitter import NodeEmitter
+from smelt.passes._patterns import merged_layers
 from smelt.types import override
 
-if TYPE_CHECKING:
-    from smelt.ir import Graph, Node, Value
 
-_MAX_ROUNDS = 1000
-"""Limit of sweeps over the graph; normally the pass ends when a sweep changes nothing. Chosen
-without a measurement."""
-
-
-@dataclass(frozen=True)
-class CombineAffines(Pass):
+class CombineAffines(NodePass):
     """Rewrite chains of Mul and Add with constants as ``x * factor + term``."""
 
-    name: ClassVar[str] = "combine-affines"
+    max_sweeps: ClassVar[int] = MAX_SWEEPS
 
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        names = FreshNames(graph)
-        for _ in range(_MAX_ROUNDS):
-            applied = [n for node in list(graph.nodes) if (n := _combine(graph, node, names))]
-            notes.extend(applied)
-            if not applied:
-                break
-        return PassResult.of(notes)
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        """Combine a node with the Mul or Add before it, or swap an Add and the Mul after it."""
+        outer = _split(node)
+        producer = outer[0].producer if outer is not None else None
+        inner = _split(producer)
+        if outer is None or inner is None or producer is None:
+            return None
+        if sole_user(graph, outer[0]) is not node:
+            return None
+        second, (x, first) = outer[1], inner
+        if _loss_reason(node, producer, first, second) is not None:
+            return None
+        layers = merged_layers(producer, node)
+        emit = NodeEmitter(graph, node, names)
+        if type(node.op) is type(producer.op):
+            hint = "factor" if isinstance(node.op, ops.Mul) else "term"
+            result = emit.op(node.op, x, emit.op(node.op, first, second, hint=hint))
+        elif isinstance(node.op, ops.Mul) and _swapping_pays(graph, node, inner, second):
+            scaled = emit.op(ops.Mul(), x, second)
+            result = emit.op(ops.Add(), scaled, emit.op(ops.Mul(), first, second, hint="term"))
+            if scaled.producer is not None:
+                scaled.producer.layers = layers
+        else:
+            return None
+        return emit.finish_as(result, layers, "the constant factors and terms are combined")
 
 
 def _split(node: Node | None) -> tuple[Value, Value] | None:
@@ -54,43 +62,11 @@ def _split(node: Node | None) -> tuple[Value, Value] | None:
     return x, constant
 
 
-def _combine(graph: Graph, node: Node, names: FreshNames) -> Note | None:
-    """Combine a node with the Mul or Add before it, or swap an Add and the Mul after it."""
-    outer = _split(node)
-    producer = outer[0].producer if outer is not None else None
-    inner = _split(producer)
-    if outer is None or inner is None or producer is None:
-        return None
-    if sole_user(graph, outer[0]) is not node:
-        return None
-    (intermediate, second), (x, first) = outer, inner
-    if _loss_reason(node, producer, first, second) is not None:
-        return None
-    layers = tuple(dict.fromkeys((*producer.layers, *node.layers)))
-    emit = Emitter(graph, node, names)
-    if type(node.op) is type(producer.op):
-        hint = "factor" if isinstance(node.op, ops.Mul) else "term"
-        result = emit.op(node.op, x, emit.op(node.op, first, second, hint=hint))
-    elif isinstance(node.op, ops.Mul) and _swapping_pays(graph, node, inner, second):
-        scaled = emit.op(ops.Mul(), x, second)
-        result = emit.op(ops.Add(), scaled, emit.op(ops.Mul(), first, second, hint="term"))
-        if scaled.producer is not None:
-            scaled.producer.layers = layers
-    else:
-        return None
-    combined = emit.finish(result)
-    if combined is None:
-        return None
-    combined.layers = layers
-    remove_dead(graph, [intermediate])
-    return Note(layers, layers, "one factor and one term")
-
-
 def _loss_reason(node: Node, producer: Node, first: Value, second: Value) -> str | None:
     """Return why folding the two constants would change the results, or None."""
     is_product = isinstance(node.op, ops.Mul) and isinstance(producer.op, ops.Mul)
     if is_product and second.constant is not None and not second.constant.array.all():
-        return "a factor 0 makes NaN of a product that overflows"
+        return "the second factor has a 0, which makes NaN of a first product that overflows"
     return ops.combined_overflow_reason(node.op, first.constant, second.constant)
 
 

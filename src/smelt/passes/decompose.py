@@ -6,26 +6,24 @@ accuracy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from smelt import ops
 from smelt.errors import ShapeError
-from smelt.ir import FreshNames, fix_numbers
-from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._node_emitter import Emitter
-from smelt.passes._patterns import number_of, required_input
+from smelt.ir import FreshNames, Graph, Node, Op, Value, fix_numbers
+from smelt.passes._base import NodePass, Note
+from smelt.passes._node_emitter import NodeEmitter
+from smelt.passes._patterns import number_of, square_root_of
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from smelt.ir import Graph, Node, Op, Value
-
-    Rule = Callable[[Emitter, Node], Value | None]
+    Rule = Callable[..., Value | None]
+    RowNorm = ops.LayerNormalization | ops.RMSNormalization
 
 _NON_NEGATIVE: Final = (ops.Abs, ops.Exp, ops.Sigmoid, ops.ReduceSumSquare)
 """Ops whose results are at least +0 (or NaN) for all inputs."""
@@ -39,61 +37,43 @@ _NON_NEGATIVE_IF_INPUTS_ARE: Final[dict[type[Op], int]] = {
 
 
 @dataclass(frozen=True)
-class Decompose(Pass):
+class Decompose(NodePass):
     """Decompose normalisations, n-ary sums and rare reductions into elementwise ops and sums."""
-
-    name: ClassVar[str] = "decompose"
 
     excluded: tuple[str, ...] = ()
     """Names of ops that are not decomposed because a backend implements them itself."""
 
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        names = FreshNames(graph)
-        for node in list(graph.nodes):
-            rule = _RULES.get(type(node.op))
-            unused = all(not value.users for value in node.outputs[1:])
-            if rule is None or not unused or node.op.name in self.excluded:
-                continue
-            layers, kind = node.layers, type(node.op).__name__
-            emit = Emitter(graph, node, names)
-            try:
-                result = rule(emit, node)
-            except ShapeError:
-                # The op may assume that symbolic extents are equal, or mix element types, where
-                # the ops that replace it do not: the node then stays as it is.
-                emit.discard()
-                continue
-            if result is not None and emit.finish(result) is not None:
-                notes.append(Note(layers, layers, f"{kind} by simpler ops"))
-        return PassResult.of(notes)
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        rule = _RULES.get(type(node.op))
+        unused = all(not value.users for value in node.outputs[1:])
+        if rule is None or not unused or node.op.name in self.excluded:
+            return None
+        layers, kind = node.layers, type(node.op).__name__
+        emit = NodeEmitter(graph, node, names)
+        try:
+            result = rule(emit, node.op, *node.inputs)
+        except ShapeError:
+            # The op may assume that symbolic extents are equal, or mix element types, where the
+            # ops that replace it do not: the node then stays as it is.
+            emit.discard()
+            return None
+        if result is None or emit.finish(result) is None:
+            return None
+        return Note(layers, layers, f"{kind} is replaced by simpler ops")
 
 
-def _input(node: Node, index: int) -> Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
-def _along_channels(emit: Emitter, vector: Value, rank: int) -> Value:
-    """Reshape a vector with one element per channel to broadcast to [N, C, ...]."""
-    return emit.op(ops.Reshape(), vector, emit.integers(-1, *[1] * (rank - 2)))
-
-
-def _batch_normalization(emit: Emitter, node: Node) -> Value | None:
+def _batch_normalization(emit: NodeEmitter, op: ops.BatchNormalization, *inputs: Value) -> Value:
     """Write batch normalisation as ``x * factor + term`` per channel."""
-    if not isinstance(node.op, ops.BatchNormalization):
-        return None
-    x, gamma, beta, mean, variance = (required_input(node, i) for i in range(5))
-    epsilon = emit.floats(node.op.epsilon, variance, "epsilon")
+    x, gamma, beta, mean, variance = inputs
+    epsilon = emit.floats(op.epsilon, variance, "epsilon")
     deviation = emit.op(ops.Sqrt(), emit.op(ops.Add(), variance, epsilon))
     factor = emit.op(ops.Div(), gamma, deviation)
     term = emit.op(ops.Sub(), beta, emit.op(ops.Mul(), mean, factor))
-    rank = x.tensor.rank
-    scaled = emit.op(ops.Mul(), x, _along_channels(emit, factor, rank), hint="scale")
-    return emit.op(ops.Add(), scaled, _along_channels(emit, term, rank), hint="shift")
+    return _affine(emit, x, factor, term)
 
 
-def _normalized(emit: Emitter, x: Value, axes: list[int], epsilon: float) -> Value:
+def _normalized(emit: NodeEmitter, x: Value, axes: list[int], epsilon: float) -> Value:
     """Return ``(x - mean) / sqrt(variance + epsilon)`` with the statistics over ``axes``."""
     over = emit.integers(*axes, hint="axes")
     centred = emit.op(ops.Sub(), x, emit.op(ops.ReduceMean(), x, over, hint="mean"))
@@ -103,60 +83,53 @@ def _normalized(emit: Emitter, x: Value, axes: list[int], epsilon: float) -> Val
     return emit.op(ops.Div(), centred, emit.op(ops.Sqrt(), safe))
 
 
-def _affine(emit: Emitter, x: Value, scale: Value, bias: Value) -> Value:
+def _affine(emit: NodeEmitter, x: Value, scale: Value, bias: Value) -> Value:
     """Return ``x * scale + bias`` with one scale and bias per channel."""
-    rank = x.tensor.rank
-    scaled = emit.op(ops.Mul(), x, _along_channels(emit, scale, rank), hint="scale")
-    return emit.op(ops.Add(), scaled, _along_channels(emit, bias, rank), hint="shift")
+    trailing_axes = x.tensor.rank - 2
+    scaled = emit.op(ops.Mul(), x, emit.spread(scale, trailing_axes), hint="scale")
+    return emit.op(ops.Add(), scaled, emit.spread(bias, trailing_axes), hint="shift")
 
 
-def _instance_normalization(emit: Emitter, node: Node) -> Value | None:
-    if not isinstance(node.op, ops.InstanceNormalization):
-        return None
-    x, scale, bias = (required_input(node, i) for i in range(3))
-    normalised = _normalized(emit, x, list(range(2, x.tensor.rank)), node.op.epsilon)
+def _instance_normalization(
+    emit: NodeEmitter, op: ops.InstanceNormalization, x: Value, scale: Value, bias: Value
+) -> Value:
+    normalised = _normalized(emit, x, list(range(2, x.tensor.rank)), op.epsilon)
     return _affine(emit, normalised, scale, bias)
 
 
-def _group_normalization(emit: Emitter, node: Node) -> Value | None:
+def _group_normalization(
+    emit: NodeEmitter, op: ops.GroupNormalization, x: Value, scale: Value, bias: Value
+) -> Value | None:
     """Normalise each group of channels as one axis; the inner extents must be static."""
-    if not isinstance(node.op, ops.GroupNormalization):
-        return None
-    x, scale, bias = (required_input(node, i) for i in range(3))
     inner_extents = [d for d in x.tensor.shape[1:] if isinstance(d, int)]
     if len(inner_extents) != x.tensor.rank - 1 or 0 in inner_extents:
         return None
-    groups = emit.integers(0, node.op.num_groups, -1)
+    groups = emit.integers(0, op.num_groups, -1)
     grouped = emit.op(ops.Reshape(), x, groups)
-    normalised = _normalized(emit, grouped, [2], node.op.epsilon)
+    normalised = _normalized(emit, grouped, [2], op.epsilon)
     ungrouped = emit.op(ops.Reshape(), normalised, emit.integers(0, *inner_extents))
     return _affine(emit, ungrouped, scale, bias)
 
 
-def _row_norm(emit: Emitter, node: Node) -> Value | None:
+def _row_norm(
+    emit: NodeEmitter, op: RowNorm, x: Value, scale: Value, bias: Value | None = None
+) -> Value | None:
     """Move the scale and bias out of a norm if they differ between rows.
 
     The kernels of norms take one scale and bias for all rows.
     """
-    if not isinstance(node.op, ops.LayerNormalization | ops.RMSNormalization):
-        return None
-    x, scale = required_input(node, 0), required_input(node, 1)
-    bias = _input(node, 2)
     types = [scale.tensor] if bias is None else [scale.tensor, bias.tensor]
-    if all(ops.is_same_for_rows(type_, x.tensor, node.op.axis) for type_ in types):
+    if all(ops.is_same_for_rows(type_, x.tensor, op.axis) for type_ in types):
         return None
-    result = emit.op(node.op, x, emit.floats(1, x, "one"), hint="rows")
+    result = emit.op(op, x, emit.floats(1, x, "one"), hint="rows")
     result = emit.op(ops.Mul(), result, scale, hint="scale")
     return result if bias is None else emit.op(ops.Add(), result, bias, hint="shift")
 
 
-def _lp_normalization(emit: Emitter, node: Node) -> Value | None:
+def _lp_normalization(emit: NodeEmitter, op: ops.LpNormalization, x: Value) -> Value:
     """Divide by the L1 or L2 norm along an axis."""
-    if not isinstance(node.op, ops.LpNormalization):
-        return None
-    x = required_input(node, 0)
-    axis = emit.integers(node.op.axis, hint="axis")
-    if node.op.p == 1:
+    axis = emit.integers(op.axis, hint="axis")
+    if op.p == 1:
         norm = emit.op(ops.ReduceSum(), emit.op(ops.Abs(), x), axis)
     else:
         norm = emit.op(ops.Sqrt(), emit.op(ops.ReduceSum(), emit.op(ops.Mul(), x, x), axis))
@@ -166,26 +139,24 @@ def _lp_normalization(emit: Emitter, node: Node) -> Value | None:
     return emit.op(ops.Div(), x, divisor)
 
 
-def _log_softmax(emit: Emitter, node: Node) -> Value | None:
-    if not isinstance(node.op, ops.LogSoftmax):
-        return None
-    x = required_input(node, 0)
-    axis = emit.integers(node.op.axis, hint="axis")
+def _log_softmax(emit: NodeEmitter, op: ops.LogSoftmax, x: Value) -> Value:
+    axis = emit.integers(op.axis, hint="axis")
     below = emit.op(ops.Sub(), x, emit.op(ops.ReduceMax(), x, axis))
     total = emit.op(ops.ReduceSum(), emit.op(ops.Exp(), below), axis)
     return emit.op(ops.Sub(), below, emit.op(ops.Log(), total))
 
 
-def _gemm(emit: Emitter, node: Node) -> Value | None:
+def _gemm(
+    emit: NodeEmitter, op: ops.Gemm, a: Value, b: Value, c: Value | None = None
+) -> Value | None:
     """Fold alpha and beta into the weights and bias, and transposes into constants.
 
     Alpha is applied to the product instead if the weights are not constant or would overflow. A
     transpose of ``a`` becomes a Transpose node.
     """
-    op, kind = node.op, node.output.tensor.dtype
-    if not isinstance(op, ops.Gemm) or not (kind.is_float or op.has_integer_scales):
+    original, kind = (op, c), a.tensor.dtype
+    if not (kind.is_float or op.has_integer_scales):
         return None
-    a, b, c = required_input(node, 0), required_input(node, 1), _input(node, 2)
     if op.trans_b and b.constant is not None:
         b, op = emit.op(ops.Transpose((1, 0)), b, hint="weights"), replace(op, trans_b=False)
     if op.trans_a:
@@ -197,9 +168,8 @@ def _gemm(emit: Emitter, node: Node) -> Value | None:
     product_factor = None
     if op.alpha != 1:
         factor = emit.array(op.scale(op.alpha, kind.numpy), "alpha")
-        if b.constant is None or ops.combined_overflow_reason(
-            ops.Mul(), b.constant, factor.constant
-        ):
+        reason = ops.combined_overflow_reason(ops.Mul(), b.constant, factor.constant)
+        if b.constant is None or reason is not None:
             product_factor = factor
         else:
             b = emit.op(ops.Mul(), b, factor, hint="weights")
@@ -207,7 +177,7 @@ def _gemm(emit: Emitter, node: Node) -> Value | None:
     if product_factor is not None:
         scaled = emit.op(ops.Mul(), emit.op(op, a, b), product_factor)
         return scaled if c is None else emit.op(ops.Add(), scaled, c)
-    if op == node.op and c is _input(node, 2):
+    if (op, c) == original:
         return None
     return emit.op(op, a, b, c) if c is not None else emit.op(op, a, b)
 
@@ -215,20 +185,19 @@ def _gemm(emit: Emitter, node: Node) -> Value | None:
 def _pairwise(pair: Op) -> Rule:
     """Return a rule that turns an op of many inputs into a chain of binary ops."""
 
-    def rule(emit: Emitter, node: Node) -> Value | None:
-        if len(node.inputs) < 2 or (len(node.inputs) == 2 and type(node.op) is type(pair)):
+    def rule(emit: NodeEmitter, op: Op, *values: Value) -> Value | None:
+        if len(values) < 2 or (len(values) == 2 and type(op) is type(pair)):
             return None
-        values = [required_input(node, i) for i in range(len(node.inputs))]
         return reduce(lambda left, right: emit.op(pair, left, right), values)
 
     return rule
 
 
-def _mean(emit: Emitter, node: Node) -> Value | None:
-    total = _pairwise(ops.Add())(emit, node)
+def _mean(emit: NodeEmitter, op: ops.Mean, *values: Value) -> Value | None:
+    total = _pairwise(ops.Add())(emit, op, *values)
     if total is None:
         return None
-    return emit.op(ops.Mul(), total, emit.floats(1 / len(node.inputs), total, "share"))
+    return emit.op(ops.Mul(), total, emit.floats(1 / len(values), total, "share"))
 
 
 def _reduction(
@@ -240,43 +209,36 @@ def _reduction(
     to the sum.
     """
 
-    def rule(emit: Emitter, node: Node) -> Value | None:
-        x = required_input(node, 0)
+    def rule(emit: NodeEmitter, reduction: Op, x: Value, *axes: Value | None) -> Value | None:
         if after and not x.tensor.dtype.is_float:
             return None
         for op in before:
             x = emit.op(op, x)
         if square:
             x = emit.op(ops.Mul(), x, x)
-        attributes = {"keepdims": getattr(node.op, "keepdims", 1)}
-        attributes["noop_with_empty_axes"] = getattr(node.op, "noop_with_empty_axes", 0)
-        total = emit.op(ops.ReduceSum(**attributes), x, *node.inputs[1:])
+        attributes = {"keepdims": getattr(reduction, "keepdims", 1)}
+        attributes["noop_with_empty_axes"] = getattr(reduction, "noop_with_empty_axes", 0)
+        total = emit.op(ops.ReduceSum(**attributes), x, *axes)
         return reduce(lambda value, op: emit.op(op, value), after, total)
 
     return rule
 
 
-def _normalize(emit: Emitter, node: Node) -> Value | None:
+def _normalize(emit: NodeEmitter, op: ops.Normalize, x: Value, scale: Value) -> Value:
     """Decompose Caffe's Normalize, which divides by the norm of a pixel or of the image."""
-    if not isinstance(node.op, ops.Normalize):
-        return None
-    x, scale = required_input(node, 0), required_input(node, 1)
-    axes = range(1, x.tensor.rank) if node.op.across_spatial else [1]
+    axes = range(1, x.tensor.rank) if op.across_spatial else [1]
     over = emit.integers(*axes, hint="axes")
     total = emit.op(ops.ReduceSum(), emit.op(ops.Mul(), x, x), over)
-    safe = emit.op(ops.Add(), total, emit.floats(node.op.eps, x, "epsilon"))
+    safe = emit.op(ops.Add(), total, emit.floats(op.eps, x, "epsilon"))
     unit = emit.op(ops.Div(), x, emit.op(ops.Sqrt(), safe))
-    return emit.op(ops.Mul(), unit, _along_channels(emit, scale, x.tensor.rank), hint="scale")
+    return emit.op(ops.Mul(), unit, emit.spread(scale, x.tensor.rank - 2), hint="scale")
 
 
-def _pow(emit: Emitter, node: Node) -> Value | None:
+def _pow(emit: NodeEmitter, _op: ops.Pow, x: Value, exponent: Value) -> Value | None:
     """Replace a Pow with exponent 2, 0.5 or -1 by Mul, Sqrt or Reciprocal."""
-    x, exponent = required_input(node, 0), required_input(node, 1)
-    if exponent.constant is None or exponent.constant.array.size != 1:
+    if x.type != emit.node.output.type or not x.tensor.dtype.is_float:
         return None
-    if x.type != node.output.type or not x.tensor.dtype.is_float:
-        return None
-    number = float(exponent.constant.array.ravel()[0])
+    number = number_of(exponent)
     deciding: list[Value | None] = [exponent]
     if number == 2:
         result = emit.op(ops.Mul(), x, x)
@@ -314,7 +276,7 @@ def _is_never_negative(value: Value | None, deciding: list[Value | None], depth:
         bounds = [value for value in node.inputs if _is_positive(value)]
         deciding += bounds
         return bool(bounds)
-    if _is_square(node):
+    if square_root_of(value) is not None:
         deciding.append(node.inputs[1])
         return True
     if isinstance(node.op, _NON_NEGATIVE):
@@ -328,34 +290,20 @@ def _is_positive(value: Value | None) -> bool:
     return value is not None and (number_of(value) or 0) > 0
 
 
-def _is_square(node: Node) -> bool:
-    """Return whether a node computes the square of a value."""
-    if isinstance(node.op, ops.Mul):
-        return node.inputs[0] is node.inputs[1]
-    return isinstance(node.op, ops.Pow) and number_of(node.inputs[1]) == 2
-
-
-def _gather(emit: Emitter, node: Node) -> Value | None:
+def _gather(emit: NodeEmitter, op: ops.Gather, x: Value, indices: Value) -> Value | None:
     """Replace a Gather of consecutive constant indices by a Slice, which is a view."""
-    x, indices = required_input(node, 0), required_input(node, 1)
-    if not isinstance(node.op, ops.Gather) or indices.constant is None or x.constant is not None:
+    if indices.constant is None or x.constant is not None:
         return None
-    axis = node.op.axis % x.tensor.rank
+    axis = op.axis % x.tensor.rank
     extent, index_array = x.tensor.shape[axis], indices.constant.array
-    if (
-        not isinstance(extent, int)
-        or index_array.ndim > 1
-        or not index_array.size
-        or node.output.dims
-    ):
+    if not isinstance(extent, int) or index_array.ndim > 1 or not index_array.size:
         return None
-    first = int(index_array.ravel()[0]) % max(extent, 1)
-    if [int(i) % max(extent, 1) for i in index_array.ravel()] != [
-        *range(first, first + index_array.size)
-    ]:
+    positions = [int(i) % max(extent, 1) for i in index_array.ravel()]
+    first, end = positions[0], positions[0] + len(positions)
+    if positions != [*range(first, end)] or emit.node.output.dims:
         return None
     fix_numbers(indices)
-    bounds = [emit.integers(n) for n in (first, first + index_array.size, axis)]
+    bounds = [emit.integers(n) for n in (first, end, axis)]
     window = emit.op(ops.Slice(), x, *bounds)
     return window if index_array.ndim else emit.op(ops.Squeeze(), window, emit.integers(axis))
 

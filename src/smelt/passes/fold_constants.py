@@ -9,22 +9,17 @@ constant shape, so that no node has to compute it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from smelt import ops
 from smelt.errors import GraphError
-from smelt.ir import Constant, FreshNames, Operand, remove_dead, sources_first
-from smelt.passes._base import Note, Pass, PassResult
-from smelt.types import Limit, TensorType, element_count, override
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smelt.ir import Graph, Node, Value
-    from smelt.types import Dim
+from smelt.ir import Constant, FreshNames, Graph, Node, Operand, Value, remove_dead, sources_first
+from smelt.passes._base import NodePass, Note, Pass
+from smelt.types import Dim, Limit, TensorType, element_count, fixed_shape, override
 
 _RANDOM_OP_PREFIXES = ("random", "multinomial", "bernoulli")
 _SHAPE_OPS = ("shape", "size", "prior_box")
@@ -44,6 +39,8 @@ class _Budget:
     """Memory and work that constant folding may still use."""
 
     left_bytes: int
+    taken_names: frozenset[str]
+    """Names of the constants before folding."""
     left_work: int = Limit.MAX_FOLDED_WORK.most
 
     @staticmethod
@@ -54,20 +51,24 @@ class _Budget:
         memory. ``growth_bytes`` is allowed in addition to the multiple of the weights' size.
         """
         weights = derived = 0
-        for constant in sources_first(*_constants(graph)):
-            type_ = constant.type
-            size = element_count(type_.shape) * type_.dtype.size_bytes
-            if isinstance(size, int):
-                weights += size if constant.recipe is None else 0
-                derived += size if constant.recipe is not None else 0
-        return _Budget(growth_bytes + _MAX_DERIVED_RATIO * weights - derived)
+        constants = list(_constants(graph))
+        for constant in sources_first(*constants):
+            if constant.recipe is None:
+                weights += _size_bytes(constant.type)
+            else:
+                derived += _size_bytes(constant.type)
+        left_bytes = growth_bytes + _MAX_DERIVED_RATIO * weights - derived
+        return _Budget(left_bytes, frozenset(constant.name for constant in constants))
 
     def refusal(self, node: Node) -> str:
         """Return why a node is not folded; if it may be, charge the budget and return ""."""
-        size = sum(_size_bytes(value) for value in node.outputs)
+        size = sum(_size_bytes(value.tensor) for value in node.outputs)
         if size > self.left_bytes:
             left = max(self.left_bytes, 0)
-            return f"the constant would take {size >> 20} MiB, but only {left >> 20} MiB are left"
+            return (
+                f"the constant would take {size >> 20} MiB, but only {left >> 20} MiB of the limit "
+                "for constants computed at build time are left"
+            )
         operands = [None if value is None else value.operand for value in node.inputs]
         work = node.op.count_work(operands, [value.type for value in node.outputs])
         if not isinstance(work, int) or work > self.left_work:
@@ -78,10 +79,9 @@ class _Budget:
 
 
 @dataclass(frozen=True)
-class FoldConstants(Pass):
+class FoldConstants(NodePass):
     """Compute everything at build time that does not depend on the network's inputs."""
 
-    name: ClassVar[str] = "fold-constants"
     discovers_values: ClassVar[bool] = True
 
     max_growth_bytes: int = 1 << 30
@@ -89,45 +89,43 @@ class FoldConstants(Pass):
     The limit protects against small models that expand to huge constants.
     """
     _budget: _Budget | None = field(default=None, compare=False, repr=False)
+    """What is left for the graph that the pass was started for."""
 
     @override
     def started(self, graph: Graph) -> Pass:
         return replace(self, _budget=_Budget.for_graph(graph, self.max_growth_bytes))
 
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        names = FreshNames(graph)
-        budget = self._budget or _Budget.for_graph(graph, self.max_growth_bytes)
-        for node in list(graph.nodes):
-            note = self._fold(graph, node, names, budget) or _fix_reshape_shape(graph, node, names)
-            if note is not None:
-                notes.append(note)
-        return PassResult.of(notes)
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        return self._fold(graph, node, names) or _fix_reshape_shape(graph, node, names)
 
-    def _fold(self, graph: Graph, node: Node, names: FreshNames, budget: _Budget) -> Note | None:
-        """Replace the results of one node by constants, if they are known and the budget allows."""
+    def _fold(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        """Replace the results of one node by constants, if they are known and the budget allows.
+
+        A constant takes the name of the result unless another constant has it.
+        """
         if not any(value.users for value in node.outputs) or not _is_pure(node):
             return None
         operands = _vector(node, names) or self._inputs(node)
         if operands is None:
             return None
         if isinstance(operands, Constant):
-            constants = [operands]
+            constants = {node.outputs[0]: operands}
         else:
-            if reason := budget.refusal(node):
+            if self._budget is not None and (reason := self._budget.refusal(node)):
                 return Note.refusal(node.layers, reason)
-            constants = [
-                Constant.derive(names.make(v.name), node.op, *operands, output=i)
+            constants = {
+                v: Constant.derive(names.make(v.name), node.op, *operands, output=i)
                 for i, v in enumerate(node.outputs)
-            ]
+                if v.users
+            }
         inputs = list(node.inputs)
         is_output = any(graph.is_output(value) for value in node.outputs)
-        for value, constant in zip(node.outputs, constants, strict=False):
-            if value.users:
-                if not is_output:
-                    constant.name = value.name
-                _replace_reads(graph, value, graph.add_constant(constant))
+        taken = frozenset[str]() if self._budget is None else self._budget.taken_names
+        for value, constant in constants.items():
+            if not is_output and value.name not in taken:
+                constant.name = value.name
+            graph.replace_reads(value, graph.add_constant(constant))
         if not is_output:
             graph.remove(node)
             remove_dead(graph, inputs)
@@ -140,18 +138,8 @@ class FoldConstants(Pass):
         if node.op.name in _SHAPE_OPS:
             blanks = [None if v is None else _blank(v) for v in node.inputs]
             return None if None in blanks else tuple(blanks)
-        constants = [None if v is None else v.constant for v in node.inputs]
-        if any(v is not None and v.constant is None for v in node.inputs):
-            return None
-        return tuple(constants) if any(constants) else None
-
-
-def _replace_reads(graph: Graph, old: Value, new: Value) -> None:
-    """Let all nodes that read ``old`` read ``new``; outputs of the graph keep ``old``."""
-    for user in list(old.users):
-        for index, value in enumerate(user.inputs):
-            if value is old:
-                graph.set_input(user, index, new)
+        constants = tuple(None if v is None else v.constant for v in node.inputs)
+        return constants if _all_known(node) and any(constants) else None
 
 
 def _is_pure(node: Node) -> bool:
@@ -164,7 +152,7 @@ def _blank(value: Value) -> Constant | None:
     if not isinstance(value.type, TensorType) or not value.type.is_static:
         return None
     zero = np.zeros((), value.type.dtype.numpy)
-    shape = tuple(d for d in value.type.shape if isinstance(d, int))
+    shape = fixed_shape(value.type.shape)
     if math.prod(max(extent, 1) for extent in shape) * zero.itemsize >= _MAX_ADDRESSED_BYTES:
         return None
     return Constant(f"shape of {value.name}", np.broadcast_to(zero, shape))
@@ -200,9 +188,9 @@ def _constants(graph: Graph) -> Iterator[Constant]:
             yield from _constants(region)
 
 
-def _size_bytes(value: Value) -> int:
-    count = element_count(value.tensor.shape)
-    return count * value.tensor.dtype.size_bytes if isinstance(count, int) else 0
+def _size_bytes(kind: TensorType) -> int:
+    count = element_count(kind.shape)
+    return count * kind.dtype.size_bytes if isinstance(count, int) else 0
 
 
 def _fix_reshape_shape(graph: Graph, node: Node, names: FreshNames) -> Note | None:
@@ -227,7 +215,7 @@ def _fix_reshape_shape(graph: Graph, node: Node, names: FreshNames) -> Note | No
             node.op = op
             graph.set_input(node, 1, graph.add_constant(array, names.make(f"{node.name}/shape")))
             remove_dead(graph, [shape])
-            return Note(node.layers, node.layers, f"to the constant shape {list(dims)}")
+            return Note(node.layers, node.layers, f"reshapes to the constant shape {list(dims)}")
     return None
 
 

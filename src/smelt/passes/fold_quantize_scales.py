@@ -7,20 +7,16 @@ clipping, so that dividing their inputs divides their results.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import Final
 
 import numpy as np
 
 from smelt import ops
-from smelt.ir import FreshNames, sole_user
-from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._node_emitter import Emitter
+from smelt.ir import FreshNames, Graph, Node, Value, sole_user
+from smelt.passes._base import NodePass, Note
+from smelt.passes._node_emitter import NodeEmitter
 from smelt.passes._quant_params import quant_params_of
 from smelt.types import DType, override
-
-if TYPE_CHECKING:
-    from smelt.ir import Graph, Node, Value
 
 _SUMS = (ops.Add, ops.Sub)
 _HOMOGENEOUS = (ops.Relu, ops.LeakyRelu, ops.Neg, ops.Abs)
@@ -28,34 +24,25 @@ _MAX_DEPTH: Final = 32
 """Longest chain of nodes that is searched for foldable factors. Chosen without a measurement."""
 
 
-@dataclass(frozen=True)
-class FoldQuantizeScales(Pass):
+class FoldQuantizeScales(NodePass):
     """Divide preceding factors and scales by the scale of each QuantizeLinear."""
 
-    name: ClassVar[str] = "fold-quantize-scales"
-
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        names = FreshNames(graph)
-        for node in list(graph.nodes):
-            if isinstance(node.op, ops.QuantizeLinear):
-                notes.extend(_fold_scale(graph, node, names))
-        return PassResult.of(notes)
-
-
-def _fold_scale(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
-    """Fold the scale of one QuantizeLinear into the values before it."""
-    source, scale = node.inputs[0], node.inputs[1]
-    if source is None or scale is None or scale.constant is None or not scale.constant.array.size:
-        return []
-    if scale.constant.array.size != 1 or not _is_divisible(graph, source, node, scale, _MAX_DEPTH):
-        return []
-    emit = Emitter(graph, node, names)
-    divider = _Divider(emit, emit.op(ops.Reshape(), scale, emit.integers(hint="scalar")))
-    divided = divider.divided(_without_rectifier(node, source))
-    emit.finish(emit.op(node.op, divided, None, *node.inputs[2:]))
-    return [Note(node.layers, node.layers, "its scale was folded into the factors before it")]
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        """Fold the scale of a QuantizeLinear into the values before it."""
+        if not isinstance(node.op, ops.QuantizeLinear):
+            return None
+        source, scale = node.inputs[0], node.inputs[1]
+        if source is None or scale is None or scale.constant is None:
+            return None
+        is_scalar = scale.constant.array.size == 1
+        if not is_scalar or not _is_divisible(graph, source, node, scale, _MAX_DEPTH):
+            return None
+        emit = NodeEmitter(graph, node, names)
+        by = emit.op(ops.Reshape(), scale, emit.integers(hint="scalar"))
+        divided = _divided(emit, _without_rectifier(node, source), by)
+        emit.finish(emit.op(node.op, divided, None, *node.inputs[2:]))
+        return Note(node.layers, node.layers, "its scale is folded into the factors before it")
 
 
 def _without_rectifier(node: Node, source: Value) -> Value:
@@ -103,25 +90,19 @@ def _quotient_fits(value: Value, by: Value) -> bool:
     return ops.combined_overflow_reason(ops.Div(), value.constant, by.constant) is None
 
 
-class _Divider:
-    """Rewrites a value as its quotient by a number."""
-
-    def __init__(self, emit: Emitter, by: Value) -> None:
-        self.emit, self.by = emit, by
-
-    def divided(self, value: Value) -> Value:
-        """Return ``value / by``, with the division folded into constants."""
-        node = value.producer
-        if value.constant is not None or node is None:
-            return self.emit.op(ops.Div(), value, self.by, hint="divided")
-        inputs = list(node.inputs)
-        if isinstance(node.op, ops.Mul):
-            inputs = [v if v is None or v.constant is None else self.divided(v) for v in inputs]
-        elif isinstance(node.op, ops.DequantizeLinear):
-            inputs[1] = None if inputs[1] is None else self.divided(inputs[1])
-        else:
-            inputs = [None if v is None else self.divided(v) for v in inputs]
-        quotient = self.emit.op(node.op, *inputs)
-        if quotient.producer is not None:
-            quotient.producer.layers = node.layers
-        return quotient
+def _divided(emit: NodeEmitter, value: Value, by: Value) -> Value:
+    """Return ``value / by``, with the division folded into constants."""
+    node = value.producer
+    if value.constant is not None or node is None:
+        return emit.op(ops.Div(), value, by, hint="divided")
+    inputs = list(node.inputs)
+    if isinstance(node.op, ops.Mul):
+        inputs = [v if v is None or v.constant is None else _divided(emit, v, by) for v in inputs]
+    elif isinstance(node.op, ops.DequantizeLinear):
+        inputs[1] = None if inputs[1] is None else _divided(emit, inputs[1], by)
+    else:
+        inputs = [None if v is None else _divided(emit, v, by) for v in inputs]
+    quotient = emit.op(node.op, *inputs)
+    if quotient.producer is not None:
+        quotient.producer.layers = node.layers
+    return quotient

@@ -6,18 +6,16 @@ Batch normalisation is one of each (after ``decompose``), as is Caffe's BatchNor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import Final
 
 import numpy as np
 
 from smelt import ops
-from smelt.ir import FreshNames, sole_user, substitute
+from smelt.ir import Array, FreshNames, Graph, Node, Value, sole_user, substitute
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._node_emitter import Emitter
+from smelt.passes._node_emitter import NodeEmitter
+from smelt.passes._patterns import channel_axis, input_at, merged_layers
 from smelt.types import DType, override
-
-if TYPE_CHECKING:
-    from smelt.ir import Array, Graph, Node, Value
 
 _ROOTS = (ops.Conv, ops.ConvTranspose, ops.Gemm, ops.MatMul)
 _FACTORS = (ops.Mul, ops.Div)
@@ -34,8 +32,6 @@ class FoldScaleShift(Pass):
     A factor is not folded if the storage type could not represent the scaled weights with full
     precision. It then stays behind the sum, where an epilogue computes it in float32.
     """
-
-    name: ClassVar[str] = "fold-scale-shift"
 
     storage: DType = DType.FLOAT32
     """Element type in which the weights will be stored."""
@@ -55,18 +51,18 @@ def _fold_all(graph: Graph, root: Node, names: FreshNames, storage: DType) -> li
     notes: list[Note] = []
     while True:
         user = root.output.users[0] if root.output.users else None
-        if user is None or _constant_side(root, user) is None:
+        operand = None if user is None else _constant_side(root, user)
+        if user is None or operand is None:
             return notes
         before = (*root.layers, *user.layers)
-        reason = _refusal(graph, root, user) or _precision_loss_reason(root, user, storage)
-        if reason is not None:
-            notes.append(Note.refusal(before, reason))
-            return notes
-        reason = _fold(graph, root, user, names)
+        reason = _refusal(graph, root, user) or _precision_loss_reason(root, user, operand, storage)
+        if reason is None:
+            reason = _fold(graph, root, user, operand, names)
         if reason is not None:
             notes.extend([Note.refusal(before, reason)] if reason else [])
             return notes
-        notes.append(Note(before, root.layers, f"{user.op.name} was folded into the weights"))
+        place = "bias" if isinstance(user.op, _TERMS) else "weights"
+        notes.append(Note(before, root.layers, f"{user.op.name} is folded into the {place}"))
 
 
 def _constant_side(root: Node, user: Node) -> Value | None:
@@ -81,20 +77,11 @@ def _constant_side(root: Node, user: Node) -> Value | None:
         return None
     if not root.output.tensor.dtype.is_float:  # the quotient of a sum is not that of its terms
         return None
-    shape, axis = other.tensor.shape, _channel_axis(root)
+    shape, axis = other.tensor.shape, channel_axis(root)
     aligned = (1,) * (root.output.tensor.rank - len(shape)) + shape
     channels = root.output.tensor.shape[axis]
-    if any(d != 1 for i, d in enumerate(aligned) if i != axis) or aligned[axis] not in {
-        1,
-        channels,
-    }:
-        return None
-    return other
-
-
-def _channel_axis(root: Node) -> int:
-    last = root.output.tensor.rank - 1
-    return last if isinstance(root.op, ops.Gemm | ops.MatMul) else 1
+    fits = all(d == 1 for i, d in enumerate(aligned) if i != axis)
+    return other if fits and aligned[axis] in {1, channels} else None
 
 
 def _refusal(graph: Graph, root: Node, user: Node) -> str | None:
@@ -106,7 +93,10 @@ def _refusal(graph: Graph, root: Node, user: Node) -> str | None:
     if not all(v is None or v.constant is not None for v in root.inputs[1:]):
         return "the weights are not constant"
     if _is_taken_back(graph, user):
-        return "the next step takes its term back, so that sums are rounded"
+        return (
+            "the next op cancels the added term to round the sum; in the bias, the term would "
+            "round each product"
+        )
     return None
 
 
@@ -121,16 +111,15 @@ def _is_taken_back(graph: Graph, user: Node) -> bool:
     return len(constants) == 2 and ops.combined_overflow_reason(op, *constants) is not None
 
 
-def _precision_loss_reason(root: Node, user: Node, storage: DType) -> str | None:
+def _precision_loss_reason(root: Node, user: Node, factor: Value, storage: DType) -> str | None:
     """Return why scaled weights would lose precision in their storage type, or None.
 
     A loss that the unscaled weights have already is accepted.
     """
-    weights, factor = root.inputs[1], _constant_side(root, user)
-    is_factor = isinstance(user.op, _FACTORS)
-    if storage.size_bytes >= DType.FLOAT32.size_bytes or not is_factor:
+    weights = root.inputs[1]
+    if storage.size_bytes >= DType.FLOAT32.size_bytes or not isinstance(user.op, _FACTORS):
         return None
-    if weights is None or weights.constant is None or factor is None or factor.constant is None:
+    if weights is None or weights.constant is None or factor.constant is None:
         return None
     unscaled = weights.constant.array.astype(np.float32)
     by_filter = np.moveaxis(unscaled, _filter_axis(root), -1)
@@ -142,7 +131,10 @@ def _precision_loss_reason(root: Node, user: Node, storage: DType) -> str | None
     error = _rounding_error(scaled, storage)
     if error <= max(_ROUNDING[storage], _rounding_error(unscaled, storage)):
         return None
-    return f"the weights would lose {error:.1g} of their largest magnitude in {storage.value}"
+    return (
+        f"the scaled weights would have a rounding error of {error:.1g} of their largest magnitude "
+        f"in {storage.value}"
+    )
 
 
 def _filter_axis(root: Node) -> int:
@@ -166,56 +158,54 @@ def _rounding_error(weights: Array, storage: DType) -> float:
         return float(np.abs(stored - weights).max()) / largest
 
 
-def _fold(graph: Graph, root: Node, user: Node, names: FreshNames) -> str | None:
-    """Fold one node into the root.
+def _fold(graph: Graph, root: Node, user: Node, operand: Value, names: FreshNames) -> str | None:
+    """Fold one node, with its constant operand, into the root.
 
     Returns the reason for a refusal, "" if the root can never absorb the node, or None on success.
     """
-    other = _constant_side(root, user)
-    channels = root.output.tensor.shape[_channel_axis(root)]
-    if other is None or not isinstance(channels, int):
+    channels = root.output.tensor.shape[channel_axis(root)]
+    if not isinstance(channels, int):
         return ""
-    emit = Emitter(graph, root, names)
-    vector = emit.op(ops.Reshape(), other, emit.integers(-1))
+    emit = NodeEmitter(graph, root, names)
+    vector = emit.op(ops.Reshape(), operand, emit.integers(-1))
     if vector.tensor.shape != (channels,):
         vector = emit.op(ops.Expand(), vector, emit.integers(channels))
     if isinstance(user.op, _FACTORS):
-        reason = _scale(emit, graph, root, vector, divide=isinstance(user.op, ops.Div))
+        reason = _scale(emit, graph, root, vector, user.op)
     else:
         reason = _shift(emit, graph, root, vector, subtract=isinstance(user.op, ops.Sub))
     if reason is not None:
         return reason
     if not substitute(graph, user.output, root.output):
         return ""
-    root.layers = tuple(dict.fromkeys((*root.layers, *user.layers)))
+    root.layers = merged_layers(root, user)
     graph.remove(user)
     return None
 
 
-def _scale(emit: Emitter, graph: Graph, root: Node, vector: Value, *, divide: bool) -> str | None:
+def _scale(emit: NodeEmitter, graph: Graph, root: Node, vector: Value, op: ops.Op) -> str | None:
     """Multiply or divide weights and bias by a vector.
 
     Returns the reason for a refusal, "" if the weights are not constant, or None on success.
     """
-    op = ops.Div() if divide else ops.Mul()
     weights = root.inputs[1]
     if weights is None or weights.constant is None or weights.tensor.rank < 2:
         return ""
     scaled = [_scaled_weights(emit, root, weights, vector, op)]
-    bias = _bias(root)
+    bias = input_at(root, 2)
     if bias is not None:
         scaled.append(emit.op(op, bias, vector, hint="bias"))
     for index, value in enumerate(scaled, start=1):
         reason = ops.derived_overflow_reason(value.constant)
         if reason is not None:
-            return f"{'the bias' if index > 1 else 'the weights'}: {reason}"
+            return f"{'the bias' if index > 1 else 'the weights'} cannot be combined: {reason}"
     for index, value in enumerate(scaled, start=1):
         graph.set_input(root, index, value)
     return None
 
 
 def _scaled_weights(
-    emit: Emitter, root: Node, weights: Value, vector: Value, op: ops.Mul | ops.Div
+    emit: NodeEmitter, root: Node, weights: Value, vector: Value, op: ops.Op
 ) -> Value:
     """Return the weights with the filters of each output channel multiplied or divided."""
     shape = [d for d in weights.tensor.shape if isinstance(d, int)]
@@ -239,25 +229,23 @@ def _scaled_weights(
     return emit.op(op, weights, factors, hint="weights")
 
 
-def _shift(emit: Emitter, graph: Graph, root: Node, vector: Value, *, subtract: bool) -> str | None:
+def _shift(
+    emit: NodeEmitter, graph: Graph, root: Node, vector: Value, *, subtract: bool
+) -> str | None:
     """Add a vector to, or subtract it from, the bias.
 
     Returns the reason for a refusal, "" if the root has no bias to absorb it, or None on success.
     """
     if isinstance(root.op, ops.MatMul) or (isinstance(root.op, ops.Gemm) and root.op.beta != 1):
         return ""
-    bias = _bias(root)
+    bias = input_at(root, 2)
     if bias is None:
         term = emit.op(ops.Neg(), vector, hint="bias") if subtract else vector
     else:
         term = emit.op(ops.Sub() if subtract else ops.Add(), bias, vector, hint="bias")
     reason = ops.derived_overflow_reason(term.constant)
     if reason is not None:
-        return f"the bias: {reason}"
+        return f"the bias cannot be combined: {reason}"
     root.inputs.extend([None] * (3 - len(root.inputs)))
     graph.set_input(root, 2, term)
     return None
-
-
-def _bias(root: Node) -> Value | None:
-    return root.inputs[2] if len(root.inputs) > 2 else None

@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt import ops
-from smelt.ir import FreshNames, fix_numbers
-from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._node_emitter import Emitter
-from smelt.passes._patterns import required_input
+from smelt.ir import FreshNames, Graph, Node, Value, fix_numbers
+from smelt.passes._base import NodePass, Note
+from smelt.passes._node_emitter import NodeEmitter
+from smelt.passes._patterns import input_at, required_input
 from smelt.passes._quant_params import elements
-from smelt.types import DType, fixed_shape, override
+from smelt.types import Dim, DType, fixed_shape, override
 
 if TYPE_CHECKING:
-    from smelt.ir import Graph, Node, Value
-    from smelt.types import Dim
-
     Integers = ops.ConvInteger | ops.MatMulInteger
 
 _UINT8_MIDDLE = 128
@@ -39,41 +36,37 @@ _BIAS = 4
 
 
 @dataclass(frozen=True)
-class FoldZeroPoints(Pass):
+class FoldZeroPoints(NodePass):
     """Remove zero points from integer products."""
-
-    name: ClassVar[str] = "fold-zero-points"
 
     kernels: bool = True
     """Whether the backend has byte kernels. If not, sums short enough to be exact use float32."""
 
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        names = FreshNames(graph)
-        for node in list(graph.nodes):
-            if not isinstance(node.op, ops.ConvInteger | ops.MatMulInteger):
-                continue
-            layers, product = node.layers, _Product(Emitter(graph, node, names), node, node.op)
-            if len(node.inputs) > _BIAS or (self.kernels and product.is_simple):
-                continue
-            result = product.in_integers() if self.kernels else None
-            how = "in float32" if result is None else "with separate zero points"
-            result = product.in_floats() if result is None else result
-            if result is None:
-                reason = "its weights are not constant, and its sums are too long for float32"
-                notes.append(Note.refusal(layers, reason))
-            else:
-                product.emit.finish(result)
-                notes.append(Note(layers, layers, f"multiplies integers {how}"))
-        return PassResult.of(notes)
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        if not isinstance(node.op, ops.ConvInteger | ops.MatMulInteger):
+            return None
+        layers = node.layers
+        product = _IntegerProduct(NodeEmitter(graph, node, names), node, node.op)
+        if len(node.inputs) > _BIAS or (self.kernels and product.is_simple):
+            return None
+        result = product.in_integers() if self.kernels else None
+        how = "in float32" if result is None else "with separate zero points"
+        result = product.in_floats() if result is None else result
+        if result is None:
+            reason = (
+                "its weights are not constant, and its sums are too long to be exact in float32"
+            )
+            return Note.refusal(layers, reason)
+        product.emit.finish(result)
+        return Note(layers, layers, f"multiplies integers {how}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class _IntegerProduct:
     """One integer product and the rules that rewrite it."""
 
-    emit: Emitter
+    emit: NodeEmitter
     node: Node
     op: Integers
 
@@ -87,7 +80,7 @@ class _Product:
 
     def _zero(self, index: int) -> Value | None:
         """Return the zero point at input ``index``, or None if it is absent or zero."""
-        value = self.node.inputs[index] if index < len(self.node.inputs) else None
+        value = input_at(self.node, index)
         if value is None or any(elements(value)) or not elements(value):
             return value
         fix_numbers(value)
@@ -96,9 +89,7 @@ class _Product:
     @property
     def is_simple(self) -> bool:
         """Whether the kernels support the product as it is."""
-        x_zero = (
-            self.node.inputs[2] if len(self.node.inputs) > 2 else None
-        )  # also if it is a constant 0
+        x_zero = input_at(self.node, 2)  # also if it is a constant 0
         signed = self.weights.tensor.dtype is DType.INT8
         constant = x_zero is None or len(elements(x_zero)) == 1
         return self.weights.constant is not None and signed and constant and not self._zero(3)
@@ -120,9 +111,8 @@ class _Product:
         if input_sums is None:
             return None
         trailing_axes = 0 if isinstance(self.op, ops.MatMulInteger) else weights.tensor.rank - 2
-        correction = self.emit.op(
-            ops.Mul(), input_sums, self._spread(offset, trailing_axes), hint="offset"
-        )
+        spread = self._spread(offset, trailing_axes)
+        correction = self.emit.op(ops.Mul(), input_sums, spread, hint="offset")
         return self.emit.op(ops.Sub(), total, correction, hint="sums")
 
     def _signed(self, zero: Value | None) -> tuple[Value, Value | None]:
@@ -134,9 +124,8 @@ class _Product:
         middle = emit.array(np.array(_UINT8_MIDDLE, np.int32), "middle")
         shifted = emit.op(ops.Sub(), emit.op(ops.Cast(DType.INT32), self.weights), middle)
         zero_constant = emit.array(np.array(0, np.int32), "zero")
-        offset = emit.op(
-            ops.Sub(), zero_constant if offset is None else offset, middle, hint="zero"
-        )
+        start = zero_constant if offset is None else offset
+        offset = emit.op(ops.Sub(), start, middle, hint="zero")
         weights = emit.op(ops.Cast(DType.INT8), shifted, hint="weights")
         if offset.constant is None or any(elements(offset)):
             return weights, offset
@@ -157,9 +146,8 @@ class _Product:
         weight_sums = emit.op(op, ones, weights, hint="weights")
         total = emit.op(op, self.x, weights, hint="sums")
         zero = self._spread(emit.op(ops.Cast(DType.INT32), zero, hint="zero"), 1)
-        return emit.op(
-            ops.Sub(), total, emit.op(ops.Mul(), weight_sums, zero, hint="shift"), hint="sums"
-        )
+        shift = emit.op(ops.Mul(), weight_sums, zero, hint="shift")
+        return emit.op(ops.Sub(), total, shift, hint="sums")
 
     def _ones(self, weights: Value) -> Value | None:
         """Return an input of ones with which ``op`` computes the sums of the weights.
@@ -190,9 +178,8 @@ class _Product:
 
     def _spread(self, zero: Value, trailing_axes: int) -> Value:
         """Append axes of extent 1 to zero points, unless there is only one."""
-        if not trailing_axes or zero.tensor.rank == 0 or zero.tensor.shape == (1,):
-            return zero
-        return self.emit.op(ops.Reshape(), zero, self.emit.integers(-1, *[1] * trailing_axes))
+        is_single = zero.tensor.shape in ((), (1,))
+        return zero if is_single else self.emit.spread(zero, trailing_axes)
 
     def in_floats(self) -> Value | None:
         """Return the product in float32, or None if its sums may be too long to be exact."""
@@ -214,8 +201,7 @@ class _Product:
         zero = self._zero(2 + index)
         if zero is None:
             return value
-        trailing_axes = (
-            1 - index if isinstance(self.op, ops.MatMulInteger) else value.tensor.rank - 1
-        )
+        is_product = isinstance(self.op, ops.MatMulInteger)
+        trailing_axes = 1 - index if is_product else value.tensor.rank - 1
         zero = self._spread(emit.op(ops.Cast(DType.FLOAT32), zero), trailing_axes)
         return emit.op(ops.Sub(), value, zero)

@@ -8,17 +8,14 @@ their memory order and no transpose remains.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import Final
 
 from smelt import ops
-from smelt.ir import FreshNames, remove_dead, sole_user
-from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._node_emitter import Emitter
-from smelt.passes._patterns import fix_numbers_between, layers_between, number_of, producer_of_kind
+from smelt.ir import FreshNames, Graph, Node, Value, sole_user
+from smelt.passes._base import NodePass, Note
+from smelt.passes._node_emitter import NodeEmitter
+from smelt.passes._patterns import layers_of_pattern, number_of, producer_of_kind
 from smelt.types import override
-
-if TYPE_CHECKING:
-    from smelt.ir import Graph, Node, Value
 
 _RANK = 4
 """Rank of queries, keys and values: batch, heads, tokens and features."""
@@ -29,21 +26,13 @@ _MAX_SCALE: Final = float(1 << 32)
 Chosen without a measurement."""
 
 
-@dataclass(frozen=True)
-class FuseAttention(Pass):
+class FuseAttention(NodePass):
     """Fuse ``softmax(scale * Q @ K^T + mask) @ V``."""
 
-    name: ClassVar[str] = "fuse-attention"
-
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        names = FreshNames(graph)
-        for node in list(graph.nodes):
-            pattern = _attention_ending_at(graph, node)
-            if pattern is not None and (note := _fuse(graph, node, pattern, names)) is not None:
-                notes.append(note)
-        return PassResult.of(notes)
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        pattern = _attention_ending_at(graph, node)
+        return None if pattern is None else _fuse(graph, node, pattern, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +69,9 @@ def _attention_ending_at(graph: Graph, last: Node) -> _AttentionPattern | None:
         return None
     weights, values = last.inputs
     softmax = producer_of_kind(weights, ops.Softmax)
-    if (
-        weights is None
-        or values is None
-        or softmax is None
-        or sole_user(graph, weights) is not last
-    ):
+    if weights is None or values is None or softmax is None:
+        return None
+    if sole_user(graph, weights) is not last:
         return None
     if not isinstance(softmax.op, ops.Softmax) or softmax.op.axis not in (-1, _RANK - 1):
         return None
@@ -187,22 +173,16 @@ def _fuse(
         join, heads = None, 0
     last = join or product
     sources = before_head_split if heads else [factor.value for factor in pattern.factors]
-    old_inputs = list(last.inputs)
-    layers = layers_between(graph, last, *sources, pattern.mask)
-    fix_numbers_between(graph, last, *sources, pattern.mask)
-    emit = Emitter(graph, last, names)
+    layers = layers_of_pattern(graph, last, *sources, pattern.mask)
+    emit = NodeEmitter(graph, last, names)
     if not heads:
         sources = [_by_head(emit, factor) for factor in pattern.factors]
     mask = () if pattern.mask is None else (pattern.mask,)
-    attention = emit.finish(emit.op(ops.Attention(pattern.scale, heads), *sources, *mask))
-    if attention is None:
-        return None
-    attention.layers = layers
-    remove_dead(graph, old_inputs)
-    return Note(layers, layers, "one Attention")
+    attention = emit.op(ops.Attention(pattern.scale, heads), *sources, *mask)
+    return emit.finish_as(attention, layers, "computed as one Attention")
 
 
-def _by_head(emit: Emitter, operand: _PermutedValue) -> Value:
+def _by_head(emit: NodeEmitter, operand: _PermutedValue) -> Value:
     """Return an operand as a tensor [N, heads, tokens, features]."""
     if operand.perm == tuple(range(_RANK)):
         return operand.value
@@ -212,11 +192,7 @@ def _by_head(emit: Emitter, operand: _PermutedValue) -> Value:
 def _join_after(graph: Graph, product: Node) -> Node | None:
     """Return the Reshape that joins the heads again after the product, or None."""
     permuted = sole_user(graph, product.output)
-    if (
-        permuted is None
-        or not isinstance(permuted.op, ops.Transpose)
-        or permuted.op.perm != _BY_HEAD
-    ):
+    if permuted is None or permuted.op != ops.Transpose(_BY_HEAD):
         return None
     join = sole_user(graph, permuted.output)
     split_shape = permuted.output.tensor.shape

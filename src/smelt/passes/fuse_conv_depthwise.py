@@ -7,40 +7,33 @@ never stored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from smelt import ops
-from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._base import NodePass, Note
 from smelt.passes._pair_fusion import fuse_pair_nodes
+from smelt.passes._patterns import root_of
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
-    from smelt.ir import Graph, Node
+    from smelt.ir import FreshNames, Graph, Node
 
 
-@dataclass(frozen=True)
-class FuseConvDepthwise(Pass):
+class FuseConvDepthwise(NodePass):
     """Fuse dense convolutions with the depthwise convolutions after them."""
 
-    name: ClassVar[str] = "fuse-conv-depthwise"
-
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        for second in list(graph.nodes):
-            first = _expansion_before(second)
-            if first is None:
-                continue
-            layers = (*first.layers, *second.layers)
-            if graph.is_output(first.output):
-                reason = f"{first.output.name!r} is an output of the network"
-                notes.append(Note.refusal(layers, f"{reason}, so it must be stored"))
-            elif len(first.output.users) > 1:
-                notes.append(Note.refusal(layers, f"{first.output.name!r} has several readers"))
-            else:
-                notes.append(Note(layers, fuse_pair_nodes(graph, first, second).layers))
-        return PassResult.of(notes)
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        first = _expansion_before(node)
+        if first is None:
+            return None
+        layers = (*first.layers, *node.layers)
+        if graph.is_output(first.output):
+            reason = f"{first.output.name!r} is an output of the network"
+            return Note.refusal(layers, f"{reason}, so it must be stored")
+        if len(first.output.users) > 1:
+            return Note.refusal(layers, f"{first.output.name!r} has several readers")
+        return Note(layers, fuse_pair_nodes(graph, first, node).layers)
 
 
 def _expansion_before(node: Node) -> Node | None:
@@ -59,7 +52,7 @@ def _conv_of(node: Node) -> ops.Conv | None:
 
     The node may be fused with an epilogue.
     """
-    root = node.op.root if isinstance(node.op, ops.Fused) else node.op
+    root = root_of(node.op)
     if not isinstance(root, ops.Conv) or len(root.kernel_shape) != 2:
         return None
     values = [value for value in (*node.inputs, node.output) if value is not None]

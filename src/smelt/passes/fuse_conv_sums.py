@@ -7,39 +7,30 @@ again, and one launch is saved.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import replace
 
 from smelt import ops
-from smelt.ir import Constant
-from smelt.passes._base import Note, Pass, PassResult
+from smelt.ir import Constant, FreshNames, Graph, Node, Value
+from smelt.passes._base import NodePass, Note
+from smelt.passes._patterns import merged_layers, replace_node, root_of
 from smelt.types import override
 
-if TYPE_CHECKING:
-    from smelt.ir import Graph, Node, Value
 
-
-@dataclass(frozen=True)
-class FuseConvSums(Pass):
+class FuseConvSums(NodePass):
     """Compute the sum of two convolutions in one op."""
 
-    name: ClassVar[str] = "fuse-conv-sums"
-
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        for node in list(graph.nodes):
-            other = _added_to(node)
-            if other is None:
-                continue
-            layers = (*node.layers, *other.layers)
-            if graph.is_output(other.output) or len(other.output.users) > 1:
-                notes.append(Note.refusal(layers, f"{other.output.name!r} has other readers"))
-            elif (reason := _bias_overflow_reason(node, other)) is not None:
-                notes.append(Note.refusal(layers, reason))
-            else:
-                notes.append(Note(layers, _fuse(graph, node, other).layers))
-        return PassResult.of(notes)
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        other = _added_to(node)
+        if other is None:
+            return None
+        layers = (*node.layers, *other.layers)
+        if graph.is_output(other.output) or len(other.output.users) > 1:
+            readers = f"{other.output.name!r} is an output of the network or has other readers"
+            return Note.refusal(layers, readers)
+        if (reason := _bias_overflow_reason(node, other)) is not None:
+            return Note.refusal(layers, reason)
+        return Note(layers, _fuse(graph, node, other).layers)
 
 
 def _added_to(node: Node) -> Node | None:
@@ -66,11 +57,15 @@ def _added_to(node: Node) -> Node | None:
 
 def _is_dense(node: Node) -> bool:
     """Return whether the root is a convolution in one group with constant weights and bias."""
-    root = node.op.root if isinstance(node.op, ops.Fused) else node.op
-    count = node.op.root_inputs if isinstance(node.op, ops.Fused) else len(node.inputs)
+    root = root_of(node.op)
     if not isinstance(root, ops.Conv) or root.group != 1:
         return False
-    return all(v is None or v.constant is not None for v in node.inputs[1:count])
+    return all(v is None or v.constant is not None for v in _root_inputs(node)[1:])
+
+
+def _root_inputs(node: Node) -> list[Value | None]:
+    """Return the inputs of the root of a node."""
+    return node.inputs[: node.op.root_inputs] if isinstance(node.op, ops.Fused) else node.inputs
 
 
 def _is_pointwise(op: object) -> bool:
@@ -105,35 +100,23 @@ def _fuse(graph: Graph, node: Node, other: Node) -> Node:
             for s in rest
         )
         op = ops.Fused(op, len(root_inputs), tuple(stages))
-    conv_sum = graph.add(
-        op,
-        *root_inputs,
-        *extras,
-        name=node.name,
-        output_names=(node.output.name,),
-        before=node,
-        layers=tuple(dict.fromkeys((*other.layers, *node.layers))),
-    )
-    graph.replace_uses(node.output, conv_sum.output)
-    graph.remove(node)
+    layers = merged_layers(other, node)
+    conv_sum = replace_node(graph, node, op, *root_inputs, *extras, layers=layers)
     graph.remove(other)
     return conv_sum
 
 
 def _biases(node: Node, other: Node) -> list[Value]:
     """Return the biases of both convolutions that are present."""
-    count = node.op.root_inputs if isinstance(node.op, ops.Fused) else len(node.inputs)
-    return [v for v in (*node.inputs[2:count], *other.inputs[2:]) if v is not None]
+    return [v for v in (*_root_inputs(node)[2:], *other.inputs[2:]) if v is not None]
 
 
 def _bias_overflow_reason(node: Node, other: Node) -> str | None:
     """Return why the sum of both biases leaves the range of its type, or None."""
     values = _biases(node, other)
-    return (
-        ops.combined_overflow_reason(ops.Add(), *(v.constant for v in values))
-        if values[1:]
-        else None
-    )
+    if len(values) < 2:
+        return None
+    return ops.combined_overflow_reason(ops.Add(), *(v.constant for v in values))
 
 
 def _bias(graph: Graph, node: Node, other: Node) -> Value | None:

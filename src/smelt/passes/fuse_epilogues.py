@@ -8,26 +8,19 @@ of its last node, where all its inputs have been computed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from smelt import ops
 from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._patterns import channel_axis, merged_layers
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smelt.ir import Graph, Node, Op, Value
 
-_PRODUCTS = (
-    ops.Conv,
-    ops.ConvInteger,
-    ops.ConvTranspose,
-    ops.Gemm,
-    ops.MatMul,
-    ops.MatMulInteger,
-)
+_PRODUCTS = (ops.Conv, ops.ConvInteger, ops.ConvTranspose, ops.Gemm, ops.MatMul, ops.MatMulInteger)
 _GATHER_TYPES = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 """Element types of a Gather with an epilogue, which is computed in float32."""
 _POOLS = (ops.MaxPool, ops.AveragePool, ops.GlobalAveragePool, ops.GlobalMaxPool)
@@ -36,8 +29,6 @@ _POOLS = (ops.MaxPool, ops.AveragePool, ops.GlobalAveragePool, ops.GlobalMaxPool
 @dataclass(frozen=True)
 class FuseEpilogues(Pass):
     """Fuse elementwise ops into the op that they follow."""
-
-    name: ClassVar[str] = "fuse-epilogues"
 
     max_stages: int = 12
     """Largest number of stages of an epilogue."""
@@ -178,9 +169,7 @@ def _suits_epilogue(root: Node, value: Value) -> bool:
     shape = value.type.shape
     if shape == full.shape:
         return True
-    channels = (
-        full.rank - 1 if isinstance(root.op, ops.Gemm | ops.MatMul | ops.MatMulInteger) else 1
-    )
+    channels = channel_axis(root)
     offset = full.rank - len(shape)
     return all(d == 1 or offset + i == channels for i, d in enumerate(shape))
 
@@ -197,7 +186,7 @@ def _build(graph: Graph, group: Sequence[Node], positions: dict[Node, int]) -> N
             _argument(value, arguments_by_value, inputs, len(root.inputs)) for value in node.inputs
         ]
         stages.append(ops.Stage(node.op, tuple(arguments)))
-    layers = tuple(dict.fromkeys(layer for node in group for layer in node.layers))
+    layers = merged_layers(*group)
     op: Op = ops.Fused(root.op, len(root.inputs), tuple(stages))
     position = max(positions[node] for node in group)
     anchor = next(node for node in group if positions[node] == position)

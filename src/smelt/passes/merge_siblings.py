@@ -8,27 +8,20 @@ wider result would have to be copied.
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from smelt import ops
-from smelt.ir import FreshNames, fix_numbers
+from smelt.ir import FreshNames, Graph, Node, Value, fix_numbers
 from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._node_emitter import Emitter
+from smelt.passes._node_emitter import NodeEmitter
+from smelt.passes._patterns import channel_axis, root_of
 from smelt.types import override
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
-    from smelt.ir import Graph, Node, Op, Value
 
 
 @dataclass(frozen=True)
 class MergeSiblings(Pass):
     """Merge ops of the same kind that have the same parameters and input."""
-
-    name: ClassVar[str] = "merge-siblings"
 
     max_channels: int = 256
     """Largest number of output channels of a mergeable convolution; a wider one occupies the device
@@ -64,19 +57,25 @@ class MergeSiblings(Pass):
             if reason is None:
                 chosen.append(node)
             else:
-                notes.append(Note.refusal(node.layers, f"not merged with its siblings: {reason}"))
+                notes.append(
+                    Note.refusal(
+                        node.layers,
+                        f"not merged with other layers that read its input, because {reason}",
+                    )
+                )
         # At most one part may have another number of channels. It goes last, so that every part
         # starts at a multiple.
         aligned = [n for n in chosen if _channels(n) % self.channel_multiple == 0]
         unaligned = [n for n in chosen if n not in aligned]
-        reason = f"its channels are not a multiple of {self.channel_multiple}"
-        notes.extend(Note.refusal(node.layers, reason) for node in unaligned[1:])
+        for node in unaligned[1:]:
+            reason = f"its channel count {_channels(node)} is not a multiple of"
+            notes.append(Note.refusal(node.layers, f"{reason} {self.channel_multiple}"))
         chosen = [*aligned, *unaligned[:1]]
         if len(chosen) < 2:
             return notes
         layers = tuple(layer for node in chosen for layer in node.layers)
         merged = _build(graph, chosen, names)
-        detail = f"one {type(_root(merged.op)).__name__} and a Split"
+        detail = f"computed as one {type(root_of(merged.op)).__name__} and a Split"
         return [*notes, Note(layers, merged.layers, detail)]
 
     def _refusal(self, graph: Graph, node: Node) -> str | None:
@@ -84,31 +83,23 @@ class MergeSiblings(Pass):
         value = node.output
         if graph.is_output(value):
             return f"{value.name!r} is an output of the network"
-        limit = self.max_channels if isinstance(_root(node.op), ops.Conv) else self.max_features
+        limit = self.max_channels if isinstance(root_of(node.op), ops.Conv) else self.max_features
         if _channels(node) > limit:
-            return f"its {_channels(node)} channels occupy the whole device"
+            return f"its {_channels(node)} channels occupy the whole device (more than {limit})"
         if not self.into_concat and any(isinstance(u.op, ops.Concat) for u in value.users):
             return "its result is written directly into a concatenation"
         return None
 
 
-def _root(op: Op) -> Op:
-    return op.root if isinstance(op, ops.Fused) else op
-
-
-def _axis(node: Node) -> int:
-    return 1 if isinstance(_root(node.op), ops.Conv) else node.output.tensor.rank - 1
-
-
 def _channels(node: Node) -> int:
     shape = node.output.tensor.shape
-    extent = shape[_axis(node)] if shape else 0
+    extent = shape[channel_axis(node)] if shape else 0
     return extent if isinstance(extent, int) else 0
 
 
 def _key(node: Node) -> Hashable | None:
     """Return a key that is equal for nodes that can be merged; None if the node cannot be."""
-    root = _root(node.op)
+    root = root_of(node.op)
     source = node.inputs[0] if node.inputs else None
     if not isinstance(root, ops.Conv | ops.MatMul | ops.Gemm) or source is None:
         return None
@@ -131,41 +122,34 @@ def _role(node: Node, value: Value | None) -> Hashable | None:
         return None
     shape, dtype = value.tensor.shape, value.tensor.dtype
     axis = _joined_axis(node, value)
-    if axis is None:
-        return ("same", value.constant) if value.constant.array.size > 1 else _scalar(value)
+    if axis is None and value.constant.array.size > 1:
+        return ("same", value.constant)
+    if axis is None:  # a constant with one element, which all siblings must share
+        return ("scalar", value.tensor, value.constant.array.tobytes())
     return ("joined", axis, dtype, shape[:axis], shape[axis + 1 :])
-
-
-def _scalar(value: Value) -> Hashable:
-    """Return the role of a constant with one element, which all siblings must share."""
-    type_ = value.tensor
-    return ("scalar", type_, None if value.constant is None else value.constant.array.tobytes())
 
 
 def _joined_axis(node: Node, value: Value) -> int | None:
     """Return the axis of a constant input that runs over the output channels, or None."""
     shape = value.tensor.shape
-    root = _root(node.op)
+    root = root_of(node.op)
     index = node.inputs.index(value)
     if index == 1:
         by_rows = isinstance(root, ops.Conv) or (isinstance(root, ops.Gemm) and root.trans_b)
         return 0 if by_rows else len(shape) - 1
-    if isinstance(root, ops.Conv) and index == 2 and not _is_stage_input(node, index):
+    is_bias = index == 2 and not (isinstance(node.op, ops.Fused) and index >= node.op.root_inputs)
+    if isinstance(root, ops.Conv) and is_bias:
         return 0
-    axis = len(shape) - (node.output.tensor.rank - _axis(node))
+    axis = len(shape) - (node.output.tensor.rank - channel_axis(node))
     if axis < 0 or shape[axis] != _channels(node):
         return None
     return axis
 
 
-def _is_stage_input(node: Node, index: int) -> bool:
-    return isinstance(node.op, ops.Fused) and index >= node.op.root_inputs
-
-
 def _build(graph: Graph, siblings: Sequence[Node], names: FreshNames) -> Node:
     """Replace the siblings by a wider node and a Split of its result."""
     first = min(siblings, key=graph.nodes.index)
-    emit = Emitter(graph, first, names)
+    emit = NodeEmitter(graph, first, names)
     inputs = list(siblings[0].inputs)
     for index, value in enumerate(inputs[1:], 1):
         axis = None if value is None else _joined_axis(siblings[0], value)
@@ -176,12 +160,10 @@ def _build(graph: Graph, siblings: Sequence[Node], names: FreshNames) -> Node:
             fix_numbers(*(node.inputs[index] for node in siblings))
     layers = tuple(layer for node in siblings for layer in node.layers)
     name = names.make("+".join(node.name for node in siblings))
-    wide = graph.add(
-        dataclasses.replace(siblings[0].op), *inputs, name=name, before=first, layers=layers
-    )
+    wide = graph.add(siblings[0].op, *inputs, name=name, before=first, layers=layers)
     sizes = emit.integers(*map(_channels, siblings), hint="split")
     split = graph.add(
-        ops.Split(_axis(wide)),
+        ops.Split(channel_axis(wide)),
         wide.output,
         sizes,
         name=names.make(f"{name}/split"),

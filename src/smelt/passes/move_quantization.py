@@ -8,20 +8,16 @@ parameters are equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from dataclasses import replace
 
 from smelt import ops
 from smelt.errors import ShapeError
-from smelt.ir import FreshNames, can_substitute, sole_user, substitute
+from smelt.ir import FreshNames, Graph, Node, Value, sole_user, substitute
 from smelt.passes._base import Note, Pass, PassResult
+from smelt.passes._patterns import input_at, producer_of_kind
 from smelt.passes._quant_params import quant_params_of
 from smelt.types import override
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smelt.ir import Graph, Node, Value
 
 _DATA_MOVEMENT_OPS = (
     ops.Concat,
@@ -36,11 +32,8 @@ _DATA_MOVEMENT_OPS = (
 _QUANTIZATION_OPS = (ops.QuantizeLinear, ops.DequantizeLinear)
 
 
-@dataclass(frozen=True)
 class MoveQuantization(Pass):
     """Quantise before data movement, and remove pairs that cancel."""
-
-    name: ClassVar[str] = "move-quantization"
 
     @override
     def apply(self, graph: Graph) -> PassResult:
@@ -70,13 +63,9 @@ def _simplify_zero_point(graph: Graph, node: Node, names: FreshNames) -> None:
     A zero point is used as padding and as the start value of sums at build time, so a refit could
     not change it.
     """
-    if (
-        not isinstance(node.op, _QUANTIZATION_OPS)
-        or node.op.axis is not None
-        or len(node.inputs) < 3
-    ):
+    zero = input_at(node, 2)
+    if not isinstance(node.op, _QUANTIZATION_OPS) or node.op.axis is not None:
         return
-    zero = node.inputs[2]
     if zero is None or zero.constant is None:
         return
     array = zero.constant.fix().reshape(())
@@ -111,24 +100,13 @@ def _move_up(graph: Graph, node: Node, names: FreshNames) -> list[Note]:
 
 def _cancel(graph: Graph, node: Node) -> Note | None:
     """Remove a QuantizeLinear after a DequantizeLinear with equal parameters."""
-    dequantize = None if node.inputs[0] is None else node.inputs[0].producer
-    if dequantize is None or not isinstance(dequantize.op, ops.DequantizeLinear):
+    dequantize = producer_of_kind(node.inputs[0], ops.DequantizeLinear)
+    params, source_params = quant_params_of(node), quant_params_of(dequantize)
+    source = None if dequantize is None else dequantize.inputs[0]
+    if params is None or source_params is None or source is None:
         return None
-    params, source_params, source = (
-        quant_params_of(node),
-        quant_params_of(dequantize),
-        dequantize.inputs[0],
-    )
-    if (
-        params is None
-        or source_params is None
-        or source is None
-        or not params.equals(source_params)
-    ):
+    if not params.equals(source_params) or not substitute(graph, node.output, source):
         return None
-    if not can_substitute(graph, node.output, source):
-        return None
-    substitute(graph, node.output, source)
     params.fix(source_params)
     source_params.fix()
     layers = node.layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,6 @@ from smelt.passes.sink_transposes import SinkTransposes
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from smelt.passes._base import Pass
 
 DEFAULT_PIPELINE: tuple[Pass, ...] = (

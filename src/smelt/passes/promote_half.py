@@ -7,24 +7,16 @@ activations at the inputs and outputs of the network) is faster and no less accu
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 from smelt import ops
 from smelt.errors import ShapeError
-from smelt.ir import Constant, FreshNames
+from smelt.ir import Constant, FreshNames, Graph, Node, Op, Value
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.types import DType, TensorType, override
 
-if TYPE_CHECKING:
-    from smelt.ir import Graph, Node, Op, Value
 
-
-@dataclass(frozen=True)
 class PromoteHalf(Pass):
     """Compute float16 tensors in float32; inputs and outputs of the network keep their type."""
-
-    name: ClassVar[str] = "promote-half"
 
     @override
     def apply(self, graph: Graph) -> PassResult:
@@ -76,7 +68,7 @@ def _is_narrowing(node: Node) -> bool:
 
 
 class _Promotion:
-    """The promotion of one graph.
+    """Promotion of one graph from float16 to float32.
 
     Regions keep their types, so a node with regions gets casts on all inputs and outputs.
     """

@@ -7,20 +7,19 @@ is limited.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from smelt import ops
-from smelt.ir import FreshNames
-from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._node_emitter import Emitter
-from smelt.passes._patterns import fix_numbers_between, layers_between, number_of, producer_of_kind
+from smelt.passes._base import NodePass, Note
+from smelt.passes._node_emitter import NodeEmitter
+from smelt.passes._patterns import input_at, layers_of_pattern, number_of, producer_of_kind
 from smelt.types import DType, TensorType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from smelt.ir import FreshNames, Graph, Node, Op, Value
 
-    from smelt.ir import Graph, Node, Op, Value
+    Pattern = Callable[[Node], tuple[Value, Op] | None]
 
 _RELATIVE_TOLERANCE = 3e-6
 """Relative tolerance for the constants of a pattern: exporters round them to float32 or to six
@@ -29,35 +28,23 @@ _FLOAT64_TOLERANCE = 1e-15
 """Relative tolerance where the results have the precision of float64."""
 
 
-@dataclass(frozen=True)
-class RecognizeActivations(Pass):
+class RecognizeActivations(NodePass):
     """Recognise Swish, HardSwish, Mish and Gelu."""
 
-    name: ClassVar[str] = "recognize-activations"
-
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        names = FreshNames(graph)
-        for node in list(graph.nodes):
-            if node.outputs and not (node.output.users or graph.is_output(node.output)):
-                continue
-            if not _is_float(node):  # integers round between the steps, and have no such op
-                continue
-            for pattern in _PATTERNS:
-                match = pattern(node)
-                if match is None or match[0].type != node.output.type:
-                    continue
-                layers = layers_between(graph, node, match[0])
-                fix_numbers_between(graph, node, match[0])
-                emit = Emitter(graph, node, names)
-                activation = emit.finish(emit.op(match[1], match[0]))
-                if activation is not None:
-                    activation.layers = layers
-                    notes.append(Note(layers, layers, f"one {type(match[1]).__name__}"))
-                break
-        graph.remove_unused()
-        return PassResult.of(notes)
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        if node.outputs and not (node.output.users or graph.is_output(node.output)):
+            return None
+        if not _is_float(node):  # integers round between the steps, and have no such op
+            return None
+        matches = (match for pattern in _PATTERNS if (match := pattern(node)) is not None)
+        match = next((m for m in matches if m[0].type == node.output.type), None)
+        if match is None:
+            return None
+        source, op = match
+        layers = layers_of_pattern(graph, node, source)
+        emit = NodeEmitter(graph, node, names)
+        return emit.finish_as(emit.op(op, source), layers, f"computed as one {type(op).__name__}")
 
 
 def _is_float(node: Node) -> bool:
@@ -125,19 +112,12 @@ def _mish(node: Node) -> tuple[Value, Op] | None:
     return None
 
 
-def _is_relu6(node: Node) -> bool:
-    return (
-        isinstance(node.op, ops.Clip)
-        and len(node.inputs) == 3
-        and _is_number(node.inputs[1], 0)
-        and _is_number(node.inputs[2], 6)
-    )
-
-
 def _is_hard_gate(value: Value | None, x: Value) -> bool:
     """Return whether the value is ``clip(x + 3, 0, 6)``."""
     clip = producer_of_kind(value, ops.Clip)
-    return clip is not None and _is_relu6(clip) and _unshifted(clip.inputs[0], 3) is x
+    if clip is None or not _is_number(input_at(clip, 1), 0) or not _is_number(input_at(clip, 2), 6):
+        return False
+    return _unshifted(clip.inputs[0], 3) is x
 
 
 def _hard_swish(node: Node) -> tuple[Value, Op] | None:
@@ -161,11 +141,9 @@ def _hard_swish(node: Node) -> tuple[Value, Op] | None:
 
 def _is_hard_swish_gate(op: Op, x: Value) -> bool:
     """Return whether an op is a HardSigmoid with the parameters of HardSwish."""
-    return (
-        isinstance(op, ops.HardSigmoid)
-        and _is_close(op.alpha, 1 / 6, x)
-        and _is_close(op.beta, 0.5, x)
-    )
+    if not isinstance(op, ops.HardSigmoid):
+        return False
+    return _is_close(op.alpha, 1 / 6, x) and _is_close(op.beta, 0.5, x)
 
 
 def _factors(value: Value) -> tuple[float, list[Value]]:
@@ -196,19 +174,10 @@ def _gelu(node: Node) -> tuple[Value, Op] | None:
         return None
     for x, gate in (others, others[::-1]):
         erf = producer_of_kind(_unshifted(gate, 1), ops.Erf)
-        inner = (
-            None
-            if erf is None or erf.inputs[0] is None
-            else _unscaled(erf.inputs[0], math.sqrt(0.5))
-        )
-        if inner is x:
+        scaled = None if erf is None else erf.inputs[0]
+        if scaled is not None and _unscaled(scaled, math.sqrt(0.5)) is x:
             return x, ops.Gelu()
     return None
 
 
-_PATTERNS: tuple[Callable[[Node], tuple[Value, Op] | None], ...] = (
-    _gelu,
-    _hard_swish,
-    _swish,
-    _mish,
-)
+_PATTERNS: tuple[Pattern, ...] = (_gelu, _hard_swish, _swish, _mish)

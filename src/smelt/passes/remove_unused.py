@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.types import override
@@ -12,11 +11,8 @@ if TYPE_CHECKING:
     from smelt.ir import Graph
 
 
-@dataclass(frozen=True)
 class RemoveUnused(Pass):
     """Remove nodes whose results are not needed."""
-
-    name: ClassVar[str] = "remove-unused"
 
     @override
     def apply(self, graph: Graph) -> PassResult:

@@ -6,43 +6,32 @@ pass only notes for which inputs that is possible.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
 from smelt import ops
-from smelt.ir import FreshNames, can_substitute, sole_user, substitute
-from smelt.passes._base import Note, Pass, PassResult
+from smelt.ir import FreshNames, Graph, Node, Value, can_substitute, sole_user, substitute
+from smelt.passes._base import NodePass, Note, PassResult
+from smelt.passes._patterns import producer_of_kind, replace_node
 from smelt.types import TensorType, override
 
-if TYPE_CHECKING:
-    from smelt.ir import Graph, Node, Value
 
-
-@dataclass(frozen=True)
-class SimplifyConcats(Pass):
+class SimplifyConcats(NodePass):
     """Flatten nested concatenations, and cancel them against Split and Slice."""
 
-    name: ClassVar[str] = "simplify-concats"
+    @override
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        match node.op:
+            case ops.Concat():
+                return _cancel_split(graph, node) or _flatten(graph, node)
+            case ops.Slice():
+                return _slice_of_concat(graph, node)
+            case ops.Split():
+                return _split_of_concat(graph, node)
+            case _:
+                return None
 
     @override
     def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        names = FreshNames(graph)
-        for node in list(graph.nodes):
-            match node.op:
-                case ops.Concat():
-                    note = _cancel_split(graph, node) or _flatten(graph, node, names)
-                case ops.Slice():
-                    note = _slice_of_concat(graph, node)
-                case ops.Split():
-                    note = _split_of_concat(graph, node)
-                case _:
-                    note = None
-            if note is not None:
-                notes.append(note)
-        modified = bool(notes)
-        notes.extend(_candidates(graph))
-        return PassResult(modified, tuple(notes))
+        result = super().apply(graph)
+        return PassResult(result.modified, (*result.notes, *_candidates(graph)))
 
 
 def _axis(node: Node) -> int:
@@ -50,7 +39,7 @@ def _axis(node: Node) -> int:
     return int(axis) % node.inputs[0].tensor.rank if node.inputs[0] is not None else int(axis)
 
 
-def _flatten(graph: Graph, node: Node, names: FreshNames) -> Note | None:
+def _flatten(graph: Graph, node: Node) -> Note | None:
     """Replace nested concatenations that only this one reads by their inputs."""
     inner = [_inner_concat(graph, node, value) for value in node.inputs]
     if not any(inner):
@@ -60,17 +49,8 @@ def _flatten(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     for value, nested in zip(node.inputs, inner, strict=True):
         inputs.extend(nested.inputs if nested is not None else [value])
         layers.extend(nested.layers if nested is not None else [])
-    flat = graph.add(
-        ops.Concat(_axis(node)),
-        *inputs,
-        name=names.make(node.name),
-        output_names=(node.output.name,),
-        before=node,
-        layers=tuple(dict.fromkeys((*layers, *node.layers))),
-    )
-    graph.replace_uses(node.output, flat.output)
-    graph.remove(node)
-    flat.name = node.name
+    all_layers = tuple(dict.fromkeys((*layers, *node.layers)))
+    flat = replace_node(graph, node, ops.Concat(_axis(node)), *inputs, layers=all_layers)
     for nested in inner:
         if nested is not None:
             graph.remove(nested)
@@ -79,8 +59,8 @@ def _flatten(graph: Graph, node: Node, names: FreshNames) -> Note | None:
 
 def _inner_concat(graph: Graph, node: Node, value: Value | None) -> Node | None:
     """Return the concatenation along the same axis that only ``node`` reads, or None."""
-    producer = None if value is None else value.producer
-    if value is None or producer is None or not isinstance(producer.op, ops.Concat):
+    producer = producer_of_kind(value, ops.Concat)
+    if value is None or producer is None:
         return None
     is_mergeable = sole_user(graph, value) is node and _axis(producer) == _axis(node)
     return producer if is_mergeable else None
@@ -88,32 +68,30 @@ def _inner_concat(graph: Graph, node: Node, value: Value | None) -> Node | None:
 
 def _cancel_split(graph: Graph, node: Node) -> Note | None:
     """Remove a concatenation of all parts of a Split in order."""
-    split = node.inputs[0].producer if node.inputs[0] is not None else None
-    if split is None or not isinstance(split.op, ops.Split) or _axis(split) != _axis(node):
+    split = producer_of_kind(node.inputs[0], ops.Split)
+    if split is None or _axis(split) != _axis(node):
         return None
     if len(node.inputs) != len(split.outputs):
         return None
     if any(a is not b for a, b in zip(node.inputs, split.outputs, strict=True)):
         return None
     source = split.inputs[0]
-    if source is None or not can_substitute(graph, node.output, source):
+    if source is None or not substitute(graph, node.output, source):
         return None
-    substitute(graph, node.output, source)
     graph.remove(node)
     return Note(node.layers, (), f"it concatenates the parts of {split.name}")
 
 
 def _slice_of_concat(graph: Graph, node: Node) -> Note | None:
     """Replace a Slice that is exactly one input of a concatenation by that input."""
-    concat = node.inputs[0].producer if node.inputs[0] is not None else None
-    if concat is None or not isinstance(concat.op, ops.Concat):
+    concat = producer_of_kind(node.inputs[0], ops.Concat)
+    if concat is None:
         return None
     window = _window(node)
     if window is None or window[0] != _axis(concat):
         return None
     for value, start, length in _parts(concat):
-        if (start, length) == window[1:] and can_substitute(graph, node.output, value):
-            substitute(graph, node.output, value)
+        if (start, length) == window[1:] and substitute(graph, node.output, value):
             graph.remove(node)
             return Note(node.layers, (), f"it slices {value.name!r} from {concat.name}")
     return None
@@ -153,8 +131,8 @@ def _parts(concat: Node) -> list[tuple[Value, int, int]]:
 
 def _split_of_concat(graph: Graph, node: Node) -> Note | None:
     """Replace a Split that undoes a concatenation by the concatenation's inputs."""
-    concat = node.inputs[0].producer if node.inputs[0] is not None else None
-    if concat is None or not isinstance(concat.op, ops.Concat) or _axis(concat) != _axis(node):
+    concat = producer_of_kind(node.inputs[0], ops.Concat)
+    if concat is None or _axis(concat) != _axis(node):
         return None
     if len(concat.inputs) != len(node.outputs):
         return None
@@ -176,13 +154,10 @@ def _candidates(graph: Graph) -> list[Note]:
     for node in graph.nodes:
         if not isinstance(node.op, ops.Concat):
             continue
-        blocked = [
-            v.name
-            for v in node.inputs
-            if v is not None and not _can_be_written_directly(graph, node, v)
-        ]
+        present = [v for v in node.inputs if v is not None]
+        blocked = [v.name for v in present if not _can_be_written_directly(graph, node, v)]
         if blocked:
-            reason = f"these are copied into it: {', '.join(blocked)}"
+            reason = f"these inputs are copied into its result: {', '.join(blocked)}"
             notes.append(Note.refusal(node.layers, reason))
         else:
             detail = "its inputs are written directly into it"

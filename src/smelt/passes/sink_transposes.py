@@ -6,51 +6,32 @@ are not moved through reshapes, so those of a channel shuffle stay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from smelt import ops
-from smelt.ir import FreshNames, remove_dead, sole_user, substitute
-from smelt.passes._base import Note, Pass, PassResult
-from smelt.passes._node_emitter import Emitter
+from smelt.ir import FreshNames, Graph, Node, Op, Value, remove_dead, sole_user, substitute
+from smelt.passes._base import MAX_SWEEPS, NodePass, Note
+from smelt.passes._node_emitter import NodeEmitter
 from smelt.types import TensorType, override
 
-if TYPE_CHECKING:
-    from smelt.ir import Graph, Node, Op, Value
-
-_MAX_ROUNDS = 1000
-"""Limit of sweeps over the graph; normally the pass ends when a sweep changes nothing. Chosen
-without a measurement."""
 _MAX_VISITED = 64
 """Largest number of nodes that are searched for transposes below a node. Chosen without a
 measurement."""
 
 
-@dataclass(frozen=True)
-class SinkTransposes(Pass):
+class SinkTransposes(NodePass):
     """Move transposes towards the outputs, combine them, and remove those that cancel."""
 
-    name: ClassVar[str] = "sink-transposes"
+    max_sweeps: ClassVar[int] = MAX_SWEEPS
 
     @override
-    def apply(self, graph: Graph) -> PassResult:
-        notes: list[Note] = []
-        names = FreshNames(graph)
-        for _ in range(_MAX_ROUNDS):
-            applied = [note for node in list(graph.nodes) if (note := _step(graph, node, names))]
-            notes.extend(applied)
-            if not applied:
-                break
-        return PassResult.of(notes)
-
-
-def _step(graph: Graph, node: Node, names: FreshNames) -> Note | None:
-    """Combine a transpose with the one before it, or move the transposes before an op below it."""
-    if not node.outputs or not any(v.users or graph.is_output(v) for v in node.outputs):
-        return None
-    if isinstance(node.op, ops.Transpose):
-        return _join(graph, node, names)
-    return _sink(graph, node, names)
+    def rewrite(self, graph: Graph, node: Node, names: FreshNames) -> Note | None:
+        """Combine a transpose with the one before it, or move it below the op that reads it."""
+        if not node.outputs or not any(v.users or graph.is_output(v) for v in node.outputs):
+            return None
+        if isinstance(node.op, ops.Transpose):
+            return _join(graph, node, names)
+        return _sink(graph, node, names)
 
 
 def _permutation(node: Node | None) -> tuple[int, ...] | None:
@@ -58,9 +39,7 @@ def _permutation(node: Node | None) -> tuple[int, ...] | None:
     if node is None or not isinstance(node.op, ops.Transpose):
         return None
     rank = node.output.tensor.rank
-    return (
-        tuple(range(rank))[::-1] if node.op.perm is None else tuple(p % rank for p in node.op.perm)
-    )
+    return tuple(axis % rank for axis in node.op.order(rank))
 
 
 def _join(graph: Graph, node: Node, names: FreshNames) -> Note | None:
@@ -77,15 +56,13 @@ def _join(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     if combined == tuple(range(len(combined))) and substitute(graph, node.output, original):
         graph.remove(node)
         remove_dead(graph, [source])
-        return Note(layers, (), "they cancel")
-    emit = Emitter(graph, node, names)
+        return Note(layers, (), "the transposes cancel each other")
+    emit = NodeEmitter(graph, node, names)
     transpose = emit.finish(emit.op(ops.Transpose(combined), original))
     remove_dead(graph, [source])
-    return (
-        None
-        if transpose is None
-        else Note(layers, transpose.layers, f"one Transpose{list(combined)}")
-    )
+    if transpose is None:
+        return None
+    return Note(layers, transpose.layers, f"combined into one Transpose{list(combined)}")
 
 
 def _sink(graph: Graph, node: Node, names: FreshNames) -> Note | None:
@@ -94,7 +71,7 @@ def _sink(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     if perm is None or not _is_beneficial(graph, node):
         return None
     inverse = tuple(perm.index(axis) for axis in range(len(perm)))
-    emit = Emitter(graph, node, names)
+    emit = NodeEmitter(graph, node, names)
     inputs: list[Value | None] = []
     for value in node.inputs:
         if value is None or (value.constant is not None and value.constant.array.size == 1):
@@ -113,12 +90,11 @@ def _sink(graph: Graph, node: Node, names: FreshNames) -> Note | None:
     moved_op = transpose.inputs[0].producer if transpose.inputs[0] is not None else None
     if moved_op is not None:  # the op keeps the node's name, the transpose gets a new one
         moved_op.name, transpose.name = transpose.name, moved_op.name
-    return Note(
-        node.layers, transpose.layers, f"Transpose{list(perm)} moves below {type(op).__name__}"
-    )
+    detail = f"Transpose{list(perm)} moves below {type(op).__name__}"
+    return Note(node.layers, transpose.layers, detail)
 
 
-def _transposed(emit: Emitter, value: Value, inverse: tuple[int, ...]) -> Value:
+def _transposed(emit: NodeEmitter, value: Value, inverse: tuple[int, ...]) -> Value:
     """Return a constant operand with the inverse permutation applied."""
     shape = [d for d in value.tensor.shape if isinstance(d, int)]
     full = emit.integers(*[1] * (len(inverse) - len(shape)), *shape)
@@ -168,14 +144,10 @@ def _is_beneficial(graph: Graph, node: Node) -> bool:
     transposes = {v.producer for v in node.inputs if v is not None and v.producer is not None}
     if len(transposes) > 1:
         return True
-    source = next(v for v in node.inputs if v is not None and v.producer is not None)
-    producer_input = source.producer.inputs[0] if source.producer is not None else None
-    fusable = (
-        producer_input is not None
-        and producer_input.producer is not None
-        and sole_user(graph, producer_input) is not None
-    )
-    return fusable or _meets_transpose(node)
+    source = transposes.pop().inputs[0]
+    if source is not None and source.producer is not None and sole_user(graph, source) is not None:
+        return True
+    return _meets_transpose(node)
 
 
 def _meets_transpose(node: Node) -> bool:

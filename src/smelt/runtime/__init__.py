@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from smelt.runtime._context import ExecutionContext
 from smelt.runtime._engine import Engine, Trust
+from smelt.runtime._host_step_memory import MemoryMap
 from smelt.runtime._loaded_code import DeviceRuntime, LoadedWeights, check_device, check_machine
-from smelt.runtime._machinery import Profiler
+from smelt.runtime._plan_executor import Profiler
 from smelt.runtime._plan_splitter import split_plan
 from smelt.runtime._segments import (
     CpuSegmentFactory,
@@ -15,7 +16,6 @@ from smelt.runtime._segments import (
     Segment,
     SegmentFactory,
 )
-from smelt.runtime._step_memory import MemoryMap
 from smelt.runtime._streams import Event, Stream, gpu_named
 
 if TYPE_CHECKING:

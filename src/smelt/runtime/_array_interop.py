@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from smelt.devices.cuda import DeviceView
+    from smelt.devices.cuda import GpuArrayView
     from smelt.engine import Binding
     from smelt.types import Shape
 
@@ -28,13 +28,15 @@ _DLPACK_MODULES: Final = {"jax": "jax.numpy", "jaxlib": "jax.numpy"}
 """Modules that offer ``from_dlpack``, for libraries whose root module does not."""
 
 
-def array_from_value(value: object, binding: Binding, dtype: np.dtype[Any]) -> NDArray[Any]:
+def array_from_value(
+    value: object, binding: Binding, dtype: np.dtype[Any], *, is_written: bool = False
+) -> NDArray[Any]:
     """Return ``value`` as a numpy array on the same memory, if it has the binding's dtype.
 
     Raises:
         BindingError: ``value`` is not an array, is on another device, or has another dtype.
     """
-    array = _as_numpy(value, binding)
+    array = _as_numpy(value, binding, is_written=is_written)
     if array.dtype != dtype:
         raise _dtype_error(array, binding)
     return array
@@ -54,13 +56,11 @@ def writable_array(value: object, binding: Binding, dtype: np.dtype[Any]) -> NDA
         BindingError: ``value`` is not an array of the binding's dtype on the host, or is not
             contiguous, aligned and writable.
     """
-    array = _as_numpy(value, binding, is_written=True)
-    if array.dtype != dtype:
-        raise _dtype_error(array, binding)
+    array = array_from_value(value, binding, dtype, is_written=True)
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned and flags.writeable):
         raise BindingError(
-            f"{binding.name}: an output array must be contiguous, aligned and writable"
+            f"{binding.name}: an output array must be C-contiguous, aligned and writable"
         )
     return array
 
@@ -70,7 +70,7 @@ def start_addresses(arrays: Sequence[Any]) -> list[int | None]:
     return [_start_address(array) for array in arrays]
 
 
-def _start_address(array: int | NDArray[Any] | DeviceView) -> int | None:
+def _start_address(array: int | NDArray[Any] | GpuArrayView) -> int | None:
     if isinstance(array, int):
         return array
     if isinstance(array, np.ndarray):
@@ -111,7 +111,7 @@ def check_apart(
             last[binding.is_input] = end, binding
 
 
-def _as_numpy(value: object, binding: Binding, *, is_written: bool = False) -> NDArray[Any]:
+def _as_numpy(value: object, binding: Binding, *, is_written: bool) -> NDArray[Any]:
     """Return any supported array as a numpy array on the same memory."""
     if type(value) is np.ndarray:
         return value
@@ -212,7 +212,9 @@ def exporter_for(values: object) -> Callable[[NDArray[Any], DType], Any] | None:
 
     def refused(reason: str) -> BindingError:
         name = library.__name__
-        return BindingError(f"{name} cannot take the outputs: {reason}; pass inputs of numpy")
+        return BindingError(
+            f"{name} cannot take the outputs: {reason}; pass numpy arrays as inputs"
+        )
 
     def export(array: NDArray[Any], dtype: DType) -> Any:  # returns an array of that library
         with application_errors(refused):

@@ -9,7 +9,6 @@ import numpy as np
 from numpy import ndarray
 
 from smelt.errors import BindingError, ContextError
-from smelt.handler_errors import pass_on_handler_error
 from smelt.runtime._array_interop import check_apart, start_addresses
 from smelt.runtime._plan_selection import (
     call_for_arrays,
@@ -17,8 +16,10 @@ from smelt.runtime._plan_selection import (
     values_from_batch,
     values_from_shapes,
 )
+from smelt.signal_errors import pass_on_handler_error
 from smelt.types import (
     Closeable,
+    counted,
     evaluate_dim,
     is_integer,
     override,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine
-    from smelt.runtime._machinery import IndexedBinding, Machinery, Profiler
+    from smelt.runtime._plan_executor import IndexedBinding, PlanExecutor, Profiler
     from smelt.runtime._plan_selection import ResolvedCall
     from smelt.runtime._staging import StagedCall
 
@@ -55,10 +56,10 @@ class ExecutionContext(Closeable):
     `ContextError` is raised: create one context for each thread.
     """
 
-    def __init__(self, engine: Engine, machinery: Machinery) -> None:
-        self._engine, self._machinery, self._lock = engine, machinery, machinery.lock
+    def __init__(self, engine: Engine, executor: PlanExecutor) -> None:
+        self._engine, self._executor, self._lock = engine, executor, executor.lock
         self._header = engine.header
-        self._indexed_bindings = machinery.indexed_bindings
+        self._indexed_bindings = executor.indexed_bindings
         self._inputs = [indexed for indexed in self._indexed_bindings if indexed[1].is_input]
         self._outputs = [indexed for indexed in self._indexed_bindings if not indexed[1].is_input]
         self._staged_calls: dict[object, StagedCall] = {}
@@ -70,7 +71,7 @@ class ExecutionContext(Closeable):
 
     def reset(self) -> None:
         """Discard the state of runs of other threads, which do not exist in a forked child."""
-        self._machinery.reset()
+        self._executor.reset()
 
     @property
     def engine(self) -> Engine:
@@ -80,7 +81,7 @@ class ExecutionContext(Closeable):
     @property
     def threads(self) -> int:
         """Maximum number of host threads that a run uses."""
-        return self._machinery.threads
+        return self._executor.threads
 
     @property
     def profiler(self) -> Profiler | None:
@@ -88,14 +89,14 @@ class ExecutionContext(Closeable):
 
         Any object with a method ``report_layer_time(name, milliseconds)`` is accepted.
         """
-        return self._machinery.profiler
+        return self._executor.profiler
 
     @profiler.setter
     def profiler(self, profiler: Profiler | None) -> None:
         if profiler is not None:
             kind = type(profiler).__name__
             require_method(profiler, "report_layer_time", f"a profiler ({kind})", ContextError)
-        self._machinery.profiler = profiler
+        self._executor.profiler = profiler
 
     def output_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of an output in the last completed run.
@@ -111,7 +112,7 @@ class ExecutionContext(Closeable):
             ContextError: no run is complete yet.
         """
         ((index, _, _),) = self._resolve_output_names([name])
-        completed = self._machinery.last_completed
+        completed = self._executor.last_completed
         if completed is None:
             raise ContextError(
                 "this context has not completed a run, so its outputs have no shapes yet"
@@ -145,8 +146,8 @@ class ExecutionContext(Closeable):
             The error of a run that was enqueued before, if it was not raised yet.
         """
         requested = self._outputs if outputs is None else self._resolve_output_names(outputs)
-        if self._machinery.enqueued or self._machinery.failures:
-            self._machinery.check_enqueued()
+        if self._executor.enqueued or self._executor.failures:
+            self._executor.check_enqueued()
         return self._lock.hold(self._run, inputs, requested)
 
     def _run(
@@ -157,7 +158,7 @@ class ExecutionContext(Closeable):
         staged_call = self._staged_calls.get(shapes)
         if staged_call is None:
             staged_call = self._staged_call_for_shapes(shapes)
-        return self._machinery.run(staged_call, arrays, inputs, requested)
+        return self._executor.run(staged_call, arrays, inputs, requested)
 
     def _resolve_output_names(self, names: object) -> list[IndexedBinding]:
         """Return the outputs with the given names. Raises BindingError: a name is unknown."""
@@ -189,7 +190,7 @@ class ExecutionContext(Closeable):
                 pass_on_handler_error(error)
                 raise _input_names_error(inputs, self._engine.inputs) from None
             if type(array) is not ndarray or array.dtype is not dtype:
-                array = self._machinery.input_array(array, binding, dtype)
+                array = self._executor.array_of(array, binding, dtype)
             arrays[index] = array
             shapes.append(array.shape)
         return arrays, tuple(shapes)
@@ -204,11 +205,11 @@ class ExecutionContext(Closeable):
         self, key: object, call: ResolvedCall, shapes: tuple[tuple[int, ...] | None, ...]
     ) -> StagedCall:
         """Check the call's symbol values and cache the staged call under ``key``."""
-        if (runtime_checks := self._machinery.runtime_checks[call.plan]) is not None:
+        if (runtime_checks := self._executor.runtime_checks[call.plan]) is not None:
             runtime_checks.check(call.values)
         if len(self._staged_calls) >= _MAX_CACHED_SHAPES:
             self._staged_calls.clear()
-        self._staged_calls[key] = staged_call = self._machinery.staging.staged_call(call, shapes)
+        self._staged_calls[key] = staged_call = self._executor.staging.staged_call(call, shapes)
         return staged_call
 
     # ---- by index
@@ -234,14 +235,14 @@ class ExecutionContext(Closeable):
             ContextError: the batch is larger than the engine's maximum, or the context is closed
                 or busy.
         """
-        if self._machinery.enqueued or self._machinery.failures:
-            self._machinery.check_enqueued()
+        if self._executor.enqueued or self._executor.failures:
+            self._executor.check_enqueued()
         self._lock.hold(self._execute, batch_size, bindings)
 
     def _execute(self, batch_size: int, bindings: Sequence[Any]) -> None:
         """Run by index; the caller holds the lock."""
         staged_call, arrays = self._bind(batch_size, bindings)
-        self._machinery.execute(staged_call, arrays)
+        self._executor.execute(staged_call, arrays)
 
     def enqueue(
         self,
@@ -257,7 +258,8 @@ class ExecutionContext(Closeable):
         `execute` or `enqueue`, whichever comes first. Events and ``close`` do not raise it. The
         outputs of that run are then undefined; later work of the stream is executed. A run behind
         a failed task of `smelt.Stream.submit` is dropped. A second run waits for the first, even
-        on another stream.
+        on another stream. On a CPU several threads may call it at once: their runs follow one
+        another in any order. On a GPU all but one of them raise a ContextError.
 
         Args:
             batch_size: as for `execute`.
@@ -273,19 +275,19 @@ class ExecutionContext(Closeable):
                 ``input_consumed`` has a wrong type or device.
             The error of a run that was enqueued before; this run is then not enqueued.
         """
-        native_stream, event = self._machinery.check_stream(stream, input_consumed)
+        native_stream, event = self._executor.check_stream(stream, input_consumed)
         staged_call, arrays = self._bind(batch_size, bindings)
-        self._machinery.enqueue(staged_call, arrays, native_stream, event)
+        self._executor.enqueue(staged_call, arrays, native_stream, event)
 
     def _bind(self, batch_size: int, bindings: Sequence[Any]) -> tuple[StagedCall, list[Any]]:
         """Check bindings by index; return their call, and the bindings as arrays and addresses."""
         self._lock.check_open()
-        self._machinery.check_thread()
+        self._executor.check_thread()
         arrays = require_list(bindings, "bindings", BindingError)
         if len(arrays) != len(self._indexed_bindings):
             names = ", ".join(binding.name for _, binding, _ in self._indexed_bindings)
             raise BindingError(
-                f"{len(arrays)} bindings are given, but the engine has "
+                f"the call gives {counted(len(arrays), 'binding')}, but the engine has "
                 f"{len(self._indexed_bindings)}: {names}"
             )
         shapes: list[tuple[int, ...] | None] = []
@@ -315,11 +317,9 @@ class ExecutionContext(Closeable):
         """Convert one binding of the application to an array or an address."""
         if is_integer(value):
             address = _checked_address(binding, int(value))
-            self._machinery.check_address(binding, address)
+            self._executor.check_address(binding, address)
             return address
-        machinery = self._machinery
-        convert = machinery.input_array if binding.is_input else machinery.output_array
-        return convert(value, binding, dtype)
+        return self._executor.array_of(value, binding, dtype)
 
     def _staged_call_for_batch(
         self, batch_size: int, shapes: tuple[tuple[int, ...] | None, ...]
@@ -342,13 +342,13 @@ class ExecutionContext(Closeable):
             ContextError: the call is made during the context's own run, in the same thread.
         """
         if not self._is_released:
-            self._machinery.wait_for_enqueued()
+            self._executor.wait_for_enqueued()
             self._lock.hold_in_turn(self._close)
 
     def _close(self) -> None:
         self._lock.is_closed = True
         self._staged_calls.clear()
-        self._machinery.close()
+        self._executor.close()
         self._is_released = True
 
 
@@ -381,9 +381,4 @@ def _checked_address(binding: Binding, address: int) -> int:
     return address
 
 
-def _reset(context: ExecutionContext) -> None:
-    """Reset a context in a forked child, where the parent's threads do not exist."""
-    context.reset()
-
-
-_contexts = reset_in_child(_reset)
+_contexts = reset_in_child(ExecutionContext.reset)

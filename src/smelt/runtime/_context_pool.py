@@ -13,9 +13,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.errors import ContextError
-from smelt.handler_errors import suppress_own
 from smelt.runtime._context import ExecutionContext
-from smelt.runtime._machinery import create_machinery
+from smelt.runtime._plan_executor import create_executor
+from smelt.signal_errors import suppress_own
 from smelt.types import ForkLock, require_int, reset_in_child
 
 if TYPE_CHECKING:
@@ -92,14 +92,14 @@ class ContextPool:
                 free = [context for context, (lease_ref, _) in leases if lease_ref() is None]
                 context = free[0] if free else None
                 if context is None and len(self._leases) < max_contexts:
-                    context = ExecutionContext(self._engine, create_machinery(self._engine))
+                    context = ExecutionContext(self._engine, create_executor(self._engine))
                 if context is not None:
                     self._leases[context] = weakref.ref(lease[0]), thread
                     return context
             if {user for _, (_, user) in leases} == {thread}:
                 raise ContextError(
-                    f"all {len(leases)} contexts of the engine are in use by this thread, in "
-                    "calls that this one interrupts or is called from; allow more contexts "
+                    f"each context of the engine ({len(leases)} in all) is in use by this thread, "
+                    "in calls that this one interrupts or is called from; allow more contexts "
                     "(contexts=), or create one (create_context)"
                 )
             with suppress_own(Empty):
@@ -129,9 +129,4 @@ class ContextPool:
             self._wake()
 
 
-def _reset(pool: ContextPool) -> None:
-    """Reset a pool in a forked child, where the parent's threads do not exist."""
-    pool.reset()
-
-
-_pools = reset_in_child(_reset)
+_pools = reset_in_child(ContextPool.reset)

@@ -7,10 +7,9 @@ arrays is enqueued there without waiting. Other libraries synchronise through DL
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from smelt.devices.cuda import (
     CudaArray,
     CudaMemory,
     CudaStream,
+    GpuArrayView,
     is_on_gpu,
     owner_of,
     selected_index,
@@ -39,49 +39,6 @@ _MAX_CHECKED_ADDRESSES: Final = 256
 """Number of checked addresses that are remembered."""
 
 
-class ArrayLibrary(Protocol):
-    """A library that has a current stream and allocates arrays."""
-
-    def current_stream(self, device: CudaDevice) -> int:
-        """Return the handle of the library's current stream."""
-        ...
-
-    def is_on_gpu(self, value: Any) -> bool:
-        """Return whether an array of the library is in GPU memory."""
-        ...
-
-    def view(self, value: Any, device: CudaDevice) -> GpuArray:
-        """Describe a GPU array. Raises BindingError: the array is on another GPU."""
-        ...
-
-    def address(self, value: Any) -> int:
-        """Return the address of an array."""
-        ...
-
-    def contiguous(self, value: Any) -> Any:
-        """Return a contiguous array with the same elements."""
-        ...
-
-    def empty(self, shape: Sequence[int], dtype: DType, device: CudaDevice) -> Any:
-        """Allocate an array on the GPU."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class GpuArray:
-    """An array in the memory of the engine's GPU."""
-
-    address: int
-    shape: tuple[int, ...]
-    dtype: DType
-    is_contiguous: bool
-    is_read_only: bool
-    framework: ArrayLibrary | None
-    """Library on whose current stream the array is used; None if the context's stream waits for
-    it."""
-    keep_alive: object
-
-
 class _Torch:
     """Adapter for PyTorch."""
 
@@ -92,41 +49,38 @@ class _Torch:
         }
 
     def current_stream(self, device: CudaDevice) -> int:
+        """Return the handle of the library's current stream."""
         return int(self._torch.cuda.current_stream(device.index).cuda_stream)
 
     def is_on_gpu(self, value: Any) -> bool:
+        """Return whether an array of the library is in GPU memory."""
         return bool(value.is_cuda)
 
-    def view(self, value: Any, device: CudaDevice) -> GpuArray:
-        index = value.get_device()
-        if index != device.index:
-            raise _device_mismatch(index, device)
+    def view(self, value: Any, device: CudaDevice) -> GpuArrayView:
+        """Describe a GPU array. Raises BindingError: the array is on another GPU."""
+        _check_device(value.get_device(), device)
         if value.dtype not in self._dtypes:
             raise BindingError(f"the element type {value.dtype} is not supported")
-        return GpuArray(
-            value.data_ptr(),
-            tuple(value.shape),
-            self._dtypes[value.dtype],
-            is_contiguous=value.is_contiguous(),
-            is_read_only=False,
-            framework=self,
-            keep_alive=value,
-        )
+        address, shape, dtype = self.address(value), tuple(value.shape), self._dtypes[value.dtype]
+        return GpuArrayView(address, shape, dtype, value, value.is_contiguous(), framework=self)
 
     def address(self, value: Any) -> int:
+        """Return the address of an array."""
         return int(value.data_ptr())
 
     def contiguous(self, value: Any) -> Any:
+        """Return a contiguous array with the same elements."""
         return value.contiguous()
 
     def empty(self, shape: Sequence[int], dtype: DType, device: CudaDevice) -> Any:
+        """Allocate an array on the GPU."""
         torch = self._torch
         target = torch.device("cuda", device.index)
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype.value), device=target)
 
 
 class _Cupy:
-    """Adapter for CuPy."""
+    """Adapter for CuPy, with the methods of `_Torch`."""
 
     def __init__(self, module: Any) -> None:
         self._cupy = module
@@ -138,18 +92,15 @@ class _Cupy:
         del value
         return True
 
-    def view(self, value: Any, device: CudaDevice) -> GpuArray:
-        if value.device.id != device.index:
-            raise _device_mismatch(value.device.id, device)
-        return GpuArray(
+    def view(self, value: Any, device: CudaDevice) -> GpuArrayView:
+        _check_device(value.device.id, device)
+        address, shape, dtype = (
             self.address(value),
             tuple(value.shape),
             DType.from_numpy(value.dtype),
-            is_contiguous=bool(value.flags.c_contiguous),
-            is_read_only=False,
-            framework=self,
-            keep_alive=value,
         )
+        is_contiguous = bool(value.flags.c_contiguous)
+        return GpuArrayView(address, shape, dtype, value, is_contiguous, framework=self)
 
     def address(self, value: Any) -> int:
         return int(value.data.ptr)
@@ -164,6 +115,8 @@ class _Cupy:
             return self._cupy.empty(tuple(shape), kind)
 
 
+ArrayLibrary = _Torch | _Cupy
+"""A library that has a current stream and allocates arrays."""
 _LIBRARY_CLASSES: Final[dict[str, Any]] = {"torch": _Torch, "cupy": _Cupy}
 _libraries: dict[str, ArrayLibrary] = {}
 
@@ -179,7 +132,7 @@ def library_with_stream(value: object) -> ArrayLibrary | None:
     return _libraries[name]
 
 
-def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray | None:
+def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArrayView | None:
     """Return a GPU array after checking its device and dtype; None for an array on the host.
 
     Args:
@@ -197,7 +150,7 @@ def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray |
             if not (is_on_gpu(value) if library is None else library.is_on_gpu(value)):
                 return None
             if library is None:
-                array = _import_array(value, stream)
+                array = view_of(value, stream)
             else:
                 array = library.view(value, stream.device)
                 if binding.is_input and not array.is_contiguous:
@@ -208,20 +161,7 @@ def gpu_array(value: object, binding: Binding, stream: CudaStream) -> GpuArray |
     return array
 
 
-def _import_array(value: object, stream: CudaStream) -> GpuArray:
-    view = view_of(value, stream)
-    return GpuArray(
-        view.address,
-        view.shape,
-        view.dtype,
-        is_contiguous=view.is_contiguous,
-        is_read_only=view.is_read_only,
-        framework=None,
-        keep_alive=view.keep_alive,
-    )
-
-
-def _check(array: GpuArray, binding: Binding) -> None:
+def _check(array: GpuArrayView, binding: Binding) -> None:
     """Check dtype, contiguity and writability of a GPU array."""
     expected = binding.dtype
     are_bits = (
@@ -242,14 +182,16 @@ def _check(array: GpuArray, binding: Binding) -> None:
         raise BindingError(f"{binding.name}: an output array must be writable")
 
 
-def _device_mismatch(index: int, device: CudaDevice) -> BindingError:
-    return BindingError(
-        f"the array is on cuda:{index}, but the engine is on cuda:{device.index}; move the array"
-    )
+def _check_device(index: int, device: CudaDevice) -> None:
+    if index != device.index:
+        raise BindingError(
+            f"the array is on cuda:{index}, but the engine is on cuda:{device.index}; move the "
+            "array"
+        )
 
 
-class ResultMaker:
-    """Creates the results of a run as arrays of the inputs' library."""
+class OutputAllocator:
+    """Allocates the outputs of a run as arrays of the inputs' library."""
 
     def __init__(self, like: object, device: CudaDevice) -> None:
         """Create results for the library of ``like``, an input on the GPU."""
@@ -287,7 +229,7 @@ class ResultMaker:
 
 def libraries_of(arrays: Sequence[Any]) -> set[ArrayLibrary | None]:
     """Return the libraries of the GPU arrays; None stands for those without a current stream."""
-    return {array.framework for array in arrays if isinstance(array, GpuArray)}
+    return {array.framework for array in arrays if isinstance(array, GpuArrayView)}
 
 
 class CheckedAddresses:
@@ -312,7 +254,7 @@ class CheckedAddresses:
                 "not memory that a GPU can access" if owner is None else f"memory of cuda:{owner}"
             )
             raise BindingError(
-                f"{binding.name}: {address:#x} is {where}, but the engine is on "
+                f"{binding.name}: {address:#x} is {where}, and the engine is on "
                 f"cuda:{device.index}; pass an array, or an address on that GPU"
             )
         if len(self._checked) >= _MAX_CHECKED_ADDRESSES:

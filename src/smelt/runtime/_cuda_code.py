@@ -16,7 +16,6 @@ from smelt.devices.cuda import (
     copy_memory,
     matching_architecture,
 )
-from smelt.engine import Launch
 from smelt.errors import (
     Argument,
     DeviceError,
@@ -25,7 +24,7 @@ from smelt.errors import (
     MissingExtraError,
     SmeltError,
 )
-from smelt.runtime._cuda_machinery import CudaMachinery
+from smelt.runtime._cuda_executor import CudaExecutor
 from smelt.runtime._loaded_code import DeviceRuntime, LoadedCode, LoadedWeights
 from smelt.runtime._streams import gpu_named
 from smelt.types import override
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
         LoadedCall,
         LoadedKernel,
     )
-    from smelt.engine import EngineFile, EngineHeader, Fingerprint
+    from smelt.engine import EngineFile, Fingerprint
     from smelt.runtime._engine import Engine
 
 _LOG = logging.getLogger(__name__)
@@ -113,13 +112,13 @@ class CudaCode(LoadedCode):
         return LoadedWeights(weights, memory.address, memory)
 
     @override
-    def create_machinery(
+    def create_executor(
         self, engine: Engine, threads: int | None, tracker: AllocationTracker | None
-    ) -> CudaMachinery:
-        return CudaMachinery(engine, self, tracker)
+    ) -> CudaExecutor:
+        return CudaExecutor(engine, self, tracker)
 
 
-class CudaRuntime(DeviceRuntime):
+class CudaDeviceRuntime(DeviceRuntime):
     """Runs engines on NVIDIA GPUs."""
 
     abi_version = ABI_VERSION
@@ -129,12 +128,14 @@ class CudaRuntime(DeviceRuntime):
         find_gpu(built_for, device)
 
     @override
-    def load(self, file: EngineFile, device: str | None, *, is_needed: bool) -> CudaCode | None:
+    def load(
+        self, file: EngineFile, device: str | None, *, requires_device: bool
+    ) -> CudaCode | None:
         index = None if device is None else DeviceName.from_text(device).index
         try:
             gpu = find_gpu(file.header.fingerprint, device)
         except (DeviceError, MissingExtraError) as error:
-            if not is_needed and index is None:
+            if not requires_device and index is None:
                 return None
             if index is not None or isinstance(error, CudaError):
                 raise
@@ -153,10 +154,14 @@ class CudaRuntime(DeviceRuntime):
 def _no_gpu_error(error: DeviceError | MissingExtraError, file: EngineFile) -> SmeltError:
     """Return the error for running a GPU engine without a GPU, with advice on alternatives."""
     lead = f"{file.source} is for NVIDIA GPUs ({file.header.fingerprint.architecture}): "
-    alternative = "build it again from its model, device='cpu' (`smelt build MODEL --device cpu`)"
+    alternative = (
+        "build it again from its model with device='cpu' (`smelt build MODEL --device cpu`)"
+    )
     if file.header.network:
-        alternative = "retune it, device='cpu' (`smelt retune ENGINE --device cpu -o NEW.engine`)"
-    advice = f". It runs where such a GPU is; for this machine's processor {alternative}"
+        alternative = (
+            "retune it with device='cpu' (`smelt retune ENGINE --device cpu -o NEW.engine`)"
+        )
+    advice = f". It runs where such a GPU is; for this machine's processor, {alternative}"
     if isinstance(error, DeviceError):
         return DeviceError(f"{lead}{error}{advice}")
     return MissingExtraError(error.package, error.extra, lead=lead, advice=error.advice + advice)
@@ -166,7 +171,7 @@ def _load_kernels(
     file: EngineFile, device: CudaDevice, architecture_index: int
 ) -> dict[str, LoadedKernel | LoadedCall]:
     """Load the kernels that the plans launch, by symbol."""
-    used = _used_symbols(file.header)
+    used = {launch.kernel.symbol for plan in file.header.plans for launch in plan.launches}
     loader = KernelLoader(device)
     kernels = {
         symbol: loader.load(file.code, offset, architecture_index)
@@ -174,10 +179,8 @@ def _load_kernels(
         if symbol in used
     }
     if missing := sorted(used - kernels.keys()):
-        raise EngineFormatError(f"the engine has no code for {', '.join(missing)}")
+        raise EngineFormatError(
+            f"the engine has no code for kernels that it launches: {', '.join(missing)}; the file "
+            "is damaged: copy or build it again"
+        )
     return kernels
-
-
-def _used_symbols(header: EngineHeader) -> set[str]:
-    steps = (step for plan in header.plans for step in plan.steps)
-    return {step.kernel.symbol for step in steps if isinstance(step, Launch)}

@@ -16,7 +16,7 @@ from smelt.devices.cuda import (
     CudaEvent,
     CudaLaunch,
     CudaRunList,
-    RunGraph,
+    RunListGraph,
     copy_memory,
     groups_of,
 )
@@ -24,6 +24,7 @@ from smelt.engine import Space
 from smelt.runtime._segments import (
     MAX_CACHED_SHAPES,
     ArgumentWords,
+    Segment,
     dependency_counts,
     word_count,
 )
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 
     from smelt.devices.cuda import CudaDevice, CudaStream, LoadedCall, LoadedKernel
     from smelt.engine import Launch, LayerInfo, Plan
+    from smelt.runtime._host_step_memory import MemoryMap
     from smelt.runtime._index_errors import ErrorWords
     from smelt.runtime._loaded_code import LoadedWeights
     from smelt.runtime._segments import InputsConsumed
-    from smelt.runtime._step_memory import MemoryMap
 
 
 _MAX_RECORDED_GRAPHS: Final = 256
@@ -96,19 +97,19 @@ class CudaSegmentFactory:
         return GraphSegment(steps, plan, self)
 
     @property
-    def memory_access(self) -> _CopiedMemoryAccess:
+    def memory_access(self) -> _GpuMemoryAccessor:
         """Access of host steps, which work on copies."""
-        return _CopiedMemoryAccess(self)
+        return _GpuMemoryAccessor(self)
 
-    def overlap(self) -> tuple[EventSegment, _CopiedMemoryAccess] | None:
+    def overlap(self) -> tuple[EventSegment, _GpuMemoryAccessor] | None:
         """Return a segment that records an event, and an access that waits for the event only."""
         if self.copies is None:
             return None
         event = CudaEvent(self.device, times=False)
-        return EventSegment(event, self), _CopiedMemoryAccess(self, event)
+        return EventSegment(event, self), _GpuMemoryAccessor(self, event)
 
 
-class _CopiedMemoryAccess:
+class _GpuMemoryAccessor:
     """Access to GPU memory by copies in the order of the run's stream."""
 
     def __init__(self, segment_factory: CudaSegmentFactory, event: CudaEvent | None = None) -> None:
@@ -149,27 +150,16 @@ class _CopiedMemoryAccess:
             copy_memory(segment_factory.device, address, source, len(data), segment_factory.stream)
 
 
-class EventSegment:
+class EventSegment(Segment):
     """Records an event behind the steps before it, for a host step that needs only these."""
-
-    reads_input = False
 
     def __init__(self, event: CudaEvent, segment_factory: CudaSegmentFactory) -> None:
         self._event, self._segment_factory = event, segment_factory
 
-    def run(
-        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
-    ) -> None:
+    def run(self, values: dict[str, int], memories: MemoryMap, *, timed: bool) -> None:
         """Record the event on the stream of the run."""
-        del values, memories, addresses, timed
+        del values, memories, timed
         self._event.record(self._segment_factory.stream)
-
-    def milliseconds(self) -> list[tuple[int, float]]:
-        """Return nothing: the event belongs to no layer."""
-        return []
-
-    def forget(self) -> None:
-        """Do nothing: the segment caches no addresses."""
 
     def close(self) -> None:
         """Release the event."""
@@ -186,7 +176,7 @@ class _RecordedGraph:
     """A recorded graph with its argument words."""
 
     rows: CudaRunList
-    graph: RunGraph
+    graph: RunListGraph
     offsets: list[int]
     """Offsets of the words that hold addresses of the application's arrays."""
     addresses: list[int]
@@ -194,7 +184,7 @@ class _RecordedGraph:
     timing_events: dict[int, CudaEvent]
 
 
-class GraphSegment:
+class GraphSegment(Segment):
     """Launches in one graph, or in two if an event is recorded once the inputs have been read."""
 
     def __init__(
@@ -223,94 +213,81 @@ class GraphSegment:
         self._groups = groups_of(arguments.layers)
         self._views = [view for step in steps for view in step.operands]
         self._buffers = plan.buffers
-        self._is_data_dependent = not plan.decided.keys().isdisjoint(arguments.symbols)
+        self._is_data_dependent = not plan.data_dependent_symbols.keys().isdisjoint(
+            arguments.symbols
+        )
         """Whether launches depend on data-dependent sizes: most graphs would then be used once."""
         self._graphs: dict[_Key, _RecordedGraph] = {}
         self._seen_keys: set[_Key] = set()
         self._timed_graph: _RecordedGraph | None = None
 
-    def run(
-        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
-    ) -> None:
+    def run(self, values: dict[str, int], memories: MemoryMap, *, timed: bool) -> None:
         """Enqueue the launches; with ``timed`` serially, each layer between two timing events."""
         key = tuple([values[name] for name in self._arguments.symbols])
         if self._fixed_bindings:
-            key += tuple([addresses[binding] for binding in self._fixed_bindings])
+            key += tuple([memories.addresses[binding] for binding in self._fixed_bindings])
         consumed = self._segment_factory.consumed
         if timed or consumed is None or not self.reads_input:
-            self._queue((self._all_rows, timed, key), values, memories, addresses)
+            self._queue((self._all_rows, timed, key), values, memories)
             return
         for part in self._row_ranges:
-            self._queue((part, timed, key), values, memories, addresses)
+            self._queue((part, timed, key), values, memories)
             if part is self._row_ranges[0]:
                 consumed.signal()
 
-    def _queue(
-        self, key: _Key, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
-    ) -> None:
+    def _queue(self, key: _Key, values: Mapping[str, int], memories: MemoryMap) -> None:
         """Launch the graph of a key; record it or update its addresses first if necessary."""
         recording = self._graphs.get(key)
         if recording is None:
             if self._is_data_dependent and not key[1] and key not in self._seen_keys:
-                self._launch_once(key, values, memories, addresses)
+                self._launch_once(key, values, memories)
                 return
-            recording = self._record(key, values, memories, addresses)
-        elif recording.addresses != addresses:
-            self._commit_memory(values, memories, addresses)
-            self._update_addresses(recording, addresses)
+            recording = self._record(key, values, memories)
+        elif recording.addresses != memories.addresses:
+            self._commit_memory(values, memories)
+            self._update_addresses(recording, memories.addresses)
         recording.graph.launch(self._segment_factory.stream)
         if key[1]:
             self._timed_graph = recording
 
     def _evaluate_rows(
-        self, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
+        self, values: Mapping[str, int], memories: MemoryMap
     ) -> tuple[CudaRunList, list[int]]:
         """Evaluate the rows; return them with the offsets of words that address the bindings."""
-        self._commit_memory(values, memories, addresses)
+        self._commit_memory(values, memories)
         words, blocks = self._arguments.evaluate(values, memories)
         positions = self._arguments.positions
         offsets = [int(words[position]) for position in positions]
         rows = zip(positions, self._arguments.bindings, offsets, strict=True)
         for position, binding, offset in rows:
-            words[position] = addresses[binding] + offset
+            words[position] = memories.addresses[binding] + offset
         return CudaRunList(self._rows, words, blocks), offsets
 
-    def _commit_memory(
-        self, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
-    ) -> None:
+    def _commit_memory(self, values: Mapping[str, int], memories: MemoryMap) -> None:
         """Commit memory to everything that the launches access."""
         commit = self._segment_factory.commit
         if commit is None:
             return
         for view in self._views:
             buffer = self._buffers[view.buffer]
-            if buffer.space is Space.ARENA:
-                start = memories.arena + buffer.start
-            elif buffer.space is Space.OUTPUT:
-                start = addresses[buffer.start]
-            else:
-                continue
-            low, high = view.footprint(values)
-            commit(start + low, high - low, self._segment_factory.stream)
+            if buffer.space in {Space.ARENA, Space.OUTPUT}:
+                low, high = view.footprint(values)
+                commit(memories.start(buffer) + low, high - low, self._segment_factory.stream)
 
-    def _launch_once(
-        self, key: _Key, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
-    ) -> None:
+    def _launch_once(self, key: _Key, values: Mapping[str, int], memories: MemoryMap) -> None:
         """Launch the rows without a graph and remember the key."""
         if len(self._seen_keys) >= _MAX_RECORDED_GRAPHS:
             self._seen_keys.clear()
         self._seen_keys.add(key)
-        rows, _ = self._evaluate_rows(values, memories, addresses)
+        rows, _ = self._evaluate_rows(values, memories)
         for row in key[0]:
             rows.launch(row, self._segment_factory.stream)
 
-    def _record(
-        self, key: _Key, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
-    ) -> _RecordedGraph:
+    def _record(self, key: _Key, values: Mapping[str, int], memories: MemoryMap) -> _RecordedGraph:
         """Record a graph for a key; the oldest graph is closed if there are too many."""
         while len(self._graphs) >= MAX_CACHED_SHAPES:
             self._graphs.pop(next(iter(self._graphs))).graph.close()
-        rows, offsets = self._evaluate_rows(values, memories, addresses)
+        rows, offsets = self._evaluate_rows(values, memories)
         part, timed, _ = key
         timing_events: dict[int, CudaEvent] | None = None
         if timed:
@@ -319,7 +296,7 @@ class GraphSegment:
         updatable_rows = {
             row for row in self._binding_rows if self._rows[row].kernel.can_update_in_graph
         }
-        graph = RunGraph(
+        graph = RunListGraph(
             rows,
             self._segment_factory.recorder,
             part=part,
@@ -327,7 +304,7 @@ class GraphSegment:
             timing_events=timing_events,
         )
         self._graphs[key] = recording = _RecordedGraph(
-            rows, graph, offsets, addresses.copy(), timing_events or {}
+            rows, graph, offsets, memories.addresses.copy(), timing_events or {}
         )
         return recording
 

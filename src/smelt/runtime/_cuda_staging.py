@@ -9,22 +9,23 @@ import numpy as np
 
 from smelt.devices.cuda import (
     CudaMemory,
-    CudaReservation,
+    GpuArrayView,
     PinnedAllocation,
+    ReservedAddressRange,
     copy_memory,
     reserve_memory,
 )
-from smelt.runtime._cuda_array_interop import ALIGNED_BYTES, GpuArray
+from smelt.runtime._cuda_array_interop import ALIGNED_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from smelt.devices import Allocation, AllocationTracker
+    from smelt.devices import AllocationTracker
     from smelt.devices.cuda import CudaAllocation, CudaDevice, CudaStream
     from smelt.engine import EngineHeader
-    from smelt.runtime._machinery import IndexedBinding
+    from smelt.runtime._plan_executor import IndexedBinding
     from smelt.runtime._plan_selection import ResolvedCall
 
 _CHUNK_BYTES: Final = 4 << 20
@@ -41,13 +42,13 @@ class CudaStaging:
         self,
         device: CudaDevice,
         tracker: AllocationTracker | None,
-        arena: CudaAllocation | CudaReservation,
+        arena: CudaAllocation | ReservedAddressRange,
     ) -> None:
         """Create empty staging; `commit` also serves ``arena``, which the caller owns."""
         self._device = device
         self._arena = arena
         self._memory = CudaMemory(device, tracker)
-        self._device_buffers: dict[int, CudaAllocation | CudaReservation] = {}
+        self._device_buffers: dict[int, CudaAllocation | ReservedAddressRange] = {}
         self._pinned: dict[int, PinnedAllocation] = {}
         self._pending_outputs: list[tuple[NDArray[Any], NDArray[np.uint8]]] = []
         self._has_moved = False
@@ -66,12 +67,12 @@ class CudaStaging:
         An output to be copied is given as binding index, target and size in bytes. ``wait`` is
         called before writing memory that a run may still read.
         """
-        is_decided = bool(call.decided)
+        is_data_dependent = bool(call.data_dependent_symbols)
         addresses = [0] * len(arrays)
         commit: list[tuple[int, Any, int]] = []
         for index, binding, _ in indexed_bindings:
             array = arrays[index]
-            address = array.address if isinstance(array, GpuArray) else array
+            address = array.address if isinstance(array, GpuArrayView) else array
             if isinstance(address, int) and address % ALIGNED_BYTES == 0:
                 addresses[index] = address
                 continue
@@ -80,9 +81,13 @@ class CudaStaging:
                 wait()
                 addresses[index] = self.upload_input(index, address, size, stream)
             elif address is None:  # an output that is not requested
-                addresses[index] = self.device_buffer(index, size, is_decided=is_decided)
+                addresses[index] = self.device_buffer(
+                    index, size, is_data_dependent=is_data_dependent
+                )
             else:
-                addresses[index] = self.reserve(index, address, size, is_decided=is_decided)
+                addresses[index] = self.reserve(
+                    index, address, size, is_data_dependent=is_data_dependent
+                )
                 commit.append((index, address, size))
         return addresses, commit
 
@@ -91,7 +96,9 @@ class CudaStaging:
         has_moved, self._has_moved = self._has_moved, False
         return has_moved
 
-    def reserve(self, index: int, target: object, size_bytes: int, *, is_decided: bool) -> int:
+    def reserve(
+        self, index: int, target: object, size_bytes: int, *, is_data_dependent: bool
+    ) -> int:
         """Return the address of the buffer for an output that will be copied to ``target``.
 
         ``target`` is an array on the host, or an address or array on the GPU.
@@ -101,13 +108,13 @@ class CudaStaging:
         """
         if isinstance(target, np.ndarray) and size_bytes <= DIRECT_OUTPUT_BYTES:
             return self._pin(index, size_bytes).address
-        return self.device_buffer(index, size_bytes, is_decided=is_decided)
+        return self.device_buffer(index, size_bytes, is_data_dependent=is_data_dependent)
 
-    def device_buffer(self, index: int, size_bytes: int, *, is_decided: bool = False) -> int:
+    def device_buffer(self, index: int, size_bytes: int, *, is_data_dependent: bool = False) -> int:
         """Return the address of a binding's GPU buffer; allocate or enlarge it if necessary.
 
-        With ``is_decided``, the run determines the size that is used: addresses are reserved, and
-        `commit` maps memory to them.
+        With ``is_data_dependent``, the run determines the size that is used: addresses are
+        reserved, and `commit` maps memory to them.
 
         Raises:
             DeviceError: memory is insufficient.
@@ -117,7 +124,7 @@ class CudaStaging:
             if buffer is not None:
                 del self._device_buffers[index]
                 buffer.close()
-            if is_decided:
+            if is_data_dependent:
                 self._has_moved = True
                 buffer = reserve_memory(self._memory, size_bytes, "staging")
             else:
@@ -132,7 +139,7 @@ class CudaStaging:
             DeviceError: memory is insufficient.
         """
         for buffer in (self._arena, *self._device_buffers.values()):
-            if isinstance(buffer, CudaReservation):
+            if isinstance(buffer, ReservedAddressRange):
                 buffer.commit(address, size_bytes, stream)
 
     def _pin(self, index: int, size_bytes: int) -> PinnedAllocation:
@@ -210,7 +217,7 @@ class CudaStaging:
 
     def close(self) -> None:
         """Release the buffers; no run may use them any more."""
-        buffers: list[Allocation] = [*self._device_buffers.values(), *self._pinned.values()]
+        buffers = (*self._device_buffers.values(), *self._pinned.values())
         self._device_buffers.clear()
         self._pinned.clear()
         for buffer in buffers:
@@ -218,9 +225,11 @@ class CudaStaging:
         self._pending_outputs.clear()
 
 
-def allocate_arena(header: EngineHeader, memory: CudaMemory) -> CudaAllocation | CudaReservation:
+def allocate_arena(
+    header: EngineHeader, memory: CudaMemory
+) -> CudaAllocation | ReservedAddressRange:
     """Allocate the arena of the plans; with data-dependent sizes, memory is committed on demand."""
     size_bytes = max(plan.arena_bytes for plan in header.plans)
-    if any(plan.decided for plan in header.plans):
+    if any(plan.data_dependent_symbols for plan in header.plans):
         return reserve_memory(memory, size_bytes, "arena")
     return memory.allocate(size_bytes, "arena")

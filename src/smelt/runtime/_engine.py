@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy as np
 from smelt.engine import (
     EngineFile,
     check_signature,
+    engine_parts,
     read_engine,
-    serialize_engine,
     user_signer,
     verify_partitions,
     verify_plans,
@@ -22,6 +23,7 @@ from smelt.engine import (
 from smelt.errors import (
     BindingError,
     ContextError,
+    EngineFormatError,
     EngineMismatchError,
     InternalError,
     SmeltError,
@@ -30,7 +32,7 @@ from smelt.errors import (
 from smelt.runtime._context import ExecutionContext
 from smelt.runtime._context_pool import ContextPool
 from smelt.runtime._loaded_code import check_machine, load_code
-from smelt.runtime._machinery import create_machinery
+from smelt.runtime._plan_executor import create_executor
 from smelt.types import (
     Closeable,
     ForkLock,
@@ -45,12 +47,19 @@ from smelt.types import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Generator, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, SignerLike
+    from smelt.engine import (
+        Binding,
+        BytesLike,
+        EngineHeader,
+        LayerInfo,
+        RuntimeChecks,
+        SignerLike,
+    )
     from smelt.runtime._loaded_code import LoadedCode
 
 _LOG = logging.getLogger(__name__)
@@ -60,20 +69,6 @@ _RETUNE_ADVICE: Final = (
 )
 
 Trust = Literal["signed", "always"]
-
-
-@dataclass(frozen=True, slots=True)
-class _OriginalSignature:
-    """Signer that returns the original signature of an unchanged engine."""
-
-    public_key: bytes
-    signature: bytes
-    message: bytes
-
-    def sign(self, message: bytes) -> bytes:
-        if message != self.message:
-            raise InternalError("the engine differs from its file after writing and reading")
-        return self.signature
 
 
 class Engine(Closeable):
@@ -88,7 +83,7 @@ class Engine(Closeable):
         file: EngineFile,
         *,
         device: str | None = None,
-        elsewhere: bool = False,
+        allow_other_machine: bool = False,
         is_vouched_for: bool = True,
     ) -> None:
         """Create an engine from a trusted file. Use `load` for files from elsewhere.
@@ -97,8 +92,8 @@ class Engine(Closeable):
             file: the engine file.
             device: device to run on, e.g. "cuda:1"; None for the device that the engine was built
                 for, on a GPU the one that the calling thread has selected.
-            elsewhere: whether the engine may be for another machine; it can then be saved and
-                inspected, but not run.
+            allow_other_machine: whether the engine may be for another machine; it can then be saved
+                and inspected, but not run.
             is_vouched_for: whether the engine was made here or is signed by a key that this user
                 trusts. Other engines are saved without a signature unless `save` requests one.
 
@@ -115,26 +110,23 @@ class Engine(Closeable):
         """Error that explains why the engine does not run on this machine; None if it does."""
         self._code: LoadedCode | None = None
         self._is_closed = False
-        self.conditions = verify_plans(
-            header,
-            weights_bytes=file.weights.size,
-            code_bytes=len(file.code),
-            sources_bytes=file.sources.size,
-        )
+        self.conditions = _verified_plans(file, is_from_file=not allow_other_machine)
         """Runtime checks of each plan, evaluated at the symbol values of a run."""
-        self.partitions = tuple(Engine(part, elsewhere=elsewhere) for part in file.partitions)
+        self.partitions = tuple(
+            Engine(part, allow_other_machine=allow_other_machine) for part in file.partitions
+        )
         """Engines of other devices that run parts of this one."""
-        verify_partitions(header, [part.header for part in self.partitions])
+        with _verifying(file, is_from_file=not allow_other_machine):
+            verify_partitions(header, [part.header for part in self.partitions])
         try:
             check_machine(header.fingerprint)
-            self._code = self._load_code(is_needed=False)
+            self._code = self._load_code(requires_device=False)
         except EngineMismatchError as error:
             advice = (_RETUNE_ADVICE,) if header.network else ()
-            lines, arguments = (*error.lines, *advice), error.arguments
             # An error that is raised is not kept: it holds the frames of its callers.
-            if not elsewhere:
-                raise EngineMismatchError(*error.args, lines=lines, arguments=arguments) from error
-            self._refusal = EngineMismatchError(*error.args, lines=lines, arguments=arguments)
+            if not allow_other_machine:
+                raise _copy_of(error, *advice) from error
+            self._refusal = _copy_of(error, *advice)
         self._serialized: tuple[EngineFile, bytes] | None = None
         """The serialized engine, and the file of which it is the text."""
         self._lock = ForkLock()
@@ -191,7 +183,7 @@ class Engine(Closeable):
         file = EngineFile(
             header, weights_array, code, runtime_code, None, "the engine", sources_array, partitions
         )
-        return cls(file, device=device, elsewhere=True)
+        return cls(file, device=device, allow_other_machine=True)
 
     @property
     def file(self) -> EngineFile:
@@ -274,7 +266,7 @@ class Engine(Closeable):
         """
         for method in ("allocated", "released") if tracker is not None else ():
             require_method(tracker, method, "the tracker", ContextError)
-        return ExecutionContext(self, create_machinery(self, threads, tracker))
+        return ExecutionContext(self, create_executor(self, threads, tracker))
 
     def run(
         self,
@@ -315,25 +307,21 @@ class Engine(Closeable):
             DeviceError: the engine is for GPUs and there is none.
         """
         if self._refusal is not None:
-            raise EngineMismatchError(
-                *self._refusal.args,
-                lines=self._refusal.lines,
-                arguments=self._refusal.arguments,
-            )
+            raise _copy_of(self._refusal)
         if self._is_closed:
             raise ContextError("this engine is closed; load it again")
         code = self._code
         if code is None:
-            code = self._code = self._load_code(is_needed=True)
+            code = self._code = self._load_code(requires_device=True)
         if code is None:
             raise InternalError("the code was not loaded, and no reason was recorded")
         return code
 
-    def _load_code(self, *, is_needed: bool) -> LoadedCode | None:
+    def _load_code(self, *, requires_device: bool) -> LoadedCode | None:
         """Load code and weights onto the devices; None if one of these is not there."""
-        code = load_code(self._file, self._device_name, is_needed=is_needed)
+        code = load_code(self._file, self._device_name, requires_device=requires_device)
         if code is not None and self.partitions:
-            codes = [p.loaded_code if is_needed else p._code for p in self.partitions]
+            codes = [p.loaded_code if requires_device else p._code for p in self.partitions]
             others = tuple(part.weights for part in codes if part is not None)
             if len(others) < len(codes):
                 return None
@@ -384,7 +372,7 @@ class Engine(Closeable):
             file, cached = self._file, self._serialized
             if sign is None and cached is not None and cached[0] is file:
                 return cached[1]
-            serialized = serialize_engine(*self._parts(file, sign=sign))
+            serialized = b"".join(self._parts(file, sign=sign))
             if sign is None:
                 self._serialized = file, serialized
             return serialized
@@ -406,17 +394,13 @@ class Engine(Closeable):
             SmeltError: the engine cannot be written.
             TrustError: ``sign`` is True and there is no signing key.
         """
-        write_engine(destination, *self._parts(self._file, sign=sign))
+        write_engine(destination, self._parts(self._file, sign=sign))
 
-    def _parts(
-        self, file: EngineFile, *, sign: bool | None
-    ) -> tuple[
-        EngineHeader, BytesLike, bytes, bytes, SignerLike | None, BytesLike, tuple[EngineFile, ...]
-    ]:
+    def _parts(self, file: EngineFile, *, sign: bool | None) -> Iterator[bytes | memoryview]:
         """Return the parts of an engine file."""
         signer = self._signer(file, sign=sign)
-        parts = file.header, file.weights, file.code, file.runtime_code
-        return *parts, signer, file.sources, file.partitions
+        own = file.header, file.weights, file.code, file.runtime_code
+        return engine_parts(*own, signer, file.sources, file.partitions)
 
     def _signer(self, file: EngineFile, *, sign: bool | None) -> SignerLike | None:
         """Return the signer: the original of an unchanged engine, else this user's key, or None."""
@@ -426,7 +410,7 @@ class Engine(Closeable):
             return None
         original = file.signature
         if original is not None and self._is_vouched_for:
-            return _OriginalSignature(original.public_key, original.signature, original.message)
+            return original
         signer = user_signer()
         if signer is None and sign:
             raise TrustError(
@@ -450,6 +434,39 @@ class Engine(Closeable):
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} for {self.device}, {len(self.layers)} layers>"
+
+
+def _copy_of(error: EngineMismatchError, *lines: str) -> EngineMismatchError:
+    """Return an error of the same content and further lines.
+
+    An error that is raised is not kept, and one that is kept is not raised: it holds the frames of
+    its callers.
+    """
+    return EngineMismatchError(*error.args, lines=(*error.lines, *lines), arguments=error.arguments)
+
+
+def _verified_plans(file: EngineFile, *, is_from_file: bool) -> tuple[RuntimeChecks | None, ...]:
+    """Return the runtime checks of each plan. Raises EngineFormatError: a plan is invalid."""
+    with _verifying(file, is_from_file=is_from_file):
+        return verify_plans(
+            file.header,
+            weights_bytes=file.weights.size,
+            code_bytes=len(file.code),
+            sources_bytes=file.sources.size,
+        )
+
+
+@contextmanager
+def _verifying(file: EngineFile, *, is_from_file: bool) -> Generator[None]:
+    """Add the origin of the engine, and advice, to an error of a verifier if it is from a file."""
+    try:
+        yield
+    except EngineFormatError as error:
+        if not is_from_file:
+            raise
+        raise EngineFormatError(
+            f"{file.source}: {error}; the file is damaged: copy or build it again"
+        ) from error
 
 
 def _read_only(data: BytesLike) -> NDArray[np.uint8]:

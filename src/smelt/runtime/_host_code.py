@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from smelt.devices.cpu import CpuEvent, CpuMemory, CpuStream, MappedCode, abi, native_runtime
-from smelt.engine import detect_host
-from smelt.runtime._host_machinery import (
-    HostMachinery,
-    cpu_resources,
-    null_resources,
-    thread_count,
+import numpy as np
+
+from smelt.devices.cpu import (
+    CpuEvent,
+    CpuMemory,
+    CpuStream,
+    MappedCode,
+    Scratch,
+    abi,
+    native_runtime,
+    worker_pool,
 )
+from smelt.devices.null import NullMemory
+from smelt.engine import detect_host
+from smelt.runtime._host_executor import HostExecutor, HostResources, thread_count
+from smelt.runtime._index_errors import error_words
 from smelt.runtime._loaded_code import DeviceRuntime, LoadedCode, LoadedWeights
+from smelt.runtime._segments import CpuSegmentFactory, NullSegmentFactory
+from smelt.runtime._staging import Staging
 from smelt.types import override
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.engine import EngineFile, Fingerprint, Host
+    from smelt.devices.cpu import CpuAllocation
+    from smelt.engine import EngineFile, EngineHeader, Fingerprint, Host
     from smelt.runtime._engine import Engine
+    from smelt.runtime._index_errors import ErrorWords
 
 
 class NullCode(LoadedCode):
@@ -37,11 +49,18 @@ class NullCode(LoadedCode):
         return LoadedWeights(aligned, int(aligned.ctypes.data))
 
     @override
-    def create_machinery(
+    def create_executor(
         self, engine: Engine, threads: int | None, tracker: AllocationTracker | None
-    ) -> HostMachinery:
-        resources = null_resources(self.header, tracker)
-        return HostMachinery(engine, self, thread_count(threads), resources)
+    ) -> HostExecutor:
+        count = thread_count(threads)
+        return HostExecutor(engine, self, count, self.resources(count, tracker))
+
+    def resources(self, threads: int, tracker: AllocationTracker | None) -> HostResources:
+        """Allocate the memory of a context with so many threads."""
+        del threads
+        arena = NullMemory(tracker).allocate(_arena_bytes(self.header), "arena")
+        factory, staging = NullSegmentFactory(), Staging(None, self.header)
+        return HostResources(factory, staging, arena, new_array=np.zeros)
 
 
 class CpuCode(NullCode):
@@ -55,24 +74,35 @@ class CpuCode(NullCode):
         self.functions = {name: base + offset for name, offset in self.header.symbols}
 
     @override
-    def create_machinery(
-        self, engine: Engine, threads: int | None, tracker: AllocationTracker | None
-    ) -> HostMachinery:
-        count = thread_count(threads)
-        return HostMachinery(engine, self, count, cpu_resources(self, count, tracker))
+    def resources(self, threads: int, tracker: AllocationTracker | None) -> HostResources:
+        header, memory = self.header, CpuMemory(tracker)
+        arena = memory.allocate(_arena_bytes(header), "arena")
+        scratch = Scratch(memory, max(plan.scratch_bytes for plan in header.plans), threads)
+        staging = Staging(memory, header)
+        errors = error_words(header, partial(memory.allocate, tag="index error records"))
+        segment_factory = CpuSegmentFactory(
+            self.functions,
+            self.runtime,
+            worker_pool(),
+            memory,
+            threads,
+            scratch,
+            header.layers,
+            errors,
+        )
+        others: list[CpuAllocation | ErrorWords | Scratch] = [scratch, *staging.allocations]
+        others += [] if errors is None else [errors]
+        errors_address = 0 if errors is None else errors.address
+        return HostResources(segment_factory, staging, arena, others, errors_address)
 
 
-class NullRuntime(DeviceRuntime):
+class NullDeviceRuntime(DeviceRuntime):
     """Loads engines that compute nothing."""
 
     abi_version = abi.ABI_VERSION
 
     @override
-    def check_device(self, built_for: Fingerprint, device: str | None) -> None:
-        """Do nothing: every machine has the device."""
-
-    @override
-    def load(self, file: EngineFile, device: str | None, *, is_needed: bool) -> NullCode:
+    def load(self, file: EngineFile, device: str | None, *, requires_device: bool) -> NullCode:
         return NullCode(file)
 
     @override
@@ -84,7 +114,7 @@ class NullRuntime(DeviceRuntime):
         return CpuEvent()
 
 
-class CpuRuntime(NullRuntime):
+class CpuDeviceRuntime(NullDeviceRuntime):
     """Runs engines on processors."""
 
     @override
@@ -92,8 +122,13 @@ class CpuRuntime(NullRuntime):
         return detect_host()
 
     @override
-    def load(self, file: EngineFile, device: str | None, *, is_needed: bool) -> CpuCode:
+    def load(self, file: EngineFile, device: str | None, *, requires_device: bool) -> CpuCode:
         return CpuCode(file)
+
+
+def _arena_bytes(header: EngineHeader) -> int:
+    """Return the size in bytes of the arena that the plans of an engine share."""
+    return max(plan.arena_bytes for plan in header.plans)
 
 
 def _aligned(weights: NDArray[np.uint8]) -> NDArray[np.uint8]:

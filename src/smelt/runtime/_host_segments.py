@@ -1,15 +1,18 @@
-"""Segments of host steps: references of ops, and engines of other devices."""
+"""Segments of host steps: the reference of an op, or a partition: an engine of another device."""
 
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from smelt.engine import Space
 from smelt.errors import InternalError, ShapeError
 from smelt.ir import count_excess, evaluate
-from smelt.runtime._step_memory import StepMemory
+from smelt.runtime._host_step_memory import HostStepMemory
+from smelt.runtime._segments import Segment
+from smelt.types import counted, override
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,24 +20,40 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.engine import HostCall, LayerInfo, Plan, Submit
-    from smelt.runtime._step_memory import MemoryAccessor, MemoryMap
+    from smelt.runtime._host_step_memory import MemoryAccessor, MemoryMap
+    from smelt.runtime._plan_executor import PlanExecutor
 
 Check = Callable[[Mapping[str, int]], None]
 """Checks the conditions on symbols whose values a step has just determined."""
 
 
-class Submittable(Protocol):
-    """Runs a partition: an engine of another device."""
+class _HostSegment(Segment):
+    """A host step on the memory of its plan."""
 
-    def submit(self, values: Mapping[str, int], arrays: list[Any]) -> None:
-        """Run on host arrays, by binding index, and return when the outputs are complete.
+    def __init__(self, step: HostCall | Submit, plan: Plan, memory_access: MemoryAccessor) -> None:
+        self.layer = step.layer
+        self._memory = HostStepMemory(plan, memory_access)
+        self._milliseconds = 0.0
+        views = [view for view in step.inputs if view is not None]
+        self.reads_input = any(plan.buffers[v.buffer].space is Space.INPUT for v in views)
 
-        ``values`` has the value of every symbol of the engine that contains the partition.
-        """
-        ...
+    def run(self, values: dict[str, int], memories: MemoryMap, *, timed: bool) -> None:
+        """Run the step. Raises the errors of `_compute`."""
+        start_ns = time.perf_counter_ns() if timed else 0
+        self._compute(values, memories)
+        if timed:
+            self._milliseconds = (time.perf_counter_ns() - start_ns) / 1e6
+
+    @abstractmethod
+    def _compute(self, values: dict[str, int], memories: MemoryMap) -> None:
+        """Compute the outputs from the inputs; set the symbols that the results determine."""
+
+    def milliseconds(self) -> list[tuple[int, float]]:
+        """Return the layer and milliseconds of the last timed run, copies included."""
+        return [(self.layer, self._milliseconds)]
 
 
-class HostSegment:
+class ReferenceSegment(_HostSegment):
     """A host step: runs the reference of an op on the plan's memory."""
 
     def __init__(
@@ -45,8 +64,7 @@ class HostSegment:
         check: Check,
         layers: Sequence[LayerInfo] = (),
     ) -> None:
-        self.layer = step.layer
-        self._memory = StepMemory(plan, memory_access)
+        super().__init__(step, plan, memory_access)
         self._check = check
         self._step = step
         # Most engines have no host step and need not load the ops.
@@ -54,13 +72,9 @@ class HostSegment:
 
         self._op = op_from_json(step.op)
         self._where = str(layers[step.layer]) if layers else self._op.name
-        self._milliseconds = 0.0
-        views = [view for view in step.inputs if view is not None]
-        self.reads_input = any(plan.buffers[v.buffer].space is Space.INPUT for v in views)
 
-    def run(
-        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
-    ) -> None:
+    @override
+    def _compute(self, values: dict[str, int], memories: MemoryMap) -> None:
         """Run the reference; set the symbols that its results determine, and check them.
 
         Raises:
@@ -69,9 +83,8 @@ class HostSegment:
             IndexRangeError: an index is out of range.
             GraphError: the reference fails on the inputs in another way.
         """
-        start_ns = time.perf_counter_ns() if timed else 0
         inputs = [
-            None if view is None else self._memory.load(view, values, memories, addresses).array
+            None if view is None else self._memory.load(view, values, memories).array
             for view in self._step.inputs
         ]
         for array in inputs:
@@ -79,10 +92,13 @@ class HostSegment:
                 array.flags.writeable = False
         results = evaluate(self._op, inputs, self._where, values)
         if len(results) < len(self._step.outputs):
-            raise InternalError(f"{self._op.name} has {len(results)} results")
+            raise InternalError(
+                f"the reference of {self._op.name} returns {counted(len(results), 'result')}, but "
+                f"the step has {len(self._step.outputs)}"
+            )
         self._set_decided_symbols(results, values)
         for view, result in zip(self._step.outputs, results, strict=False):
-            operand = self._memory.load(view, values, memories, addresses)
+            operand = self._memory.load(view, values, memories)
             target = operand.array
             if target.shape != result.shape or target.dtype != result.dtype:
                 raise ShapeError(
@@ -92,8 +108,6 @@ class HostSegment:
                 )
             target[...] = result
             self._memory.store(operand)
-        if timed:
-            self._milliseconds = (time.perf_counter_ns() - start_ns) / 1e6
 
     def _set_decided_symbols(self, results: Sequence[NDArray[Any]], values: dict[str, int]) -> None:
         """Set the symbols that the results determine, and check the conditions on them."""
@@ -105,53 +119,24 @@ class HostSegment:
         if self._step.sizes:
             self._check(values)
 
-    def milliseconds(self) -> list[tuple[int, float]]:
-        """Return the layer and milliseconds of the last timed run."""
-        return [(self.layer, self._milliseconds)]
 
-    def forget(self) -> None:
-        """Do nothing: the segment caches no addresses."""
-
-    def close(self) -> None:
-        """Do nothing: the segment holds no resources."""
-
-
-class SubmitSegment:
+class PartitionSegment(_HostSegment):
     """A step that runs a partition on contiguous host arrays."""
 
     def __init__(
-        self, step: Submit, plan: Plan, memory_access: MemoryAccessor, partition: Submittable
+        self, step: Submit, plan: Plan, memory_access: MemoryAccessor, partition: PlanExecutor
     ) -> None:
-        self._step = step
-        self._memory = StepMemory(plan, memory_access)
-        self._partition = partition
-        self._milliseconds = 0.0
-        self.reads_input = any(plan.buffers[v.buffer].space is Space.INPUT for v in step.inputs)
+        super().__init__(step, plan, memory_access)
+        self._step, self._partition = step, partition
 
-    def run(
-        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
-    ) -> None:
+    @override
+    def _compute(self, values: dict[str, int], memories: MemoryMap) -> None:
         """Run the partition. Raises the errors of its run."""
-        start_ns = time.perf_counter_ns() if timed else 0
-        inputs = [
-            self._memory.load(view, values, memories, addresses) for view in self._step.inputs
-        ]
+        inputs = [self._memory.load(view, values, memories) for view in self._step.inputs]
         outputs = [
-            self._memory.load(view, values, memories, addresses, is_overwritten=True)
+            self._memory.load(view, values, memories, is_overwritten=True)
             for view in self._step.outputs
         ]
         self._partition.submit(values, [operand.array for operand in (*inputs, *outputs)])
         for operand in outputs:
             self._memory.store(operand)
-        if timed:
-            self._milliseconds = (time.perf_counter_ns() - start_ns) / 1e6
-
-    def milliseconds(self) -> list[tuple[int, float]]:
-        """Return the layer and milliseconds of the last timed run, its copies included."""
-        return [(self._step.layer, self._milliseconds)]
-
-    def forget(self) -> None:
-        """Do nothing: the segment caches no addresses."""
-
-    def close(self) -> None:
-        """Do nothing: the context closes its partitions."""

@@ -7,37 +7,20 @@ errors costs one comparison. An engine without such launches has no error words.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smelt.engine import ERROR_BYTES, Launch, Space
 from smelt.errors import IndexRangeError
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from smelt.devices.cpu import CpuAllocation
+    from smelt.devices.cuda import PinnedAllocation
     from smelt.engine import Buffer, EngineHeader, LayerInfo, Plan, Step
-
-
-class Memory(Protocol):
-    """Memory that launches write and the host reads."""
-
-    @property
-    def address(self) -> int:
-        """Address for launches."""
-        ...
-
-    @property
-    def bytes(self) -> NDArray[np.uint8]:
-        """The memory as an array on the host."""
-        ...
-
-    def close(self) -> None:
-        """Release the memory."""
-        ...
 
 
 class ErrorWords:
@@ -47,7 +30,10 @@ class ErrorWords:
     """`PendingWork` protocol: a stream that follows these words checks them when synchronised."""
 
     def __init__(
-        self, memory: Memory, layers: Sequence[LayerInfo], reporters: range | None = None
+        self,
+        memory: CpuAllocation | PinnedAllocation,
+        layers: Sequence[LayerInfo],
+        reporters: range | None = None,
     ) -> None:
         """Zero memory of `ERROR_BYTES` for each layer.
 
@@ -117,12 +103,14 @@ class ErrorWords:
         number = int(np.argmax(words[:, 1] != 0))
         index, complement = words[number].tolist()
         return IndexRangeError(
-            f"{index} is out of range for an axis of {~complement} elements",
+            f"index {index} is out of range for an axis of {counted(~complement, 'element')}",
             node=str(self._layers[number]),
         )
 
 
-def error_words(header: EngineHeader, allocate: Callable[[int], Memory]) -> ErrorWords | None:
+def error_words(
+    header: EngineHeader, allocate: Callable[[int], CpuAllocation | PinnedAllocation]
+) -> ErrorWords | None:
     """Allocate the error words of a context; None if no launch of the engine writes any."""
     words = [b for p in header.plans for b in _written_error_words(p.steps, p)]
     if not words:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from smelt.devices import AllocationTracker, DeviceKind
     from smelt.engine import EngineFile, EngineHeader, Fingerprint
     from smelt.runtime._engine import Engine
-    from smelt.runtime._machinery import Machinery
+    from smelt.runtime._plan_executor import PlanExecutor
     from smelt.runtime._streams import NativeEvent, NativeStream
 
 
@@ -47,10 +47,10 @@ class LoadedCode(ABC):
         """Copy weights to the device if necessary."""
 
     @abstractmethod
-    def create_machinery(
+    def create_executor(
         self, engine: Engine, threads: int | None, tracker: AllocationTracker | None
-    ) -> Machinery:
-        """Create the machinery of a context on the device."""
+    ) -> PlanExecutor:
+        """Create the executor of a context on the device."""
 
 
 class DeviceRuntime(ABC):
@@ -69,18 +69,22 @@ class DeviceRuntime(ABC):
         """
         return Host(built_for.architecture, built_for.features, built_for.system)
 
-    @abstractmethod
     def check_device(self, built_for: Fingerprint, device: str | None) -> None:
         """Check that a device exists and can run what is built for a fingerprint.
+
+        Every machine has the devices in the memory of the process.
 
         Raises:
             EngineMismatchError: the device cannot run it.
             DeviceError: the device does not exist.
             MissingExtraError: a package that the device needs is not installed.
         """
+        del built_for, device
 
     @abstractmethod
-    def load(self, file: EngineFile, device: str | None, *, is_needed: bool) -> LoadedCode | None:
+    def load(
+        self, file: EngineFile, device: str | None, *, requires_device: bool
+    ) -> LoadedCode | None:
         """Load an engine's code and weights; arguments and errors are those of `load_code`."""
 
     @abstractmethod
@@ -125,18 +129,20 @@ def check_machine(built_for: Fingerprint) -> DeviceRuntime:
         )
     runtime = runtime_of(kind)
     check_compatibility(
-        built_for, abi=runtime.abi_version, version=VERSION, host=runtime.host(built_for)
+        built_for, abi=runtime.abi_version, smelt_version=VERSION, host=runtime.host(built_for)
     )
     return runtime
 
 
-def load_code(file: EngineFile, device: str | None, *, is_needed: bool = True) -> LoadedCode | None:
+def load_code(
+    file: EngineFile, device: str | None, *, requires_device: bool = True
+) -> LoadedCode | None:
     """Load an engine's code and weights onto a device.
 
     Args:
         file: the engine file.
         device: device name, e.g. "cuda:1"; None for the device that the engine was built for.
-        is_needed: whether the absence of any GPU is an error; if not, None is returned.
+        requires_device: whether the absence of any GPU is an error; if not, None is returned.
 
     Raises:
         UnsupportedError: the device name is unknown.
@@ -151,4 +157,4 @@ def load_code(file: EngineFile, device: str | None, *, is_needed: bool = True) -
             f"{file.source} was built for {built_for!r}, not {device!r}; build it again for that "
             "device"
         )
-    return runtime_of(kind).load(file, device, is_needed=is_needed)
+    return runtime_of(kind).load(file, device, requires_device=requires_device)

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import Argument, BindingError, ContextError, UnboundSymbolError
-from smelt.types import Symbol, SymbolicDim, evaluate_dim, require_int, symbols_of
+from smelt.types import evaluate_dim, require_int, symbol_of, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ def values_from_shapes(
     owners: dict[str, str] = {}
     for binding, shape in zip(bindings, shapes, strict=True):
         if len(shape) != len(binding.shape):
-            raise _shape_error(binding, shape, f"the array has {len(shape)} axes")
+            raise _shape_error(binding, shape, f"the array has rank {len(shape)}")
         for extent, dim in zip(shape, binding.shape, strict=True):
-            name = _symbol_name(dim)
+            name = symbol_of(dim)
             if name is None:
                 continue
             if values.setdefault(name, extent) != extent:
@@ -47,14 +47,6 @@ def values_from_shapes(
                 arguments = _BATCH_ARGUMENTS if is_larger_batch else ()
                 raise _shape_error(binding, shape, f"axis {axis} must be {dim}", *arguments)
     return values
-
-
-def _symbol_name(dim: Dim) -> str | None:
-    if isinstance(dim, SymbolicDim) and len(dim.terms) == 1:
-        monomial, coefficient = dim.terms[0]
-        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
-            return monomial[0].name
-    return None
 
 
 def _evaluate(dim: Dim, values: Mapping[str, int], binding: Binding) -> int:
@@ -73,7 +65,8 @@ def _shape_error(
     if arguments:
         names = " or ".join(map(str, arguments))
         message += (
-            f"; to allow larger batches, build it with {names} from a model with an open batch"
+            f"; to allow larger batches, build the engine with {names} from a model with an open "
+            "batch"
         )
     return BindingError(message, arguments=arguments)
 
@@ -90,7 +83,7 @@ class ResolvedCall:
     """Shape of each binding; the largest possible one if the run determines an extent."""
     extents: tuple[Shape, ...]
     """Shape of each binding in the plan's symbols."""
-    decided: frozenset[str]
+    data_dependent_symbols: frozenset[str]
     """Symbols whose values the run determines."""
 
 
@@ -108,7 +101,7 @@ def call_from_values(header: EngineHeader, values: dict[str, int]) -> ResolvedCa
         for max_shape in plan.max_shapes(header.bindings)
     )
     extents = tuple(plan.shapes(header.bindings))
-    return ResolvedCall(number, values, shapes, extents, frozenset(plan.decided))
+    return ResolvedCall(number, values, shapes, extents, frozenset(plan.data_dependent_symbols))
 
 
 def call_for_arrays(
@@ -127,8 +120,8 @@ def call_for_arrays(
         if shape is None:
             continue
         extents = () if binding.is_input else call.extents[index]
-        name = _symbol_name(extents[0]) if extents else None
-        if name in call.decided and shape[1:] == needed[index][1:] and shape:
+        name = symbol_of(extents[0]) if extents else None
+        if name in call.data_dependent_symbols and shape[1:] == needed[index][1:] and shape:
             values[name] = min(values[name], shape[0])
             needed[index] = (min(needed[index][0], shape[0]), *shape[1:])
         check_capacity(binding, shape, needed[index])
@@ -150,7 +143,7 @@ def values_from_batch(
     values: dict[str, int] = {}
     if any(BATCH in symbols_of(*binding.shape) for binding, _ in inputs):
         values[BATCH] = batch_size
-    elif batch_size != 1 and header.max_batch_size is not None:
+    elif header.max_batch_size is not None and batch_size > header.max_batch_size:
         raise _batch_too_large(batch_size, header.max_batch_size)
     elif batch_size != 1:
         raise ContextError(
@@ -163,10 +156,10 @@ def values_from_batch(
         if len(shape) != len(binding.shape):
             # If the batch is the only symbol, `check_capacity` checks the array later.
             if len(shape) != 1 and symbols_of(*binding.shape) - {BATCH}:
-                raise _shape_error(binding, shape, f"the array has {len(shape)} axes")
+                raise _shape_error(binding, shape, f"the array has rank {len(shape)}")
             continue
         for extent, dim in zip(shape, binding.shape, strict=True):
-            name = _symbol_name(dim)
+            name = symbol_of(dim)
             if name is not None and name != BATCH:
                 values.setdefault(name, extent)
     return values
@@ -202,7 +195,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
-    """Return the index of the first plan for these values, and add maxima of decided symbols.
+    """Return the first plan for these values, as an index; add maxima of data-dependent symbols.
 
     Raises:
         ContextError: the batch is larger than the engine's maximum.
@@ -219,8 +212,9 @@ def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
     if fitting:
         _add_maximum_values([header.plans[number] for number in fitting], values)
         return fitting[0]
+    wanted = ", ".join(f"{name} = {value}" for name, value in values.items())
     raise BindingError(
-        f"the engine has no plan for {_describe_values(values)}; it has: "
+        f"the engine has no plan for {wanted}; it has: "
         + "; or ".join(_describe_ranges(plan) for plan in header.plans)
     )
 
@@ -230,21 +224,21 @@ def _batch_too_large(batch: int, maximum: int) -> ContextError:
     return ContextError(
         f"the batch size is {batch}, but the engine was built for at most {maximum}; "
         f"build it for more ({larger}, or a shape with a range where the batch is part of the "
-        "shapes), or run it in parts",
+        "shapes), or run the batch in parts",
         arguments=[larger],
     )
 
 
 def _add_maximum_values(fitting: Sequence[Plan], values: dict[str, int]) -> None:
     """Add the maximum of each symbol without a value: those of the first plan that fits."""
-    decided = fitting[0].decided
+    data_dependent = fitting[0].data_dependent_symbols
     for name, _, high in fitting[0].symbols:
         ranges = [row[1:] for plan in fitting for row in plan.symbols if row[0] == name]
         least, maximum = min(low for low, _ in ranges), max(high for _, high in ranges)
-        if name not in values and name not in decided and least != maximum:
+        if name not in values and name not in data_dependent and least != maximum:
             raise BindingError(
-                f"{name} has no value between {least} and {maximum}: an address or a flat "
-                "array does not determine it: pass an array with the rank of that input"
+                f"the extent {name}, from {least} to {maximum}, does not follow from an address or "
+                f"a flat array; pass an array of full rank for an input that has the extent {name}"
             )
         values.setdefault(name, high)
 
@@ -253,7 +247,3 @@ def _describe_ranges(plan: Plan) -> str:
     return (
         ", ".join(f"{name} {low} to {high}" for name, low, high in plan.symbols) or "fixed shapes"
     )
-
-
-def _describe_values(values: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in values.items())

@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING
 
 from smelt.engine import HostCall, Launch
 from smelt.errors import InternalError
-from smelt.runtime._host_segments import HostSegment, SubmitSegment
+from smelt.runtime._host_segments import PartitionSegment, ReferenceSegment
 from smelt.types import shared_formula_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smelt.engine import CachedRuntimeChecks, HostStep, Plan, Submit
-    from smelt.runtime._host_segments import Check, Submittable
+    from smelt.runtime._host_segments import Check
+    from smelt.runtime._host_step_memory import MemoryAccessor
+    from smelt.runtime._plan_executor import PlanExecutor
     from smelt.runtime._segments import Segment, SegmentFactory
-    from smelt.runtime._step_memory import MemoryAccessor
 
 
-@shared_formula_limit()
+@shared_formula_limit
 def split_plan(
     plan: Plan,
     segment_factory: SegmentFactory,
     runtime_checks: CachedRuntimeChecks | None = None,
-    partitions: Sequence[Submittable] = (),
+    partitions: Sequence[PlanExecutor] = (),
     *,
     only_launches: bool = False,
 ) -> list[Segment]:
@@ -55,10 +56,10 @@ def split_plan(
 
 
 class _PlanSplitter:
-    """Segments of the steps so far."""
+    """Splits a plan into segments; holds those of the steps so far."""
 
     def __init__(
-        self, plan: Plan, segment_factory: SegmentFactory, partitions: Sequence[Submittable]
+        self, plan: Plan, segment_factory: SegmentFactory, partitions: Sequence[PlanExecutor]
     ) -> None:
         self.segments: list[Segment] = []
         self.launches: list[Launch] = []
@@ -79,7 +80,7 @@ class _PlanSplitter:
         if isinstance(step, HostCall):
             self.finish()
             layers = self._segment_factory.layers
-            self.segments.append(HostSegment(step, plan, access, check, layers))
+            self.segments.append(ReferenceSegment(step, plan, access, check, layers))
             return
         count = self._required_launches(step)
         if count < len(self.launches) and (overlap := self._segment_factory.overlap()) is not None:
@@ -91,7 +92,7 @@ class _PlanSplitter:
             self.launches = independent
         self.finish()
         partition = self._partitions[step.partition]
-        self.segments.append(SubmitSegment(step, plan, access, partition))
+        self.segments.append(PartitionSegment(step, plan, access, partition))
 
     def _required_launches(self, step: Submit) -> int:
         """Return how many of the launches must be complete before a step reads its inputs.

@@ -10,7 +10,7 @@ import numpy as np
 
 from smelt.devices.cpu import CpuMemory
 from smelt.errors import BindingError, GraphError
-from smelt.ir import Constant, compute_untrusted
+from smelt.ir import Constant, RecipeBudget, compute_untrusted
 from smelt.ops import derived_overflow_reason, invalid_scale_reason, recipe_from_json
 from smelt.types import require_array, shared_formula_limit
 
@@ -26,14 +26,7 @@ _MAX_SHOWN_NAMES: Final = 20
 """Number of weight names that a message lists."""
 
 
-@dataclass(slots=True)
-class _WorkBudget:
-    """Operations that the recipes of a refit have used so far; the limit is for all together."""
-
-    spent: int = 0
-
-
-class _Sources:
+class _SourceResolver:
     """Resolves the sources of recipes to new arrays, and records the names that were requested."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -46,7 +39,7 @@ class _Sources:
         return Constant(name, np.zeros(0, np.float32) if array is None else array)
 
 
-@shared_formula_limit()
+@shared_formula_limit
 def refitted_weights(
     headers: Sequence[EngineHeader],
     old: Sequence[NDArray[np.uint8]],
@@ -64,11 +57,11 @@ def refitted_weights(
             replaces, a scale is invalid, or arrays that were folded together are not all given.
     """
     arrays = {name: _array(name, array) for name, array in arrays.items()}
-    budget = _WorkBudget()
+    budget = RecipeBudget()
     for header in headers:
         _check_arrays(header, arrays)
         for recipe in header.scales:
-            if (scale := _Derived.of(recipe, arrays, budget)) is not None:
+            if (scale := _DerivedConstant.of(recipe, arrays, budget)) is not None:
                 reason = invalid_scale_reason(scale.computed())
                 if reason is not None:
                     raise BindingError(f"the new {scale.description} is invalid: {reason}")
@@ -90,14 +83,16 @@ def _refitted(
     header: EngineHeader,
     old: NDArray[np.uint8],
     arrays: Mapping[str, NDArray[Any]],
-    budget: _WorkBudget,
+    budget: RecipeBudget,
     used: set[str],
 ) -> NDArray[np.uint8]:
     """Return the packed weights of one engine; add the names of the arrays that it uses."""
     packed = CpuMemory().allocate(old.size, "weights").bytes
     packed[:] = old
     for weight in header.weights:
-        derived = None if weight.recipe is None else _Derived.of(weight.recipe, arrays, budget)
+        derived = (
+            None if weight.recipe is None else _DerivedConstant.of(weight.recipe, arrays, budget)
+        )
         if derived is not None:
             used.update(derived.new_names)
             _store(weight, derived.combined(), packed, derived.description)
@@ -117,21 +112,21 @@ def _check_arrays(header: EngineHeader, arrays: Mapping[str, NDArray[Any]]) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class _Derived:
+class _DerivedConstant:
     """A constant that depends on new arrays, computed on demand."""
 
     constant: Constant
     new_names: tuple[str, ...]
     """Names of the new arrays that it depends on."""
     description: str
-    budget: _WorkBudget
+    budget: RecipeBudget
 
     @classmethod
     def of(
-        cls, recipe: Json, arrays: Mapping[str, NDArray[Any]], budget: _WorkBudget
-    ) -> _Derived | None:
+        cls, recipe: Json, arrays: Mapping[str, NDArray[Any]], budget: RecipeBudget
+    ) -> _DerivedConstant | None:
         """Return the constant of a recipe; None if it depends on no new array."""
-        sources = _Sources(arrays)
+        sources = _SourceResolver(arrays)
         constant = recipe_from_json(recipe, sources.resolve)
         new_names = tuple(dict.fromkeys(name for name in sources.requested if name in arrays))
         if not new_names:
@@ -147,7 +142,7 @@ class _Derived:
 
     def computed(self) -> NDArray[Any]:
         try:
-            self.budget.spent = compute_untrusted(self.constant, spent=self.budget.spent)
+            compute_untrusted(self.constant, budget=self.budget)
         except GraphError as error:
             raise BindingError(f"the new {self.description} is invalid: {error}") from error
         return self.constant.array
@@ -184,7 +179,7 @@ def refitted_sources(
 
 def _refittable(headers: Sequence[EngineHeader]) -> str:
     """Return the names of refittable arrays as text, shortened if there are many."""
-    sources = _Sources({})
+    sources = _SourceResolver({})
     for weight in chain.from_iterable(header.weights for header in headers):
         if weight.recipe is not None:
             recipe_from_json(weight.recipe, sources.resolve)

@@ -100,9 +100,8 @@ class RunLock:
             )
         if is_awaited_by(owner[0]):  # the run's profiler or a signal handler enqueued this one
             raise ContextError(
-                "this run waits for the end of another run of its context, in which the thread "
-                "waits for this one; create another context for a run that is started within "
-                "a run"
+                "this run was started within another run of the same context, which waits for it, "
+                "so neither can end; create another context for a run that is started within a run"
             )
 
     def check_open(self) -> None:

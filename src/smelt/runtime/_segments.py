@@ -6,17 +6,18 @@ runs, only addresses of the application's arrays are written, and only if they h
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from smelt.devices.cpu import Row, RunList
+from smelt.devices.cpu import RunList, RunListRow
 from smelt.devices.null import NullRunList
 from smelt.engine import Launch, Space
 from smelt.errors import ShapeError
+from smelt.runtime._host_step_memory import HostMemoryAccessor
 from smelt.runtime._index_errors import reports_index_errors
-from smelt.runtime._step_memory import HostMemoryAccessor
 from smelt.types import evaluate_dim, symbols_of
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from smelt.devices.cpu import CpuMemory, NativeRuntime, Scratch, WorkerPool
     from smelt.engine import LayerInfo, Plan
+    from smelt.runtime._host_step_memory import MemoryAccessor, MemoryMap
     from smelt.runtime._index_errors import ErrorWords
-    from smelt.runtime._step_memory import MemoryAccessor, MemoryMap
     from smelt.types import Dim
 
 MAX_CACHED_SHAPES: Final = 16
@@ -42,35 +43,31 @@ class InputsConsumed(Protocol):
         ...
 
 
-class Segment(Protocol):
-    """A part of a plan, ready to run."""
+class Segment(ABC):
+    """A part of a plan, ready to run. By default it takes no time and has nothing to release."""
 
-    @property
-    def reads_input(self) -> bool:
-        """Whether the segment reads the application's inputs."""
-        ...
+    reads_input: bool = False
+    """Whether the segment reads the application's inputs."""
 
-    def run(
-        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
-    ) -> None:
-        """Run; ``addresses`` are those of the application's arrays, by binding.
+    @abstractmethod
+    def run(self, values: dict[str, int], memories: MemoryMap, *, timed: bool) -> None:
+        """Run.
 
         Symbols that the results determine are set in ``values``. A caller that changes ``values``
-        or ``addresses`` afterwards must pass new objects to the next run.
+        or the addresses of the application's arrays must pass new objects to the next run.
         """
-        ...
 
     def milliseconds(self) -> list[tuple[int, float]]:
         """Return the layers and milliseconds of the last timed run."""
-        ...
+        return []
 
     def forget(self) -> None:
         """Discard cached addresses, because memory has moved."""
-        ...
+        return
 
     def close(self) -> None:
         """Release the resources of the segment."""
-        ...
+        return
 
 
 class SegmentFactory(Protocol):
@@ -122,19 +119,6 @@ class HostRunList(Protocol):
         ...
 
 
-class RunListFactory(Protocol):
-    """Creates run lists for `NativeSegment`."""
-
-    @property
-    def milliseconds_per_tick(self) -> float:
-        """Milliseconds per tick of `HostRunList.row_ticks`."""
-        ...
-
-    def run_list(self, steps: Sequence[Launch]) -> HostRunList:
-        """Create a run list of launches."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class CpuSegmentFactory:
     """Creates the segments of a context on the CPU."""
@@ -159,10 +143,9 @@ class CpuSegmentFactory:
 
     def native(self, steps: Sequence[Launch], plan: Plan) -> Segment:
         """Create a segment of launches."""
-        segment = NativeSegment(steps, plan, self)
         if self.errors is not None and reports_index_errors(steps, plan):
-            return CheckedSegment(segment, self.errors)
-        return segment
+            return CheckedSegment(steps, plan, self, self.errors)
+        return NativeSegment(steps, plan, self)
 
     def overlap(self) -> None:
         """Return None: the host runs all steps."""
@@ -170,7 +153,7 @@ class CpuSegmentFactory:
     def run_list(self, steps: Sequence[Launch]) -> HostRunList:
         """Create a run list of launches."""
         rows = [
-            Row(self.functions[step.kernel.symbol], word_count(step), wait_for)
+            RunListRow(self.functions[step.kernel.symbol], word_count(step), wait_for)
             for step, wait_for in zip(steps, dependency_counts(steps), strict=True)
         ]
         return RunList(
@@ -230,21 +213,19 @@ class ArgumentWords:
         self._chunks: list[Dim] = [step.chunks for step in steps]
         used = symbols_of(*(dim for _, dim in self._words), *self._chunks)
         self.symbols = sorted(used)
-        self.input_positions = [
-            position
-            for position, (buffer, _) in enumerate(self._words)
-            if buffer >= 0 and plan.buffers[buffer].space is Space.INPUT
-        ]
-        self.reads_input = bool(self.input_positions)
+        self.input_positions: list[int] = []
         self.positions: list[int] = []
         """Positions of the words that address bindings; `evaluate` sets them to offsets."""
         self.bindings: list[int] = []
         """Binding of each word in `positions`."""
         for position, (buffer, _) in enumerate(self._words):
-            if buffer < 0 or plan.buffers[buffer].space not in {Space.INPUT, Space.OUTPUT}:
-                continue
-            self.positions.append(position)
-            self.bindings.append(plan.buffers[buffer].start)
+            space = None if buffer < 0 else plan.buffers[buffer].space
+            if space in {Space.INPUT, Space.OUTPUT}:
+                self.positions.append(position)
+                self.bindings.append(plan.buffers[buffer].start)
+            if space is Space.INPUT:
+                self.input_positions.append(position)
+        self.reads_input = bool(self.input_positions)
 
     def __len__(self) -> int:
         return len(self._words)
@@ -271,14 +252,14 @@ class ArgumentWords:
         return words, [evaluate_dim(chunks, values) for chunks in self._chunks]
 
 
-class NativeSegment:
+class NativeSegment(Segment):
     """Launches that one native call runs."""
 
     def __init__(
         self,
         steps: Sequence[Launch],
         plan: Plan,
-        segment_factory: RunListFactory,
+        segment_factory: CpuSegmentFactory | NullSegmentFactory,
     ) -> None:
         self._arguments = ArgumentWords(steps, plan)
         self._segment_factory = segment_factory
@@ -300,26 +281,19 @@ class NativeSegment:
         self._cached_words.clear()
         self._values = self._seen_values = None
 
-    def run(
-        self,
-        values: Mapping[str, int],
-        memories: MemoryMap,
-        addresses: list[int],
-        *,
-        timed: bool,
-    ) -> None:
-        """Run the launches; ``addresses`` are those of the application's arrays, by binding.
+    def run(self, values: Mapping[str, int], memories: MemoryMap, *, timed: bool) -> None:
+        """Run the launches.
 
-        A caller that changes ``values`` or ``addresses`` must pass new objects to the next run.
+        A caller that changes ``values`` or the addresses of the application's arrays must pass new
+        objects to the next run.
         """
-        if values is not self._seen_values or addresses is not self._seen_addresses:
-            self._write_words(values, memories, addresses)
+        if values is not self._seen_values or memories.addresses is not self._seen_addresses:
+            self._write_words(values, memories)
         self._list.run(timed=timed)
 
-    def _write_words(
-        self, values: Mapping[str, int], memories: MemoryMap, addresses: list[int]
-    ) -> None:
+    def _write_words(self, values: Mapping[str, int], memories: MemoryMap) -> None:
         self._seen_values = None  # an interrupt from here on leaves the words incomplete
+        addresses = memories.addresses
         key = tuple([values[name] for name in self._symbols])
         if key != self._values:
             self._load_words(key, values, memories)
@@ -361,19 +335,17 @@ class NativeSegment:
         self._list.close()
 
 
-class CheckedSegment:
+class CheckedSegment(NativeSegment):
     """A segment whose launches may report an index out of range, which is raised at its end."""
 
-    def __init__(self, segment: NativeSegment, errors: ErrorWords) -> None:
-        self._segment, self._errors = segment, errors
-        self.reads_input = segment.reads_input
-        self.milliseconds, self.forget = segment.milliseconds, segment.forget
-        self.close = segment.close
-
-    def run(
-        self, values: dict[str, int], memories: MemoryMap, addresses: list[int], *, timed: bool
+    def __init__(
+        self, steps: Sequence[Launch], plan: Plan, factory: CpuSegmentFactory, errors: ErrorWords
     ) -> None:
+        super().__init__(steps, plan, factory)
+        self._errors = errors
+
+    def run(self, values: Mapping[str, int], memories: MemoryMap, *, timed: bool) -> None:
         """Run the launches. Raises IndexRangeError: a launch met an index out of range."""
         self._errors.begin()
-        self._segment.run(values, memories, addresses, timed=timed)
+        super().run(values, memories, timed=timed)
         self._errors.check()

@@ -159,12 +159,17 @@ def gpu_named(device: str | None) -> CudaDevice:
 def _same_kind(own: Stream | Event, other: object) -> object:
     if not isinstance(other, Stream | Event):
         kind = type(other).__name__
-        raise DeviceError(f"a {type(own).__name__} of {own.device} cannot be combined with {kind}")
+        raise DeviceError(f"{_describe(own)} cannot be combined with {kind}")
     if isinstance(own.native, CpuEvent | CpuStream) != isinstance(
         other.native, CpuEvent | CpuStream
     ):
         raise DeviceError(
-            f"a {type(own).__name__} of {own.device} cannot be combined with a "
-            f"{type(other).__name__} of {other.device}"
+            f"{_describe(own)} cannot be combined with {_describe(other)}: one is on the CPU, the "
+            "other on a GPU; call synchronize instead"
         )
     return other.native
+
+
+def _describe(thing: Stream | Event) -> str:
+    """Return the class and the device as a message names them."""
+    return f"{'an Event' if isinstance(thing, Event) else 'a Stream'} of {thing.device}"

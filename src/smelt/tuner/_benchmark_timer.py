@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger(__name__)
-LONG_SECONDS: Final = 8e-6
-"""Estimated seconds above which a node counts as long and `max_timed_long` applies. By measured
+SLOW_SECONDS: Final = 8e-6
+"""Estimated seconds above which a node counts as slow and `max_timed_slow` applies. By measured
 times, eight candidates instead of sixteen above this limit lose 0.2 % on average
 (docs/lab/tuning-on-gpus.md)."""
 
@@ -89,7 +89,7 @@ class BenchmarkTimer:
         cache: TimingCache,
         *,
         max_timed: int,
-        max_timed_long: int | None = None,
+        max_timed_slow: int | None = None,
         repeats: int,
         runs_per_mean: int = 1,
         seconds: float = math.inf,
@@ -102,7 +102,7 @@ class BenchmarkTimer:
             bench: compiles and runs the candidates.
             cache: timing cache that is read before and updated after each measurement.
             max_timed: number of candidates measured per family, dot product and formats.
-            max_timed_long: the same for groups whose best estimate exceeds `LONG_SECONDS`, where
+            max_timed_slow: the same for groups whose best estimate exceeds `SLOW_SECONDS`, where
                 estimates are more reliable; None for ``max_timed``.
             repeats: number of samples per candidate.
             runs_per_mean: number of runs that one sample averages.
@@ -112,7 +112,7 @@ class BenchmarkTimer:
         """
         self.bench, self.cache = bench, cache
         self.max_timed = max_timed
-        self.max_timed_long = max_timed if max_timed_long is None else max_timed_long
+        self.max_timed_slow = max_timed if max_timed_slow is None else max_timed_slow
         self.repeats = TimingRepeats(repeats, runs_per_mean, seconds_per_trial, min_sample_seconds)
         self.deadline = time.perf_counter() + seconds
         self._wrong_result_reasons: dict[str, str] = {}
@@ -168,7 +168,7 @@ class BenchmarkTimer:
             return times
         limit = self.bench.trial_limit
         if (size := tensor_bytes(node, self.bench.sizes)) > limit.most:
-            _LOG.info("%s is not timed: the tensors of the node have %s", node, limit.excess(size))
+            _LOG.info("%s is not timed: its tensors have %s", node, limit.excess(size))
             return times
         measured = self.bench.seconds(node, [tactics[i] for i in unknown], repeats=self.repeats)
         for i, seconds in zip(unknown, measured, strict=True):
@@ -203,8 +203,8 @@ class BenchmarkTimer:
         best: list[int] = []
         for group in groups.values():
             group.sort(key=lambda i: tactics[i].cost_hint)
-            is_long = tactics[group[0]].cost_hint > LONG_SECONDS
-            best += group[: self.max_timed_long if is_long else self.max_timed]
+            is_slow = tactics[group[0]].cost_hint > SLOW_SECONDS
+            best += group[: self.max_timed_slow if is_slow else self.max_timed]
         return sorted(best)
 
     def _key(self, node: Node, tactic: Tactic) -> str:

@@ -24,16 +24,16 @@ class CostModelTimer:
     def __init__(
         self,
         *,
-        step_seconds: float = STEP_SECONDS,
+        copy_launch_seconds: float = STEP_SECONDS,
         bytes_per_second: float = _MOVED_BYTES_PER_SECOND,
     ) -> None:
         """Create a timer. The defaults describe a CPU.
 
         Args:
-            step_seconds: fixed seconds of a copy step.
+            copy_launch_seconds: fixed seconds of a copy step.
             bytes_per_second: rate of copies, counting bytes read and written.
         """
-        self._step_seconds, self._bytes_per_second = step_seconds, bytes_per_second
+        self._copy_launch_seconds, self._bytes_per_second = copy_launch_seconds, bytes_per_second
 
     def announce(self, work: Sequence[tuple[Node, Sequence[Tactic]]]) -> None:
         """Do nothing: there are no measurements to prepare."""
@@ -54,4 +54,4 @@ class CostModelTimer:
 
     def copy_seconds(self, moved_bytes: int) -> float:
         """Return the seconds of a step that moves ``moved_bytes``."""
-        return self._step_seconds + moved_bytes / self._bytes_per_second
+        return self._copy_launch_seconds + moved_bytes / self._bytes_per_second

@@ -6,17 +6,18 @@ import logging
 import math
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from smelt.backends import WeightStore
-from smelt.devices.cpu import CpuMemory, MappedCode, Row, RunList, Scratch, worker_pool
+from smelt.devices.cpu import CpuMemory, MappedCode, RunList, RunListRow, Scratch, worker_pool
 from smelt.engine import VERSION
 from smelt.errors import InternalError
 from smelt.tuner._isolated_node import (
     IsolatedNode,
+    argument_words,
     cast_to_storage,
     lower_isolated_copy,
     lower_isolated_node,
@@ -65,6 +66,7 @@ class _BoundNode:
     outputs: list[NDArray[Any]]
 
 
+@dataclass(eq=False)
 class CpuBench:
     """Compiles tactics of single nodes, checks them against the reference and times them.
 
@@ -79,21 +81,15 @@ class CpuBench:
     )
     """Sample tensors for copy costs; copies of larger tensors run at the same rate."""
 
-    def __init__(
-        self,
-        backend: Backend[CpuTarget],
-        target: CpuTarget,
-        runtime: NativeRuntime,
-        *,
-        threads: int,
-        sizes: Mapping[str, int],
-    ) -> None:
-        self.backend, self.target, self.runtime = backend, target, runtime
-        self.threads = threads
-        self.sizes = sizes
-        self.memory = CpuMemory()
-        self.refused: dict[tuple[str, str], str] = {}
-        """Rejection reasons of candidates by node name and tactic text."""
+    backend: Backend[CpuTarget]
+    target: CpuTarget
+    runtime: NativeRuntime
+    _: KW_ONLY
+    threads: int
+    sizes: Mapping[str, int]
+    memory: CpuMemory = field(default_factory=CpuMemory)
+    refused: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    """Rejection reasons of candidates by node name and tactic text."""
 
     @property
     def where(self) -> str:
@@ -208,16 +204,13 @@ class CpuBench:
     ) -> RunList:
         """Build the run list of a node's launches."""
         launches = bound_node.lowered.launches
-        words, rows, waits = list[int](), list[Row](), 0
+        words, rows, waits = list[int](), list[RunListRow](), 0
+        allocations = [memory.address for memory in bound_node.memories]
         for index, launch in enumerate(launches):
-            operand_words = [
-                bound_node.memories[v.buffer].address + self._value(v.offset)
-                for v in launch.operands
-            ]
-            operand_words += [self._value(s) for s in launch.scalars]
+            operand_words = argument_words(launch, allocations, self.sizes)
             words += operand_words
             waits = index if launch.waits else waits
-            rows.append(Row(addresses[launch.kernel.symbol], len(operand_words), waits))
+            rows.append(RunListRow(addresses[launch.kernel.symbol], len(operand_words), waits))
         run_list = RunList(
             rows,
             self.runtime,
@@ -227,11 +220,8 @@ class CpuBench:
             scratch=scratch,
         )
         run_list.words[:] = words
-        run_list.set_chunks([self._value(launch.chunks) for launch in launches])
+        run_list.set_chunks([evaluate_dim(launch.chunks, self.sizes) for launch in launches])
         return run_list
-
-    def _value(self, dim: Any) -> int:
-        return evaluate_dim(dim, self.sizes)
 
     # ---- memory
 
@@ -298,7 +288,10 @@ def _check(
         if (
             error := relative_error(first_result, reference, smallest_nonzero(fmt.dtype))
         ) > tolerance:
-            return f"the error is {error:.1e} of the largest magnitude"
+            return (
+                f"the error is {error:.1e} of the largest magnitude; at most {tolerance:.1e} is "
+                "accepted"
+            )
     return None
 
 

@@ -11,31 +11,33 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from smelt.backends import WeightStore
-from smelt.devices.cuda import CudaLaunch, CudaRunList, RunGraph
+from smelt.devices.cuda import CudaLaunch, CudaRunList, RunListGraph
 from smelt.engine import VERSION
 from smelt.errors import Argument, BuildError, DeviceError, EngineMismatchError
+from smelt.signal_errors import pass_on_handler_error
 from smelt.tuner._cuda_measurer import POISON, CudaMeasurer
 from smelt.tuner._isolated_node import (
+    argument_words,
     cast_to_storage,
     lower_isolated_copy,
     lower_isolated_node,
-    random_array,
     random_inputs_and_reference,
     smallest_nonzero,
     storage_dtype_of,
     tensor_view,
     to_stored_layout,
 )
-from smelt.types import DType, Limit, TensorType, evaluate_dim
+from smelt.types import DType, Limit, TensorType, evaluate_dim, random_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,8 +45,8 @@ if TYPE_CHECKING:
     from smelt.backends.cuda import CudaBackend, CudaTarget
     from smelt.devices.cuda import CudaDevice, LoadedCall, LoadedKernel
     from smelt.engine import View
-    from smelt.ir import Array, Node
-    from smelt.tuner._cuda_measurer import Memory
+    from smelt.ir import Array, Constant, Node
+    from smelt.tuner._cuda_measurer import PoisonedMemory
     from smelt.tuner._isolated_node import IsolatedNode, NodeAllocation, TimingRepeats
 
 _LOG = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ _MAX_WEIGHT_COPY_BYTES: Final = 512 << 20
 """Maximum total bytes of the copies of a tactic's weights. Chosen without a measurement."""
 
 
+@dataclass(eq=False)
 class CudaBench:
     """Compiles tactics of single nodes, checks them against the reference and times them."""
 
@@ -78,28 +81,20 @@ class CudaBench:
         TensorType(DType.FLOAT16, (8, 64, 112, 112)),
     )
 
-    def __init__(
-        self,
-        backend: CudaBackend,
-        target: CudaTarget,
-        device: CudaDevice,
-        *,
-        sizes: Mapping[str, int],
-    ) -> None:
-        """Create a bench on a GPU.
+    backend: CudaBackend
+    """Provides the kernel families of the tactics."""
+    target: CudaTarget
+    """Compilation target; its architecture must be the GPU's own."""
+    device: CudaDevice
+    _: KW_ONLY
+    sizes: Mapping[str, int]
+    """Symbol values to tune for."""
+    refused: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    """Rejection reasons of candidates by node name and tactic text."""
+    _deadline: float = field(default=math.inf, init=False)
 
-        Args:
-            backend: provides the kernel families of the tactics.
-            target: compilation target; its architecture must be the GPU's own.
-            device: the GPU.
-            sizes: symbol values to tune for.
-        """
-        self.backend, self.target, self.device = backend, target, device
-        self.sizes = sizes
-        self.measurer = CudaMeasurer(backend, target, device)
-        self.refused: dict[tuple[str, str], str] = {}
-        """Rejection reasons of candidates by node name and tactic text."""
-        self._deadline = math.inf
+    def __post_init__(self) -> None:
+        self.measurer = CudaMeasurer(self.backend, self.target, self.device)
 
     @property
     def where(self) -> str:
@@ -156,7 +151,8 @@ class CudaBench:
                 reason = node_bench.find_nondeterminism(trial)
                 if reason is None:
                     return seconds
-        except TimeoutError:
+        except TimeoutError as error:
+            pass_on_handler_error(error)
             return math.nan
         except (BuildError, EngineMismatchError) as error:
             reason = str(error)
@@ -185,7 +181,7 @@ class CudaBench:
         rng = np.random.default_rng(0)
         shape = tuple(evaluate_dim(d, self.sizes) for d in kind.shape)
         kernels = self._loaded(isolated, None)
-        allocated: list[Memory] = []
+        allocated: list[PoisonedMemory] = []
         try:
             sets: list[list[int]] = []
             for _ in range(_ACTIVATION_SETS):
@@ -196,7 +192,9 @@ class CudaBench:
                 host = np.zeros(source.size_bytes, np.uint8)
                 view = isolated.inputs[0]
                 assert view is not None  # noqa: S101  (a copy has an input)
-                tensor_view(view, host, self.sizes)[...] = random_array(kind.dtype, shape, rng)
+                tensor_view(view, host, self.sizes)[...] = random_array(
+                    kind.dtype.numpy, shape, rng
+                )
                 source.fill_from(host)
                 sets.append([source.address, destination.address])
             trial = _LoadedTactic(isolated, kernels, sets)
@@ -228,12 +226,8 @@ class CudaBench:
         """Build a run list that launches a trial once on each of the memory sets ``sets``."""
         rows, words, blocks = list[CudaLaunch](), list[int](), list[int]()
         for number in sets:
-            allocations = trial.sets[number]
             for launch, kernel in zip(trial.isolated.launches, trial.kernels, strict=True):
-                operand_words = [
-                    allocations[v.buffer] + self.value(v.offset) for v in launch.operands
-                ]
-                operand_words += [self.value(s) for s in launch.scalars]
+                operand_words = argument_words(launch, trial.sets[number], self.sizes)
                 words += operand_words
                 rows.append(CudaLaunch(kernel, len(operand_words), len(rows)))
                 blocks.append(self.value(launch.chunks))
@@ -243,19 +237,16 @@ class CudaBench:
         """Evaluate a dimension at the sizes to tune for."""
         return evaluate_dim(dim, self.sizes)
 
-    def run(self, trial: _LoadedTactic, number: int) -> None:
-        """Enqueue a trial's launches on memory set ``number``."""
-        rows = self.rows(trial, [number])
-        rows.launch_all(self.measurer.stream)
-
     def median(
         self, trial: _LoadedTactic, repeats: TimingRepeats, launches_per_graph: int
     ) -> float:
         """Return the seconds of a trial's launches: the median over replays of a graph."""
         stream, count = self.measurer.stream, len(trial.sets)
         # The last sets load the activations into the cache, with weights that are not used again.
-        warm_up = RunGraph(self.rows(trial, range(count - _ACTIVATION_SETS, count)), stream)
-        timed = RunGraph(self.rows(trial, [k % count for k in range(launches_per_graph)]), stream)
+        warm_up = RunListGraph(self.rows(trial, range(count - _ACTIVATION_SETS, count)), stream)
+        timed = RunListGraph(
+            self.rows(trial, [k % count for k in range(launches_per_graph)]), stream
+        )
         try:
             return self.measurer.median_ms(warm_up, timed, repeats.count) / launches_per_graph / 1e3
         finally:
@@ -271,10 +262,10 @@ class _LoadedTactic:
     kernels: list[LoadedKernel | LoadedCall]
     sets: list[list[int]]
     """Addresses of all allocations, for each memory set; launches alternate between the sets."""
-    outputs: list[list[Memory]] = field(default_factory=list["list[Memory]"])
+    outputs: list[list[PoisonedMemory]] = field(default_factory=list["list[PoisonedMemory]"])
     """Memory of the outputs, for each set of activations."""
-    workspace: Memory | None = None
-    first: list[list[Memory]] = field(default_factory=list["list[Memory]"])
+    workspace: PoisonedMemory | None = None
+    first_outputs: list[list[PoisonedMemory]] = field(default_factory=list["list[PoisonedMemory]"])
     """Copies of the outputs of the first run, for each set of activations."""
 
 
@@ -282,38 +273,41 @@ class _NodeBench:
     """State that the trials of one node share: inputs, expected results and memory."""
 
     def __init__(self, cuda_bench: CudaBench, node: Node, tactics: Sequence[Tactic]) -> None:
-        self.cuda_bench, self.node = cuda_bench, node
+        self.cuda_bench, self.node, self.measurer = cuda_bench, node, cuda_bench.measurer
         self.storage = storage_dtype_of(tactics)
-        self._data: list[tuple[list[Array | None], tuple[Array, ...]]] = []
-        self._magnitudes: dict[tuple[int, int], float] = {}
-        self._allocations: dict[object, Memory] = {}
+        self._allocations: dict[object, PoisonedMemory] = {}
         self._keys = WeightStore()
 
-    @property
+    @cached_property
     def data(self) -> list[tuple[list[Array | None], tuple[Array, ...]]]:
         """Random inputs and expected results, for each set of activations.
 
         They are computed when the first kernel is loaded: until then compilers need the CPUs.
         """
-        if not self._data:
-            rng = np.random.default_rng(len(self.node.name))
-            self._data = [
-                random_inputs_and_reference(self.node, self.cuda_bench.sizes, rng, self.storage)
-                for _ in range(_ACTIVATION_SETS)
-            ]
-        return self._data
+        rng = np.random.default_rng(len(self.node.name))
+        return [
+            random_inputs_and_reference(self.node, self.cuda_bench.sizes, rng, self.storage)
+            for _ in range(_ACTIVATION_SETS)
+        ]
 
     def close(self) -> None:
         """Release all memory."""
         for memory in self._allocations.values():
             memory.close()
 
-    def _allocation(self, key: object, size_bytes: int) -> tuple[Memory, bool]:
-        """Return the memory for ``key`` and whether it was allocated just now."""
-        is_new = key not in self._allocations
-        if is_new:
-            self._allocations[key] = self.cuda_bench.measurer.allocation(size_bytes)
-        return self._allocations[key], is_new
+    def _allocation(
+        self,
+        key: object,
+        size_bytes: int,
+        read: Callable[[], NDArray[np.uint8]] | None = None,
+        copies: int = 1,
+    ) -> PoisonedMemory:
+        """Return the memory for ``key``; at its first use, it gets copies of what is read."""
+        if key not in self._allocations:
+            self._allocations[key] = memory = self.measurer.allocation(size_bytes)
+            if read is not None:
+                memory.fill_with_copies(read(), size_bytes // copies, copies)
+        return self._allocations[key]
 
     # ---- memory of a tactic
 
@@ -341,7 +335,9 @@ class _NodeBench:
                 if index in weights:
                     addresses.append(weights[index][number % copies])
                 elif index in outputs:
-                    memory = self._output(tactic, outputs[index], set_index, allocation)
+                    position = outputs[index]
+                    key = ("output", position, tactic.outputs[position], set_index)
+                    memory = self._allocation(key, allocation.size_bytes)
                     addresses.append(memory.address)
                     if number < _ACTIVATION_SETS:
                         trial.outputs[set_index].append(memory)
@@ -350,23 +346,18 @@ class _NodeBench:
                         self._input(isolated, tactic, inputs[index], set_index, allocation)
                     )
                 else:
-                    trial.workspace, _ = self._allocation(
-                        ("workspace", allocation.size_bytes), allocation.size_bytes
-                    )
+                    size_bytes = allocation.size_bytes
+                    trial.workspace = self._allocation(("workspace", size_bytes), size_bytes)
                     addresses.append(trial.workspace.address)
             trial.sets.append(addresses)
         return trial
 
     def _weights(self, isolated: IsolatedNode, tactic: Tactic) -> dict[int, list[int]]:
         """Return the addresses of the copies of each constant, by allocation index."""
-        constant = [
-            i for i, allocation in enumerate(isolated.allocations) if allocation.is_constant
-        ]
+        constant = [i for i, a in enumerate(isolated.allocations) if a.is_constant]
         total = sum(isolated.allocations[i].size_bytes for i in constant)
-        copies = max(
-            _ACTIVATION_SETS,
-            min(_LAUNCHES_PER_GRAPH + _ACTIVATION_SETS, _MAX_WEIGHT_COPY_BYTES // max(total, 1)),
-        )
+        fitting = _MAX_WEIGHT_COPY_BYTES // max(total, 1)
+        copies = max(_ACTIVATION_SETS, min(_LAUNCHES_PER_GRAPH + _ACTIVATION_SETS, fitting))
         inputs = {v.buffer: n for n, v in enumerate(isolated.inputs) if v is not None}
         addresses: dict[int, list[int]] = {}
         for index in constant:
@@ -374,24 +365,13 @@ class _NodeBench:
             stride = -(-allocation.size_bytes // 256) * 256
             if allocation.content is not None:
                 key: object = ("packed", self._keys.key(allocation.content))
+                read = partial(_packed_bytes, allocation.content)
             else:
                 key = ("constant", inputs[index], tactic.inputs[inputs[index]])
-            memory, is_new = self._allocation((key, copies), stride * copies)
-            if is_new:
-                content = self._constant_bytes(isolated, tactic, index, inputs.get(index))
-                memory.fill_with_copies(content, stride, copies)
+                read = partial(self._stored_input, isolated, tactic, inputs[index], 0)
+            memory = self._allocation((key, copies), stride * copies, read, copies)
             addresses[index] = [memory.address + stride * k for k in range(copies)]
         return addresses
-
-    def _constant_bytes(
-        self, isolated: IsolatedNode, tactic: Tactic, index: int, position: int | None
-    ) -> NDArray[np.uint8]:
-        """Return a constant's bytes: a packed constant's, or a constant input's as stored."""
-        content = isolated.allocations[index].content
-        if content is not None:
-            return np.ascontiguousarray(content.array).reshape(-1).view(np.uint8)
-        assert position is not None  # noqa: S101  (a constant is packed or an input)
-        return self._stored_input(isolated, tactic, position, 0)
 
     def _stored_input(
         self, isolated: IsolatedNode, tactic: Tactic, position: int, set_index: int
@@ -416,16 +396,8 @@ class _NodeBench:
     ) -> int:
         """Return the address of an input; its memory is written when it is first used."""
         key = ("input", position, tactic.inputs[position], tactic.halos[position:], set_index)
-        memory, is_new = self._allocation(key, allocation.size_bytes)
-        if is_new:
-            memory.fill_from(self._stored_input(isolated, tactic, position, set_index))
-        return memory.address
-
-    def _output(
-        self, tactic: Tactic, position: int, set_index: int, allocation: NodeAllocation
-    ) -> Memory:
-        key = ("output", position, tactic.outputs[position], set_index)
-        return self._allocation(key, allocation.size_bytes)[0]
+        read = partial(self._stored_input, isolated, tactic, position, set_index)
+        return self._allocation(key, allocation.size_bytes, read).address
 
     # ---- result checks
 
@@ -434,11 +406,8 @@ class _NodeBench:
         for set_index in range(_ACTIVATION_SETS):
             if reason := self._find_error_in(tactic, trial, set_index):
                 return reason
-        trial.first = [
-            [
-                self._snapshot(position, set_index, memory)
-                for position, memory in enumerate(memories)
-            ]
+        trial.first_outputs = [
+            [self._snapshot(p, set_index, memory) for p, memory in enumerate(memories)]
             for set_index, memories in enumerate(trial.outputs)
         ]
         for set_index in range(_ACTIVATION_SETS):
@@ -446,18 +415,15 @@ class _NodeBench:
         return self.find_nondeterminism(trial)
 
     def _run_poisoned(self, trial: _LoadedTactic, set_index: int) -> None:
-        measurer = self.cuda_bench.measurer
-        for memory in trial.outputs[set_index]:
-            measurer.fill(memory, POISON)
-        if trial.workspace is not None:
-            measurer.fill(trial.workspace, POISON)
-        self.cuda_bench.run(trial, set_index)
+        workspace = [] if trial.workspace is None else [trial.workspace]
+        for memory in (*trial.outputs[set_index], *workspace):
+            self.measurer.fill(memory, POISON)
+        self.cuda_bench.rows(trial, [set_index]).launch_all(self.measurer.stream)
 
-    def _snapshot(self, position: int, set_index: int, memory: Memory) -> Memory:
+    def _snapshot(self, position: int, set_index: int, memory: PoisonedMemory) -> PoisonedMemory:
         """Return a copy of the current content of memory."""
-        snapshot, _ = self._allocation(
-            ("first", position, set_index, memory.size_bytes), memory.size_bytes
-        )
+        key = ("first", position, set_index, memory.size_bytes)
+        snapshot = self._allocation(key, memory.size_bytes)
         snapshot.copy_from(memory)
         return snapshot
 
@@ -472,32 +438,29 @@ class _NodeBench:
             key = ("expected", position, fmt, set_index, memory.size_bytes)
             count = memory.size_bytes // fmt.dtype.size_bytes
             if not fmt.dtype.is_float:
-                reference_memory, is_new = self._allocation(key, memory.size_bytes)
-                if is_new:
-                    reference_memory.fill_from(
-                        self._stored_bytes(view, reference, memory.size_bytes)
-                    )
-                if self.cuda_bench.measurer.differs(memory, reference_memory):
-                    return "the results are wrong"
+                read = partial(self._stored_bytes, view, reference, memory.size_bytes)
+                if self.measurer.differs(memory, self._allocation(key, memory.size_bytes, read)):
+                    return "the results differ from the reference"
                 continue
-            reference_memory, is_new = self._allocation(key, 4 * count)
-            if is_new:
-                reference_memory.fill_from(self._stored_float32(view, reference, count))
-            error = self.cuda_bench.measurer.error(memory, reference_memory, fmt.dtype, count)
-            error = max(0.0, error - smallest_nonzero(fmt.dtype)) / self._magnitude(
-                set_index, position
-            )
+            read = partial(self._stored_float32, view, reference, count)
+            reference_memory = self._allocation(key, 4 * count, read)
+            error = self.measurer.error(memory, reference_memory, fmt.dtype, count)
+            magnitude = self._magnitudes[set_index][position]
+            error = max(0.0, error - smallest_nonzero(fmt.dtype)) / magnitude
             if error > _tolerance(tactic):
-                return f"the error is {error:.1e} of the largest magnitude"
+                return (
+                    f"the error is {error:.1e} of the largest magnitude; at most "
+                    f"{_tolerance(tactic):.1e} is accepted"
+                )
         return None
 
-    def _magnitude(self, set_index: int, position: int) -> float:
-        """Return the largest finite magnitude of an expected result, cached; 1 if all are zero."""
-        if (set_index, position) not in self._magnitudes:
-            reference = self.data[set_index][1][position]
-            finite = np.max(np.abs(reference), where=np.isfinite(reference), initial=0.0)
-            self._magnitudes[set_index, position] = float(finite) or 1.0
-        return self._magnitudes[set_index, position]
+    @cached_property
+    def _magnitudes(self) -> list[list[float]]:
+        """Largest finite magnitude of each expected result, by set; 1 if all are zero."""
+        return [
+            [float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) or 1.0 for x in results]
+            for _, results in self.data
+        ]
 
     def _stored_bytes(self, view: View, reference: Array, size_bytes: int) -> NDArray[np.uint8]:
         host = np.full(size_bytes, POISON, np.uint8)
@@ -516,10 +479,9 @@ class _NodeBench:
 
     def find_nondeterminism(self, trial: _LoadedTactic) -> str | None:
         """Return a reason if the outputs differ from those of the first run, else None."""
-        measurer = self.cuda_bench.measurer
         for set_index, memories in enumerate(trial.outputs):
-            for memory, first in zip(memories, trial.first[set_index], strict=True):
-                if measurer.differs(memory, first):
+            for memory, first in zip(memories, trial.first_outputs[set_index], strict=True):
+                if self.measurer.differs(memory, first):
                     return "the results differ between runs"
         return None
 
@@ -527,13 +489,16 @@ class _NodeBench:
 
     def time(self, tactic: Tactic, trial: _LoadedTactic, repeats: TimingRepeats) -> float:
         """Return seconds per launch. The outputs are poisoned before and hold results after."""
-        measurer = self.cuda_bench.measurer
         for memories in trial.outputs:
             for memory in memories:
-                measurer.fill(memory, POISON)
+                self.measurer.fill(memory, POISON)
         is_long = _LONG_SECONDS < tactic.cost_hint < math.inf
         launches_per_graph = _LAUNCHES_PER_LONG_GRAPH if is_long else _LAUNCHES_PER_GRAPH
         return self.cuda_bench.median(trial, repeats, launches_per_graph)
+
+
+def _packed_bytes(constant: Constant) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8)
 
 
 def _tolerance(tactic: Tactic) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.backends.cuda import CudaBackend, CudaTarget
-    from smelt.devices.cuda import CudaDevice, LoadedCall, LoadedKernel, RunGraph
+    from smelt.devices.cuda import CudaDevice, LoadedCall, LoadedKernel, RunListGraph
     from smelt.engine import KernelSpec
     from smelt.types import DType
 
@@ -43,7 +43,7 @@ _FLUSH_SIZE_FACTOR: Final = 2
 """Bytes read to flush the L2 cache, as a multiple of its size. Chosen without a measurement."""
 
 
-class Memory:
+class PoisonedMemory:
     """GPU memory filled with poison and padded to a multiple of `_PADDED_BYTES`."""
 
     __slots__ = ("_allocation", "_measurer", "address", "padded_bytes", "size_bytes")
@@ -67,7 +67,7 @@ class Memory:
         for k in range(1, count):
             copy_memory(device, self.address + k * stride, self.address, content.size, stream)
 
-    def copy_from(self, other: Memory) -> None:
+    def copy_from(self, other: PoisonedMemory) -> None:
         """Copy memory of the same size, including its padding."""
         device, stream = self._measurer.device, self._measurer.stream
         copy_memory(device, self.address, other.address, self.padded_bytes, stream)
@@ -86,8 +86,8 @@ class CudaMeasurer:
         self.memory = CudaMemory(device)
         self._loader = KernelLoader(device)
         self._loaded: dict[bytes, LoadedKernel | LoadedCall] = {}
-        self._block_results: Memory | None = None
-        self._flush_buffer: Memory | None = None
+        self._block_results: PoisonedMemory | None = None
+        self._flush_buffer: PoisonedMemory | None = None
         self._events: list[CudaEvent] = []
 
     def loaded(self, record: bytes) -> LoadedKernel | LoadedCall:
@@ -99,11 +99,11 @@ class CudaMeasurer:
 
     # ---- memory
 
-    def allocation(self, size_bytes: int) -> Memory:
+    def allocation(self, size_bytes: int) -> PoisonedMemory:
         """Allocate memory filled with poison."""
-        return Memory(self, size_bytes)
+        return PoisonedMemory(self, size_bytes)
 
-    def fill(self, memory: Memory, value: int) -> None:
+    def fill(self, memory: PoisonedMemory, value: int) -> None:
         """Set every byte of an allocation, including its padding, to ``value``."""
         self.device.call(
             "cuMemsetD8Async", memory.address, value, memory.padded_bytes, self.stream.handle
@@ -117,13 +117,15 @@ class CudaMeasurer:
 
     # ---- comparisons
 
-    def error(self, memory: Memory, reference: Memory, dtype: DType, count: int) -> float:
+    def error(
+        self, memory: PoisonedMemory, reference: PoisonedMemory, dtype: DType, count: int
+    ) -> float:
         """Return the largest absolute difference from float32 reference values."""
         return self._max_over_blocks(
             error_kernel(dtype), [memory.address, reference.address], count
         )
 
-    def differs(self, memory: Memory, other: Memory) -> bool:
+    def differs(self, memory: PoisonedMemory, other: PoisonedMemory) -> bool:
         """Return whether any bit differs, including the padding."""
         words = memory.padded_bytes // _WORD_BYTES
         return self._max_over_blocks(mismatch_kernel(), [memory.address, other.address], words) != 0
@@ -163,7 +165,7 @@ class CudaMeasurer:
             cache_flush_kernel(), [self._flush_buffer.address, self._flush_buffer.address], words
         )
 
-    def median_ms(self, warm_up: RunGraph, timed: RunGraph, count: int) -> float:
+    def median_ms(self, warm_up: RunListGraph, timed: RunListGraph, count: int) -> float:
         """Return the median milliseconds of ``timed`` with a cache that only ``warm_up`` filled."""
         while len(self._events) < 2 * count:
             self._events.append(CudaEvent(self.device))

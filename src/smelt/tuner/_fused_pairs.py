@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 from smelt.ir import clone
 from smelt.ops import FusedPair
 from smelt.passes import Note, Pass, PassResult, fuse_pair_nodes, run_passes, unfusable_pair_reason
-from smelt.tuner._benchmark_timer import LONG_SECONDS, node_text
-from smelt.tuner._tactic_choice import Choice
+from smelt.tuner._benchmark_timer import SLOW_SECONDS, node_text
+from smelt.tuner._tactic_choice import TacticChoice
 from smelt.types import override
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Tactic
     from smelt.ir import Graph, Node
-    from smelt.passes import PassReport
+    from smelt.passes import PassPipelineReport
     from smelt.tuner._tactic_choice import Timer
 
     Lister = Callable[[Node], Sequence[Tactic]]
@@ -69,12 +69,9 @@ def propose_fused_pairs(
         for node_indices, chain in zip(group, chains, strict=True):
             tactics = [t for t in list_tactics(chain) if not t.runs_on_host]
             separate_seconds = sum(least(graph.nodes[index]) for index in node_indices)
-            limit = (
-                separate_seconds
-                if separate_seconds > 2 * LONG_SECONDS
-                else _MAX_ESTIMATED_RATIO * separate_seconds
-            )
-            if min((t.cost_hint for t in tactics), default=math.inf) < limit:
+            ratio = 1.0 if separate_seconds > 2 * SLOW_SECONDS else _MAX_ESTIMATED_RATIO
+            fused_seconds = min((t.cost_hint for t in tactics), default=math.inf)
+            if fused_seconds < ratio * separate_seconds:
                 proposals.append(PairProposal(node_indices, chain, tuple(tactics)))
     return sorted(proposals, key=lambda proposal: proposal.node_indices[::-1])
 
@@ -99,11 +96,16 @@ def _disjoint_groups(
 
 
 def _pairs(graph: Graph, can_fuse_pair: CanFusePair) -> Iterator[tuple[Node, Node]]:
-    """Yield the pairs of nodes that may be fused without delaying a parallel branch."""
+    """Yield the pairs of nodes that may be fused without delaying a parallel branch.
+
+    Nodes of different precision are not fused: one of them stays in float32.
+    """
     for second in graph.nodes:
         source = second.inputs[0] if second.inputs else None
         first = None if source is None else source.producer
-        if first is None or len(first.outputs) > 1 or not can_fuse_pair(first, second):
+        if first is None or len(first.outputs) > 1 or first.precision is not second.precision:
+            continue
+        if not can_fuse_pair(first, second):
             continue
         if unfusable_pair_reason(graph, first, second) is None and not _would_delay_parallel_branch(
             first, second
@@ -172,15 +174,12 @@ class FusedPairTimings:
             seconds = timer.verified_seconds(proposal.chain, proposal.tactics)
             pair_timing = PairTiming(proposal.node_indices, min(seconds), separate_seconds)
             _LOG.debug("%s: %s", proposal.chain, pair_timing)
-            pair_groups.setdefault((node_text(proposal.chain), proposal.tactics), []).append(
-                pair_timing
-            )
+            key = (node_text(proposal.chain), proposal.tactics)
+            pair_groups.setdefault(key, []).append(pair_timing)
             pairs = zip(proposal.tactics, seconds, strict=True)
             proven = [pair for pair in pairs if math.isfinite(pair[1])]
             self.timed[proposal.chain.name] = sorted(proven, key=lambda pair: pair[1])
-        self.pair_groups: list[EquivalentPairs] = [
-            tuple(pair_timings) for pair_timings in pair_groups.values()
-        ]
+        self.pair_groups: list[EquivalentPairs] = list(map(tuple, pair_groups.values()))
 
     def faster(self, max_ratio: float) -> list[EquivalentPairs]:
         """Return the groups whose fused time is at most ``max_ratio`` of their parts' time."""
@@ -190,44 +189,44 @@ class FusedPairTimings:
             if kind[0].fused_seconds <= kind[0].separate_seconds * max_ratio
         ]
 
-    def graph_with(self, pair_groups: Sequence[EquivalentPairs]) -> tuple[Graph, PassReport]:
+    def graph_with(
+        self, pair_groups: Sequence[EquivalentPairs]
+    ) -> tuple[Graph, PassPipelineReport]:
         """Return a copy of the graph with the pairs of some groups fused, and the pass report."""
         copy = clone(self.graph)
         pair_timings = tuple(pair_timing for kind in self.pair_groups for pair_timing in kind)
         wanted = frozenset(pair_timing.node_indices for kind in pair_groups for pair_timing in kind)
         return copy, run_passes(copy, (FuseProductPairs(pair_timings, wanted),))
 
-    def choice(self, graph: Graph, base_choice: Choice) -> Choice:
+    def choice(self, graph: Graph, base_choice: TacticChoice) -> TacticChoice:
         """Return the choice for a graph with fused pairs; other nodes keep ``base_choice``."""
         names = {node.name: node for node in self.graph.nodes}
-        choice = Choice(times=dict(base_choice.times), in_network=dict(base_choice.in_network))
+        choice = TacticChoice(
+            times=dict(base_choice.times), in_network_times=dict(base_choice.in_network_times)
+        )
         for node in graph.nodes:
             if isinstance(node.op, FusedPair):
                 timed = self.timed[node.name]
-                choice.tactics[node], choice.timed[node] = timed[0][0], timed
+                choice.tactics[node], choice.candidate_times[node] = timed[0][0], timed
                 choice.times[node.name] = [(str(tactic), seconds) for tactic, seconds in timed]
-                choice.in_network.pop(node.name, None)
+                choice.in_network_times.pop(node.name, None)
             else:
                 base_node = names[node.name]
-                choice.tactics[node], choice.timed[node] = (
-                    base_choice.tactics[base_node],
-                    base_choice.timed[base_node],
-                )
+                choice.tactics[node] = base_choice.tactics[base_node]
+                choice.candidate_times[node] = base_choice.candidate_times[base_node]
         return choice
 
 
-def with_pair_pdl(graph: Graph, choice: Choice, *, early: bool) -> dict[Node, Tactic]:
-    """Return the tactics of a choice, with PDL of fused pairs switched on or off (``early``)."""
+def with_pair_pdl(graph: Graph, choice: TacticChoice, *, uses_pdl: bool) -> dict[Node, Tactic]:
+    """Return the tactics of a choice, with PDL of fused pairs switched on or off."""
     chains = [node for node in graph.nodes if isinstance(node.op, FusedPair)]
-    tactics = {n: replace(choice.tactics[n], uses_pdl=early) for n in chains}
+    tactics = {n: replace(choice.tactics[n], uses_pdl=uses_pdl) for n in chains}
     return {**choice.tactics, **tactics}
 
 
 @dataclass(frozen=True)
 class FuseProductPairs(Pass):
     """Fuses pairs of nodes, those that save most first; a node is fused at most once."""
-
-    name: ClassVar[str] = "fuse-product-pairs"
 
     pair_timings: tuple[PairTiming, ...]
     wanted: frozenset[tuple[int, int]]
@@ -238,28 +237,19 @@ class FuseProductPairs(Pass):
         fused: set[int] = set()
         notes: list[Note] = []
         ranked = sorted(
-            self.pair_timings,
-            key=lambda timing: (
-                timing.fused_seconds - timing.separate_seconds,
-                timing.node_indices,
-            ),
+            self.pair_timings, key=lambda t: (t.fused_seconds - t.separate_seconds, t.node_indices)
         )
         for pair_timing in ranked:
-            first, second = (nodes[index] for index in pair_timing.node_indices)
+            indices = pair_timing.node_indices
+            first, second = (nodes[index] for index in indices)
             layers = (*first.layers, *second.layers)
-            if pair_timing.node_indices not in self.wanted or not fused.isdisjoint(
-                pair_timing.node_indices
-            ):
-                is_slow = pair_timing.node_indices not in self.wanted
-                reason = (
-                    f"{pair_timing}"
-                    if is_slow
-                    else "one of the two nodes is in another fused pair, which saves more"
-                )
+            if indices not in self.wanted:
+                notes.append(Note.refusal(layers, str(pair_timing)))
+            elif not fused.isdisjoint(indices):
+                reason = "one of the two nodes is in another fused pair, which saves more"
                 notes.append(Note.refusal(layers, reason))
-                continue
-            fused.update(pair_timing.node_indices)
-            notes.append(
-                Note(layers, fuse_pair_nodes(graph, first, second).layers, str(pair_timing))
-            )
+            else:
+                fused.update(indices)
+                chain = fuse_pair_nodes(graph, first, second)
+                notes.append(Note(layers, chain.layers, str(pair_timing)))
         return PassResult.of(notes)

@@ -21,11 +21,10 @@ import numpy as np
 
 from smelt.backends import WeightStore, build_plan, constant_bytes
 from smelt.devices.cpu import CpuMemory, MappedCode, Scratch, worker_pool
-from smelt.engine import ERROR_BYTES, Launch, Space
+from smelt.engine import ERROR_BYTES, Space
 from smelt.errors import InternalError, sanitize_name
 from smelt.runtime import CpuSegmentFactory, MemoryMap, split_plan
-from smelt.tuner._isolated_node import random_array
-from smelt.types import DType, evaluate_dim, override
+from smelt.types import DType, evaluate_dim, override, random_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -106,8 +105,6 @@ class PlanFixture(ABC):
     """One plan per assignment; None where a kernel does not compile or load."""
     segment_factory: SegmentFactory
     memories: MemoryMap
-    addresses: list[int]
-    """Addresses of the bindings."""
 
     def measure_plan_ms(self, run: Callable[[], None]) -> float:
         """Return the mean milliseconds of ``run``, which runs a plan without timestamps.
@@ -150,7 +147,7 @@ class InNetworkTrial:
         *,
         sizes: Mapping[str, int],
         times_whole_plan: bool = False,
-        seconds_per_trial: float = 0.0,
+        prepare_seconds: float = 0.0,
     ) -> None:
         """Create a trial.
 
@@ -160,10 +157,10 @@ class InNetworkTrial:
             sizes: values of all symbols.
             times_whole_plan: whether plans are timed as a whole because timestamps would disturb
                 them; only the first plan is then also run with timestamps.
-            seconds_per_trial: seconds that it takes to prepare a plan.
+            prepare_seconds: seconds that it takes to prepare a plan.
         """
         self.graph, self.open_fixture, self.sizes = graph, open_fixture, dict(sizes)
-        self.times_whole_plan, self.seconds_per_trial = times_whole_plan, seconds_per_trial
+        self.times_whole_plan, self.prepare_seconds = times_whole_plan, prepare_seconds
 
     def milliseconds(
         self, assignments: Sequence[Assignment], *, runs: int, seconds: float
@@ -182,12 +179,12 @@ class InNetworkTrial:
             seconds: time limit; at least one run is made of each plan.
         """
         fixture = self.open_fixture(assignments)
-        timed_plans: list[_TimedPlan | None] = []
+        timed_plans: list[_TimedPlan] = []
         try:
-            timed_plans += [self._prepare_plan(built_plan, fixture) for built_plan in fixture.plans]
+            # One by one: those before a plan that cannot be prepared are closed, too.
+            timed_plans.extend(self._prepare_plan(plan, fixture) for plan in fixture.plans)
             for timed_plan in timed_plans:
-                if timed_plan is not None:
-                    self._record_node_ends(timed_plan, timed_plans[0], fixture)
+                self._record_node_ends(timed_plan, timed_plans[0], fixture)
             if self.times_whole_plan:
                 self._reject_nondeterministic(
                     timed_plans, fixture, _first_with_same_kernels(assignments)
@@ -195,42 +192,38 @@ class InNetworkTrial:
             return self._run_interleaved(timed_plans, fixture, runs, seconds)
         finally:
             for timed_plan in timed_plans:
-                for segment in timed_plan.segments if timed_plan else ():
+                for segment in timed_plan.segments:
                     segment.close()
             fixture.close()
 
     def _reject_nondeterministic(
         self,
-        timed_plans: Sequence[_TimedPlan | None],
+        timed_plans: Sequence[_TimedPlan],
         fixture: PlanFixture,
         references: Sequence[int],
     ) -> None:
         """Mark plans as rejected whose results depend on whether launches overlap."""
-
-        def plan_run_of(timed_plan: _TimedPlan | None) -> PlanRun | None:
-            return None if timed_plan is None else partial(self._run_plan, timed_plan, fixture)
-
-        for number in fixture.find_nondeterministic_plans(
-            [plan_run_of(plan) for plan in timed_plans], references
-        ):
-            timed_plan = timed_plans[number]
-            if timed_plan is not None:
-                timed_plan.is_rejected = True
-                _LOG.warning(
-                    "%s: plan %d of %d is rejected: the results differ from those of the same "
-                    "launches run one after another",
-                    sanitize_name(self.graph.name),
-                    number + 1,
-                    len(timed_plans),
-                )
+        plan_runs = [
+            None if plan.is_rejected else partial(self._run_plan, plan, fixture)
+            for plan in timed_plans
+        ]
+        for number in fixture.find_nondeterministic_plans(plan_runs, references):
+            timed_plans[number].is_rejected = True
+            _LOG.warning(
+                "%s: plan %d of %d is rejected: the results differ from those of the same "
+                "launches run one after another",
+                sanitize_name(self.graph.name),
+                number + 1,
+                len(timed_plans),
+            )
 
     def _run_plan(self, timed_plan: _TimedPlan, fixture: PlanFixture, *, timed: bool) -> None:
         for segment in timed_plan.segments:
-            segment.run(self.sizes, fixture.memories, fixture.addresses, timed=timed)
+            segment.run(self.sizes, fixture.memories, timed=timed)
 
     def _run_interleaved(
         self,
-        timed_plans: Sequence[_TimedPlan | None],
+        timed_plans: Sequence[_TimedPlan],
         fixture: PlanFixture,
         runs: int,
         seconds: float,
@@ -241,20 +234,16 @@ class InNetworkTrial:
         times: list[list[NDArray[np.float64]]] = [[] for _ in timed_plans]
         while True:
             for plan_times, timed_plan in zip(times, timed_plans, strict=True):
-                if timed_plan is None or timed_plan.is_rejected:
-                    plan_times.append(infinite)
-                else:
-                    plan_times.append(self._run(timed_plan, fixture))
+                is_rejected = timed_plan.is_rejected
+                plan_times.append(infinite if is_rejected else self._run(timed_plan, fixture))
             kept = [without_outliers(np.array(plan_times)) for plan_times in times]
             if min(map(len, kept)) >= runs or time.perf_counter() > deadline:
                 return kept
 
-    def _prepare_plan(
-        self, built_plan: BuiltPlan | None, fixture: PlanFixture
-    ) -> _TimedPlan | None:
+    def _prepare_plan(self, built_plan: BuiltPlan | None, fixture: PlanFixture) -> _TimedPlan:
         """Split a plan into segments and find the layer after which each node is complete."""
         if built_plan is None:
-            return None
+            return _TimedPlan([], [0] * len(self.graph.nodes), 0, is_rejected=True)
         native = split_plan(built_plan.plan, fixture.segment_factory, only_launches=True)
         positions = {dict(info.details).get("node"): i for i, info in enumerate(built_plan.layers)}
         ends: list[int] = []
@@ -264,16 +253,14 @@ class InNetworkTrial:
         return _TimedPlan(native, ends, len(built_plan.layers))
 
     def _record_node_ends(
-        self, timed_plan: _TimedPlan, first: _TimedPlan | None, fixture: PlanFixture
+        self, timed_plan: _TimedPlan, first: _TimedPlan, fixture: PlanFixture
     ) -> None:
         """Run a plan with timestamps and record the end times of its nodes.
 
         If plans are timed as a whole, all but the first take the end times of the first.
         """
         if self.times_whole_plan and timed_plan is not first:
-            timed_plan.node_end_ms = (
-                np.zeros(len(self.graph.nodes)) if first is None else first.node_end_ms
-            )
+            timed_plan.node_end_ms = first.node_end_ms
             return
         layer_ms = np.zeros(timed_plan.layers + 1)
         self._run_plan(timed_plan, fixture, timed=True)
@@ -316,7 +303,7 @@ class CpuPlanFixture(PlanFixture):
         weights = memory.allocate(weights_bytes + constants.size_bytes, "trial")
         _fill_random(weights.bytes[:weights_bytes], rng)
         weights.bytes[weights_bytes:] = constants.data()
-        launches = [s for plan in plans for s in plan.steps if isinstance(s, Launch)]
+        launches = [launch for plan in plans for launch in plan.launches]
         image = backend.compile([s.kernel for s in launches], target)
         self.code = MappedCode(image.code)
         max_scratch_bytes = max((s.scratch_bytes for s in launches), default=0)
@@ -331,10 +318,10 @@ class CpuPlanFixture(PlanFixture):
         )
         # Random indices may be out of range; the error records are written and ignored.
         errors = memory.allocate(max(len(plan.layers) for plan in built) * ERROR_BYTES, "trial")
-        self.memories = MemoryMap(arena.address, weights.address, errors.address)
         self.allocations: list[CpuAllocation | Scratch] = [arena, weights, errors, scratch]
         self.bindings = [random_binding(v, sizes, rng) for v in (*graph.inputs, *graph.outputs)]
-        self.addresses = [int(array.ctypes.data) for array in self.bindings]
+        addresses = [int(array.ctypes.data) for array in self.bindings]
+        self.memories = MemoryMap(arena.address, weights.address, errors.address, addresses)
 
     @override
     def close(self) -> None:
@@ -402,4 +389,4 @@ def _fill_random(memory: NDArray[np.uint8], rng: np.random.Generator) -> None:
 def random_binding(value: Value, sizes: Mapping[str, int], rng: np.random.Generator) -> Array:
     """Return a random array with the shape and dtype of an input or output."""
     shape = tuple(evaluate_dim(d, sizes) for d in value.tensor.shape)
-    return np.ascontiguousarray(random_array(value.tensor.dtype, shape, rng))
+    return np.ascontiguousarray(random_array(value.tensor.dtype.numpy, shape, rng))

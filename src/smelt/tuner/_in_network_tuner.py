@@ -13,7 +13,7 @@ import hashlib
 import logging
 import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from smelt.backends import Backend, Tactic
     from smelt.ir import Graph, Node
     from smelt.tuner._in_network_trial import Assignment
-    from smelt.tuner._tactic_choice import Choice
+    from smelt.tuner._tactic_choice import TacticChoice
     from smelt.tuner._timing_cache import TimingCache
 
 _LOG = logging.getLogger(__name__)
@@ -56,13 +56,13 @@ _TIE_TOLERANCE: Final = 0.01
 Chosen without a measurement."""
 
 
-class PlanRunner(Protocol):
+class PlanTimer(Protocol):
     """Runs plans alternately and times them; implemented by `InNetworkTrial`."""
 
     times_whole_plan: bool
     """Whether only whole plans can be timed because launches overlap. Each candidate then has a
     plan of its own and is judged by the time of that plan."""
-    seconds_per_trial: float
+    prepare_seconds: float
     """Seconds that it takes to prepare a plan."""
 
     def milliseconds(
@@ -125,60 +125,41 @@ class _TrialPlan:
     """Positions of nodes that lie in judged spans."""
 
 
+@dataclass(eq=False)
 class InNetworkTuner:
     """Selects tactics by timing candidates in whole plans; keeps the times in the timing cache."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        choice: Choice,
-        plan_runner: PlanRunner,
-        backend: Backend[Any],
-        cache: TimingCache,
-        *,
-        effort: InNetworkEffort,
-        where: str,
-        sizes: Mapping[str, int],
-        fits_workspace: Callable[[Node, Tactic], bool] = lambda _node, _tactic: True,
-        deadline: float = math.inf,
-        compile_seconds: float = 0.0,
-        progress: Callable[[int, int], None] = lambda _done, _total: None,
-    ) -> None:
-        """Create a tuner for the candidates in ``choice``.
+    graph: Graph
+    """Optimised graph with inferred types."""
+    choice: TacticChoice
+    """Choice by isolated times; `run` updates it."""
+    plan_timer: PlanTimer
+    """Runs and times plans."""
+    backend: Backend[Any]
+    """Provides the kernel families of the tactics."""
+    cache: TimingCache
+    """Timing cache that is read before and updated after each measurement."""
+    _: KW_ONLY
+    effort: InNetworkEffort
+    """Limits on how much to try."""
+    where: str
+    """Key of what times depend on besides the graph: machine, threads."""
+    sizes: Mapping[str, int]
+    """Symbol values to tune for."""
+    fits_workspace: Callable[[Node, Tactic], bool] = lambda _node, _tactic: True
+    """Returns whether a tactic may be considered for a node."""
+    deadline: float = math.inf
+    """Time of ``time.perf_counter`` at which to be done."""
+    compile_seconds: float = 0.0
+    """Seconds to reserve for compiling the candidates once more, as part of the plan."""
+    progress: Callable[[int, int], None] = lambda _done, _total: None
+    """Called with the number of rounds that are done and the total."""
 
-        Args:
-            graph: optimised graph with inferred types.
-            choice: choice by isolated times; `run` updates it.
-            plan_runner: runs and times plans.
-            backend: provides the kernel families of the tactics.
-            cache: timing cache that is read before and updated after each measurement.
-            effort: limits on how much to try.
-            where: key of what times depend on besides the graph: machine, threads.
-            sizes: symbol values to tune for.
-            fits_workspace: returns whether a tactic may be considered for a node.
-            deadline: time of ``time.perf_counter`` at which to be done.
-            compile_seconds: seconds to reserve for compiling the candidates once more, as part of
-                the plan.
-            progress: called with the number of rounds that are done and the total.
-        """
-        self.graph, self.choice, self.plan_runner, self.backend = (
-            graph,
-            choice,
-            plan_runner,
-            backend,
-        )
-        self.graphs = [graph]
+    def __post_init__(self) -> None:
+        self.graphs = [self.graph]
         """Equivalent graphs; each assignment is of one of them."""
-        self.cache, self.effort, self.where, self.sizes = cache, effort, where, sizes
-        self.fits_workspace, self.deadline, self.compile_seconds = (
-            fits_workspace,
-            deadline,
-            compile_seconds,
-        )
-        self.progress = progress
-        self.timed = [
-            i for i, node in enumerate(graph.nodes) if not is_not_timed(choice.tactics[node])
-        ]
+        tactics = self.choice.tactics
+        self.timed = [i for i, n in enumerate(self.graph.nodes) if not is_not_timed(tactics[n])]
         """Positions of the nodes that are timed: neither views nor references."""
 
     def run(self) -> None:
@@ -212,9 +193,7 @@ class InNetworkTuner:
             {k: variants[k][number] if variants[k] else tactic for k, tactic in assignment.items()}
             for number in range(count)
         ]
-        return [
-            variant_assignment for variant_assignment in uniform if variant_assignment != assignment
-        ]
+        return [variant for variant in uniform if variant != assignment]
 
     # ---- one pass
 
@@ -250,7 +229,7 @@ class InNetworkTuner:
                 if math.isfinite(seconds)
             )
             for node in group.nodes:
-                self.choice.in_network[node.name] = [
+                self.choice.in_network_times[node.name] = [
                     (text, seconds) for seconds, text in sorted_times
                 ]
             if least:
@@ -275,15 +254,14 @@ class InNetworkTuner:
         """Return the number of trial plans that fit into the time besides the current plan."""
         remaining = max(0.0, self.deadline - time.perf_counter() - self.compile_seconds)
         plan_seconds = sum(self._isolated_seconds(assignment).values())
-        seconds_per_plan = self.plan_runner.seconds_per_trial + _MIN_RUNS * max(plan_seconds, 1e-6)
+        seconds_per_plan = self.plan_timer.prepare_seconds + _MIN_RUNS * max(plan_seconds, 1e-6)
         return int(min(self.effort.seconds, remaining) / seconds_per_plan) - 1
 
     def _isolated_seconds(self, assignment: Assignment) -> dict[Node, float]:
         """Return the isolated seconds of each timed node."""
-        nodes = [self.graph.nodes[i] for i in self.timed]
         node_seconds: dict[Node, float] = {}
-        for node in nodes:
-            times, tactic = dict(self.choice.timed[node]), assignment[node]
+        for node in (self.graph.nodes[i] for i in self.timed):
+            times, tactic = dict(self.choice.candidate_times[node]), assignment[node]
             variants = self.backend.launch_variants(tactic) or (tactic,)
             node_seconds[node] = max((times.get(variant, 0.0) for variant in variants), default=0.0)
         return node_seconds
@@ -333,7 +311,7 @@ class InNetworkTuner:
         self, assignments: Sequence[Assignment], runs: int
     ) -> list[NDArray[np.float64]]:
         """Time plans, and record those with infinite times as rejected in the timing cache."""
-        times = self.plan_runner.milliseconds(assignments, runs=runs, seconds=self._seconds_left())
+        times = self.plan_timer.milliseconds(assignments, runs=runs, seconds=self._seconds_left())
         for assignment, plan_times in zip(assignments, times, strict=True):
             if not np.isfinite(plan_times).all():
                 self.cache.put(f"{self._context(assignment)} | rejected", 0.0)
@@ -371,7 +349,7 @@ class InNetworkTuner:
         """Return the current tactic, its launch variants, and the fastest others of its formats."""
         same_formats = [
             (tactic, seconds)
-            for tactic, seconds in self.choice.timed[node]
+            for tactic, seconds in self.choice.candidate_times[node]
             if (tactic.inputs, tactic.outputs) == (current.inputs, current.outputs)
             and not is_not_timed(tactic)
         ]
@@ -402,7 +380,7 @@ class InNetworkTuner:
 
     def _spans(self, group: _NodeGroup) -> list[tuple[int, int]]:
         """Return the spans around each node of a group; overlapping spans are merged."""
-        if self.plan_runner.times_whole_plan:
+        if self.plan_timer.times_whole_plan:
             return [(-1, len(self.graph.nodes))]
         rank_of = {self.graph.nodes[i]: k for k, i in enumerate(self.timed)}
         spans: list[tuple[int, int]] = []

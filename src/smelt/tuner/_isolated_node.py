@@ -23,6 +23,7 @@ from smelt.types import (
     TensorType,
     evaluate_dim,
     is_float_dtype,
+    random_array,
 )
 
 if TYPE_CHECKING:
@@ -84,6 +85,12 @@ class IsolatedNode:
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory that each worker needs."""
         return max((launch.scratch_bytes for launch in self.launches), default=0)
+
+
+def argument_words(launch: Launch, addresses: Sequence[int], sizes: Mapping[str, int]) -> list[int]:
+    """Return the argument words of a launch on allocations at ``addresses``."""
+    words = [addresses[v.buffer] + evaluate_dim(v.offset, sizes) for v in launch.operands]
+    return words + [evaluate_dim(scalar, sizes) for scalar in launch.scalars]
 
 
 @dataclass(slots=True)
@@ -215,7 +222,7 @@ def random_inputs_and_reference(
             known = [evaluate_dim(d, sizes) for d in value.dims]
             arrays.append(np.array(known, value.tensor.dtype.numpy).reshape(shape))
             continue
-        array = random_array(value.tensor.dtype, shape, rng)
+        array = random_array(value.tensor.dtype.numpy, shape, rng)
         narrow = array.dtype == np.float32 and storage is not DType.FLOAT32
         arrays.append(cast_to_storage(array, storage).astype(np.float32) if narrow else array)
     arrays, results = _with_valid_indices(node, arrays)
@@ -268,18 +275,25 @@ def cast_to_storage(array: Array, stored: DType) -> Array:
     return array.astype(stored.numpy) if is_float_dtype(array.dtype) else array
 
 
-def random_array(dtype: DType, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Return a random input: normal floats, booleans, or integers 0 and 1 (valid as indices)."""
-    if dtype is DType.BOOL:
-        return rng.random(shape) < 0.5
-    if dtype.is_float:
-        return rng.standard_normal(shape, np.float32).astype(dtype.numpy)
-    return rng.integers(0, 2, shape).astype(dtype.numpy)
-
-
 def smallest_nonzero(stored: DType) -> float:
     """Return the spacing of float16 numbers near zero, which bounds the accuracy; else 0."""
     return float(np.finfo(np.float16).smallest_subnormal) if stored is DType.FLOAT16 else 0.0
+
+
+def largest_error(actual: Array, wanted: Array) -> tuple[float, float]:
+    """Return the largest magnitude of the finite wanted elements, and the largest error.
+
+    The error is infinite if the shapes differ, or the elements that are not finite numbers.
+    """
+    if actual.shape != wanted.shape:
+        return 0.0, math.inf
+    a, b = actual.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return 0.0, math.inf
+    error = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
+    magnitude = float(np.abs(b[finite]).max(initial=0.0))
+    return magnitude, math.inf if math.isnan(error) else error
 
 
 def relative_error(actual: Array, wanted: Array, step: float = 0.0) -> float:
@@ -289,17 +303,7 @@ def relative_error(actual: Array, wanted: Array, step: float = 0.0) -> float:
     that differ. ``step`` is subtracted from the difference: it is the spacing of stored numbers
     near zero.
     """
-    if actual.shape != wanted.shape:
-        return math.inf
-    if actual.size == 0:
-        return 0.0
     if not is_float_dtype(wanted.dtype):
         return 0.0 if np.array_equal(actual, wanted) else math.inf
-    a, b = actual.astype(np.float64), wanted.astype(np.float64)
-    finite = np.isfinite(b)
-    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return math.inf
-    if not finite.any():
-        return 0.0
-    scale = float(np.abs(b[finite]).max())
-    return max(0.0, float(np.abs(a[finite] - b[finite]).max()) - step) / (scale or 1.0)
+    magnitude, error = largest_error(actual, wanted)
+    return max(0.0, error - step) / (magnitude or 1.0)

@@ -60,7 +60,7 @@ class Candidates:
 
 
 @dataclass(slots=True)
-class Choice:
+class TacticChoice:
     """The chosen tactics of a graph, with the times on which the choice is based."""
 
     tactics: dict[Node, Tactic] = field(default_factory=dict["Node", "Tactic"])
@@ -69,11 +69,11 @@ class Choice:
         default_factory=dict[str, "list[tuple[str, float]]"]
     )
     """Candidates of each node with their seconds, fastest first, as text by node name."""
-    timed: dict[Node, list[tuple[Tactic, float]]] = field(
+    candidate_times: dict[Node, list[tuple[Tactic, float]]] = field(
         default_factory=dict["Node", "list[tuple[Tactic, float]]"]
     )
     """Candidates of each node with their seconds, fastest first."""
-    in_network: dict[str, list[tuple[str, float]]] = field(
+    in_network_times: dict[str, list[tuple[str, float]]] = field(
         default_factory=dict[str, "list[tuple[str, float]]"]
     )
     """Seconds of candidates measured in the whole plan, by node name, fastest first. They include
@@ -86,7 +86,7 @@ def choose(
     timer: Timer,
     sizes: Mapping[str, int],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Choice:
+) -> TacticChoice:
     """Choose tactics, and with them formats, for the whole graph.
 
     Args:
@@ -99,7 +99,7 @@ def choose(
     Raises:
         UnsupportedError: a node has no candidate, or all its candidates give wrong results.
     """
-    choice = Choice()
+    choice = TacticChoice()
     options: list[list[tuple[Tactic, float]]] = []
     progress(0, len(graph.nodes))
     timer.announce([(node, candidates[node].tactics) for node in graph.nodes])
@@ -135,7 +135,7 @@ def choose(
 
 
 def _best_by_format(
-    node: Node, candidates: Candidates, timer: Timer, choice: Choice
+    node: Node, candidates: Candidates, timer: Timer, choice: TacticChoice
 ) -> list[tuple[Tactic, float]]:
     """Time the candidates of a node; return the fastest of each combination of formats."""
     if not candidates.tactics:
@@ -144,21 +144,23 @@ def _best_by_format(
         ]
         arguments = [a for refusal in candidates.refusals for a in refusal.arguments]
         raise UnsupportedError(
-            f"no backend family can run {node}", reasons=reasons, arguments=arguments
+            f"no kernel family can run {node}", reasons=reasons, arguments=arguments
         )
     seconds = timer.seconds(node, candidates.tactics)
     # A timer that measures nothing gives no reason; a missing estimate is infinite, too.
     if min(seconds) == math.inf and (wrong_result_reason := timer.wrong_result_reason(node)):
         reasons = [wrong_result_reason, *map(str, candidates.refusals)]
-        raise UnsupportedError(
-            f"every kernel that can run {node} gave wrong results", reasons=reasons
-        )
+        raise UnsupportedError(f"every kernel that can run {node} was rejected", reasons=reasons)
     timed = sorted(zip(candidates.tactics, seconds, strict=True), key=lambda pair: pair[1])
-    choice.timed[node] = timed
+    choice.candidate_times[node] = timed
     choice.times[node.name] = [(str(tactic), time) for tactic, time in timed]
     best_tactic, best_time = choice.times[node.name][0]
     _LOG.debug(
-        "%s: best of %d is %s, %.1e s", sanitize_name(node.name), len(timed), best_tactic, best_time
+        "%s: the best of %d tactics is %s, %.1e s",
+        sanitize_name(node.name),
+        len(timed),
+        best_tactic,
+        best_time,
     )
     best: dict[object, tuple[Tactic, float]] = {}
     for tactic, time in timed:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from smelt.engine import locked_folder, write_atomically
 from smelt.errors import BuildError, SmeltError
+from smelt.signal_errors import make_directory, pass_on_handler_error
 from smelt.types import (
     Limit,
     fields_of,
@@ -25,7 +26,6 @@ from smelt.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
@@ -52,11 +52,6 @@ class TimingCache:
         self.entries[key] = seconds
         self.changed = True
 
-    def merge(self, other: Mapping[str, float]) -> None:
-        """Add entries of another cache; existing entries are kept."""
-        for key, seconds in other.items():
-            self.entries.setdefault(key, seconds)
-
     def save(self) -> None:
         """Write the file, merged with entries that other processes have written meanwhile.
 
@@ -66,13 +61,14 @@ class TimingCache:
         if self.path is None or not self.changed or is_special(self.path):
             return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path.parent)
             with locked_folder(self.path.parent):
-                self.merge(read_timings(self.path))
+                self.entries = read_timings(self.path) | self.entries
                 seconds = dict(sorted(self.entries.items()))
                 text = json.dumps({"format": _FORMAT, "seconds": seconds}, indent=1)
                 write_atomically(self.path, iter([text.encode()]))
         except (OSError, SmeltError) as error:
+            pass_on_handler_error(error)
             _LOG.warning("the timing cache %s is not saved: %s", self.path, error)
             return
         self.changed = False
@@ -87,15 +83,18 @@ def check_timings(path: Path) -> None:
     try:
         if is_special(path) or not path.stat().st_size:
             return
-    except OSError:  # there is no file to overwrite; reading the cache reports the error
+    except OSError as error:  # there is no file to overwrite; reading the cache reports the error
+        pass_on_handler_error(error)
         return
     try:
         _entries(path)
     except IsADirectoryError as error:
+        pass_on_handler_error(error)
         raise BuildError(
             f"timing_cache must be a file, but {path} is a folder; give a file in it"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
+        pass_on_handler_error(error)
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise BuildError(
             f"timing_cache {path} is not a timing cache ({reason}) and would be overwritten; give "
@@ -109,9 +108,11 @@ def read_timings(path: Path) -> dict[str, float]:
         return {}
     try:
         entries = _entries(path)
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_on_handler_error(error)
         return {}
     except (OSError, ValueError, RecursionError) as error:
+        pass_on_handler_error(error)
         _LOG.warning("the timing cache %s is not used: %s", path, error)
         return {}
     return {

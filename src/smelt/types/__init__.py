@@ -16,7 +16,7 @@ from smelt.types._argument_checks import (
     require_str,
     shown,
 )
-from smelt.types._arrays import ArrayHeader, read_array, read_arrays, write_arrays
+from smelt.types._background_threads import BackgroundThread, Latch, parallel_map, taken
 from smelt.types._closeable import Closeable
 from smelt.types._dim import (
     Dim,
@@ -29,14 +29,16 @@ from smelt.types._dim import (
     fixed_extent,
     fixed_shape,
     followed_atoms_limit,
+    guessed_extent,
     may_follow,
     shared_formula_limit,
     substitute_dim,
+    symbol_of,
     symbols_of,
 )
 from smelt.types._dim_sign import is_never_negative
 from smelt.types._dim_table import EXACT_BOUND, DimTable, bounds_of, upper_bound
-from smelt.types._dtype import DType, is_float_dtype
+from smelt.types._dtype import DType, is_float_dtype, random_array
 from smelt.types._files import (
     copy_bytes,
     is_special,
@@ -46,7 +48,12 @@ from smelt.types._files import (
     require_path,
 )
 from smelt.types._fork import ForkLock, reset_in_child
-from smelt.types._guard import (
+from smelt.types._json import count_json_parts, fields_of, items_of, parse_json
+from smelt.types._limits import Limit
+from smelt.types._npy_files import ArrayHeader, read_array, read_arrays, write_arrays
+from smelt.types._out_of_memory import enough_memory_for, out_of_memory
+from smelt.types._override import override
+from smelt.types._shape_guard import (
     Guard,
     Relation,
     assume_at_least,
@@ -54,11 +61,6 @@ from smelt.types._guard import (
     assume_equal,
     collect_guards,
 )
-from smelt.types._json import count_json_parts, fields_of, items_of, parse_json
-from smelt.types._limits import Limit
-from smelt.types._memory import enough_memory_for, out_of_memory
-from smelt.types._override import override
-from smelt.types._table import WIDTH_OF_FILES, TextTable
 from smelt.types._text_formatting import (
     count_cells,
     counted,
@@ -68,7 +70,7 @@ from smelt.types._text_formatting import (
     similar_names,
     wrap_words,
 )
-from smelt.types._threads import BackgroundThread, Gate, parallel_map
+from smelt.types._text_table import WIDTH_OF_FILES, TextTable
 from smelt.types._type_guards import (
     is_array,
     is_dict,
@@ -94,7 +96,7 @@ __all__ = [
     "BackgroundThread",
     "application_errors",
     "ForkLock",
-    "Gate",
+    "Latch",
     "reset_in_child",
     "format_integer",
     "fields_of",
@@ -145,6 +147,7 @@ __all__ = [
     "dim_to_text",
     "element_count",
     "evaluate_dim",
+    "guessed_extent",
     "format_number",
     "format_percent",
     "require_array",
@@ -170,12 +173,15 @@ __all__ = [
     "parallel_map",
     "parse_json",
     "require_path",
+    "random_array",
     "read_array",
     "read_arrays",
     "read_file",
     "shown",
     "substitute_dim",
+    "symbol_of",
     "symbols_of",
+    "taken",
     "upper_bound",
     "wrap_words",
     "write_arrays",

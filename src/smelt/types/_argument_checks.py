@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import reprlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from numbers import Real
@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from smelt.errors import SmeltError
-from smelt.handler_errors import pass_on_handler_error, suppress_own
+from smelt.signal_errors import pass_on_handler_error, suppress_own
 from smelt.types._text_formatting import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator
-
     Raised = Callable[[str], SmeltError]
 
 _T = TypeVar("_T")
@@ -99,8 +97,12 @@ def require_ints(
     is_valid = items is not None and len(numbers) == len(integers) <= _MAX_NUMBERS
     is_valid = is_valid and all(_is_within(number, least, None) for number in numbers)
     if not is_valid or count not in (None, len(numbers)):
-        wanted = "whole numbers" if count is None else counted(count, "whole number")
-        raise error(f"{name} is {shown(value)}; it must be {wanted}{_range_text(least, None)}")
+        wanted = "integers" if count is None else counted(count, "integer")
+        if len(integers) > _MAX_NUMBERS:
+            wanted = f"at most {_MAX_NUMBERS} integers"
+        raise error(
+            f"{name} is {shown(value)}; it must be a list of {wanted}{_range_text(least, None)}"
+        )
     return numbers
 
 
@@ -146,7 +148,8 @@ def require_list(value: object, name: str, error: Raised) -> list[Any]:
     """Return the items of an iterable as a list; refuse a string, bytes and a mapping."""
     items = _as_list(value, _MAX_ITEMS + 1)
     if items is None or len(items) > _MAX_ITEMS:
-        raise error(f"{name} is {shown(value)}; it must be a list")
+        wanted = "a list" if items is None else f"a list of at most {_MAX_ITEMS:,} items"
+        raise error(f"{name} is {shown(value)}; it must be {wanted}")
     return items
 
 
@@ -156,7 +159,7 @@ def require_dict(value: object, name: str, error: Raised) -> dict[str, Any]:
         raise error(f"{name} is {shown(value)}; it must be a dict whose keys are names")
     checked: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]  (checked below)
     for key in checked:
-        require_str(key, f"a name among {name}", error)
+        require_str(key, f"a key of {name}", error)
     return checked
 
 
@@ -222,5 +225,5 @@ def _range_text(least: int | None, most: int | None) -> str:
     if least is None and most is None:
         return ""
     if most is None:
-        return f" from {least} on"
-    return f" up to {most}" if least is None else f" from {least} to {most}"
+        return f" of at least {least}"
+    return f" of at most {most}" if least is None else f" from {least} to {most}"

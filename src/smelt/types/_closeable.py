@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import NoReturn, Self, SupportsIndex
+from typing import NoReturn, Self, SupportsIndex
 
 
 class Closeable(ABC):

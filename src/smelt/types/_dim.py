@@ -7,22 +7,27 @@ that equal dimensions compare equal. An atom is a symbol or an exact floor divis
 from __future__ import annotations
 
 import ast
-from contextlib import contextmanager
-from contextvars import ContextVar
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from smelt.errors import Argument, GraphError, InternalError, ShapeError, UnboundSymbolError
 from smelt.types._limits import Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
-
     Atom = "Symbol | FloorDiv"
     Monomial = tuple["Symbol | FloorDiv", ...]
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+_GUESSED_EXTENT: Final = 8
+"""Value assumed for a symbol in an estimate. Chosen without a measurement."""
 _NO_NAMES: Final[frozenset[str]] = frozenset()
 _MAX_VECTOR_ATOMS: Final = 1 << 11
 """Atoms of the elements of one vector that inference computes with: 30 ms of processor time."""
@@ -104,7 +109,7 @@ class SymbolicDim:
         return SymbolicDim((((_symbol(name),), 1),))
 
     def __add__(self, other: Dim) -> Dim:
-        return _canonical((*self.terms, *_terms(other)))
+        return _canonical((*self.terms, *terms_of(other)))
 
     __radd__ = __add__
 
@@ -118,7 +123,7 @@ class SymbolicDim:
         return -self + other
 
     def __mul__(self, other: Dim) -> Dim:
-        terms = tuple(_terms(other))
+        terms = terms_of(other)
         if isinstance(other, SymbolicDim):
             size = self.size * len(terms) + other.size * len(self.terms)
             _require_within(size, Limit.MAX_DIM_ATOMS)
@@ -132,15 +137,13 @@ class SymbolicDim:
         if isinstance(divisor, SymbolicDim):
             return _divide_exactly(self, divisor)
         if divisor <= 0:
-            raise ZeroDivisionError(f"({self}) // {divisor}")
+            raise ZeroDivisionError(
+                f"{self} cannot be divided by {divisor}: a divisor of a dimension is positive"
+            )
         if divisor == 1:
             return self
         divisible = [(m, c // divisor) for m, c in self.terms if c % divisor == 0]
-        rest = [(m, c) for m, c in self.terms if c % divisor]
-        constant = sum(c for m, c in rest if not m)
-        if not any(m for m, _ in rest):
-            return _canonical((*divisible, ((), constant // divisor)))
-        remainder = _canonical(rest)
+        remainder = _canonical((m, c) for m, c in self.terms if c % divisor)
         if isinstance(remainder, int):
             return _canonical((*divisible, ((), remainder // divisor)))
         return _canonical((*divisible, ((FloorDiv(remainder, divisor),), 1)))
@@ -163,6 +166,20 @@ def ceil_div(numerator: Dim, divisor: int) -> Dim:
 def symbols_of(*dims: Dim) -> frozenset[str]:
     """Return the names of the symbols on which the dimensions depend."""
     return _NO_NAMES.union(*(d.symbols for d in dims if isinstance(d, SymbolicDim)))
+
+
+def symbol_of(dim: Dim) -> str | None:
+    """Return the name of the symbol if a dimension is a single symbol, otherwise None."""
+    if isinstance(dim, SymbolicDim) and len(dim.terms) == 1:
+        monomial, coefficient = dim.terms[0]
+        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
+            return monomial[0].name
+    return None
+
+
+def guessed_extent(extent: Dim) -> int:
+    """Return an extent for an estimate, with a guess for each symbol."""
+    return evaluate_dim(extent, dict.fromkeys(symbols_of(extent), _GUESSED_EXTENT))
 
 
 def evaluate_dim(dim: Dim, values: Mapping[str, int]) -> int:
@@ -217,7 +234,7 @@ def fixed_shape(shape: Iterable[Dim]) -> tuple[int, ...]:
 
 
 @dataclass(slots=True)
-class _Formulas:
+class _FormulaCache:
     """Formulas of one file: the parsed ones by text, and their total length."""
 
     known: dict[str, Dim] = field(default_factory=dict[str, "Dim"])
@@ -230,39 +247,51 @@ class _Formulas:
         return limit.excess(self.characters) if self.characters > limit.most else ""
 
 
-_formulas: ContextVar[_Formulas | None] = ContextVar("formulas", default=None)
+_formulas: ContextVar[_FormulaCache | None] = ContextVar("formulas", default=None)
 
 
-@contextmanager
-def shared_formula_limit() -> Generator[None]:
-    """Share one formula limit and cache among all formulas that are read or written in the block.
+def shared_formula_limit(function: Callable[P, R]) -> Callable[P, R]:
+    """Share one formula limit and cache among all formulas that calls of a function read or write.
 
     Each distinct text is parsed once and counted once. `dim_from_text` and `dim_to_text` raise when
     the total length exceeds ``MAX_FORMULA_CHARACTERS``. Without this limit, an engine header that
     respects all other limits could take minutes to read.
     """
-    token = None if _formulas.get() is not None else _formulas.set(_Formulas())
-    try:
-        yield
-    finally:
-        if token is not None:
-            _formulas.reset(token)
+
+    @functools.wraps(function)
+    def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+        if _formulas.get() is not None:
+            return function(*args, **kwargs)
+        return _call_with(_formulas, _FormulaCache(), lambda: function(*args, **kwargs))
+
+    return limited
+
+
+def _call_with(variable: ContextVar[T], value: T, function: Callable[[], R]) -> R:
+    """Return what a function returns in a context in which a variable has the given value.
+
+    A context manager that sets and resets the variable is not safe: a signal handler may raise
+    between its two statements, and the thread would keep the value.
+    """
+    context = copy_context()
+    context.run(variable.set, value)
+    return context.run(function)
 
 
 _followed_atoms: ContextVar[list[int] | None] = ContextVar("followed_atoms", default=None)
 
 
-@contextmanager
-def followed_atoms_limit() -> Generator[None]:
-    """Limit the atoms of all elements that inference computes while a model is imported.
+def followed_atoms_limit(function: Callable[P, R]) -> Callable[P, R]:
+    """Limit the atoms of all elements that inference computes in a call, which imports a model.
 
     Engines have no such limit: what a build has followed, a load must follow too.
     """
-    token = _followed_atoms.set([0])
-    try:
-        yield
-    finally:
-        _followed_atoms.reset(token)
+
+    @functools.wraps(function)
+    def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+        return _call_with(_followed_atoms, [0], lambda: function(*args, **kwargs))
+
+    return limited
 
 
 def may_follow(dims: Iterable[Dim]) -> bool:
@@ -313,9 +342,15 @@ def _read_formula(text: str) -> Dim:
         raise ValueError(f"a dimension has {Limit.MAX_DIM_CHARACTERS.excess(len(text))}")
     try:
         return _dim_from_ast(ast.parse(text, mode="eval").body)
-    except (SyntaxError, RecursionError, MemoryError, ZeroDivisionError, GraphError) as error:
-        detail = f"{text[:200]!r} ({str(error)[:200]})"
-        raise ValueError(f"not a dimension: {detail}") from error
+    except (
+        ValueError,
+        SyntaxError,
+        RecursionError,
+        MemoryError,
+        ZeroDivisionError,
+        GraphError,
+    ) as e:
+        raise ValueError(f"{text[:200]!r} is not a dimension: {str(e)[:200]}") from e
 
 
 def _dim_from_ast(node: ast.expr) -> Dim:
@@ -355,7 +390,7 @@ def _term_from_ast(node: ast.expr) -> tuple[Monomial, int]:
             case ast.BinOp(left=left, op=ast.FloorDiv(), right=ast.Constant(value=int(divisor))):
                 atoms.append(_quotient(_dim_from_ast(left), divisor))
             case _:
-                raise ValueError(f"not a dimension: {_FORM}")
+                raise ValueError(_FORM)
     return tuple(sorted(atoms, key=str)), coefficient
 
 
@@ -365,7 +400,7 @@ def _quotient(numerator: Dim, divisor: int) -> FloorDiv:
         case SymbolicDim(terms=((((FloorDiv() as atom),), 1),)):
             return atom
         case _:
-            raise ValueError(f"not a dimension: {_FORM}")
+            raise ValueError(_FORM)
 
 
 def _symbol(name: str) -> Symbol:
@@ -386,7 +421,9 @@ def _require_within(size: int, limit: Limit) -> None:
 
 def _too_complex(what: str, excess: str) -> ShapeError:
     shapes = Argument("shapes")
-    return ShapeError(f"{what} {excess}; fix some symbols with {shapes}", arguments=[shapes])
+    return ShapeError(
+        f"{what} {excess}; fix the values of some symbols with {shapes}", arguments=[shapes]
+    )
 
 
 def _text_of_sum(terms: Iterable[tuple[Monomial, int]]) -> str:
@@ -400,11 +437,15 @@ def _text_of_sum(terms: Iterable[tuple[Monomial, int]]) -> str:
 def _text_of(number: int) -> str:
     """Return the digits of a number. Raises ShapeError when it has more than ``_MAX_BITS`` bits."""
     if number.bit_length() > _MAX_BITS:
-        raise ShapeError(f"an extent's formula has a number of {number.bit_length():,} bits")
+        raise ShapeError(
+            f"an extent's formula has a number of {number.bit_length():,} bits; at most "
+            f"{_MAX_BITS:,} are allowed"
+        )
     return str(number)
 
 
-def _terms(dim: Dim) -> Iterable[tuple[Monomial, int]]:
+def terms_of(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
+    """Return the monomials and coefficients of a dimension; those of a number are its one term."""
     return dim.terms if isinstance(dim, SymbolicDim) else (((), dim),)
 
 
@@ -442,13 +483,12 @@ def _divide_exactly(numerator: SymbolicDim, divisor: SymbolicDim) -> Dim:
         return 1
     if len(divisor.terms) == 1:
         quotient = [_divide_term(term, divisor.terms[0]) for term in numerator.terms]
-        if (exact := [term for term in quotient if term is not None]) and len(exact) == len(
-            quotient
-        ):
+        exact = [term for term in quotient if term is not None]
+        if len(exact) == len(quotient):
             return _canonical(exact)
     for factor in sorted({c for _, c in numerator.terms}):
         if factor > 1 and divisor * factor == numerator:
             return factor
     raise UnboundSymbolError(
-        f"cannot divide {numerator} by {divisor} before their symbols are bound"
+        f"{numerator} cannot be divided by {divisor} before their symbols have values"
     )

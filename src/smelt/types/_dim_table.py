@@ -6,6 +6,7 @@ one in Python takes longer than running a small network; a table takes a few num
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,11 +20,10 @@ from smelt.types._dim import (
     evaluate_dim,
     substitute_dim,
     symbols_of,
+    terms_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from numpy.typing import NDArray
 
     from smelt.types._dim import Monomial
@@ -41,7 +41,7 @@ class _Polynomials:
     """Sums of products of atoms: one level of a table, evaluated after the levels below it."""
 
     def __init__(self, dims: Sequence[Dim], atoms: Mapping[Symbol | FloorDiv, int]) -> None:
-        rows = [dim.terms if isinstance(dim, SymbolicDim) else (((), dim),) for dim in dims]
+        rows = [terms_of(dim) for dim in dims]
         terms = [term for row in rows for term in row]
         width = max((len(monomial) for monomial, _ in terms), default=0)
         one = len(atoms)
@@ -140,23 +140,19 @@ def _check_exact(magnitude: NDArray[Any]) -> None:
 
 def _levels(dims: Sequence[Dim]) -> list[list[FloorDiv]]:
     """Return the floor divisions of the dimensions by nesting level, innermost first."""
-    depths: dict[FloorDiv, int] = {}
+    found: dict[FloorDiv, None] = {}
 
-    def depth_of(dim: Dim) -> int:
-        terms = dim.terms if isinstance(dim, SymbolicDim) else ()
-        deepest = 0
-        for monomial, _ in terms:
+    def collect(dim: Dim) -> None:
+        for monomial, _ in terms_of(dim):
             for atom in monomial:
-                if isinstance(atom, FloorDiv):
-                    if atom not in depths:
-                        depths[atom] = depth_of(atom.numerator) + 1
-                    deepest = max(deepest, depths[atom])
-        return deepest
+                if isinstance(atom, FloorDiv) and atom not in found:
+                    collect(atom.numerator)
+                    found[atom] = None
 
     for dim in dims:
-        depth_of(dim)
-    count = max(depths.values(), default=0)
-    return [[a for a, depth in depths.items() if depth == level + 1] for level in range(count)]
+        collect(dim)
+    deepest = max((atom.depth for atom in found), default=0)
+    return [[atom for atom in found if atom.depth == depth] for depth in range(1, deepest + 1)]
 
 
 def bounds_of(dim: Dim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
@@ -197,10 +193,8 @@ def _is_monotone(dim: SymbolicDim) -> bool:
     return all(c > 0 or not m for m, c in dim.terms) or all(c < 0 or not m for m, c in dim.terms)
 
 
-def _interval(dim: Dim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+def _interval(dim: SymbolicDim, box: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
     """Return bounds of a dimension over a box, by interval arithmetic on each term."""
-    if isinstance(dim, int):
-        return dim, dim
     least = largest = 0
     for monomial, coefficient in dim.terms:
         ends = _product_interval(monomial, box)

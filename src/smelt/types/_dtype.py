@@ -7,11 +7,14 @@ package, but a machine that only runs engines may not have it, so it is imported
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smelt.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class DType(Enum):
@@ -85,3 +88,15 @@ _FLOATS = frozenset({DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16
 def is_float_dtype(dtype: np.dtype[Any]) -> bool:
     """Whether a numpy dtype is floating-point; numpy's ``kind`` does not include bfloat16."""
     return dtype.kind == "f" or dtype.name == DType.BFLOAT16.value
+
+
+def random_array(
+    dtype: np.dtype[Any], shape: tuple[int, ...], rng: np.random.Generator
+) -> NDArray[Any]:
+    """Return normally distributed floats; integers and booleans are 0 or 1.
+
+    Indices are thus in range for every axis of at least two elements.
+    """
+    if is_float_dtype(dtype):
+        return rng.standard_normal(shape, np.float32).astype(dtype)
+    return rng.integers(0, 2, shape).astype(dtype)

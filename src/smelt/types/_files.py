@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from smelt.errors import SmeltError
-from smelt.handler_errors import pass_on_handler_error
+from smelt.signal_errors import pass_on_handler_error, path_mode, suppress_own
+from smelt.types._argument_checks import application_errors
 from smelt.types._type_guards import is_path
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ _WITHOUT_WAITING: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY",
 _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 _READER_SECONDS: Final = 10
 """Seconds to wait until a process reads a pipe."""
+_DESCRIPTOR: Final = re.compile(r"/(?:proc/(\d+)(?:/task/\d+)?|dev)/fd/(\d+)")
+"""Name of an open file of a process; groups: the process, the number of the file."""
+_MAX_LINKS: Final = 40
+"""Largest number of symbolic links that Linux follows in a path."""
 _KINDS: Final = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
@@ -42,11 +48,9 @@ def require_path(given: object, what: str, error: type[SmeltError] = SmeltError)
     Raises:
         SmeltError: the path is of another type, contains NUL or a lone surrogate, or is too long.
     """
-    try:
+    text: object = None
+    with application_errors(lambda reason: error(f"the path of {what} cannot be read: {reason}")):
         text = os.fspath(given) if is_path(given) else None
-    except TypeError as reason:  # the object's own method returns something else
-        pass_on_handler_error(reason)
-        text = None
     if not isinstance(text, str):
         raise error(f"the path of {what} must be a str or pathlib.Path, not {type(given).__name__}")
     try:
@@ -105,22 +109,55 @@ def copy_bytes(
 
 
 def is_special(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a device, a pipe or a socket; False if it is not accessible."""
-    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+    """Return whether a path must be written in place: a renamed file must not replace it.
+
+    That is a device, a pipe, a socket or, of whatever kind, an open file of a process, such as
+    /dev/stdout. A path that does not exist is not special, unless it names a closed file.
+    """
+    mode = path_mode(path)
+    is_ordinary = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+    if mode and not is_ordinary:
+        return True
+    return _find_descriptor(path) is not None
+
+
+def _find_descriptor(path: str | os.PathLike[str]) -> re.Match[str] | None:
+    """Return the name of the open file of a process to which a path leads; None if to none.
+
+    os.path.realpath follows also this link, to the name that the file had when it was opened.
+    """
+    name = os.fspath(path)
+    with suppress_own(OSError, ValueError):  # no link, or not the name of a file
+        for _ in range(_MAX_LINKS):
+            folder = os.path.realpath(os.path.dirname(name), strict=True)
+            name = os.path.join(folder, os.path.basename(name))
+            if found := _DESCRIPTOR.fullmatch(name):
+                return found
+            name = os.path.join(folder, os.readlink(name))
+    return None
 
 
 def open_special(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a device or a pipe for writing; wait up to 10 seconds for a process that reads a pipe.
+    """Open a special file for writing; wait up to 10 seconds for a process that reads a pipe.
+
+    A regular file that this process has open is written where its descriptor stands; to one that
+    another process has open, the bytes are appended.
 
     Raises:
         OSError: the path cannot be opened, or no process reads the pipe.
     """
+    append = 0
+    if stat.S_ISREG(path_mode(path)):
+        if (number := _own_descriptor(path)) is not None:
+            return os.fdopen(os.dup(number), "wb")  # continues where the other writes ended
+        append = os.O_APPEND
     end = time.monotonic() + _READER_SECONDS
     while True:
         try:
-            number = os.open(path, os.O_WRONLY | _BINARY | _WITHOUT_WAITING)
+            number = os.open(path, os.O_WRONLY | append | _BINARY | _WITHOUT_WAITING)
         except OSError as error:
-            if error.errno != errno.ENXIO or not _is_pipe(path):
+            pass_on_handler_error(error)
+            if error.errno != errno.ENXIO or not stat.S_ISFIFO(os.stat(path).st_mode):
                 raise
             if time.monotonic() > end:
                 raise OSError(error.errno, "no process reads the pipe", os.fspath(path)) from error
@@ -131,8 +168,12 @@ def open_special(path: str | os.PathLike[str]) -> BinaryIO:
             return os.fdopen(number, "wb")
 
 
-def _is_pipe(path: str | os.PathLike[str]) -> bool:
-    return stat.S_ISFIFO(os.stat(path).st_mode)
+def _own_descriptor(path: str | os.PathLike[str]) -> int | None:
+    """Return the number of the open file of this process to which a path leads, or None."""
+    found = _find_descriptor(path)
+    if found is None or (found[1] and found[1] != os.readlink("/proc/self")):
+        return None
+    return int(found[2])
 
 
 def _open(name: str, flags: int) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import nullcontext
 
     # Type stubs declare the interpreter's lock final, which it is not, without these methods.

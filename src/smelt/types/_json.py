@@ -6,13 +6,11 @@ The size is checked before parsing, because a byte of JSON may take a hundred by
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from smelt.types._limits import Limit
 from smelt.types._type_guards import is_json_object, is_sequence
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _MAX_DIGITS: Final = 20
 """Characters of the longest integer: those of 2**64 - 1, and of -2**63 with its sign."""

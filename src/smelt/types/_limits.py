@@ -7,15 +7,19 @@ is far above the needs of real inputs and far below the capacity of a machine.
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from smelt.types._text_formatting import format_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Limit(Enum):
     """Limit on the size of an input: its maximum, its unit and what it applies to."""
 
     MAX_MODEL_BYTES = ((1 << 31) - 1, "bytes", "an ONNX model or caffemodel, without external data")
-    MAX_PROTOTXT_BYTES = (4 << 20, "bytes", "a prototxt")
+    MAX_PROTOTXT_BYTES = (2 << 20, "bytes", "a prototxt")
     MAX_WEIGHT_FIELDS = (1_000_000, "fields", "a caffemodel or binaryproto")
     MAX_MODEL_MESSAGES = (
         1 << 20,
@@ -25,7 +29,11 @@ class Limit(Enum):
     MAX_MODEL_FIELDS = (1 << 24, "fields", "all messages of a large ONNX model together")
     MAX_ENGINE_BYTES = (1 << 38, "bytes", "an engine")
     MAX_HEADER_BYTES = (1 << 26, "bytes", "the header of an engine")
-    MAX_JSON_PARTS = (1 << 22, "parts", "lists, objects, commas and colons of a JSON text")
+    MAX_JSON_PARTS = (
+        1 << 22,
+        "parts",
+        "lists, objects, commas and colons of a JSON text, or of all partitions' headers together",
+    )
     MAX_PLANS = (1 << 10, "plans", "an engine")
     MAX_PARTITIONS = (1 << 10, "partitions", "an engine")
     MAX_BINDINGS = (
@@ -52,17 +60,27 @@ class Limit(Enum):
         "the descriptors of all tasks of an NVDLA loadable, and the blobs that set them",
     )
     MAX_TRACE_BYTES = (
-        1 << 30,
+        1 << 28,
         "bytes",
         "a file of an NVDLA trace, and the unpacked size of an archive",
     )
     MAX_TRACE_MEMBERS = (1 << 16, "members", "an archive of NVDLA traces")
+    # tarfile takes time with the square of the size of a header, and of the digits in a row.
     MAX_TRACE_HEADER_BYTES = (
-        1 << 20,
+        (1 << 12) + 3 * 512,  # a path of 4 KiB and the blocks around it
         "bytes",
+        "the header of a member of an archive of NVDLA traces, with its extensions",
+    )
+    MAX_TRACE_HEADER_DIGITS = (
+        64,
+        "digits in a row",
         "the header of a member of an archive of NVDLA traces",
     )
-
+    MAX_TRACE_EXTENSION_BYTES = (
+        1 << 21,
+        "bytes",
+        "the extensions of all headers of an archive of NVDLA traces, such as long names",
+    )
     MAX_TRACE_LINES = (2_000_000, "lines", "an NVDLA trace")
     MAX_COMMAND_BYTES = (
         1 << 28,
@@ -91,7 +109,7 @@ class Limit(Enum):
     MAX_NAME_CHARACTERS = (8192, "characters", "a name in an ONNX model")
     MAX_DIM_ATOMS = (1024, "symbols and quotients", "the formula of an extent")
     MAX_DIM_CHARACTERS = (1 << 16, "characters", "the formula of an extent")
-    MAX_DIM_DEPTH = (90, "quotients", "nested quotients in the formula of an extent")
+    MAX_DIM_DEPTH = (90, "nested quotients", "the formula of an extent")
     MAX_FORMULA_CHARACTERS = (1 << 19, "characters", "all different formulas of an engine together")
     MAX_FOLLOWED_ATOMS = (
         1 << 18,
@@ -145,6 +163,20 @@ class Limit(Enum):
         self.unit = unit
         self.what = what
         """Description of what the limit applies to, for the documentation."""
+
+    def check(
+        self, found: int, what: str, refuse: Callable[[str], Exception], advice: str = ""
+    ) -> None:
+        """Raise an error of ``refuse`` if ``found`` exceeds this limit.
+
+        Args:
+            found: number that is limited.
+            what: start of the message, such as ``the engine has``.
+            refuse: makes the error of a message.
+            advice: end of the message.
+        """
+        if found > self.most:
+            raise refuse(f"{what} {self.excess(found)}{advice}")
 
     def excess(self, found: int | str) -> str:
         """Return the part of a message that says that ``found`` exceeds this limit."""

@@ -7,13 +7,11 @@ say what is known: any object.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from typing import TypeGuard
-
     from numpy.typing import NDArray
     from typing_extensions import TypeIs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -112,7 +113,4 @@ class TensorFormat:
 
 def element_count(shape: Shape) -> Dim:
     """Return the number of elements: the product of the extents."""
-    count: Dim = 1
-    for extent in shape:
-        count = count * extent
-    return count
+    return math.prod(shape)

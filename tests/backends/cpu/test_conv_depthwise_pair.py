@@ -10,17 +10,19 @@ import pytest
 
 import smelt
 from smelt.backends.cpu import CpuBackend, host_target
+from smelt.backends.cpu.families.unfused_conv_depthwise import UnfusedConvDepthwiseFamily
 from smelt.interp import interpret
 from smelt.ir import Graph
-from smelt.ops import Add, Conv, FusedPair, Relu
+from smelt.ops import Add, Conv, ConvTranspose, FusedPair, Relu
 from smelt.tuner import CostModelTimer
 from smelt.types import DType, SymbolicDim, TensorType
+from tests.support.cpu_families import refusal_reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.backends import Tactic
-    from smelt.ir import Node
+    from smelt.ir import Node, Op, Value
     from smelt.types import Dim
 
 _FEW, _MANY, _EXTENT = 8, 96, 40
@@ -55,7 +57,7 @@ def _built_by(graph: Graph, family: str) -> smelt.Engine:
         return smelt.build(graph, tune="none")
 
 
-@pytest.mark.parametrize("family", ["fused_conv_depthwise", "sequential_pair"])
+@pytest.mark.parametrize("family", ["fused_conv_depthwise", "unfused_conv_depthwise"])
 @pytest.mark.parametrize("residual", [False, True])
 def test_an_inverted_residual_is_right_on_any_number_of_threads(
     family: str, *, residual: bool
@@ -76,10 +78,10 @@ def test_an_inverted_residual_is_right_on_any_number_of_threads(
 
 def test_panel_by_panel_the_tensor_between_is_never_stored() -> None:
     sizes: dict[str, int] = {}
-    for family in ("fused_conv_depthwise", "sequential_pair"):
+    for family in ("fused_conv_depthwise", "unfused_conv_depthwise"):
         with _built_by(_network(), family) as engine:
             sizes[family] = engine.header.plans[0].arena_bytes
-    assert sizes["fused_conv_depthwise"] <= sizes["sequential_pair"] - _BETWEEN_BYTES
+    assert sizes["fused_conv_depthwise"] <= sizes["unfused_conv_depthwise"] - _BETWEEN_BYTES
 
 
 def test_the_layers_of_both_are_named() -> None:
@@ -90,7 +92,7 @@ def test_the_layers_of_both_are_named() -> None:
 
 def _candidates(shape: tuple[Dim, ...]) -> tuple[set[str], list[str]]:
     """Families that run a chain on such images, and the reasons of the others."""
-    graph = Graph("sequential_pair")
+    graph = Graph("unfused_conv_depthwise")
     x = graph.add_input("x", TensorType(DType.FLOAT32, shape))
     expand = graph.add_constant(_weights(20, 4, 1, 1), "expand")
     taps = graph.add_constant(_weights(20, 1, 3, 3), "taps")
@@ -102,19 +104,55 @@ def _candidates(shape: tuple[Dim, ...]) -> tuple[set[str], list[str]]:
 
 def test_images_of_any_size_are_left_to_two_kernels() -> None:
     families, refusals = _candidates((1, 4, SymbolicDim.symbol("h"), 9))
-    assert families == {"sequential_pair", "reference"}
+    assert families == {"unfused_conv_depthwise", "reference"}
     assert (
-        "fused_conv_depthwise: the image's height and width are not known at build time" in refusals
+        "fused_conv_depthwise: the image's height or width is not known at build time" in refusals
     )
     assert _candidates((SymbolicDim.symbol("n"), 4, 9, 9))[0] == {
-        "sequential_pair",
+        "unfused_conv_depthwise",
         "fused_conv_depthwise",
         "reference",
     }
 
 
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (Conv((1, 1)), "the weights 'expand' are not constant; the weights are not constant"),
+        (ConvTranspose((1, 1)), "the weights are not constant"),
+    ],
+    ids=["both refused", "another op"],
+)
+def test_a_pair_is_refused_with_the_reasons_of_both(first: Op, reason: str) -> None:
+    assert (
+        refusal_reason(
+            UnfusedConvDepthwiseFamily(), _pair(first, are_constant=False), host_target()
+        )
+        == reason
+    )
+
+
+def test_a_pair_that_begins_with_another_op_has_no_empty_refusal() -> None:
+    node = _pair(ConvTranspose((1, 1)), are_constant=True)
+    assert not list(UnfusedConvDepthwiseFamily().tactics(node, host_target()))
+
+
+def _pair(first: Op, *, are_constant: bool) -> Node:
+    """A pair of an op and a depthwise convolution, with constant weights or not."""
+    graph = Graph("pair")
+
+    def add(name: str, *shape: int) -> Value:
+        if are_constant:
+            return graph.add_constant(_weights(*shape), name)
+        return graph.add_input(name, TensorType(DType.FLOAT32, shape))
+
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (1, 20, 9, 9)))
+    op = FusedPair(first, 2, Conv((3, 3), group=20))
+    return graph.add(op, x, add("expand", 20, 20, 1, 1), add("taps", 20, 1, 3, 3), name="node")
+
+
 def test_rows_of_a_large_image_are_cut_to_fit_the_cache() -> None:
-    graph = Graph("sequential_pair")
+    graph = Graph("unfused_conv_depthwise")
     x = graph.add_input("x", TensorType(DType.FLOAT32, (1, 4, 1000, 2000)))
     expand = graph.add_constant(_weights(20, 4, 1, 1), "expand")
     taps = graph.add_constant(_weights(20, 1, 3, 3), "taps")

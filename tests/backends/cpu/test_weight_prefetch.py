@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import smelt
+from smelt.backends._plan_passes import UnallocatedPlan
 from smelt.backends.cpu.families.weight_prefetch import prefetch_weights
 from smelt.engine import Launch, Space
 from smelt.interp import interpret
@@ -68,4 +69,6 @@ def test_networks_whose_weights_stay_in_the_caches_are_left_as_they_are() -> Non
     with smelt.build(_network(64), tune="none") as small:
         plan = small.header.plans[0]
         assert not _shares(small)
-        assert prefetch_weights(plan.steps, plan.buffers) == (plan.steps, plan.buffers)
+        unallocated = UnallocatedPlan({}, list(plan.steps), buffers=list(plan.buffers))
+        prefetch_weights(unallocated)
+        assert (tuple(unallocated.steps), tuple(unallocated.buffers)) == (plan.steps, plan.buffers)

@@ -6,7 +6,6 @@ import pytest
 
 from smelt.backends.cuda import CudaBackend, target_named
 from smelt.ops import ALL_OPS, Fused, Op
-from smelt.types import DType
 from tests.support.cuda_op_coverage import WITHOUT_KERNELS
 from tests.support.trials import graph_of
 
@@ -19,5 +18,5 @@ def test_a_node_that_no_kernel_computes_is_told_why(op: type[Op]) -> None:
     backend, target = CudaBackend(), target_named("sm_90")
     for case in op.cases():
         for node in graph_of(case).nodes:
-            tactics, refusals = backend.candidates(node, target, DType.FLOAT32)
+            tactics, refusals = backend.candidates(node, target)
             assert refusals or not all(t.runs_on_host for t in tactics), (case.name, node)

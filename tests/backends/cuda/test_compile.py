@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pytest
 
-from smelt.backends import Refusal, WeightStore, build_plan
+from smelt.backends import CodeCache, Refusal, WeightStore, build_plan
 from smelt.backends.cuda import (
     CompilerPool,
     CudaBackend,
@@ -44,12 +44,14 @@ from smelt.ops import (
 )
 from smelt.types import DType, TensorType
 from tests.support.persistent_conv_cases import conv_case
+from tests.support.precision import candidates_in
 from tests.support.trials import graph_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from smelt.backends import Tactic
+    from smelt.backends._base import Target
     from smelt.ir import Case, Node, Op
 
 _HOPPER = CudaTarget(90)
@@ -120,7 +122,7 @@ def _kernels_of_family(backend: CudaBackend, family: str, target: CudaTarget) ->
     graph, tactic = next(
         (graph, tactic)
         for graph in map(graph_of, _CASES[family]())
-        for tactic in backend.candidates(graph.nodes[0], small, DType.FLOAT16)[0]
+        for tactic in candidates_in(DType.FLOAT16, backend, graph.nodes[0], small)[0]
         if tactic.family == family
     )
     return _launched(graph, tactic, backend)
@@ -192,14 +194,14 @@ def test_pixels_of_either_of_two_images_are_said_to_be_whole_vectors() -> None:
 
 @pytest.mark.usefixtures("triton")
 def test_the_same_kernel_is_compiled_once_and_kept(compilers: CompilerPool) -> None:
-    class Cache:
+    class Cache(CodeCache):
         def __init__(self) -> None:
             self.kept: dict[str, bytes] = {}
 
-        def get(self, kernel: KernelSpec, target: CudaTarget) -> bytes | None:
+        def get(self, kernel: KernelSpec, target: Target, /) -> bytes | None:
             return self.kept.get(f"{kernel.symbol} {target.name}")
 
-        def put(self, kernel: KernelSpec, target: CudaTarget, content: bytes) -> None:
+        def put(self, kernel: KernelSpec, target: Target, content: bytes, /) -> None:
             assert f"{kernel.symbol} {target.name}" not in self.kept
             self.kept[f"{kernel.symbol} {target.name}"] = content
 
@@ -241,7 +243,7 @@ def test_what_a_family_cannot_run_is_refused_with_its_reason() -> None:
     _, node = _node(MaxPool((2, 2)), DType.FLOAT64)
     tactics, refusals = CudaBackend().candidates(node, _HOPPER)
     assert all(tactic.runs_on_host for tactic in tactics)
-    assert [str(refusal) for refusal in refusals] == ["pool: float64 is not supported"]
+    assert [str(refusal) for refusal in refusals] == ["pool: max_pool of float64 is not supported"]
     assert all(isinstance(refusal, Refusal) for refusal in refusals)
 
 
@@ -268,7 +270,7 @@ def test_a_kernel_that_needs_more_shared_memory_than_there_is_does_not_compile(
     largest = replace(some, parameters=parameters(**options))
     kernels = _launched(graph, largest, backend)
     backend.compile(kernels, _HOPPER)
-    with pytest.raises(BuildError, match=r"needs \d+ bytes of shared memory, .* sm_86 has 101376"):
+    with pytest.raises(BuildError, match=r"needs \d+ bytes of .* sm_86 has at most 101376"):
         backend.compile(kernels, CudaTarget(86))
 
 
@@ -334,13 +336,13 @@ _DAMAGES: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda b: b[:4], "malformed"),
     (
         lambda b: b.replace(b'"threads": 128', b'"threads":9999'),
-        "the block size of 9999 threads",
+        "it has 9999 threads in a block",
     ),
     (lambda b: b.replace(b'"threads": 128', b'"threads": 1e9'), "is not an integer"),
     (lambda b: b.replace(b'"threads"', b'"thrEads"'), "malformed"),
     (lambda b: b.replace(b"{", b"["), "malformed"),
     (lambda b: b.replace(b": 4096", b": -409"), "shared memory"),
-    (lambda b: b.replace(b'words": 2', b'words": 9'), "scratch_words is"),
+    (lambda b: b.replace(b'words": 2', b'words": 9'), "words of scratch addresses"),
 ]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -147,3 +149,15 @@ def test_what_does_not_compile_stays_out_of_the_way_until_it_is_needed(
     assert backend.records(good, _HOPPER)
     with pytest.raises(BuildError, match="does not compile"):
         backend.compile([good, bad], _HOPPER)
+
+
+def test_a_backend_that_nothing_refers_to_ends_its_pool_at_once() -> None:
+    """The compiler's processes and folder must not wait for a collection of cycles."""
+    gc.disable()
+    try:
+        backend = CudaBackend(jobs=1)
+        pool = weakref.ref(backend.pool)
+        del backend
+        assert pool() is None
+    finally:
+        gc.enable()

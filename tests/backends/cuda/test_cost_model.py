@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from smelt.backends.cuda import CudaBackend, CudaTarget, target_named
 from smelt.backends.cuda._cost_model import LaunchWorkload, gpu_spec_of, seconds_of
 from smelt.backends.cuda._product_costs import register_operand_seconds, tiled_seconds
-from smelt.backends.cuda._product_schedules import GemmShape, TileConfig
-from smelt.backends.cuda.families._gemm_tiles import tiles_for
+from smelt.backends.cuda._tile_configs import GemmShape, TileConfig
+from smelt.backends.cuda.families._tile_candidates import tiles_for
 from smelt.ir import Graph
 from smelt.ops import Attention, Conv
 from smelt.types import DType, TensorType
+from tests.support.precision import candidates_in
 
 HOPPER = CudaTarget(90)
 KEPT = Path(__file__).with_name("products_h200.json")
@@ -153,7 +154,7 @@ def test_tiles_come_best_first_with_times(
 def test_a_stem_takes_about_as_long_as_it_did(batch: int, measured_us: float) -> None:
     rows, image = batch * 112 * 112, batch * 4 * 224 * 224
     shape = GemmShape(1, rows, 64, 224, DType.FLOAT16, image=image)
-    seconds = register_operand_seconds(shape, 224, -(-rows // 64), HOPPER, is_full=True)
+    seconds = register_operand_seconds(shape, 224, -(-rows // 64), HOPPER, has_full_occupancy=True)
     assert seconds * 1e6 == pytest.approx(measured_us, rel=0.25)
 
 
@@ -182,7 +183,7 @@ def test_a_depthwise_convolution_has_small_programs_first() -> None:
     x = graph.add_input("x", TensorType(DType.FLOAT16, (1, 384, 14, 14)))
     w = graph.add_constant(np.zeros((384, 1, 3, 3), np.float16), "w")
     node = graph.add(Conv((3, 3), pads=(1, 1, 1, 1), group=384), x, w, name="node")
-    tactics, _ = CudaBackend(jobs=1).candidates(node, HOPPER, DType.FLOAT16)
+    tactics, _ = candidates_in(DType.FLOAT16, CudaBackend(jobs=1), node, HOPPER)
     tiles = [
         dict(t.parameters)["tile"]
         for t in sorted(tactics, key=lambda t: t.cost_hint)
@@ -196,7 +197,7 @@ def test_long_attention_has_the_blocks_first_that_were_fastest() -> None:
     graph = Graph("attention")
     operands = [graph.add_input(n, TensorType(DType.FLOAT16, (8, 1024, 768))) for n in "qkv"]
     node = graph.add(Attention(0.125, 12), *operands, name="node")
-    tactics, _ = CudaBackend(jobs=1).candidates(node, HOPPER, DType.FLOAT16)
+    tactics, _ = candidates_in(DType.FLOAT16, CudaBackend(jobs=1), node, HOPPER)
     best = min((t for t in tactics if t.family == "attention"), key=lambda t: t.cost_hint)
     assert dict(best.parameters)["block"] == (64, 128)
 

@@ -14,14 +14,19 @@ from smelt.ops import (
     Concat,
     Conv,
     Flatten,
+    Fused,
     GlobalAveragePool,
     Identity,
+    Mul,
     Relu,
     Reshape,
     Softmax,
     Split,
+    Stage,
 )
+from smelt.passes import assign_precision
 from smelt.types import DType, TensorType
+from tests.support.precision import candidates_in
 
 if TYPE_CHECKING:
     from smelt.ir import Node, Value
@@ -50,8 +55,7 @@ class _Network:
 def _types(node: Node | None) -> tuple[set[DType], set[DType]]:
     """In which types the kernels for a node read its first operand, and write its result."""
     assert node is not None
-    backend = CudaBackend(jobs=1)
-    tactics, _ = backend.candidates(node, CudaTarget(90), DType.FLOAT16)
+    tactics, _ = candidates_in(DType.FLOAT16, CudaBackend(jobs=1), node, CudaTarget(90))
     own = [t for t in tactics if not t.runs_on_host and t.aliasing is Aliasing.NONE]
     assert own
     return {t.inputs[0].dtype for t in own if t.inputs[0]}, {t.outputs[0].dtype for t in own}
@@ -120,3 +124,18 @@ def test_inputs_of_the_network_are_rounded_as_elsewhere() -> None:
     (x,) = net.graph.inputs
     net.graph.outputs += [net.add(Softmax(axis=1), x)]
     assert _types(net.graph.nodes[-1]) == (_NARROW, _WIDE)
+
+
+def test_the_mask_of_a_softmax_is_read_as_it_is_stored() -> None:
+    net = _Network()
+    logits, mask = net.conv(net.first), net.conv(net.first)
+    op = Fused(Softmax(axis=1), 1, (Stage(Mul(), (-1, 1)),))
+    masked = net.add(op, logits, mask)
+    net.graph.outputs += [net.conv(masked), net.add(Relu(), mask)]
+    assign_precision(net.graph.nodes, DType.FLOAT16, supports_mixed_precision=True)
+    assert masked.producer is not None
+    tactics, _ = CudaBackend(jobs=1).candidates(masked.producer, CudaTarget(90))
+    own = [t for t in tactics if not t.runs_on_host]
+    read = {tuple(fmt.dtype for fmt in t.inputs if fmt) for t in own}
+    assert own
+    assert read == {(DType.FLOAT32, DType.FLOAT16)}

@@ -13,6 +13,7 @@ from smelt.engine import Launch
 from smelt.ir import Graph
 from smelt.ops import Conv, ConvSum, FusedPair
 from smelt.types import DType, TensorType
+from tests.support.precision import candidates_in
 
 if TYPE_CHECKING:
     from smelt.ir import Node
@@ -30,7 +31,7 @@ def _chain(batch: int, depth: int, between: int, columns: int, side: int) -> tup
 
 
 def _offered(node: Node, target: CudaTarget) -> list[Tactic]:
-    tactics, _ = CudaBackend(jobs=1).candidates(node, target, DType.FLOAT16)
+    tactics, _ = candidates_in(DType.FLOAT16, CudaBackend(jobs=1), node, target)
     return [tactic for tactic in tactics if tactic.family == "fused_pair"]
 
 

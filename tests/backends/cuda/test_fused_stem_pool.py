@@ -16,6 +16,7 @@ from smelt.ops import Conv, Fused, MaxPool, Op, Relu, Sigmoid, Stage
 from smelt.passes import fuse_pair_nodes
 from smelt.tuner import propose_fused_pairs
 from smelt.types import DType, SymbolicDim, TensorType
+from tests.support.precision import candidates_in
 
 if TYPE_CHECKING:
     from smelt.engine import View
@@ -58,7 +59,7 @@ def _chained(*, returns_intermediate: bool = False, **options: Any) -> tuple[Gra
 
 
 def _strips(node: Node, target: CudaTarget = _HOPPER, storage: DType = _HALF) -> list[Tactic]:
-    tactics, _ = CudaBackend().candidates(node, target, storage)
+    tactics, _ = candidates_in(storage, CudaBackend(), node, target)
     return [t for t in tactics if t.family == "fused_stem_pool"]
 
 
@@ -68,7 +69,7 @@ def test_the_tuner_proposes_stems_with_their_pooling(pool: MaxPool) -> None:
     backend = CudaBackend()
     assert backend.can_fuse_pair(first, second)
     found = propose_fused_pairs(
-        graph, backend.can_fuse_pair, lambda node: backend.candidates(node, _HOPPER, _HALF)[0]
+        graph, backend.can_fuse_pair, lambda node: candidates_in(_HALF, backend, node, _HOPPER)[0]
     )
     assert [proposal.chain.name for proposal in found] == ["pool"]
 
@@ -92,15 +93,15 @@ def test_what_is_no_stem_or_no_maximum_is_not_chained() -> None:
         ({"pool": MaxPool((3, 3), (1, 1))}, "more than one element"),
         ({"pool": MaxPool((2, 2), (3, 3))}, "leave gaps"),
         ({"pool": MaxPool((3, 3), (2, 2), dilations=(2, 2))}, "is dilated"),
-        ({"pool": MaxPool((2, 2), (2, 2), (0, 0, 2, 2))}, "only padding"),
+        ({"pool": MaxPool((2, 2), (2, 2), (0, 0, 2, 2))}, "entirely in the padding"),
         ({"width": SymbolicDim.symbol("W")}, "is symbolic"),
-        ({"filters": 20}, "not a multiple of the tile"),
+        ({"filters": 20}, "20 is not a multiple of 16"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )
 def test_where_they_are_not_offered_is_said(options: dict[str, Any], reason: str) -> None:
     _, node = _chained(**options)
-    tactics, refusals = CudaBackend().candidates(node, _HOPPER, _HALF)
+    tactics, refusals = candidates_in(_HALF, CudaBackend(), node, _HOPPER)
     assert "fused_stem_pool" not in {t.family for t in tactics}
     assert any(reason in r.reason for r in refusals if r.family == "fused_stem_pool")
 
@@ -138,7 +139,7 @@ def test_nothing_is_read_that_was_not_copied(pool: MaxPool, conv: Conv) -> None:
 
 
 def _launches(graph: Graph, node: Node, tactic: Tactic) -> tuple[Launch, Launch]:
-    stored = with_storage_dtype(_HALF, node, tactic, outputs=True)
+    stored = with_storage_dtype(_HALF, node, tactic, narrows_outputs=True)
     steps = build_plan(graph, {node: stored}, CudaBackend(), WeightStore()).plan.steps
     launches = [step for step in steps if isinstance(step, Launch)]
     (copy,) = (s for s in launches if "channels" in dict(s.kernel.parameters))

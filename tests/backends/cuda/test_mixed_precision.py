@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
 from smelt.backends import Aliasing
 from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.ir import Graph
 from smelt.ops import Concat, Conv, Relu, Reshape, Softmax, Split
+from smelt.passes import assign_precision
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
@@ -36,20 +36,19 @@ class _Network:
         return self.graph.add(op, *inputs, name=f"node{len(self.graph.nodes)}").output
 
 
-def _tactics(value: Value, *kept: str) -> list[Any]:
+def _tactics(net: _Network, value: Value, *kept: str) -> list[Any]:
     node = value.producer
     assert node is not None
-    found, _ = CudaBackend(jobs=1).mixed_precision_candidates(
-        node, _TARGET, DType.FLOAT16, frozenset(kept)
-    )
+    assign_precision(net.graph.nodes, DType.FLOAT16, kept, supports_mixed_precision=True)
+    found, _ = CudaBackend(jobs=1).candidates(node, _TARGET)
     own = [t for t in found if not t.runs_on_host]
     assert own
     return own
 
 
-def _types(value: Value, *kept: str) -> tuple[set[DType], set[DType]]:
+def _types(net: _Network, value: Value, *kept: str) -> tuple[set[DType], set[DType]]:
     """In which types what makes a value reads its first operand, and stores the value."""
-    own = _tactics(value, *kept)
+    own = _tactics(net, value, *kept)
     return {t.inputs[0].dtype for t in own}, {t.outputs[0].dtype for t in own}
 
 
@@ -62,19 +61,19 @@ def test_a_kept_layer_reads_and_multiplies_float32_and_rounds_its_result() -> No
     net = _Network()
     kept = net.conv(net.first, "kept")
     net.graph.outputs += [net.conv(kept, "last")]
-    assert _types(net.first, "kept") == (_NARROW, _WIDE)
-    assert _types(kept, "kept") == (_WIDE, _NARROW)
-    assert _types(net.graph.outputs[0], "kept") == (_NARROW, _WIDE)
+    assert _types(net, net.first, "kept") == (_NARROW, _WIDE)
+    assert _types(net, kept, "kept") == (_WIDE, _NARROW)
+    assert _types(net, net.graph.outputs[0], "kept") == (_NARROW, _WIDE)
     (node,) = (n for n in net.graph.nodes if n.name == "kept")
-    assert all(_packed(node, t) == _WIDE for t in _tactics(kept, "kept"))
+    assert all(_packed(node, t) == _WIDE for t in _tactics(net, kept, "kept"))
 
 
 def test_between_kept_layers_nothing_is_rounded() -> None:
     net = _Network()
     second = net.conv(net.first, "second")
     net.graph.outputs += [net.conv(second, "third")]
-    assert _types(net.first, "first", "second", "third") == (_WIDE, _WIDE)
-    assert _types(second, "first", "second", "third") == (_WIDE, _WIDE)
+    assert _types(net, net.first, "first", "second", "third") == (_WIDE, _WIDE)
+    assert _types(net, second, "first", "second", "third") == (_WIDE, _WIDE)
 
 
 def test_what_is_handed_on_to_a_kept_layer_stays_in_float32_all_the_way() -> None:
@@ -82,9 +81,9 @@ def test_what_is_handed_on_to_a_kept_layer_stays_in_float32_all_the_way() -> Non
     halves = net.graph.add(Split(axis=1, num_outputs=2), net.first, name="halves").outputs
     joined = net.add(Concat(1), *halves)
     net.graph.outputs += [net.conv(joined, "kept")]
-    assert _types(net.first, "kept") == (_NARROW, _WIDE)
-    assert _types(joined, "kept") == (_WIDE, _WIDE)
-    assert _types(joined, "first") == _types(joined)
+    assert _types(net, net.first, "kept") == (_NARROW, _WIDE)
+    assert _types(net, joined, "kept") == (_WIDE, _WIDE)
+    assert _types(net, joined, "first") == _types(net, joined)
 
 
 def test_what_is_divided_and_joined_again_and_again_is_followed_once() -> None:
@@ -94,8 +93,8 @@ def test_what_is_divided_and_joined_again_and_again_is_followed_once() -> None:
         node = net.graph.add(Split(axis=1, num_outputs=2), x, name=f"halves{number}")
         x = net.add(Concat(1), *node.outputs)
     net.graph.outputs += [net.conv(x, "kept")]
-    assert _types(net.first, "kept") == (_NARROW, _WIDE)
-    assert _types(net.first, "other") == (_NARROW, _NARROW)
+    assert _types(net, net.first, "kept") == (_NARROW, _WIDE)
+    assert _types(net, net.first, "other") == (_NARROW, _NARROW)
 
 
 def test_windows_are_of_one_type() -> None:
@@ -103,7 +102,7 @@ def test_windows_are_of_one_type() -> None:
     shape = net.graph.add_constant(np.array((2, 8, 4, 4), np.int64), "shape")
     flat = net.add(Reshape(), net.first, shape)
     net.graph.outputs += [net.conv(flat, "kept"), net.add(Relu(), flat)]
-    windows = [t for t in _tactics(flat, "kept") if t.aliasing is not Aliasing.NONE]
+    windows = [t for t in _tactics(net, flat, "kept") if t.aliasing is not Aliasing.NONE]
     assert all(t.inputs[0].dtype is t.outputs[0].dtype is DType.FLOAT32 for t in windows)
 
 
@@ -111,20 +110,4 @@ def test_logits_of_a_kept_layer_stay_in_float32() -> None:
     net = _Network()
     logits = net.conv(net.first, "kept")
     net.graph.outputs += [net.add(Softmax(axis=1), logits)]
-    assert _types(logits, "kept") == (_WIDE, _WIDE)
-
-
-@pytest.mark.parametrize("kept", [(), ("first",), ("second",)])
-def test_a_tactic_among_kept_layers_is_known_as_one_of_the_nodes(kept: tuple[str, ...]) -> None:
-    net = _Network()
-    second = net.conv(net.first, "second")
-    net.graph.outputs += [net.conv(second, "third")]
-    backend = CudaBackend(jobs=1)
-    for node in net.graph.nodes:
-        listed = {
-            backend.canonical_tactic(node, t)
-            for storage in (DType.FLOAT32, DType.FLOAT16)
-            for t in backend.candidates(node, _TARGET, storage)[0]
-        }
-        for tactic in _tactics(node.output, *kept):
-            assert backend.canonical_tactic(node, tactic) in listed
+    assert _types(net, logits, "kept") == (_WIDE, _WIDE)

@@ -11,6 +11,7 @@ from smelt.backends.cuda import CudaBackend, CudaTarget
 from smelt.ir import Graph
 from smelt.ops import Conv, MatMul
 from smelt.types import DType, SymbolicDim, TensorType
+from tests.support.precision import candidates_in
 
 if TYPE_CHECKING:
     from smelt.backends import Tactic
@@ -27,7 +28,7 @@ def _tactics(
     weights = graph.add_constant(np.ones((depth, columns), np.float32), "w")
     node = graph.add(MatMul(), x, weights, name="node")
     graph.outputs += node.outputs
-    return CudaBackend().candidates(node, target, stored)[0]
+    return candidates_in(stored, CudaBackend(), node, target)[0]
 
 
 @pytest.mark.parametrize("rows", [1, 128, _OPEN])
@@ -70,7 +71,7 @@ def test_a_convolution_of_no_channels_has_none_ahead() -> None:
     x = graph.add_input("x", TensorType(DType.FLOAT32, (1, 0, 14, 14)))
     weights = graph.add_constant(np.ones((64, 0, 1, 1), np.float32), "w")
     node = graph.add(Conv((1, 1)), x, weights, name="node")
-    tactics, _ = CudaBackend().candidates(node, _HOPPER, DType.FLOAT16)
+    tactics, _ = candidates_in(DType.FLOAT16, CudaBackend(), node, _HOPPER)
     assert all(tactic.runs_on_host for tactic in tactics)
 
 
@@ -92,6 +93,6 @@ def test_convolutions_of_whole_steps_have_their_weights_ahead(
     weights = np.ones((64, channels // groups, *op.kernel_shape), np.float32)
     node = graph.add(op, x, graph.add_constant(weights, "w"), name="node")
     graph.outputs += node.outputs
-    tactics, _ = CudaBackend().candidates(node, _HOPPER, DType.FLOAT16)
+    tactics, _ = candidates_in(DType.FLOAT16, CudaBackend(), node, _HOPPER)
     assert any(tactic.family == "prefetch" for tactic in tactics) == is_offered
     assert min(tactics, key=lambda t: t.cost_hint).family == "conv"

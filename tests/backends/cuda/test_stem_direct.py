@@ -14,6 +14,7 @@ from smelt.engine import Launch
 from smelt.ir import Graph
 from smelt.ops import Conv
 from smelt.types import DType, SymbolicDim, TensorType
+from tests.support.precision import candidates_in
 
 if TYPE_CHECKING:
     from smelt.engine import View
@@ -37,13 +38,13 @@ def _stem(
 
 
 def _direct(node: Node, target: CudaTarget = _HOPPER, storage: DType = _HALF) -> list[Tactic]:
-    tactics, _ = CudaBackend().candidates(node, target, storage)
+    tactics, _ = candidates_in(storage, CudaBackend(), node, target)
     return [t for t in tactics if t.family == "stem_direct"]
 
 
 def test_they_are_expected_to_be_the_fastest() -> None:
     _, node = _stem()
-    tactics, _ = CudaBackend().candidates(node, _HOPPER, _HALF)
+    tactics, _ = candidates_in(_HALF, CudaBackend(), node, _HOPPER)
     assert min(tactics, key=lambda t: t.cost_hint).family == "stem_direct"
 
 
@@ -52,7 +53,7 @@ def test_where_nothing_was_timed_they_are_offered_behind_others(name: str) -> No
     _, node = _stem()
     target = target_named(name)
     assert _direct(node, target)
-    tactics, _ = CudaBackend().candidates(node, target, _HALF)
+    tactics, _ = candidates_in(_HALF, CudaBackend(), node, target)
     assert min(tactics, key=lambda t: t.cost_hint).family != "stem_direct"
 
 
@@ -82,11 +83,11 @@ def test_they_are_not_offered_where_they_cannot_run(
 )
 def test_nothing_is_read_that_was_not_copied(op: Conv) -> None:
     graph, node = _stem(op)
-    tactics, _ = CudaBackend().candidates(node, _HOPPER, _HALF)
+    tactics, _ = candidates_in(_HALF, CudaBackend(), node, _HOPPER)
     read = [t for t in tactics if t.family in {"stem", "stem_direct", "persistent"}]
     assert read
     for tactic in read:
-        stored = with_storage_dtype(_HALF, node, tactic, outputs=True)
+        stored = with_storage_dtype(_HALF, node, tactic, narrows_outputs=True)
         steps = build_plan(graph, {node: stored}, CudaBackend(), WeightStore()).plan.steps
         launches = [step for step in steps if isinstance(step, Launch)]
         (copy,) = (s for s in launches if "channels" in dict(s.kernel.parameters))
@@ -106,7 +107,7 @@ def test_pixels_do_not_go_through_shared_memory(compilers: CompilerPool) -> None
     pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     graph, node = _stem()
     backend = CudaBackend(pool=compilers)
-    tactic = with_storage_dtype(_HALF, node, _direct(node)[0], outputs=True)
+    tactic = with_storage_dtype(_HALF, node, _direct(node)[0], narrows_outputs=True)
     plan = build_plan(graph, {node: tactic}, backend, WeightStore()).plan
     (kernel,) = (
         s.kernel for s in plan.steps if isinstance(s, Launch) and s.kernel.family == tactic.family

@@ -9,6 +9,7 @@ import pytest
 
 from smelt.importers.caffe import import_caffe, new_message
 from smelt.interp import interpret
+from smelt.ir import verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +68,7 @@ def evaluate(
     """Import a network, run it on the references and return its outputs by name."""
     model = caffemodel(weights) if weights else None
     graph, _ = import_caffe(prototxt, model, **options)
+    verify(graph)
     return dict(interpret(graph, inputs))
 
 

@@ -73,9 +73,9 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
             layer_text("ReLU", name="r2", bottoms=("a",), tops=("b",)),
         ),
         GraphError,
-        r"layer 'r1'.*'b'.*layer 'r2'.*cycle",
+        r"layer 'r1'.*'b'.*layer 'r2' computes",
     ),
-    (layers(layer_text("ReLU", name="r", bottoms=("s",), tops=("s",))), GraphError, "'r'.*cycle"),
+    (layers(layer_text("ReLU", name="r", bottoms=("s",), tops=("s",))), GraphError, "'r'.*own top"),
     (
         layers(
             layer_text("ReLU", name="r", tops=("a",)), layer_text("ReLU", name="r", tops=("b",))
@@ -93,7 +93,11 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
     (layers('layer { name: "r" type: "ReLU" bottom: "data" }'), GraphError, "'r'.*no top"),
     (layers(layer_text("ReLU", tops=("a", "b"), name="r")), GraphError, "'r'.*2 tops"),
     (layers(layer_text("Eltwise", name="e")), GraphError, "'e'.*two bottoms"),
-    (layers(layer_text("Crop", name="e")), GraphError, "'e'.*must have 2 bottoms, not 1"),
+    (
+        layers(layer_text("Crop", name="e")),
+        GraphError,
+        "'e'.*has 1 bottom; its type, Crop, requires 2",
+    ),
     (layers('layer { name: "r" bottom: "data" top: "a" }'), ModelFormatError, "'r' has no type"),
     (
         layers(layer_text("Softmax", "softmax_param { axis: 7 }", name="s")),
@@ -143,7 +147,7 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
             layer_text("Eltwise", "eltwise_param { coeff: 1 }", name="e", bottoms=("data", "data"))
         ),
         ShapeError,
-        "'e'.*1 coefficients",
+        "'e'.*coeff has 1 number",
     ),
     (
         layers(layer_text("Scale", "scale_param { num_axes: 9 }", name="s")),
@@ -155,7 +159,7 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
     (
         layers(layer_text("ShuffleChannel", "shuffle_channel_param { group: 2 }", name="s")),
         ShapeError,
-        "'s'.*2 groups",
+        "'s'.*group is 2",
     ),
     (
         layers(layer_text("Crop", "crop_param { offset: 9 }", name="c", bottoms=("data", "data"))),
@@ -180,7 +184,7 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
     (
         layers(layer_text("Upsample", "upsample_param { scale: 65536 }", name="u")),
         ShapeError,
-        "'u'.*size",
+        "'u'.*height and width",
     ),
     (
         layers(
@@ -212,7 +216,7 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
     (
         layers(layer_text("Pooling", "pooling_param { kernel_size: 2 kernel_h: 2 }", name="p")),
         ShapeError,
-        "'p'.*both given",
+        "'p'.*given together with",
     ),
     (
         layers(
@@ -223,12 +227,12 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
             )
         ),
         ShapeError,
-        "'p'.*2 spatial",
+        r"'p'.*each spatial axis of the input \(2\)",
     ),
     (
         layers('layer { name: "i" type: "Input" top: "i" }'),
         ModelFormatError,
-        "'i' has 1 tops and 0 shapes",
+        "'i' has 1 top and 0 shapes",
     ),
     (
         layers(layer_text("ReLU", "include { phase: TEST } exclude { phase: TRAIN }", name="r")),
@@ -241,8 +245,8 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
     ("layers { type: NOTHING_KNOWN }", ModelFormatError, "NOTHING_KNOWN"),
     ('layers { layer { name: "a" type: "conv" } }', ModelFormatError, "V0"),
     ("net: 'train.prototxt'\nbase_lr: 0.1", ModelFormatError, "solver"),
-    ('input: "data"\n' + layer_text("ReLU"), ModelFormatError, "1 inputs but gives 0 shapes"),
-    (input_text((1, 0, 3)) + layer_text("ReLU"), ShapeError, "extents of at least 1"),
+    ('input: "data"\n' + layer_text("ReLU"), ModelFormatError, "1 input but gives 0 shapes"),
+    (input_text((1, 0, 3)) + layer_text("ReLU"), ShapeError, "extents, each from 1 to"),
     (input_text((1, 2)) + input_text((1, 2)), GraphError, "two layers of this name"),
     (
         'layer { name: "d" type: "Data" top: "data" }\n' + layer_text("ReLU"),
@@ -278,18 +282,31 @@ def _with_blob(**fields: Any) -> bytes:
 
 BAD_MODELS = [
     (None, "'conv' needs weights, but no caffemodel was given; .*--weights"),
-    (caffemodel({"conv1": [random_array(2)]}), "'conv' needs weights.*none of that name.*'conv1'"),
-    (caffemodel({"conv": [random_array(2, 3, 3, 3)]}), "'conv' needs more than the 1 blobs"),
+    (
+        caffemodel({"conv1": [random_array(2)]}),
+        "'conv' needs weights.*no layer of that name.*'conv1'",
+    ),
+    (caffemodel({"conv": [random_array(2, 3, 3, 3)]}), "'conv' needs more than the 1 blob that"),
     (caffemodel({"conv": [random_array(2, 3, 5, 3)]}), r"'conv'.*\[2, 3, 5, 3\].*\[2, 3, 3, 3\]"),
     (_with_blob(data=[1.0], shape=[1 << 40, 1 << 40]), "declares .* elements, but has 1"),
-    (_with_blob(data=[1.0], shape=[-1, -1]), "impossible shape"),
-    (_with_blob(shape=[1] * 40, data=[1.0]), "impossible shape"),
+    (
+        _with_blob(data=[1.0], shape=[-1, -1]),
+        "its extents must be from 0 to 2147483647, and its rank at most",
+    ),
+    (
+        _with_blob(shape=[1] * 40, data=[1.0]),
+        "its extents must be from 0 to 2147483647, and its rank at most",
+    ),
+    (
+        _with_blob(shape=[0, (1 << 63) - 1]),
+        "its extents must be from 0 to 2147483647, and its rank at most",
+    ),
     (_with_blob(data=[1.0], num=3), "but has 1"),
-    (_with_blob(raw_data=b"1234", raw_data_type=3, shape=[1]), "raw type 3"),
+    (_with_blob(raw_data=b"1234", raw_data_type=3, shape=[1]), "raw_data_type 3"),
     (b"", "has no layers"),
     (b"\x00\x01", "invalid number 0"),
-    (b"\xff" * 20, "has no end"),
-    (b"\xa2\x06\xff\xff\xff\xff\x0f", r"a field has \d+ bytes where 0 are left"),
+    (b"\xff" * 20, "a varint is cut off, or longer than 10 bytes"),
+    (b"\xa2\x06\xff\xff\xff\xff\x0f", r"a field declares \d+ bytes, and the data has 0 bytes left"),
     (b"\xa3\x06", "wire type 3"),
     (b"\x12\x02\x0a\x00", "V0"),
     (b"\x08\x01" * 1_000_001, "1,000,001 fields; the limit MAX_WEIGHT_FIELDS is 1,000,000"),

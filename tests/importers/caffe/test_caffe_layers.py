@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from smelt.errors import IndexRangeError
 from tests.importers.caffe.builders import (
     Weights,
     caffemodel,
@@ -107,6 +108,9 @@ AGAINST_OPENCV = [
     _plain("Power", "power_param { scale: -2 }", (2, 3, 4, 5)),
     _plain("Power", "power_param { power: 0.5 shift: 3 }", (2, 3, 4, 5)),
     _plain("Exp", "exp_param { base: 2 scale: 0.5 shift: 1 }", (2, 3, 4, 5)),
+    _plain("Power", "power_param { power: 2 scale: 0.5 }", (2, 3, 4, 5)),
+    _plain("Power", "power_param { scale: 0.5 shift: 3 }", (2, 3, 4, 5)),
+    _plain("Exp", "exp_param { base: 3 }", (2, 3, 4, 5)),
     _plain("Exp", "", (2, 3, 4, 5)),
     _plain("BatchNorm", "", (2, 3, 4, 5), R(3), R(3, low=0.5, high=2), f32([4.0])),
     _plain(
@@ -255,7 +259,7 @@ BY_FORMULA: list[tuple[str, str, list[Array], Callable[[], Array]]] = [
         "ArgMax",
         "",
         [],
-        lambda: X.reshape(2, -1).argmax(1).astype(np.float32).reshape(2, 1, 1),
+        lambda: X.reshape(2, -1).argmax(1).astype(np.float32).reshape(2, 1, 1, 1),
     ),
     (
         "ArgMax",
@@ -263,7 +267,7 @@ BY_FORMULA: list[tuple[str, str, list[Array], Callable[[], Array]]] = [
         [],
         lambda: np.stack(
             [X.reshape(2, -1).argmax(1).astype(np.float32), X.reshape(2, -1).max(1)], 1
-        ).reshape(2, 2, 1),
+        ).reshape(2, 2, 1, 1),
     ),
     (
         "InnerProduct",
@@ -346,6 +350,13 @@ def test_embed_looks_rows_up() -> None:
     text = input_text((2, 2)) + layer_text("Embed", "embed_param { num_output: 3 input_dim: 4 }")
     out = evaluate(text, {"out": [R(4, 3), R(3)]}, {"data": index})["out"]
     assert np.array_equal(out, R(4, 3)[index.astype(int)] + R(3))
+
+
+@pytest.mark.parametrize("index", [-5, -4, -1, 4])
+def test_an_index_of_embed_counts_from_the_start_alone(index: int) -> None:
+    text = input_text((1, 1)) + layer_text("Embed", "embed_param { num_output: 3 input_dim: 4 }")
+    with pytest.raises(IndexRangeError):
+        evaluate(text, {"out": [R(4, 3), R(3)]}, {"data": f32([[index]])})
 
 
 def test_interp_resizes_to_corners() -> None:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import SparseTensorProto, TensorProto, helper, numpy_helper
 
 from smelt.errors import GraphError, ModelFormatError, ShapeError, SmeltError, UnsupportedError
 from smelt.importers.onnx import import_onnx, read_onnx
@@ -96,7 +96,7 @@ def test_a_missing_file_is_named() -> None:
         ({"dims": [2, -3]}, "negative extent"),
         ({"dims": [1 << 40, 1 << 40]}, "bytes, but there are 24"),
         ({"dims": [0, 1 << 62, 1 << 62], "raw_data": b""}, "too large"),
-        ({"data_type": 99}, "99 is not a known element type"),
+        ({"data_type": 99}, "element type 99 is unknown"),
         ({"data_type": TensorProto.DOUBLE}, "48 bytes, but there are 24"),
     ],
 )
@@ -137,12 +137,12 @@ def test_strings_in_damaged_bytes_are_refused() -> None:
         (
             lambda: _model([RELU, helper.make_node("Abs", ["x"], ["y"])]),
             GraphError,
-            "computes 'y' twice",
+            "has the name 'y' twice",
         ),
         (
             lambda: _model([helper.make_node("Relu", ["nothing"], ["y"], name="relu")]),
             GraphError,
-            "Relu 'relu': the input 'nothing'",
+            "Relu 'relu': the node reads 'nothing'",
         ),
         (lambda: _model([RELU], outputs=["z"]), GraphError, "no value 'z' for an output"),
         (lambda: _model([RELU], outputs=[]), GraphError, "no output"),
@@ -164,7 +164,7 @@ def test_strings_in_damaged_bytes_are_refused() -> None:
         (
             lambda: _model([RELU], inputs=[float_info("x", [1 << 30, 1 << 30])]),
             ModelFormatError,
-            "exceed the address space",
+            "more than a machine can address",
         ),
         (
             lambda: _model([helper.make_node("Relu", ["x", "x"], ["y"], name="relu")]),
@@ -310,7 +310,7 @@ def test_external_data_is_read_once_however_many_tensors_name_it(tmp_path: Path)
     assert np.shares_memory(first, second)
     twin.external_data.add(key="offset", value="4")
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelFormatError, match="overlap: they have 48 bytes and the file 28"):
+    with pytest.raises(ModelFormatError, match="overlap: those read so far need 48 bytes"):
         import_onnx(path)
 
 
@@ -345,7 +345,7 @@ def test_external_data_that_is_elsewhere_or_too_short_is_refused(
 
 def test_external_data_of_a_model_without_a_path_is_refused(tmp_path: Path) -> None:
     path = _external(tmp_path, location="w.bin")
-    with pytest.raises(ModelFormatError, match="import it by its path"):
+    with pytest.raises(ModelFormatError, match="import the model by its path"):
         import_onnx(path.read_bytes())
 
 
@@ -434,3 +434,24 @@ def test_a_sparse_scalar_is_read(count: int) -> None:
     x = np.arange(4, dtype=np.float32)
     results = interpret(import_onnx(model), {"x": x})
     np.testing.assert_array_equal(results["y"], x + 3 * count)
+
+
+@pytest.mark.parametrize("shape", [[0, (1 << 63) - 1], [1] * 65, [(1 << 62), 4, 0]])
+@pytest.mark.parametrize("columns", [None, 2])
+def test_a_sparse_tensor_of_an_impossible_shape_is_refused(
+    shape: list[int], columns: int | None
+) -> None:
+    values = numpy_helper.from_array(np.zeros(0, np.float32), "w")
+    rows = (0,) if columns is None else (0, columns)
+    indices = numpy_helper.from_array(np.zeros(rows, np.int64), "w indices")
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "sparse",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    sparse = SparseTensorProto(values=values, indices=indices, dims=shape)
+    graph.sparse_initializer.append(sparse)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(ModelFormatError, match=r"w.*(too large|MAX_RANK|outside)"):
+        import_onnx(model)

@@ -69,7 +69,7 @@ def test_a_cycle_is_refused_and_told_step_by_step() -> None:
     task.connect(1, 0, COMPLETED)
     message = refuse(task)
     assert "form a cycle" in message
-    assert "operation 0 (CDP) enabled after operation 1 (PDP) completed" in message
+    assert "operation 0 (CDP) is enabled after operation 1 (PDP) completes" in message
 
 
 def test_a_cycle_through_the_order_of_an_engine_is_refused() -> None:
@@ -106,7 +106,7 @@ def test_a_self_edge_is_refused_by_name() -> None:
 def test_a_count_that_differs_from_the_edges_is_refused(count: int) -> None:
     task = pooling_after_normalisation()
     message = refuse(task, graph=change(task, 1, dependency_count=count))
-    assert f"operation 1 (PDP) has a dependency count of {count}, but 1 edges lead" in message
+    assert f"operation 1 (PDP) has a dependency count of {count}, but 1 edge leads" in message
 
 
 def test_an_edge_outside_the_task_is_refused() -> None:
@@ -169,7 +169,7 @@ def test_an_operation_in_no_chain_is_refused() -> None:
 def test_a_chain_that_comes_back_is_refused() -> None:
     task = two_poolings()
     task.connect(1, 0, COMPLETED)
-    assert "the chain of PDP returns to operation 0 (PDP)" in refuse(task)
+    assert "reaches operation 0 (PDP) twice" in refuse(task)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_list_outside_the_address_list_is_refused(name: str) -> None:
     memory = FakeMemory()
     network = replace(task.network(), **{name: 99})  # type: ignore[arg-type]  # a test's freedom
     scheduler = EngineScheduler(FakeHardware(NV_FULL, lambda _: 0), memory, NV_FULL)
-    with pytest.raises(NvdlaError, match="is 99; the address list has 8") as caught:
+    with pytest.raises(NvdlaError, match="is 99; it must be 0 to 7") as caught:
         scheduler.execute_task(task.write(memory, network=network))
     assert caught.value.status is NvError.INVALID_ADDRESS
 

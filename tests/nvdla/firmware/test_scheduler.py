@@ -15,15 +15,10 @@ from smelt.nvdla import NvdlaError, NvError
 from smelt.nvdla.firmware import EngineScheduler
 from smelt.nvdla.hardware import NV_FULL
 from smelt.nvdla.loadable import (
-    BdmaStatistics,
-    CdpStatistics,
+    DESCRIPTOR_CLASSES,
     CommonOperation,
-    ConvStatistics,
     OperationEvent,
     OperationType,
-    PdpStatistics,
-    RubikStatistics,
-    SdpStatistics,
 )
 from tests.nvdla.firmware._graphs import task_graphs
 from tests.nvdla.firmware._hardware import FakeHardware, FakeMemory
@@ -33,7 +28,6 @@ if TYPE_CHECKING:
     from random import Random
 
     from smelt.nvdla.firmware import TaskStatistics
-    from smelt.nvdla.loadable import Descriptor
 
 COMPLETED, PROGRAMMED, ENABLED = (
     OperationEvent.COMPLETED,
@@ -136,18 +130,18 @@ def test_a_task_without_operations_is_done_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("op_type", "kind", "register", "counter"),
+    ("op_type", "register", "counter"),
     [
-        (OperationType.BDMA, BdmaStatistics, "BDMA.STATUS_GRP0_READ_STALL", "read_stall"),
-        (OperationType.CONV, ConvStatistics, "CACC.D_OUT_SATURATION", "saturation_count"),
-        (OperationType.SDP, SdpStatistics, "SDP.D_PERF_LUT_HYBRID", "lut_hybrid"),
-        (OperationType.PDP, PdpStatistics, "PDP.D_PERF_WRITE_STALL", "write_stall"),
-        (OperationType.CDP, CdpStatistics, "CDP.D_PERF_LUT_UFLOW", "lut_uflow"),
-        (OperationType.RUBIK, RubikStatistics, "RBK.D_PERF_READ_STALL", "read_stall"),
+        (OperationType.BDMA, "BDMA.STATUS_GRP0_READ_STALL", "read_stall"),
+        (OperationType.CONV, "CACC.D_OUT_SATURATION", "saturation_count"),
+        (OperationType.SDP, "SDP.D_PERF_LUT_HYBRID", "lut_hybrid"),
+        (OperationType.PDP, "PDP.D_PERF_WRITE_STALL", "write_stall"),
+        (OperationType.CDP, "CDP.D_PERF_LUT_UFLOW", "lut_uflow"),
+        (OperationType.RUBIK, "RBK.D_PERF_READ_STALL", "read_stall"),
     ],
 )
 def test_counters_are_read_and_written_where_the_network_wants_them(
-    op_type: OperationType, kind: type[Descriptor], register: str, counter: str
+    op_type: OperationType, register: str, counter: str
 ) -> None:
     task = TaskBuilder(has_statistics=True)
     task.add(OperationType.PDP if op_type is not OperationType.PDP else OperationType.CDP)
@@ -157,6 +151,7 @@ def test_counters_are_read_and_written_where_the_network_wants_them(
     hardware = FakeHardware(NV_FULL, lambda _: 0)
     hardware.words[register, 0] = 77
     statistics, memory, _ = run(task, hardware)
+    kind = DESCRIPTOR_CLASSES[op_type].statistics
     written = kind.from_bytes(task.statistics_of(memory, counted))
     assert written.to_dict()[counter] == 77
     assert written in [item.counters for item in statistics.operations]
@@ -181,7 +176,7 @@ def test_hardware_that_never_answers_ends_the_task_at_its_timeout_with_its_state
     assert caught.value.status is NvError.TIMEOUT
     message = str(caught.value)
     assert "0 of 3 operations have completed" in message
-    assert "operation 2 (PDP) waits for 1 dependencies" in message
+    assert "operation 2 (PDP) waits for 1 dependency" in message
     assert "CACC groups running/idle" in message
 
 

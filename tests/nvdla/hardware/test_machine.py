@@ -156,7 +156,7 @@ def test_a_precision_that_the_configuration_lacks_is_refused() -> None:
     bench.program_sdp(size=_SIZE, precision=Precision.FP16)
     error = _fault(bench, "SDP", "SDP_RDMA")
     assert error.status is NvError.NOT_SUPPORTED
-    assert "nv_small has int8" in str(error)
+    assert "nv_small supports int8" in str(error)
 
 
 def test_the_second_memory_is_refused_where_there_is_none() -> None:
@@ -245,7 +245,7 @@ def test_known_configurations_are_those_of_the_documentation() -> None:
 def test_a_configuration_that_cannot_exist_is_refused() -> None:
     with pytest.raises(NvdlaError, match="atomic_c is 0"):
         dataclasses.replace(NV_SMALL, atomic_c=0)
-    with pytest.raises(NvdlaError, match="even atom_bytes"):
+    with pytest.raises(NvdlaError, match="atom_bytes must be even"):
         dataclasses.replace(NV_SMALL, atom_bytes=7)
 
 

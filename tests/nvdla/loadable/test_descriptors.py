@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt.nvdla import NvdlaError, NvError
-from smelt.nvdla import loadable as room
 from smelt.nvdla.loadable import (
+    DESCRIPTOR_CLASSES,
     BdmaOperation,
     BdmaSurface,
     BdmaTransfer,
@@ -35,6 +34,7 @@ from smelt.nvdla.loadable import (
     EmuSoftmaxOperation,
     LutParameters,
     NetworkDescriptor,
+    OperationType,
     PdpOperation,
     PdpSurface,
     Roi,
@@ -48,8 +48,8 @@ from smelt.nvdla.loadable import (
     find_emu_format,
     find_emu_layout,
     read_emu_operation,
-    write_emu_operation,
 )
+from tests.support.nvdla_loadables import write_emu_operation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,26 +64,26 @@ STRUCTURES: dict[str, type[Descriptor]] = {
     "dla_bdma_transfer_desc": BdmaTransfer,
     "dla_bdma_surface_desc": BdmaSurface,
     "dla_bdma_op_desc": BdmaOperation,
-    "dla_bdma_stat_desc": room.BdmaStatistics,
+    "dla_bdma_stat_desc": DESCRIPTOR_CLASSES[OperationType.BDMA].statistics,
     "dla_cvt_param": Converter,
     "dla_data_cube": DataCube,
     "dla_conv_surface_desc": ConvSurface,
     "dla_conv_op_desc": ConvOperation,
-    "dla_conv_stat_desc": room.ConvStatistics,
+    "dla_conv_stat_desc": DESCRIPTOR_CLASSES[OperationType.CONV].statistics,
     "dla_lut_param": LutParameters,
     "dla_sdp_surface_desc": SdpSurface,
     "dla_sdp_op": SdpStage,
     "dla_sdp_op_desc": SdpOperation,
-    "dla_sdp_stat_desc": room.SdpStatistics,
+    "dla_sdp_stat_desc": DESCRIPTOR_CLASSES[OperationType.SDP].statistics,
     "dla_pdp_surface_desc": PdpSurface,
     "dla_pdp_op_desc": PdpOperation,
-    "dla_pdp_stat_desc": room.PdpStatistics,
+    "dla_pdp_stat_desc": DESCRIPTOR_CLASSES[OperationType.PDP].statistics,
     "dla_cdp_surface_desc": CdpSurface,
     "dla_cdp_op_desc": CdpOperation,
-    "dla_cdp_stat_desc": room.CdpStatistics,
+    "dla_cdp_stat_desc": DESCRIPTOR_CLASSES[OperationType.CDP].statistics,
     "dla_rubik_surface_desc": RubikSurface,
     "dla_rubik_op_desc": RubikOperation,
-    "dla_rubik_stat_desc": room.RubikStatistics,
+    "dla_rubik_stat_desc": DESCRIPTOR_CLASSES[OperationType.RUBIK].statistics,
     "dla_task_status": TaskStatus,
     "emu_network_desc": EmuNetworkDescriptor,
     "emu_buffer_desc": EmuBuffer,
@@ -132,7 +132,7 @@ def test_a_structure_is_laid_out_as_by_the_c_compiler(structure: str, shared: Pa
     cls = STRUCTURES[structure]
     size, fields = layouts[structure]
     assert cls.size_bytes() == size
-    ours = {item.name for item in dataclasses.fields(cls)}
+    ours = set(cls.field_specs)
     if structure in ("dla_sdp_op_desc", "dla_bdma_surface_desc"):
         fields = dict(list(fields.items())[:4])  # what follows is the structures above, and slow
     for name, place in fields.items():
@@ -186,15 +186,21 @@ def test_a_structure_outside_its_bytes_is_refused(offset: int, size: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "status"),
+    ("value", "status", "text"),
     [
-        (DataCube(width=1 << 16), NvError.BAD_VALUE),
-        (DataCube(address=-40000), NvError.BAD_VALUE),
-        (NetworkDescriptor(op_head=(0,)), NvError.COUNT_MISMATCH),
+        (DataCube(width=1 << 16), NvError.BAD_VALUE, r"DataCube\.width has a value"),
+        (
+            PdpSurface(dst_data=DataCube(address=-40000)),
+            NvError.BAD_VALUE,
+            r"DataCube\.address has",
+        ),
+        (NetworkDescriptor(op_head=(0,)), NvError.COUNT_MISMATCH, "has 1 value instead of 6"),
     ],
 )
-def test_a_value_that_does_not_fit_its_field_is_refused(value: Descriptor, status: NvError) -> None:
-    with pytest.raises(NvdlaError) as caught:
+def test_a_value_that_does_not_fit_its_field_is_refused(
+    value: Descriptor, status: NvError, text: str
+) -> None:
+    with pytest.raises(NvdlaError, match=text) as caught:
         value.to_bytes()
     assert caught.value.status is status
 

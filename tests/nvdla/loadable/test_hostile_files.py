@@ -185,7 +185,7 @@ def test_a_blob_with_a_false_size_is_refused() -> None:
 
 
 def test_a_number_that_its_field_cannot_hold_is_refused() -> None:
-    with pytest.raises(NvdlaError) as caught:
+    with pytest.raises(NvdlaError, match=r"Task\.id has a value") as caught:
         Loadable(tasks=(Task(id=1 << 16),)).to_bytes()
     assert caught.value.status is NvError.BAD_VALUE
 

@@ -94,10 +94,10 @@ def _graph(**fields: Any) -> bytes:
         ({"addr0": bytes(39)}, "the network needs 40 bytes"),
         ({"addr0": _network(num_operations=2)}, "needs 72 bytes"),
         ({"addr0": _network(num_operations=65535)}, "the dependency graph needs"),
-        ({"addr0": _network(operation_desc_index=-1)}, "address -1"),
-        ({"addr0": _network(surface_desc_index=7)}, "address 7"),
+        ({"addr0": _network(operation_desc_index=-1)}, "address index of the operation list is -1"),
+        ({"addr0": _network(surface_desc_index=7)}, "address index of the surface list is 7"),
         ({"addr0": _network(num_luts=1, lut_data_index=6)}, "lookup tables"),
-        ({"addr0": _network(num_rois=2, roi_array_index=9)}, "regions of interest is at"),
+        ({"addr0": _network(num_rois=2, roi_array_index=9)}, "regions of interest is 9"),
         (
             {"addr0": _network(op_head=(-1, -1, -1, 1, -1, -1))},
             "first PDP operation is number 1, counted from 0, but the task has 1 operation$",
@@ -123,7 +123,7 @@ def test_a_network_that_contradicts_itself_is_named(blobs: dict[str, bytes], tex
         ({"addresses": (Address(0, 0), Address(0, 1))}, "same id"),
         ({"blobs": ()}, "which does not exist"),
         ({"blobs": (Blob("a"), Blob("a"))}, "same name"),
-        ({"tasks": (Task(0, 1),)}, "0 addresses"),
+        ({"tasks": (Task(0, 1),)}, "list has length 0"),
     ],
 )
 def test_a_list_that_leads_nowhere_is_named(change: dict[str, Any], text: str) -> None:
@@ -180,7 +180,7 @@ def test_firmware_of_an_unknown_version_is_said_to_be_shown_as_another(
     loadable = pooling_loadable()
     blobs = tuple(replace(blob, version=version) for blob in loadable.blobs)
     view = interpret(replace(loadable, blobs=blobs))
-    warning = None if shown is None else f"unknown version {version}, shown as {shown}"
+    warning = None if shown is None else f"unknown version {version}, interpreted as {shown}"
     assert to_plain(view)["tasks"][0]["warning"] == warning
     assert (f"firmware of {warning}" in format_text(view)) is (shown is not None)
 

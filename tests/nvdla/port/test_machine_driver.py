@@ -47,7 +47,7 @@ def test_instances_share_nothing() -> None:
 
 
 def test_a_heap_that_the_hardware_lacks_has_no_room() -> None:
-    with pytest.raises(NvdlaError, match="nv_small has no SRAM") as caught:
+    with pytest.raises(NvdlaError, match="this nv_small machine has no SRAM") as caught:
         MachineDriver("nv_small", dram_bytes=1 << 16).allocate(0, 1, NvDlaHeap.SRAM)
     assert caught.value.status is NvError.INSUFFICIENT_MEMORY
 

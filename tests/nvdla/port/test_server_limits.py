@@ -13,7 +13,7 @@ import pytest
 
 from smelt.nvdla import NvdlaError, NvError
 from smelt.nvdla.port import LocalPort, NvDlaHeap, PortServer, SocketPort
-from smelt.nvdla.port._frames import Kind, receive_frame, send_frame
+from smelt.nvdla.port._frames import FrameKind, receive_frame, send_frame
 from smelt.types import Limit
 from tests.support.nvdla_driver import RecordingDriver
 
@@ -181,11 +181,11 @@ def test_memory_of_all_clients_is_bounded_by_name(
 
 
 def _ask(connection: socket.socket, kind: int, payload: bytes) -> bytes:
-    send_frame(connection, Kind(kind), payload)
+    send_frame(connection, FrameKind(kind), payload)
     while (frame := receive_frame(connection)) is not None:
-        if frame.kind is Kind.DONE:
+        if frame.kind is FrameKind.DONE:
             return frame.payload
-        assert frame.kind is Kind.DATA
+        assert frame.kind is FrameKind.DATA
     raise AssertionError("the server ended the connection")
 
 
@@ -196,13 +196,15 @@ def test_a_submission_copies_no_memory_that_it_names(
     with PortServer(tmp_path / "s", RecordingDriver(room_bytes=size)) as server:
         server.start()
         client = _connect(tmp_path / "s", clients)
-        device = _ask(client, Kind.OPEN, bytes(4))[:8]
-        memory = _ask(client, Kind.ALLOCATE, struct.pack("<8sQI", device, size, 0))
-        source = _ask(client, Kind.ALLOCATE, struct.pack("<8sQI", device, 1, 0))
+        device = _ask(client, FrameKind.OPEN, bytes(4))[:8]
+        memory = _ask(client, FrameKind.ALLOCATE, struct.pack("<8sQI", device, size, 0))
+        source = _ask(client, FrameKind.ALLOCATE, struct.pack("<8sQI", device, 1, 0))
         places = struct.pack("<8sQ8sQ", source, 0, memory, 0)
         tracemalloc.start()
         try:
-            _ask(client, Kind.SUBMIT, device + struct.pack("<QIBBBB", 1, 2, 0, 0, 0, 0) + places)
+            _ask(
+                client, FrameKind.SUBMIT, device + struct.pack("<QIBBBB", 1, 2, 0, 0, 0, 0) + places
+            )
             assert tracemalloc.get_traced_memory()[1] < size / 4
         finally:
             tracemalloc.stop()

@@ -90,9 +90,16 @@ def test_fields_are_read_and_written_by_name() -> None:
     assert register.decode(0x48)["BS_ALU_ALGO"] == 2
 
 
+@pytest.mark.parametrize("name", REGISTER_MAPS)
+def test_a_fields_name_says_in_which_register_of_its_block_it_is(name: str) -> None:
+    registers = load_register_map(name).registers.values()
+    owners = [(register.block, field) for register in registers for field in register.fields]
+    assert {block for block, field in owners if owners.count((block, field)) > 1} == {"BDMA"}
+
+
 def test_a_value_too_large_for_its_field_is_refused() -> None:
     register = load_register_map("v2").register("SDP.D_DP_BS_CFG")
-    with pytest.raises(NvdlaError, match=r"4 does not fit into .* of 2 bits") as caught:
+    with pytest.raises(NvdlaError, match=r"4 does not fit into .* 2 bits") as caught:
         register.encode(BS_ALU_ALGO=4)
     assert caught.value.status is NvError.BAD_VALUE
 

@@ -215,6 +215,7 @@ class DeafMachine:
 
 @pytest.mark.requirement("D-30", "D-41")
 @pytest.mark.parametrize("gives_up", [False, True])
+@pytest.mark.slow
 def test_a_task_that_cannot_finish_ends_at_its_timeout_and_the_device_goes_on(
     gives_up: bool,
 ) -> None:

@@ -66,7 +66,7 @@ def test_the_stable_hash_replaces_what_the_official_one_does() -> None:
     memory = halves.view(np.uint8)
     stable = np.frombuffer(image_from_tensor(tensor, memory).elements, np.float16)
     assert stable.tolist() == [0.0, -0.0, 31744.0, 1.5]
-    plain = image_from_tensor(tensor, memory, is_stable=False)
+    plain = image_from_tensor(tensor, memory, stable_hash=False)
     assert plain.elements == memory[:8].tobytes()
 
 

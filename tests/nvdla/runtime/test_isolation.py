@@ -263,7 +263,7 @@ class Broken:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr("smelt.nvdla.hardware._engines.run_pdp", self.run)
+        monkeypatch.setattr("smelt.nvdla.hardware._chains.run_pdp", self.run)
 
     def run(self, *_: object) -> None:
         self._monkeypatch.undo()
@@ -294,6 +294,6 @@ def test_a_server_says_that_an_engine_broke_and_goes_on(
             with pytest.raises(NvdlaError, match="ValueError: shapes that do not match") as caught:
                 run(runtime, pooling())
             assert caught.value.status is NvError.INVALID_STATE
-            assert "a SUBMIT request failed" in caplog.text
+            assert "a request of kind SUBMIT failed" in caplog.text
             runtime.unload()
             assert run(runtime, pooling()) == bytes(range(64))

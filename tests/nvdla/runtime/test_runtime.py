@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,19 +15,22 @@ from smelt.nvdla import NvdlaError, NvError, create_runtime, destroy_runtime
 from smelt.nvdla.loadable import (
     Address,
     DataType,
+    Interface,
     Loadable,
     MemoryFlags,
     Relocation,
+    SubInterface,
     Submit,
     Task,
     Version,
 )
 from smelt.nvdla.port import LocalPort, NvDlaHeap
+from smelt.nvdla.runtime._network import LoadedNetwork
 from tests.support.nvdla_driver import RecordingDriver
 from tests.support.nvdla_loadables import LINE_PLACE, SURFACE_PLACE, pooling_loadable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from smelt.nvdla import Runtime
     from smelt.nvdla.port import PhysicalTask, PinnedMemory
@@ -86,6 +91,138 @@ def test_a_network_is_loaded_bound_and_run(runtime: Runtime, driver: RecordingDr
     assert instance == 0
     assert task.interface_version == (0, 12, 3)
     assert len(task.addresses) == 7
+
+
+def test_a_submission_of_another_thread_waits_for_the_end_of_the_first(
+    runtime: Runtime, driver: RecordingDriver
+) -> None:
+    load_and_bind(runtime)
+    blobs = pooling_loadable().blobs
+    (number,) = (n for n, blob in enumerate(blobs) if blob.sub_interface == SubInterface.DEPS)
+    graph = list(driver.regions.values())[number].data
+    second = threading.Thread(target=runtime.submit)
+    seen: list[bytes] = []
+
+    def run(_driver: RecordingDriver, _task: PhysicalTask) -> None:
+        if not seen:
+            graph[:] = 0xAB  # as the scheduler counts down in it
+            second.start()
+            second.join(0.3)
+        seen.append(graph.tobytes())
+
+    driver.on_execute = run
+    runtime.submit()
+    second.join()
+    assert seen == [b"\xab" * len(graph), blobs[number].data]
+
+
+@pytest.mark.parametrize(("call", "left"), [("unload", 2), ("close", 0)])
+def test_a_network_is_unloaded_when_its_emulated_task_has_ended(
+    call: str, left: int, runtime: Runtime, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loadable = pooling_loadable()
+    tasks = tuple(replace(task, interface=Interface.EMU1, instance=0) for task in loadable.tasks)
+    load_and_bind(runtime, replace(loadable, tasks=tasks))
+    unloading = threading.Thread(target=getattr(runtime, call))
+    seen: list[int] = []
+
+    def run(_windows: object) -> None:
+        unloading.start()
+        unloading.join(0.3)
+        seen.append(len(driver.regions))
+
+    monkeypatch.setattr("smelt.nvdla.runtime._network.run_emulated_task", run)
+    loaded = len(driver.regions)
+    runtime.submit()
+    unloading.join()
+    assert seen == [loaded]
+    assert len(driver.regions) == left, "the application's memory stays until the end"
+
+
+@pytest.mark.parametrize("interface", [Interface.DLA1, Interface.EMU1])
+def test_a_submission_that_waited_for_the_end_of_the_runtime_runs_nothing(
+    interface: Interface,
+    runtime: Runtime,
+    driver: RecordingDriver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An emulated task ran in memory that was freed, and that another session may have had."""
+    loadable = pooling_loadable()
+    tasks = tuple(replace(task, interface=interface, instance=0) for task in loadable.tasks)
+    load_and_bind(runtime, replace(loadable, tasks=tasks))
+    submit = LoadedNetwork.submit
+    ran: list[object] = []
+
+    def late_submit(network: LoadedNetwork, *, is_emulator_running: bool) -> None:
+        runtime.close()
+        submit(network, is_emulator_running=is_emulator_running)
+
+    monkeypatch.setattr(LoadedNetwork, "submit", late_submit)
+    monkeypatch.setattr("smelt.nvdla.runtime._network.run_emulated_task", ran.append)
+    driver.on_execute = lambda _driver, task: ran.append(task)
+    with fails(NvError.INVALID_STATE, "neither allocated nor bound"):
+        runtime.submit()
+    assert not ran
+
+
+def test_of_two_threads_that_free_one_memory_or_network_only_one_frees_it(
+    runtime: Runtime, driver: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second had found the network, or the memory, before the first freed it."""
+    source, _ = load_and_bind(runtime)
+    release, unbind = LoadedNetwork.release, LoadedNetwork.unbind
+    first = iter([True])
+
+    def late_release(network: LoadedNetwork) -> None:
+        if next(first, False):
+            runtime.unload(0)
+        release(network)
+
+    def late_unbind(network: LoadedNetwork, pinned: PinnedMemory) -> None:
+        if next(first, False):
+            runtime.free_system_memory(source.mem_handle)
+        unbind(network, pinned)
+
+    monkeypatch.setattr(LoadedNetwork, "unbind", late_unbind)
+    with fails(NvError.BAD_PARAMETER):
+        runtime.free_system_memory(source.mem_handle)
+    first = iter([True])
+    monkeypatch.setattr(LoadedNetwork, "release", late_release)
+    runtime.unload(0)
+    assert len(driver.regions) == 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="needs signals of POSIX")
+@pytest.mark.parametrize("call", ["submit", "unload", "close", "free"])
+def test_a_handler_that_interrupts_a_submission_gets_busy(
+    call: str, runtime: Runtime, driver: RecordingDriver
+) -> None:
+    source, target = load_and_bind(runtime)
+    calls: dict[str, Callable[[], object]] = {
+        "submit": runtime.submit,
+        "unload": lambda: runtime.unload(0),
+        "close": runtime.close,
+        "free": lambda: runtime.free_system_memory(source.mem_handle),
+    }
+    seen: list[object] = []
+
+    def handle(*_: object) -> None:
+        with pytest.raises(NvdlaError) as caught:
+            calls[call]()
+        seen.append(caught.value.status)
+
+    def run(driver: RecordingDriver, task: PhysicalTask) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        driver.at(task.addresses[5])[:64] = 9
+
+    driver.on_execute = run
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        runtime.submit()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [NvError.BUSY]
+    assert target.data.tobytes() == b"\x09" * 64
 
 
 @pytest.mark.requirement("D-14", "D-2")

@@ -6,7 +6,7 @@ import bz2
 import gzip
 import lzma
 import tarfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -76,6 +76,70 @@ def test_a_long_header_is_refused(kind: bytes, before: bytes, tmp_path: Path) ->
     data = before + _member("L", b"n" * size, kind=kind) + _member("b.cfg")
     detail = _refusal(tmp_path / "a.tar.xz", lzma.compress(data, preset=0))
     assert "MAX_TRACE_HEADER_BYTES" in detail
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"1" * 2000,
+        b"0" * 2000 + b"1 k=",
+        b"30 comment=" + b"1" * 2000 + b"\n",
+        b"24 GNU.sparse.offset=" + b"1" * 200 + b"\n",
+    ],
+)
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE])
+def test_digits_that_tarfile_reads_again_and_again_are_refused(
+    kind: bytes, body: bytes, tmp_path: Path
+) -> None:
+    data = _member("x", body, kind=kind) + _member("a.cfg") + bytes(1024)
+    detail = _refusal(tmp_path / "a.tar.xz", lzma.compress(data))
+    assert "MAX_TRACE_HEADER_DIGITS is 64" in detail
+
+
+@pytest.mark.parametrize("unit", [b"1", b"1 hdrcharset=", b"2 ", b"L"])
+@pytest.mark.parametrize(
+    "kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK]
+)
+def test_an_extension_is_refused_by_its_size_before_it_is_read(
+    kind: bytes, unit: bytes, tmp_path: Path
+) -> None:
+    data = _member("x", unit * (20_000 // len(unit)), kind=kind)
+    detail = _refusal(tmp_path / "a.tar.xz", lzma.compress(data + bytes(1024)))
+    assert "MAX_TRACE_HEADER_BYTES is 5,632" in detail
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize(("size", "counted"), [(6, 64), (2000, 2560)])
+@pytest.mark.slow
+def test_many_extensions_are_refused(kind: bytes, size: int, counted: int, tmp_path: Path) -> None:
+    body = f"{size} k=".encode().ljust(size - 1, b"a") + b"\n"  # one valid record
+    data = _member("x", body, kind=kind) + _member("a.cfg", b"")
+    count = Limit.MAX_TRACE_EXTENSION_BYTES.most // counted
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(data * count + bytes(1024)))
+    find_traces(path)
+    assert "MAX_TRACE_EXTENSION_BYTES" in _refusal(path, gzip.compress(data * (count + 1)))
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_thousands_of_members_with_extended_headers_are_read(
+    form: Literal[1, 2], tmp_path: Path
+) -> None:
+    """Python writes such a header for each file, because its time has a fraction."""
+    member = tarfile.TarInfo("d" * 120 + "/a.cfg")
+    member.mtime = 1.5 if form == tarfile.PAX_FORMAT else 1
+    path = tmp_path / "a.tar"
+    path.write_bytes(member.tobuf(form) * 4000 + bytes(1024))
+    (trace,) = find_traces(path)
+    assert trace.path.name == "a.cfg"
+
+
+def test_a_link_with_a_long_name_and_a_long_target_is_left_out(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("n" * 1000)
+    link.type, link.linkname = tarfile.SYMTYPE, "t" * 1000
+    path = tmp_path / "a.tar"
+    path.write_bytes(link.tobuf(tarfile.GNU_FORMAT) + _member("a.cfg") + bytes(1024))
+    assert [trace.path.name for trace in find_traces(path)] == ["a.cfg"]
 
 
 def test_more_members_than_any_archive_has_are_refused(

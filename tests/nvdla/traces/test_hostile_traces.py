@@ -12,6 +12,8 @@ import pytest
 
 from smelt.errors import ModelFormatError
 from smelt.nvdla import find_traces, run_trace
+from smelt.nvdla.traces._parse import parse_txn
+from smelt.types import Limit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,3 +110,12 @@ def test_a_file_that_cannot_be_read_is_a_result_and_the_others_still_play(tmp_pa
 def test_a_trace_that_checks_nothing_has_not_passed(tmp_path: Path, text: str) -> None:
     result = _play(tmp_path, text)
     assert (result.state, result.reason) == ("skipped", "the trace has no checks")
+
+
+def test_lines_end_in_every_way_and_are_counted_once() -> None:
+    commands = [parse_txn(end.join(["# c", "read_reg 1 2 3", ""])) for end in ("\n", "\r\n", "\r")]
+    assert [len(found) for found in commands] == [1, 1, 1]
+    most = Limit.MAX_TRACE_LINES.most
+    assert parse_txn("\n" * most) == []
+    with pytest.raises(ModelFormatError, match="MAX_TRACE_LINES"):
+        parse_txn("\n" * (most + 1))

@@ -88,7 +88,7 @@ def test_a_fault_of_the_hardware_is_part_of_the_reason(tmp_path: Path) -> None:
         tmp_path,
     )
     assert result.state == "failed"
-    assert "nv_small has int8" in result.reason or "SRAM" in result.reason
+    assert "nv_small supports int8" in result.reason or "SRAM" in result.reason
 
 
 def test_a_missing_data_file_skips_the_trace_and_is_named(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_data_row_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d.dat").write_text("{offset:0x0, size:4, payload:0x01 0x02}\n")
     result = _play('mem_load(pri_mem, 0x80000000, "d.dat");\n', tmp_path)
     assert result.state == "failed"
-    assert "declares 4 bytes and has 2" in result.reason
+    assert "declares 4 bytes but has 2" in result.reason
 
 
 def test_a_trace_without_a_known_configuration_is_skipped(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from smelt.backends._base import Backend, CodeImage, Family
 from smelt.backends._code_cache import codegen_version_of
-from smelt.backends._partitions import PartitionFamily
-from smelt.backends._reference import ReferenceFamily
-from smelt.backends._views import ViewFamily
+from smelt.backends._host_families import PartitionFamily, ReferenceFamily
+from smelt.backends._view_family import ViewFamily
 from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
 from smelt.backends.cpu._native_runtime import runtime_image
@@ -24,14 +24,6 @@ from smelt.backends.cpu._target import (
 from smelt.backends.cpu.families.attention import AttentionFamily
 from smelt.backends.cpu.families.axis_scan import AxisScanFamily
 from smelt.backends.cpu.families.conv import ConvFamily
-from smelt.backends.cpu.families.copy import (
-    CLEAR,
-    COPY,
-    clear_launch,
-    copy_launch,
-    generate_clear,
-    generate_copy,
-)
 from smelt.backends.cpu.families.data_movement import data_movement_family
 from smelt.backends.cpu.families.deconv import DeconvFamily
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily
@@ -49,19 +41,25 @@ from smelt.backends.cpu.families.pool import PoolFamily
 from smelt.backends.cpu.families.quantize import QuantizeFamily
 from smelt.backends.cpu.families.recurrent import GruFamily, LstmFamily
 from smelt.backends.cpu.families.reduce import ReduceFamily
+from smelt.backends.cpu.families.reformat import (
+    CLEAR,
+    COPY,
+    clear_launch,
+    copy_launch,
+    generate_clear,
+    generate_copy,
+)
 from smelt.backends.cpu.families.resample import ResampleFamily
-from smelt.backends.cpu.families.sequential_pair import SequentialPairFamily
 from smelt.backends.cpu.families.shape_values import ShapeValuesFamily
+from smelt.backends.cpu.families.unfused_conv_depthwise import UnfusedConvDepthwiseFamily
 from smelt.backends.cpu.families.weight_prefetch import prefetch_weights
 from smelt.backends.cpu.families.winograd import WinogradFamily
 from smelt.devices.cpu import abi, processor_count
-from smelt.engine import detect_host
+from smelt.engine import Fingerprint, KernelSpec, Step, View, detect_host
 from smelt.types import override, parallel_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smelt.engine import Buffer, Fingerprint, KernelSpec, Step, View
+    from smelt.backends._plan_passes import PlanPass
 
 
 class ObjectCache(Protocol):
@@ -82,6 +80,7 @@ class CpuBackend(Backend[CpuTarget]):
     name: ClassVar[str] = "cpu"
     source_language: ClassVar[str] = "LLVM IR"
     composite_ops: ClassVar[tuple[str, ...]] = ("attention", "fused_pair", "int8_products")
+    plan_passes: tuple[PlanPass, ...] = (prefetch_weights,)
 
     def __init__(self, cache: ObjectCache | None = None, *, jobs: int | None = None) -> None:
         """Create a backend that caches compiled kernels in ``cache``.
@@ -92,7 +91,7 @@ class CpuBackend(Backend[CpuTarget]):
             ViewFamily(),
             AttentionFamily(),
             AxisScanFamily(),
-            SequentialPairFamily(),
+            UnfusedConvDepthwiseFamily(),
             ConvFamily(),
             DeconvFamily(),
             DepthwiseFamily(),
@@ -153,20 +152,12 @@ class CpuBackend(Backend[CpuTarget]):
         return (clear_launch(view, value),)
 
     @override
-    def prefetch_weights(
-        self, steps: Sequence[Step], buffers: Sequence[Buffer]
-    ) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
-        return prefetch_weights(steps, buffers)
-
-    @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         """Return the kernel's LLVM IR."""
-        special: dict[str, Callable[[KernelSpec, CpuTarget], str]] = {
-            COPY: generate_copy,
-            CLEAR: generate_clear,
-        }
-        if kernel.family in special:
-            return special[kernel.family](kernel, target)
+        if kernel.family == COPY:
+            return generate_copy(kernel, target)
+        if kernel.family == CLEAR:
+            return generate_clear(kernel, target)
         return self.family(kernel.family).generate(kernel, target)
 
     @override
@@ -180,16 +171,11 @@ class CpuBackend(Backend[CpuTarget]):
     @override
     def compile(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> CodeImage:
         unique = {kernel.symbol: kernel for kernel in kernels}
-        image, symbols = link(self._objects(list(unique.values()), target))
-        return CodeImage(image, tuple(sorted(symbols)))
+        return CodeImage(*link(self._objects(list(unique.values()), target)))
 
     def _objects(self, kernels: Sequence[KernelSpec], target: CpuTarget) -> list[bytes]:
         """Return the objects of several kernels, compiled in parallel."""
-
-        def build(kernel: KernelSpec) -> bytes:
-            return self._object(kernel, target)
-
-        return parallel_map(build, kernels, self.jobs)
+        return parallel_map(functools.partial(self._object, target=target), kernels, self.jobs)
 
     def _object(self, kernel: KernelSpec, target: CpuTarget) -> bytes:
         """Return the object of one kernel: precompiled, cached or compiled now."""
@@ -216,11 +202,4 @@ def generator_version() -> str:
 
 def compile_runtime(target: CpuTarget) -> CodeImage:
     """Return the run loop and worker loop for the target's architecture."""
-    return _runtime_of(target.architecture, detect_host().system)
-
-
-@functools.cache
-def _runtime_of(architecture: str, system: str) -> CodeImage:
-    """Return the native runtime of an architecture and operating system."""
-    image, symbols = runtime_image(architecture, system)
-    return CodeImage(image, tuple(sorted(symbols)))
+    return CodeImage(*runtime_image(target.architecture, detect_host().system))

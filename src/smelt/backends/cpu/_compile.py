@@ -6,14 +6,11 @@ import ctypes
 import functools
 import re
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from smelt.backends.cpu._half_conversions import lower_half_conversions
-from smelt.backends.cpu._target import load_llvm, without_global_lock
+from smelt.backends.cpu._target import CpuTarget, load_llvm, without_global_lock
 from smelt.errors import BuildError, InternalError
-
-if TYPE_CHECKING:
-    from smelt.backends.cpu._target import CpuTarget
 
 _DEFINITION: Final = re.compile(r"^(define\b.*?)(\{\s*)$", re.MULTILINE)
 """Matches the head of a function definition in LLVM IR."""
@@ -33,7 +30,9 @@ def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
         BuildError: the module is not valid LLVM IR.
     """
     llvm, machine = load_llvm(), _target_machine(target)
-    text = _text_for(ir_text, target)
+    # Without these attributes LLVM may replace a loop by a call of the C library.
+    text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
+    text = lower_half_conversions(text, target)
     context = llvm.create_context()
     try:
         module = llvm.parse_assembly(text, context=context)
@@ -44,13 +43,6 @@ def compile_ir(ir_text: str, target: CpuTarget) -> bytes:
         raise BuildError(f"a kernel's LLVM IR is not valid: {error}") from error
     _optimise(module, machine)
     return _emit_object(module, machine)
-
-
-def _text_for(ir_text: str, target: CpuTarget) -> str:
-    """Return the module in a form for which LLVM calls no library, since an image has none."""
-    # Without these attributes LLVM may replace a loop by a call of the C library.
-    text = _DEFINITION.sub(lambda m: f"{m[1]}{_ATTRIBUTES}{m[2]}", ir_text)
-    return lower_half_conversions(text, target)
 
 
 def _optimise(module: Any, machine: Any) -> None:
@@ -71,7 +63,7 @@ def _emit_object(module: Any, machine: Any) -> bytes:
     with llvm.ffi.OutputString() as error:
         memory = without_global_lock("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, error)
         if not memory:
-            raise InternalError(f"a kernel has no machine code: {error}")
+            raise InternalError(f"LLVM emitted no machine code for a kernel: {error}")
     library = llvm.ffi.lib
     try:
         start, size = library.LLVMPY_GetBufferStart(memory), library.LLVMPY_GetBufferSize(memory)

@@ -8,18 +8,24 @@ that is 0 or 1 in memory. float16 and bfloat16 are computed in float32. In a ker
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.backends._fused_programs import attributes_in
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._emit import Reg, element_type, lane_count, type_suffix, vector_type
+from smelt.backends.cpu._emit import (
+    LLVM_TYPES,
+    Reg,
+    element_type,
+    lane_count,
+    type_suffix,
+    vector_type,
+)
 from smelt.backends.cpu._quantization import QUANTIZED, dequantized, quantized, round_to_quantized
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     from smelt.backends.cpu._emit import Emitter
     from smelt.engine import Json
     from smelt.ir import Op
@@ -32,7 +38,7 @@ FLOAT_KINDS: Final = frozenset({"float", "double"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _EmittedOp:
     """One op that is being emitted."""
 
     e: Emitter
@@ -69,6 +75,10 @@ class _Call:
         """Return an attribute as a literal of the first argument's type."""
         return self.constant(_number(self.attributes[name]))
 
+    def scaled(self, name: str) -> Reg:
+        """Return the first argument multiplied by an attribute."""
+        return self.e.binary("fmul", self.x, self.attribute(name))
+
     def where(self, predicate: str, yes: Reg, no: Reg) -> Reg:
         """Return ``x predicate 0 ? yes : no``."""
         return self.e.select(self.compare(predicate, self.x, self.zero), yes, no)
@@ -79,8 +89,7 @@ class _Call:
             return self.e.compare_float(predicate, a, b)
         sign = "u" if self.is_unsigned else "s"
         name = {"oeq": "eq", "une": "ne"}.get(predicate, sign + predicate[1:])
-        kind = vector_type("i1", lane_count(a.type))
-        return self.e.emit(kind, f"icmp {name} {a}, {b.text}")
+        return self.e.compare_integers(name, a, b)
 
     def arithmetic(self, name: str) -> Reg:
         """Return all arguments folded with add, sub or mul."""
@@ -100,7 +109,7 @@ def unsupported_op_reason(op: Op, dtypes: Sequence[DType]) -> str | None:
     if unsupported:
         return f"{op.name} of {', '.join(unsupported)} is not supported"
     if op.name == "cast" and DType(cast("Any", op).to) not in _ANY:
-        return f"a cast to {cast('Any', op).to} is not supported"
+        return f"a cast to {DType(cast('Any', op).to).value} is not supported"
     if op.name == "mod" and dtypes[0].is_float:
         return "mod of floating-point types is not supported"
     return None
@@ -116,7 +125,7 @@ def emit_op(
     name, attributes = cast("tuple[str, tuple[tuple[str, Json], ...]]", op)
     if dtypes is None:
         dtypes = [_DTYPES[element_type(a.type)] for a in args if a is not ABSENT]
-    call = _Call(e, attributes_in(attributes), args, dtypes)
+    call = _EmittedOp(e, attributes_in(attributes), args, dtypes)
     return EMITTERS[name](call)
 
 
@@ -131,8 +140,7 @@ def register_type(dtype: DType, lanes: int) -> str:
 def to_compute_type(e: Emitter, stored: Reg, dtype: DType) -> Reg:
     """Convert a loaded value to the type in which it is computed."""
     if dtype is DType.BOOL:
-        kind = vector_type("i1", lane_count(stored.type))
-        return e.emit(kind, f"icmp ne {stored}, {e.constant(0, stored.type).text}")
+        return e.compare_integers("ne", stored, e.constant(0, stored.type))
     if dtype in {DType.FLOAT16, DType.BFLOAT16}:
         return e.convert("fpext", stored, "float")
     return stored
@@ -148,18 +156,9 @@ def to_storage_type(e: Emitter, value: Reg, dtype: DType) -> Reg:
 
 
 _REGISTERS: Final = {
-    DType.FLOAT64: "double",
-    DType.FLOAT32: "float",
+    **LLVM_TYPES,
     DType.FLOAT16: "float",
     DType.BFLOAT16: "float",
-    DType.INT64: "i64",
-    DType.UINT64: "i64",
-    DType.INT32: "i32",
-    DType.UINT32: "i32",
-    DType.INT16: "i16",
-    DType.UINT16: "i16",
-    DType.INT8: "i8",
-    DType.UINT8: "i8",
     DType.BOOL: "i1",
 }
 """LLVM type in which elements are computed."""
@@ -178,19 +177,19 @@ _DTYPES: Final = {
 # ---- the ops
 
 
-def _unary(function: Callable[[Emitter, Reg], Reg]) -> Callable[[_Call], Reg]:
+def _unary(function: Callable[[Emitter, Reg], Reg]) -> Callable[[_EmittedOp], Reg]:
     return lambda c: function(c.e, c.x)
 
 
-def _comparison(predicate: str) -> Callable[[_Call], Reg]:
+def _comparison(predicate: str) -> Callable[[_EmittedOp], Reg]:
     return lambda c: c.compare(predicate, c.x, c.y)
 
 
-def _bitwise(op: str) -> Callable[[_Call], Reg]:
+def _bitwise(op: str) -> Callable[[_EmittedOp], Reg]:
     return lambda c: c.e.binary(op, c.x, c.y)
 
 
-def _absolute(c: _Call) -> Reg:
+def _absolute(c: _EmittedOp) -> Reg:
     if c.is_float:
         return m.absolute(c.e, c.x)
     if c.is_unsigned:
@@ -198,50 +197,33 @@ def _absolute(c: _Call) -> Reg:
     return c.where("olt", c.e.binary("sub", c.zero, c.x), c.x)
 
 
-def _negate(c: _Call) -> Reg:
-    return m.negative(c.e, c.x) if c.is_float else c.e.binary("sub", c.zero, c.x)
-
-
-def _invert(c: _Call) -> Reg:
+def _invert(c: _EmittedOp) -> Reg:
     return c.e.binary("xor", c.x, c.constant(1 if element_type(c.x.type) == "i1" else -1))
 
 
-def _relu(c: _Call) -> Reg:
-    return c.where("olt", c.zero, c.x)
-
-
-def _leaky_relu(c: _Call) -> Reg:
-    return c.where("olt", c.e.binary("fmul", c.x, c.attribute("alpha")), c.x)
-
-
-def _prelu(c: _Call) -> Reg:
+def _prelu(c: _EmittedOp) -> Reg:
     op = "fmul" if c.is_float else "mul"
     return c.where("olt", c.e.binary(op, c.x, c.y), c.x)
 
 
-def _elu(c: _Call) -> Reg:
+def _elu(c: _EmittedOp) -> Reg:
     grown = m.expm1(c.e, m.clamp_max(c.e, c.x, 0.0))
     return c.where("ogt", c.x, c.e.binary("fmul", grown, c.attribute("alpha")))
 
 
-def _selu(c: _Call) -> Reg:
-    return c.e.binary("fmul", _elu(c), c.attribute("gamma"))
-
-
-def _celu(c: _Call) -> Reg:
+def _celu(c: _EmittedOp) -> Reg:
     scaled = c.e.binary("fdiv", c.x, c.attribute("alpha"))
     below = c.e.binary("fmul", m.expm1(c.e, scaled), c.attribute("alpha"))
     low = m.clamp_max(c.e, below, 0.0)
     return c.e.binary("fadd", m.clamp_min(c.e, c.x, 0.0), low)
 
 
-def _hard_sigmoid(c: _Call) -> Reg:
-    scaled = c.e.binary("fmul", c.x, c.attribute("alpha"))
-    line = c.e.binary("fadd", scaled, c.attribute("beta"))
+def _hard_sigmoid(c: _EmittedOp) -> Reg:
+    line = c.e.binary("fadd", c.scaled("alpha"), c.attribute("beta"))
     return m.clamp_max(c.e, m.clamp_min(c.e, line, 0.0), 1.0)
 
 
-def _hard_swish(c: _Call) -> Reg:
+def _hard_swish(c: _EmittedOp) -> Reg:
     line = c.e.binary("fmul", c.x, c.constant(1 / 6))
     line = c.e.binary("fadd", line, c.constant(0.5))
     return c.e.binary("fmul", c.x, m.clamp_max(c.e, m.clamp_min(c.e, line, 0.0), 1.0))
@@ -252,17 +234,13 @@ def _number(value: float | str) -> float:
     return float(value) if isinstance(value, str) else value
 
 
-def _swish(c: _Call) -> Reg:
+def _swish(c: _EmittedOp) -> Reg:
     alpha = _number(c.attributes.get("alpha", 1.0))
     inner = c.x if alpha == 1.0 else c.e.binary("fmul", c.x, c.constant(alpha))
     return c.e.binary("fmul", c.x, m.sigmoid(c.e, inner))
 
 
-def _mish(c: _Call) -> Reg:
-    return c.e.binary("fmul", c.x, m.tanh(c.e, m.softplus(c.e, c.x)))
-
-
-def _gelu(c: _Call) -> Reg:
+def _gelu(c: _EmittedOp) -> Reg:
     if c.attributes.get("approximate", "none") == "tanh":
         half = c.e.binary("fmul", c.x, c.constant(0.5))
         cube = c.e.binary("fmul", c.e.binary("fmul", c.x, c.x), c.x)
@@ -272,11 +250,11 @@ def _gelu(c: _Call) -> Reg:
     return m.gelu(c.e, c.x)
 
 
-def _softsign(c: _Call) -> Reg:
+def _softsign(c: _EmittedOp) -> Reg:
     return c.e.binary("fdiv", c.x, c.e.binary("fadd", m.absolute(c.e, c.x), c.constant(1.0)))
 
 
-def _shrink(c: _Call) -> Reg:
+def _shrink(c: _EmittedOp) -> Reg:
     limit = float(c.attributes["lambd"])
     bias = c.attribute("bias")
     low = c.e.compare_float("olt", c.x, c.constant(-limit))
@@ -285,28 +263,18 @@ def _shrink(c: _Call) -> Reg:
     return c.e.select(low, c.e.binary("fadd", c.x, bias), above)
 
 
-def _thresholded_relu(c: _Call) -> Reg:
-    above = c.e.compare_float("ogt", c.x, c.attribute("alpha"))
-    return c.e.select(above, c.x, c.zero)
+def _thresholded_relu(c: _EmittedOp) -> Reg:
+    return c.e.select(c.e.compare_float("ogt", c.x, c.attribute("alpha")), c.x, c.zero)
 
 
-def _reciprocal(c: _Call) -> Reg:
-    return c.e.binary("fdiv", c.constant(1.0), c.x)
-
-
-def _sign(c: _Call) -> Reg:
-    below = c.zero if c.is_unsigned else c.where("olt", c.constant(-1), c.x)
+def _sign(c: _EmittedOp) -> Reg:
     if c.is_unsigned:
         return c.where("ogt", c.constant(1), c.x)
-    above = c.compare("ogt", c.x, c.zero)
-    return c.e.select(above, c.constant(1), below)
+    below = c.where("olt", c.constant(-1), c.x)
+    return c.where("ogt", c.constant(1), below)
 
 
-def _is_nan(c: _Call) -> Reg:
-    return c.e.compare_float("uno", c.x, c.x)
-
-
-def _is_inf(c: _Call) -> Reg:
+def _is_inf(c: _EmittedOp) -> Reg:
     high = c.e.compare_float("oeq", c.x, c.constant(math.inf))
     low = c.e.compare_float("oeq", c.x, c.constant(-math.inf))
     none = c.e.constant(0, high.type)
@@ -314,13 +282,11 @@ def _is_inf(c: _Call) -> Reg:
     return c.e.binary("or", first, low if c.attributes["detect_negative"] else none)
 
 
-def _divide(c: _Call) -> Reg:
-    if c.is_float:
-        return c.e.binary("fdiv", c.x, c.y)
-    return _integer_division(c, "div")
+def _divide(c: _EmittedOp) -> Reg:
+    return c.e.binary("fdiv", c.x, c.y) if c.is_float else _integer_division(c, "div")
 
 
-def _modulo(c: _Call) -> Reg:
+def _modulo(c: _EmittedOp) -> Reg:
     """Emit ONNX Mod: the remainder has the divisor's sign, unless ``fmod`` is set."""
     remainder = _integer_division(c, "rem")
     if c.is_unsigned or c.attributes.get("fmod", 0):
@@ -332,7 +298,7 @@ def _modulo(c: _Call) -> Reg:
     return c.e.select(c.e.binary("and", is_nonzero, signs_differ), corrected, remainder)
 
 
-def _integer_division(c: _Call, what: str) -> Reg:
+def _integer_division(c: _EmittedOp, what: str) -> Reg:
     """Return quotient or remainder (``what`` is "div" or "rem"), rounded towards zero.
 
     Divisors that would trap do not: division by 0 gives 0, and the smallest integer divided by -1
@@ -350,12 +316,8 @@ def _integer_division(c: _Call, what: str) -> Reg:
     return e.select(is_zero, c.zero, e.select(is_minus_one, negated, result))
 
 
-def _power(c: _Call) -> Reg:
-    return m.power(c.e, c.x, c.y)
-
-
-def _extreme(predicate: str) -> Callable[[_Call], Reg]:
-    def emit(c: _Call) -> Reg:
+def _extreme(predicate: str) -> Callable[[_EmittedOp], Reg]:
+    def emit(c: _EmittedOp) -> Reg:
         result = c.x
         for other in c.args[1:]:
             if c.is_float:
@@ -368,15 +330,11 @@ def _extreme(predicate: str) -> Callable[[_Call], Reg]:
     return emit
 
 
-def _add_scaled(c: _Call) -> Reg:
-    return m.multiply_add(c.e, c.y, c.attribute("beta"), c.x)
-
-
-def _mean(c: _Call) -> Reg:
+def _mean(c: _EmittedOp) -> Reg:
     return c.e.binary("fdiv", c.arithmetic("add"), c.constant(float(len(c.args))))
 
 
-def _clip(c: _Call) -> Reg:
+def _clip(c: _EmittedOp) -> Reg:
     result = c.x
     for bound, predicate in zip(c.args[1:], ("olt", "ogt"), strict=False):
         if bound is not ABSENT:
@@ -384,21 +342,13 @@ def _clip(c: _Call) -> Reg:
     return result
 
 
-def _quantize(c: _Call) -> Reg:
-    return quantized(c.e, *_steps(c))
-
-
-def _dequantize(c: _Call) -> Reg:
+def _dequantize(c: _EmittedOp) -> Reg:
     x, scale, zero = (*c.args, ABSENT)[:3]
     real = dequantized(c.e, x, scale, None if zero is ABSENT else zero, c.dtypes[0])
     return _round_half(c.e, real, c.dtypes[1])
 
 
-def _quantize_steps(c: _Call) -> Reg:
-    return round_to_quantized(c.e, *_steps(c))
-
-
-def _steps(c: _Call) -> tuple[Reg, Reg | None, DType]:
+def _steps(c: _EmittedOp) -> tuple[Reg, Reg | None, DType]:
     """Return the value divided by the scale, the zero point if present, and the result's type."""
     x, scale, zero = (*c.args, ABSENT)[:3]
     if not c.is_float:
@@ -407,15 +357,6 @@ def _steps(c: _Call) -> tuple[Reg, Reg | None, DType]:
     if zero is ABSENT:
         return steps, None, DType(c.attributes["output_dtype"] or "uint8")
     return steps, zero, c.dtypes[-1]
-
-
-def _where(c: _Call) -> Reg:
-    return c.e.select(c.x, c.args[1], c.args[2])
-
-
-def _cast(c: _Call) -> Reg:
-    target = DType(c.attributes["to"])
-    return cast_register(c.e, c.x, c.dtypes[0], target)
 
 
 def cast_register(e: Emitter, x: Reg, source: DType, target: DType) -> Reg:
@@ -428,9 +369,9 @@ def cast_register(e: Emitter, x: Reg, source: DType, target: DType) -> Reg:
         if source is DType.BOOL:
             return x
         zero = e.constant(0, x.type)
-        kind = vector_type("i1", lane_count(x.type))
-        compare = "fcmp une" if before in FLOAT_KINDS else "icmp ne"
-        return e.emit(kind, f"{compare} {x}, {zero.text}")
+        if before in FLOAT_KINDS:
+            return e.compare_float("une", x, zero)
+        return e.compare_integers("ne", x, zero)
     unsigned = source is DType.BOOL or source.value.startswith("u")
     if before in FLOAT_KINDS:
         return _cast_float(e, x, target, after)
@@ -463,34 +404,29 @@ def _round_half(e: Emitter, x: Reg, target: DType) -> Reg:
     return x
 
 
-EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
+_FUNCTIONS: Final = (
+    m.acos, m.acosh, m.asin, m.asinh, m.atan, m.atanh, m.ceil, m.cos, m.cosh, m.erf, m.exp,
+    m.floor, m.log, m.sigmoid, m.sin, m.sinh, m.softplus, m.tan, m.tanh,
+)  # fmt: skip
+"""Functions of one value that are ops of the same name."""
+EMITTERS: Final[dict[str, Callable[[_EmittedOp], Reg]]] = {
+    **{function.__name__: _unary(function) for function in _FUNCTIONS},
     "abs": _absolute,
-    "acos": _unary(m.acos),
-    "acosh": _unary(m.acosh),
     "add": lambda c: c.arithmetic("add"),
-    "add_scaled": _add_scaled,  # Gemm's addend; not an op of the graph
+    # Gemm's addend; not an op of the graph
+    "add_scaled": lambda c: m.multiply_add(c.e, c.y, c.attribute("beta"), c.x),
     "and": _bitwise("and"),
-    "asin": _unary(m.asin),
-    "asinh": _unary(m.asinh),
-    "atan": _unary(m.atan),
-    "atanh": _unary(m.atanh),
     "bitwise_and": _bitwise("and"),
     "bitwise_not": _invert,
     "bitwise_or": _bitwise("or"),
     "bitwise_xor": _bitwise("xor"),
-    "cast": _cast,
-    "ceil": _unary(m.ceil),
+    "cast": lambda c: cast_register(c.e, c.x, c.dtypes[0], DType(c.attributes["to"])),
     "celu": _celu,
     "clip": _clip,
-    "cos": _unary(m.cos),
-    "cosh": _unary(m.cosh),
     "dequantize_linear": _dequantize,
     "div": _divide,
     "elu": _elu,
     "equal": _comparison("oeq"),
-    "erf": _unary(m.erf),
-    "exp": _unary(m.exp),
-    "floor": _unary(m.floor),
     "gelu": _gelu,
     "greater": _comparison("ogt"),
     "greater_or_equal": _comparison("oge"),
@@ -498,43 +434,37 @@ EMITTERS: Final[dict[str, Callable[[_Call], Reg]]] = {
     "hard_swish": _hard_swish,
     "identity": lambda c: c.x,
     "is_inf": _is_inf,
-    "is_nan": _is_nan,
-    "leaky_relu": _leaky_relu,
+    "is_nan": lambda c: c.e.compare_float("uno", c.x, c.x),
+    "leaky_relu": lambda c: c.where("olt", c.scaled("alpha"), c.x),
     "less": _comparison("olt"),
     "less_or_equal": _comparison("ole"),
-    "log": _unary(m.log),
     "max": _extreme("ogt"),
     "mean": _mean,
     "min": _extreme("olt"),
-    "mish": _mish,
+    "mish": lambda c: c.e.binary("fmul", c.x, m.tanh(c.e, m.softplus(c.e, c.x))),
     "mod": _modulo,
     "mul": lambda c: c.arithmetic("mul"),
-    "neg": _negate,
+    "neg": lambda c: m.negative(c.e, c.x) if c.is_float else c.e.binary("sub", c.zero, c.x),
     "not": _invert,
     "or": _bitwise("or"),
-    "pow": _power,
+    "pow": lambda c: m.power(c.e, c.x, c.y),
     "prelu": _prelu,
-    "quantize_linear": _quantize,
-    "reciprocal": _reciprocal,
-    "relu": _relu,
+    "quantize_linear": lambda c: quantized(c.e, *_steps(c)),
+    "reciprocal": lambda c: c.e.binary("fdiv", c.constant(1.0), c.x),
+    "relu": lambda c: c.where("olt", c.zero, c.x),
     "round": _unary(m.round_even),
-    "selu": _selu,
+    "selu": lambda c: c.e.binary("fmul", _elu(c), c.attribute("gamma")),
     "shrink": _shrink,
-    "sigmoid": _unary(m.sigmoid),
     "sign": _sign,
-    "sin": _unary(m.sin),
-    "sinh": _unary(m.sinh),
-    "softplus": _unary(m.softplus),
     "softsign": _softsign,
     "sqrt": lambda c: c.e.unary_intrinsic("sqrt", c.x),
     "sub": lambda c: c.arithmetic("sub"),
     "sum": lambda c: c.arithmetic("add"),
     "swish": _swish,
-    "tan": _unary(m.tan),
-    "tanh": _unary(m.tanh),
     "thresholded_relu": _thresholded_relu,
-    "where": _where,
-    "quantize_steps": _quantize_steps,  # fake quantization (`plan_epilogue`)
+    "where": lambda c: c.e.select(*c.args),
+    # fake quantization (`plan_epilogue`)
+    "quantize_steps": lambda c: round_to_quantized(c.e, *_steps(c)),
     "xor": _bitwise("xor"),
 }
 """Function that emits each supported elementwise op, by name."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from smelt.errors import InternalError
+from smelt.signal_errors import pass_on_handler_error
 
 # Names and numbers of the ELF specification (elf.h).
 SHT_RELA: Final = 4
@@ -80,6 +81,7 @@ def parse_object(data: bytes) -> ElfObject:
     try:
         return _parse(data)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
+        pass_on_handler_error(error)
         raise InternalError(f"LLVM emitted an object that cannot be read: {error}") from error
 
 

@@ -12,24 +12,20 @@ arithmetic, so generators need not distinguish the two.
 from __future__ import annotations
 
 import struct
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import numpy as np
 
 from smelt.errors import InternalError
 from smelt.types import DType
 
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    from smelt.engine import KernelSpec
-
 
 @dataclass(frozen=True, slots=True)
 class Reg:
-    """A value in the function: its name or literal, and its LLVM type."""
+    """LLVM IR value: its name (virtual register) or literal, and its type."""
 
     text: str
     type: str
@@ -41,6 +37,8 @@ class Reg:
 Int = int | Reg
 """An i64 that is either known at build time (int) or computed by the kernel (Reg)."""
 
+FLOAT_BYTES: Final = 4
+"""Size in bytes of a float32."""
 LLVM_TYPES = {
     DType.FLOAT64: "double",
     DType.FLOAT32: "float",
@@ -124,14 +122,14 @@ class Emitter:
         self.lines.append(f"{name}:")
         self.block = name
 
-    def call(self, result: str, function: str, *arguments: Reg, flags: str = "") -> Reg:
+    def call(self, result: str, function: str, *arguments: Reg, fast_math_flags: str = "") -> Reg:
         """Call an intrinsic, which is declared on first use, and return its result.
 
-        ``flags`` are LLVM's fast-math flags, with a trailing space.
+        ``fast_math_flags`` are LLVM's fast-math flags, with a trailing space.
         """
         types = ", ".join(a.type for a in arguments)
         self.declarations[function] = f"declare {result} @{function}({types})"
-        text = f"call {flags}{result} @{function}({', '.join(map(str, arguments))})"
+        text = f"call {fast_math_flags}{result} @{function}({', '.join(map(str, arguments))})"
         if result == "void":
             self.do(text)
             return Reg("", "void")
@@ -221,6 +219,20 @@ class Emitter:
             return a % b
         return 0 if b == 1 else self._integer("urem", a, b)
 
+    def sum(self, terms: Iterable[Int]) -> Int:
+        """Return the sum of all terms."""
+        total: Int = 0
+        for term in terms:
+            total = self.add(total, term)
+        return total
+
+    def product(self, extents: Iterable[Int]) -> Int:
+        """Return the product of all extents."""
+        total: Int = 1
+        for extent in extents:
+            total = self.mul(total, extent)
+        return total
+
     def minimum(self, a: Int, b: Int) -> Int:
         """Return the smaller of two signed integers."""
         if isinstance(a, int) and isinstance(b, int):
@@ -253,6 +265,15 @@ class Emitter:
             return pointer
         return self.emit("ptr", f"getelementptr i8, {pointer}, i64 {self.i64(byte_offset).text}")
 
+    def advanced(
+        self, pointers: Sequence[Reg], index: Int, strides: Sequence[Int], sizes: Sequence[int]
+    ) -> list[Reg]:
+        """Return each address after ``index`` strides, which count elements of ``sizes`` bytes."""
+        return [
+            self.at(pointer, self.mul(index, self.mul(stride, size)))
+            for pointer, stride, size in zip(pointers, strides, sizes, strict=True)
+        ]
+
     def load(self, kind: str, pointer: Reg, align: int = 1) -> Reg:
         """Load a scalar or vector."""
         return self.emit(kind, f"load {kind}, {pointer}, align {align}")
@@ -261,21 +282,15 @@ class Emitter:
         """Store a scalar or vector."""
         self.do(f"store {value}, {pointer}, align {align}")
 
-    def load_masked(self, kind: str, pointer: Reg, mask: Reg, other: Reg | None = None) -> Reg:
-        """Load the lanes that are set in the mask; the others are those of ``other``, or zero."""
-        lanes, element = lane_count(kind), element_type(kind)
-        filler = other or Reg("zeroinitializer", kind)
-        suffix = _suffix(element)
-        return self.call(
-            kind, f"llvm.masked.load.v{lanes}{suffix}.p0", pointer, Reg("1", "i32"), mask, filler
-        )
+    def load_masked(self, kind: str, pointer: Reg, mask: Reg) -> Reg:
+        """Load the lanes of a vector that are set in the mask; the others are zero."""
+        function, filler = f"llvm.masked.load.{type_suffix(kind)}.p0", Reg("zeroinitializer", kind)
+        return self.call(kind, function, pointer, Reg("1", "i32"), mask, filler)
 
     def store_masked(self, value: Reg, pointer: Reg, mask: Reg) -> None:
-        """Store the lanes that are set in the mask."""
-        lanes, suffix = lane_count(value.type), _suffix(element_type(value.type))
-        self.call(
-            "void", f"llvm.masked.store.v{lanes}{suffix}.p0", value, pointer, Reg("1", "i32"), mask
-        )
+        """Store the lanes of a vector that are set in the mask."""
+        function = f"llvm.masked.store.{type_suffix(value.type)}.p0"
+        self.call("void", function, value, pointer, Reg("1", "i32"), mask)
 
     def tail_mask(self, count: Int, lanes: int) -> Reg:
         """Return a mask of the first ``count`` of ``lanes`` lanes."""
@@ -323,6 +338,17 @@ class Emitter:
         """Return ``fcmp predicate`` as an i1, or as a vector of i1."""
         kind = vector_type("i1", lane_count(a.type))
         return self.emit(kind, f"fcmp {predicate} {a.type} {a.text}, {b.text}")
+
+    def compare_integers(self, predicate: str, a: Reg, b: Reg) -> Reg:
+        """Return ``icmp predicate`` of integers of any type, as i1 for each lane."""
+        kind = vector_type("i1", lane_count(a.type))
+        return self.emit(kind, f"icmp {predicate} {a}, {b.text}")
+
+    def shuffle(self, a: Reg, b: Reg, order: Sequence[int]) -> Reg:
+        """Return lanes of two vectors in a constant order; those of ``b`` follow those of ``a``."""
+        lanes = ", ".join(f"i32 {lane}" for lane in order)
+        kind = vector_type(element_type(a.type), len(order))
+        return self.emit(kind, f"shufflevector {a}, {b}, <{len(order)} x i32> <{lanes}>")
 
     def select(self, condition: Reg, yes: Reg, no: Reg) -> Reg:
         """Return ``condition ? yes : no``, lane by lane."""
@@ -372,6 +398,32 @@ class Emitter:
         ]
         self.label(done)
 
+    def vector_steps(self, first: Int, last: Int, lanes: int) -> Generator[tuple[Reg, int]]:
+        """Write loops over ``first`` to ``last``: one over full vectors, one over single elements.
+
+        Each yields its index and the number of elements of a step. With one lane there is only the
+        second loop.
+        """
+        full_end = first
+        if lanes > 1:
+            full_end = self.add(first, self.mul(self.div(self.sub(last, first), lanes), lanes))
+            with self.loop(first, full_end, lanes) as steps:
+                yield steps.index, lanes
+        with self.loop(full_end, last) as steps:
+            yield steps.index, 1
+
+    def blocks(self, count: int, size: int) -> Generator[tuple[Int, int]]:
+        """Write a loop over full blocks of ``size`` elements, and the rest of ``count`` elements.
+
+        Each yields its first element and its number of elements.
+        """
+        full_end = count // size * size
+        if full_end:
+            with self.loop(0, full_end, size) as block:
+                yield block.index, size
+        if count > full_end:
+            yield full_end, count - full_end
+
     @contextmanager
     def when(self, condition: Reg) -> Generator[None]:
         """Write ``if condition:``."""
@@ -384,22 +436,11 @@ class Emitter:
         self.label(after)
 
 
-def emitter_for(kernel: KernelSpec, operand_count: int) -> Emitter:
-    """Return the emitter of an empty kernel with the spec's name."""
-    return Emitter(kernel.symbol, operand_count)
-
-
 def type_suffix(kind: str) -> str:
     """Return the name of a type in intrinsics, such as v16f32."""
-    lanes = lane_count(kind)
-    return (f"v{lanes}" if lanes > 1 else "") + _suffix(element_type(kind))
-
-
-def _suffix(element: str) -> str:
-    """Return the name of an element type in intrinsics."""
-    return {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}.get(
-        element, element
-    )
+    lanes, element = lane_count(kind), element_type(kind)
+    names = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16", "ptr": "p0"}
+    return (f"v{lanes}" if lanes > 1 else "") + names.get(element, element)
 
 
 def _literal(value: float, element: str) -> str:

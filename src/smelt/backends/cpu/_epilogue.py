@@ -6,18 +6,19 @@ may change within the program: integer sums become floating point, and bytes aga
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from smelt.backends._base import NodeRefusedError, refuse_if
 from smelt.backends._fused_programs import ABSENT_INPUT, Stage, op_as_json, root_of, typed_program
 from smelt.backends.cpu._elementwise import ABSENT, emit_op, unsupported_op_reason
+from smelt.backends.cpu._refusals import check_dtype
 from smelt.engine import Json, as_json, parameters
 from smelt.ops import Fused
 from smelt.types import DType, TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from smelt.backends.cpu._emit import Emitter, Reg
     from smelt.ir import Node
 
@@ -29,7 +30,7 @@ _BYTES: Final = frozenset({DType.INT8, DType.UINT8})
 class Epilogue:
     """An elementwise program on a root's result, as a kernel's spec holds it."""
 
-    stages: tuple[tuple[Json, tuple[int, ...], tuple[str, ...]], ...] = ()
+    stages: tuple[Stage, ...] = ()
     """Each stage as (op, arguments, element types of the arguments). Argument ``k >= 0`` is
     extra operand k, -1 is the root's result, and -1 - j is the result of stage j (counted
     from 1)."""
@@ -60,14 +61,24 @@ class Epilogue:
 
     def emit(self, e: Emitter, root: Reg, read: Callable[[int], Reg]) -> Reg:
         """Emit the stages on one register; ``read(k)`` loads extra operand k at its position."""
-        values = [root]
-        for op, arguments, dtypes in self.stages:
-            args = [
-                ABSENT if a == ABSENT_INPUT else read(a) if a >= 0 else values[-a - 1]
-                for a in arguments
-            ]
-            values.append(emit_op(e, op, args, [DType(d) for d in dtypes]))
-        return values[-1]
+        return emit_stages(e, self.stages, [root], read)
+
+
+def emit_stages(
+    e: Emitter, stages: Sequence[Stage], values: Sequence[Reg], read: Callable[[int], Reg]
+) -> Reg:
+    """Emit the stages of an elementwise program, and return the last result.
+
+    A negative argument refers to ``values`` and the results of the stages; any other is read.
+    """
+    results = [*values]
+    for op, arguments, dtypes in stages:
+        args = [
+            ABSENT if a == ABSENT_INPUT else read(a) if a >= 0 else results[-a - 1]
+            for a in arguments
+        ]
+        results.append(emit_op(e, op, args, [DType(d) for d in dtypes]))
+    return results[-1]
 
 
 def computes_on_int8(node: Node) -> bool:
@@ -76,28 +87,32 @@ def computes_on_int8(node: Node) -> bool:
     return x is not None and x.tensor.dtype in _BYTES
 
 
-def plan_epilogue(node: Node) -> Epilogue | str:
-    """Return the epilogue of a node, or the reason why it is not supported.
+def plan_epilogue(node: Node) -> Epilogue:
+    """Return the epilogue of a node.
 
     All values of an epilogue are float32, except after roots that compute on 8-bit integers.
+
+    Raises:
+        NodeRefusedError: the epilogue is not supported.
     """
     if not isinstance(node.op, Fused):
         return Epilogue()
     first = node.op.root_inputs
     if not computes_on_int8(node):
         for value in node.inputs[first:]:
-            if value is not None and value.tensor.dtype is not DType.FLOAT32:
-                return f"the epilogue reads {value.name}, which is {value.tensor.dtype.value}"
+            if value is not None:
+                what = f"the epilogue's operand {value.name!r}"
+                check_dtype(what, value.tensor.dtype, DType.FLOAT32)
     stages: list[Stage] = []
     present = [k for k in range(first, len(node.inputs)) if node.inputs[k] is not None]
     positions = {k: position for position, k in enumerate(present)}
     steps = [(stage.op, stage.arguments) for stage in node.op.stages]
     for op, arguments, dtypes in typed_program(node, steps, [_root_dtype(node, first)]):
-        reason = unsupported_op_reason(op, dtypes)
-        if reason:
-            return reason
+        refuse_if(unsupported_op_reason(op, dtypes))
         if any(0 <= a < first for a in arguments):
-            return f"{op.name} of the epilogue reads an input of the root"
+            raise NodeRefusedError(
+                f"{op.name} of the epilogue reads an input of {root_of(node)[0].name}"
+            )
         moved = tuple(positions.get(a, a) for a in arguments)
         stages.append((op_as_json(op), moved, tuple(d.value for d in dtypes)))
     _fold_fake_quantization(stages)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends.cpu._emit import Emitter, Reg, element_type, lane_count, vector_type
+from smelt.backends.cpu._emit import Emitter, Reg, element_type
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ def lower_half_conversions(ir_text: str, target: CpuTarget) -> str:
         pair = element_type(value.type), element_type(line["made"])
         if pair not in _LOWERINGS or foreign.isdisjoint(pair):
             return line[0]
-        e = _Names(line["name"], 0)
+        e = _ReplacementEmitter(line["name"], 0)
         bits = _LOWERINGS[pair](e, value)
         return "\n".join([*e.lines, f"  {line['name']} = bitcast {bits} to {line['made']}"])
 
     return _CONVERSION.sub(lowered, ir_text) if foreign else ir_text
 
 
-class _Names(Emitter):
+class _ReplacementEmitter(Emitter):
     """Emitter of lines inside another function; its names derive from the line that is replaced."""
 
     @override
@@ -131,8 +131,7 @@ def _and(e: Emitter, bits: Reg, mask: int) -> Reg:
 
 def _is(e: Emitter, predicate: str, bits: Reg, value: int) -> Reg:
     """Compare with a constant; the result is an i1, or a vector of i1."""
-    kind = vector_type("i1", lane_count(bits.type))
-    return e.emit(kind, f"icmp {predicate} {bits}, {e.constant(value, bits.type).text}")
+    return e.compare_integers(predicate, bits, e.constant(value, bits.type))
 
 
 def _with(e: Emitter, op: str, bits: Reg, value: int) -> Reg:

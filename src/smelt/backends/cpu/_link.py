@@ -14,15 +14,12 @@ itself, because an image has no such table and contains every symbol.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from smelt.backends.cpu import _elf as elf
 from smelt.errors import BuildError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 
 _PAGE_BITS: Final = 12
 """log2 of the page size in bytes that ADRP instructions count in."""
@@ -60,8 +57,7 @@ def relocate_x86_64(image: bytearray, place: int, kind: int, target: int, addend
         _relax_got_load(image, place)
     elif kind not in {_X86_PC32, _X86_PLT32}:
         raise BuildError(
-            "position-independent code is required, and a relocation is absolute (x86-64 "
-            f"relocation {kind})"
+            f"the code is not position-independent: x86-64 relocation {kind} is absolute or unknown"
         )
     struct.pack_into("<i", image, place, target + addend - place)
 
@@ -96,8 +92,8 @@ def relocate_aarch64(image: bytearray, place: int, kind: int, target: int, adden
         _ARM_FIELDS[kind](image, place, value)
     else:
         raise BuildError(
-            "position-independent code is required, and a relocation is absolute (aarch64 "
-            f"relocation {kind})"
+            f"the code is not position-independent: aarch64 relocation {kind} is absolute or "
+            "unknown"
         )
 
 
@@ -230,13 +226,17 @@ def _place_sections(layout: _Layout) -> None:
             if section.flags & elf.SHF_WRITE:
                 raise BuildError(
                     f"{_first_function(layout.objects[number])}: section {section.name} is "
-                    "writable; keep state in operands or scratch memory, and constants constant"
+                    "writable; declare constants as constant, and keep state in operands or "
+                    "scratch memory"
                 )
             if bool(section.flags & elf.SHF_EXECUTE) != wants_code:
                 continue
             align = max(section.align, _CODE_ALIGN if wants_code else 1)
             if align > _PAGE_BYTES:
-                raise BuildError(f"section {section.name} requires an alignment of {align} bytes")
+                raise BuildError(
+                    f"{_first_function(layout.objects[number])}: section {section.name} requires "
+                    f"an alignment of {align} bytes; at most {_PAGE_BYTES} are supported"
+                )
             _pad(layout.image, align)
             layout.section_offsets[number, index] = len(layout.image)
             layout.image += section.content

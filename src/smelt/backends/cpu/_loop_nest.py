@@ -7,18 +7,19 @@ rows, or a segment of a long row.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends._iteration_space import Axis
+from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.engine import Launch
 from smelt.types import Dim, ceil_div, element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from smelt.backends._launch_scalars import LaunchScalars
     from smelt.backends.cpu._emit import Emitter, Int, Reg
-    from smelt.engine import Json
+    from smelt.engine import Json, View
 
 SEGMENT: Final = 4096
 """Largest number of elements of a row per chunk. Chosen without a measurement."""
@@ -63,31 +64,54 @@ class LoopNest:
         outer = tuple(a.json(scalars) for a in self.outer)
         return (outer, self.row.json(scalars), self.rows_per_chunk, self.segment)
 
+    def launch(
+        self,
+        family: str,
+        views: Sequence[View],
+        scalars: LaunchScalars,
+        writes: tuple[int, ...] = (),
+        **own: Json,
+    ) -> Launch:
+        """Return the launch of a kernel that ends with this loop nest.
 
-def emit_loop_nest(
+        It writes the last view, unless ``writes`` lists others; ``own`` are its other parameters.
+        """
+        spec = kernel_spec(family, **own, loop_nest=self.json(scalars))
+        written = writes or (len(views) - 1,)
+        return Launch(spec, tuple(views), written, scalars.values, self.chunks)
+
+
+def axes_along(
+    shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], chosen: Sequence[int]
+) -> list[Axis]:
+    """Return the chosen axes with their strides, merged where they are contiguous."""
+    axes = [Axis(shape[a], tuple(s[a] for s in strides)) for a in chosen]
+    return coalesce_axes(sort_axes([a for a in axes if a.extent != 1], 0))
+
+
+def write_loop_nest(
     e: Emitter,
     loop_nest: Any,
-    pointers: Sequence[Reg],
     sizes: Sequence[int],
     body: Callable[[Sequence[Reg], Int, Int, tuple[Int, ...]], None],
-) -> None:
-    """Write the loops of a `LoopNest`.
+    pointers: Sequence[Reg] = (),
+) -> str:
+    """Write the loops of a `LoopNest`, which end the kernel, and return the module.
 
     Args:
         e: emitter of the kernel.
         loop_nest: the value of ``LoopNest.json``.
-        pointers: address of each operand's first element.
         sizes: size in bytes of each operand's elements.
         body: writes a segment; its arguments are each operand's address at the start of the
             row, the first index and the end of the segment within the row, and the row's
             strides in elements.
+        pointers: address of each operand's first element; the kernel's first operands by default.
     """
+    pointers = pointers or [e.pointer(k) for k in range(len(sizes))]
     outer_json, row_json, rows_per_chunk, segment = loop_nest
     outer = [[e.extent(x) for x in axis] for axis in outer_json]
     length, *strides = [e.extent(x) for x in row_json]
-    rows: Int = 1
-    for extent, *_ in outer:
-        rows = e.mul(rows, extent)
+    rows = e.product(extent for extent, *_ in outer)
     segments = e.div(e.add(length, segment - 1), segment)
     total = e.mul(rows, segments)
     last = e.minimum(e.mul(e.end, rows_per_chunk), total)
@@ -102,3 +126,4 @@ def emit_loop_nest(
                 offset = e.add(offset, e.mul(coordinate, e.mul(along[number], size)))
             starts.append(e.at(pointer, offset))
         body(starts, first, e.minimum(e.add(first, segment), length), tuple(strides))
+    return e.module()

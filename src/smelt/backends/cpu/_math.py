@@ -12,15 +12,11 @@ that this costs no accuracy.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from smelt.backends.cpu._emit import Reg, lane_count, type_suffix, vector_type
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smelt.backends.cpu._emit import Emitter
+from smelt.backends.cpu._emit import Emitter, Reg, type_suffix
 
 _LOG2_E: Final = 1.4426950408889634
 """log2(e)."""
@@ -160,7 +156,7 @@ def _extreme(e: Emitter, name: str, a: Reg, b: Reg) -> Reg:
     """Return the IEEE 754-2019 maximum or minimum; either of two zeros may be returned."""
     # The intrinsic without signed zeros takes three instructions on x86. Comparisons and selections
     # would take four, two of them on masks.
-    return e.call(a.type, f"llvm.{name}.{type_suffix(a.type)}", a, b, flags="nsz ")
+    return e.call(a.type, f"llvm.{name}.{type_suffix(a.type)}", a, b, fast_math_flags="nsz ")
 
 
 def round_even(e: Emitter, x: Reg) -> Reg:
@@ -327,10 +323,8 @@ def tanh(e: Emitter, x: Reg) -> Reg:
 
 def sigmoid(e: Emitter, x: Reg) -> Reg:
     """Return ``1 / (1 + exp(-x))``."""
-    small, one = (
-        scaled_exp(e, negative(e, absolute(e, x))),
-        e.constant(1 / SCALED_EXP_INVERSE, x.type),
-    )
+    small = scaled_exp(e, negative(e, absolute(e, x)))
+    one = e.constant(1 / SCALED_EXP_INVERSE, x.type)
     top = e.select(e.compare_float("olt", x, e.constant(0.0, x.type)), small, one)
     return e.binary("fdiv", top, e.binary("fadd", one, small))
 
@@ -413,11 +407,10 @@ def _circular(e: Emitter, x: Reg, quarters: int) -> Reg:
     r, turns = _quarter_turns(e, x)
     turns = e.binary("add", turns, e.constant(quarters, turns.type))
     sine, cosine = _sin_and_cos(e, r)
-    kind = vector_type("i1", lane_count(x.type))
     odd = e.convert("trunc", turns, "i1")
     value = e.select(odd, cosine, sine)
     second = e.binary("and", turns, e.constant(2, turns.type))
-    flip = e.emit(kind, f"icmp ne {second}, {e.constant(0, turns.type).text}")
+    flip = e.compare_integers("ne", second, e.constant(0, turns.type))
     return e.select(flip, negative(e, value), value)
 
 

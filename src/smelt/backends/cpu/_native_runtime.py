@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from smelt.backends.cpu._compile import compile_ir
 from smelt.backends.cpu._link import link
-from smelt.backends.cpu._target import target_named
+from smelt.backends.cpu._target import CpuTarget, target_named
 from smelt.devices.cpu import abi
 from smelt.errors import UnsupportedError
-
-if TYPE_CHECKING:
-    from smelt.backends.cpu._target import CpuTarget
 
 _SPINS_IN_RUN: Final = 1500
 """Reads of a counter before a waiting worker sleeps between two reads, about 20 microseconds. A

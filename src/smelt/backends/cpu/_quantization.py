@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from smelt.backends.cpu._emit import Reg, element_type, type_suffix
+from smelt.backends.cpu._emit import Emitter, Reg, element_type, type_suffix
 from smelt.types import DType
-
-if TYPE_CHECKING:
-    from smelt.backends.cpu._emit import Emitter
 
 LIMITS: Final = {
     DType.UINT8: (0, 255),
@@ -76,6 +73,13 @@ def dequantized(e: Emitter, x: Reg, scale: Reg, zero: Reg | None, dtype: DType) 
     if zero is not None:
         steps = e.binary("sub", steps, _widened(e, zero, dtype, element))
     return e.binary("fmul", e.convert("sitofp", steps, "float"), scale)
+
+
+def as_float(e: Emitter, x: Reg, dtype: DType) -> Reg:
+    """Return a value of type ``dtype`` as a floating-point one."""
+    if dtype.is_float:
+        return x
+    return e.convert("uitofp" if dtype.value.startswith("u") else "sitofp", x, "float")
 
 
 def _widened(e: Emitter, x: Reg, dtype: DType, element: str) -> Reg:

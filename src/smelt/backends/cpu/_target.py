@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from smelt.engine import Host, detect_host, known_features
 from smelt.errors import Argument, MissingExtraError, UnsupportedError
 from smelt.types import DType
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 @functools.cache
@@ -60,9 +58,7 @@ _V2: Final = ("cx16", "popcnt", "sahf", "sse", "sse2", "sse3", "sse4.1", "sse4.2
 """Features of x86-64-v2."""
 _V3: Final = tuple(sorted((*_V2, "avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")))
 """Features of x86-64-v3."""
-_V4: Final = tuple(
-    sorted((*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")),
-)
+_V4: Final = tuple(sorted((*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")))
 """Features of x86-64-v4."""
 _NAMED: Final = {
     "x86-64": ("x86_64", "x86-64", ("sse", "sse2")),
@@ -164,7 +160,7 @@ def host_target() -> CpuTarget:
         example = Argument("device", "cpu:x86-64-v3")
         raise UnsupportedError(
             f"no code can be generated for {host.architecture}; build on x86-64 or aarch64, or "
-            f"for them, as {example}",
+            f"name a target of one of them, such as {example}",
             arguments=[example],
         )
     llvm = load_llvm()
@@ -190,7 +186,10 @@ def target_of(architecture: str, features: Iterable[str]) -> CpuTarget:
         UnsupportedError: no code can be generated for this architecture.
     """
     if architecture not in _BASELINES:
-        raise UnsupportedError(f"no code can be generated for {architecture}")
+        raise UnsupportedError(
+            f"no code can be generated for {architecture}; the supported architectures are: "
+            f"{', '.join(_BASELINES)}"
+        )
     return _target(architecture, _NAMED[_BASELINES[architecture]][1], tuple(features))
 
 

@@ -2,7 +2,7 @@
 
 from smelt.backends.cuda._backend import CudaBackend
 from smelt.backends.cuda._compiler_pool import CompilerPool
-from smelt.backends.cuda._result_checks import (
+from smelt.backends.cuda._result_check_kernels import (
     RESULT_CHECK_BLOCK,
     cache_flush_kernel,
     error_kernel,
@@ -11,10 +11,8 @@ from smelt.backends.cuda._result_checks import (
 from smelt.backends.cuda._target import CudaTarget, target_named
 from smelt.backends.cuda._triton import (
     compile_kernel,
-    function_of,
     generator_version,
     gluon_unavailable_reason,
-    load_triton,
     require_triton,
 )
 
@@ -27,9 +25,7 @@ __all__ = [
     "compile_kernel",
     "error_kernel",
     "cache_flush_kernel",
-    "function_of",
     "generator_version",
-    "load_triton",
     "require_triton",
     "target_named",
     "gluon_unavailable_reason",

@@ -5,46 +5,40 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt.backends._base import Aliasing, Backend, CodeImage, Family, Refusal
 from smelt.backends._concurrent_steps import group_concurrent_steps
-from smelt.backends._partitions import PartitionFamily
-from smelt.backends._reference import ReferenceFamily
-from smelt.backends._views import ViewFamily
+from smelt.backends._data_movement import DataMovementFamily
+from smelt.backends._host_families import PartitionFamily, ReferenceFamily
+from smelt.backends._view_family import ViewFamily
 from smelt.backends.cuda._compiler_pool import CompilerPool
+from smelt.backends.cuda._cost_model import gpu_spec_of
 from smelt.backends.cuda._elementwise import EXPRESSIONS
+from smelt.backends.cuda._elementwise_kernel import PointwiseWriter
 from smelt.backends.cuda._family import CudaFamily
-from smelt.backends.cuda._float32_logits import keep_logits_float32
-from smelt.backends.cuda._index_width import index_limits_of, index_overflow_reason
+from smelt.backends.cuda._index_limits import index_limits_of, index_overflow_reason
 from smelt.backends.cuda._kernel_source import reverse_tile_order, without_pdl
-from smelt.backends.cuda._mixed_precision import (
-    reads_float32,
-    with_float32_results,
-    with_results_for_readers,
-)
-from smelt.backends.cuda._pointwise import write_pointwise
-from smelt.backends.cuda._result_checks import RESULT_CHECK, write_result_check
+from smelt.backends.cuda._result_check_kernels import RESULT_CHECK, ResultCheckWriter
 from smelt.backends.cuda._target import CudaTarget, target_named
-from smelt.backends.cuda._tile_order import alternate_tile_order
 from smelt.backends.cuda._triton import generator_version
 from smelt.backends.cuda.families.attention import AttentionFamily
 from smelt.backends.cuda.families.cublaslt import CublasLtFamily
 from smelt.backends.cuda.families.cudnn import CudnnFamily
+from smelt.backends.cuda.families.data_movement import COPY, CudaCopyLowering, copy_launch
 from smelt.backends.cuda.families.deconv import DeconvFamily
 from smelt.backends.cuda.families.depthwise import DepthwiseFamily
 from smelt.backends.cuda.families.elementwise import ElementwiseFamily
 from smelt.backends.cuda.families.fused_pair import FusedPairConvFamily, can_fuse_pair
 from smelt.backends.cuda.families.fused_stem_pool import FusedStemPoolFamily, may_pool
 from smelt.backends.cuda.families.gather import GatherFamily
-from smelt.backends.cuda.families.half2 import (
+from smelt.backends.cuda.families.half2_image_pairs import (
     HALF2_PACKING,
     Half2Family,
+    Half2PackingWriter,
     half2_packing_launch,
-    write_half2_packing,
 )
 from smelt.backends.cuda.families.lrn import LrnFamily
-from smelt.backends.cuda.families.move import COPY, copy_launch, data_movement_family
 from smelt.backends.cuda.families.persistent_conv import PersistentConvFamily
 from smelt.backends.cuda.families.pool import PoolFamily
 from smelt.backends.cuda.families.prefetch_gemm import PrefetchGemmFamily
@@ -53,7 +47,7 @@ from smelt.backends.cuda.families.resample import ResampleFamily
 from smelt.backends.cuda.families.row_reductions import RowReductionsFamily
 from smelt.backends.cuda.families.stem import StemFamily
 from smelt.backends.cuda.families.stem_direct import StemDirectFamily
-from smelt.backends.cuda.families.tiled import ConvFamily, ConvSumFamily, GemmFamily
+from smelt.backends.cuda.families.tiled_gemm import ConvFamily, ConvSumFamily, GemmFamily
 from smelt.backends.cuda.families.vendor_library import library_call
 from smelt.backends.cuda.families.window_reuse_conv import WindowReuseConvFamily
 from smelt.devices.cpu import processor_count
@@ -61,28 +55,34 @@ from smelt.devices.cuda import call_to_bytes
 from smelt.engine import Launch
 from smelt.errors import BuildError, InternalError
 from smelt.ops import ALL_OPS
-from smelt.types import DType, evaluate_dim, override
+from smelt.types import DType, element_count, evaluate_dim, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from concurrent.futures import Future
 
     from smelt.backends._base import Tactic
+    from smelt.backends._code_cache import CodeCache
+    from smelt.backends._plan_passes import UnallocatedPlan
+    from smelt.backends.cuda._kernel_source import KernelWriter
     from smelt.devices.cuda import LoadedLibrary
     from smelt.engine import Fingerprint, KernelSpec, Step, View
-    from smelt.ir import Node
-    from smelt.types import Guard
+    from smelt.ir import Node, Value
+    from smelt.types import Guard, TensorFormat
 
 _MAX_CONCURRENT_BLOCKS: Final = 1024
 """Maximum number of thread blocks of a launch that may run concurrently with others; larger
 launches fill a GPU alone. Chosen without a measurement: about eight blocks for each of an H200's
 132 multiprocessors."""
+_LARGE_L2_SHARE: Final = 0.5
+"""Share of the L2 cache from which a launch counts as large; the data of smaller launches remain in
+the cache in either order. Chosen without a measurement."""
 _LIBRARY_FAMILIES: Final[Mapping[str, Any]] = {f.name: f for f in (CublasLtFamily, CudnnFamily)}
 """Families of vendor libraries by the name of the library."""
-_AUXILIARY_WRITERS: Final[Mapping[str, Callable[[KernelSpec], str]]] = {
-    COPY: write_pointwise,
-    HALF2_PACKING: write_half2_packing,
-    RESULT_CHECK: write_result_check,
+_AUXILIARY_WRITERS: Final[Mapping[str, type[KernelWriter]]] = {
+    COPY: PointwiseWriter,
+    HALF2_PACKING: Half2PackingWriter,
+    RESULT_CHECK: ResultCheckWriter,
 }
 """Writers of kernels that compute no node: copies between formats and checks of results."""
 
@@ -103,7 +103,7 @@ def _families(libraries: Sequence[LoadedLibrary]) -> tuple[Family[CudaTarget], .
         GemmFamily(),
         PersistentConvFamily(),
         LrnFamily(),
-        data_movement_family(),
+        DataMovementFamily(CudaCopyLowering()),
         Half2Family(),
         PoolFamily(),
         RecurrentFamily(),
@@ -119,21 +119,36 @@ def _families(libraries: Sequence[LoadedLibrary]) -> tuple[Family[CudaTarget], .
     )
 
 
-def _has_launches(tactic: Tactic) -> bool:
-    """Return whether a tactic launches kernels."""
-    return not tactic.runs_on_host and tactic.aliasing is Aliasing.NONE
+def _apply_launch_attributes(reversible: Collection[str], plan: UnallocatedPlan) -> None:
+    """Give launches the tile order of their tactics, and whether they use PDL.
+
+    ``reversible`` are the families whose tile order can be reversed.
+    """
+    for number, (step, tactic) in enumerate(zip(plan.steps, plan.tactics, strict=True)):
+        if tactic is not None and isinstance(step, Launch):
+            is_reversed = tactic.reversed_tile_order and step.kernel.family in reversible
+            kernel = reverse_tile_order(step.kernel) if is_reversed else step.kernel
+            plan.steps[number] = replace(step, kernel=kernel, uses_pdl=tactic.uses_pdl)
 
 
-class KernelCache(Protocol):
-    """Cache of compiled kernels between builds."""
+def _group_small_launches(plan: UnallocatedPlan) -> None:
+    """Group independent launches that do not fill a GPU alone, so that they run at once."""
 
-    def get(self, kernel: KernelSpec, target: CudaTarget, /) -> bytes | None:
-        """Return the kernel's record; None if it is not cached or fails authentication."""
-        ...
+    def is_small(launch: Launch) -> bool:
+        return evaluate_dim(launch.chunks, plan.largest) <= _MAX_CONCURRENT_BLOCKS
 
-    def put(self, kernel: KernelSpec, target: CudaTarget, content: bytes, /) -> None:
-        """Store a kernel's record."""
-        ...
+    plan.order(group_concurrent_steps(plan.steps, is_small))
+
+
+def _touched_bytes(node: Node, tactic: Tactic, sizes: Mapping[str, int]) -> int:
+    """Return how many bytes a node reads and writes, without packed weights."""
+    values = (*node.inputs, *node.outputs)
+    formats = (*tactic.inputs, *tactic.outputs)
+    return sum(
+        evaluate_dim(element_count(value.tensor.shape), sizes) * fmt.dtype.size_bytes
+        for value, fmt in zip(values, formats, strict=True)
+        if value is not None and fmt is not None
+    )
 
 
 class CudaBackend(Backend[CudaTarget]):
@@ -141,6 +156,7 @@ class CudaBackend(Backend[CudaTarget]):
 
     name: ClassVar[str] = "cuda"
     source_language: ClassVar[str] = "Triton"
+    supports_mixed_precision: ClassVar[bool] = True
     has_short_sources: ClassVar[bool] = True
     composite_ops: ClassVar[tuple[str, ...]] = ("attention", "conv_sum", "gather")
     non_fusable_ops: ClassVar[tuple[str, ...]] = tuple(
@@ -149,7 +165,7 @@ class CudaBackend(Backend[CudaTarget]):
 
     def __init__(
         self,
-        cache: KernelCache | None = None,
+        cache: CodeCache | None = None,
         *,
         jobs: int | None = None,
         pool: CompilerPool | None = None,
@@ -167,10 +183,13 @@ class CudaBackend(Backend[CudaTarget]):
         own = [family for family in self.families if isinstance(family, CudaFamily)]
         self._int32_families = {f.name for f in own if f.uses_int32_offsets}
         self._exclusive_families = {f.name for f in own if f.excludes_other_families}
-        # Also without a library: recipes of engines name its tactics.
-        known = (*own, *_LIBRARY_FAMILIES.values())
-        self._fixed_type_families = {f.name for f in known if f.has_fixed_types}
+        self._fixed_type_families = {f.name for f in own if f.has_fixed_types}
         self._reversible_families = {f.name for f in own if f.supports_reversed_tiles}
+        # No pass refers to the backend: its pool ends with the last reference to it.
+        self.plan_passes = (
+            partial(_apply_launch_attributes, self._reversible_families),
+            _group_small_launches,
+        )
         self.cache = cache
         self.pool = pool or CompilerPool(jobs or processor_count())
         self._records: dict[tuple[str, CudaTarget], bytes | Future[bytes]] = {}
@@ -192,39 +211,37 @@ class CudaBackend(Backend[CudaTarget]):
         return " with ".join(filter(None, (architecture, ", ".join(features))))
 
     @override
-    def candidates(
-        self, node: Node, target: CudaTarget, storage: DType = DType.FLOAT32
-    ) -> tuple[list[Tactic], list[Refusal]]:
-        tactics, refusals = super().candidates(node, replace(target, narrow_dtype=storage), storage)
+    def candidates(self, node: Node, target: CudaTarget) -> tuple[list[Tactic], list[Refusal]]:
+        precise = replace(target, narrow_dtype=node.precision)
+        tactics, refusals = super().candidates(node, precise)
         int32_families = {t.family for t in tactics} & self._int32_families
         if int32_families and (reason := index_overflow_reason(node)):
             refusals += [Refusal(family, reason) for family in sorted(int32_families)]
             tactics = [tactic for tactic in tactics if tactic.family not in int32_families]
         tactics = [t for t in tactics if t.family in self._exclusive_families] or tactics
-        return tactics if storage is DType.FLOAT32 else keep_logits_float32(
-            node, tactics, self._fixed_type_families
-        ), refusals
+        if node.precision is DType.FLOAT32:
+            tactics = [self._as_stored(node, tactic) for tactic in tactics]
+        return tactics, refusals
 
-    @override
-    def mixed_precision_candidates(
-        self, node: Node, target: CudaTarget, storage: DType, kept: Collection[str]
-    ) -> tuple[list[Tactic], list[Refusal]]:
-        if not kept:
-            return self.candidates(node, target, storage)
-        node_storage = DType.FLOAT32 if reads_float32(node, kept) else storage
-        tactics, refusals = self.candidates(node, target, node_storage)
-        adjusted = (
-            tactic
-            if tactic.family in self._fixed_type_families
-            else with_results_for_readers(node, tactic, storage, kept)
-            for tactic in tactics
-        )
-        return list(dict.fromkeys(adjusted)), refusals
+    def _as_stored(self, node: Node, tactic: Tactic) -> Tactic:
+        """Return a tactic for float32 that reads and writes 16 bits where these are stored.
 
-    @override
-    def canonical_tactic(self, node: Node, tactic: Tactic) -> Tactic:
+        These are results, and operands of an epilogue, such as the mask of a softmax. Views and
+        references are unchanged: views have the type of their source, and references compute in the
+        model's types.
+        """
         is_fixed = tactic.family in self._fixed_type_families
-        return tactic if is_fixed else with_float32_results(node, tactic)
+        if is_fixed or tactic.aliasing is not Aliasing.NONE or tactic.runs_on_host:
+            return tactic
+
+        def stored(value: Value | None, fmt: TensorFormat | None) -> Any:
+            if value is None or fmt is None or value.constant is not None:
+                return fmt
+            return replace(fmt, dtype=value.storage) if fmt.dtype is DType.FLOAT32 else fmt
+
+        others = map(stored, node.inputs[1:], tactic.inputs[1:])
+        outputs = tuple(map(stored, node.outputs, tactic.outputs))
+        return replace(tactic, inputs=(*tactic.inputs[:1], *others), outputs=outputs)
 
     @override
     def can_fuse_pair(self, first: Node, second: Node) -> bool:
@@ -232,8 +249,8 @@ class CudaBackend(Backend[CudaTarget]):
 
     @override
     def launch_variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
-        if not _has_launches(tactic):
-            return ()
+        if tactic.runs_on_host or tactic.aliasing is not Aliasing.NONE:
+            return ()  # it launches no kernels
         forwards = replace(tactic, reversed_tile_order=False)
         return tuple(replace(forwards, uses_pdl=uses_pdl) for uses_pdl in (False, True))
 
@@ -244,7 +261,7 @@ class CudaBackend(Backend[CudaTarget]):
 
     @override
     def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
-        raise InternalError(f"GPU kernels read no halos, but {view} has one of {value}")
+        raise InternalError(f"GPU kernels read no halos, but {view} has one to fill with {value}")
 
     @property
     @override
@@ -255,20 +272,6 @@ class CudaBackend(Backend[CudaTarget]):
     def shape_guards(self, node: Node) -> tuple[Guard, ...]:
         return index_limits_of(node)
 
-    @override
-    def concurrent_groups(
-        self, steps: Sequence[Step], largest: Mapping[str, int]
-    ) -> list[list[int]]:
-        return group_concurrent_steps(
-            steps, lambda launch: evaluate_dim(launch.chunks, largest) <= _MAX_CONCURRENT_BLOCKS
-        )
-
-    @override
-    def with_reversed_tiles(self, step: Step) -> Step:
-        if not isinstance(step, Launch) or step.kernel.family not in self._reversible_families:
-            return step
-        return replace(step, kernel=reverse_tile_order(step.kernel))
-
     def alternate_tile_order(
         self,
         nodes: Iterable[Node],
@@ -276,15 +279,27 @@ class CudaBackend(Backend[CudaTarget]):
         sizes: Mapping[str, int],
         target: CudaTarget,
     ) -> dict[Node, Tactic]:
-        """Return the tactics with every other large launch, in the order of ``nodes``, reversed."""
-        reversible = [n for n in nodes if tactics[n].family in self._reversible_families]
-        return alternate_tile_order(reversible, tactics, sizes, target)
+        """Return the tactics with every other large launch, in the order of ``nodes``, reversed.
+
+        The L2 cache still holds what a launch read and wrote last. If the next launch starts with
+        its first tiles, these data are evicted before it reaches them. In reverse order (a
+        serpentine tile order) it reads them first.
+        """
+        ordered = dict(tactics)
+        min_bytes, is_reversed = _LARGE_L2_SHARE * gpu_spec_of(target).l2_bytes, False
+        for node in nodes:
+            tactic = tactics[node]
+            is_reversible = tactic.family in self._reversible_families
+            if is_reversible and _touched_bytes(node, tactic, sizes) >= min_bytes:
+                ordered[node] = replace(tactic, reversed_tile_order=is_reversed)
+                is_reversed = not is_reversed
+        return ordered
 
     @override
     def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
         """Return the Triton source of a kernel."""
-        if write := _AUXILIARY_WRITERS.get(kernel.family):
-            text = write(kernel)
+        if writer := _AUXILIARY_WRITERS.get(kernel.family):
+            text = writer(kernel).write()
         else:
             text = self.family(kernel.family).generate(kernel, target)
         return text if target.uses_pdl else without_pdl(text)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from smelt.backends.cuda._compiler_worker import DONE, READY, read_frame, request, write_frame
 from smelt.backends.cuda._triton import compile_kernel, require_triton
 from smelt.errors import BuildError, DeviceError
+from smelt.signal_errors import pass_on_handler_error
 from smelt.types import BackgroundThread
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def _run_worker(state: _PoolState) -> None:
             job.done.cancel()
             continue
         try:
-            if worker is None or not worker.is_alive:
+            if worker is None or worker.process.poll() is not None:
                 worker = _start_process(state, worker)
             record = _compile(job, worker, state.seconds)
             if job.keep is not None:
@@ -201,11 +202,6 @@ class _CompilerProcess:
             stack.pop_all()
         self.timed_out = False
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process accepts requests."""
-        return self.process.poll() is None
-
     def ask(self, payload: bytes, seconds: float) -> bytes | None:
         """Return the reply to a request; None if the process died or exceeded ``seconds``."""
         assert self.process.stdin is not None  # noqa: S101  (a pipe)
@@ -213,7 +209,8 @@ class _CompilerProcess:
         self.errors.truncate()
         try:
             write_frame(self.process.stdin, payload)
-        except OSError:
+        except OSError as error:
+            pass_on_handler_error(error)
             return None
         return self.reply(seconds)
 
@@ -239,7 +236,7 @@ class _CompilerProcess:
         status = self.process.wait()
         if self.timed_out:
             return f"the compiler exceeded its time limit of {seconds:g} s"
-        return f"the compiler ended with status {status}"
+        return f"the compiler process ended with status {status}"
 
     def printed(self) -> list[str]:
         """Return the last lines of the compiler's output."""
@@ -267,7 +264,8 @@ def _start_process(
     command = [sys.executable, "-I", "-c", program, json.dumps(sys.path), state.folder()]
     try:
         worker = _CompilerProcess(command)
-    except OSError:
+    except OSError as error:
+        pass_on_handler_error(error)
         return None
     with state.lock:
         state.workers.append(worker)

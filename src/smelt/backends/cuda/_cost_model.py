@@ -16,15 +16,14 @@ from math import ceil, prod, sqrt
 from typing import TYPE_CHECKING, Final
 
 from smelt.devices.cuda import SM_RESOURCES
-from smelt.types import DType, evaluate_dim, symbols_of
+from smelt.types import DType, guessed_extent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from smelt.backends.cuda._target import CudaTarget
     from smelt.devices.cuda import SmResources
     from smelt.ir import Node, Value
-    from smelt.types import Dim
 
 WARP_LANES: Final = 32
 """Threads of a warp."""
@@ -90,8 +89,6 @@ _SHARED_READ_BYTES_PER_SECOND: Final = 2.25e11
 """Rate at which tensor cores read a multiprocessor's shared memory; fitted."""
 _WIDE_MMA_ROWS: Final = 64
 """Rows of a warp-group MMA instruction."""
-_GUESSED_EXTENT: Final = 8
-"""Value assumed for a symbol in an extent. Chosen without a measurement."""
 _MIN_EXTENT: Final = 16
 """Minimum extent of a tile on tensor cores."""
 
@@ -142,9 +139,8 @@ def multiprocessors_of(capability: int) -> int:
 
 def gpu_spec_of(target: CudaTarget) -> GpuSpec:
     """Return the GPU of a target: its oldest architecture, whose tactics run on all of them."""
-    multiprocessors, tensor_tflops, cuda_core_tflops, memory_gbytes, l2_mbytes = _DATA_SHEETS[
-        target.capability
-    ]
+    sheet = _DATA_SHEETS[target.capability]
+    multiprocessors, tensor_tflops, cuda_core_tflops, memory_gbytes, l2_mbytes = sheet
     share = target.multiprocessors / multiprocessors
     return GpuSpec(
         multiprocessors=target.multiprocessors,
@@ -157,7 +153,7 @@ def gpu_spec_of(target: CudaTarget) -> GpuSpec:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchWorkload:
     """Workload of a launch: what each program does, and the memory that it reads and writes."""
 
@@ -165,16 +161,16 @@ class LaunchWorkload:
     num_warps: int
     registers: float
     """Registers that a thread needs; more than the limit are spilled."""
-    shared_bytes: int
-    steps: int
+    shared_bytes: int = 0
+    steps: int = 1
     """Sequential steps of a program's main loop."""
-    num_stages: int
+    num_stages: int = 1
     """Steps whose elements are in flight; 1 without prefetch."""
     step_seconds: float
     """Time that the arithmetic of a step keeps a multiprocessor busy, in seconds."""
-    step_overhead_seconds: float
+    step_overhead_seconds: float = 0.0
     """Time that all other work of a step keeps a multiprocessor busy, in seconds."""
-    dependency_seconds: float
+    dependency_seconds: float = 0.0
     """Latency of the dependent instructions of a step, which other programs cannot hide, in
     seconds."""
     step_bytes: float
@@ -197,15 +193,11 @@ class LaunchWorkload:
 
 def seconds_of(workload: LaunchWorkload, gpu: GpuSpec) -> float:
     """Return the estimated time of a launch in seconds."""
-    exceeds_l2 = workload.source_bytes > gpu.l2_bytes / 2
-    programs_seconds = _programs_seconds(
-        workload, gpu, _MEMORY_LATENCY_SECONDS if exceeds_l2 else _L2_LATENCY_SECONDS
-    )
-    rate = (
-        gpu.memory_bytes_per_second
-        if exceeds_l2
-        else gpu.multiprocessors * _L2_STREAM_BYTES_PER_SECOND
-    )
+    if workload.source_bytes > gpu.l2_bytes / 2:
+        latency, rate = _MEMORY_LATENCY_SECONDS, gpu.memory_bytes_per_second
+    else:
+        latency, rate = _L2_LATENCY_SECONDS, gpu.multiprocessors * _L2_STREAM_BYTES_PER_SECOND
+    programs_seconds = _programs_seconds(workload, gpu, latency)
     traffic_seconds = max(
         workload.l2_read_bytes / l2_bytes_per_second(workload, gpu), workload.moved_bytes / rate
     )
@@ -223,13 +215,12 @@ def l2_bytes_per_second(workload: LaunchWorkload, gpu: GpuSpec) -> float:
 
 def _programs_seconds(work: LaunchWorkload, gpu: GpuSpec, latency: float) -> float:
     """Return the time of all waves in seconds, if the L2 cache and memory are not the limit."""
-    excess = max(0.0, work.registers / MAX_REGISTERS_PER_THREAD - 1)
+    spill_factor = 1 + _SPILL_PENALTY * max(0.0, work.registers / MAX_REGISTERS_PER_THREAD - 1)
     load_seconds = work.step_bytes / _SM_LOAD_BYTES_PER_SECOND
-    step_seconds = (
-        _overlapped_seconds(work.step_seconds, load_seconds) + work.step_overhead_seconds
-    ) * (1 + _SPILL_PENALTY * excess)
+    busy_seconds = _overlapped_seconds(work.step_seconds, load_seconds)
+    step_seconds = (busy_seconds + work.step_overhead_seconds) * spill_factor
     if work.num_warps > _WARPS_PER_GROUP:
-        step_seconds += _WARP_GROUPS_SYNC_SECONDS * (1 + _SPILL_PENALTY * excess)
+        step_seconds += _WARP_GROUPS_SYNC_SECONDS * spill_factor
     epilogue_seconds = work.epilogue_bytes / _EPILOGUE_BYTES_PER_SECOND
     program_seconds = _ACCUMULATOR_SECONDS * work.accumulators + epilogue_seconds
     program_seconds += work.steps * _overlapped_seconds(step_seconds, _latency(work, latency))
@@ -237,14 +228,11 @@ def _programs_seconds(work: LaunchWorkload, gpu: GpuSpec, latency: float) -> flo
         program_seconds += latency
 
     def wave_seconds(programs: int, start: float) -> float:
-        return _overlapped_seconds(
-            programs * (work.steps * step_seconds + epilogue_seconds), start + program_seconds
-        )
+        busy_seconds = programs * (work.steps * step_seconds + epilogue_seconds)
+        return _overlapped_seconds(busy_seconds, start + program_seconds)
 
-    programs_per_sm, programs_on_busiest_sm = (
-        _programs_per_sm(work, gpu),
-        ceil(work.programs / gpu.multiprocessors),
-    )
+    programs_per_sm = _programs_per_sm(work, gpu)
+    programs_on_busiest_sm = ceil(work.programs / gpu.multiprocessors)
     if programs_on_busiest_sm <= programs_per_sm:
         return wave_seconds(programs_on_busiest_sm, 0.0)
     waves = ceil(work.programs / (programs_per_sm * gpu.multiprocessors))
@@ -270,14 +258,12 @@ def _latency(work: LaunchWorkload, latency: float) -> float:
     """Return the minimum time of a step in seconds, however busy the multiprocessor is."""
     if work.num_stages > 1:
         load_seconds = latency / max(1, min(work.num_stages - 1, work.steps))
-        slack = (
-            work.step_seconds if work.num_stages == 2 else 0.0
-        )  # two stages: no load overlaps the arithmetic
+        # With two stages no load overlaps the arithmetic.
+        slack = work.step_seconds if work.num_stages == 2 else 0.0
         return max(load_seconds, work.dependency_seconds + slack)
     loads = work.step_bytes / (LOAD_BYTES * WARP_LANES * work.num_warps)
-    return (
-        latency * max(1.0, loads / _OUTSTANDING_LOADS) + work.dependency_seconds + work.step_seconds
-    )
+    load_seconds = latency * max(1.0, loads / _OUTSTANDING_LOADS)
+    return load_seconds + work.dependency_seconds + work.step_seconds
 
 
 def _programs_per_sm(work: LaunchWorkload, gpu: GpuSpec) -> int:
@@ -300,12 +286,8 @@ def product_seconds(
     flops = 2.0 * bm * bn * bk * gpu.multiprocessors
     if dtype is DType.FLOAT32 and precision == "ieee":
         accumulators = bm * bn / (num_warps * WARP_LANES)
-        return flops / (
-            gpu.cuda_core_flops
-            * _CUDA_CORE_SHARE
-            * accumulators
-            / (accumulators + _CUDA_CORE_ACCUMULATORS)
-        )
+        rate = gpu.cuda_core_flops * _CUDA_CORE_SHARE * accumulators
+        return flops / (rate / (accumulators + _CUDA_CORE_ACCUMULATORS))
     rate = gpu.tensor_flops * _TF32_SHARE.get(precision, 1.0)
     if not gpu.wide_mma_rows:
         return flops / (rate * _LEGACY_MMA_SHARE)
@@ -315,14 +297,18 @@ def product_seconds(
     return max(flops / rate, shared_bytes / _SHARED_READ_BYTES_PER_SECOND)
 
 
-def guessed_extent(extent: Dim) -> int:
-    """Return the extent, with a guess for each symbol."""
-    return evaluate_dim(extent, dict.fromkeys(symbols_of(extent), _GUESSED_EXTENT))
-
-
 def next_power_of_two(value: int) -> int:
     """Return the least power of two that is at least ``value``, as tiles require."""
     return 1 << max(0, value - 1).bit_length()
+
+
+def parts_of(count: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, size) of the parts of a count: powers of two up to a limit, largest first."""
+    first = 0
+    while first < count:
+        size = min(limit, 1 << (count - first).bit_length() - 1)
+        yield first, size
+        first += size
 
 
 def tile_extent(value: int) -> int:
@@ -343,8 +329,5 @@ def memory_seconds(node: Node, target: CudaTarget) -> float:
 
 def pass_seconds(moved_bytes: float, target: CudaTarget) -> float:
     """Return the time in seconds of a launch that moves bytes and computes almost nothing."""
-    return (
-        LAUNCH_SECONDS
-        + _L2_LATENCY_SECONDS
-        + moved_bytes / gpu_spec_of(target).memory_bytes_per_second
-    )
+    seconds = moved_bytes / gpu_spec_of(target).memory_bytes_per_second
+    return LAUNCH_SECONDS + _L2_LATENCY_SECONDS + seconds

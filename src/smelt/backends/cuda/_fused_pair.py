@@ -15,20 +15,18 @@ product's weights, its epilogue operands, its result.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cuda._cost_model import WARP_LANES
-from smelt.backends.cuda._implicit_gemm import (
-    ImplicitGemmWriter,
-    PersistentWriter,
-)
+from smelt.backends.cuda._implicit_gemm import ImplicitGemmWriter, PersistentWriter
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES
-from smelt.backends.cuda._product_kernels import FusedPairKernel
+from smelt.backends.cuda._product_specs import FusedPairKernel
 from smelt.backends.cuda._tile_writer import broadcast_condition, divides, mask_arguments
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from smelt.engine import KernelSpec
 
@@ -39,12 +37,7 @@ _REGISTER_WEIGHT_ELEMENTS: Final = 128
 summed. Chosen without a measurement."""
 
 
-def write_fused_pair(kernel: KernelSpec) -> str:
-    """Return the text of a fused pair's kernel."""
-    return _FusedPairWriter(kernel).write()
-
-
-class _FusedPairWriter(PersistentWriter):
+class FusedPairWriter(PersistentWriter):
     """Writer of a fused pair; the first product is written as if alone, up to its result."""
 
     def __init__(self, kernel: KernelSpec) -> None:
@@ -65,14 +58,12 @@ class _FusedPairWriter(PersistentWriter):
     @override
     def write(self) -> str:
         s = self.s
-        self.find_scalars()
+        s.narrow_scalars()
         if self.k.programs:
             self.prepare_second()
             self.write_persistent()
             return s.text()
-        s.line(f"tile = {s.program}")
-        s.line(f"across = tile % {self.column_tiles}")
-        s.line(f"down = tile // {self.column_tiles}")
+        self.find_place()
         self.find_rows()
         self.prepare_rows()
         self.prepare_second()
@@ -86,21 +77,18 @@ class _FusedPairWriter(PersistentWriter):
     def write_whole(self) -> None:
         """Write the kernel with all columns of the first product in one tile."""
         s = self.s
-        self.find_column_block("0")
+        self.find_columns("0")
         self.prepare_columns()
         if self.k.prefetches_weights:
             self.prefetch_weights()
         self.read_weights(self.extras)
         (bm, first_columns, _), bn = self.tile, self.second_tile
-        fits_registers = (
-            first_columns * bn <= _REGISTER_WEIGHT_ELEMENTS * WARP_LANES * self.k.num_warps
-        )
+        held = _REGISTER_WEIGHT_ELEMENTS * WARP_LANES * self.k.num_warps
+        fits_registers = first_columns * bn <= held
         if fits_registers:
             self.load_second()
         s.wait()
-        if self.k.prefetches_epilogue:
-            for extra in range(self.extras):
-                self.read(extra)
+        self.prefetch_epilogue(self.extras)
         ImplicitGemmWriter.sum(self)
         if not fits_registers:
             self.load_second()
@@ -114,10 +102,9 @@ class _FusedPairWriter(PersistentWriter):
         self.load_first_operand()
         s.line(f"sums = tl.zeros([{bm}, {self.second_tile}], tl.float32)")
         with s.block(f"for stretch in range(0, {self.column_blocks}):"):
-            self.find_column_block(f"stretch * {bn}")
+            self.find_columns(f"stretch * {bn}")
             self.prepare_columns()
-            for number, first in enumerate(self.steps()):
-                self.load_weight_step(number, first)
+            self.load_weights(0)
             self.load_second()
             self.add_first(0)
             self.add_second("sums")
@@ -126,28 +113,24 @@ class _FusedPairWriter(PersistentWriter):
         """Write that loop for programs that keep all weights and process many tiles."""
         s, (bm, bn, _) = self.s, self.tile
         column_blocks, steps = range(self.column_blocks), len(self.steps())
-        second_loaded, loaded_by_block = (
-            self.loaded,
-            [dict[int, str]() for _ in range(self.column_blocks)],
-        )
+        second_loaded = self.loaded
+        loaded_by_block = [dict[int, str]() for _ in column_blocks]
         s.line("first = tl.program_id(0)")
         for column_block in column_blocks:
             self.select_column_block(column_block, loaded_by_block)
-            self.find_column_block(str(column_block * bn))
+            self.find_columns(str(column_block * bn))
             self.prepare_columns()
-            for number, first in enumerate(self.steps()):
-                self.load_weight_step(column_block * steps + number, first)
+            self.load_weights(column_block * steps)
             self.load_second()
             self.read_weights(self.extras)
         s.wait()
-        with s.for_each_tile("down", "first", self.row_tiles, self.k.programs):
+        with self.each_tile("first"):
             self.find_rows()
             self.prepare_rows()
             self.load_first_operand()
-            for column_block in column_blocks if self.k.prefetches_epilogue else ():
+            for column_block in column_blocks:
                 self.select_column_block(column_block, loaded_by_block)
-                for extra in range(self.extras):
-                    self.read(extra)
+                self.prefetch_epilogue(self.extras)
             s.line(f"sums = tl.zeros([{bm}, {self.second_tile}], tl.float32)")
             for column_block in column_blocks:
                 self.select_column_block(column_block, loaded_by_block)
@@ -160,26 +143,6 @@ class _FusedPairWriter(PersistentWriter):
         """Select the variables of a block of columns."""
         self.suffix, self.loaded = f"_{column_block}", loaded[column_block]
         self.column = f"column{self.suffix}"
-
-    def find_column_block(self, first: str) -> None:
-        """Write the column numbers of a block of the first product."""
-        s, bn = self.s, self.tile[1]
-        s.line(f"{self.column} = {s.join(first, f'tl.arange(0, {bn})')}")
-        if self.column_ok:
-            s.line(f"{self.column_ok} = {self.column} < {self.column_count}")
-
-    def add_first(self, weights: int) -> None:
-        """Write the first product of the kept pixels with a block's weights, from a number on."""
-        bm, bn, _ = self.tile
-        self.s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
-        for number, _ in enumerate(self.steps()):
-            self.multiply_by(f"a{number}", f"b{weights + number}")
-
-    def load_first_operand(self) -> None:
-        """Write the loads of the pixels of all steps."""
-        for number, first in enumerate(self.steps()):
-            at, ok = self.pixels(first)
-            self.load_pixels(f"a{number}", at, ok)
 
     # ---- the second product
 
@@ -194,9 +157,8 @@ class _FusedPairWriter(PersistentWriter):
             s.line(f"then_filter = tl.minimum(then, {self.second_count} - 1)")
             name = "then_filter"
         s.line(f"then_columns = p{self.weights} + {name} * {self.pair.second_depth}")
-        first_state = self._as_second()
-        self.read_weights(self.last - self.first_extra)
-        self._restore_first(first_state)
+        with self.second_operands():
+            self.read_weights(self.last - self.first_extra)
 
     def load_second(self) -> None:
         """Write the load of the second product's weights for the current block of columns."""
@@ -226,19 +188,16 @@ class _FusedPairWriter(PersistentWriter):
 
     @override
     def finish(self) -> None:
-        self._as_second()
         self.s.line("acc = sums")
-        self.store(
-            self.last, self.write_epilogue(self.pair.second_stages, bias=self.pair.second_bias)
-        )
+        with self.second_operands():
+            result = self.write_epilogue(self.pair.second_stages, bias=self.pair.second_bias)
+            self.store(self.last, result)
 
-    def _as_second(self) -> tuple[Any, ...]:
-        """Switch to the operands of the second product; return the first's."""
-        first_state = (self.last, self.first_extra, self.columns, self.column, self.column_ok)
+    @contextmanager
+    def second_operands(self) -> Generator[None]:
+        """Select the operands of the second product for what is written in the context."""
+        first = self.last, self.first_extra, self.columns, self.column, self.column_ok
         self.last, self.first_extra, self.columns = self.result, self.weights + 1, self.second_axis
         self.column, self.column_ok = "then", self.second_ok
-        return first_state
-
-    def _restore_first(self, first_state: tuple[Any, ...]) -> None:
-        """Switch back to the operands of the first product."""
-        self.last, self.first_extra, self.columns, self.column, self.column_ok = first_state
+        yield
+        self.last, self.first_extra, self.columns, self.column, self.column_ok = first

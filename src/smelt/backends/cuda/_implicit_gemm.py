@@ -12,6 +12,7 @@ its tile, prefetches its weights, and accesses nothing else.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cuda._cost_model import WARP_LANES
@@ -26,7 +27,7 @@ from smelt.backends.cuda._tile_writer import (
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
-    from smelt.engine import KernelSpec
+    from collections.abc import Generator
 
 TF32: Final = "tf32"
 """Precision in which float32 operands are rounded to a mantissa of ten bits."""
@@ -36,11 +37,6 @@ _PREFETCH: Final = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
 """PTX that prefetches a line to the L2 cache."""
 _LINE_BYTES: Final = 128
 """Size of a cache line in bytes."""
-
-
-def write_implicit_gemm(kernel: KernelSpec) -> str:
-    """Return the text of a product's kernel."""
-    return _WRITERS[kernel["schedule"]](kernel).write()
 
 
 class ImplicitGemmWriter(TileWriter):
@@ -55,12 +51,9 @@ class ImplicitGemmWriter(TileWriter):
 
     def prepare_rows(self) -> None:
         """Write the addresses of the rows' first taps in A."""
-        s = self.s
-        start = s.extent(self.k.start)
-        rows = self.row_offset(0)
-        s.line(f"a_rows = p0 + ({rows}{'' if start == '0' else f' - {start}'})")
-        if self.k.second_inner_k:
-            s.line(f"second_rows = p2 + ({self.row_offset(2)})")
+        self.s.line(f"a_rows = {self.first_taps()}")
+        if self.k.second_image_channels:
+            self.s.line(f"second_rows = p2 + ({self.row_offset(2)})")
 
     def prepare_columns(self) -> None:
         """Write the addresses of the columns in B."""
@@ -72,48 +65,34 @@ class ImplicitGemmWriter(TileWriter):
             s.line(f"filter = tl.minimum({self.column}, {self.column_count} - 1)")
         columns = s.sum_of((name, self.columns[2]))
         columns = columns if columns != "0" else f"{name} * 0"
-        if self.batch_axes:
-            uses_int64_offsets = self.k.uses_int64_offsets[1]
-            columns = s.join(
-                s.offset(
-                    self.batch_names, self.batch_axes, 1, uses_int64_offsets=uses_int64_offsets
-                ),
-                columns,
-            )
-        s.line(f"b_columns = p1 + ({columns})")
+        s.line(f"b_columns = p1 + ({s.join(self.batch_offset(1), columns)})")
 
     @override
     def sum(self) -> None:
         bm, bn, bk = self.tile
         self.s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
-        inner_k, second_inner_k = self.k.run, self.k.second_inner_k
-        self.merges_images = (
-            second_inner_k > 0 and self.k.fixed_run % bk == second_inner_k % bk == 0
-        )
+        inner_k, second = self.k.run, self.k.second_image_channels
+        self.merges_images = second > 0 and self.k.fixed_run % bk == second % bk == 0
         if self.windows and not (isinstance(inner_k, int) and inner_k % bk == 0):
             self.sum_together()
         else:
             self.sum_by_tap()
-        if second_inner_k and not self.merges_images:
+        if second and not self.merges_images:
             self.sum_second()
 
     def loop(self, tap_count: int, steps_per_tap: str) -> str:
         """Return the header of the loop over this program's steps of the reduction."""
-        steps = (
-            str(tap_count * int(steps_per_tap))
-            if steps_per_tap.isdigit()
-            else f"{tap_count} * {steps_per_tap}"
-        )
-        if self.merges_images:
-            steps = str(int(steps) + self.k.second_inner_k // self.tile[2])
         split_k = self.k.split_k
+        if steps_per_tap.isdigit():
+            steps = str(tap_count * int(steps_per_tap))
+            if self.merges_images:
+                steps = str(int(steps) + self.k.second_image_channels // self.tile[2])
+            part_steps = self.s.divide_up(steps, split_k)
+        else:
+            steps = f"{tap_count} * {steps_per_tap}"
+            part_steps = f"tl.cdiv({steps}, {split_k})"
         if split_k == 1:
             return f"for number in range(0, {steps}):"
-        part_steps = (
-            self.s.divide_up(steps, split_k)
-            if steps_per_tap.isdigit()
-            else f"tl.cdiv({steps}, {split_k})"
-        )
         self.s.line(f"begin = piece * {part_steps}")
         end = f"begin + {part_steps}"
         if not divides(split_k, steps):
@@ -127,7 +106,7 @@ class ImplicitGemmWriter(TileWriter):
         steps_per_tap = s.divide_up(inner_k, bk)
         with s.block(self.loop(self.taps, steps_per_tap)):
             tap_offset = ""
-            a_ok = self.row_ok if not self.k.clamps_edges else ""
+            a_ok = self.a_row_ok
             if self.windows:
                 s.line(f"tap = number // {steps_per_tap}")
                 s.line(f"c = (number % {steps_per_tap}) * {bk} + step")
@@ -146,10 +125,7 @@ class ImplicitGemmWriter(TileWriter):
                 f"{rows}[:, None] + ({a_at})[None, :]",
                 all_of(broadcast_condition(a_ok, 0), broadcast_condition(c_ok, 1)),
                 f"b_columns[None, :] + ({b_at})[:, None]",
-                all_of(
-                    broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1),
-                    broadcast_condition(c_ok, 0),
-                ),
+                all_of(self.b_column_ok, broadcast_condition(c_ok, 0)),
             )
 
     def switch_to_second_image(self, a_at: str, a_ok: str) -> str:
@@ -173,17 +149,15 @@ class ImplicitGemmWriter(TileWriter):
 
     def sum_second(self) -> None:
         """Write the sum over the second image, if one loop cannot cover both images."""
-        s, bk, inner_k = self.s, self.tile[2], self.k.second_inner_k
+        s, bk, inner_k = self.s, self.tile[2], self.k.second_image_channels
         with s.block(f"for number in range(0, {-(-inner_k // bk)}):"):
             s.line(f"c = number * {bk} + step")
             c_ok = "" if inner_k % bk == 0 else f"(c < {inner_k})"
-            a_ok = broadcast_condition("" if self.k.clamps_edges else self.row_ok, 0)
-            b_ok = broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1)
             self.multiply(
                 "second_rows[:, None] + c[None, :]",
-                all_of(a_ok, broadcast_condition(c_ok, 1)),
+                all_of(broadcast_condition(self.a_row_ok, 0), broadcast_condition(c_ok, 1)),
                 f"b_columns[None, :] + (c + {self.taps * self.k.fixed_run})[:, None]",
-                all_of(b_ok, broadcast_condition(c_ok, 0)),
+                all_of(self.b_column_ok, broadcast_condition(c_ok, 0)),
             )
 
     def sum_together(self) -> None:
@@ -195,19 +169,15 @@ class ImplicitGemmWriter(TileWriter):
             s.line(f"c = k % {inner_k}")
             s.line(f"tap = k // {inner_k}")
             k_ok = "" if divides(bk, total) else f"(k < {total})"
-            a_ok = broadcast_condition("" if self.k.clamps_edges else self.row_ok, 0)
             inside, tap_offset = self.locate_tap("tap", "[:, None]")
             a_at = s.join(tap_offset, s.sum_of(("c", self.k.inner_k_strides[0])))
-            depth = total if self.k.second_inner_k else self.k.depth
+            depth = total if self.k.second_image_channels else self.k.depth
             b_ok = "" if divides(bk, depth) else f"(k < {depth})"
             self.multiply(
                 f"a_rows[:, None] + ({a_at})[None, :]",
-                all_of(a_ok, inside, broadcast_condition(k_ok, 1)),
+                all_of(broadcast_condition(self.a_row_ok, 0), inside, broadcast_condition(k_ok, 1)),
                 "b_columns[None, :] + k[:, None]",
-                all_of(
-                    broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1),
-                    broadcast_condition(b_ok, 0),
-                ),
+                all_of(self.b_column_ok, broadcast_condition(b_ok, 0)),
             )
 
     def multiply(self, a_at: str, a_mask: str, b_at: str, b_mask: str) -> None:
@@ -244,7 +214,7 @@ class ImplicitGemmWriter(TileWriter):
         if stride != 1 or not isinstance(inner_k, int):
             return
         line_elements = _LINE_BYTES // s.dtypes[1].size_bytes
-        lines = -(-(self.taps * inner_k + self.k.second_inner_k) // line_elements)
+        lines = -(-(self.taps * inner_k + self.k.second_image_channels) // line_elements)
         lines_at_once, split_k = max(1, self.k.num_warps * WARP_LANES // bn), self.k.split_k
         part = "down" if split_k == 1 else f"(down * {split_k} + piece)"
         step = f"{self.row_tiles} * {lines_at_once * split_k}"
@@ -266,56 +236,85 @@ class PersistentWriter(ImplicitGemmWriter):
     @override
     def write(self) -> str:
         s = self.s
-        self.find_scalars()
-        s.line("program = tl.program_id(0)")
-        s.line(f"across = program % {self.column_tiles}")
-        self.find_columns()
-        self.prepare_columns()
-        for number, first in enumerate(self.steps()):
-            self.load_weight_step(number, first)
+        self.find_own_columns()
+        self.load_weights(0)
         self.read_weights(self.last - self.first_extra)
         s.wait()
         begin, prefetch = f"program // {self.column_tiles}", f"num_stages={self.k.num_stages}"
-        with s.for_each_tile("down", begin, self.row_tiles, self.k.programs, prefetch):
+        with self.each_tile(begin, prefetch):
             self.find_rows()
             self.prepare_rows()
             self.sum()
             self.finish()
         return s.text()
 
+    @contextmanager
+    def each_tile(self, first: str, options: str = "") -> Generator[None]:
+        """Write a loop over the tiles of a program; in reverse if the kernel is reversed.
+
+        Args:
+            first: first tile of the program.
+            options: options of ``tl.range``, such as the number of pipeline stages.
+        """
+        s, count = self.s, self.row_tiles
+        extents = f"{first}, {count}, {self.k.programs}"
+        loop = f"tl.range({extents}, {options})" if options else f"range({extents})"
+        with s.block(f"for {'walked' if s.is_tile_order_reversed else 'down'} in {loop}:"):
+            if s.is_tile_order_reversed:
+                s.line(f"down = {count} - 1 - walked")
+            yield
+
+    def find_own_columns(self) -> None:
+        """Write the columns that the program keeps, and the addresses of their weights."""
+        self.s.narrow_scalars()
+        self.s.line("program = tl.program_id(0)")
+        self.s.line(f"across = program % {self.column_tiles}")
+        self.find_columns(f"across * {self.tile[1]}")
+        self.prepare_columns()
+
     @override
     def sum(self) -> None:
-        bm, bn, _ = self.tile
+        self.load_first_operand()
+        self.add_first(0)
+
+    def load_first_operand(self) -> None:
+        """Write the loads of the pixels of all steps."""
         for number, first in enumerate(self.steps()):
             at, ok = self.pixels(first)
             self.load_pixels(f"a{number}", at, ok)
+
+    def load_weights(self, first_number: int) -> None:
+        """Write the loads of the weights of all steps, numbered from ``first_number`` on."""
+        for number, first in enumerate(self.steps(), first_number):
+            self.load_weight_step(number, first)
+
+    def add_first(self, first_number: int) -> None:
+        """Write the product of the loaded pixels with the weights from a number on."""
+        bm, bn, _ = self.tile
         self.s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
         for number, _ in enumerate(self.steps()):
-            self.multiply_by(f"a{number}", f"b{number}")
+            self.multiply_by(f"a{number}", f"b{first_number + number}")
 
     def steps(self) -> range:
         """Return the first K index of each step, over the taps' inner K and the second image's."""
-        return range(0, self.taps * self.k.fixed_run + self.k.second_inner_k, self.tile[2])
+        return range(0, self.taps * self.k.fixed_run + self.k.second_image_channels, self.tile[2])
 
     def load_weight_step(self, number: int, first: int) -> None:
         """Write the load of a step's weights."""
         s, bk = self.s, self.tile[2]
         s.line(f"k = {s.join(str(first), 'step')}")
-        total = self.taps * self.k.fixed_run + self.k.second_inner_k
+        total = self.taps * self.k.fixed_run + self.k.second_image_channels
         k_ok = "" if first + bk <= total else f"(k < {total})"
-        ok = all_of(
-            broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1),
-            broadcast_condition(k_ok, 0),
-        )
+        ok = all_of(self.b_column_ok, broadcast_condition(k_ok, 0))
         s.line(f"b{number} = tl.load(b_columns[None, :] + k[:, None]{mask_arguments(ok)})")
 
     def pixels(self, first: int) -> tuple[str, str]:
         """Return the addresses of a step's elements of A, and their mask."""
         s, bk, inner_k = self.s, self.tile[2], self.k.fixed_run
-        first_image_k, row_ok = self.taps * inner_k, "" if self.k.clamps_edges else self.row_ok
+        first_image_k, row_ok = self.taps * inner_k, broadcast_condition(self.a_row_ok, 0)
         if first >= first_image_k:
             channels = s.join(str(first - first_image_k), "step")
-            return f"second_rows[:, None] + ({channels})[None, :]", broadcast_condition(row_ok, 0)
+            return f"second_rows[:, None] + ({channels})[None, :]", row_ok
         tap_ok, tap_offset, k_ok = "", "", ""
         channels = s.join(str(first % inner_k), "step")
         if inner_k % bk == 0 and self.windows:
@@ -328,7 +327,7 @@ class PersistentWriter(ImplicitGemmWriter):
             channels = f"k % {inner_k}"
             k_ok = "" if first + bk <= first_image_k else f"(k < {first_image_k})"
         at = s.join(tap_offset, s.sum_of((channels, self.k.inner_k_strides[0])))
-        ok = all_of(broadcast_condition(row_ok, 0), tap_ok, broadcast_condition(k_ok, 1))
+        ok = all_of(row_ok, tap_ok, broadcast_condition(k_ok, 1))
         return f"a_rows[:, None] + ({at})[None, :]", ok
 
 
@@ -348,8 +347,7 @@ class PrefetchWriter(PersistentWriter):
         self.prepare_columns()
         if self.k.split_k > 1:
             self.s.line(f"begin = piece * {super().steps().stop // self.k.split_k}")
-        for number, first in enumerate(self.steps()):
-            self.load_weight_step(number, first)
+        self.load_weights(0)
 
     @override
     def steps(self) -> range:
@@ -361,9 +359,8 @@ class PrefetchWriter(PersistentWriter):
         if self.k.split_k == 1:
             super().load_weight_step(number, first)
             return
-        ok = broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1)
         at = f"b_columns[None, :] + (begin + {self.s.join(str(first), 'step')})[:, None]"
-        self.s.line(f"b{number} = tl.load({at}{mask_arguments(ok)})")
+        self.s.line(f"b{number} = tl.load({at}{mask_arguments(self.b_column_ok)})")
 
     @override
     def pixels(self, first: int) -> tuple[str, str]:
@@ -379,10 +376,10 @@ class PrefetchWriter(PersistentWriter):
             channels = f"number % {inner_k // bk} * {bk}"
         at = s.join(tap_offset, s.sum_of((f"{channels} + step", self.k.inner_k_strides[0])))
         rows = "a_rows"
-        if self.k.second_inner_k:
+        if self.k.second_image_channels:
             rows, at, inside = "rows", "at", self.switch_to_second_image(at, inside)
-        row_ok = "" if self.k.clamps_edges else self.row_ok
-        return f"{rows}[:, None] + ({at})[None, :]", broadcast_condition(all_of(row_ok, inside), 0)
+        ok = broadcast_condition(all_of(self.a_row_ok, inside), 0)
+        return f"{rows}[:, None] + ({at})[None, :]", ok
 
 
 class DepthwiseWriter(TileWriter):
@@ -390,12 +387,8 @@ class DepthwiseWriter(TileWriter):
 
     @override
     def prepare(self) -> None:
-        s = self.s
-        start = s.extent(self.k.start)
-        rows = self.row_offset(0)
-        columns = self.column_offset(0)
-        s.line(f"a_rows = p0 + ({rows}{'' if start == '0' else f' - {start}'})")
-        s.line(f"a_tile = a_rows[:, None] + ({columns})[None, :]")
+        self.s.line(f"a_rows = {self.first_taps()}")
+        self.s.line(f"a_tile = a_rows[:, None] + ({self.column_offset(0)})[None, :]")
 
     @override
     def sum(self) -> None:
@@ -405,10 +398,8 @@ class DepthwiseWriter(TileWriter):
             inside, tap_offset = self.locate_tap(str(tap), "")
             ok = all_of(broadcast_condition(inside, 0), columns)
             s.line(f"a = tl.load(a_tile + ({tap_offset}){mask_arguments(ok)}).to(tl.float32)")
-            weights = f"p1 + (column + {tap * self.columns[0]})"
-            s.line(
-                f"b = tl.load({weights}{mask_arguments(self.column_ok)}).to(tl.float32)[None, :]"
-            )
+            weights = f"p1 + (column + {tap * self.columns[0]}){mask_arguments(self.column_ok)}"
+            s.line(f"b = tl.load({weights}).to(tl.float32)[None, :]")
             s.line("acc = a * b" if tap == 0 else "acc += a * b")
 
 
@@ -425,7 +416,7 @@ class SplitKReduceWriter(TileWriter):
             s.line(f"acc = {text if piece == 0 else f'acc + {text}'}")
 
 
-_WRITERS: Final[dict[str, type[TileWriter]]] = {
+WRITERS: Final[dict[str, type[TileWriter]]] = {
     "tiled": ImplicitGemmWriter,
     "persistent": PersistentWriter,
     "prefetch": PrefetchWriter,

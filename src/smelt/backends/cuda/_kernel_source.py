@@ -13,17 +13,21 @@ without PDL get the same text without these lines.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-from smelt.engine import parameters
-from smelt.types import DType
+from smelt.backends._launch_scalars import LaunchScalars
+from smelt.engine import Json, KernelSpec, Launch, parameters
+from smelt.types import DType, SymbolicDim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from smelt.engine import Json, KernelSpec, View
+    from smelt.engine import View
+    from smelt.types import Dim
 
 _INDENT: Final = "    "
 """One level of indentation."""
@@ -61,29 +65,53 @@ TRITON_TYPES: Final = {
     DType.BOOL: "u8",
 }
 """Pointer element types in Triton's signatures; a bool is a byte that is 0 or 1."""
-LANGUAGE_TYPES: Final = {
-    DType.FLOAT64: "tl.float64",
-    DType.FLOAT32: "tl.float32",
-    DType.FLOAT16: "tl.float16",
-    DType.BFLOAT16: "tl.bfloat16",
-    DType.INT64: "tl.int64",
-    DType.INT32: "tl.int32",
-    DType.INT16: "tl.int16",
-    DType.INT8: "tl.int8",
-    DType.UINT64: "tl.uint64",
-    DType.UINT32: "tl.uint32",
-    DType.UINT16: "tl.uint16",
-    DType.UINT8: "tl.uint8",
-    DType.BOOL: "tl.int1",
-}
+LANGUAGE_TYPES: Final = {d: f"tl.{d.value}" for d in DType} | {DType.BOOL: "tl.int1"}
 """Element types in Triton source."""
+KernelField = Json | SymbolicDim | tuple["KernelField", ...]
+"""Parameter of a kernel before its symbolic extents are replaced by the launch's scalars."""
+
+
+def kernel_launch(
+    family: str,
+    views: Sequence[View],
+    chunks: Dim,
+    writes: Sequence[int] = (),
+    /,
+    **fields: KernelField,
+) -> Launch:
+    """Return the launch of a kernel on its operands.
+
+    Args:
+        family: family of the kernel.
+        views: operands.
+        chunks: number of programs.
+        writes: numbers of the operands that are written; by default the last one.
+        fields: parameters of the kernel; their symbols become scalars of the launch in this order.
+            By default there are four warps, and no software pipeline.
+    """
+    scalars = LaunchScalars()
+    values: dict[str, Json] = {"num_warps": 4, "num_stages": 1}
+    values |= {name: _without_symbols(field, scalars) for name, field in fields.items()}
+    values |= operand_parameters(views, len(scalars.values))
+    written = tuple(writes) or (len(views) - 1,)
+    spec = KernelSpec(family, parameters(**values))
+    return Launch(spec, tuple(views), written, scalars.values, chunks)
+
+
+def _without_symbols(field: KernelField, scalars: LaunchScalars) -> Json:
+    """Return a field with each symbolic extent as a spec holds it."""
+    if isinstance(field, tuple):
+        return tuple(_without_symbols(part, scalars) for part in field)
+    return scalars.json(field) if isinstance(field, SymbolicDim) else field
 
 
 def operand_parameters(views: Sequence[View], scalars: int) -> dict[str, Json]:
     """Return the parameters that describe the operands of any spec."""
     return {
         "dtypes": tuple(view.dtype.value for view in views),
-        "aligned": tuple(is_aligned(view) for view in views),
+        "aligned": tuple(
+            isinstance(view.offset, int) and view.offset % ALIGNED_BYTES == 0 for view in views
+        ),
         "scalars": scalars,
     }
 
@@ -98,11 +126,6 @@ def cluster_of(kernel: KernelSpec) -> int:
     return kernel.options.integer(CLUSTER, 1)
 
 
-def max_registers(kernel: KernelSpec) -> int | None:
-    """Return the maximum number of registers per thread, if the kernel limits it."""
-    return kernel.options.integer(REGISTERS, 0) or None
-
-
 def reverse_tile_order(kernel: KernelSpec) -> KernelSpec:
     """Return the kernel with its tiles processed last to first."""
     return replace(kernel, parameters=parameters(**kernel.options, **{_REVERSED_TILE_ORDER: True}))
@@ -115,31 +138,25 @@ def is_gluon(text: str) -> bool:
 
 def without_pdl(text: str) -> str:
     """Return the text for an architecture without programmatic dependent launch."""
+    statements = {_WAIT_FOR_DEPENDENCIES, _LAUNCH_DEPENDENTS}
     lines = text.splitlines(keepends=True)
-    return "".join(
-        line for line in lines if line.strip() not in {_WAIT_FOR_DEPENDENCIES, _LAUNCH_DEPENDENTS}
-    )
+    return "".join(line for line in lines if line.strip() not in statements)
 
 
-def is_aligned(view: View) -> bool:
-    """Return whether the first element of a view is known to be aligned to 16 bytes."""
-    return isinstance(view.offset, int) and view.offset % ALIGNED_BYTES == 0
-
-
-class Source:
-    """Text of one kernel while it is written."""
+class KernelSource:
+    """Triton source of one kernel while it is written."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         """Begin the function."""
         self.dtypes = [DType(name) for name in kernel["dtypes"]]
         self.arguments = [f"p{k}" for k in range(len(self.dtypes))]
-        self.scalar_count: int = kernel["scalars"]
-        self.arguments += [f"s{k}" for k in range(self.scalar_count)]
+        self.scalars = [f"s{k}" for k in range(kernel["scalars"])]
+        self.arguments += self.scalars
         self.aligned: tuple[bool, ...] = kernel["aligned"]
         self._lines: list[str] = []
         self._depth = 1
         self._waits = False
-        self._is_tile_order_reversed = _REVERSED_TILE_ORDER in kernel.options
+        self.is_tile_order_reversed = _REVERSED_TILE_ORDER in kernel.options
 
     def line(self, text: str) -> None:
         """Write one statement."""
@@ -163,27 +180,7 @@ class Source:
     def program(self) -> str:
         """Number of the program, counted from the last one if tiles are processed in reverse."""
         number = "tl.program_id(0)"
-        return f"(tl.num_programs(0) - 1 - {number})" if self._is_tile_order_reversed else number
-
-    @contextmanager
-    def for_each_tile(
-        self, name: str, first: str, count: str, step: Json, range_options: str = ""
-    ) -> Generator[None]:
-        """Write a loop over the tiles of a program; in reverse if the kernel is reversed.
-
-        Args:
-            name: variable of the tile number.
-            first: first tile of the program.
-            count: number of tiles of all programs.
-            step: distance between two tiles of a program.
-            range_options: options of ``tl.range``, such as the number of pipeline stages.
-        """
-        loop = f"tl.range({first}, {count}, {step}, {range_options})" if range_options else ""
-        variable = "walked" if self._is_tile_order_reversed else name
-        with self.block(f"for {variable} in {loop or f'range({first}, {count}, {step})'}:"):
-            if self._is_tile_order_reversed:
-                self.line(f"{name} = {count} - 1 - walked")
-            yield
+        return f"(tl.num_programs(0) - 1 - {number})" if self.is_tile_order_reversed else number
 
     @staticmethod
     def extent(value: Json) -> str:
@@ -201,13 +198,18 @@ class Source:
 
     # ---- expressions and statements
 
+    def narrow_scalars(self) -> None:
+        """Write the conversion of the scalars to 32 bits."""
+        for scalar in self.scalars:
+            self.line(f"{scalar} = {scalar}.to(tl.int32)")
+
     def sum_of(self, *terms: tuple[str, Json]) -> str:
         """Return ``index * stride + …`` without the terms that are zero."""
-        parts: list[str] = []
-        for index, stride in terms:
-            if stride == 0 or index == "0":
-                continue
-            parts.append(index if stride == 1 else f"({index}) * {self.extent(stride)}")
+        parts = (
+            index if stride == 1 else f"({index}) * {self.extent(stride)}"
+            for index, stride in terms
+            if stride != 0 and index != "0"
+        )
         return " + ".join(parts) or "0"
 
     @staticmethod
@@ -217,12 +219,9 @@ class Source:
 
     def product_of(self, extents: Iterable[Json]) -> str:
         """Return a product of extents: a number if all are known."""
-        known, symbolic = 1, list[str]()
-        for extent in extents:
-            if isinstance(extent, int):
-                known *= extent
-            else:
-                symbolic.append(self.extent(extent))
+        factors = list(extents)
+        known = prod(factor for factor in factors if isinstance(factor, int))
+        symbolic = [self.extent(factor) for factor in factors if not isinstance(factor, int)]
         if not symbolic:
             return str(known)
         return f"({' * '.join([*symbolic, str(known)] if known != 1 else symbolic)})"
@@ -230,11 +229,9 @@ class Source:
     @staticmethod
     def divide_up(value: str, size: int) -> str:
         """Return an extent divided by a size, rounded up."""
-        return (
-            str(-(-int(value) // size))
-            if value.isdigit()
-            else f"(({value} + {size - 1}) // {size})"
-        )
+        if value.isdigit():
+            return str(-(-int(value) // size))
+        return f"(({value} + {size - 1}) // {size})"
 
     def offset(
         self, names: Sequence[str], axes: Any, operand: int, *, uses_int64_offsets: bool = False
@@ -248,6 +245,16 @@ class Source:
             terms[0] = (f"{names[0]}.to(tl.int64)", terms[0][1])
         return self.sum_of(*terms)
 
+    def find_tile(
+        self, column: str, width: str, tile: tuple[int, int], program: str = "tl.program_id(0)"
+    ) -> None:
+        """Write the numbers of a tile's rows, ``i``, and of its columns, of ``width`` in total."""
+        rows, columns = tile
+        column_tiles = f"(({width} + {columns - 1}) // {columns})"
+        self.line(f"program = {program}.to(tl.int64)")
+        self.line(f"{column} = (program % {column_tiles}) * {columns} + tl.arange(0, {columns})")
+        self.line(f"i = (program // {column_tiles}) * {rows} + tl.arange(0, {rows})")
+
     def unravel(self, index: str, extents: Sequence[Json], names: Sequence[str]) -> None:
         """Write the coordinates of a linear index, the last axis fastest."""
         rest = index
@@ -260,6 +267,12 @@ class Source:
             self.line(f"{name}_rest = ({rest}) // {extent}")
             rest = f"{name}_rest"
 
+    def coordinates(self, index: str, axes: Any, prefix: str) -> list[str]:
+        """Write the coordinates of a linear index along axes, and return their names."""
+        names = [f"{prefix}{number}" for number in range(len(axes))]
+        self.unravel(index, [axis[0] for axis in axes], names)
+        return names
+
     def load(self, operand: int, offset: str, mask: str | None, other: str = "0") -> str:
         """Return an expression that loads elements in the type they are computed in."""
         condition = "" if mask is None else f", mask={mask}, other={other}"
@@ -271,23 +284,19 @@ class Source:
             return f"{value}.to(tl.float32)"
         return value
 
-    def extra_reader(
-        self, first: int, place: Callable[[int], str], mask: str | None
-    ) -> Callable[[int], str]:
+    def extra_reader(self, first: int, load: Callable[[int], str]) -> Callable[[int], str]:
         """Return a function from an epilogue operand's number to its variable, loaded on first use.
 
         Args:
             first: number of the operand that is epilogue operand 0.
-            place: returns the offset of an operand, by its number.
-            mask: condition of the elements that exist.
+            load: returns the expression that loads an operand, by its number.
         """
         loaded: dict[int, str] = {}
 
         def read(extra: int) -> str:
             if extra not in loaded:
                 name = loaded[extra] = f"x{extra}"
-                operand = first + extra
-                self.line(f"{name} = {self.load(operand, place(operand), mask)}")
+                self.line(f"{name} = {load(first + extra)}")
             return loaded[extra]
 
         return read
@@ -313,3 +322,18 @@ class Source:
         kind = "tl.uint8" if dtype is DType.BOOL else LANGUAGE_TYPES[dtype]
         condition = "" if mask is None else f", mask={mask}"
         self.line(f"tl.store(p{operand} + ({offset}), ({value}).to({kind}){condition})")
+
+
+class KernelWriter(ABC):
+    """Writer of the text of one kernel."""
+
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.s = KernelSource(kernel)
+        self.k: Any = kernel
+        """Parameters of the kernel, by name."""
+        self.last = len(self.s.dtypes) - 1
+        """Number of the last operand, the result of most kernels."""
+
+    @abstractmethod
+    def write(self) -> str:
+        """Return the text of the kernel."""

@@ -34,13 +34,13 @@ from smelt.types import DType
 
 if TYPE_CHECKING:
     from smelt.backends.cuda._cost_model import GpuSpec
-    from smelt.backends.cuda._product_schedules import (
+    from smelt.backends.cuda._target import CudaTarget
+    from smelt.backends.cuda._tile_configs import (
         FusedPairShape,
         FusedPairTiles,
         GemmShape,
         TileConfig,
     )
-    from smelt.backends.cuda._target import CudaTarget
     from smelt.ir import Node
 
 ACCUMULATOR_BYTES: Final = DType.FLOAT32.size_bytes
@@ -188,9 +188,8 @@ def _tiled_work(shape: GemmShape, config: TileConfig, gpu: GpuSpec) -> LaunchWor
     step_bytes = (bm + bn) * bk * size
     a_bytes = size * shape.a_elements
     columns = shape.columns * (shape.depth + shape.rows * (1 + shape.adds))
-    padding_lines = (row_tiles * bm - shape.rows) * column_tiles + (
-        column_tiles * bn - shape.columns
-    ) * row_tiles
+    padding_lines = (row_tiles * bm - shape.rows) * column_tiles
+    padding_lines += (column_tiles * bn - shape.columns) * row_tiles
     return LaunchWorkload(
         programs=programs,
         num_warps=config.num_warps,
@@ -218,7 +217,7 @@ def _tiled_work(shape: GemmShape, config: TileConfig, gpu: GpuSpec) -> LaunchWor
 def _gather_price(shape: GemmShape) -> float:
     """Return the cost of loading an element of A relative to one of B, which is contiguous."""
     scattered = _ELEMENTWISE_GATHER_PRICE if shape.run % MIN_VECTOR else 1.0
-    return scattered * (_TWO_IMAGE_GATHER_PRICE if shape.images > 1 else _GATHER_PRICE)
+    return scattered * (_TWO_IMAGE_GATHER_PRICE if shape.summed_images > 1 else _GATHER_PRICE)
 
 
 def _tiled_registers(shape: GemmShape, config: TileConfig) -> float:
@@ -228,7 +227,7 @@ def _tiled_registers(shape: GemmShape, config: TileConfig) -> float:
     registers = 28 + accumulators * (1.15 + 0.3 * shape.adds + 0.35 * config.prefetches_epilogue)
     if config.num_stages > 1:
         row = bk * shape.size / LOAD_BYTES / config.threads
-        registers += row * (2 * (bm + bn) + 3 * bm * (shape.windows or shape.images > 1))
+        registers += row * (2 * (bm + bn) + 3 * bm * (shape.windows or shape.summed_images > 1))
     return registers
 
 
@@ -255,13 +254,9 @@ def prefetched_seconds(shape: GemmShape, config: TileConfig, gpu: GpuSpec) -> fl
         num_warps=config.num_warps,
         registers=prefetched_registers(shape, config),
         shared_bytes=(bm + bn) * depth * size,
-        steps=1,
-        num_stages=1,
         step_seconds=product_seconds(
             (bm, bn, depth), config.num_warps, shape.dtype, config.precision, gpu
         ),
-        step_overhead_seconds=0.0,
-        dependency_seconds=0.0,
         step_bytes=float(bm * depth * size),
         epilogue_bytes=float(epilogue_bytes),
         accumulators=bm * bn / config.threads,
@@ -298,12 +293,9 @@ def persistent_seconds(
     moved_elements = shape.a_elements + shape.columns * (shape.depth + result_elements)
     moving_seconds = moved_elements * size / gpu.memory_bytes_per_second
     weight_seconds = programs_per_sm * bn * shape.depth * size / _SM_L2_BYTES_PER_SECOND
-    return (
-        LAUNCH_SECONDS
-        + weight_seconds
-        + max(program_seconds, moving_seconds)
-        + _UNHIDDEN_SHARE * min(program_seconds, moving_seconds)
-    )
+    unhidden_seconds = _UNHIDDEN_SHARE * min(program_seconds, moving_seconds)
+    fixed_seconds = LAUNCH_SECONDS + weight_seconds
+    return fixed_seconds + max(program_seconds, moving_seconds) + unhidden_seconds
 
 
 # ---- windows that share their pixels
@@ -329,10 +321,8 @@ def window_reuse_seconds(
         return max(concurrent * steps * step_seconds, program_seconds) + end_seconds
 
     moved_bytes = (shape.image + shape.rows * shape.columns) * shape.size
-    return LAUNCH_SECONDS + max(
-        seconds_in_waves(programs, programs_per_sm, gpu, wave_seconds),
-        moved_bytes / gpu.memory_bytes_per_second,
-    )
+    products_seconds = seconds_in_waves(programs, programs_per_sm, gpu, wave_seconds)
+    return LAUNCH_SECONDS + max(products_seconds, moved_bytes / gpu.memory_bytes_per_second)
 
 
 # ---- stems
@@ -344,7 +334,7 @@ def stem_copy_seconds(elements: int, target: CudaTarget, bytes_each: int = _COPI
 
 
 def register_operand_seconds(
-    shape: GemmShape, length: int, tiles: int, target: CudaTarget, *, is_full: bool
+    shape: GemmShape, length: int, tiles: int, target: CudaTarget, *, has_full_occupancy: bool
 ) -> float:
     """Return the time of a stem's copy and its product with pixels in registers, in seconds.
 
@@ -353,12 +343,12 @@ def register_operand_seconds(
         length: elements of a window as read.
         tiles: number of tiles of the result.
         target: GPU.
-        is_full: whether as many programs run on a multiprocessor as fit.
+        has_full_occupancy: whether as many programs run on a multiprocessor as fit.
     """
     fixed_seconds = LAUNCH_SECONDS + stem_copy_seconds(shape.image, target)
     tile_seconds = _STEM_TILE_SECONDS + length * _STEM_ELEMENT_SECONDS
     tiles_seconds = ceil(tiles / target.multiprocessors) * tile_seconds
-    return fixed_seconds + tiles_seconds * (1.0 if is_full else _FEWER_PROGRAMS_PENALTY)
+    return fixed_seconds + tiles_seconds * (1.0 if has_full_occupancy else _FEWER_PROGRAMS_PENALTY)
 
 
 def stem_pool_seconds(
@@ -458,42 +448,23 @@ def _fused_pair_bytes(
 # ---- depthwise convolution and deconvolution
 
 
-def depthwise_seconds(
-    channels: int,
-    taps: int,
-    read_bytes: int,
-    written_bytes: int,
-    size: int,
-    config: TileConfig,
-    gpu: GpuSpec,
-) -> float:
+def depthwise_seconds(shape: GemmShape, config: TileConfig, gpu: GpuSpec) -> float:
     """Return the time of a convolution with one filter per channel, in seconds.
 
-    Args:
-        channels: number of channels.
-        taps: taps of a window.
-        read_bytes: bytes of the image.
-        written_bytes: bytes of the result.
-        size: size of an element in bytes.
-        config: parameters of the schedule.
-        gpu: GPU.
+    Each channel is a product of its own, of one column, and the depth are the taps of a window.
     """
-    rows, columns, _ = config.tile
-    positions, elements = written_bytes // size // channels, rows * columns
-    programs = -(-positions // rows) * -(-channels // columns)
+    (rows, columns, _), size, channels = config.tile, shape.size, shape.matrices
+    elements = rows * columns
+    programs = -(-shape.rows // rows) * -(-channels // columns)
+    read_bytes, written_bytes = (size * channels * n for n in (shape.image, shape.rows))
     fixed_registers, registers_per_1024 = _DEPTHWISE_REGISTERS
     flops = gpu.cuda_core_flops / gpu.multiprocessors
     work = LaunchWorkload(
         programs=programs,
         num_warps=config.num_warps,
         registers=fixed_registers + registers_per_1024 * elements / 1024,
-        shared_bytes=0,
-        steps=1,
-        num_stages=1,
-        step_seconds=2.0 * _DEPTHWISE_INSTRUCTIONS * (taps * elements) / flops,
-        step_overhead_seconds=0.0,
-        dependency_seconds=0.0,
-        step_bytes=size * taps * elements,
+        step_seconds=2.0 * _DEPTHWISE_INSTRUCTIONS * (shape.depth * elements) / flops,
+        step_bytes=size * shape.depth * elements,
         epilogue_bytes=size * elements,
         accumulators=elements / config.threads,
         l2_read_bytes=float(programs) * elements * 2 * size,

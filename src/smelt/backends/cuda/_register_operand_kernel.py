@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from smelt.backends.cuda._cost_model import parts_of
 from smelt.backends.cuda._implicit_gemm import PersistentWriter
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, VECTOR
-from smelt.backends.cuda._tile_writer import divides, mask_arguments
+from smelt.backends.cuda._tile_writer import mask_arguments
 from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from smelt.backends.cuda._kernel_source import KernelSource
 
 ROWS: Final = 64
 """Rows of a tile: those of one instruction."""
@@ -35,23 +38,16 @@ class RegisterOperandWriter(PersistentWriter):
     @override
     def write(self) -> str:
         s, bm = self.s, self.tile[0]
-        self.find_scalars()
-        s.line("program = tl.program_id(0)")
-        s.line(f"across = program % {self.column_tiles}")
-        self.find_columns()
-        self.prepare_columns()
+        self.find_own_columns()
         s.line(f"vector = step // {VECTOR}")
         s.line(f"within = step % {VECTOR}")
-        for first, count in fragment_groups(len(self.fragments())):
-            s.line(f"k = {first * FRAGMENT} + tl.arange(0, {count * FRAGMENT})")
-            s.line(f"b{first} = tl.load(b_columns[None, :] + k[:, None])")
+        load_filters(s, len(self.fragments()))
         for number in self.fragments():
             self.find_fragment(number)
         self.read_weights(self.last - self.first_extra)
         s.wait()
         natural_order = self.row_order
-        begin = f"program // {self.column_tiles}"
-        with s.for_each_tile("down", begin, self.row_tiles, self.k.programs):
+        with self.each_tile(f"program // {self.column_tiles}"):
             s.line(f"q = tl.arange(0, {bm})")
             self.row_order = FRAGMENT_ROW
             self.find_rows()
@@ -62,7 +58,7 @@ class RegisterOperandWriter(PersistentWriter):
             self.find_rows()
             s.line(f"acc = tl.zeros([{bm}, {self.tile[1]}], tl.float32)")
             for first, count in fragment_groups(len(self.fragments())):
-                a_operand = join_fragments([f"a{first + n}" for n in range(count)], bm)
+                a_operand = join_fragments([f"a{first + n}" for n in range(count)])
                 s.line(f"acc = tl.dot({a_operand}, b{first}, acc)")
             self.finish()
         return s.text()
@@ -92,41 +88,45 @@ class RegisterOperandWriter(PersistentWriter):
 
     def load_fragment(self, number: int) -> None:
         """Write the load of a fragment, permuted to the order that tensor cores expect."""
-        s, bm = self.s, self.tile[0]
+        s = self.s
         exceeds_window = (number + 1) * FRAGMENT > self.taps * self.vectors * VECTOR
         ok = mask_arguments(f"there{number}[None, :]") if exceeds_window else ""
         s.line(f"a = tl.load(a_rows[:, None] + offset{number}[None, :]{ok})")
-        if not divides(VECTOR, self.k.fixed_run):
-            kind = LANGUAGE_TYPES[s.dtypes[0]]
-            options = f"dtype={kind}, is_pure=True, pack=2"
-            operands = f'"=r,r,r", [a, keep{number}]'
-            s.line(f'a = tl.inline_asm_elementwise("{MASK_PTX}", {operands}, {options})')
-        s.line(f"a{number} = {permute_fragment('a', bm)}")
+        keep = f"keep{number}" if self.k.fixed_run % VECTOR else ""
+        write_fragment(s, f"a{number}", keep)
 
 
 def fragment_groups(fragments: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, count) of the fragments that each product multiplies."""
-    first = 0
-    while first < fragments:
-        count = min(_MAX_AT_ONCE, 1 << (fragments - first).bit_length() - 1)
-        yield first, count
-        first += count
+    """Return (first, count) of the fragments that each product multiplies."""
+    return parts_of(fragments, _MAX_AT_ONCE)
 
 
-def join_fragments(names: Sequence[str], rows: int) -> str:
+def load_filters(s: KernelSource, fragments: int) -> None:
+    """Write the loads of the filters that each product multiplies."""
+    for first, count in fragment_groups(fragments):
+        s.line(f"k = {first * FRAGMENT} + tl.arange(0, {count * FRAGMENT})")
+        s.line(f"b{first} = tl.load(b_columns[None, :] + k[:, None])")
+
+
+def write_fragment(s: KernelSource, name: str, keep: str) -> None:
+    """Write the permutation of ``a`` from load order to the order that tensor cores expect.
+
+    If ``keep`` is given, elements are zero where this mask is.
+    """
+    if keep:
+        options = f"dtype={LANGUAGE_TYPES[s.dtypes[0]]}, is_pure=True, pack=2"
+        s.line(f'a = tl.inline_asm_elementwise("{MASK_PTX}", "=r,r,r", [a, {keep}], {options})')
+    axes = f"tl.reshape(a, [2, 4, {ROWS // 8}, 4, 2, 2, 2])"
+    permuted = f"tl.permute({axes}, (1, 0, 2, 4, 5, 3, 6))"
+    s.line(f"{name} = tl.reshape({permuted}, [{ROWS}, {FRAGMENT}])")
+
+
+def join_fragments(names: Sequence[str]) -> str:
     """Return fragments concatenated along the reduction axis."""
     count = len(names)
     if count == 1:
         return names[0]
-    left, right = (
-        join_fragments(names[: count // 2], rows),
-        join_fragments(names[count // 2 :], rows),
-    )
+    halves = names[: count // 2], names[count // 2 :]
+    left, right = map(join_fragments, halves)
     interleaved = f"tl.permute(tl.join({left}, {right}), (0, 2, 1))"
-    return f"tl.reshape({interleaved}, [{rows}, {count * FRAGMENT}])"
-
-
-def permute_fragment(name: str, rows: int) -> str:
-    """Return a fragment permuted from load order to the order that tensor cores expect."""
-    axes = f"tl.reshape({name}, [2, 4, {rows // 8}, 4, 2, 2, 2])"
-    return f"tl.reshape(tl.permute({axes}, (1, 0, 2, 4, 5, 3, 6)), [{rows}, {FRAGMENT}])"
+    return f"tl.reshape({interleaved}, [{ROWS}, {count * FRAGMENT}])"

@@ -17,17 +17,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, VECTOR, Source
+from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, VECTOR, KernelWriter
 from smelt.backends.cuda._register_operand_kernel import (
     FRAGMENT,
     FRAGMENT_ROW,
-    MASK_PTX,
     ROWS,
     fragment_groups,
     join_fragments,
-    permute_fragment,
+    load_filters,
+    write_fragment,
 )
 from smelt.backends.cuda._tile_writer import all_of, divides, mask_arguments
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,22 +41,16 @@ _LEAST: Final = "float('-inf')"
 """Neutral element of the maximum."""
 
 
-def write_stem_pool(kernel: KernelSpec) -> str:
-    """Return the text of the kernel."""
-    return _StemPoolWriter(kernel).write()
-
-
-class _StemPoolWriter:
-    """Writer of the kernel of one spec."""
+class StemPoolWriter(KernelWriter):
+    """Writer of a stem with its pooling."""
 
     def __init__(self, kernel: KernelSpec) -> None:
-        self.k, self.s = kernel, Source(kernel)
-        self.factor, self.kind = (LANGUAGE_TYPES[self.s.dtypes[k]] for k in (0, -1))
-        """What is multiplied, and what the result is stored as: of these maxima are found."""
-        (
-            (taps, self.row_stride, self.pad_top),
-            (self.column_taps, self.column_stride, self.pad_left),
-        ) = kernel["pool"]
+        super().__init__(kernel)
+        self.kind = LANGUAGE_TYPES[self.s.dtypes[-1]]
+        """What the result is stored as: of these maxima are found."""
+        row_window, column_window = kernel["pool"]
+        taps, self.row_stride, self.pad_top = row_window
+        self.column_taps, self.column_stride, self.pad_left = column_window
         self.keeps_last_row = taps > self.row_stride
         """Whether vertically adjacent windows overlap by one row, which is kept between steps."""
         self.rows = taps - self.keeps_last_row
@@ -68,11 +63,10 @@ class _StemPoolWriter:
         self.vectors = -(-kernel["run"] // VECTOR)
         """Vectors of a tap's inner K."""
 
+    @override
     def write(self) -> str:
-        """Return the text of the kernel."""
         s, k = self.s, self.k
-        for scalar in range(k["scalars"]):
-            s.line(f"s{scalar} = s{scalar}.to(tl.int32)")
+        s.narrow_scalars()
         self.load_weights()
         s.wait()
         self.find_pixels()
@@ -90,19 +84,15 @@ class _StemPoolWriter:
     def load_weights(self) -> None:
         """Write the coordinates of the program's strip, and the loads of its filters."""
         s, k = self.s, self.k
-        parts, column_tiles = (
-            -(-k["pooled"][0] // k["rows_per_program"]),
-            k["filters"] // self.columns,
-        )
+        parts = -(-k["pooled"][0] // k["rows_per_program"])
+        column_tiles = k["filters"] // self.columns
         s.line("program = tl.program_id(0)")
         s.line(f"strip = program // {column_tiles}")
         s.line(f"first = strip % {parts} * {k['rows_per_program']}")
         s.line(f"tile = strip // {parts}")
         s.line(f"column = program % {column_tiles} * {self.columns} + tl.arange(0, {self.columns})")
         s.line(f"b_columns = p1 + column * {k['depth']}")
-        for first, count in fragment_groups(k["depth"] // FRAGMENT):
-            s.line(f"k = {first * FRAGMENT} + tl.arange(0, {count * FRAGMENT})")
-            s.line(f"b{first} = tl.load(b_columns[None, :] + k[:, None])")
+        load_filters(s, k["depth"] // FRAGMENT)
         s.line(f"within = tl.arange(0, {FRAGMENT}) % {VECTOR}")
         s.line(f"vector = tl.arange(0, {FRAGMENT}) // {VECTOR}")
         line, run, vectors = k["line"], k["run"], self.vectors
@@ -118,22 +108,18 @@ class _StemPoolWriter:
     def find_pixels(self) -> None:
         """Write the positions of the tile's rows, in load order and in store order."""
         s, (_, image) = self.s, self.k["images"]
-        wide = [
-            ".to(tl.int64)" if uses_int64_offsets else ""
-            for uses_int64_offsets in self.k["uses_int64_offsets"]
-        ]
+        wide = [".to(tl.int64)" if is_wide else "" for is_wide in self.k["uses_int64_offsets"]]
+        of_image = f"(place // {self.pooled_width})"
         s.line(f"q = tl.arange(0, {ROWS})")
         s.line(f"q = {FRAGMENT_ROW}")
         s.line(f"place = tl.minimum(tile * {ROWS} + q, {self.places} - 1)")
         s.line(f"x = place % {self.pooled_width} * {self.column_stride} - {self.pad_left}")
-        s.line(f"images = p0 + {s.sum_of((f'(place // {self.pooled_width}){wide[0]}', image))}")
+        s.line(f"images = p0 + {s.sum_of((f'{of_image}{wide[0]}', image))}")
         n, _, across = self.k["strides"]
         s.line(f"q = tl.arange(0, {ROWS})")
         s.line(f"place = tile * {ROWS} + q")
         s.line(f"beside = place % {self.pooled_width}")
-        s.line(
-            f"out = {s.sum_of((f'(place // {self.pooled_width}){wide[1]}', n), ('beside', across))}"
-        )
+        s.line(f"out = {s.sum_of((f'{of_image}{wide[1]}', n), ('beside', across))}")
         self.masks = not divides(ROWS, self.places)
         if self.masks:
             s.line(f"is_own = place < {self.places}")
@@ -192,10 +178,10 @@ class _StemPoolWriter:
 
     def store(self) -> None:
         """Write the store of one row of the result."""
-        s, (_, down, _), last = self.s, self.k["strides"], len(self.s.dtypes) - 1
+        s, (_, down, _) = self.s, self.k["strides"]
         ok = ", mask=is_own[:, None]" if self.masks else ""
         place = s.join("out", s.sum_of(("y", down)))
-        at = f"(p{last} + ({place}))[:, None] + column[None, :]"
+        at = f"(p{self.last} + ({place}))[:, None] + column[None, :]"
         s.line(f"tl.store({at}, best{ok})")
 
     # ---- the stem
@@ -212,10 +198,8 @@ class _StemPoolWriter:
         # Past an edge, the pixel at the edge is read again: it is in the same pooling windows, so
         # their maxima do not change.
         at = f"tl.maximum({at}, 0)" if self.pad_left > 0 else at
-        last_column = (
-            (self.pooled_width - 1) * self.column_stride + self.column_taps - self.pad_left
-        )
-        at = f"tl.minimum({at}, {width - 1})" if last_column > width else at
+        last = (self.pooled_width - 1) * self.column_stride + self.column_taps - self.pad_left
+        at = f"tl.minimum({at}, {width - 1})" if last > width else at
         s.line(f"pixels = images + ({at}) * {k['pixel']}")
         loaded: dict[tuple[int, int], str] = {}
         later = [piece for row in range(1, len(rows)) for piece in self.fragments_of(row)]
@@ -223,7 +207,7 @@ class _StemPoolWriter:
             own = [self.load(piece, loaded) for piece in self.fragments_of(row)]
             s.line(f"acc = tl.zeros([{ROWS}, {self.columns}], tl.float32)")
             for first, count in fragment_groups(len(own)):
-                fragments = join_fragments(own[first : first + count], ROWS)
+                fragments = join_fragments(own[first : first + count])
                 s.line(f"acc = tl.dot({fragments}, b{first}, acc)")
                 # Loaded only now: the product has freed some registers.
                 for piece in later:
@@ -249,9 +233,5 @@ class _StemPoolWriter:
         name = loaded[piece] = f"a{len(loaded)}"
         there = mask_arguments(f"(vector < {count})[None, :]") if count * VECTOR < FRAGMENT else ""
         s.line(f"a = tl.load(pixels[:, None] + (top + {line}) + offset{start}[None, :]{there})")
-        if self.k["run"] % VECTOR:
-            options = f"dtype={self.factor}, is_pure=True, pack=2"
-            operands = f'"=r,r,r", [a, keep{start}]'
-            s.line(f'a = tl.inline_asm_elementwise("{MASK_PTX}", {operands}, {options})')
-        s.line(f"{name} = {permute_fragment('a', ROWS)}")
+        write_fragment(s, name, f"keep{start}" if self.k["run"] % VECTOR else "")
         return name

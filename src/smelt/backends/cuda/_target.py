@@ -123,8 +123,8 @@ def _capability(name: str) -> int:
         known = ", ".join(f"sm_{number}" for number in SM_RESOURCES)
         one, several = Argument("device", "cuda:sm_90"), Argument("device", "cuda:sm_80,sm_90")
         raise UnsupportedError(
-            f"there is no GPU target {name!r}; the targets are {known}; give one or several, as "
-            f"{one}, {several}",
+            f"there is no GPU target {name!r}; the targets are {known}; give one or several, for "
+            f"example {one} or {several}",
             arguments=[one, several],
         )
     return int(match[1])

@@ -6,14 +6,14 @@ differ in how the elements of a tile are summed.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cuda._elementwise import literal, write_stages
-from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, Source
-from smelt.backends.cuda._product_kernels import ImplicitGemmKernel
-from smelt.types import DType
+from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, KernelWriter
+from smelt.backends.cuda._product_specs import ImplicitGemmKernel
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from smelt.engine import Json, KernelSpec
@@ -22,14 +22,15 @@ _MAX_BITS: Final = 31
 """Maximum number of taps along an axis whose validity fits a word of bits, without its sign."""
 
 
-class TileWriter(ABC):
-    """Writer of the kernel of one spec."""
+class TileWriter(KernelWriter):
+    """Base of the writers of products, which compute tiles of the result."""
+
+    k: ImplicitGemmKernel
 
     def __init__(self, kernel: KernelSpec) -> None:
         """Read the spec."""
+        super().__init__(kernel)
         self.k = ImplicitGemmKernel.of(kernel)
-        self.s = Source(kernel)
-        self.last = len(self.s.dtypes) - 1
         self.first_extra: int = self.k.factors
         """Number of the first epilogue operand: those before it are summed."""
         self.tile = self.k.tile
@@ -47,11 +48,11 @@ class TileWriter(ABC):
         """Number of tiles along the rows, as text."""
         self.row_ok = "" if divides(self.tile[0], self.row_count) else "row_ok"
         """Variable that says which rows exist; empty if all do."""
-        self.column_ok = "" if divides(self.tile[1], self.column_count) else "column_ok"
+        self.column_ok: str = "" if divides(self.tile[1], self.column_count) else "column_ok"
         """Variable that says which columns exist; empty if all do."""
         self.row_names = [f"r{n}" for n in range(len(self.rows))]
         self.batch_names = [f"g{n}" for n in range(len(self.batch_axes))]
-        self.column = "column"
+        self.column: str = "column"
         """Variable of the column numbers."""
         self.suffix = ""
         """Suffix of the variables that hold epilogue operands."""
@@ -64,18 +65,17 @@ class TileWriter(ABC):
     def sum(self) -> None:
         """Write the computation of ``acc``, a float32 tile, from the A and B operands."""
 
-    def prepare(self) -> None:  # noqa: B027  (optional)
+    def prepare(self) -> None:
         """Write the statements that may run before earlier launches have ended."""
 
+    @override
     def write(self) -> str:
-        """Return the text of the kernel."""
         extras = self.last - self.first_extra
         self.find_tile()
         self.prepare()
         self.read_weights(extras)
         self.s.wait()
-        for extra in range(extras if self.k.prefetches_epilogue else 0):
-            self.read(extra)
+        self.prefetch_epilogue(extras)
         self.sum()
         self.finish()
         return self.s.text()
@@ -83,14 +83,16 @@ class TileWriter(ABC):
     # ---- coordinates of the tile
 
     def find_tile(self) -> None:
+        """Write the coordinates of the program's tile, and the numbers of its rows and columns."""
+        self.s.narrow_scalars()
+        self.find_place()
+        self.find_columns(f"across * {self.tile[1]}")
+        self.find_rows()
+
+    def find_place(self) -> None:
         """Write the coordinates of the program's tile."""
-        s, column_tiles, row_tiles, split_k = (
-            self.s,
-            self.column_tiles,
-            self.row_tiles,
-            self.k.split_k,
-        )
-        self.find_scalars()
+        s, split_k = self.s, self.k.split_k
+        column_tiles, row_tiles = self.column_tiles, self.row_tiles
         s.line(f"tile = {s.program}")
         if split_k > 1:
             s.line(f"piece = tile % {split_k}")
@@ -102,20 +104,13 @@ class TileWriter(ABC):
             s.unravel("matrix", [axis[0] for axis in self.batch_axes], self.batch_names)
         else:
             s.line(f"down = tile // {column_tiles}")
-        self.find_columns()
-        self.find_rows()
 
-    def find_scalars(self) -> None:
-        """Write the conversion of the scalars to 32 bits."""
-        for scalar in range(self.s.scalar_count):
-            self.s.line(f"s{scalar} = s{scalar}.to(tl.int32)")
-
-    def find_columns(self) -> None:
-        """Write the numbers of the tile's columns."""
-        s, bn = self.s, self.tile[1]
-        s.line(f"column = across * {bn} + tl.arange(0, {bn})")
+    def find_columns(self, first: str) -> None:
+        """Write the numbers of the tile's columns, from the first one on."""
+        s = self.s
+        s.line(f"{self.column} = {s.join(first, f'tl.arange(0, {self.tile[1]})')}")
         if self.column_ok:
-            s.line(f"column_ok = column < {self.column_count}")
+            s.line(f"{self.column_ok} = {self.column} < {self.column_count}")
 
     def find_rows(self) -> None:
         """Write the numbers and coordinates of the tile's rows."""
@@ -153,42 +148,24 @@ class TileWriter(ABC):
     def row_offset(self, operand: int) -> str:
         """Return the part of an operand's offset that depends on rows and batch axes, a vector."""
         s, uses_int64_offsets = self.s, self.k.uses_int64_offsets[operand]
+        partial_offset = ""
         if operand == self.last and self.k.split_k > 1:
             partial = "piece.to(tl.int64)" if uses_int64_offsets else "piece"
             partial_offset = s.sum_of((partial, self.k.split_k_stride))
-        else:
-            partial_offset = ""
-        rows = s.offset(
-            self.row_names,
-            self.rows,
-            operand,
-            uses_int64_offsets=uses_int64_offsets and not self.batch_axes,
-        )
+        is_wide = uses_int64_offsets and not self.batch_axes
+        rows = s.offset(self.row_names, self.rows, operand, uses_int64_offsets=is_wide)
         rows = rows if rows != "0" else "row * 0"
-        if not self.batch_axes:
-            return s.join(partial_offset, rows)
-        return s.join(
-            partial_offset,
-            s.offset(
-                self.batch_names, self.batch_axes, operand, uses_int64_offsets=uses_int64_offsets
-            ),
-            rows,
-        )
+        return s.join(partial_offset, self.batch_offset(operand), rows)
+
+    def batch_offset(self, operand: int) -> str:
+        """Return the part of an operand's offset that depends on batch axes."""
+        is_wide = self.k.uses_int64_offsets[operand]
+        return self.s.offset(self.batch_names, self.batch_axes, operand, uses_int64_offsets=is_wide)
 
     def column_offset(self, operand: int) -> str:
-        """Return the part of the offset that depends on columns; B's includes the batch axes."""
-        s = self.s
-        text = s.sum_of((self.column, self.columns[1 + operand]))
-        text = text if text != "0" else f"{self.column} * 0"
-        if operand == 1 and self.batch_axes:
-            uses_int64_offsets = self.k.uses_int64_offsets[operand]
-            return s.join(
-                s.offset(
-                    self.batch_names, self.batch_axes, 1, uses_int64_offsets=uses_int64_offsets
-                ),
-                text,
-            )
-        return text
+        """Return the part of an operand's offset that depends on columns."""
+        text = self.s.sum_of((self.column, self.columns[1 + operand]))
+        return text if text != "0" else f"{self.column} * 0"
 
     def locate_tap(self, tap: str, spread: str) -> tuple[str, str]:
         """Return the condition that a tap lies inside the image, and the tap's offset in A.
@@ -196,15 +173,12 @@ class TileWriter(ABC):
         ``spread`` is the index suffix of rows if the tap is a vector of its own.
         """
         s = self.s
-        names = [f"t{n}" for n in range(len(self.windows))]
-        s.unravel(tap, [w[0] for w in self.windows], names)
+        names = s.coordinates(tap, self.windows, "t")
         windowed_axes = {axis[-1] for axis in self.rows}
-        terms: list[tuple[str, Json]] = []
         bits: list[str] = []
         conditions: list[str] = []
         for number, (name, window) in enumerate(zip(names, self.windows, strict=True)):
-            taps, stride, _, dilation, _, extent = window
-            terms.append((name, stride))
+            taps, _, _, dilation, _, extent = window
             tap_index = f"{name}[None, :]" if spread else name
             if number in windowed_axes and taps <= _MAX_BITS:
                 bits.append(f"(inside{number}{spread} >> {tap_index})")
@@ -213,7 +187,22 @@ class TileWriter(ABC):
                 conditions.append(self.is_inside(f"at{number}{spread}", tap_offset, extent))
         if bits:
             conditions.append(f"(({' & '.join(bits)} & 1) != 0)")
-        return all_of(*conditions), s.sum_of(*terms)
+        return all_of(*conditions), s.offset(names, self.windows, 0)
+
+    @property
+    def a_row_ok(self) -> str:
+        """Variable that masks rows of A; empty if none are masked."""
+        return "" if self.k.clamps_edges else self.row_ok
+
+    @property
+    def b_column_ok(self) -> str:
+        """Condition that masks columns of B in a block; empty if none are masked."""
+        return broadcast_condition("" if self.k.clamps_edges else self.column_ok, 1)
+
+    def first_taps(self) -> str:
+        """Return the addresses of the rows' first taps in A."""
+        start = self.s.extent(self.k.start)
+        return f"p0 + ({self.row_offset(0)}{'' if start == '0' else f' - {start}'})"
 
     # ---- epilogue
 
@@ -257,6 +246,11 @@ class TileWriter(ABC):
             if self.k.constants[operand] and self.repeats(operand)[0]:
                 self.read(extra)
 
+    def prefetch_epilogue(self, extras: int) -> None:
+        """Load the epilogue operands before the sum, if the kernel does so."""
+        for extra in range(extras if self.k.prefetches_epilogue else 0):
+            self.read(extra)
+
     def repeats(self, operand: int) -> tuple[bool, bool]:
         """Return whether an operand is the same for all rows, and for all columns."""
         rows = all(axis[1 + operand] == 0 for axis in (*self.rows, *self.batch_axes))
@@ -264,18 +258,17 @@ class TileWriter(ABC):
 
     def broadcast_suffix(self, operand: int) -> str:
         """Return the index suffix that broadcasts an operand to the tile."""
-        return {(True, False): "[None, :]", (False, True): "[:, None]"}.get(
-            self.repeats(operand), ""
-        )
+        suffixes = {(True, False): "[None, :]", (False, True): "[:, None]"}
+        return suffixes.get(self.repeats(operand), "")
 
     def addresses(self, operand: int) -> tuple[str, str]:
         """Return the addresses of an operand's distinct elements, and the mask of existing ones."""
-        rows, columns = self.repeats(operand)
-        if rows and columns and operand != self.last:
+        rows, columns = self.repeats(operand) if operand != self.last else (False, False)
+        if rows and columns:
             return f"p{operand}", ""
-        if rows and operand != self.last:
+        if rows:
             return f"p{operand} + ({self.column_offset(operand)})", self.column_ok
-        if columns and operand != self.last:
+        if columns:
             return f"p{operand} + ({self.row_offset(operand)})", self.row_ok
         row_addresses = f"(p{operand} + ({self.row_offset(operand)}))[:, None]"
         mask = all_of(broadcast_condition(self.row_ok, 0), broadcast_condition(self.column_ok, 1))

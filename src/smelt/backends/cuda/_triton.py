@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 from smelt.backends._code_cache import codegen_version_of
 from smelt.backends.cuda._cost_model import WARP_LANES
 from smelt.backends.cuda._kernel_source import (
+    REGISTERS,
     TRITON_TYPES,
     cluster_of,
     is_gluon,
-    max_registers,
     waits_for_dependencies,
 )
 from smelt.devices.cuda import ABI_VERSION, CudaKernel
@@ -101,27 +101,19 @@ def gluon_unavailable_reason() -> str | None:
 
 def _missing_triton() -> MissingExtraError:
     """Return the error that says how to install Triton on this machine."""
-    machine = platform.machine()
+    machine, example = platform.machine(), Argument("device", "cuda:sm_90")
     if sys.platform == "linux" and machine == "x86_64":
-        return MissingExtraError(
-            "triton",
-            "cuda-build",
-            advice=(
-                "it is in smelt's extra 'cuda-build': run pip install "
-                f"'{DISTRIBUTION}[cuda-build]'; for Hopper add 'triton<3.8'"
-            ),
+        advice = (
+            "it is in smelt's extra 'cuda-build': run pip install "
+            f"'{DISTRIBUTION}[cuda-build]'; for Hopper add 'triton<3.8'"
         )
-    example = Argument("device", "cuda:sm_90")
-    return MissingExtraError(
-        "triton",
-        "cuda-build",
-        advice=(
-            "smelt's extra 'cuda-build' has it for Linux on x86-64 only, and this is "
-            f"{platform.system()} on {machine}: build there, for example with {example} (no GPU "
-            "is needed), and run the engine here"
-        ),
-        arguments=[example],
+        return MissingExtraError("triton", "cuda-build", advice=advice)
+    advice = (
+        "smelt's extra 'cuda-build' has it for Linux on x86-64 only, and this is "
+        f"{platform.system()} on {machine}: build on an x86-64 Linux machine, for example with "
+        f"{example} (no GPU is needed), and run the engine on this machine"
     )
+    return MissingExtraError("triton", "cuda-build", advice=advice, arguments=[example])
 
 
 def keep_compiled_in(folder: str) -> None:
@@ -178,7 +170,7 @@ def compile_kernel(kernel: KernelSpec, text: str, target: CudaTarget) -> CudaKer
         "num_warps": kernel["num_warps"],
         "num_stages": kernel["num_stages"],
         "enable_fp_fusion": True,
-        "maxnreg": max_registers(kernel),
+        "maxnreg": kernel.options.integer(REGISTERS, 0) or None,
     }
     # Triton caches by text: the name in the binary must not depend on the kernel.
     name = hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -235,6 +227,6 @@ def _check_shared(kernel: KernelSpec, needed_bytes: int, target: CudaTarget) -> 
     """Raise BuildError if a block of the target cannot have the shared memory a kernel needs."""
     if needed_bytes > target.shared_bytes:
         raise BuildError(
-            f"kernel {kernel.symbol} needs {needed_bytes} bytes of shared memory, and a block on "
-            f"{target.architecture} has {target.shared_bytes}"
+            f"kernel {kernel.symbol} needs {needed_bytes} bytes of shared memory; a thread block "
+            f"on {target.architecture} has at most {target.shared_bytes}"
         )

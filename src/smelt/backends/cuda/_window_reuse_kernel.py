@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import TYPE_CHECKING, Final
 
-from smelt.backends.cuda._cost_model import WARP_LANES
+from smelt.backends.cuda._cost_model import WARP_LANES, parts_of
 from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, VECTOR
 from smelt.backends.cuda._tile_writer import TileWriter, all_of, broadcast_condition, divides
 from smelt.types import DType, override
@@ -37,11 +37,6 @@ _MAX_INSTRUCTION_COLUMNS: Final = 256
 _RING_DISTANCE: Final = 2
 """Steps between the last use of a ring buffer and the next copy into it: one product is still
 running while the next one starts."""
-
-
-def ring_slots(taps: int, limit: int) -> int:
-    """Return the number of weight tiles that the ring holds for a number of taps."""
-    return min(limit, taps + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,7 @@ def shared_window_layout(need: int, taps: int, slices: int, ring: int) -> Shared
 
 
 class WindowReuseWriter(TileWriter):
-    """Writer of the kernel. Operands: image, weights, epilogue operands, result.
+    """Writer of a convolution. Operands: image, weights, epilogue operands, result.
 
     The row axes are as long as the padded image; ``valid_extents`` are the result's extents. A tile
     is (positions, filters, channels of a slice).
@@ -99,11 +94,9 @@ class WindowReuseWriter(TileWriter):
     @override
     def write(self) -> str:
         s = self.s
-        self.find_scalars()
+        s.narrow_scalars()
         self.lay_out()
-        s.line(f"tile = {s.program}")
-        s.line(f"across = tile % {self.column_tiles}")
-        s.line(f"down = tile // {self.column_tiles}")
+        self.find_place()
         self.find_weights()
         self.write_column_indices("1, multiplied")
         for number in range(min(self.steps, self.ring - 1)):
@@ -161,16 +154,13 @@ class WindowReuseWriter(TileWriter):
 
     def copy_weights(self, slot: str, number: int | str, tap: int | str) -> None:
         """Write the asynchronous copy of the weights of a slice and tap into a ring buffer."""
-        run = self.run
-        offset = self.s.join(f"({tap}) * {run}", f"({number}) * {self.tile[2]}")
+        offset = self.s.join(f"({tap}) * {self.run}", f"({number}) * {self.tile[2]}")
         self.copy(f"ring.index({slot})", f"b_rows + ({offset})", self.channels_ok(number))
 
     def channels_ok(self, number: int | str) -> str:
         """Return the condition of the channels of a slice that exist."""
-        width = self.tile[2]
-        return (
-            "" if divides(width, self.run) else f"(c + ({number}) * {width} < {self.run})[None, :]"
-        )
+        width, run = self.tile[2], self.run
+        return "" if divides(width, run) else f"(c + ({number}) * {width} < {run})[None, :]"
 
     def copy(self, to: str, source: str, condition: str) -> None:
         """Write an asynchronous copy from global to shared memory."""
@@ -186,16 +176,13 @@ class WindowReuseWriter(TileWriter):
         s, rows = self.s, self.window.chunks * self.window.chunk_rows
         self.find_corner()
         copies: list[tuple[str, str, str]] = []
-        first = 0
-        while first < rows:
-            count = 1 << ((rows - first).bit_length() - 1)
+        for first, count in parts_of(rows, limit=rows):
             shape = f"{self.kind}, [{count}, {self.tile[2]}], swizzled"
             places = self.find_pixels(f"w{first}", str(first), count, "0")
             names = (f"from{first}", f"there{first}")
             for variable, text in zip(names, places, strict=True):
                 s.line(f"{variable} = {text}")
             copies.append((f"lines.index({first})._reinterpret({shape})", *names))
-            first += count
         return copies
 
     def find_corner(self) -> None:
@@ -203,13 +190,11 @@ class WindowReuseWriter(TileWriter):
 
         Coordinates are counted from an earlier image, so that no negative number is divided.
         """
-        s, extents = self.s, [axis[0] for axis in self.rows]
-        image = prod(extents[1:])
+        s, image = self.s, prod(axis[0] for axis in self.rows[1:])
         before = -(-self.lead // image)
         s.line(f"corner = down * {self.tile[0]} + {before * image - self.lead}")
-        names = [f"corner{axis}" for axis in range(len(extents))]
-        s.unravel("corner", extents, names)
-        s.line(f"{names[0]} = {names[0]} - {before}")
+        first, *_ = s.coordinates("corner", self.rows, "corner")
+        s.line(f"{first} = {first} - {before}")
 
     def find_pixels(self, name: str, first: str, count: int, number: str) -> tuple[str, str]:
         """Return the addresses of a slice of ``count`` rows of the window, and the mask of pixels.
@@ -294,8 +279,7 @@ class WindowReuseWriter(TileWriter):
     def multiply_tap(self) -> None:
         """Write the start of a step's product, and the wait for the one before."""
         s, (places, _, width) = self.s, self.tile
-        names = [f"t{n}" for n in range(len(self.windows))]
-        s.unravel("tap", [w[0] for w in self.windows], names)
+        names = s.coordinates("tap", self.windows, "t")
         terms: list[tuple[str, Json]] = [
             (name, w[3] * pitch)
             for name, w, pitch in zip(names, self.windows, self.pitches, strict=True)

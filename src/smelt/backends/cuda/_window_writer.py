@@ -7,69 +7,67 @@ stride of each spatial axis).
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smelt.backends.cuda._elementwise import write_stages
-from smelt.backends.cuda._kernel_source import Source
+from smelt.backends.cuda._kernel_source import KernelWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from smelt.backends._launch_scalars import LaunchScalars
-    from smelt.engine import Json, KernelSpec, View
+    from smelt.engine import KernelSpec, View
     from smelt.ops import AveragePool, ConvTranspose, MaxPool
     from smelt.types import Dim
 
 
 def axes_of(
-    x: View, out: View, strides: Sequence[tuple[Dim, ...]], scalars: LaunchScalars
-) -> tuple[Json, ...]:
-    """Return the result's axes, channels last, with the strides of ``x`` and those that follow."""
+    x: View, out: View, extras: Sequence[tuple[View, tuple[Dim, ...]]]
+) -> tuple[tuple[Dim, ...], ...]:
+    """Return the result's axes, channels last, with the strides of all operands but weights."""
     order = (0, *range(2, len(out.shape)), 1)
-    return tuple(
-        scalars.all_json((out.shape[a], x.strides[a], *(s[a] for s in strides))) for a in order
-    )
+    all_strides = (x.strides, *(strides for _, strides in extras), out.strides)
+    return tuple((out.shape[a], *(strides[a] for strides in all_strides)) for a in order)
 
 
 def windows_of(
-    root: MaxPool | AveragePool | ConvTranspose, x: View, scalars: LaunchScalars, *, pads: int
-) -> tuple[Json, ...]:
-    """Return the window's axes, with ``pads`` of the two paddings of each."""
+    root: MaxPool | AveragePool | ConvTranspose, x: View, *, num_pads: int
+) -> tuple[tuple[Dim, ...], ...]:
+    """Return the window's axes, with ``num_pads`` of the two paddings of each."""
     return tuple(
         (
             root.kernel_shape[a],
             root.strides[a],
             root.dilations[a],
-            *root.pad_pairs[a][:pads],
-            *scalars.all_json((x.shape[2 + a], x.strides[2 + a])),
+            *root.pad_pairs[a][:num_pads],
+            x.shape[2 + a],
+            x.strides[2 + a],
         )
         for a in range(len(root.kernel_shape))
     )
 
 
-class WindowWriter:
-    """Writer of the kernel of one spec; ``i`` numbers positions, ``c`` channels."""
+class WindowWriter(KernelWriter):
+    """Base of the writers of kernels on windows; ``i`` numbers positions, ``c`` channels."""
 
     weights: ClassVar[int] = 0
     """Number of operands after the image that are weights, for which axes have no strides."""
 
     def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.s = Source(kernel)
+        super().__init__(kernel)
         self.axes: Any = kernel["axes"]
         self.windows: Any = kernel["windows"]
         self.rows, self.columns, *_ = kernel["tile"]
         self.names = ["n", *(f"d{a}" for a in range(len(self.windows)))]
+        self.taps = prod(w[0] for w in self.windows)
+        first = 1 + self.weights
+        self.read = self.s.extra_reader(first, lambda n: self.s.load(n, self.place(n), "m"))
+        """Function from an epilogue operand's number to its variable."""
 
-    def extra_reader(self) -> Callable[[int], str]:
-        """Return a function from an epilogue operand's number to its variable."""
-        return self.s.extra_reader(1 + self.weights, self.place, "m")
-
-    def finish(self, read: Callable[[int], str], value: str) -> str:
+    def finish(self, value: str) -> str:
         """Write the epilogue of a value and the store of the result; return the kernel's text."""
-        result = write_stages(self.s.line, self.k["stages"], read, [value])
-        last = len(self.s.dtypes) - 1
-        self.s.store(last, self.place(last), result, "m")
+        result = write_stages(self.s.line, self.k["stages"], self.read, [value])
+        self.s.store(self.last, self.place(self.last), result, "m")
         return self.s.text()
 
     def place(self, operand: int) -> str:

@@ -1,15 +1,16 @@
 """The CPU as a device: memory, mapped code, worker pool, run lists, streams and events."""
 
+from smelt.devices._allocations import CpuAllocation
 from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._mapped_code import MappedCode
-from smelt.devices.cpu._memory import CpuAllocation, CpuMemory, GuardedMemory, protect
+from smelt.devices.cpu._memory import CpuMemory, map_pages, protect
 from smelt.devices.cpu._native import NativeRuntime, native_runtime
 from smelt.devices.cpu._processors import (
     available_processors,
     default_thread_count,
     processor_count,
 )
-from smelt.devices.cpu._run_list import Row, RunList, Scratch
+from smelt.devices.cpu._run_list import RunList, RunListRow, Scratch
 from smelt.devices.cpu._stream import (
     CompletionFlag,
     CpuEvent,
@@ -25,12 +26,11 @@ __all__ = [
     "CpuMemory",
     "CpuStream",
     "DeferredError",
-    "GuardedMemory",
     "Lease",
     "MappedCode",
     "CompletionFlag",
     "NativeRuntime",
-    "Row",
+    "RunListRow",
     "RunList",
     "Scratch",
     "WorkerPool",
@@ -38,6 +38,7 @@ __all__ = [
     "available_processors",
     "default_thread_count",
     "is_awaited_by",
+    "map_pages",
     "native_runtime",
     "processor_count",
     "protect",

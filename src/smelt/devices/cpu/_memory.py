@@ -1,64 +1,30 @@
-"""CPU memory: aligned allocations, and allocations between guard pages for tests."""
+"""CPU memory: aligned allocations, mapped pages and their protection."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
-import weakref
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from smelt.devices._allocations import CpuAllocation
 from smelt.devices.cpu._abi import ALIGNMENT_BYTES
 from smelt.errors import DeviceError
-from smelt.handler_errors import pass_on_handler_error, suppress_own
+from smelt.signal_errors import pass_on_handler_error, suppress_own
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from smelt.devices._base import AllocationTracker
+    from smelt.devices._allocations import AllocationTracker
 
 _LARGE_PAGE_BYTES: Final = 1 << 21
 """Size of a large page; larger allocations are mapped and aligned to it."""
-_PROT_NONE: Final = 0
 _PROT_READ: Final = 1
 _PROT_WRITE: Final = 2
 _PROT_EXECUTE: Final = 4
-
-
-class CpuAllocation:
-    """CPU memory, 64-byte aligned; large allocations use large pages if the system has them.
-
-    The initial content is undefined.
-    """
-
-    __slots__ = ("__weakref__", "_finalizer", "address", "bytes", "size_bytes", "tag")
-
-    def __init__(
-        self,
-        storage: NDArray[np.uint8],
-        start: int,
-        size_bytes: int,
-        tag: str,
-        tracker: AllocationTracker | None,
-    ) -> None:
-        self.bytes = storage[start : start + size_bytes]
-        self.address = int(storage.ctypes.data) + start  # numpy gives an empty slice no address
-        self.size_bytes = size_bytes
-        self.tag = tag
-        self._finalizer: weakref.finalize[..., CpuAllocation] | None = None
-        if tracker is not None:
-            tracker.allocated(self.address, self.size_bytes, tag)
-            self._finalizer = weakref.finalize(
-                self, tracker.released, self.address, self.size_bytes, tag
-            )
-
-    def close(self) -> None:
-        """Release the memory, which nothing may use any more. Idempotent."""
-        self.bytes = np.empty(0, np.uint8)
-        if self._finalizer is not None:
-            self._finalizer()
 
 
 class CpuMemory:
@@ -70,8 +36,9 @@ class CpuMemory:
         self.tracker = tracker
 
     def allocate(self, size_bytes: int, tag: str) -> CpuAllocation:
-        """Return ``size_bytes`` of zeros for the purpose ``tag``.
+        """Return ``size_bytes`` of zeros, 64-byte aligned, for the purpose ``tag``.
 
+        Large allocations use large pages if the system has them.
         The system provides pages of large allocations at the first access, so memory for the
         largest shapes of a plan costs nothing while shapes are small.
 
@@ -92,33 +59,9 @@ class CpuMemory:
                 "fewer contexts at a time"
             ) from error
         start = -int(storage.ctypes.data) % align
-        return CpuAllocation(storage, start, size_bytes, tag, self.tracker)
-
-
-class GuardedMemory(CpuMemory):
-    """Allocates between inaccessible guard pages, so that an overrun faults immediately.
-
-    With ``at_end``, memory ends at a guard page apart from alignment; otherwise it starts directly
-    behind one.
-    """
-
-    __slots__ = ("align", "at_end")
-
-    def __init__(self, *, at_end: bool = True, align: int = ALIGNMENT_BYTES) -> None:
-        super().__init__()
-        self.at_end = at_end
-        self.align = align
-
-    def allocate(self, size_bytes: int, tag: str) -> CpuAllocation:
-        """Return ``size_bytes`` of memory with an inaccessible page on either side."""
-        page = mmap.PAGESIZE
-        rounded_bytes = -(-max(size_bytes, 1) // page) * page
-        pages = map_pages(rounded_bytes + 2 * page)
-        base = int(pages.ctypes.data)
-        protect(base, page, readable=False)
-        protect(base + page + rounded_bytes, page, readable=False)
-        slack = (rounded_bytes - size_bytes) // self.align * self.align if self.at_end else 0
-        return CpuAllocation(pages, page + slack, size_bytes, tag, None)
+        address = int(storage.ctypes.data) + start  # numpy gives an empty slice no address
+        content = storage[start : start + size_bytes]
+        return CpuAllocation(content, address, size_bytes, tag, self.tracker)
 
 
 def map_pages(size_bytes: int, *, large: bool = False) -> NDArray[np.uint8]:
@@ -163,8 +106,8 @@ def protect(
     libc = ctypes.CDLL(None, use_errno=True)
     flags = _PROT_READ * readable | _PROT_WRITE * writable | _PROT_EXECUTE * executable
     if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), flags):
-        number = ctypes.get_errno()
+        cause = os.strerror(ctypes.get_errno())
         raise DeviceError(
-            f"the system refuses to change the protection of memory (errno {number}); "
+            f"the system refuses to change the protection of memory ({cause}); "
             "a security policy may forbid generated code in this process"
         )

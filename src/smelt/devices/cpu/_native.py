@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 _POINTER: Final = ctypes.c_void_p
 _INT: Final = ctypes.c_int64
-_BEGIN: Final = ctypes.CFUNCTYPE(_INT, _POINTER)
-_CLOSE: Final = ctypes.CFUNCTYPE(None, _POINTER)
-_RUN: Final = ctypes.CFUNCTYPE(None, _POINTER, _INT, _INT)
-_EXECUTE: Final = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _INT)
-_WORKER: Final = ctypes.CFUNCTYPE(None, _POINTER)
-_POST: Final = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _INT, _INT)
-_CLOCK: Final = ctypes.CFUNCTYPE(_INT)
+
 _REQUIRED: Final = (abi.BEGIN, abi.CLOSE, abi.RUN, abi.CLOCK)
 _CALIBRATION_NS: Final = 5_000_000
 """Minimum time over which the tick length is measured."""
@@ -38,16 +32,16 @@ class NativeRuntime:
     def __init__(self, image: bytes, symbols: Mapping[str, int]) -> None:
         self._code = MappedCode(image)
         at = {name: self._code.address + offset for name, offset in symbols.items()}
-        self.begin = _BEGIN(at[abi.BEGIN])
-        self.close = _CLOSE(at[abi.CLOSE])
-        self.run = _RUN(at[abi.RUN])
-        self.clock = _CLOCK(at[abi.CLOCK])
+        self.begin = ctypes.CFUNCTYPE(_INT, _POINTER)(at[abi.BEGIN])
+        self.close = ctypes.CFUNCTYPE(None, _POINTER)(at[abi.CLOSE])
+        self.run = ctypes.CFUNCTYPE(None, _POINTER, _INT, _INT)(at[abi.RUN])
+        self.clock = ctypes.CFUNCTYPE(_INT)(at[abi.CLOCK])
         self.has_workers = {abi.EXECUTE, abi.WORKER, abi.POST} <= symbols.keys()
         """Whether workers sleep in native code; otherwise they wait in Python."""
         if self.has_workers:
-            self.execute = _EXECUTE(at[abi.EXECUTE])
-            self.worker = _WORKER(at[abi.WORKER])
-            self.post = _POST(at[abi.POST])
+            self.execute = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _INT)(at[abi.EXECUTE])
+            self.worker = ctypes.CFUNCTYPE(None, _POINTER)(at[abi.WORKER])
+            self.post = ctypes.CFUNCTYPE(None, _POINTER, _POINTER, _INT, _INT)(at[abi.POST])
         self._clock_origin = (int(self.clock()), time.perf_counter_ns())
 
     def milliseconds_per_tick(self) -> float:
@@ -69,9 +63,14 @@ def native_runtime(image: bytes, symbols: Mapping[str, int]) -> NativeRuntime:
     """
     for name in _REQUIRED:
         if name not in symbols:
-            raise EngineFormatError(f"the engine's native runtime has no function {name!r}")
+            raise EngineFormatError(
+                f"the engine's native runtime has no function {name!r}; build the engine again"
+            )
     if any(not 0 <= offset < len(image) for offset in symbols.values()):
-        raise EngineFormatError("a function of the native runtime lies outside its image")
+        raise EngineFormatError(
+            "a function of the engine's native runtime lies outside its code; build the engine "
+            "again"
+        )
     key = hashlib.sha256(repr(sorted(symbols.items())).encode() + image).digest()
     with _lock:
         if key not in _mapped:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from smelt import config
-from smelt.handler_errors import pass_on_handler_error
+from smelt.signal_errors import pass_on_handler_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,12 +88,10 @@ def _cgroups() -> Iterator[tuple[Path, Path]]:
 
 def _relative_cgroup(path: str, mounted: str) -> PurePosixPath:
     """Return a cgroup's path relative to the mounted one; empty if it is outside."""
-    try:
-        inner = PurePosixPath(path).relative_to(mounted)
-    except ValueError as error:
-        pass_on_handler_error(error)
-        return PurePosixPath()
-    return PurePosixPath() if ".." in inner.parts else inner
+    # `relative_to` of Python 3.12 loses an IndexError of a signal handler.
+    parts, top = PurePosixPath(path).parts, PurePosixPath(mounted).parts
+    inner = parts[len(top) :] if parts[: len(top)] == top else ()
+    return PurePosixPath() if ".." in inner else PurePosixPath(*inner)
 
 
 def _upwards(inner: Path, top: Path) -> Iterator[Path]:

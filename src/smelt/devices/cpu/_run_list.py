@@ -55,8 +55,8 @@ class WorkerTrial:
 
     __slots__ = ("_best_ns", "_runs", "alone", "settled_runs")
 
-    def __init__(self, *, settled: bool) -> None:
-        self.settled_runs = _FOREVER if settled else 0
+    def __init__(self, *, skips_trial: bool) -> None:
+        self.settled_runs = _FOREVER if skips_trial else 0
         """Number of further runs that need no timing."""
         self._restart()
 
@@ -89,8 +89,8 @@ class WorkerTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """The constant part of a launch."""
+class RunListRow:
+    """Row of a run list: the constant part of a launch."""
 
     function: int
     """Address of the kernel."""
@@ -122,7 +122,7 @@ class RunList:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[RunListRow],
         runtime: NativeRuntime,
         pool: WorkerPool,
         memory: CpuMemory,
@@ -177,7 +177,7 @@ class RunList:
         """Number of regions into which the chunks of each row are divided."""
         return min(self._threads, abi.MAX_REGIONS)
 
-    def _fill(self, rows: Sequence[Row], words: int) -> None:
+    def _fill(self, rows: Sequence[RunListRow], words: int) -> None:
         self._header[abi.LIST_SCRATCH // 8] = self._scratch.address
         self._header[abi.LIST_SCRATCH_STRIDE // 8] = self._scratch.stride
         self._header[abi.LIST_REGIONS // 8] = self._regions
@@ -212,7 +212,7 @@ class RunList:
         self._restart_trial()
 
     def _restart_trial(self) -> None:
-        self._trial = WorkerTrial(settled=not self._may_run_alone)
+        self._trial = WorkerTrial(skips_trial=not self._may_run_alone)
         self._is_alone = self._threads == 1
         """Whether all further runs use no workers."""
 
@@ -256,9 +256,8 @@ class RunList:
 
     def _run_leased(self) -> None:
         pool = self._pool
-        if (
-            pool.generation != self._generation
-        ):  # after a fork, the workers exist only in the parent
+        # After a fork, the workers exist only in the parent.
+        if pool.generation != self._generation:
             self._seen.clear()
             self._mailboxes_of = []
             self._generation = pool.generation

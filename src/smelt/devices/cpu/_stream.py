@@ -21,8 +21,15 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import DeviceError
-from smelt.handler_errors import is_direct
-from smelt.types import BackgroundThread, Closeable, ForkLock, Gate, override, reset_in_child
+from smelt.types import (
+    BackgroundThread,
+    Closeable,
+    ForkLock,
+    Latch,
+    override,
+    reset_in_child,
+    taken,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -35,33 +42,36 @@ _EXIT_TIMEOUT_S: Final = 10.0
 class CompletionFlag:
     """A flag that a stream sets once when the work before it is complete; threads wait on it."""
 
-    __slots__ = ("_gate", "stream", "time_ns")
+    __slots__ = ("_latch", "is_submitted", "stream", "time_ns")
 
     def __init__(self, stream: WorkQueue | None = None) -> None:
-        self._gate = Gate()
+        self._latch = Latch()
         self.stream = stream
         """Queue whose thread sets the flag; None until the flag is submitted."""
+        self.is_submitted = False
+        """Whether the call that submits the flag has ended, which sets this for other calls."""
         self.time_ns = 0
 
     @property
     def is_signaled(self) -> bool:
         """Whether the flag is set."""
-        return self._gate.is_open
+        return self._latch.is_open
 
     def signal(self) -> None:
         """Set the flag. Idempotent."""
-        if not self._gate.is_open:
+        if not self._latch.is_open:
             self.time_ns = time.perf_counter_ns()
-            self._gate.open()
+            self._latch.open()
 
     @property
     def is_awaited(self) -> bool:
         """Whether a task of a stream will set the flag; False before it is submitted and after."""
-        return self.stream is not None and self.stream.has_taken(self)
+        stream = None if self.is_signaled else self.stream
+        return stream is not None and stream.has_taken(self)
 
     def leave_parent(self) -> None:
         """Set the flag in a forked child, even if a waiting thread held its lock in the parent."""
-        self._gate.open_in_child()
+        self._latch.open_in_child()
 
     def wait(self) -> None:
         """Wait until the flag is set.
@@ -69,11 +79,11 @@ class CompletionFlag:
         Raises:
             DeviceError: the flag is set only after the calling thread's own task: a deadlock.
         """
-        if not self._gate.is_open:
+        if not self._latch.is_open:
             with _waiting_on_thread(self):
                 if self.stream is not None:  # the wait may be in a handler that interrupts `submit`
                     self.stream.wake()
-                self._gate.wait()
+                self._latch.wait()
 
 
 @contextmanager
@@ -89,7 +99,12 @@ def _waiting_on_thread(mark: CompletionFlag) -> Generator[None]:
         _awaited_flags[thread] = mark
         if own_queue is not None:
             own_queue.awaited = mark
-            _check_deadlock(mark, own_queue)
+            if _depends_on(mark, own_queue):
+                raise DeviceError(
+                    "a stream cannot wait for itself: this task waits for work that is queued "
+                    "behind it, or that waits for it; wait in another thread, or queue that work "
+                    "before this task"
+                )
         yield
     finally:
         if own_queue is not None:
@@ -107,14 +122,6 @@ def is_awaited_by(thread: int) -> bool:
     """
     own_queue = _own_queue()
     return own_queue is not None and _depends_on(_awaited_flags.get(thread), own_queue)
-
-
-def _check_deadlock(mark: CompletionFlag, own_queue: WorkQueue) -> None:
-    if _depends_on(mark, own_queue):
-        raise DeviceError(
-            "a stream cannot wait for itself: this task waits for work that is queued behind it, "
-            "or that waits for it; wait in another thread, or queue that work before"
-        )
 
 
 def _depends_on(mark: CompletionFlag | None, target: WorkQueue) -> bool:
@@ -147,13 +154,9 @@ class DeferredError:
 
     def check(self) -> None:
         """Raise the error, unless it was raised before."""
-        try:
-            error = self._pending.pop()
-        except IndexError as reason:
-            if not is_direct(reason):
-                raise
-            return
-        raise error
+        error = taken(self._pending.pop)
+        if error is not None:
+            raise error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -191,7 +194,7 @@ class WorkQueue:
         self._executor = _thread.allocate_lock()
         """Held by the thread that executes tasks. An interrupt can cause a second thread to be
         started, which ends at once."""
-        self._ended = Gate()
+        self._ended = Latch()
         self.awaited: CompletionFlag | None = None
         """Flag that the thread waits for, if any."""
 
@@ -217,13 +220,7 @@ class WorkQueue:
         if error is not None:
             self._error = None
             error.check()
-        while self.deferred:
-            try:
-                failure = self.deferred.pop(0)
-            except IndexError as reason:  # another thread took it
-                if not is_direct(reason):
-                    raise
-                return
+        while self.deferred and (failure := taken(self.deferred.pop, 0)) is not None:
             failure.check()
 
     def has_taken(self, mark: CompletionFlag) -> bool:
@@ -246,13 +243,9 @@ class WorkQueue:
 
     def wait_for_last(self) -> None:
         """Wait for the task that was added last. Raises DeviceError: it waits for the caller's."""
-        try:
-            task = self.tasks[-1]
-        except IndexError as reason:  # all are complete
-            if not is_direct(reason):
-                raise
-            return
-        task.done.wait()
+        task = taken(self.tasks.__getitem__, -1)
+        if task is not None:
+            task.done.wait()
 
     def join(self, seconds: float = float("inf")) -> None:
         """Wait for the end of the thread of a closed queue, at most ``seconds``."""
@@ -263,7 +256,6 @@ class WorkQueue:
         """Execute tasks until the queue is closed and empty."""
         if not self._executor.acquire(blocking=False):
             return
-        _thread_local.queue = self
         try:
             while True:
                 self._wakes.get()
@@ -281,6 +273,7 @@ class WorkQueue:
         task = self.tasks[0]
         if self._error is None:
             try:
+                _thread_local.queue = self  # here: without memory for it the task has failed
                 task.work()
             except BaseException as error:  # noqa: BLE001  (raised again by synchronize)
                 _LOG.debug("a task of the stream failed", exc_info=True)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 
 from smelt import config
 from smelt.devices.cpu import _abi as abi
-from smelt.devices.cpu._memory import CpuAllocation, CpuMemory
+from smelt.devices.cpu._memory import CpuMemory
 from smelt.devices.cpu._processors import available_processors
 from smelt.errors import DeviceError
-from smelt.handler_errors import is_direct
-from smelt.types import BackgroundThread, ForkLock, reset_in_child
+from smelt.signal_errors import is_direct
+from smelt.types import BackgroundThread, ForkLock, counted, reset_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +51,9 @@ class Worker:
         "thread",
     )
 
-    def __init__(self, runtime: NativeRuntime, memory: CpuMemory, *, native: bool) -> None:
+    def __init__(self, runtime: NativeRuntime, memory: CpuMemory, *, waits_natively: bool) -> None:
         self._runtime = runtime
-        self._memory: CpuAllocation = memory.allocate(abi.MAILBOX_BYTES, "worker mailbox")
+        self._memory = memory.allocate(abi.MAILBOX_BYTES, "worker mailbox")
         self._memory.bytes[:] = 0
         self.mailbox = self._memory.address
         self._posted = ctypes.c_uint32.from_address(self.mailbox + abi.MAILBOX_POSTED)
@@ -62,7 +62,7 @@ class Worker:
         self.holds: object = None
         """Memory of the last list, kept alive because a late worker may still read it."""
         self._avoids: int | None = None
-        self._wakes: SimpleQueue[None] | None = None if native else SimpleQueue()
+        self._wakes: SimpleQueue[None] | None = None if waits_natively else SimpleQueue()
         self.thread = BackgroundThread(self._work)
 
     @property
@@ -140,10 +140,13 @@ class Lease:
 
 
 class WorkerPool:
-    """The workers of one set of processors."""
+    """The workers of one set of processors.
 
-    def __init__(self, *, native: bool = True) -> None:
-        self._native = native
+    ``waits_natively=False`` makes workers wait in Python, as they do on systems without futexes.
+    """
+
+    def __init__(self, *, waits_natively: bool = True) -> None:
+        self._waits_natively = waits_natively
         self._processors = available_processors()
         self._memory = CpuMemory()
         self._lock = ForkLock()
@@ -183,13 +186,13 @@ class WorkerPool:
             missing = min(count, _MAX_WORKERS) - len(free) - len(self._busy)
             for _ in range(missing):
                 try:
-                    native = self._native and runtime.has_workers
-                    worker = Worker(runtime, self._memory, native=native)
+                    waits_natively = self._waits_natively and runtime.has_workers
+                    worker = Worker(runtime, self._memory, waits_natively=waits_natively)
                 except DeviceError as error:
                     config.log_once(
                         logging.WARNING,
-                        f"runs have {len(lease.workers) + 1} threads instead of {count + 1}: "
-                        f"{error}",
+                        f"runs have {counted(len(lease.workers) + 1, 'thread')} instead of "
+                        f"{count + 1}: {error}",
                     )
                     break
                 self._busy[worker] = weakref.ref(lease)
@@ -240,20 +243,17 @@ def _find_processor_now() -> Callable[[], int] | None:
 
 _processor_now: Final = _find_processor_now()
 _pools = reset_in_child(WorkerPool.reset)
-_by_processors: dict[tuple[frozenset[int], bool], WorkerPool] = {}
+_by_processors: dict[frozenset[int], WorkerPool] = {}
 _table_lock = ForkLock()
 
 
-def worker_pool(*, native: bool = True) -> WorkerPool:
-    """Return the pool for the CPUs of the calling thread.
-
-    ``native=False`` makes workers wait in Python, as they do on systems without futexes.
-    """
-    key = (available_processors(), native)
+def worker_pool() -> WorkerPool:
+    """Return the pool for the CPUs of the calling thread."""
+    processors = available_processors()
     with _table_lock:
-        pool = _by_processors.get(key)
+        pool = _by_processors.get(processors)
         if pool is None:  # a signal handler may create it meanwhile
-            pool = _by_processors.setdefault(key, WorkerPool(native=native))
+            pool = _by_processors.setdefault(processors, WorkerPool())
         return pool
 
 

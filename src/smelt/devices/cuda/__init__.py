@@ -4,29 +4,19 @@ Nothing here knows a compiler. ``cuda.bindings`` (the extra ``cuda``) is loaded 
 a GPU.
 """
 
-from smelt.devices.cuda._array_interop import CudaArray, DeviceView, is_on_gpu, view_of
+from smelt.devices.cuda._address_range import ReservedAddressRange, reserve_memory
+from smelt.devices.cuda._array_interop import CudaArray, GpuArrayView, is_on_gpu, view_of
 from smelt.devices.cuda._cubin import KernelResources, check_is_whole, resources_of
 from smelt.devices.cuda._cublaslt import (
     LARGEST_ALPHA,
     CublasError,
     CublasLt,
-    ProductCall,
+    MatmulCall,
     open_cublaslt,
 )
-from smelt.devices.cuda._cudnn import (
-    ConvolutionCall,
-    Cudnn,
-    CudnnEngine,
-    open_cudnn,
-)
+from smelt.devices.cuda._cudnn import ConvolutionCall, Cudnn, open_cudnn
 from smelt.devices.cuda._cudnn_api import CudnnError
-from smelt.devices.cuda._device import (
-    CudaDevice,
-    CudaProperties,
-    cuda_device,
-    selected_device,
-    selected_index,
-)
+from smelt.devices.cuda._device import CudaDevice, cuda_device, selected_device, selected_index
 from smelt.devices.cuda._driver import CudaError, Driver, cuda_driver
 from smelt.devices.cuda._graph import CudaGraph
 from smelt.devices.cuda._kernel_loader import KernelLoader, LoadedCall, LoadedKernel
@@ -37,7 +27,7 @@ from smelt.devices.cuda._kernel_record import (
     matching_architecture,
     read_record,
 )
-from smelt.devices.cuda._library_calls import LIBRARIES, Library, LibraryCall, LoadedLibrary
+from smelt.devices.cuda._library_table import LIBRARIES
 from smelt.devices.cuda._memory import (
     CudaAllocation,
     CudaMemory,
@@ -50,22 +40,18 @@ from smelt.devices.cuda._module import (
     CudaFunction,
     CudaModule,
     KernelArguments,
-    LaunchShape,
+    LaunchConfig,
     launch,
 )
 from smelt.devices.cuda._occupancy import SIZE_FEATURE, SM_RESOURCES, SmResources
-from smelt.devices.cuda._reservation import CudaReservation, reserve_memory
-from smelt.devices.cuda._run_list import (
-    CudaLaunch,
-    CudaRunList,
-    RunGraph,
-    groups_of,
-)
+from smelt.devices.cuda._run_list import CudaLaunch, CudaRunList, RunListGraph, groups_of
 from smelt.devices.cuda._stream import CudaEvent, CudaStream, HostTask, handle_of
 from smelt.devices.cuda._vendor_libraries import (
     ALIGNED_BYTES,
     WORKSPACE_ALIGNED_BYTES,
+    LibraryCall,
     LibraryError,
+    LoadedLibrary,
 )
 
 __all__ = [
@@ -89,31 +75,28 @@ __all__ = [
     "CudaKernel",
     "CudaMemory",
     "CudaModule",
-    "CudaProperties",
-    "CudaReservation",
+    "ReservedAddressRange",
     "CudaLaunch",
     "CudaRunList",
     "CudaStream",
     "Cudnn",
-    "CudnnEngine",
     "CudnnError",
-    "DeviceView",
+    "GpuArrayView",
     "Driver",
     "HostTask",
     "SmResources",
     "KernelArguments",
     "KernelLoader",
     "KernelResources",
-    "LaunchShape",
-    "Library",
+    "LaunchConfig",
     "LibraryCall",
     "LibraryError",
     "LoadedCall",
     "LoadedKernel",
     "LoadedLibrary",
     "PinnedAllocation",
-    "ProductCall",
-    "RunGraph",
+    "MatmulCall",
+    "RunListGraph",
     "call_to_bytes",
     "check_is_whole",
     "copy_memory",

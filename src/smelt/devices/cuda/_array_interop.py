@@ -7,6 +7,7 @@ Sources: "CUDA Array Interface (Version 3)" of the Numba documentation; DLPack's
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,66 +34,63 @@ _CAPSULE: Final = b"dltensor"
 _Deleter: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class _Device(ctypes.Structure):
+class _DLDevice(ctypes.Structure):
+    """DLDevice of dlpack.h."""
+
     _fields_ = (("kind", ctypes.c_int32), ("number", ctypes.c_int32))
 
 
-class _DataType(ctypes.Structure):
+class _DLDataType(ctypes.Structure):
+    """DLDataType of dlpack.h."""
+
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
-class _Tensor(ctypes.Structure):
+class _DLTensor(ctypes.Structure):
+    """DLTensor of dlpack.h."""
+
     _fields_ = (
         ("data", ctypes.c_void_p),
-        ("device", _Device),
+        ("device", _DLDevice),
         ("ndim", ctypes.c_int32),
-        ("dtype", _DataType),
+        ("dtype", _DLDataType),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
     )
 
 
-class _Managed(ctypes.Structure):
-    _fields_ = (
-        ("tensor", _Tensor),
-        ("context", ctypes.c_void_p),
-        ("deleter", _Deleter),
-    )
+class _DLManagedTensor(ctypes.Structure):
+    """DLManagedTensor of dlpack.h."""
+
+    _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceView:
-    """An array in a GPU's memory, of any library."""
+class GpuArrayView:
+    """View of an array in a GPU's memory, of any library."""
 
     address: int
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    """Distance in elements from one index to the next, for each axis."""
     dtype: DType
-    is_read_only: bool
     keep_alive: object
     """Object that must live as long as the memory is used."""
+    is_contiguous: bool = True
+    """Whether the elements are in the order of the axes, without gaps."""
+    is_read_only: bool = False
+    framework: Any = None
+    """Library on whose current stream the array is used; None if the stream of its reader waits for
+    it."""
 
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the elements are in the order of the axes, without gaps."""
-        return 0 in self.shape or all(
-            extent == 1 or stride == wanted
-            for extent, stride, wanted in zip(
-                self.shape, self.strides, contiguous_strides(self.shape), strict=True
-            )
-        )
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    rows = zip(shape, strides, contiguous_strides(shape), strict=True)
+    return 0 in shape or all(extent == 1 or stride == wanted for extent, stride, wanted in rows)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides, in elements, of an array without gaps, the last axis fastest."""
-    strides: list[int] = []
-    step = 1
-    for extent in reversed(shape):
-        strides.insert(0, step)
-        step *= extent
-    return tuple(strides)
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def is_on_gpu(value: object) -> bool:
@@ -103,7 +101,7 @@ def is_on_gpu(value: object) -> bool:
     return hasattr(value, "__cuda_array_interface__")
 
 
-def view_of(value: object, stream: CudaStream) -> DeviceView:
+def view_of(value: object, stream: CudaStream) -> GpuArrayView:
     """Return a view of an array of any library on a GPU; ``stream`` waits for pending writes.
 
     DLPack is preferred: the array interface has no bfloat16 (torch reports float16) and does not
@@ -128,7 +126,7 @@ def view_of(value: object, stream: CudaStream) -> DeviceView:
     return _from_interface(value, interface, stream)
 
 
-def _from_interface(value: object, interface: Any, stream: CudaStream) -> DeviceView:
+def _from_interface(value: object, interface: Any, stream: CudaStream) -> GpuArrayView:
     try:
         address, is_read_only = interface["data"]
         shape = tuple(int(extent) for extent in interface["shape"])
@@ -144,49 +142,35 @@ def _from_interface(value: object, interface: Any, stream: CudaStream) -> Device
     if (owner := owner_of(stream.device, int(address or 0))) not in {None, stream.device.index}:
         raise BindingError(_elsewhere(owner, stream))
     if queue is not None:
-        _wait_for(stream, int(queue))
-    size = dtype.size_bytes
-    if steps is None:
-        strides = contiguous_strides(shape)
-    else:
-        strides = tuple(int(step) // size for step in steps)
+        stream.wait_for(CudaStream(stream.device, int(queue)))
+    size, is_contiguous = dtype.size_bytes, True
+    if steps is not None:
         if any(int(step) % size for step in steps):
             raise BindingError("the array's strides are not multiples of its element size; copy it")
-    return DeviceView(int(address or 0), shape, strides, dtype, bool(is_read_only), value)
+        is_contiguous = _is_contiguous(shape, [int(step) // size for step in steps])
+    place = int(address or 0)
+    return GpuArrayView(place, shape, dtype, value, is_contiguous, is_read_only=bool(is_read_only))
 
 
-def _wait_for(stream: CudaStream, handle: int) -> None:
-    """Make ``stream`` wait for the work that is queued on another stream."""
-    if handle == int(stream.handle):
-        return
-    event = CudaEvent(stream.device, times=False)
-    event.record(CudaStream(stream.device, handle))
-    stream.wait(event)
-
-
-def _from_dlpack(value: Any, stream: CudaStream) -> DeviceView:
+def _from_dlpack(value: Any, stream: CudaStream) -> GpuArrayView:
     kind, number = value.__dlpack_device__()
     if int(kind) not in _ON_GPU:
         raise BindingError(
-            f"the array is on a device of DLPack device type {int(kind)}, not on a GPU"
+            f"the array is on a device of DLPack device type {int(kind)}, not on a GPU; copy it "
+            f"to cuda:{stream.device.index}"
         )
     if int(number) != stream.device.index:
         raise BindingError(_elsewhere(number, stream))
     try:
         capsule = value.__dlpack__(stream=int(stream.handle) or _DEFAULT_STREAM)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise BindingError(f"the array cannot be read: {error}") from error
+        raise BindingError(f"the array cannot be read by DLPack: {error}") from error
     tensor = _managed(capsule).tensor
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
-    strides = contiguous_strides(shape)
-    if tensor.strides:
-        strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim))
-    address = (tensor.data or 0) + tensor.byte_offset
+    is_contiguous = not tensor.strides or _is_contiguous(shape, tensor.strides[: tensor.ndim])
+    address, dtype = (tensor.data or 0) + tensor.byte_offset, _dtype(tensor.dtype)
     # The capsule is never marked as used: its deletion frees the producer's tensor.
-    keep_alive = (value, capsule)
-    return DeviceView(
-        address, shape, strides, _dtype(tensor.dtype), is_read_only=False, keep_alive=keep_alive
-    )
+    return GpuArrayView(address, shape, dtype, (value, capsule), is_contiguous)
 
 
 def _elsewhere(number: object, stream: CudaStream) -> str:
@@ -211,21 +195,18 @@ def _data_type(dtype: DType) -> tuple[int, int]:
     return _CODES[name], dtype.size_bytes * 8
 
 
-_get_pointer: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-_is_valid: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi)
-)
-_get_pointer_at: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-_is_valid_at: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi)
-)
-_new_capsule: Any = ctypes.PYFUNCTYPE(
-    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
-)(("PyCapsule_New", ctypes.pythonapi))
+_OBJECT, _ADDRESS, _TEXT = ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p
+
+
+def _interpreter_function(name: str, result: Any, *arguments: Any) -> Any:
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+_get_pointer = _interpreter_function("PyCapsule_GetPointer", _ADDRESS, _OBJECT, _TEXT)
+_is_valid = _interpreter_function("PyCapsule_IsValid", ctypes.c_int, _OBJECT, _TEXT)
+_get_pointer_at = _interpreter_function("PyCapsule_GetPointer", _ADDRESS, _ADDRESS, _TEXT)
+_is_valid_at = _interpreter_function("PyCapsule_IsValid", ctypes.c_int, _ADDRESS, _TEXT)
+_new_capsule = _interpreter_function("PyCapsule_New", _OBJECT, _ADDRESS, _TEXT, _ADDRESS)
 
 
 def _managed(capsule: object) -> Any:
@@ -233,7 +214,7 @@ def _managed(capsule: object) -> Any:
         raise BindingError(
             "__dlpack__ did not return a DLPack capsule, or returned one that was already consumed"
         )
-    return _Managed.from_address(_get_pointer(capsule, _CAPSULE))
+    return _DLManagedTensor.from_address(_get_pointer(capsule, _CAPSULE))
 
 
 # ---- our own arrays
@@ -313,12 +294,12 @@ def _capsule_for(array: CudaArray) -> object:
     rank = len(array.shape)
     shape = (ctypes.c_int64 * max(rank, 1))(*array.shape)
     strides = (ctypes.c_int64 * max(rank, 1))(*contiguous_strides(array.shape))
-    managed = _Managed()
+    managed = _DLManagedTensor()
     tensor = managed.tensor
     tensor.data = array.allocation.address
-    tensor.device = _Device(*array.__dlpack_device__())
+    tensor.device = _DLDevice(*array.__dlpack_device__())
     tensor.ndim = rank
-    tensor.dtype = _DataType(*_data_type(array.dtype), 1)
+    tensor.dtype = _DLDataType(*_data_type(array.dtype), 1)
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
     tensor.strides = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
     managed.deleter = _FORGET

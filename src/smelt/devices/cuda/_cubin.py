@@ -54,6 +54,8 @@ class KernelResources:
 
 @dataclass(frozen=True, slots=True)
 class _Section:
+    """Header of a section of an ELF file."""
+
     name: int
     """Offset of the name in the table of names."""
     kind: int
@@ -95,6 +97,8 @@ def check_is_whole(cubin: bytes | memoryview) -> None:
 
 
 class _Cubin:
+    """Sections of a cubin, from which the resources of its kernels are read."""
+
     def __init__(self, data: memoryview) -> None:
         self.data = data
         header: tuple[Any, ...] = _HEADER.unpack_from(data)
@@ -134,7 +138,7 @@ class _Cubin:
         """Yield the end of the content of each segment that has any."""
         table, length, count = self.segments
         if count and length != _SEGMENT.size:
-            raise ValueError(f"its program headers have {length} bytes")
+            raise ValueError(f"its program headers have {length} bytes each, not {_SEGMENT.size}")
         for number in range(count):
             row: tuple[int, ...] = _SEGMENT.unpack_from(self.data, table + number * length)
             start, size = row[2], row[5]
@@ -143,7 +147,7 @@ class _Cubin:
 
     def find(self, name: str) -> _Section | None:
         wanted = name.encode() + b"\0"
-        return next((s for s in self.sections if _starts(self.names, s.name, wanted)), None)
+        return next((s for s in self.sections if self.names.startswith(wanted, s.name)), None)
 
     def symbol_of(self, entry: str) -> int:
         """Return the number of the kernel among the symbols."""
@@ -152,9 +156,9 @@ class _Cubin:
         for table in tables[:1]:
             names = bytes(self.content(self.sections[table.link]))
             for number, row in enumerate(_SYMBOL.iter_unpack(self.content(table))):
-                if row[1] & 15 == _FUNCTION and _starts(names, row[0], wanted):
+                if row[1] & 15 == _FUNCTION and names.startswith(wanted, row[0]):
                     return number
-        raise EngineFormatError(f"there is no symbol {entry!r}")
+        raise EngineFormatError(f"the code has no symbol {entry!r}")
 
     def attributes(self, symbol: int) -> dict[int, int]:
         """Return the attributes of one kernel."""
@@ -174,7 +178,3 @@ def _attributes(content: memoryview) -> Iterator[tuple[int, int, int]]:
                 symbol, value = _COUNT_OF_KERNEL.unpack_from(content, position)
                 yield kind, symbol, value
             position += size
-
-
-def _starts(names: bytes, position: int, wanted: bytes) -> bool:
-    return names.startswith(wanted, position)

@@ -12,9 +12,8 @@ Source: cuBLAS library reference, "Using the cuBLASLt API".
 from __future__ import annotations
 
 import ctypes
-import weakref
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -26,24 +25,18 @@ from smelt.devices.cuda._vendor_libraries import (
     EXTRA,
     LIBRARIES_ARGUMENT,
     MAJOR_OF_EXTRA,
+    LibraryCall,
     LibraryError,
+    LoadedLibrary,
     aligned_workspace,
-    check_version,
-    check_workspace,
     cublas_package,
     cudnn_package,
-    destroy_on,
     find_version,
     open_library,
     paths_to_try,
 )
-from smelt.errors import (
-    DeviceError,
-    EngineFormatError,
-    EngineMismatchError,
-    MissingExtraError,
-)
-from smelt.types import DType
+from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -115,7 +108,7 @@ class CublasError(LibraryError):
         super().__init__(_TITLE, what, status, name)
 
 
-class _Result(ctypes.Structure):
+class _HeuristicResult(ctypes.Structure):
     """The library's description of an algorithm: cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
@@ -127,8 +120,8 @@ class _Result(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ProductCall:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulCall(LibraryCall):
     """``activation(alpha * first @ second + added + bias)``, on stacks of contiguous matrices.
 
     The argument words are the addresses of the first factor, the second factor, the added tensor,
@@ -136,10 +129,7 @@ class ProductCall:
     """
 
     provider: ClassVar[str] = "cublaslt"
-    """Name of the library in engines."""
 
-    version: int
-    """Version number in the library's own format."""
     matrices: int
     """Number of matrices of each stack."""
     rows: int
@@ -148,150 +138,97 @@ class ProductCall:
     transposed: tuple[bool, bool]
     """Whether each factor is stored transposed: the first as (depth, rows), the second as
     (columns, depth)."""
-    factors: DType
-    result: DType
-    """Type of the result, the added tensor and the bias."""
-    precision: str
-    """How float32 is multiplied: "ieee" or "tf32"."""
     alpha: float
-    adds: bool
-    bias: bool
-    """Whether there is a bias, one number for each column."""
     activation: str
     """"", "relu" or "gelu" (with the hyperbolic tangent)."""
-    workspace_bytes: int = 0
     algorithm: str = ""
     """The library's encoded algorithm in hexadecimal, without zeros at its end."""
 
+    @override
     @staticmethod
-    def from_fields(data: Mapping[str, Any]) -> ProductCall:
-        """Return the call that a record or a kernel's parameters describe.
+    def tuples_from(data: Mapping[str, Any]) -> dict[str, Any]:
+        first, second = data["transposed"]
+        return {"transposed": (bool(first), bool(second))}
 
-        Raises:
-            EngineFormatError: they do not describe a call.
-        """
-        try:
-            first, second = data["transposed"]
-            given: dict[str, Any] = {**data, "transposed": (bool(first), bool(second))}
-            given |= {name: DType(data[name]) for name in ("factors", "result")}
-            made = ProductCall(**given)
-            made.check()
-        except (ValueError, TypeError, KeyError) as error:
-            raise EngineFormatError(f"a library call is malformed: {error}") from error
-        return made
-
-    def to_fields(self) -> dict[str, Any]:
-        """Return the call as fields of a record or a kernel's parameters."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**plain, "factors": self.factors.value, "result": self.result.value}
-
+    @override
     def check(self) -> None:
-        """Raise ValueError if such a call cannot exist."""
         sizes = (self.matrices, self.rows, self.columns, self.depth)
         if any(type(size) is not int or not 0 < size < 1 << 31 for size in sizes):
             raise ValueError(f"the extents {sizes} of the matrices are invalid")
-        check_workspace(self.workspace_bytes)
-        check_version(self.version)
+        self.check_common_fields()
         known = (
             self.factors in _TYPES and self.result in _TYPES
             and self.precision in _COMPUTE and self.activation in _ACTIVATIONS
         )  # fmt: skip
         if not known:
-            raise ValueError("unknown type, precision or activation")
+            raise ValueError("a type, the precision or the activation is unknown")
         kinds = [type(x) for x in (self.alpha, self.adds, self.bias)]
         # The second comparison is false for NaN, too.
         if kinds != [float, bool, bool] or not abs(self.alpha) <= LARGEST_ALPHA:
             raise ValueError("alpha is not finite, or a field has the wrong type")
         if len(bytes.fromhex(self.algorithm)) > _ALGORITHM_BYTES:
-            raise ValueError("the algorithm field is too long")
-
-    @property
-    def words(self) -> int:
-        """Number of argument words."""
-        return 3 + self.adds + self.bias + (self.workspace_bytes > 0)
+            raise ValueError(f"the algorithm has more than {_ALGORITHM_BYTES} bytes")
 
 
-class CublasLt:
-    """The library on one GPU; it is closed when the object is garbage-collected."""
+class CublasLt(LoadedLibrary):
+    """The library on one GPU."""
 
-    provider: ClassVar[str] = ProductCall.provider
+    provider: ClassVar[str] = MatmulCall.provider
+    prefix: ClassVar[str] = "cublasLt"
 
-    def __init__(self, device: CudaDevice, api: Any) -> None:
-        """Initialise the library; ``api`` has its functions by name.
-
-        Raises:
-            CublasError: the library cannot be started.
-        """
-        self.device, self._api = device, api
-        self.version = int(api.cublasLtGetVersion())
-        handle = ctypes.c_void_p()
-        previous = device.select()
-        try:
-            self._call("cublasLtCreate", ctypes.addressof(handle))
-        finally:
-            device.restore(previous)
-        self._handle = handle.value
-        self._finalizer = weakref.finalize(
-            self, destroy_on, device, api.cublasLtDestroy, handle.value
-        )
-        self._finalizer.atexit = False
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._api, name)(*arguments)
+    @override
+    def call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self.api, name)(*arguments)
         if status:
             raise CublasError(name, status)
 
     def algorithms(
-        self, call: ProductCall, *, count: int, most_workspace_bytes: int
+        self, call: MatmulCall, *, count: int, most_workspace_bytes: int
     ) -> list[tuple[str, int]]:
         """Return the algorithms that the library proposes for a call, with their workspaces.
 
         The best guess comes first. The list is empty if the library cannot perform the call.
         """
-        found = (_Result * count)()
+        found = (_HeuristicResult * count)()
         number = ctypes.c_int()
-        with self._described(call, ALIGNED_BYTES) as described, self._made("Preference") as wishes:
-            self._set(
-                "Preference", wishes, _PREFER_WORKSPACE, ctypes.c_uint64(most_workspace_bytes)
-            )
-            self._set("Preference", wishes, _PREFER_REDUCTIONS, ctypes.c_uint32(_SUMS_IN_FLOAT32))
+        with (
+            self._described(call, ALIGNED_BYTES) as described,
+            self._made("MatmulPreference") as wishes,
+        ):
+            wish = partial(self._set, "MatmulPreference", wishes)
+            wish(_PREFER_WORKSPACE, ctypes.c_uint64(most_workspace_bytes))
+            wish(_PREFER_REDUCTIONS, ctypes.c_uint32(_SUMS_IN_FLOAT32))
             for kind in _PREFER_ALIGNMENTS:
-                self._set("Preference", wishes, kind, ctypes.c_uint32(ALIGNED_BYTES))
+                wish(kind, ctypes.c_uint32(ALIGNED_BYTES))
             addresses = ctypes.addressof(found), ctypes.addressof(number)
             try:
-                self._call(
+                self.call(
                     "cublasLtMatmulAlgoGetHeuristic",
-                    self._handle, *described, wishes, count, *addresses,
+                    self.handle, *described, wishes, count, *addresses,
                 )  # fmt: skip
             except CublasError as error:
                 if error.status in _NOT_SUPPORTED:
                     return []
                 raise
-            # For some algorithms the library reports a larger workspace here than in its proposal.
-            required = [
-                self._required_workspace_bytes(described, ctypes.addressof(result))
-                for result in found[: number.value]
-            ]
-        return [
-            (
-                bytes(result.algorithm).rstrip(b"\0").hex(),
-                max(required_bytes, int(result.workspace_bytes)),
-            )
-            for result, required_bytes in zip(found, required, strict=False)
-            if not result.state
-            and required_bytes is not None
-            and required_bytes <= most_workspace_bytes
-        ]
+            proposals: list[tuple[str, int]] = []
+            for result in found[: number.value]:
+                # For some algorithms the library reports a larger workspace than in its proposal.
+                required = self._required_workspace_bytes(described, ctypes.addressof(result))
+                if not result.state and required is not None and required <= most_workspace_bytes:
+                    algorithm = bytes(result.algorithm).rstrip(b"\0").hex()
+                    proposals.append((algorithm, max(required, int(result.workspace_bytes))))
+        return proposals
 
     def _required_workspace_bytes(self, described: Sequence[int], algorithm: int) -> int | None:
         """Return an algorithm's workspace; None if it cannot compute the described product."""
-        result = _Result()
-        status = self._api.cublasLtMatmulAlgoCheck(
-            self._handle, *described, algorithm, ctypes.addressof(result)
+        result = _HeuristicResult()
+        status = self.api.cublasLtMatmulAlgoCheck(
+            self.handle, *described, algorithm, ctypes.addressof(result)
         )
         return None if status or result.state else int(result.workspace_bytes)
 
-    def prepare(self, call: ProductCall) -> Launcher:
+    @override
+    def prepare(self, call: MatmulCall, /) -> Launcher:
         """Prepare a call; the returned function queues it on its operands.
 
         Raises:
@@ -307,7 +244,7 @@ class CublasLt:
             )
         return partial(self._launch, call)
 
-    def _launch(self, call: ProductCall, words: Sequence[int], stream: CudaStream) -> None:
+    def _launch(self, call: MatmulCall, words: Sequence[int], stream: CudaStream) -> None:
         addresses = iter(map(int, words))
         first, second = next(addresses), next(addresses)
         added = next(addresses) if call.adds else None
@@ -317,8 +254,8 @@ class CublasLt:
         alpha, beta = ctypes.c_float(call.alpha), ctypes.c_float(call.adds)
         algorithm = _algorithm(call)
         with self._described(call, bias) as (what, *layouts):
-            self._call(
-                "cublasLtMatmul", self._handle, what, ctypes.addressof(alpha),
+            self.call(
+                "cublasLtMatmul", self.handle, what, ctypes.addressof(alpha),
                 second, layouts[0], first, layouts[1], ctypes.addressof(beta),
                 result if added is None else added, layouts[2], result, layouts[3],
                 ctypes.addressof(algorithm), workspace, call.workspace_bytes, int(stream.handle),
@@ -327,7 +264,7 @@ class CublasLt:
     # ---- descriptors
 
     @contextmanager
-    def _described(self, call: ProductCall, bias: int) -> Generator[tuple[int, ...]]:
+    def _described(self, call: MatmulCall, bias: int) -> Generator[tuple[int, ...]]:
         """Yield descriptors of the computation, the factors, the added tensor and the result."""
         first, second = call.transposed
         factors, result = _TYPES[call.factors], _TYPES[call.result]
@@ -336,55 +273,41 @@ class CublasLt:
         layouts = [(factors, height, width) for height, width in shapes]
         layouts += [(result, call.columns, call.rows)] * 2
         epilogue = _ACTIVATIONS[call.activation] | _BIAS_EPILOGUE * call.bias
-        previous = self.device.select()
-        try:
-            with ExitStack() as stack:
-                compute = _COMPUTE[call.precision]
-                what = stack.enter_context(self._made("Desc", compute, _FLOAT32))
-                for kind, transposed in zip(_DESC_TRANSPOSES, (second, first), strict=True):
-                    self._set("Desc", what, kind, ctypes.c_int32(int(transposed)))
-                self._set(
-                    "Desc", what, _DESC_EPILOGUE, ctypes.c_uint32(epilogue or _DEFAULT_EPILOGUE)
-                )
-                if call.bias:
-                    self._set("Desc", what, _DESC_BIAS, ctypes.c_uint64(bias))
-                made = [stack.enter_context(self._layout(x, call.matrices)) for x in layouts]
-                yield (what, *made)
-        finally:
-            self.device.restore(previous)
+        with self.device.selected(), ExitStack() as stack:
+            compute = _COMPUTE[call.precision]
+            what = stack.enter_context(self._made("MatmulDesc", compute, _FLOAT32))
+            describe = partial(self._set, "MatmulDesc", what)
+            for kind, transposed in zip(_DESC_TRANSPOSES, (second, first), strict=True):
+                describe(kind, ctypes.c_int32(int(transposed)))
+            describe(_DESC_EPILOGUE, ctypes.c_uint32(epilogue or _DEFAULT_EPILOGUE))
+            if call.bias:
+                describe(_DESC_BIAS, ctypes.c_uint64(bias))
+            made = [stack.enter_context(self._layout(x, call.matrices)) for x in layouts]
+            yield (what, *made)
 
     @contextmanager
     def _made(self, kind: str, *arguments: int) -> Generator[int]:
-        """Create a descriptor or a preference of the library."""
+        """Create a "MatmulDesc", a "MatmulPreference" or a "MatrixLayout" of the library."""
         descriptor = ctypes.c_void_p()
-        self._call(f"cublasLtMatmul{kind}Create", ctypes.addressof(descriptor), *arguments)
+        self.call(f"cublasLt{kind}Create", ctypes.addressof(descriptor), *arguments)
         try:
             yield descriptor.value or 0
         finally:
-            self._call(f"cublasLtMatmul{kind}Destroy", descriptor.value)
+            self.call(f"cublasLt{kind}Destroy", descriptor.value)
 
     def _set(self, kind: str, descriptor: int, attribute: int, value: Any) -> None:
         content = ctypes.addressof(value), ctypes.sizeof(value)
-        self._call(f"cublasLtMatmul{kind}SetAttribute", descriptor, attribute, *content)
+        self.call(f"cublasLt{kind}SetAttribute", descriptor, attribute, *content)
 
     @contextmanager
     def _layout(self, matrix: tuple[int, int, int], matrices: int) -> Generator[int]:
         kind, height, width = matrix
-        descriptor = ctypes.c_void_p()
-        where = ctypes.addressof(descriptor)
-        self._call("cublasLtMatrixLayoutCreate", where, kind, height, width, height)
-        try:
+        with self._made("MatrixLayout", kind, height, width, height) as layout:
             if matrices > 1:
-                for attribute, value in (
-                    (_LAYOUT_BATCH_COUNT, ctypes.c_int32(matrices)),
-                    (_LAYOUT_BATCH_STRIDE, ctypes.c_int64(height * width)),
-                ):
-                    content = ctypes.addressof(value), ctypes.sizeof(value)
-                    name = "cublasLtMatrixLayoutSetAttribute"
-                    self._call(name, descriptor.value, attribute, *content)
-            yield descriptor.value or 0
-        finally:
-            self._call("cublasLtMatrixLayoutDestroy", descriptor.value)
+                count, stride = ctypes.c_int32(matrices), ctypes.c_int64(height * width)
+                self._set("MatrixLayout", layout, _LAYOUT_BATCH_COUNT, count)
+                self._set("MatrixLayout", layout, _LAYOUT_BATCH_STRIDE, stride)
+            yield layout
 
 
 def open_cublaslt(device: CudaDevice, version: int | None = None) -> CublasLt:
@@ -420,7 +343,7 @@ def load_cublaslt(device: CudaDevice, version: int | None = None, major: int | N
             title,
             cublas_package(wanted or MAJOR_OF_EXTRA),
             opened,
-            lambda api: int(api.cublasLtGetVersion()),
+            CublasLt.version_of,
             version,
         )
     except MissingExtraError as error:
@@ -440,7 +363,7 @@ def _driver_is_too_old(device: CudaDevice, what: str) -> DeviceError:
     )
 
 
-def _algorithm(call: ProductCall) -> Any:
+def _algorithm(call: MatmulCall) -> Any:
     content = bytes.fromhex(call.algorithm)
     return (ctypes.c_uint64 * (_ALGORITHM_BYTES // 8)).from_buffer_copy(
         content.ljust(_ALGORITHM_BYTES, b"\0")

@@ -11,10 +11,9 @@ Source: cuDNN backend library reference, "Backend Descriptor Types"; numbers as 
 
 from __future__ import annotations
 
-import ctypes
 import weakref
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -34,16 +33,16 @@ from smelt.devices.cuda._cudnn_api import (
     NUMERICS,
     POINTER,
     POINTWISE,
-    CudnnError,
+    CudnnRefusal,
     Descriptors,
     call_api,
 )
 from smelt.devices.cuda._vendor_libraries import (
     ALIGNED_BYTES,
     MAJOR_OF_EXTRA,
+    LibraryCall,
+    LoadedLibrary,
     aligned_workspace,
-    check_version,
-    check_workspace,
     cublas_package,
     cudnn_package,
     destroy_on,
@@ -52,13 +51,8 @@ from smelt.devices.cuda._vendor_libraries import (
     open_library,
     paths_to_try,
 )
-from smelt.errors import (
-    DeviceError,
-    EngineFormatError,
-    EngineMismatchError,
-    MissingExtraError,
-)
-from smelt.types import DType, ForkLock
+from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
+from smelt.types import DType, ForkLock, override
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -84,20 +78,23 @@ _AXES: Final = (2, 3)
 _OF_POINTWISE, _OF_CONVOLUTION, _ENGINE, _CONFIGURATION, _HEURISTICS, _PLAN = 0, 1, 2, 3, 4, 5
 _CHOICE, _CONVOLUTION, _OPERATION, _GRAPH, _OPERANDS, _TENSOR = 7, 10, 13, 15, 16, 17
 
-# Attributes.
-_POINTWISE_MODE, _POINTWISE_TYPE = 0, 1
-_SUM_TYPE, _MODE, _DILATIONS, _STRIDES, _PADS_AFTER, _PADS_BEFORE, _RANK = range(100, 107)
-_WISH, _WISH_GRAPH, _PROPOSALS = 200, 201, 202
-_CONFIGURED, _CHOICES, _CONFIGURATION_WORKSPACE = 300, 302, 303
-_PLAN_HANDLE, _PLAN_CONFIGURATION, _PLAN_WORKSPACE = 400, 401, 402
-_CHOSEN_KNOB, _CHOSEN_VALUE = 600, 601
-_ALPHA, _BETA, _WINDOW, _FILTERS, _IMAGE, _CONVOLVED = range(700, 706)
-_POINTWISE_OP, _POINTWISE_X, _POINTWISE_B, _POINTWISE_Y = range(750, 754)
-_GRAPH_HANDLE, _GRAPH_OPERATIONS = 800, 801
-_ALIGNMENT, _TYPE, _EXTENTS, _STEPS = 900, 901, 902, 903
-_NUMBER, _IS_VIRTUAL = 906, 907
-_NUMBERS, _ADDRESSES, _WORKSPACE = 1000, 1001, 1003
-_ENGINE_GRAPH, _ENGINE_NUMBER, _ENGINE_NUMERICS = 1300, 1301, 1303
+# Attributes, with their types.
+_POINTWISE_MODE, _POINTWISE_TYPE = (0, POINTWISE), (1, DATA_TYPE)
+_SUM_TYPE, _MODE, _RANK = (100, DATA_TYPE), (101, CORRELATION_MODE), (106, INT64)
+_DILATIONS, _STRIDES, _PADS_AFTER, _PADS_BEFORE = ((n, INT64) for n in range(102, 106))
+_WISH, _WISH_GRAPH, _PROPOSALS = (200, HEURISTIC), (201, DESCRIPTOR), (202, DESCRIPTOR)
+_CONFIGURED, _CHOICES, _NEEDED_WORKSPACE = (300, DESCRIPTOR), (302, DESCRIPTOR), (303, INT64)
+_PLAN_HANDLE, _PLAN_CONFIGURATION, _PLAN_WORKSPACE = (400, HANDLE), (401, DESCRIPTOR), (402, INT64)
+_CHOSEN_KNOB, _CHOSEN_VALUE = (600, KNOB), (601, INT64)
+_ALPHA, _BETA = (700, FLOAT), (701, FLOAT)
+_WINDOW, _FILTERS, _IMAGE, _CONVOLVED = ((n, DESCRIPTOR) for n in range(702, 706))
+_POINTWISE_OP, _POINTWISE_X, _POINTWISE_B, _POINTWISE_Y = ((n, DESCRIPTOR) for n in range(750, 754))
+_GRAPH_HANDLE, _GRAPH_OPERATIONS = (800, HANDLE), (801, DESCRIPTOR)
+_ALIGNMENT, _TYPE, _EXTENTS, _STEPS = (900, INT64), (901, DATA_TYPE), (902, INT64), (903, INT64)
+_NUMBER, _IS_VIRTUAL = (906, INT64), (907, BOOLEAN)
+_NUMBERS, _ADDRESSES, _WORKSPACE = (1000, INT64), (1001, POINTER), (1003, POINTER)
+_ENGINE_GRAPH, _ENGINE_NUMBER = (1300, DESCRIPTOR), (1301, INT64)
+_ENGINE_NUMERICS = (1303, NUMERICS)
 
 _CORRELATION: Final = 1
 _ADD, _RELU = 0, 100
@@ -107,8 +104,8 @@ _TENSOR_CORE, _NARROWS_INPUTS, _NARROWS_SUMS, _VARIES = 0, 1, 2, 4
 _MAX_NOTES: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class ConvolutionCall:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionCall(LibraryCall):
     """``relu(convolution of images with filters + residual + bias)``, channels last, contiguous.
 
     The argument words are the addresses of the images, the filters, the residual, the bias, the
@@ -117,7 +114,6 @@ class ConvolutionCall:
 
     provider: ClassVar[str] = "cudnn"
 
-    version: int
     images: tuple[int, ...]
     """Number of images, their channels, their other extents."""
     filters: tuple[int, ...]
@@ -126,69 +122,44 @@ class ConvolutionCall:
     dilations: tuple[int, ...]
     pads: tuple[int, ...]
     """Padding before each axis, then after each."""
-    factors: DType
-    """Type of images and filters."""
-    result: DType
-    """Type of the result, the residual and the bias."""
-    precision: str
-    """How float32 is multiplied: "ieee" or "tf32"."""
-    adds: bool
-    bias: bool
-    """Whether there is a bias, one number for each filter."""
     relu: bool
-    workspace_bytes: int = 0
     engine: int = 0
     knobs: tuple[tuple[int, int], ...] = ()
     """Configuration of the engine: pairs of a knob's number and its value."""
 
+    @override
     @staticmethod
-    def from_fields(data: Mapping[str, Any]) -> ConvolutionCall:
-        """Return the call that a record or a kernel's parameters describe.
+    def tuples_from(data: Mapping[str, Any]) -> dict[str, Any]:
+        lists: dict[str, Any] = {name: tuple(data[name]) for name in _LISTS}
+        return {**lists, "knobs": tuple((knob, value) for knob, value in data["knobs"])}
 
-        Raises:
-            EngineFormatError: they do not describe a call.
-        """
-        try:
-            given: dict[str, Any] = {**data}
-            given |= {name: DType(data[name]) for name in ("factors", "result")}
-            given |= {name: tuple(data[name]) for name in _LISTS}
-            given["knobs"] = tuple((knob, value) for knob, value in data["knobs"])
-            made = ConvolutionCall(**given)
-            made.check()
-        except (ValueError, TypeError, KeyError) as error:
-            raise EngineFormatError(f"a library call is malformed: {error}") from error
-        return made
-
-    def to_fields(self) -> dict[str, Any]:
-        """Return the call as fields of a record or a kernel's parameters."""
-        plain = {x.name: getattr(self, x.name) for x in fields(self)}
-        return {**plain, "factors": self.factors.value, "result": self.result.value}
-
+    @override
     def check(self) -> None:
-        """Raise ValueError if such a call cannot exist."""
         axes = len(self.images) - 2
         if axes not in _AXES or len(self.filters) != axes + 2:
             raise ValueError(
                 f"the shapes of images {self.images} and filters {self.filters} are invalid"
             )
         if [len(x) for x in (self.strides, self.dilations, self.pads)] != [axes, axes, 2 * axes]:
-            raise ValueError("the window and the images differ in rank")
+            raise ValueError(
+                f"strides {self.strides}, dilations {self.dilations} and pads {self.pads} do not "
+                f"fit {axes} spatial axes"
+            )
         _check_extents((*self.images, *self.filters, *self.strides, *self.dilations), 1)
         _check_extents(self.pads, 0)
         _check_extents(self.shape, 1)
         if self.images[1] % self.filters[1] or self.filters[0] % self.groups:
-            raise ValueError("channels or filters are not divisible by the groups")
-        check_workspace(self.workspace_bytes)
-        check_version(self.version)
+            raise ValueError("the channels or the filters are not divisible by the groups")
+        self.check_common_fields()
         known = (self.factors in _TYPES, self.result in _TYPES, self.precision in _PRECISIONS)
         if not all(known):
-            raise ValueError("unknown type or precision")
+            raise ValueError("a type or the precision is unknown")
         if any(type(x) is not bool for x in (self.adds, self.bias, self.relu)):
-            raise ValueError("a field of the chosen engine has the wrong type")
+            raise ValueError("one of adds, bias and relu is not true or false")
         _check_extents((self.engine, *(knob for knob, _ in self.knobs)), 0)
         _check_extents((value for _, value in self.knobs), -_MAX_EXTENT)
         if len(self.knobs) > _MAX_KNOBS:
-            raise ValueError(f"there are too many knobs: {len(self.knobs)}")
+            raise ValueError(f"there are {len(self.knobs)} knobs; at most {_MAX_KNOBS} are allowed")
 
     @property
     def groups(self) -> int:
@@ -208,11 +179,6 @@ class ConvolutionCall:
         ]  # fmt: skip
         return (self.images[0], self.filters[0], *counts)
 
-    @property
-    def words(self) -> int:
-        """Number of argument words."""
-        return 3 + self.adds + self.bias + (self.workspace_bytes > 0)
-
 
 _LISTS: Final = ("images", "filters", "strides", "dilations", "pads")
 
@@ -227,30 +193,20 @@ class CudnnEngine:
     workspace_bytes: int
 
 
-class Cudnn:
-    """The library on one GPU; it is closed when the object is garbage-collected."""
+class Cudnn(LoadedLibrary):
+    """The library on one GPU."""
 
     provider: ClassVar[str] = ConvolutionCall.provider
+    prefix: ClassVar[str] = "cudnn"
 
     def __init__(self, device: CudaDevice, api: Any) -> None:
-        """Initialise the library; ``api`` has its functions by name.
-
-        Raises:
-            CudnnError: the library cannot be started.
-        """
-        self.device, self.api = device, api
-        self.version = _version_of(api)
+        super().__init__(device, api)
         self.lock = ForkLock()
         """Only one thread at a time may use a handle, because it holds the stream."""
-        handle = ctypes.c_void_p()
-        previous = device.select()
-        try:
-            call_api(api, "cudnnCreate", ctypes.addressof(handle))
-        finally:
-            device.restore(previous)
-        self.handle = handle.value
-        self._finalizer = weakref.finalize(self, destroy_on, device, api.cudnnDestroy, handle.value)
-        self._finalizer.atexit = False
+
+    @override
+    def call(self, name: str, *arguments: Any) -> None:
+        call_api(self.api, name, *arguments)
 
     def engines(self, call: ConvolutionCall, *, count: int) -> list[CudnnEngine]:
         """Return at most ``count`` engines that the library proposes for a call.
@@ -272,30 +228,24 @@ class Cudnn:
         self, made: Descriptors, graph: int, mode: int, call: ConvolutionCall
     ) -> Iterator[CudnnEngine]:
         try:
-            heuristics = made.new(
-                _HEURISTICS, (_WISH_GRAPH, DESCRIPTOR, [graph]), (_WISH, HEURISTIC, [mode])
-            )
-        except CudnnError as error:
-            if error.is_refusal:
-                return
-            raise
+            heuristics = made.new(_HEURISTICS, (_WISH_GRAPH, [graph]), (_WISH, [mode]))
+        except CudnnRefusal:
+            return
         for configuration in made.filled(heuristics, _PROPOSALS, _CONFIGURATION):
             (engine,) = made.filled(configuration, _CONFIGURED, _ENGINE)
-            if _is_exact(call, made.read(engine, _ENGINE_NUMERICS, NUMERICS, _MAX_NOTES)):
+            if _is_exact(call, made.read(engine, _ENGINE_NUMERICS, _MAX_NOTES)):
                 choices = made.filled(configuration, _CHOICES, _CHOICE, most=_MAX_KNOBS)
                 yield CudnnEngine(
-                    made.read(engine, _ENGINE_NUMBER, INT64)[0],
+                    made.read(engine, _ENGINE_NUMBER)[0],
                     tuple(
-                        (
-                            made.read(x, _CHOSEN_KNOB, KNOB)[0],
-                            made.read(x, _CHOSEN_VALUE, INT64)[0],
-                        )
+                        (made.read(x, _CHOSEN_KNOB)[0], made.read(x, _CHOSEN_VALUE)[0])
                         for x in choices
                     ),
-                    made.read(configuration, _CONFIGURATION_WORKSPACE, INT64)[0],
+                    made.read(configuration, _NEEDED_WORKSPACE)[0],
                 )
 
-    def prepare(self, call: ConvolutionCall) -> Launcher:
+    @override
+    def prepare(self, call: ConvolutionCall, /) -> Launcher:
         """Create the plan of a call; the returned function queues it on its operands.
 
         Raises:
@@ -303,66 +253,45 @@ class Cudnn:
         """
         with self._described(call) as (made, graph):
             plan = None if graph is None else self._plan(made, graph, call)
-            if plan is None or self._required_workspace_bytes(made, plan) > call.workspace_bytes:
+            if plan is None or made.read(plan, _PLAN_WORKSPACE)[0] > call.workspace_bytes:
                 raise EngineMismatchError(
-                    f"cuDNN does not support a convolution of this engine on {self.device!r} with "
-                    f"its engine {call.engine}; build the engine again here"
+                    "cuDNN does not support a convolution of this smelt engine on "
+                    f"{self.device!r} with cuDNN engine {call.engine}; build the engine again here"
                 )
-            return _Plan(self, call, plan, made.kept()).launch
-
-    def _required_workspace_bytes(self, made: Descriptors, plan: int) -> int:
-        """Return the workspace of a plan in bytes."""
-        return int(made.read(plan, _PLAN_WORKSPACE, INT64)[0])
+            return _ExecutionPlan(self, call, plan, made.kept()).launch
 
     def _plan(self, made: Descriptors, graph: int, call: ConvolutionCall) -> int | None:
         try:
-            engine = made.new(
-                _ENGINE,
-                (_ENGINE_GRAPH, DESCRIPTOR, [graph]),
-                (_ENGINE_NUMBER, INT64, [call.engine]),
-            )
+            engine = made.new(_ENGINE, (_ENGINE_GRAPH, [graph]), (_ENGINE_NUMBER, [call.engine]))
             choices = [
-                made.new(_CHOICE, (_CHOSEN_KNOB, KNOB, [k]), (_CHOSEN_VALUE, INT64, [v]))
-                for k, v in call.knobs
+                made.new(_CHOICE, (_CHOSEN_KNOB, [k]), (_CHOSEN_VALUE, [v])) for k, v in call.knobs
             ]
-            configured = [(_CONFIGURED, DESCRIPTOR, [engine])]
+            configured = [(_CONFIGURED, [engine])]
             if choices:
-                configured.append((_CHOICES, DESCRIPTOR, choices))
-            return made.new(
-                _PLAN,
-                (_PLAN_HANDLE, HANDLE, [self.handle]),
-                (_PLAN_CONFIGURATION, DESCRIPTOR, [made.new(_CONFIGURATION, *configured)]),
-            )
-        except CudnnError as error:
-            if error.is_refusal:
-                return None
-            raise
+                configured.append((_CHOICES, choices))
+            plan = (_PLAN_CONFIGURATION, [made.new(_CONFIGURATION, *configured)])
+            return made.new(_PLAN, (_PLAN_HANDLE, [self.handle]), plan)
+        except CudnnRefusal:
+            return None
 
     @contextmanager
     def _described(self, call: ConvolutionCall) -> Generator[tuple[Descriptors, int | None]]:
         """Yield temporary descriptors, and the graph of a call or None if it is refused."""
-        with self.lock, ExitStack() as stack:
-            stack.callback(self.device.restore, self.device.select())
-            made = Descriptors(self.api)
-            stack.callback(made.close)
-            try:
-                graph: int | None = _graph(made, call, self.handle)
-            except CudnnError as error:
-                if not error.is_refusal:
-                    raise
-                graph = None
+        with self.lock, self.device.selected(), closing(Descriptors(self.api)) as made:
+            graph: int | None = None
+            with suppress(CudnnRefusal):
+                graph = _graph(made, call, self.handle)
             yield made, graph
 
 
-class _Plan:
+class _ExecutionPlan:
     """A call with its plan; the descriptors of the plan live as long as the object."""
 
     def __init__(
         self, library: Cudnn, call: ConvolutionCall, plan: int, descriptors: Descriptors
     ) -> None:
         self._library, self._call, self._plan = library, call, plan
-        self._finalizer = weakref.finalize(self, _drop, library, descriptors)
-        self._finalizer.atexit = False
+        weakref.finalize(self, _drop, library, descriptors).atexit = False
 
     def launch(self, words: Sequence[int], stream: CudaStream) -> None:
         """Queue the call on its operands.
@@ -373,19 +302,15 @@ class _Plan:
         library, call = self._library, self._call
         addresses = [int(word) for word in words]
         workspace = aligned_workspace(addresses.pop()) if call.workspace_bytes else 0
-        device = library.device
-        with library.lock, ExitStack() as stack:
-            stack.callback(device.restore, device.select())
-            made = Descriptors(library.api)
-            stack.callback(made.close)
+        with library.lock, library.device.selected(), closing(Descriptors(library.api)) as made:
             operands = made.new(
                 _OPERANDS,
-                (_NUMBERS, INT64, _operands(call)),
-                (_ADDRESSES, POINTER, addresses),
-                (_WORKSPACE, POINTER, [workspace]),
+                (_NUMBERS, _operands(call)),
+                (_ADDRESSES, addresses),
+                (_WORKSPACE, [workspace]),
             )
-            call_api(library.api, "cudnnSetStream", library.handle, int(stream.handle))
-            call_api(library.api, "cudnnBackendExecute", library.handle, self._plan, operands)
+            library.call("cudnnSetStream", library.handle, int(stream.handle))
+            library.call("cudnnBackendExecute", library.handle, self._plan, operands)
 
 
 def open_cudnn(device: CudaDevice, version: int | None = None) -> Cudnn:
@@ -403,25 +328,21 @@ def open_cudnn(device: CudaDevice, version: int | None = None) -> Cudnn:
     paths = paths_to_try(_NAMES, _FOLDERS)
     opened = (open_library(path, FUNCTIONS, "cudnnGetVersion") for path in paths)
     package = cudnn_package(min(device.driver.version // 1000, MAJOR_OF_EXTRA))
-    api = find_version(CUDNN, package, opened, _version_of, version, oldest=_OLDEST_VERSION)
+    api = find_version(CUDNN, package, opened, Cudnn.version_of, version, oldest=_OLDEST_VERSION)
     made_for = int(api.cudnnGetCudartVersion()) // 1000
     try:
         load_cublaslt(device, major=made_for)
     except MissingExtraError as error:
         if cudnn_package(made_for) == package:
             raise
-        description = f"{CUDNN} {dotted_version(_version_of(api))} here is for CUDA {made_for}"
+        found = f"{CUDNN} {dotted_version(Cudnn.version_of(api))} is installed for CUDA {made_for}"
         raise DeviceError(
-            f"{description}, whose cuBLASLt is not installed; install both for the same CUDA "
-            f"version: pip uninstall {cudnn_package(made_for)}, then pip install "
-            f"--force-reinstall {package} (they have the same files), or install "
-            f"{cublas_package(made_for)} beside it"
+            f"{found}, whose cuBLASLt is not installed; install both for one CUDA version: run "
+            f"pip uninstall {cudnn_package(made_for)}, then pip install --force-reinstall "
+            f"{package} (the two packages have the same files); or run pip install "
+            f"{cublas_package(made_for)}"
         ) from error
     return Cudnn(device, api)
-
-
-def _version_of(api: Any) -> int:
-    return int(api.cudnnGetVersion())
 
 
 _IMAGES_NUMBER, _FILTERS_NUMBER, _RESIDUAL_NUMBER, _BIAS_NUMBER, _RESULT_NUMBER = range(1, 6)
@@ -457,11 +378,7 @@ def _graph(made: Descriptors, call: ConvolutionCall, handle: int | None) -> int:
     for (mode, operand), before, after in zip(behind, results, results[1:], strict=False):
         other = None if operand is None else tensors[operand]
         operations.append(_pointwise(made, mode, before, other, after))
-    return made.new(
-        _GRAPH,
-        (_GRAPH_HANDLE, HANDLE, [handle]),
-        (_GRAPH_OPERATIONS, DESCRIPTOR, operations),
-    )
+    return made.new(_GRAPH, (_GRAPH_HANDLE, [handle]), (_GRAPH_OPERATIONS, operations))
 
 
 def _tensor(
@@ -472,12 +389,12 @@ def _tensor(
     steps = [prod(shape[axis + 1 :]) * channels for axis in range(2, len(shape))]
     return made.new(
         _TENSOR,
-        (_TYPE, DATA_TYPE, [kind]),
-        (_EXTENTS, INT64, shape),
-        (_STEPS, INT64, [prod(shape[1:]), 1, *steps]),
-        (_NUMBER, INT64, [number]),
-        (_ALIGNMENT, INT64, [ALIGNED_BYTES]),
-        (_IS_VIRTUAL, BOOLEAN, [is_virtual]),
+        (_TYPE, [kind]),
+        (_EXTENTS, shape),
+        (_STEPS, [prod(shape[1:]), 1, *steps]),
+        (_NUMBER, [number]),
+        (_ALIGNMENT, [ALIGNED_BYTES]),
+        (_IS_VIRTUAL, [is_virtual]),
     )
 
 
@@ -487,35 +404,31 @@ def _convolution(
     axes = len(call.strides)
     window = made.new(
         _OF_CONVOLUTION,
-        (_SUM_TYPE, DATA_TYPE, [_FLOAT32]),
-        (_MODE, CORRELATION_MODE, [_CORRELATION]),
-        (_RANK, INT64, [axes]),
-        (_DILATIONS, INT64, call.dilations),
-        (_STRIDES, INT64, call.strides),
-        (_PADS_BEFORE, INT64, call.pads[:axes]),
-        (_PADS_AFTER, INT64, call.pads[axes:]),
+        (_SUM_TYPE, [_FLOAT32]),
+        (_MODE, [_CORRELATION]),
+        (_RANK, [axes]),
+        (_DILATIONS, call.dilations),
+        (_STRIDES, call.strides),
+        (_PADS_BEFORE, call.pads[:axes]),
+        (_PADS_AFTER, call.pads[axes:]),
     )
     return made.new(
         _CONVOLUTION,
-        (_ALPHA, FLOAT, [1.0]),
-        (_BETA, FLOAT, [0.0]),
-        (_WINDOW, DESCRIPTOR, [window]),
-        (_IMAGE, DESCRIPTOR, [tensors[_IMAGES_NUMBER]]),
-        (_FILTERS, DESCRIPTOR, [tensors[_FILTERS_NUMBER]]),
-        (_CONVOLVED, DESCRIPTOR, [result]),
+        (_ALPHA, [1.0]),
+        (_BETA, [0.0]),
+        (_WINDOW, [window]),
+        (_IMAGE, [tensors[_IMAGES_NUMBER]]),
+        (_FILTERS, [tensors[_FILTERS_NUMBER]]),
+        (_CONVOLVED, [result]),
     )
 
 
 def _pointwise(made: Descriptors, mode: int, before: int, other: int | None, after: int) -> int:
     """Return an operation on each element, with another tensor if there is one."""
-    what = made.new(
-        _OF_POINTWISE,
-        (_POINTWISE_MODE, POINTWISE, [mode]),
-        (_POINTWISE_TYPE, DATA_TYPE, [_FLOAT32]),
-    )
+    what = made.new(_OF_POINTWISE, (_POINTWISE_MODE, [mode]), (_POINTWISE_TYPE, [_FLOAT32]))
     operands = [(_POINTWISE_OP, what), (_POINTWISE_X, before), (_POINTWISE_Y, after)]
     operands += [] if other is None else [(_POINTWISE_B, other)]
-    return made.new(_OPERATION, *((name, DESCRIPTOR, [place]) for name, place in operands))
+    return made.new(_OPERATION, *((name, [place]) for name, place in operands))
 
 
 def _first_of(engines: Iterator[CudnnEngine], count: int) -> list[CudnnEngine]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CUDNN: Final = "cuDNN"
+Attribute = tuple[int, int]
+"""Number and type of an attribute."""
 
 # Types of attributes, with their types in C.
 HANDLE, DATA_TYPE, BOOLEAN, INT64, FLOAT, POINTER = 0, 1, 2, 3, 4, 6
@@ -62,17 +64,15 @@ FUNCTIONS: Final[Mapping[str, Sequence[Any]]] = {
 
 
 class CudnnError(LibraryError):
-    """cuDNN refused a call."""
+    """cuDNN reported that a call failed."""
 
     def __init__(self, what: str, status: int) -> None:
         kind = _STATUSES.get(status // _GROUP * _GROUP, "an undocumented status")
         super().__init__(CUDNN, what, status, _STATUSES.get(status, kind))
-        self._kind = status // _GROUP
 
-    @property
-    def is_refusal(self) -> bool:
-        """Whether the library refuses a graph or an engine; False for errors of its own."""
-        return self._kind in _REFUSALS
+
+class CudnnRefusal(CudnnError):
+    """cuDNN refused a graph or an engine, as opposed to reporting an error of its own."""
 
 
 class Descriptors:
@@ -82,40 +82,33 @@ class Descriptors:
         self._api = api
         self._live: list[int] = []
 
-    def new(self, kind: int, *attributes: tuple[int, int, Sequence[Any]]) -> int:
-        """Create a finalised descriptor from the numbers, types and values of its attributes."""
+    def new(self, kind: int, *attributes: tuple[Attribute, Sequence[Any]]) -> int:
+        """Create a finalised descriptor from its attributes and their values."""
         descriptor = self._blank(kind)
-        for attribute, type_, values in attributes:
+        for (attribute, type_), values in attributes:
             content = (_C_TYPES[type_] * len(values))(*values)
             where = ctypes.addressof(content)
-            call_api(
-                self._api,
-                "cudnnBackendSetAttribute",
-                descriptor,
-                attribute,
-                type_,
-                len(values),
-                where,
-            )
+            arguments = descriptor, attribute, type_, len(values), where
+            call_api(self._api, "cudnnBackendSetAttribute", *arguments)
         call_api(self._api, "cudnnBackendFinalize", descriptor)
         return descriptor
 
-    def read(self, descriptor: int, attribute: int, type_: int, most: int = 1) -> list[Any]:
+    def read(self, descriptor: int, attribute: Attribute, most: int = 1) -> list[Any]:
         """Return the values of an attribute, at most ``most`` of them."""
-        content = (_C_TYPES[type_] * most)()
-        return list(content[: self._got(descriptor, attribute, type_, content)])
+        content = (_C_TYPES[attribute[1]] * most)()
+        return list(content[: self._got(descriptor, attribute, content)])
 
     def filled(
-        self, descriptor: int, attribute: int, kind: int, most: int | None = None
+        self, descriptor: int, attribute: Attribute, kind: int, most: int | None = None
     ) -> list[int]:
         """Return an attribute's descriptors of a kind; the library fills empty descriptors.
 
         The library does not report the number for some attributes in advance; these need ``most``.
         """
         if most is None:
-            most = self._got(descriptor, attribute, DESCRIPTOR, (ctypes.c_void_p * 0)())
+            most = self._got(descriptor, attribute, (ctypes.c_void_p * 0)())
         blanks = (ctypes.c_void_p * most)(*(self._blank(kind) for _ in range(most)))
-        count = self._got(descriptor, attribute, DESCRIPTOR, blanks) if most else 0
+        count = self._got(descriptor, attribute, blanks) if most else 0
         return [blank for blank in blanks[:count] if blank is not None]
 
     def _blank(self, kind: int) -> int:
@@ -124,11 +117,11 @@ class Descriptors:
         self._live.append(descriptor.value or 0)
         return self._live[-1]
 
-    def _got(self, descriptor: int, attribute: int, type_: int, content: Any) -> int:
+    def _got(self, descriptor: int, attribute: Attribute, content: Any) -> int:
         """Return the number of values of an attribute; as many of them as fit are written."""
         count = ctypes.c_int64()
         where = ctypes.addressof(content) if len(content) else None
-        arguments = descriptor, attribute, type_, len(content), ctypes.addressof(count), where
+        arguments = descriptor, *attribute, len(content), ctypes.addressof(count), where
         call_api(self._api, "cudnnBackendGetAttribute", *arguments)
         return int(count.value)
 
@@ -147,4 +140,4 @@ class Descriptors:
 def call_api(api: Any, name: str, *arguments: Any) -> None:
     status = getattr(api, name)(*arguments)
     if status:
-        raise CudnnError(name, status)
+        raise (CudnnRefusal if status // _GROUP in _REFUSALS else CudnnError)(name, status)

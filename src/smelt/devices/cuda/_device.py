@@ -50,14 +50,37 @@ class CudaProperties:
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
 
+class _Selection:
+    """Context manager of `CudaDevice.selected`.
+
+    It is no generator: one that an interrupt suspends would restore the context when it is freed,
+    in whatever thread that happens.
+    """
+
+    __slots__ = ("_device", "_previous")
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._previous = self._device.select()
+
+    def __exit__(self, *_: object) -> None:
+        self._device.restore(self._previous)
+
+
 class CudaDevice:
     """One GPU. There is one object per GPU; get it from `cuda_device`."""
 
     def __init__(self, driver: Driver, index: int) -> None:
         count = driver.call("cuDeviceGetCount")
         if not 0 <= index < count:
-            there_are = "there is no NVIDIA GPU" if not count else f"GPUs are 0 to {count - 1}"
-            raise DeviceError(f"cuda:{index}: {there_are}; nvidia-smi -L lists them")
+            last = f" to cuda:{count - 1}" if count > 1 else ""
+            there_are = f"this process sees cuda:0{last}" if count else "there is no NVIDIA GPU"
+            raise DeviceError(
+                f"cuda:{index} does not exist: {there_are}; nvidia-smi -L lists the GPUs of the "
+                "machine, of which CUDA_VISIBLE_DEVICES may hide some"
+            )
         self.driver = driver
         self.index = index
         self._handle = driver.call("cuDeviceGet", index)
@@ -69,16 +92,12 @@ class CudaDevice:
 
     def _read_properties(self) -> CudaProperties:
         kinds = self.driver.api.CUdevice_attribute
-        attributes = {
-            field: int(
-                self.driver.call(
-                    "cuDeviceGetAttribute",
-                    getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}"),
-                    self._handle,
-                )
-            )
-            for field, name in _ATTRIBUTES.items()
-        }
+
+        def read(name: str) -> int:
+            attribute = getattr(kinds, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return int(self.driver.call("cuDeviceGetAttribute", attribute, self._handle))
+
+        attributes = {field: read(name) for field, name in _ATTRIBUTES.items()}
         name: bytes = self.driver.call("cuDeviceGetName", _NAME_BYTES, self._handle)
         return CudaProperties(
             name=name.split(b"\0", 1)[0].decode(errors="replace"),
@@ -117,6 +136,10 @@ class CudaDevice:
         if previous is not None:
             self.driver.call("cuCtxSetCurrent", previous)
 
+    def selected(self) -> _Selection:
+        """Make this GPU's context current in the calling thread while the block runs."""
+        return _Selection(self)
+
     def call(self, name: str, *arguments: Any, what: str | None = None) -> Any:
         """Call the driver with this GPU's context current. Raises what `Driver.call` raises."""
         previous = self.select()
@@ -129,11 +152,8 @@ class CudaDevice:
 
     def is_done(self, name: str, handle: Any) -> bool:
         """Return whether a query reports completion. Raises CudaError: the work failed."""
-        previous = self.select()
-        try:
+        with self.selected():
             return self.driver.is_done(name, handle)
-        finally:
-            self.restore(previous)
 
     def give_back(self, name: str, *arguments: Any) -> None:
         """Call a release function of the driver; log errors, since the GPU may be unusable."""

@@ -14,30 +14,32 @@ import sys
 from typing import Any, Final
 
 from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
+from smelt.signal_errors import pass_on_handler_error
 from smelt.types import ForkLock
 
 _LOG = logging.getLogger(__name__)
 OLDEST_VERSION: Final = 12000
 """Oldest driver interface that runs the kernels (CUDA 12.0, which introduced library loading)."""
 
-_NO_DRIVER: Final = "no NVIDIA driver found on this machine (nvidia-smi would list it)"
+_NO_DRIVER: Final = (
+    "the NVIDIA driver is not found on this machine; install it, and check it with nvidia-smi"
+)
 _NOT_READY: Final = 600
 _ADVICE: Final = {
-    1: "an argument is wrong",
     2: "use a smaller batch, fewer contexts, or another GPU",
     3: "the driver was shut down or never started in this process",
     35: "the NVIDIA driver is older than cuda-bindings; update the driver",
     100: "no NVIDIA GPU is visible; check nvidia-smi and CUDA_VISIBLE_DEVICES",
     101: "there is no GPU of this number; nvidia-smi -L lists them",
     201: "the thread has no context of this GPU",
-    304: "the system denies it; the GPU may be in exclusive use",
+    304: "the system denies the call; another process may use the GPU exclusively",
     400: "a stream, event or module was used after it was closed, or on another GPU",
     700: "a kernel read or wrote outside of its memory; the process can no longer use this GPU",
     701: "a kernel needs more registers or shared memory than the GPU has",
     702: "a kernel exceeded the time limit of a GPU that drives a display",
     716: "a kernel read from a misaligned address; the process can no longer use this GPU",
     719: "a kernel failed; the process can no longer use this GPU",
-    900: "this cannot be done while a graph is being captured",
+    900: "the call is not allowed while a graph is being captured",
     901: "the graph capture was invalidated: its stream was used elsewhere",
 }
 _WRONG_CODE: Final = {
@@ -74,6 +76,7 @@ class Driver:
             self.call("cuInit", 0)
             self.version: int = self.call("cuDriverGetVersion")
         except (RuntimeError, OSError, ImportError) as error:
+            pass_on_handler_error(error)
             _LOG.debug("%s", error)
             if type(error).__name__ == "DynamicLibNotFoundError":
                 raise DeviceError(_NO_DRIVER) from error
@@ -128,7 +131,7 @@ class Driver:
         if number in _WRONG_CODE:
             return EngineMismatchError(
                 f"{what}: {name} ({meaning}): {_WRONG_CODE[number]}; build the engine again on "
-                "this machine, or name its architecture among the targets"
+                "this machine, or name the architecture of its GPU among the targets"
             )
         return CudaError(what, number, name, meaning)
 
@@ -148,7 +151,8 @@ def _has_driver() -> bool:
     """Return whether the driver's library is on this machine."""
     try:
         ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
+    except OSError as error:
+        pass_on_handler_error(error)
         return False
     return True
 

@@ -10,6 +10,7 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from smelt.devices._allocations import Resource
 from smelt.devices.cuda._driver import CudaError
 from smelt.types import ForkLock
 
@@ -20,20 +21,20 @@ if TYPE_CHECKING:
     from smelt.devices.cuda._stream import CudaStream
 
 
-class CudaGraph:
+class CudaGraph(Resource):
     """Captured work; memory that it accesses must keep its addresses."""
 
-    __slots__ = ("__weakref__", "_finalizer", "_handle", "device")
+    __slots__ = ("_handle", "device")
 
     def __init__(
-        self, stream: CudaStream, record: Callable[[], None], *, loads_code: bool = False
+        self, stream: CudaStream, record: Callable[[], None], *, is_relaxed: bool = False
     ) -> None:
         """Capture the work that ``record`` enqueues on ``stream``, without running it.
 
         Args:
             stream: stream for capturing; nothing else may use it meanwhile.
             record: enqueues the work.
-            loads_code: whether ``record`` may also make other driver calls, such as loading code,
+            is_relaxed: whether ``record`` may also make other driver calls, such as loading code,
                 which the default capture mode rejects.
 
         Raises:
@@ -43,7 +44,7 @@ class CudaGraph:
         device = self.device = stream.device
         modes = device.driver.api.CUstreamCaptureMode
         mode = modes.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        if loads_code:
+        if is_relaxed:
             mode = modes.CU_STREAM_CAPTURE_MODE_RELAXED
         with _COLLECTOR.paused():
             graph = _record(stream, record, mode)
@@ -54,8 +55,7 @@ class CudaGraph:
         except BaseException:
             device.give_back("cuGraphDestroy", graph)
             raise
-        self._finalizer = weakref.finalize(self, _destroy, device, self._handle, graph)
-        self._finalizer.atexit = False
+        self.release_by(_destroy, device, self._handle, graph)
 
     def launch(self, stream: CudaStream) -> None:
         """Enqueue the graph. Raises CudaError: earlier work failed."""
@@ -70,10 +70,6 @@ class CudaGraph:
         """
         self.device.call("cuGraphExecKernelNodeSetParams", self._handle, node, parameters)
 
-    def close(self) -> None:
-        """Destroy the graph once its work is complete. Idempotent."""
-        self._finalizer()
-
 
 class _Capture:
     """Identity of one capture."""
@@ -81,7 +77,7 @@ class _Capture:
     __slots__ = ("__weakref__",)
 
 
-class _Collector:
+class _GarbageCollectorPause:
     """Disables Python's garbage collector while any thread captures a graph.
 
     Finalizers may free memory, modules or library handles. During a capture, the driver rejects
@@ -113,7 +109,7 @@ class _Collector:
                     gc.enable()
 
 
-_COLLECTOR: Final = _Collector()
+_COLLECTOR: Final = _GarbageCollectorPause()
 
 
 def _destroy(device: CudaDevice, executable: Any, graph: Any) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from smelt.devices.cuda._kernel_record import read_record
-from smelt.devices.cuda._library_calls import LIBRARIES, LibraryCall
-from smelt.devices.cuda._module import Arguments, CudaModule, LaunchShape, launch
+from smelt.devices.cuda._library_table import LIBRARIES
+from smelt.devices.cuda._module import CudaModule, LaunchConfig, launch
+from smelt.devices.cuda._vendor_libraries import LibraryCall
 from smelt.errors import EngineFormatError
 
 if TYPE_CHECKING:
@@ -16,19 +17,19 @@ if TYPE_CHECKING:
 
     from smelt.devices.cuda._device import CudaDevice
     from smelt.devices.cuda._kernel_record import CudaKernel
-    from smelt.devices.cuda._library_calls import LoadedLibrary
     from smelt.devices.cuda._module import CudaFunction
     from smelt.devices.cuda._stream import CudaStream
-    from smelt.devices.cuda._vendor_libraries import Launcher
+    from smelt.devices.cuda._vendor_libraries import Launcher, LoadedLibrary
 
 
-class LaunchArguments(Arguments, Protocol):
+@dataclass(frozen=True, slots=True)
+class LaunchArguments:
     """Arguments of one launch, in the driver's form and as integers."""
 
-    @property
-    def words(self) -> NDArray[np.int64]:
-        """Addresses and integers, without the compiler's scratch words."""
-        ...
+    address: int
+    """Address of the array of pointers to the arguments."""
+    words: NDArray[np.int64]
+    """Addresses and integers, without the compiler's scratch words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +49,21 @@ class LoadedKernel:
         """Number of zero words behind its arguments."""
         return self.kernel.scratch_words
 
-    def shape(self, blocks: int, *, uses_pdl: bool = True) -> LaunchShape:
-        """Return the shape of a launch; it uses PDL only if the kernel supports it."""
-        return LaunchShape(
+    def config(self, blocks: int, *, uses_pdl: bool = True) -> LaunchConfig:
+        """Return the configuration of a launch; it uses PDL only if the kernel supports it."""
+        return LaunchConfig(
             (blocks, 1, 1),
             self.kernel.threads,
             self.kernel.dynamic_shared_bytes,
-            supports_pdl=uses_pdl and self.kernel.supports_pdl,
-            cluster=self.kernel.cluster,
+            uses_pdl=uses_pdl and self.kernel.supports_pdl,
+            cluster_size=self.kernel.cluster,
         )
 
     def launch(
         self, blocks: int, arguments: LaunchArguments, stream: CudaStream, *, uses_pdl: bool
     ) -> None:
         """Enqueue a launch. Raises CudaError: the driver rejects it, or earlier work failed."""
-        launch(self.function, self.shape(blocks, uses_pdl=uses_pdl), arguments, stream)
+        launch(self.function, self.config(blocks, uses_pdl=uses_pdl), arguments, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,8 @@ class LoadedCall:
         del uses_pdl
         if len(arguments.words) != self.call.words:
             raise EngineFormatError(
-                f"a library call has {len(arguments.words)} operands, expected {self.call.words}"
+                f"a library call has {len(arguments.words)} operands; {self.call.words} are "
+                "required"
             )
         if blocks:
             self.queue(arguments.words.tolist(), stream)

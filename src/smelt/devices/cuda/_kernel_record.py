@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-from smelt.devices.cuda._library_calls import LIBRARIES, LibraryCall
+from smelt.devices.cuda._library_table import LIBRARIES
+from smelt.devices.cuda._vendor_libraries import LibraryCall
 from smelt.errors import EngineFormatError
-from smelt.types import is_json_object, parse_json
+from smelt.types import is_json_object, parse_json, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,10 +28,14 @@ _ALIGNMENT_BYTES: Final = 16
 _FIRST_EXACT: Final = 90
 """From sm_90 on, code runs on exactly one architecture (arch-specific features)."""
 _MAX_TEXT_BYTES: Final = 1 << 14
-_MAX_THREADS: Final = 1024
-_MAX_CLUSTER_SIZE: Final = 8
-"""Largest cluster size in blocks that every GPU with clusters supports."""
-_MAX_SHARED_BYTES: Final = 1 << 20
+_LIMITS: Final = {
+    "threads": ("threads in a block", 1, 1024),
+    "dynamic_shared_bytes": ("bytes of dynamic shared memory", 0, 1 << 20),
+    # Every GPU with clusters supports eight blocks.
+    "cluster": ("blocks in a cluster", 1, 8),
+    "scratch_words": ("words of scratch addresses", 0, 2),
+}
+"""For each number of a kernel, what it counts, and its least and largest value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +101,14 @@ def read_record(
         text, cubin, _ = _parts(view, offset)
         fields = parse_json(bytes(text))
         if not is_json_object(fields):
-            raise EngineFormatError("a kernel's record has no fields")
+            raise EngineFormatError("a kernel's record is not a JSON object")
         if "library" not in fields:
             return _kernel_from_fields(fields, cubin)
         name = fields.pop("library")
-        if not isinstance(name, str) or name not in LIBRARIES or cubin:
-            raise EngineFormatError(f"there is no library {name!r}")
+        if not isinstance(name, str) or name not in LIBRARIES:
+            raise EngineFormatError(f"a kernel's record calls the unknown library {shown(name)}")
+        if cubin:
+            raise EngineFormatError(f"a kernel's record calls {name} and has machine code, too")
         return LIBRARIES[name].read(fields)
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise EngineFormatError(f"a kernel's record is malformed: {error}") from error
@@ -114,16 +121,15 @@ def matching_architecture(built_for: Sequence[str], capability: tuple[int, int])
     Older code runs on GPUs of the same major and the same or a larger minor number.
     """
     major, minor = capability
-    best_number = -1
-    best_index = None
-    for architecture_index, name in enumerate(built_for):
-        number = int(name.removeprefix("sm_")) if name.removeprefix("sm_").isdecimal() else 0
-        runs = number == 10 * major + minor
-        if number < _FIRST_EXACT:
-            runs = number // 10 == major and number % 10 <= minor
-        if runs and number > best_number:
-            best_number, best_index = number, architecture_index
-    return best_index
+    texts = (name.removeprefix("sm_") for name in built_for)
+    numbers = [int(text) if text.isdecimal() else 0 for text in texts]
+    runnable = [
+        number
+        for number in numbers
+        if number // 10 == major
+        and (number % 10 == minor or (number < _FIRST_EXACT and number % 10 < minor))
+    ]
+    return numbers.index(max(runnable)) if runnable else None
 
 
 def _record(fields: Mapping[str, object], cubin: bytes) -> bytes:
@@ -140,7 +146,10 @@ def _parts(view: memoryview, offset: int) -> tuple[memoryview, memoryview, int]:
     if offset < 0 or end > len(view):
         raise EngineFormatError("a kernel's record reaches beyond the engine's code")
     if text_size > _MAX_TEXT_BYTES:
-        raise EngineFormatError(f"a kernel's record says that its text has {text_size} bytes")
+        raise EngineFormatError(
+            f"a kernel's record has a text of {text_size} bytes; at most {_MAX_TEXT_BYTES} are "
+            "allowed"
+        )
     after = end + (offset - end) % _ALIGNMENT_BYTES
     return view[start:middle], view[middle:end], after
 
@@ -153,29 +162,13 @@ def _require_integer(value: object) -> int:
 
 
 def _kernel_from_fields(fields: Mapping[str, object], cubin: memoryview) -> CudaKernel:
-    kernel = CudaKernel(
-        entry=str(fields["entry"]),
-        cubin=b"",
-        threads=_require_integer(fields["threads"]),
-        dynamic_shared_bytes=_require_integer(fields["dynamic_shared_bytes"]),
-        scratch_words=_require_integer(fields["scratch_words"]),
-        supports_pdl=bool(fields["supports_pdl"]),
-        cluster=_require_integer(fields["cluster"]),
-    )
-    if not 0 < kernel.threads <= _MAX_THREADS:
-        raise EngineFormatError(
-            f"{kernel.entry}: the block size of {kernel.threads} threads is invalid"
-        )
-    if not 0 <= kernel.dynamic_shared_bytes <= _MAX_SHARED_BYTES:
-        raise EngineFormatError(
-            f"{kernel.entry}: {kernel.dynamic_shared_bytes} bytes of dynamic shared memory are "
-            "invalid"
-        )
-    if not 1 <= kernel.cluster <= _MAX_CLUSTER_SIZE:
-        raise EngineFormatError(f"{kernel.entry}: a cluster of {kernel.cluster} blocks is invalid")
-    if not 0 <= kernel.scratch_words <= 2:
-        raise EngineFormatError(
-            f"{kernel.entry}: scratch_words is {kernel.scratch_words}; it must be 0 to 2"
-        )
+    entry, is_pdl = str(fields["entry"]), bool(fields["supports_pdl"])
+    numbers = {field: _require_integer(fields[field]) for field in _LIMITS}
+    for field, (name, least, most) in _LIMITS.items():
+        if not least <= numbers[field] <= most:
+            raise EngineFormatError(
+                f"the record of kernel {entry} is damaged: it has {numbers[field]} {name}, not "
+                f"{least} to {most}; copy the engine again, or build it again"
+            )
     # Copied last: in an untrusted file, each of many invalid records could span all the code.
-    return replace(kernel, cubin=bytes(cubin))
+    return CudaKernel(entry, bytes(cubin), supports_pdl=is_pdl, **numbers)

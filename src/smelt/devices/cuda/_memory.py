@@ -6,20 +6,21 @@ Source: CUDA Driver API reference, "Memory Management".
 from __future__ import annotations
 
 import ctypes
-import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from smelt.devices._allocations import Resource
 from smelt.devices.cuda._driver import CudaError
 from smelt.errors import DeviceError
+from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from smelt.devices._base import AllocationTracker
+    from smelt.devices._allocations import AllocationTracker
     from smelt.devices.cuda._device import CudaDevice
     from smelt.devices.cuda._stream import CudaStream
 
@@ -27,29 +28,18 @@ _ON_DEVICE: Final = 2
 """CU_MEMORYTYPE_DEVICE: the memory is on a GPU."""
 
 
-class CudaAllocation:
+class CudaAllocation(Resource):
     """GPU memory, 256-byte aligned, with undefined initial content."""
 
-    __slots__ = ("__weakref__", "_finalizer", "address", "device", "size_bytes", "tag")
+    __slots__ = ("address", "device", "size_bytes")
 
     def __init__(
-        self,
-        device: CudaDevice,
-        address: int,
-        size_bytes: int,
-        tag: str,
-        release: Callable[[], None],
+        self, device: CudaDevice, address: int, size_bytes: int, release: Callable[[], None]
     ) -> None:
         self.device = device
         self.address = address
         self.size_bytes = size_bytes
-        self.tag = tag
-        self._finalizer = weakref.finalize(self, release)
-        self._finalizer.atexit = False  # at exit, releasing the context frees all memory
-
-    def close(self) -> None:
-        """Free the memory once work that uses it is complete. Idempotent."""
-        self._finalizer()
+        self.release_by(release)
 
 
 class CudaMemory:
@@ -81,33 +71,31 @@ class CudaMemory:
 
         if tracker is not None:
             tracker.allocated(address, size_bytes, tag)
-        return CudaAllocation(device, address, size_bytes, tag, release)
+        return CudaAllocation(device, address, size_bytes, release)
 
 
-class PinnedAllocation:
+class PinnedAllocation(Resource):
     """Pinned host memory that GPUs access directly; ``bytes`` is its content."""
 
-    __slots__ = ("__weakref__", "_finalizer", "address", "bytes", "size_bytes")
+    __slots__ = ("address", "bytes", "size_bytes")
 
     def __init__(self, device: CudaDevice, size_bytes: int, tag: str) -> None:
         self.address = 0
         self.size_bytes = size_bytes
         self.bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._finalizer: weakref.finalize[..., PinnedAllocation] | None = None
         if not size_bytes:
             return
         pointer = _allocate(device, "cuMemHostAlloc", (size_bytes, 0), tag, size_bytes)
         self.address = int(pointer)
         memory = (ctypes.c_uint8 * size_bytes).from_address(self.address)
         self.bytes = np.frombuffer(memoryview(memory), np.uint8)
-        self._finalizer = weakref.finalize(self, device.give_back, "cuMemFreeHost", pointer)
-        self._finalizer.atexit = False
+        self.release_by(device.give_back, "cuMemFreeHost", pointer)
 
+    @override
     def close(self) -> None:
         """Free the memory, which nothing may use any more. Idempotent."""
         self.bytes = np.empty(0, np.uint8)
-        if self._finalizer is not None:
-            self._finalizer()
+        super().close()
 
 
 def _allocate(
@@ -115,7 +103,9 @@ def _allocate(
 ) -> Any:
     if size_bytes < 0:
         raise DeviceError(f"{tag}: {size_bytes} bytes cannot be allocated")
-    return device.call(function, *arguments, what=f"{tag}: {size_bytes} bytes on {device!r}")
+    return device.call(
+        function, *arguments, what=f"{tag}: {size_bytes} bytes cannot be allocated on {device!r}"
+    )
 
 
 def copy_memory(

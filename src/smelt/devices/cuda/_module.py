@@ -6,10 +6,10 @@ Source: CUDA Driver API reference, "Library Management" and "Execution Control".
 from __future__ import annotations
 
 import ctypes
-import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
+from smelt.devices._allocations import Resource
 from smelt.devices.cuda._cubin import check_is_whole
 from smelt.errors import DeviceError, EngineFormatError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.devices.cuda._device import CudaDevice
+    from smelt.devices.cuda._kernel_loader import LaunchArguments
     from smelt.devices.cuda._stream import CudaStream
 
 _FREE_SHARED_BYTES: Final = 48 << 10
@@ -31,10 +32,10 @@ class CudaFunction:
     handle: Any
 
 
-class CudaModule:
+class CudaModule(Resource):
     """Kernels of one cubin on one GPU; unloaded when closed or garbage-collected."""
 
-    __slots__ = ("__weakref__", "_finalizer", "_functions", "_library", "device")
+    __slots__ = ("_functions", "_library", "device")
 
     def __init__(self, device: CudaDevice, code: bytes) -> None:
         """Load a cubin.
@@ -49,8 +50,7 @@ class CudaModule:
         what = f"code of {len(code)} bytes cannot be loaded on {device!r}"
         self._library: Any = device.call("cuLibraryLoadData", code, [], [], 0, [], [], 0, what=what)
         self._functions: dict[tuple[str, int], CudaFunction] = {}
-        self._finalizer = weakref.finalize(self, device.give_back, "cuLibraryUnload", self._library)
-        self._finalizer.atexit = False
+        self.release_by(device.give_back, "cuLibraryUnload", self._library)
         # The driver loads a library lazily: force loading now so that errors surface here.
         device.call("cuLibraryGetModule", self._library, what=what)
 
@@ -71,8 +71,8 @@ class CudaModule:
         limit = device.properties.shared_bytes
         if dynamic_shared_bytes > limit:
             raise DeviceError(
-                f"{name} needs {dynamic_shared_bytes} bytes of shared memory, but {device!r} "
-                f"allows {limit} per block; build the engine for this GPU"
+                f"the kernel {name} needs {dynamic_shared_bytes} bytes of shared memory, but "
+                f"{device!r} allows {limit} per block; build the engine for this GPU"
             )
         try:
             kernel = device.call("cuLibraryGetKernel", self._library, name.encode())
@@ -84,19 +84,6 @@ class CudaModule:
             largest = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             device.call("cuFuncSetAttribute", handle, largest, dynamic_shared_bytes)
         return CudaFunction(name, handle)
-
-    def close(self) -> None:
-        """Unload the code once no launch uses it. Idempotent."""
-        self._finalizer()
-
-
-class Arguments(Protocol):
-    """Arguments of one launch, in memory that the driver reads."""
-
-    @property
-    def address(self) -> int:
-        """Address of the array of pointers to the arguments."""
-        ...
 
 
 class KernelArguments:
@@ -121,7 +108,7 @@ class KernelArguments:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchShape:
+class LaunchConfig:
     """Grid, block size, shared memory and attributes of a launch."""
 
     grid: tuple[int, int, int]
@@ -129,17 +116,17 @@ class LaunchShape:
     threads: int
     """Threads per block."""
     dynamic_shared_bytes: int = 0
-    supports_pdl: bool = False
+    uses_pdl: bool = False
     """Whether it may start before its predecessor has ended (programmatic dependent launch); its
     code then waits for the predecessor's results."""
-    cluster: int = 1
+    cluster_size: int = 1
     """Blocks per cluster, which run at the same time; the grid must be a multiple of it."""
 
 
 def launch(
     function: CudaFunction,
-    shape: LaunchShape,
-    arguments: Arguments,
+    config: LaunchConfig,
+    arguments: KernelArguments | LaunchArguments,
     stream: CudaStream,
 ) -> None:
     """Enqueue one launch; the arguments are read before the function returns.
@@ -147,26 +134,29 @@ def launch(
     Raises:
         CudaError: the driver rejects the launch, or earlier work failed.
     """
-    if 0 in shape.grid:
+    if 0 in config.grid:
         return
     api = stream.device.driver.api
-    config = api.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = shape.grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
-    config.sharedMemBytes = shape.dynamic_shared_bytes
-    config.hStream = stream.handle
+    native = api.CUlaunchConfig()
+    native.gridDimX, native.gridDimY, native.gridDimZ = config.grid
+    native.blockDimX, native.blockDimY, native.blockDimZ = config.threads, 1, 1
+    native.sharedMemBytes = config.dynamic_shared_bytes
+    native.hStream = stream.handle
     attributes: list[Any] = []
-    if shape.supports_pdl:
+    if config.uses_pdl:
         pdl = api.CUlaunchAttribute()
         pdl.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         pdl.value.programmaticStreamSerializationAllowed = 1
         attributes.append(pdl)
-    if shape.cluster > 1:
+    if config.cluster_size > 1:
         cluster = api.CUlaunchAttribute()
         cluster.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         extents = cluster.value.clusterDim
-        extents.x, extents.y, extents.z = shape.cluster, 1, 1
+        extents.x, extents.y, extents.z = config.cluster_size, 1, 1
         attributes.append(cluster)
-    config.attrs, config.numAttrs = attributes, len(attributes)
-    what = f"{function.name} on {shape.grid} blocks of {shape.threads} threads"
-    stream.device.call("cuLaunchKernelEx", config, function.handle, arguments.address, 0, what=what)
+    native.attrs, native.numAttrs = attributes, len(attributes)
+    what = (
+        f"kernel {function.name} cannot be launched with grid {config.grid} and "
+        f"{config.threads} threads per block"
+    )
+    stream.device.call("cuLaunchKernelEx", native, function.handle, arguments.address, 0, what=what)

@@ -50,9 +50,7 @@ class SmResources:
         blocks_by_resource = {
             "threads": self.threads // _WARP_SIZE // warps,
             "registers": resident_warps // warps,
-            "shared memory": (self.shared_kib << 10) // block_bytes
-            if block_bytes
-            else self.threads,
+            "shared memory": (self.shared_kib << 10) // max(block_bytes, 1),
             "blocks": self.blocks,
         }
         least = min(blocks_by_resource, key=lambda what: blocks_by_resource[what])

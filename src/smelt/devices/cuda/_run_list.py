@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from smelt.devices.cuda._graph import CudaGraph
-from smelt.devices.cuda._kernel_loader import LoadedKernel
+from smelt.devices.cuda._kernel_loader import LaunchArguments, LoadedKernel
 from smelt.errors import ContextError, InternalError
 
 if TYPE_CHECKING:
@@ -43,14 +43,6 @@ class CudaLaunch:
     """Number of leading rows of the list that must be complete before this one starts."""
     uses_pdl: bool = True
     """Whether it may start earlier by PDL, if its code waits for its dependencies."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Arguments:
-    """Address of the pointers to one launch's words, and the words."""
-
-    address: int
-    words: NDArray[np.int64]
 
 
 class CudaRunList:
@@ -82,7 +74,7 @@ class CudaRunList:
         self._pointers = np.array([*pointers, 0], np.uint64)
         pointers_address = int(self._pointers.ctypes.data)
         self.arguments = [
-            _Arguments(pointers_address + start, self.words[first : first + row.words])
+            LaunchArguments(pointers_address + start, self.words[first : first + row.words])
             for row, (start, first) in zip(rows, starts, strict=True)
         ]
 
@@ -103,7 +95,7 @@ class CudaRunList:
             self.launch(row, stream)
 
 
-class RunGraph:
+class RunListGraph(CudaGraph):
     """Rows of a run list as a CUDA graph."""
 
     def __init__(
@@ -131,7 +123,6 @@ class RunGraph:
             DeviceError: a launch is rejected.
         """
         self._list = rows
-        self._device = stream.device
         self._nodes: dict[int, Any] = {}
         self._parameters: dict[int, Any] = {}
         self._updatable_rows = frozenset(updatable_rows)
@@ -149,7 +140,7 @@ class RunGraph:
 
         # A library may load code at its first call.
         calls = any(not rows.rows[number].kernel.can_update_in_graph for number in selected)
-        self._graph = CudaGraph(stream, record, loads_code=calls)
+        super().__init__(stream, record, is_relaxed=calls)
 
     def _record_row(self, stream: CudaStream, row: int, *, uses_pdl: bool = True) -> None:
         self._list.launch(row, stream, uses_pdl=uses_pdl)
@@ -190,31 +181,20 @@ class RunGraph:
             return
         if row not in self._parameters:
             self._parameters[row] = self._parameters_of(row)
-        self._graph.set_kernel(node, self._parameters[row])
+        self.set_kernel(node, self._parameters[row])
 
     def _parameters_of(self, row: int) -> Any:
         kernel = self._list.rows[row].kernel
         if not isinstance(kernel, LoadedKernel):
             raise InternalError("the arguments of a library call cannot be updated in a graph")
-        parameters = self._device.driver.api.CUDA_KERNEL_NODE_PARAMS()
+        parameters = self.device.driver.api.CUDA_KERNEL_NODE_PARAMS()
         parameters.func = kernel.function.handle
         parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ = self._list.blocks[row], 1, 1
-        parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = (
-            kernel.kernel.threads,
-            1,
-            1,
-        )
+        threads = kernel.kernel.threads
+        parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = threads, 1, 1
         parameters.sharedMemBytes = kernel.kernel.dynamic_shared_bytes
         parameters.kernelParams = self._list.arguments[row].address
         return parameters
-
-    def launch(self, stream: CudaStream) -> None:
-        """Enqueue the graph. Raises CudaError: earlier work failed."""
-        self._graph.launch(stream)
-
-    def close(self) -> None:
-        """Release the graph once its work is complete. Idempotent."""
-        self._graph.close()
 
 
 def captured_nodes(stream: CudaStream) -> list[Any]:

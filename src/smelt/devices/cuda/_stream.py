@@ -6,9 +6,9 @@ Source: CUDA Driver API reference, "Stream Management" and "Event Management"; t
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from smelt.devices._allocations import Resource
 from smelt.errors import DeviceError
 from smelt.types import BackgroundThread, Closeable, override
 
@@ -24,10 +24,10 @@ _HANDLE_NAMES: Final = ("cuda_stream", "ptr", "handle")
 """Attributes that hold a stream's handle in PyTorch, CuPy and Numba."""
 
 
-class CudaStream(Closeable):
+class CudaStream(Resource, Closeable):
     """A CUDA stream: work that a GPU executes in order, asynchronously to the host."""
 
-    __slots__ = ("__weakref__", "_finalizer", "_followers", "_keeps", "device", "handle")
+    __slots__ = ("_followers", "_keeps", "device", "handle")
 
     def __init__(
         self, device: CudaDevice, foreign: object = None, *, follows_default: bool = False
@@ -48,13 +48,11 @@ class CudaStream(Closeable):
         self.device = device
         self._keeps = foreign
         self._followers: list[PendingWork] = []
-        self._finalizer: weakref.finalize[..., CudaStream] | None = None
         if foreign is not None:
             self.handle: Any = device.driver.api.CUstream(handle_of(foreign))
             return
         self.handle = device.call("cuStreamCreate", 0 if follows_default else _NON_BLOCKING)
-        self._finalizer = weakref.finalize(self, device.give_back, "cuStreamDestroy", self.handle)
-        self._finalizer.atexit = False
+        self.release_by(device.give_back, "cuStreamDestroy", self.handle)
 
     def query(self) -> bool:
         """Return whether all enqueued work is complete. Raises CudaError: some of it failed."""
@@ -84,12 +82,19 @@ class CudaStream(Closeable):
         """Make later work wait for the last recording of ``event``."""
         self.device.call("cuStreamWaitEvent", self.handle, event.handle, 0)
 
+    def wait_for(self, other: CudaStream) -> None:
+        """Make later work wait for all work that is queued on another stream so far."""
+        if int(self.handle) != int(other.handle):
+            event = CudaEvent(self.device, times=False)
+            event.record(other)
+            self.wait(event)
+
     @override
     def close(self) -> None:
         """Complete enqueued work and destroy the stream, unless it is foreign. Idempotent."""
-        if self._finalizer is not None and self._finalizer.alive:
+        if hasattr(self, "_finalizer") and self._finalizer.alive:
             self.device.give_back("cuStreamSynchronize", self.handle)
-            self._finalizer()
+        super().close()
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the version of the protocol and the handle."""
@@ -148,7 +153,7 @@ def handle_of(stream: object) -> int:
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
         if stream < 0:
-            raise DeviceError(f"{stream} is not a stream handle")
+            raise DeviceError(f"{stream} is not a stream handle: handles are not negative")
         return stream
     protocol: tuple[int, int] | Callable[[], tuple[int, int]] | None = getattr(
         stream, "__cuda_stream__", None
@@ -171,10 +176,10 @@ def handle_of(stream: object) -> int:
     )
 
 
-class CudaEvent:
+class CudaEvent(Resource):
     """A CUDA event. Before it is first recorded it counts as complete."""
 
-    __slots__ = ("__weakref__", "_finalizer", "_is_recorded", "device", "handle", "times")
+    __slots__ = ("_is_recorded", "device", "handle", "times")
 
     def __init__(self, device: CudaDevice, *, times: bool = True) -> None:
         """Create an event; without ``times`` it is cheaper but does not support `elapsed`."""
@@ -182,8 +187,7 @@ class CudaEvent:
         self.times = times
         self._is_recorded = False
         self.handle: Any = device.call("cuEventCreate", 0 if times else _DISABLE_TIMING)
-        self._finalizer = weakref.finalize(self, device.give_back, "cuEventDestroy", self.handle)
-        self._finalizer.atexit = False
+        self.release_by(device.give_back, "cuEventDestroy", self.handle)
 
     def record(self, stream: CudaStream) -> None:
         """Record the event behind all work that is enqueued on ``stream`` now."""
@@ -214,12 +218,8 @@ class CudaEvent:
             DeviceError: an event was created without timing, or is not recorded or not complete.
         """
         if not (self.times and end.times):
-            raise DeviceError("the event was created without timing")
+            raise DeviceError("one of the two events was created without timing")
         for event in (self, end):
             if not event._is_recorded or not event.query():
                 raise DeviceError("both events must be recorded and complete; synchronize first")
         return float(self.device.call("cuEventElapsedTime", self.handle, end.handle))
-
-    def close(self) -> None:
-        """Destroy the event. Idempotent."""
-        self._finalizer()

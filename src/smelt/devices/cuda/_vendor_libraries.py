@@ -9,22 +9,29 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
+import stat
+import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from smelt import config
 from smelt.errors import (
     DISTRIBUTION,
     Argument,
     DeviceError,
+    EngineFormatError,
     EngineMismatchError,
     MissingExtraError,
 )
+from smelt.signal_errors import pass_on_handler_error, path_mode
+from smelt.types import DType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from typing import Self
 
     from smelt.devices.cuda._device import CudaDevice
     from smelt.devices.cuda._stream import CudaStream
@@ -50,11 +57,120 @@ class LibraryError(DeviceError):
 
     def __init__(self, title: str, what: str, status: int, name: str) -> None:
         super().__init__(
-            f"{what}: {title} reports {name} ({status}); build the engine without "
-            f"{LIBRARIES_ARGUMENT} to do without it",
+            f"{what}: {title} reports {name} ({status}); an engine that is built "
+            f"without {LIBRARIES_ARGUMENT} does not call {title}",
             arguments=[LIBRARIES_ARGUMENT],
         )
         self.status = status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryCall(ABC):
+    """One call as data. Its argument words are the addresses of its operands and its workspace."""
+
+    provider: ClassVar[str]
+    """Name of the library in engines."""
+
+    version: int
+    """Version number in the library's own format."""
+    factors: DType
+    """Type of the two factors; those of a convolution are the images and the filters."""
+    result: DType
+    """Type of the result, the added tensor and the bias."""
+    precision: str
+    """How float32 is multiplied: "ieee" or "tf32"."""
+    adds: bool
+    """Whether a tensor of the result's shape is added."""
+    bias: bool
+    """Whether there is a bias, one number for each column or filter."""
+    workspace_bytes: int = 0
+
+    @classmethod
+    def from_fields(cls, data: Mapping[str, Any]) -> Self:
+        """Return the call that a record or a kernel's parameters describe.
+
+        Raises:
+            EngineFormatError: they do not describe a call.
+        """
+        try:
+            given = {**data, **cls.tuples_from(data)}
+            given |= {name: DType(data[name]) for name in ("factors", "result")}
+            made = cls(**given)
+            made.check()
+        except (ValueError, TypeError, KeyError) as error:
+            raise EngineFormatError(
+                f"a call of a library is malformed: {error}; the engine is damaged: build it again"
+            ) from error
+        return made
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return the call as fields of a record or a kernel's parameters."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**plain, "factors": self.factors.value, "result": self.result.value}
+
+    @staticmethod
+    @abstractmethod
+    def tuples_from(data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that are tuples from the lists of a record."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ValueError if such a call cannot exist."""
+
+    def check_common_fields(self) -> None:
+        """Raise ValueError if the workspace or the version cannot exist."""
+        size, version = self.workspace_bytes, self.version
+        if type(size) is not int or not 0 <= size < _MAX_WORKSPACE_BYTES:
+            raise ValueError(f"the workspace size of {size} bytes is invalid")
+        if type(version) is not int or not 0 < version <= _LAST_VERSION:
+            raise ValueError("the library version number is invalid")
+
+    @property
+    def words(self) -> int:
+        """Number of argument words."""
+        return 3 + self.adds + self.bias + (self.workspace_bytes > 0)
+
+
+class LoadedLibrary(ABC):
+    """A library on one GPU; it is closed when the object is garbage-collected."""
+
+    provider: ClassVar[str]
+    """Name of the library in engines."""
+    prefix: ClassVar[str]
+    """Start of the names of the library's functions."""
+
+    def __init__(self, device: CudaDevice, api: Any) -> None:
+        """Initialise the library; ``api`` has its functions by name.
+
+        Raises:
+            LibraryError: the library cannot be started.
+        """
+        self.device, self.api = device, api
+        self.version = self.version_of(api)
+        """Version number in the library's own format."""
+        handle = ctypes.c_void_p()
+        with device.selected():
+            self.call(f"{self.prefix}Create", ctypes.addressof(handle))
+        self.handle = handle.value
+        destroy = getattr(api, f"{self.prefix}Destroy")
+        weakref.finalize(self, destroy_on, device, destroy, handle.value).atexit = False
+
+    @classmethod
+    def version_of(cls, api: Any) -> int:
+        """Return the version number that the functions of a library report."""
+        return int(getattr(api, f"{cls.prefix}GetVersion")())
+
+    @abstractmethod
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the library. Raises LibraryError: it refuses the call."""
+
+    @abstractmethod
+    def prepare(self, call: Any, /) -> Launcher:
+        """Prepare one call of the library; the returned function queues it on its operands.
+
+        Raises:
+            EngineMismatchError: the library cannot perform this call on this GPU.
+        """
 
 
 def cublas_package(major: int) -> str:
@@ -84,7 +200,9 @@ def paths_to_try(names: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
         package = None
     for base in (package and package.submodule_search_locations) or ():
         places += [Path(base) / folder for folder in folders]
-    yield from (str(p / name) for p in places for name in names if os.path.isfile(p / name))
+    yield from (
+        str(p / name) for p in places for name in names if stat.S_ISREG(path_mode(p / name))
+    )
     yield from names
 
 
@@ -101,7 +219,8 @@ def open_library(path: str, functions: Mapping[str, Sequence[Any]], version: str
         for name, kinds in functions.items():
             getattr(api, name).argtypes = list(kinds)
         getattr(api, version).restype = ctypes.c_size_t
-    except (OSError, AttributeError):
+    except (OSError, AttributeError) as error:
+        pass_on_handler_error(error)
         return None
     return api
 
@@ -135,19 +254,20 @@ def find_version(
     if not found:
         advice = (
             f"{title} is part of it, and it is in smelt's extra {EXTRA!r}: run pip install "
-            f"'{DISTRIBUTION}[{EXTRA}]'; or set SMELT_CUDA_LIBRARIES to its folder"
+            f"'{DISTRIBUTION}[{EXTRA}]'; or set SMELT_CUDA_LIBRARIES to the folder of {title}"
         )
         raise MissingExtraError(package, EXTRA, advice=advice)
     if wanted is None or wanted in found:
         known = dotted_version(wanted or max(found))
         raise DeviceError(
             f"{title} {known} is too old: {dotted_version(oldest)} or newer is needed; install a "
-            f"newer {package}, or set SMELT_CUDA_LIBRARIES to its folder"
+            f"newer {package}, or set SMELT_CUDA_LIBRARIES to the folder of a newer {title}"
         )
     dotted = dotted_version(wanted)
     raise EngineMismatchError(
         f"this engine requires {title} {dotted}, and version {dotted_version(found[0])} is "
-        f"installed; install {package}=={dotted}.*, or set SMELT_CUDA_LIBRARIES to its folder, or "
+        f"installed; install {package}=={dotted}.*, or set SMELT_CUDA_LIBRARIES to the folder of "
+        f"{title} {dotted}, or "
         f"build the engine again here (without {LIBRARIES_ARGUMENT} the engine needs no library)",
         arguments=[LIBRARIES_ARGUMENT],
     )
@@ -156,18 +276,6 @@ def find_version(
 def dotted_version(version: int) -> str:
     """Return a version number of a library as major.minor.patch."""
     return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-
-
-def check_workspace(required_bytes: Any) -> None:
-    """Raise ValueError if no call needs a workspace of this size."""
-    if type(required_bytes) is not int or not 0 <= required_bytes < _MAX_WORKSPACE_BYTES:
-        raise ValueError(f"the workspace size of {required_bytes} bytes is invalid")
-
-
-def check_version(version: Any) -> None:
-    """Raise ValueError if this is not a version number of a library."""
-    if type(version) is not int or not 0 < version <= _LAST_VERSION:
-        raise ValueError("the library version number is invalid")
 
 
 def aligned_workspace(address: int) -> int:

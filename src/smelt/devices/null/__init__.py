@@ -4,6 +4,6 @@ It replaces a real device to measure the overhead of a context without kernels, 
 engine for another CPU.
 """
 
-from smelt.devices.null._device import NullAllocation, NullMemory, NullRunList
+from smelt.devices.null._device import NullMemory, NullRunList
 
-__all__ = ["NullAllocation", "NullMemory", "NullRunList"]
+__all__ = ["NullMemory", "NullRunList"]

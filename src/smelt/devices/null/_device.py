@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smelt.devices._allocations import CpuAllocation
 from smelt.errors import ContextError
 
 if TYPE_CHECKING:
@@ -14,27 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from smelt.devices._base import AllocationTracker
-
-
-class NullAllocation:
-    """An allocation without storage, at address 0."""
-
-    __slots__ = ("__weakref__", "_finalizer", "address", "bytes", "size_bytes")
-
-    def __init__(self, size_bytes: int, tag: str, tracker: AllocationTracker | None) -> None:
-        self.address = 0
-        self.size_bytes = size_bytes
-        self.bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._finalizer: weakref.finalize[..., NullAllocation] | None = None
-        if tracker is not None:
-            tracker.allocated(0, size_bytes, tag)
-            self._finalizer = weakref.finalize(self, tracker.released, 0, size_bytes, tag)
-
-    def close(self) -> None:
-        """Notify the tracker. Idempotent."""
-        if self._finalizer is not None:
-            self._finalizer()
+    from smelt.devices._allocations import AllocationTracker
 
 
 class NullMemory:
@@ -45,9 +25,9 @@ class NullMemory:
     def __init__(self, tracker: AllocationTracker | None = None) -> None:
         self.tracker = tracker
 
-    def allocate(self, size_bytes: int, tag: str) -> NullAllocation:
-        """Return an allocation of ``size_bytes`` without storage for the purpose ``tag``."""
-        return NullAllocation(size_bytes, tag, self.tracker)
+    def allocate(self, size_bytes: int, tag: str) -> CpuAllocation:
+        """Return an allocation at address 0 without storage for the purpose ``tag``."""
+        return CpuAllocation(np.empty(0, np.uint8), 0, size_bytes, tag, self.tracker)
 
 
 class NullRunList:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import GraphError, ModelFormatError
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ DATA_LAYERS: Final = frozenset(
     }
 )
 _ADVICE: Final = (
-    'put an Input layer in its place: layer { name: "data" type: "Input" top: "data" '
+    'replace that layer by an Input layer, such as: layer { name: "data" type: "Input" top: "data" '
     "input_param { shape { dim: 1 dim: 3 dim: 224 dim: 224 } } }"
 )
 
@@ -40,7 +41,10 @@ def data_inputs(layer: Layer, channels: Mapping[str, int]) -> Sequence[Sequence[
         GraphError: the layer has a bottom.
     """
     if layer.bottoms:
-        raise GraphError(f"a {layer.type} layer must have no bottom", node=f"layer {layer.name!r}")
+        raise GraphError(
+            f"the layer has a bottom; a layer of type {layer.type} must have none",
+            node=f"layer {layer.name!r}",
+        )
     match layer.type:
         case "Input":
             shapes = [tuple(s.dim) for s in layer.parameters("input_param").shape]
@@ -56,7 +60,8 @@ def data_inputs(layer: Layer, channels: Mapping[str, int]) -> Sequence[Sequence[
         shapes = shapes * count
     if len(shapes) < count or not count:
         raise ModelFormatError(
-            f"{layer} has {count} tops and {len(shapes)} shapes; give one shape for each top"
+            f"{layer} has {counted(count, 'top')} and {counted(len(shapes), 'shape')}; give at "
+            "least one top, and one shape for each top"
         )
     return shapes[:count]
 
@@ -73,18 +78,14 @@ def _database_shapes(layer: Layer, channels: Mapping[str, int]) -> list[Sequence
 
     The extents of an image are known if it is cropped or resized.
     """
-    labels: list[Sequence[int] | str] = [
-        f"only the source of the {layer.type} layer {layer.name!r} has this label; {_ADVICE}"
-    ] * (len(layer.tops) - 1)
+    unknown = f"the shape is in the data that the {layer} reads, not in the prototxt; {_ADVICE}"
+    labels: list[Sequence[int] | str] = [unknown] * (len(layer.tops) - 1)
     image = layer.parameters("image_data_param")
     size = layer.parameters("transform_param").crop_size
     height, width = (size, size) if size else (image.new_height, image.new_width)
     depth = channels.get(layer.tops[0], 0) if layer.tops else 0
     if not (height and width and depth):
-        return [
-            f"only the source of the {layer.type} layer {layer.name!r} has the shape; {_ADVICE}",
-            *labels,
-        ]
+        return [unknown, *labels]
     batch = layer.parameters("data_param").batch_size or image.batch_size
     return [(batch, depth, height, width), *labels]
 

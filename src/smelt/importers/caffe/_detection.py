@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from smelt import ops
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.importers.caffe._layer_context import LayerContext
-    from smelt.importers.caffe._prototxt import Layer
     from smelt.ir import Value
 
 MAXIMUM_EXTENT: Final = 1 << 16
@@ -23,11 +22,11 @@ _CODES: Final = {1: "CORNER", 2: "CENTER_SIZE", 3: "CORNER_SIZE"}
 
 def convert_interp(step: LayerContext) -> list[Value]:
     """Add a bilinear resize with aligned corners, to a size or by a factor."""
-    step.require_inputs(1)
-    p = step.parameters("interp_param")
+    p = step.parameters
     if p.pad_beg or p.pad_end:
         raise step.shape_error(
-            "pad_beg and pad_end are not supported; add a padding layer before this one"
+            f"pad_beg {p.pad_beg} and pad_end {p.pad_end} are not supported; set both to 0, and "
+            "crop the input with a Crop layer before this one"
         )
     height, width = _image(step)
     if p.height > 0 and p.width > 0:
@@ -40,8 +39,7 @@ def convert_interp(step: LayerContext) -> list[Value]:
 
 def convert_upsample(step: LayerContext) -> list[Value]:
     """Add a resize that repeats each element along both spatial axes."""
-    step.require_inputs(1)
-    scale = int(step.parameters("upsample_param").scale)
+    scale = int(step.parameters.scale)
     height, width = _image(step)
     return [_resize(step, (height * scale, width * scale), "nearest", "asymmetric")]
 
@@ -51,13 +49,19 @@ def _image(step: LayerContext) -> tuple[int, int]:
         case (_, _, int(height), int(width)):
             return height, width
         case _:
-            raise step.shape_error(f"the input {step.x.tensor} must be an image of static size")
+            raise step.shape_error(
+                f"the input is {step.x.tensor}; it must have rank 4 ([N, C, H, W]) and a static "
+                "height and width"
+            )
 
 
 def _resize(step: LayerContext, size: Sequence[int], mode: str, corners: str) -> Value:
     """Add a Resize of the spatial axes to ``size``, after checking the size."""
     if any(not 1 <= extent <= MAXIMUM_EXTENT for extent in size):
-        raise step.shape_error(f"the size {list(size)} is outside 1 to {MAXIMUM_EXTENT}")
+        raise step.shape_error(
+            f"the height and width of the result are {list(size)}; both must be from 1 to "
+            f"{MAXIMUM_EXTENT}"
+        )
     sizes = step.integers(size, "sizes")
     op = ops.Resize(
         mode=mode,
@@ -70,8 +74,7 @@ def _resize(step: LayerContext, size: Sequence[int], mode: str, corners: str) ->
 
 def convert_normalize(step: LayerContext) -> list[Value]:
     """Divide each pixel, or each image, by its Euclidean norm, and scale it."""
-    step.require_inputs(1)
-    p = step.parameters("norm_param")
+    p = step.parameters
     channels = 1 if p.channel_shared else step.shape[step.axis(1)]
     if not isinstance(channels, int):
         raise step.shape_error(f"the channel count of the input is {channels}; it must be static")
@@ -79,20 +82,23 @@ def convert_normalize(step: LayerContext) -> list[Value]:
     return [step.add(op, step.x, step.weight(0, (channels,), "scale"))]
 
 
-def refuse_prior_box(layer: Layer) -> str | None:
+def refuse_prior_box(p: Any) -> str | None:
     """Return why the parameters of a PriorBox are not supported, or None."""
-    p = layer.parameters("prior_box_param")
-    if (p.step and (p.step_h or p.step_w)) or (p.img_size and (p.img_h or p.img_w)):
-        return "step or img_size is given both as one number and as two; keep one form"
+    if p.step and (p.step_h or p.step_w):
+        return "step is given together with step_h or step_w; remove one of the two"
+    if p.img_size and (p.img_h or p.img_w):
+        return "img_size is given together with img_h or img_w; remove one of the two"
     if not p.min_size or any(size <= 0 for size in p.min_size):
-        return f"min_size is {list(p.min_size)}; it must contain positive numbers"
+        return (
+            f"min_size is {list(p.min_size)}; it must have at least one number, and all must be "
+            "positive"
+        )
     return None
 
 
 def convert_prior_box(step: LayerContext) -> list[Value]:
     """Add the default boxes of a feature map."""
-    step.require_inputs(2)
-    p = step.parameters("prior_box_param")
+    p = step.parameters
     op = ops.PriorBox(
         min_size=tuple(p.min_size),
         max_size=tuple(p.max_size),
@@ -109,36 +115,31 @@ def convert_prior_box(step: LayerContext) -> list[Value]:
     return [step.add(op, *step.inputs)]
 
 
-def refuse_detection_output(layer: Layer) -> str | None:
+def refuse_detection_output(p: Any) -> str | None:
     """Return why the parameters of a DetectionOutput are not supported, or None."""
-    p = layer.parameters("detection_output_param")
     if not p.normalized_bbox:
         return "normalized_bbox: false (boxes in pixels) is not supported"
     if not 1 <= p.num_classes <= MAXIMUM_CLASSES:
-        return f"num_classes {p.num_classes} is outside 1 to {MAXIMUM_CLASSES}"
+        return f"num_classes is {p.num_classes}; it must be from 1 to {MAXIMUM_CLASSES}"
     return None
 
 
 def convert_detection_output(step: LayerContext) -> list[Value]:
     """Add the detections of all images; their number is known only at run time."""
-    step.require_inputs(3, 4)
-    p = step.parameters("detection_output_param")
+    p = step.parameters
     symbol = _count_symbol(step)
-    threshold: dict[str, float] = {}
-    if p.HasField("confidence_threshold"):
-        threshold["confidence_threshold"] = float(p.confidence_threshold)
     op = ops.DetectionOutput(
         num_classes=int(p.num_classes),
         share_location=bool(p.share_location),
         background_label_id=int(p.background_label_id),
         nms_threshold=float(p.nms_param.nms_threshold),
-        top_k=int(p.nms_param.top_k) if p.nms_param.HasField("top_k") else -1,
+        top_k=int(p.nms_param.top_k),
         eta=float(p.nms_param.eta),
         code_type=_CODES[p.code_type],
         variance_encoded_in_target=bool(p.variance_encoded_in_target),
         keep_top_k=int(p.keep_top_k),
         count_symbol=symbol,
-        **threshold,
+        confidence_threshold=float(p.confidence_threshold),
     )
     inputs = step.inputs[:3]
     result = step.add(op, *inputs)

@@ -3,57 +3,46 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smelt import ops
 from smelt.errors import GraphError
-from smelt.importers.caffe._layer_context import LayerContext, UnsupportedLayer
-from smelt.types import DType
+from smelt.importers.caffe._layer_context import LayerContext, UnsupportedLayerError
+from smelt.types import DType, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smelt.importers.caffe._prototxt import Layer
     from smelt.ir import Constant, Op, Value
     from smelt.types import Dim
 
 
-def unary(make: Callable[[], Op]) -> Callable[[LayerContext], list[Value]]:
-    """Return the converter of a layer that is one op without parameters."""
+def one_op(make: Callable[[LayerContext], Op]) -> Callable[[LayerContext], list[Value]]:
+    """Return the converter of a layer that is one op of its bottoms."""
 
     def convert(step: LayerContext) -> list[Value]:
-        step.require_inputs(1)
-        return [step.add(make(), step.x)]
+        return [step.add(make(step), *step.inputs)]
 
     return convert
 
 
-def convert_relu(step: LayerContext) -> list[Value]:
-    """Add a Relu, or a LeakyRelu if the layer has a negative slope."""
-    step.require_inputs(1)
-    slope = float(step.parameters("relu_param").negative_slope)
-    return [step.add(ops.LeakyRelu(alpha=slope) if slope else ops.Relu(), step.x)]
-
-
-def convert_elu(step: LayerContext) -> list[Value]:
-    """Add an exponential linear unit."""
-    step.require_inputs(1)
-    return [step.add(ops.Elu(alpha=float(step.parameters("elu_param").alpha)), step.x)]
+def relu(step: LayerContext) -> Op:
+    """Return a Relu, or a LeakyRelu if the layer has a negative slope."""
+    slope = float(step.parameters.negative_slope)
+    return ops.LeakyRelu(alpha=slope) if slope else ops.Relu()
 
 
 def convert_relu6(step: LayerContext) -> list[Value]:
     """Add a ReLU with the upper bound 6."""
-    step.require_inputs(1)
     return [step.add(ops.Clip(), step.x, step.number(0, "minimum"), step.number(6, "maximum"))]
 
 
 def convert_prelu(step: LayerContext) -> list[Value]:
     """Add a ReLU with learned negative slopes, one per channel or one for all."""
-    step.require_inputs(1)
-    shared = bool(step.parameters("prelu_param").channel_shared)
-    channels = 1 if shared else _extent(step, 1)
+    shared = bool(step.parameters.channel_shared)
+    channels = 1 if shared else _channels(step)
     slope = step.weight(0, (channels,), "slope")
     if not shared:
         slope = step.reshape_weight(slope, (channels, *[1] * (step.rank - 2)))
@@ -62,8 +51,7 @@ def convert_prelu(step: LayerContext) -> list[Value]:
 
 def convert_power(step: LayerContext) -> list[Value]:
     """Compute ``(shift + scale * x) ** power``."""
-    step.require_inputs(1)
-    p = step.parameters("power_param")
+    p = step.parameters
     chain = _affine(step, p.scale, p.shift)
     if p.power != 1:
         chain.append(("power", ops.Pow(), step.number(p.power, "power")))
@@ -72,8 +60,7 @@ def convert_power(step: LayerContext) -> list[Value]:
 
 def convert_exp(step: LayerContext) -> list[Value]:
     """Compute ``base ** (shift + scale * x)``; base -1 means e."""
-    step.require_inputs(1)
-    p = step.parameters("exp_param")
+    p = step.parameters
     factor = _logarithm(step, p.base)
     chain = _affine(step, p.scale * factor, p.shift * factor)
     return [_run(step, [*chain, ("exp", ops.Exp(), None)])]
@@ -81,8 +68,7 @@ def convert_exp(step: LayerContext) -> list[Value]:
 
 def convert_log(step: LayerContext) -> list[Value]:
     """Compute the logarithm of ``shift + scale * x``; base -1 means e."""
-    step.require_inputs(1)
-    p = step.parameters("log_param")
+    p = step.parameters
     factor = _logarithm(step, p.base)
     chain = [*_affine(step, p.scale, p.shift), ("log", ops.Log(), None)]
     if factor != 1:
@@ -123,15 +109,13 @@ def _run(step: LayerContext, chain: Sequence[tuple[str, Op, Constant | None]]) -
 
 def convert_threshold(step: LayerContext) -> list[Value]:
     """Return 1 where the input is greater than the threshold, and 0 elsewhere."""
-    step.require_inputs(1)
-    limit = step.number(step.parameters("threshold_param").threshold, "threshold")
+    limit = step.number(step.parameters.threshold, "threshold")
     above = step.add(ops.Greater(), step.x, limit, name="above")
     return [step.add(ops.Cast(DType.FLOAT32), above)]
 
 
-def refuse_batch_norm(layer: Layer) -> str | None:
+def refuse_batch_norm(p: Any) -> str | None:
     """Return why the parameters of a BatchNorm are not supported, or None."""
-    p = layer.parameters("batch_norm_param")
     if p.HasField("use_global_stats") and not p.use_global_stats:
         return (
             "use_global_stats: false normalises by the statistics of each batch, which is not "
@@ -146,8 +130,7 @@ def convert_batch_norm(step: LayerContext) -> list[Value]:
     Caffe stores sums and a count. The constants ``layer.mean`` and ``layer.variance`` are the
     quotients. Files of a fork contain scale and bias as well.
     """
-    step.require_inputs(1)
-    channels = _extent(step, 1)
+    channels = _channels(step)
     count = step.blob(2).reshape(-1)
     if count.size != 1:
         raise step.shape_error(
@@ -157,7 +140,8 @@ def convert_batch_norm(step: LayerContext) -> list[Value]:
     stored = [step.blob(i) for i in range(2)]
     if any(array.size != channels for array in stored):
         raise step.shape_error(
-            f"the moving averages have {[a.size for a in stored]} elements for {channels} channels"
+            f"blobs 0 and 1, the moving averages, have {stored[0].size} and {stored[1].size} "
+            f"elements; each must have one for each channel of the input ({channels})"
         )
     mean, variance = (array.reshape(channels).astype(np.float32) * factor for array in stored)
     affine = [
@@ -166,7 +150,7 @@ def convert_batch_norm(step: LayerContext) -> list[Value]:
         else step.store(np.full(channels, 1 - i, np.float32), ("scale", "shift")[i])
         for i in range(2)
     ]
-    op = ops.BatchNormalization(epsilon=float(step.parameters("batch_norm_param").eps))
+    op = ops.BatchNormalization(epsilon=float(step.parameters.eps))
     return [
         step.add(op, step.x, *affine, step.store(mean, "mean"), step.store(variance, "variance"))
     ]
@@ -174,31 +158,27 @@ def convert_batch_norm(step: LayerContext) -> list[Value]:
 
 def convert_scale(step: LayerContext) -> list[Value]:
     """Multiply by weights or a second bottom along some axes, and optionally add a bias."""
-    step.require_inputs(1, 2)
-    p = step.parameters("scale_param")
-    factor: Value | Constant
-    shape: tuple[Dim, ...]
-    if len(step.inputs) == 2:
-        factor, shape = _second_bottom(step, p.axis)
-        bias_index = 0
-    else:
-        shape = _weight_extents(step, p.axis, p.num_axes)
-        factor = _align_axes(step, step.weight(0, _static_extents(step, shape)), p.axis)
-        bias_index = 1
+    p = step.parameters
+    factor, extents = _second_operand(step, "weight")
     if not p.bias_term:
         return [step.add(ops.Mul(), step.x, factor)]
-    bias = _align_axes(step, step.weight(bias_index, _static_extents(step, shape), "bias"), p.axis)
+    blob = step.weight(2 - len(step.inputs), _static_extents(step, extents), "bias")
+    bias = _align_axes(step, blob, p.axis)
     return [step.add(ops.Add(), step.add(ops.Mul(), step.x, factor, name="product"), bias)]
 
 
 def convert_bias(step: LayerContext) -> list[Value]:
     """Add weights or a second bottom along some axes."""
-    step.require_inputs(1, 2)
-    p = step.parameters("bias_param")
+    return [step.add(ops.Add(), step.x, _second_operand(step, "bias")[0])]
+
+
+def _second_operand(step: LayerContext, role: str) -> tuple[Value | Constant, Sequence[Dim]]:
+    """Return the second bottom or, without one, the weights of a role; and its own extents."""
+    p = step.parameters
     if len(step.inputs) == 2:
-        return [step.add(ops.Add(), step.x, _second_bottom(step, p.axis)[0])]
-    weights = step.weight(0, _weight_extents(step, p.axis, p.num_axes), "bias")
-    return [step.add(ops.Add(), step.x, _align_axes(step, weights, p.axis))]
+        return _second_bottom(step, p.axis)
+    extents = _weight_extents(step, p.axis, p.num_axes)
+    return _align_axes(step, step.weight(0, extents, role), p.axis), extents
 
 
 def _weight_extents(step: LayerContext, axis: int, count: int) -> tuple[int, ...]:
@@ -209,7 +189,7 @@ def _weight_extents(step: LayerContext, axis: int, count: int) -> tuple[int, ...
     stop = step.rank if count == -1 else start + count
     if not start < stop <= step.rank:
         raise step.shape_error(
-            f"num_axes {count} from axis {axis} is out of range for an input of {step.rank} axes"
+            f"num_axes {count} from axis {axis} on is out of range for an input of rank {step.rank}"
         )
     return _static_extents(step, step.shape[start:stop])
 
@@ -242,7 +222,7 @@ def _second_bottom(step: LayerContext, axis: int) -> tuple[Value, tuple[Dim, ...
     start = 0 if axis == 0 or not shape else step.axis(axis)
     if tuple(step.shape[start : start + len(shape)]) != tuple(shape):
         raise step.shape_error(
-            f"the second bottom {second.tensor} does not match {step.x.tensor} from axis {start}"
+            f"the second bottom {second.tensor} does not match {step.x.tensor} from axis {start} on"
         )
     if start + len(shape) == step.rank:
         return second, shape
@@ -255,19 +235,19 @@ _ELTWISE = {0: ("product", ops.Mul), 1: ("sum", ops.Add), 2: ("maximum", ops.Max
 
 def convert_eltwise(step: LayerContext) -> list[Value]:
     """Compute the product, weighted sum or maximum of blobs of equal shapes."""
-    p = step.parameters("eltwise_param")
+    p = step.parameters
     if len(step.inputs) < 2:
         raise GraphError("an Eltwise layer must have at least two bottoms", node=step.where)
     for value in step.inputs[1:]:
         if value.tensor.shape != step.shape:
             raise step.shape_error(
-                f"the bottoms have different shapes:  {step.x.tensor} and {value.tensor}"
+                f"the bottoms have different shapes: {step.x.tensor} and {value.tensor}"
             )
     coefficients = list(p.coeff)
     if coefficients and (p.operation != 1 or len(coefficients) != len(step.inputs)):
         raise step.shape_error(
-            f"there are {len(coefficients)} coefficients; a sum must have one for each of the "
-            f"{len(step.inputs)} bottoms, and other operations none"
+            f"coeff has {counted(len(coefficients), 'number')}; with operation SUM it must have "
+            f"one for each of the {len(step.inputs)} bottoms, and with other operations none"
         )
     terms = [
         value
@@ -289,16 +269,21 @@ def convert_eltwise(step: LayerContext) -> list[Value]:
 
 
 def convert_mvn(step: LayerContext) -> list[Value]:
-    """Normalise each channel, or each image, to mean 0 and optionally variance 1."""
-    step.require_inputs(1)
-    p = step.parameters("mvn_param")
-    axes = step.integers(range(1 if p.across_channels else 2, step.rank), "axes")
+    """Normalise each channel, or each image, to mean 0 and optionally variance 1.
+
+    The top has the four axes of an image, even if the bottom has fewer.
+    """
+    p = step.parameters
     if step.rank < 3 and not p.across_channels:
-        raise UnsupportedLayer("the input has no spatial axes to average over")
-    mean = step.add(ops.ReduceMean(keepdims=True), step.x, axes, name="mean")
+        raise UnsupportedLayerError("the input has no spatial axes to average over")
+    x, missing = step.x, 4 - step.rank
+    if missing > 0:
+        x = step.reshape(x, (*step.shape, *[1] * missing), "image")
+    axes = step.integers(range(1 if p.across_channels else 2, x.tensor.rank), "axes")
+    mean = step.add(ops.ReduceMean(keepdims=True), x, axes, name="mean")
     if not p.normalize_variance:
-        return [step.add(ops.Sub(), step.x, mean)]
-    centred = step.add(ops.Sub(), step.x, mean, name="centred")
+        return [step.add(ops.Sub(), x, mean)]
+    centred = step.add(ops.Sub(), x, mean, name="centred")
     squares = step.add(ops.Mul(), centred, centred, name="squares")
     variance = step.add(ops.ReduceMean(keepdims=True), squares, axes, name="variance")
     deviation = step.add(ops.Sqrt(), variance, name="deviation")
@@ -306,5 +291,5 @@ def convert_mvn(step: LayerContext) -> list[Value]:
     return [step.add(ops.Div(), centred, divisor)]
 
 
-def _extent(step: LayerContext, axis: int) -> int:
-    return _static_extents(step, (step.shape[step.axis(axis)],))[0]
+def _channels(step: LayerContext) -> int:
+    return _static_extents(step, (step.shape[step.axis(1)],))[0]

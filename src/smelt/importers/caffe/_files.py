@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import ModelFormatError
-from smelt.importers.caffe._protobuf_wire import Reader
-from smelt.types import Limit, copy_bytes, read_file, require_path
+from smelt.importers._model_files import read_model_file
+from smelt.importers.caffe._caffemodel_reader import CaffemodelReader
+from smelt.types import Limit, copy_bytes, require_path
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from smelt.importers.caffe._protobuf_wire import StoredLayer
+    from smelt.importers.caffe._caffemodel_reader import StoredLayer
     from smelt.ir import Array
 
 _ADVICE: Final = {
     Limit.MAX_PROTOTXT_BYTES: "is it the caffemodel? The prototxt comes first",
-    Limit.MAX_MODEL_BYTES: "the file is too large for a network",
+    Limit.MAX_MODEL_BYTES: "check that it is the right file",
 }
 _CONTROL: Final = frozenset(range(32)) - {9, 10, 11, 12, 13}
 """Control characters that text files do not contain; tabs and line ends are excluded."""
@@ -32,10 +32,8 @@ def read_prototxt(source: Path | bytes | str) -> tuple[str, str]:
         ModelFormatError: the file cannot be read, is too large, or is binary.
     """
     if isinstance(source, str) and ("{" in source or "\n" in source):
-        data, what = source.encode("utf-8", "surrogateescape"), "prototxt"
-        _check_size(data, what, Limit.MAX_PROTOTXT_BYTES)
-    else:
-        data, what = _read(source, "prototxt", Limit.MAX_PROTOTXT_BYTES)
+        source = source.encode("utf-8", "surrogateescape")
+    data, what = _read(source, "prototxt", Limit.MAX_PROTOTXT_BYTES)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -57,7 +55,7 @@ def read_caffemodel(source: Path | bytes | str) -> tuple[list[StoredLayer], str]
             f"{what} is text, not a caffemodel: are prototxt and caffemodel swapped? "
             "The prototxt comes first"
         )
-    layers = Reader(data, what).read_layers()
+    layers = CaffemodelReader(data, what).read_layers()
     if any(layer.is_v0 for layer in layers):
         raise ModelFormatError(
             f"{what} is in the V0 format of 2013; upgrade it with Caffe's upgrade_net_proto_binary"
@@ -76,9 +74,8 @@ def read_mean(source: Path | bytes | str) -> Array:
     Raises:
         ModelFormatError: the file cannot be read or is not a binaryproto.
     """
-    data, what = _read(source, "mean", Limit.MAX_MODEL_BYTES)
-    blob = Reader(data, what).read_blob(where="the mean image")
-    array = blob.array()
+    data, what = _read(source, "mean file", Limit.MAX_MODEL_BYTES)
+    array = CaffemodelReader(data, what).read_blob("the mean image").array()
     if array.size == 0:
         raise ModelFormatError(
             f"{what} has no mean image: give a binaryproto that compute_image_mean wrote"
@@ -93,22 +90,11 @@ def _read(source: Path | bytes | str, what: str, limit: Limit) -> tuple[bytes, s
         ModelFormatError: the file cannot be read or exceeds the limit.
     """
     if isinstance(source, bytes | bytearray | memoryview):
-        data = copy_bytes(source, what, ModelFormatError)
-        _check_size(data, what, limit)
-        return data, what
-    path = require_path(source, what, ModelFormatError)
-    try:
-        return read_file(path, limit), f"{what} {path}"
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        is_large = isinstance(error, OSError) and error.errno == errno.EFBIG
-        advice = _ADVICE[limit] if is_large else "check the path"
-        raise ModelFormatError(f"{what} {path}: {reason}; {advice}") from error
-
-
-def _check_size(data: bytes | bytearray | memoryview, what: str, limit: Limit) -> None:
-    if len(data) > limit.most:
-        raise ModelFormatError(f"{what} has {limit.excess(len(data))}; {_ADVICE[limit]}")
+        data = copy_bytes(source, f"the {what}", ModelFormatError)
+        limit.check(len(data), f"the {what} has", ModelFormatError, f"; {_ADVICE[limit]}")
+        return data, f"the {what}"
+    path = require_path(source, f"the {what}", ModelFormatError)
+    return read_model_file(path, limit, f"{what} {path}", _ADVICE[limit]), f"{what} {path}"
 
 
 def _is_binary(data: bytes) -> bool:

@@ -6,31 +6,27 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import GraphError, ModelFormatError, ShapeError, UnsupportedError
+from smelt.importers.caffe._caffemodel_reader import MAXIMUM_RANK
 from smelt.importers.caffe._data_layers import DATA_LAYERS, channels_read, data_inputs
 from smelt.importers.caffe._files import read_caffemodel, read_prototxt
-from smelt.importers.caffe._layer_context import LayerContext, UnsupportedLayer, Weights
-from smelt.importers.caffe._layers import DROPPED, LAYERS
+from smelt.importers.caffe._layer_context import BATCH, LayerContext, UnsupportedLayerError, Weights
+from smelt.importers.caffe._layer_table import DROPPED, LAYERS
 from smelt.importers.caffe._prototxt import parse_prototxt
-from smelt.ir import Graph
+from smelt.ir import FreshNames, Graph
 from smelt.types import DType, SymbolicDim, TensorType, counted, require_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from smelt.importers.caffe._protobuf_wire import Blob
     from smelt.importers.caffe._prototxt import Layer, Prototxt
     from smelt.ir import Value
     from smelt.types import Dim
 
 _log = logging.getLogger(__name__)
 
-BATCH: Final = "batch"
-"""Name of the symbolic dimension that stands for the implicit batch."""
 MAXIMUM_EXTENT: Final = 1 << 31
 """Exclusive limit of the extents of an input."""
-MAXIMUM_RANK: Final = 32
-"""Largest number of axes of a blob, as in Caffe."""
 
 
 def import_caffe(
@@ -77,11 +73,7 @@ def _weights_by_layer(caffemodel: Path | bytes | str | None, dtype: DType) -> We
     if caffemodel is None:
         return Weights({}, None, dtype)
     layers, what = read_caffemodel(caffemodel)
-    blobs: dict[str, Sequence[Blob]] = {}
-    for layer in layers:
-        if layer.blobs:
-            blobs[layer.name] = layer.blobs
-    return Weights(blobs, what, dtype)
+    return Weights({layer.name: layer.blobs for layer in layers if layer.blobs}, what, dtype)
 
 
 def _refuse_unknown(net: Prototxt) -> None:
@@ -97,17 +89,19 @@ def _refuse_unknown(net: Prototxt) -> None:
         rule = LAYERS.get(layer.type)
         if rule is None:
             reasons.append(f"{layer}: layers of this type are not supported")
-        elif rule.refuse is not None and (reason := rule.refuse(layer)):
+        elif reason := rule.refuse(rule.parameters(layer)):
             reasons.append(f"{layer}: {reason}")
     _raise_reasons(reasons)
 
 
 def _raise_reasons(reasons: Sequence[str]) -> None:
     if reasons:
-        count = f"{len(reasons)} layers" if len(reasons) > 1 else "a layer"
+        layers, them = (
+            ("a layer", "it") if len(reasons) == 1 else (f"{len(reasons)} layers", "them")
+        )
         raise UnsupportedError(
-            f"the network has {count} that smelt cannot import; cut the network before them, or "
-            "run them yourself:",
+            f"the network has {layers} that smelt cannot import; end the network before {them}, "
+            "and compute the rest outside of smelt:",
             reasons=reasons,
         )
 
@@ -118,6 +112,8 @@ class _Importer:
     def __init__(self, net: Prototxt, weights: Weights) -> None:
         self.graph = Graph(net.name)
         self._net = net
+        own = (name for layer in net.layers for name in (layer.name, *layer.tops))
+        self._names = FreshNames(self.graph, (*own, *(name for name, _ in net.inputs)))
         self._weights = weights
         self._blobs: dict[str, Value] = {}
         self._read: set[Value] = set()
@@ -130,10 +126,8 @@ class _Importer:
         self._channels = channels_read(net, weights)
         self._declared_batch: int | None = None
         self._reasons: list[str] = []
-        self._writers: dict[str, str] = {}
-        for layer in net.layers:
-            for top in layer.tops:
-                self._writers.setdefault(top, layer.name)
+        self._writers = {top: layer.name for layer in reversed(net.layers) for top in layer.tops}
+        """The first layer that writes each blob."""
 
     def run(self) -> None:
         """Convert all layers.
@@ -186,7 +180,7 @@ class _Importer:
         if not 1 <= len(dims) <= MAXIMUM_RANK or any(not 1 <= d < MAXIMUM_EXTENT for d in dims):
             raise ShapeError(
                 f"the declared shape {list(dims[:MAXIMUM_RANK])} must have 1 to {MAXIMUM_RANK} "
-                "extents of at least 1",
+                f"extents, each from 1 to {MAXIMUM_EXTENT - 1}",
                 node=where,
             )
         if name in self._blobs:
@@ -218,30 +212,36 @@ class _Importer:
     def _convert(self, layer: Layer) -> None:
         """Convert one layer, or record why that is not possible."""
         inputs = self._take_bottoms(layer)
-        if inputs is None:
-            self._unknown.update(
-                dict.fromkeys(layer.tops, "the layer that computes it is not supported")
-            )
-            return
-        if not layer.tops:
-            raise GraphError("the layer has no top; add one", node=f"layer {layer.name!r}")
-        step = LayerContext(layer, tuple(inputs), self.graph, self._weights, self._batches())
         try:
-            results = LAYERS[layer.type].convert(step)
-        except UnsupportedLayer as refusal:
+            if inputs is not None:
+                self._put_tops(layer, self._results(layer, inputs))
+                return
+        except UnsupportedLayerError as refusal:
             self._reasons.append(f"{layer}: {refusal}")
-            self._unknown.update(
-                dict.fromkeys(layer.tops, "the layer that computes it is not supported")
-            )
-            return
+        self._unknown |= dict.fromkeys(layer.tops, "the layer that computes it is not supported")
+
+    def _results(self, layer: Layer, inputs: Sequence[Value]) -> list[Value]:
+        """Add the nodes of a layer, and return the value of each top."""
+        where, rule = f"layer {layer.name!r}", LAYERS[layer.type]
+        if not layer.tops:
+            raise GraphError("the layer has no top; add one", node=where)
+        step = LayerContext(
+            layer,
+            tuple(inputs),
+            self.graph,
+            self._weights,
+            rule.parameters(layer),
+            self._declared_batch,
+            self._names,
+        )
+        if rule.bottoms is not None:
+            step.require_inputs(*rule.bottoms)
+        try:
+            return rule.convert(step)
         except ShapeError as error:
             if error.node is not None:
                 raise
             raise step.shape_error(error.message) from error
-        self._put_tops(layer, results)
-
-    def _batches(self) -> Mapping[str, int]:
-        return {} if self._declared_batch is None else {BATCH: self._declared_batch}
 
     def _take_bottoms(self, layer: Layer) -> list[Value] | None:
         """Return the values of the bottoms; None if one depends on an unsupported layer.
@@ -251,18 +251,15 @@ class _Importer:
             ModelFormatError: a blob has no value.
         """
         values: list[Value] = []
-        refused = False
         for name in layer.bottoms:
             if name in self._blobs:
                 self._read.add(self._blobs[name])
                 values.append(self._blobs[name])
-            elif name in self._unknown:
-                refused = True
-                if not self._unknown[name].startswith("the layer"):
-                    raise ModelFormatError(f"{layer} reads {name!r}: {self._unknown[name]}")
-            else:
+            elif name not in self._unknown:
                 raise self._missing_blob_error(layer, name)
-        return None if refused else values
+            elif not self._unknown[name].startswith("the layer"):
+                raise ModelFormatError(f"{layer} reads {name!r}: {self._unknown[name]}")
+        return values if len(values) == len(layer.bottoms) else None
 
     def _missing_blob_error(self, layer: Layer, bottom: str) -> GraphError:
         """Return the error for a blob that does not exist at this point."""
@@ -270,9 +267,9 @@ class _Importer:
         if writer is None:
             problem = "which is neither an input nor the top of a layer: correct the name"
         elif writer == layer.name:
-            problem = "which is its own top: a cycle"
+            problem = "which is the layer's own top: name another bottom"
         else:
-            problem = f"which the later layer {writer!r} computes: a cycle, or layers out of order"
+            problem = f"which the later layer {writer!r} computes: move this layer after that one"
         return GraphError(
             f"the bottom is the blob {bottom!r}, {problem}", node=f"layer {layer.name!r}"
         )

@@ -11,21 +11,23 @@ import numpy as np
 from smelt import ops
 from smelt.errors import GraphError, ModelFormatError, ShapeError
 from smelt.ir import Constant
-from smelt.types import DType, similar_names
+from smelt.types import DType, counted, similar_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smelt.importers.caffe._protobuf_wire import Blob
+    from smelt.importers.caffe._caffemodel_reader import Blob
     from smelt.importers.caffe._prototxt import Layer
-    from smelt.ir import Array, Graph, Op, Value
+    from smelt.ir import Array, FreshNames, Graph, Op, Value
     from smelt.types import Dim, Shape
 
 _log = logging.getLogger("smelt.importers.caffe")
 _ROLES: Final = ("weight", "bias")
+BATCH: Final = "batch"
+"""Name of the symbolic dimension that stands for the implicit batch."""
 
 
-class UnsupportedLayer(Exception):
+class UnsupportedLayerError(Exception):
     """Why a layer is not imported; the importer reports all such reasons together."""
 
 
@@ -47,8 +49,12 @@ class LayerContext:
     inputs: tuple[Value, ...]
     graph: Graph
     weights: Weights
-    batches: Mapping[str, int]
-    """Symbols of batches with the extents that the prototxt declares for them."""
+    parameters: Any
+    """The message of the layer's parameters, with their defaults; None for a type without."""
+    declared_batch: int | None
+    """The extent that the prototxt declares for the implicit batch; None without inputs."""
+    names: FreshNames
+    """Names of nodes and constants; those of layers and blobs are reserved."""
 
     @property
     def where(self) -> str:
@@ -70,33 +76,28 @@ class LayerContext:
         """Rank of the first input."""
         return len(self.shape)
 
-    def parameters(self, field: str) -> Any:
-        """Return a message of the layer's parameters, with their defaults."""
-        return self.layer.parameters(field)
-
-    def axis(self, axis: int, rank: int | None = None) -> int:
+    def axis(self, axis: int) -> int:
         """Return an axis counted from the front.
 
         Raises:
             ShapeError: the axis is out of range.
         """
-        rank = self.rank if rank is None else rank
+        rank = self.rank
         if not -rank <= axis < rank:
-            raise self.shape_error(f"axis {axis} is out of range for an input of {rank} axes")
+            raise self.shape_error(f"axis {axis} is out of range for an input of rank {rank}")
         return axis % rank
 
-    def require_inputs(self, minimum: int, maximum: int | None = None) -> None:
+    def require_inputs(self, minimum: int, maximum: int) -> None:
         """Check the number of bottoms.
 
         Raises:
             GraphError: there are fewer or more.
         """
-        limit = minimum if maximum is None else maximum
-        if not minimum <= len(self.inputs) <= limit:
-            expected = str(minimum) if limit == minimum else f"{minimum} to {limit}"
+        if not minimum <= len(self.inputs) <= maximum:
+            expected = str(minimum) if maximum == minimum else f"{minimum} to {maximum}"
             raise GraphError(
-                f"{self.layer.type} must have {expected} bottoms, not {len(self.inputs)}; correct "
-                "the prototxt",
+                f"the layer has {counted(len(self.inputs), 'bottom')}; its type, "
+                f"{self.layer.type}, requires {expected}: correct its `bottom` fields",
                 node=self.where,
             )
 
@@ -115,18 +116,18 @@ class LayerContext:
         node = self.graph.add(
             op,
             *values,
-            name=f"{self.layer.name}:{name}" if name else self.layer.name,
+            name=self.names.make(f"{self.layer.name}:{name}") if name else self.layer.name,
             layers=(self.layer.name,),
         )
         return node.output
 
     def number(self, value: float, name: str) -> Constant:
         """Return a scalar parameter of the layer as a constant."""
-        return Constant(f"{self.layer.name}:{name}", np.array(value, np.float32))
+        return Constant(self.names.make(f"{self.layer.name}.{name}"), np.array(value, np.float32))
 
     def integers(self, values: Sequence[int], name: str) -> Constant:
         """Return integers as a constant vector, for example a shape or axes."""
-        return Constant(f"{self.layer.name}:{name}", np.array(values, np.int64))
+        return Constant(self.names.make(f"{self.layer.name}.{name}"), np.array(values, np.int64))
 
     def reshape(self, value: Value, shape: Sequence[Dim], name: str = "") -> Value:
         """Reshape a value.
@@ -143,7 +144,8 @@ class LayerContext:
                 target.append(0 if axis < len(source) and source[axis] == extent else -1)
         if target.count(-1) > 1:
             raise self.shape_error(
-                f"reshaping {list(source)} to {list(shape)} uses the batch twice"
+                f"{list(source)} cannot be reshaped to {list(shape)}: two extents of the result "
+                "depend on the batch"
             )
         constant = self.integers(target, f"{name or 'reshape'}.shape")
         return self.add(ops.Reshape(), value, constant, name=name)
@@ -169,11 +171,12 @@ class LayerContext:
                 "(`smelt build --weights FILE`; in Python the second argument)"
             )
         if blobs:
-            problem = f"needs more than the {len(blobs)} blobs that {self.weights.what} has for it"
+            found = counted(len(blobs), "blob")
+            problem = f"needs more than the {found} that {self.weights.what} has for it"
         else:
             close = similar_names(self.layer.name, self.weights.blobs)
-            hint = f" (it has {', '.join(map(repr, close))})" if close else ""
-            problem = f"needs weights, but {self.weights.what} has none of that name{hint}"
+            hint = f" (similar names: {', '.join(map(repr, close))})" if close else ""
+            problem = f"needs weights, but {self.weights.what} has no layer of that name{hint}"
         raise ModelFormatError(f"{self.layer} {problem}: do both files belong to the same network?")
 
     def weight(self, index: int, shape: Sequence[int], role: str | None = None) -> Constant:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf import text_format
 
 from smelt.errors import GraphError, ModelFormatError
-from smelt.importers.caffe._schema import V1_TYPES, new_message
+from smelt.importers.caffe._schema import V1_NAMES, new_message
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,7 +24,15 @@ _TEST: Final = 1
 """Number of the TEST phase in Caffe's ``Phase`` enumeration."""
 _MANY_BACKSLASHES: Final = "\\" * 33
 """No name has so many in a row; protobuf takes quadratic time to unescape them."""
-_V1_NAMES: Final = dict(V1_TYPES.values())
+_LONG_LINE: Final = 1_000
+"""Characters from which a line is broken: for each unknown field protobuf formats an error with the
+whole line, which it discards."""
+_STRING_COMMENT_OR_BREAK: Final = re.compile(
+    r"""("(?:[^"\\\n]|\\.)*"?|'(?:[^'\\\n]|\\.)*'?|\#[^\n]*)|[ \t:;,{}<>\[\]]+"""
+)
+"""A string or a comment (group 1), or characters after which a line may be broken.
+
+A string that has no end is one match: no later quote is tried as its start again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,8 @@ def parse_prototxt(text: str, what: str) -> Prototxt:
     net = _parse(text, what)
     if net.layer and net.layers:
         raise ModelFormatError(
-            f"{what} mixes `layer` and `layers`, the current and the V1 format; upgrade it"
+            f"{what} mixes `layer` and `layers`, the current and the V1 format; use `layer` "
+            "for all layers"
         )
     if not text.strip():
         raise ModelFormatError(f"{what} is empty; give the network's prototxt")
@@ -93,6 +103,7 @@ def _parse(text: str, what: str) -> Any:
         raise ModelFormatError(
             f"{what} has more than {len(_MANY_BACKSLASHES)} backslashes in a row"
         )
+    text = "\n".join(map(_with_breaks, text.split("\n")))
     try:
         try:
             return text_format.Parse(text, new_message("NetParameter"))
@@ -101,7 +112,9 @@ def _parse(text: str, what: str) -> Any:
                 raise
             net = text_format.Parse(text, new_message("NetParameter"), allow_unknown_field=True)
             _log.warning(
-                "%s: %s This field and other unknown fields are ignored.", what, _clean(error)
+                "%s, line:column %s This field and other unknown fields are ignored.",
+                what,
+                _clean(error),
             )
             return net
     except text_format.ParseError as error:
@@ -109,9 +122,15 @@ def _parse(text: str, what: str) -> Any:
             f"{what}, line:column {_clean(error)} Correct the text, or give the network's prototxt"
         ) from error
     except (RecursionError, UnicodeError, ValueError) as error:
-        raise ModelFormatError(
-            f"{what} cannot be parsed ({type(error).__name__}): is it a network?"
-        ) from error
+        reason = str(error)[:200] or type(error).__name__
+        raise ModelFormatError(f"{what} cannot be parsed ({reason}): is it a network?") from error
+
+
+def _with_breaks(line: str) -> str:
+    """Return a line, broken between its tokens if it is long; positions in errors then differ."""
+    if len(line) <= _LONG_LINE:
+        return line
+    return _STRING_COMMENT_OR_BREAK.sub(lambda m: m[1] or f"{m[0]}\n", line)
 
 
 def _clean(error: Exception) -> str:
@@ -127,7 +146,7 @@ def _kept_layers(net: Any, what: str) -> Iterator[Layer]:
     """Yield the layers of the TEST phase."""
     stages = frozenset(net.state.stage)
     for index, message in enumerate(net.layer or net.layers):
-        kind = message.type if net.layer else _V1_NAMES.get(message.type, "")
+        kind = message.type if net.layer else V1_NAMES.get(message.type, "")
         name = message.name or f"layer{index}"
         if not kind:
             raise ModelFormatError(f"{what}: layer {name!r} has no type; every layer needs one")
@@ -162,8 +181,8 @@ def _refuse_duplicates(layers: Iterable[Layer]) -> None:
     for layer in layers:
         if layer.name in by_name:
             raise GraphError(
-                f"the prototxt has two layers of this name, a {by_name[layer.name].type} and a "
-                f"{layer.type}: weights are found by name; rename one of them",
+                f"the prototxt has two layers of this name, of types {by_name[layer.name].type} "
+                f"and {layer.type}: weights are found by name; rename one of them",
                 node=f"layer {layer.name!r}",
             )
         by_name[layer.name] = layer
@@ -178,7 +197,8 @@ def _declared_inputs(net: Any, what: str) -> Iterator[tuple[str, tuple[int, ...]
         shapes = [tuple(dims[start : start + 4]) for start in range(0, len(dims), 4)]
     if len(shapes) != len(names):
         raise ModelFormatError(
-            f"{what} names {len(names)} inputs but gives {len(shapes)} shapes; each `input:` "
-            "needs four `input_dim:` or one `input_shape`"
+            f"{what} names {counted(len(names), 'input')} but gives "
+            f"{counted(len(shapes), 'shape')}; each `input:` needs four `input_dim:` or one "
+            "`input_shape`"
         )
     yield from zip(names, shapes, strict=True)

@@ -36,7 +36,7 @@ def import_onnx(
         UnsupportedError: nodes are not supported; the message lists them with reasons.
     """
     # Imported here, so that the package onnx is only needed to read a model.
-    from smelt.importers.onnx._model import graph_from_model
+    from smelt.importers.onnx._import import graph_from_model
 
     return graph_from_model(source, outputs)
 

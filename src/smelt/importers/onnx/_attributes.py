@@ -39,17 +39,17 @@ def attribute_value(proto: AttributeProto, external: ExternalData, where: str) -
     """
     kind = proto.type
     label = f"{where}, attribute {proto.name!r}"
-    read = _READERS.get(kind)
-    if read is not None:
-        return read(proto, label)
+    if kind in _READERS:
+        return _READERS[kind](proto, label)
     if kind == AttributeProto.TENSOR:
         return array_from_tensor(proto.t, external, label)
     if kind == AttributeProto.SPARSE_TENSOR:
         return array_from_sparse(proto.sparse_tensor, external, label)
     if kind == AttributeProto.UNDEFINED:
         raise ModelFormatError(f"{label} has no type")
-    name = _KIND.Name(kind).lower() if kind in _KIND.values() else str(kind)
-    raise UnsupportedError(f"attribute {proto.name!r} has type {name}, which no supported op takes")
+    raise UnsupportedError(
+        f"attribute {proto.name!r} has type {_kind_name(kind)}, which no supported op takes"
+    )
 
 
 def check_attributes(
@@ -102,4 +102,4 @@ _READERS: Final[Mapping[int, Callable[[AttributeProto, str], Attribute]]] = {
 
 
 def _kind_name(kind: int) -> str:
-    return _KIND.Name(kind).lower() if kind in _KIND.values() else f"type {kind}"
+    return _KIND.Name(kind).lower() if kind in _KIND.values() else str(kind)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from smelt.errors import ModelFormatError
+from smelt.signal_errors import convert_own, pass_on_handler_error
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +27,7 @@ _MAX_READ_BYTES: Final = 1 << 30
 """Largest number of bytes for one read call; some systems cannot read 2 GB at once."""
 
 
-class _Part(NamedTuple):
+class _FileRange(NamedTuple):
     """A range of bytes of a file."""
 
     path: Path
@@ -44,7 +46,7 @@ class ExternalData:
     def __init__(self, folder: Path | None) -> None:
         """Set the folder that contains the files; None if the model was not read from a path."""
         self._folder: Final = folder
-        self._read: Final[dict[_Part, Array]] = {}
+        self._read: Final[dict[_FileRange, Array]] = {}
         self._read_bytes: Final[Counter[Path]] = Counter()
 
     def read(self, tensor: TensorProto, expected: int, where: str) -> Array:
@@ -59,36 +61,43 @@ class ExternalData:
             self._read[part] = self._read_part(part, where)
         return self._read[part]
 
-    def _find(self, tensor: TensorProto, expected: int, where: str) -> _Part:
+    def _find(self, tensor: TensorProto, expected: int, where: str) -> _FileRange:
         """Return the byte range of a tensor, after checking its entries."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
         if self._folder is None:
             raise ModelFormatError(
                 f"{where}: its data is in the external file {location!r}, and the model was given "
-                "without a path; import it by its path"
+                "without a path; import the model by its path"
             )
         path = _external_path(self._folder, location, where)
         offset = _number(entries, "offset", 0, where)
         length = _number(entries, "length", expected, where)
         if length != expected:
             raise ModelFormatError(
-                f"{where}: its shape and type need {expected} bytes, but the entry for "
-                f"{location!r} has {length}"
+                f"{where}: its shape and type need {counted(expected, 'byte')}, but its "
+                f"external_data entry for {location!r} gives the length {length}; save the "
+                "model again"
             )
-        return _Part(path, offset, expected)
+        return _FileRange(path, offset, expected)
 
-    def _read_part(self, part: _Part, where: str) -> Array:
+    def _read_part(self, part: _FileRange, where: str) -> Array:
         """Read a byte range, and check that ranges of the file do not overlap."""
         path = part.path
-        try:
-            file = open(path, "rb", buffering=0, opener=_open)  # noqa: SIM115  (closed below)
-        except (OSError, ValueError) as error:
-            raise ModelFormatError(
-                f"{where}: cannot read its external data: {error}; put that file into "
-                "the folder of the model"
-            ) from error
-        with file:
+
+        def unreadable(error: Exception) -> ModelFormatError:
+            reason = getattr(error, "strerror", None) or str(error)
+            reason = reason or f"{counted(part.size_bytes, 'byte')} cannot be allocated"
+            is_missing = isinstance(error, FileNotFoundError)
+            advice = (
+                "put that file into the folder of the model" if is_missing else "check the file"
+            )
+            return ModelFormatError(
+                f"{where}: its external data {path} cannot be read: {reason}; {advice}"
+            )
+
+        kinds = (OSError, ValueError, MemoryError)
+        with convert_own(unreadable, *kinds), open(path, "rb", buffering=0, opener=_open) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ModelFormatError(f"{where}: its external data {path} is not a regular file")
@@ -97,23 +106,18 @@ class ExternalData:
             self._read_bytes[path] += part.size_bytes
             if self._read_bytes[path] > status.st_size:
                 raise ModelFormatError(
-                    f"{where}: the tensors in {path} overlap: they have {self._read_bytes[path]} "
-                    f"bytes and the file {status.st_size}; save the model again"
+                    f"{where}: tensors in {path} overlap: those read so far need "
+                    f"{self._read_bytes[path]} bytes, and the file has only "
+                    f"{counted(status.st_size, 'byte')}; save the model again"
                 )
-            try:
-                return _read_bytes(file, part, where)
-            except (OSError, MemoryError) as error:
-                detail = str(error) or f"{part.size_bytes} bytes cannot be allocated"
-                raise ModelFormatError(
-                    f"{where}: cannot read its external data {path}: {detail}"
-                ) from error
+            return _read_bytes(file, part, where)
 
 
 def _open(name: str, flags: int) -> int:
     return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 
-def _read_bytes(file: FileIO, part: _Part, where: str) -> Array:
+def _read_bytes(file: FileIO, part: _FileRange, where: str) -> Array:
     """Return the bytes of a range; holes in a sparse file do not take memory."""
     content = np.zeros(part.size_bytes, np.uint8)
     for start, stop in _stored_runs(file, part.offset, part.offset + part.size_bytes):
@@ -139,6 +143,7 @@ def _stored_runs(file: FileIO, start: int, stop: int) -> Iterator[tuple[int, int
         try:
             start = file.seek(start, os.SEEK_DATA)
         except OSError as error:
+            pass_on_handler_error(error)
             if error.errno == errno.ENXIO:  # nothing but a hole follows, or the file's end
                 return
             raise
@@ -148,10 +153,11 @@ def _stored_runs(file: FileIO, start: int, stop: int) -> Iterator[tuple[int, int
             start = end
 
 
-def _cut_off(part: _Part, size_bytes: int, where: str) -> ModelFormatError:
+def _cut_off(part: _FileRange, size_bytes: int, where: str) -> ModelFormatError:
     return ModelFormatError(
         f"{where}: bytes {part.offset} to {part.offset + part.size_bytes} of {part.path} are "
-        f"needed, and the file has {size_bytes}; it is truncated, download it again"
+        f"needed, but the file has {counted(size_bytes, 'byte')}: the file is truncated; download "
+        "it again"
     )
 
 
@@ -170,8 +176,9 @@ def _external_path(folder: Path, location: str, where: str) -> Path:
         try:
             is_link = path.is_symlink()
         except OSError as error:  # not a valid file name
+            pass_on_handler_error(error)
             raise ModelFormatError(
-                f"{where}: external data cannot be read: {error.strerror}"
+                f"{where}: external data {location!r} cannot be read: {error.strerror}"
             ) from error
         if is_link:
             raise ModelFormatError(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import onnx
 from onnx import FunctionProto, NodeProto
 
 from smelt.errors import ModelFormatError, UnsupportedError
-from smelt.importers.onnx._load import opset_versions
-from smelt.importers.onnx._scope import Scope, UnknownResult
-from smelt.types import DType, TensorType
+from smelt.importers.onnx._load import domain_name, opset_versions
+from smelt.importers.onnx._scope import Scope
+from smelt.importers.onnx._tensors import ONNX_CODES
+from smelt.types import TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from onnx import AttributeProto
 
@@ -68,60 +70,49 @@ def _type_bytes(value: Value) -> bytes:
     type_ = value.type
     if not isinstance(type_, TensorType):
         raise UnsupportedError(f"input {value.name!r} is {type_}; only tensors are supported")
-    name = {DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}.get(type_.dtype, type_.dtype.name)
-    code = onnx.TensorProto.DataType.Value(name)
     shape = [extent if isinstance(extent, int) else str(extent) for extent in type_.shape]
+    code = ONNX_CODES[type_.dtype]
     return onnx.helper.make_tensor_type_proto(code, shape).SerializeToString()
 
 
 def expand_function(
-    node_context: NodeContext,
+    context: NodeContext,
     function: FunctionProto,
     attributes: Sequence[AttributeProto],
     add_nodes: Callable[[Scope, Sequence[NodeProto], str], None],
 ) -> list[Value | None]:
     """Add the nodes of a function's body with ``add_nodes``, and return its results."""
-    outer = node_context.scope
+    outer = context.scope
     parts = (function.input, function.opset_import, function.attribute_proto)
     outer.state.count_expanded(0, 0, sum(map(len, parts)))
-    references = dict(_schema_defaults(function, node_context.version))
-    references |= {attribute.name: attribute for attribute in function.attribute_proto}
-    references |= {attribute.name: attribute for attribute in attributes}
+    references = _schema_defaults(function, context.version)
+    for attribute in (*function.attribute_proto, *attributes):
+        references[attribute.name] = attribute
     opsets = dict(outer.opsets) | opset_versions(function)
     scope = Scope(
         outer.state,
         outer.graph,
         opsets,
-        prefix=f"{node_context.name}/",
+        prefix=f"{context.name}/",
         references=references,
         depth=outer.depth + 1,
     )
-    if len(node_context.inputs) > len(function.input) or len(node_context.outputs) > len(
-        function.output
-    ):
+    if len(context.inputs) > len(function.input) or len(context.outputs) > len(function.output):
         raise ModelFormatError(
-            f"{node_context.where} has more inputs or outputs than its function "
+            f"{context.where} has more inputs or outputs than its function "
             f"{function.name!r} defines"
         )
-    padded = [*node_context.inputs, *[None] * (len(function.input) - len(node_context.inputs))]
-    scope.values.update(zip(function.input, padded, strict=True))
-    absent = {name for name, value in zip(function.input, padded, strict=True) if value is None}
+    scope.values.update(zip_longest(function.input, context.inputs))
+    absent = {name for name, value in scope.values.items() if value is None}
     nodes = [_without_absent(node, absent) for node in function.node]
     problem_count = len(outer.state.problems)
     add_nodes(scope, nodes, f"function {function.name!r}")
     if len(outer.state.problems) > problem_count:
         reasons = "; ".join(outer.state.problems[problem_count:])
         del outer.state.problems[problem_count:]
-        raise UnsupportedError(f"the ops of its function body are not supported: {reasons}")
-    pairs = zip(function.output, node_context.outputs, strict=False)
-    return [_result(scope, name, node_context.where) if used else None for name, used in pairs]
-
-
-def _result(scope: Scope, name: str, reader: str) -> Value:
-    value = scope.lookup(name, reader)
-    if value is None:
-        raise UnknownResult
-    return value
+        raise UnsupportedError(f"its function body has ops that are not supported: {reasons}")
+    pairs = zip(function.output, context.outputs, strict=False)
+    return [scope.require(name, context.where) if used else None for name, used in pairs]
 
 
 def _without_absent(node: NodeProto, absent: set[str]) -> NodeProto:
@@ -135,9 +126,9 @@ def _without_absent(node: NodeProto, absent: set[str]) -> NodeProto:
     return copy
 
 
-def _schema_defaults(function: FunctionProto, version: int) -> Mapping[str, AttributeProto]:
+def _schema_defaults(function: FunctionProto, version: int) -> dict[str, AttributeProto]:
     """Return the default attributes that ONNX defines for one of its own functions."""
-    if function.domain not in {"", "ai.onnx"} or not function.name:
+    if domain_name(function.domain) or not function.name:
         return {}
     try:
         schema = onnx.defs.get_schema(function.name, version, "")

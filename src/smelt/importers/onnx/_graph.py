@@ -6,7 +6,8 @@ declares, if any. The nodes after it are still checked, so that one error lists 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
@@ -14,18 +15,23 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 from smelt.errors import GraphError, ModelFormatError, UnsupportedError
 from smelt.importers.onnx._attributes import attribute_value, check_attributes
 from smelt.importers.onnx._functions import expand_function, function_of_schema
+from smelt.importers.onnx._load import domain_name
 from smelt.importers.onnx._node_context import REFUSALS, NodeContext
 from smelt.importers.onnx._node_order import describe, order_nodes
 from smelt.importers.onnx._rules_table import custom_rule, rule_for
-from smelt.importers.onnx._scope import Scope, UnknownResult
+from smelt.importers.onnx._scope import Scope, UnknownResultError
 from smelt.importers.onnx._tensors import array_from_sparse, array_from_tensor, dense_bytes
 from smelt.importers.onnx._types import tensor_type
-from smelt.ir import Value
+from smelt.ir import Constant, Value
+from smelt.types import Limit, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.importers.onnx._rules_table import Converter
+
+_UNLIMITED: Final = (1 << 31) - 1
+"""Maximum number of inputs or outputs of a schema that sets no maximum."""
 
 
 def fill_scope(scope: Scope, proto: GraphProto) -> None:
@@ -47,7 +53,8 @@ def add_nodes(scope: Scope, nodes: Sequence[NodeProto], where: str) -> None:
 
 def _add_weights(scope: Scope, proto: GraphProto, where: str) -> None:
     """Add the initialisers of a graph as constants."""
-    scope.state.count_weights(len(proto.initializer) + len(proto.sparse_initializer))
+    count = len(proto.initializer) + len(proto.sparse_initializer)
+    scope.state.count(Limit.MAX_IMPORTED_WEIGHTS, count)
     entries: list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]] = []
     entries += [(entry.name, entry) for entry in proto.initializer]
     entries += [(entry.values.name, entry) for entry in proto.sparse_initializer]
@@ -70,7 +77,9 @@ def _add_weights(scope: Scope, proto: GraphProto, where: str) -> None:
             scope.values[name] = None
         else:
             unique_name = scope.state.reserve_name(name)
-            scope.values[name] = scope.graph.add_constant(array, unique_name)
+            constant = Constant(unique_name, array)
+            scope.state.number_of(constant)
+            scope.values[name] = scope.graph.add_constant(constant)
 
 
 def _add_node(scope: Scope, proto: NodeProto) -> None:
@@ -86,7 +95,7 @@ def _add_node(scope: Scope, proto: NodeProto) -> None:
         _note_problem(scope, proto, name, error)
         _use_declared_types(scope, proto)
         _check_regions(scope, proto.attribute)
-    except UnknownResult:
+    except UnknownResultError:
         _use_declared_types(scope, proto)
 
 
@@ -95,7 +104,7 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
 
     Raises:
         UnsupportedError: the node is not supported.
-        UnknownResult: an input depends on a node that is not supported.
+        UnknownResultError: an input depends on a node that is not supported.
     """
     where = f"{proto.op_type} {name!r}"
     protos = _resolve_references(scope, proto, where)
@@ -108,8 +117,8 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
     )
     if not inputs_known:
         _check_regions(scope, protos)
-        raise UnknownResult
-    version = scope.opsets.get(_domain(proto.domain), 0)
+        raise UnknownResultError
+    version = scope.opsets.get(domain_name(proto.domain), 0)
     for attribute in protos:
         if scope.references is not None:
             count = len(attribute.ints) + len(attribute.floats) + len(attribute.strings)
@@ -117,23 +126,17 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
         if attribute.type == AttributeProto.SPARSE_TENSOR:
             scope.state.count_expanded(0, dense_bytes(attribute.sparse_tensor))
     attributes = {p.name: attribute_value(p, scope.state.external, where) for p in protos}
-    node_context = NodeContext(
-        scope, name, proto.op_type, version, inputs, proto.output, attributes
-    )
-    first_node = len(scope.graph.nodes)
+    context = NodeContext(scope, name, proto.op_type, version, inputs, proto.output, attributes)
+    first_node, first_constant = len(scope.graph.nodes), scope.state.constant_count
     try:
         if isinstance(implementation, FunctionProto):
-            results = expand_function(node_context, implementation, protos, add_nodes)
+            results = expand_function(context, implementation, protos, add_nodes)
         else:
-            results = list[Value | None](implementation(node_context))
+            results = list[Value | None](implementation(context))
     except REFUSALS as error:
         raise ModelFormatError(f"{where}: the attributes or inputs are invalid: {error}") from error
-    _bind_results(node_context, results, first_node)
-    _name_nodes(node_context, first_node)
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
+    _bind_results(context, results, first_node, first_constant)
+    _name_nodes(context, first_node)
 
 
 def _resolve_references(scope: Scope, proto: NodeProto, where: str) -> list[AttributeProto]:
@@ -146,7 +149,7 @@ def _resolve_references(scope: Scope, proto: NodeProto, where: str) -> list[Attr
         if scope.references is None:
             raise ModelFormatError(
                 f"{where}: attribute {attribute.name!r} refers to the function attribute "
-                f"{attribute.ref_attr_name!r} and is not inside a function"
+                f"{attribute.ref_attr_name!r}, but the node is not inside a function"
             )
         target = scope.references.get(attribute.ref_attr_name)
         if target is not None:
@@ -172,7 +175,7 @@ def _find_implementation(
     Raises:
         UnsupportedError: the op is not supported.
     """
-    domain = _domain(proto.domain)
+    domain = domain_name(proto.domain)
     function = scope.state.functions.get((domain, proto.op_type, proto.overload))
     if function is not None:
         return function
@@ -213,48 +216,64 @@ def _schema(op_type: str, version: int) -> onnx.defs.OpSchema:
 
 def _check_counts(proto: NodeProto, schema: onnx.defs.OpSchema, where: str) -> None:
     for kind, count, minimum, maximum in (
-        ("inputs", len(proto.input), schema.min_input, schema.max_input),
-        ("outputs", len(proto.output), schema.min_output, schema.max_output),
+        ("input", len(proto.input), schema.min_input, schema.max_input),
+        ("output", len(proto.output), schema.min_output, schema.max_output),
     ):
         if not minimum <= count <= maximum:
             expected = str(minimum) if minimum == maximum else f"{minimum} to {maximum}"
-            raise ModelFormatError(f"{where} has {count} {kind}; expected {expected}")
+            if maximum >= _UNLIMITED:
+                expected = f"at least {minimum}"
+            raise ModelFormatError(f"{where} has {counted(count, kind)}; expected {expected}")
 
 
 def _bind_results(
-    node_context: NodeContext, results: Sequence[Value | None], first_node: int
+    context: NodeContext,
+    results: Sequence[Value | None],
+    first_node: int,
+    first_constant: int,
 ) -> None:
-    """Bind the results of a node to the names that the model gives them."""
-    emitted = {value for node in node_context.graph.nodes[first_node:] for value in node.outputs}
-    for index, name in enumerate(node_context.outputs):
+    """Bind the results of a node to the names that the model gives them.
+
+    Args:
+        context: the node.
+        results: its results.
+        first_node: position in the graph of the first node that it was converted to.
+        first_constant: number of the first constant that its conversion named. Earlier constants
+            keep their names, by which they are refitted.
+    """
+    emitted = {value for node in context.graph.nodes[first_node:] for value in node.outputs}
+    renamed: set[Constant] = set()
+    for index, name in enumerate(context.outputs):
         if not name:
             continue
         value = results[index] if index < len(results) else None
         if value is None:
             raise UnsupportedError(f"output {index}, {name!r}, is not supported")
-        unique_name = node_context.scope.state.reserve_name(node_context.scope.prefix + name)
+        unique_name = context.scope.state.reserve_name(context.scope.prefix + name)
         if value.constant is not None:
-            if value.constant.name not in node_context.scope.values:
-                value.constant.name = unique_name
-            value = Value(unique_name, value.type, constant=value.constant)
-        elif value in emitted:
+            constant = value.constant
+            is_new = context.scope.state.number_of(constant) >= first_constant
+            if is_new and constant not in renamed:
+                constant.name = unique_name
+                renamed.add(constant)
+            value = Value(unique_name, value.type, constant=constant)
+        else:
+            if value not in emitted:
+                value = context.emit("Identity", value)
             emitted.discard(value)
             value.name = unique_name
-        else:
-            value = node_context.emit("Identity", value)
-            value.name = unique_name
-        node_context.scope.values[name] = value
+        context.scope.values[name] = value
 
 
-def _name_nodes(node_context: NodeContext, first_node: int) -> None:
+def _name_nodes(context: NodeContext, first_node: int) -> None:
     """Name the nodes into which a node was converted; the last one has its name."""
-    state = node_context.scope.state
-    bound = {node_context.scope.values.get(name) for name in node_context.outputs if name}
-    for node in node_context.graph.nodes[first_node:]:
-        node.layers = (node_context.name,)
-    for node in node_context.emitted:
-        if node is not node_context.emitted[-1]:
-            node.name = state.reserve_node_name(f"{node_context.name}/{node.op.name}")
+    state = context.scope.state
+    bound = {context.scope.values.get(name) for name in context.outputs if name}
+    for node in context.graph.nodes[first_node:]:
+        node.layers = (context.name,)
+    for node in context.emitted:
+        if node is not context.emitted[-1]:
+            node.name = state.reserve_node_name(f"{context.name}/{node.op.name}")
         for index, value in enumerate(node.outputs):
             if value not in bound:
                 suffix = "" if len(node.outputs) == 1 else f":{index}"
@@ -262,7 +281,7 @@ def _name_nodes(node_context: NodeContext, first_node: int) -> None:
 
 
 def _note_problem(scope: Scope, proto: NodeProto, name: str, error: UnsupportedError) -> None:
-    domain = _domain(proto.domain)
+    domain = domain_name(proto.domain)
     op = f"{domain}.{proto.op_type}" if domain else proto.op_type
     scope.state.problems.append(f"{op}-{scope.opsets.get(domain, 0)} {name!r}: {error}")
 
@@ -272,11 +291,9 @@ def _use_declared_types(scope: Scope, proto: NodeProto) -> None:
     for name in proto.output:
         value = None
         if name in scope.hints:
-            try:
+            with suppress(UnsupportedError, ModelFormatError):
                 type_ = tensor_type(scope.hints[name], name, scope.state.symbols, f"{name!r}")
                 value = Value(name, type_)
-            except (UnsupportedError, ModelFormatError):
-                value = None
         if name:
             scope.values[name] = value
 

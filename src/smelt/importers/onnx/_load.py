@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,10 +11,12 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from smelt.errors import ModelFormatError, UnsupportedError
+from smelt.importers._model_files import read_model_file
+from smelt.importers._protobuf_wire import WireError
 from smelt.importers.onnx._external_data import ExternalData
-from smelt.importers.onnx._protobuf_wire import check_counts
+from smelt.importers.onnx._protobuf_limits import check_counts
 from smelt.importers.onnx._tensors import embed_data, external_tensors
-from smelt.types import Limit, copy_bytes, read_file, require_path
+from smelt.types import Limit, copy_bytes, require_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,6 @@ OLDEST_OPSET = 7
 """Oldest supported version of ONNX's own op set."""
 _FREE_TEXT_FIELDS = ("doc_string", "value")
 """String fields that are not names: documentation and the values of metadata."""
-_ONNX_NAMES = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,10 @@ def load_model(source: ModelSource) -> LoadedModel:
         proto = _decode(copy_bytes(source, "an ONNX model", ModelFormatError), "the data")
     else:
         path = require_path(source, "an ONNX model", ModelFormatError)
-        proto = _decode(_read(path), str(path))
+        problem = f"the ONNX model {path} cannot be read"
+        advice = "save its weights as external data"
+        data = read_model_file(path, Limit.MAX_MODEL_BYTES, problem, advice)
+        proto = _decode(data, str(path))
         folder = path.absolute().parent
     if not proto.HasField("graph"):
         raise ModelFormatError(
@@ -102,11 +105,16 @@ def external_locations(path: str | os.PathLike[str]) -> set[str]:
     }
 
 
+def domain_name(domain: str) -> str:
+    """Return the name of a domain; that of ONNX's own, which has two, is empty."""
+    return "" if domain == "ai.onnx" else domain
+
+
 def opset_versions(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
     """Return the opset version of each domain that a model or function imports."""
     versions: dict[str, int] = {}
     for entry in holder.opset_import:
-        domain = "" if entry.domain in _ONNX_NAMES else entry.domain
+        domain = domain_name(entry.domain)
         versions[domain] = max(versions.get(domain, 0), entry.version)
     version = versions.get("")
     newest = onnx.defs.onnx_opset_version()
@@ -127,23 +135,6 @@ def opset_versions(holder: onnx.ModelProto | onnx.FunctionProto) -> dict[str, in
     return versions
 
 
-def _read(path: Path) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        ModelFormatError: the file cannot be read or is too large.
-    """
-    try:
-        return read_file(path, Limit.MAX_MODEL_BYTES)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        is_large = isinstance(error, OSError) and error.errno == errno.EFBIG
-        advice = "save its weights as external data" if is_large else "check the path"
-        raise ModelFormatError(
-            f"the ONNX model {path} cannot be read: {reason}; {advice}"
-        ) from error
-
-
 def _decode(data: bytes, where: str) -> onnx.ModelProto:
     """Decode a serialised model; ``where`` names it in messages."""
     if not data:
@@ -152,7 +143,7 @@ def _decode(data: bytes, where: str) -> onnx.ModelProto:
     try:
         check_counts(data, proto)
         proto.ParseFromString(data)
-    except DecodeError as error:
+    except (DecodeError, WireError) as error:
         raise ModelFormatError(
             f"{where} is not an ONNX model, or is truncated or damaged ({error}); download it again"
         ) from error

@@ -19,7 +19,7 @@ from smelt.errors import GraphError, ModelFormatError, ShapeError, UnsupportedEr
 from smelt.importers.onnx._tensors import dtype_from_onnx
 from smelt.ir import Constant, Op, Value, fix_numbers
 from smelt.ops import ALL_OPS
-from smelt.types import TensorType, element_count, fixed_shape, symbols_of
+from smelt.types import Limit, TensorType, element_count, fixed_shape, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,6 +72,10 @@ class NodeContext:
         """The graph to which the node is added."""
         return self.scope.graph
 
+    def shape_error(self, problem: str) -> ShapeError:
+        """Return the error for a problem with the shapes of this node."""
+        return ShapeError(problem, node=self.where)
+
     # ---- inputs and attributes
 
     def input(self, index: int) -> Value:
@@ -88,14 +92,6 @@ class NodeContext:
     def optional(self, index: int) -> Value | None:
         """Return input ``index``, or None if it is absent."""
         return self.inputs[index] if index < len(self.inputs) else None
-
-    def present(self) -> list[Value]:
-        """Return all inputs.
-
-        Raises:
-            ModelFormatError: an input is absent.
-        """
-        return [self.input(index) for index in range(len(self.inputs))]
 
     def elements(self, index: int) -> Array | None:
         """Return the elements of input ``index`` if they are known during the import, or None."""
@@ -154,7 +150,10 @@ class NodeContext:
             UnsupportedError: there is no such op, or it has no such attribute.
             GraphError: the op does not accept the inputs.
         """
-        return self.apply(make_op(op, attributes, self.where), *inputs)
+        cls = op_classes().get(op)
+        if cls is None:
+            raise UnsupportedError(f"the op {op} is not supported")
+        return self.apply(make_op(cls, op, attributes, self.where), *inputs)
 
     def apply(self, op: Op, *inputs: Value | None) -> list[Value]:
         """Apply an op, and return its results; they are constants if they could be computed."""
@@ -199,7 +198,7 @@ class NodeContext:
 
     def _add(self, op: Op, inputs: Sequence[Value | None]) -> Node:
         """Add a node to the graph; errors name the node of the model."""
-        self.scope.state.count_node()
+        self.scope.state.count(Limit.MAX_IMPORTED_NODES, 1)
         try:
             return self.graph.add(op, *inputs, name=self.name)
         except GraphError as error:
@@ -207,9 +206,7 @@ class NodeContext:
                 raise
             raise type(error)(error.message, node=self.where) from error
         except REFUSALS as error:
-            raise ShapeError(
-                f"the inputs of {op.name} are invalid: {error}", node=self.where
-            ) from error
+            raise self.shape_error(f"the inputs of {op.name} are invalid: {error}") from error
 
     def _known_as_constant(self, value: Value | None) -> Value | None:
         """Return a constant with the elements of a value if they are known, or the value itself."""
@@ -223,19 +220,7 @@ class NodeContext:
         )
 
 
-def make_op(name: str, attributes: Mapping[str, object], where: str) -> Op:
-    """Return the op of an ONNX name with attributes.
-
-    Raises:
-        UnsupportedError: there is no such op, or it has no such attribute.
-    """
-    cls = op_classes().get(name)
-    if cls is None:
-        raise UnsupportedError(f"the op {name} is not supported")
-    return make_op_of(cls, name, attributes, where)
-
-
-def make_op_of(cls: type[Op], name: str, attributes: Mapping[str, object], where: str) -> Op:
+def make_op(cls: type[Op], name: str, attributes: Mapping[str, object], where: str) -> Op:
     """Return an op of a class with attributes.
 
     Raises:
@@ -249,7 +234,8 @@ def make_op_of(cls: type[Op], name: str, attributes: Mapping[str, object], where
     }
     unknown = sorted(set(attributes) - set(fields))
     if unknown:
-        raise UnsupportedError(f"attribute {', '.join(unknown)} of {name} is not supported")
+        nouns, verb = ("attribute", "is") if len(unknown) == 1 else ("attributes", "are")
+        raise UnsupportedError(f"{nouns} {', '.join(unknown)} of {name} {verb} not supported")
     for key, entry in fields.items():
         required = (
             entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
@@ -293,13 +279,11 @@ def _fold(scope: Scope, node: Node) -> list[Value] | None:
         return None
     constants = [None if value is None else value.constant for value in node.inputs]
     scope.graph.remove(node)
-    results: list[Value] = []
-    for index in range(len(arrays)):
-        name = scope.state.reserve_name(f"{node.name}/folded")
-        results.append(
-            scope.graph.add_constant(Constant.derive(name, node.op, *constants, output=index))
-        )
-    return results
+    names = [scope.state.reserve_name(f"{node.name}/folded") for _ in arrays]
+    return [
+        scope.graph.add_constant(Constant.derive(name, node.op, *constants, output=index))
+        for index, name in enumerate(names)
+    ]
 
 
 def _evaluate(scope: Scope, node: Node) -> Sequence[Array] | None:
@@ -308,12 +292,10 @@ def _evaluate(scope: Scope, node: Node) -> Sequence[Array] | None:
     tensors = [type_ for type_ in types if isinstance(type_, TensorType)]
     if node.op.regions or len(tensors) < len(types):
         return None
-    counts = [element_count(tensor.shape) for tensor in tensors]
-    if any(not isinstance(count, int) or count > _MAX_FOLDED_ELEMENTS for count in counts):
+    # The extents count too, because a tensor without elements may still have a huge one.
+    sizes = [size for tensor in tensors for size in (element_count(tensor.shape), *tensor.shape)]
+    if any(not isinstance(size, int) or size > _MAX_FOLDED_ELEMENTS for size in sizes):
         return None
-    extents = [extent for tensor in tensors for extent in tensor.shape]
-    if any(not isinstance(extent, int) or extent > _MAX_FOLDED_ELEMENTS for extent in extents):
-        return None  # a tensor without elements may still have a huge extent
     if len(tensors) == 1:
         array = _from_dims(node.output.dims, tensors[0])
         if array is not None:

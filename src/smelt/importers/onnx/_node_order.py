@@ -47,7 +47,7 @@ def order_nodes(
         ]
         raise GraphError(
             f"{where} has a cycle: these nodes depend on each other: {', '.join(cyclic_nodes[:8])}"
-            f"{' …' if len(cyclic_nodes) > 8 else ''}; a network must not read its own results"
+            f"{' …' if len(cyclic_nodes) > 8 else ''}; a node must not depend on its own results"
         )
     return order
 
@@ -62,8 +62,8 @@ def names_read(node: NodeProto) -> Iterator[str]:
 
 def describe(node: NodeProto) -> str:
     """Return the node as shown in messages: by its name, or by its first result."""
-    label = node.name or next((name for name in node.output if name), "without a name")
-    return f"{node.op_type} {label!r}"
+    label = node.name or next((name for name in node.output if name), "")
+    return f"{node.op_type} {label!r}" if label else f"{node.op_type} without a name"
 
 
 def _producers(nodes: Sequence[NodeProto], existing_names: set[str], where: str) -> dict[str, int]:
@@ -79,11 +79,13 @@ def _producers(nodes: Sequence[NodeProto], existing_names: set[str], where: str)
                 continue
             if name in producers or name in existing_names:
                 first = (
-                    describe(nodes[producers[name]]) if name in producers else "an input or weight"
+                    f"a result of {describe(nodes[producers[name]])}"
+                    if name in producers
+                    else "an input or weight"
                 )
                 raise GraphError(
-                    f"{where} computes {name!r} twice: by {first} and by {describe(node)}; rename "
-                    "one of them"
+                    f"{where} has the name {name!r} twice: as {first}, and as a result of "
+                    f"{describe(node)}; rename one of them"
                 )
             producers[name] = index
     return producers

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 import onnx
 
 from smelt.errors import GraphError, UnsupportedError
-from smelt.importers.onnx._scope import Scope, UnknownResult
 from smelt.ir import Graph, Value
-from smelt.types import DType, Limit, TensorType
+from smelt.types import DType, Limit, TensorType, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smelt.importers.onnx._node_context import NodeContext
+    from smelt.importers.onnx._scope import Scope
     from smelt.types import Dim, ValueType
 
 
-def conditional(node_context: NodeContext) -> list[Value]:
+def conditional(context: NodeContext) -> list[Value]:
     """Convert If; if the condition is constant, only the branch that is taken remains."""
-    condition = node_context.input(0)
-    branches = [_branch(node_context, name) for name in ("then_branch", "else_branch")]
+    condition = context.input(0)
+    branches = [_branch(context, name) for name in ("then_branch", "else_branch")]
     if condition.constant is not None and condition.constant.array.size == 1:
-        return _inline(node_context, branches[0 if condition.constant.fix().item() else 1])
-    then_scope, else_scope = (_build_region(node_context, branch, ()) for branch in branches)
+        return _inline(context, branches[0 if condition.constant.fix().item() else 1])
+    then_scope, else_scope = (_build_region(context, branch, ()) for branch in branches)
     captured = _merge_captured(then_scope, else_scope)
-    symbol = node_context.scope.state.symbols.reserve_count(node_context.name)
-    results = node_context.emit_all(
+    symbol = context.scope.state.symbols.reserve_count(context.name)
+    results = context.emit_all(
         "If",
         condition,
         *captured,
@@ -40,7 +40,7 @@ def conditional(node_context: NodeContext) -> list[Value]:
         extents = zip(result.tensor.shape, first.tensor.shape, second.tensor.shape, strict=True)
         for extent, then_extent, else_extent in extents:
             if extent not in (then_extent, else_extent):
-                node_context.bound_symbol(symbol, extent, _larger(then_extent, else_extent))
+                context.bound_symbol(symbol, extent, _larger(then_extent, else_extent))
     return results
 
 
@@ -51,40 +51,41 @@ def _larger(first: Dim, second: Dim) -> Dim:
     return first + second
 
 
-def loop(node_context: NodeContext) -> list[Value]:
+def loop(context: NodeContext) -> list[Value]:
     """Convert Loop; its carried values keep their types in all iterations."""
-    body = node_context.attribute("body", onnx.GraphProto)
-    states = [node_context.input(index) for index in range(2, len(node_context.inputs))]
+    body = context.attribute("body", onnx.GraphProto)
+    states = [context.input(index) for index in range(2, len(context.inputs))]
     if len(body.input) != 2 + len(states) or len(body.output) < 1 + len(states):
         raise GraphError(
-            f"the body has {len(body.input)} inputs and {len(body.output)} outputs for "
-            f"{len(states)} carried values; it must have two inputs and one output more than "
-            "carried values",
-            node=node_context.where,
+            f"the body has {counted(len(body.input), 'input')} and "
+            f"{counted(len(body.output), 'output')}; with "
+            f"{counted(len(states), 'loop-carried value')} it must have {2 + len(states)} inputs "
+            f"and at least {counted(1 + len(states), 'output')}",
+            node=context.where,
         )
     leading_types = (TensorType(DType.INT64, ()), TensorType(DType.BOOL, ()))
-    scope = _build_region(node_context, body, [*leading_types, *(value.type for value in states)])
-    symbol = node_context.scope.state.symbols.reserve_count(node_context.name)
-    results = node_context.emit_all(
+    scope = _build_region(context, body, [*leading_types, *(value.type for value in states)])
+    symbol = context.scope.state.symbols.reserve_count(context.name)
+    results = context.emit_all(
         "Loop",
-        node_context.optional(0),
-        node_context.optional(1),
+        context.optional(0),
+        context.optional(1),
         *states,
         *(value for value, _ in scope.captured),
         body=scope.graph,
         state_count=len(states),
         count_symbol=symbol,
     )
-    trips = node_context.elements(0)
+    trips = context.elements(0)
     max_trips = Limit.MAX_LOOP_TRIPS.most
     if trips is not None and trips.size == 1:
         max_trips = min(max(int(trips.item()), 0), max_trips)
     for result in results[len(states) :]:
-        node_context.bound_symbol(symbol, result.tensor.shape[0], max_trips)
+        context.bound_symbol(symbol, result.tensor.shape[0], max_trips)
     return results
 
 
-def scan(node_context: NodeContext) -> list[Value]:
+def scan(context: NodeContext) -> list[Value]:
     """Refuse Scan.
 
     Raises:
@@ -93,65 +94,44 @@ def scan(node_context: NodeContext) -> list[Value]:
     raise UnsupportedError("Scan is not supported; export the recurrence as Loop, LSTM or GRU")
 
 
-def _branch(node_context: NodeContext, name: str) -> onnx.GraphProto:
+def _branch(context: NodeContext, name: str) -> onnx.GraphProto:
     """Return a branch of an If after checking its inputs and outputs."""
-    branch = node_context.attribute(name, onnx.GraphProto)
-    if branch.input or len(branch.output) < len(node_context.outputs):
+    branch = context.attribute(name, onnx.GraphProto)
+    if branch.input or len(branch.output) < len(context.outputs):
         raise GraphError(
-            f"the {name} has {len(branch.input)} inputs and {len(branch.output)} outputs; it must "
-            f"have no inputs and {len(node_context.outputs)} outputs",
-            node=node_context.where,
+            f"the {name} has {counted(len(branch.input), 'input')} and "
+            f"{counted(len(branch.output), 'output')}; it must have no inputs and at least "
+            f"{counted(len(context.outputs), 'output')}",
+            node=context.where,
         )
     return branch
 
 
-def _inline(node_context: NodeContext, branch: onnx.GraphProto) -> list[Value]:
+def _inline(context: NodeContext, branch: onnx.GraphProto) -> list[Value]:
     """Add the nodes of a branch to the graph around it, and return its outputs."""
-    outer = node_context.scope
-    scope = Scope(
-        outer.state,
-        outer.graph,
-        outer.opsets,
-        parent=outer,
-        prefix=f"{node_context.name}/",
-        references=outer.references,
-        inlined=True,
-        depth=outer.depth + 1,
-    )
+    outer = context.scope
+    scope = outer.nested(outer.graph, f"{context.name}/", inlined=True)
     outer.state.fill(scope, branch)
-    return _outputs(scope, branch, node_context.where)
+    return [scope.require(entry.name, context.where) for entry in branch.output]
 
 
 def _build_region(
-    node_context: NodeContext, proto: onnx.GraphProto, types: Sequence[ValueType]
+    context: NodeContext, proto: onnx.GraphProto, types: Sequence[ValueType]
 ) -> Scope:
     """Return the scope of a region with inputs of ``types``; its graph is complete."""
-    outer = node_context.scope
-    scope = Scope(
-        outer.state,
-        Graph(proto.name or node_context.name),
-        outer.opsets,
-        parent=outer,
-        prefix=outer.prefix,
-        references=outer.references,
-        depth=outer.depth + 1,
-    )
+    outer = context.scope
+    scope = outer.nested(Graph(proto.name or context.name), outer.prefix)
     for entry, type_ in zip(proto.input, types, strict=True):
         if entry.name in scope.values:
             raise GraphError(
-                f"input {entry.name!r} of the region occurs twice", node=node_context.where
+                f"the subgraph {proto.name!r} has two inputs with the name {entry.name!r}; rename "
+                "one of them",
+                node=context.where,
             )
         scope.values[entry.name] = scope.graph.add_input(entry.name, type_)
     outer.state.fill(scope, proto)
-    scope.graph.outputs = _outputs(scope, proto, node_context.where)
+    scope.graph.outputs = [scope.require(entry.name, context.where) for entry in proto.output]
     return scope
-
-
-def _outputs(scope: Scope, proto: onnx.GraphProto, where: str) -> list[Value]:
-    values = [scope.lookup(entry.name, where) for entry in proto.output]
-    if any(value is None for value in values):
-        raise UnknownResult
-    return [value for value in values if value is not None]
 
 
 def _merge_captured(first: Scope, second: Scope) -> list[Value]:

@@ -16,34 +16,23 @@ from smelt.importers.onnx import _rules_control as control
 from smelt.importers.onnx import _rules_conv_pool as windows
 from smelt.importers.onnx import _rules_norm_quant as values
 from smelt.importers.onnx import _rules_shapes as shapes
-from smelt.importers.onnx._node_context import NodeContext, make_op_of, op_classes
+from smelt.importers.onnx._node_context import NodeContext, make_op, op_classes
 from smelt.ir import Op, Value
 from smelt.ops import ALL_OPS, lookup_op
 
 Converter = Callable[[NodeContext], list[Value]]
 
 
-def direct(node_context: NodeContext) -> list[Value]:
+def direct(context: NodeContext) -> list[Value]:
     """Convert a node to the op of the same name, with the same inputs and attributes."""
-    return node_context.emit_all(
-        node_context.op_type, *node_context.inputs, **node_context.attributes
-    )
+    return context.emit_all(context.op_type, *context.inputs, **context.attributes)
 
 
+_AXES: Final = shapes.operands_of_attributes("axes")
 _REDUCTIONS: Final = {
-    name: {1: shapes.reduction_of_attribute, 13 if name == "ReduceSum" else 18: direct}
-    for name in (
-        "ReduceL1",
-        "ReduceL2",
-        "ReduceLogSum",
-        "ReduceLogSumExp",
-        "ReduceMax",
-        "ReduceMean",
-        "ReduceMin",
-        "ReduceProd",
-        "ReduceSum",
-        "ReduceSumSquare",
-    )
+    name: {1: _AXES, 13 if name == "ReduceSum" else 18: direct}
+    for name in op_classes()
+    if name.startswith("Reduce")
 }
 
 RULES: Final[Mapping[str, Mapping[int, Converter]]] = {
@@ -52,12 +41,12 @@ RULES: Final[Mapping[str, Mapping[int, Converter]]] = {
     "BatchNormalization": {1: values.batch_normalization},
     "Cast": {1: shapes.cast_to},
     "CastLike": {1: shapes.cast_like},
-    "Clip": {1: shapes.clip_of_attributes, 11: direct},
+    "Clip": {1: shapes.operands_of_attributes("min", "max"), 11: direct},
     "Compress": {1: values.counted},
     "Constant": {1: shapes.constant},
     "ConstantOfShape": {1: shapes.constant_of_shape},
     "Conv": {1: windows.convolution},
-    "ConvInteger": {1: windows.integer_convolution},
+    "ConvInteger": {1: windows.convolution},
     "ConvTranspose": {1: windows.transposed_convolution},
     "DequantizeLinear": {1: values.quantize},
     "Dropout": {1: shapes.dropout},
@@ -80,13 +69,13 @@ RULES: Final[Mapping[str, Mapping[int, Converter]]] = {
     "Resize": {1: shapes.resize_of_scales, 11: shapes.resize},
     "Scan": {1: control.scan},
     "Scatter": {1: shapes.scatter},
-    "Slice": {1: shapes.slice_of_attributes, 10: direct},
+    "Slice": {1: shapes.operands_of_attributes("starts", "ends", "axes"), 10: direct},
     "Softmax": {1: shapes.flattened_softmax, 13: direct},
-    "Split": {1: shapes.split_of_attribute, 13: shapes.split_equally, 18: shapes.split},
-    "Squeeze": {1: shapes.axes_of_attribute, 13: direct},
-    "TopK": {1: shapes.top_k_of_attribute, 10: direct},
-    "Unsqueeze": {1: shapes.axes_of_attribute, 13: direct},
-    "Upsample": {1: shapes.upsample_of_attribute, 9: shapes.upsample},
+    "Split": {1: shapes.split},
+    "Squeeze": {1: _AXES, 13: direct},
+    "TopK": {1: shapes.operands_of_attributes("k"), 10: direct},
+    "Unsqueeze": {1: _AXES, 13: direct},
+    "Upsample": {1: shapes.upsample},
 }
 
 _EXPANDED: Final = frozenset({"Attention"})
@@ -105,10 +94,10 @@ def custom_rule(domain: str, op_type: str) -> Converter | None:
     return None
 
 
-def _registered(cls: type[Op], node_context: NodeContext) -> list[Value]:
-    return node_context.apply(
-        make_op_of(cls, node_context.op_type, node_context.attributes, node_context.where),
-        *node_context.inputs,
+def _registered(cls: type[Op], context: NodeContext) -> list[Value]:
+    return context.apply(
+        make_op(cls, context.op_type, context.attributes, context.where),
+        *context.inputs,
     )
 
 

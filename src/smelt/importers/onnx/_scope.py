@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from smelt.errors import GraphError, ModelFormatError
 from smelt.importers.onnx._types import SymbolTable, unused_name
@@ -12,12 +13,12 @@ from smelt.ir import Value
 from smelt.types import Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from onnx import AttributeProto, FunctionProto, GraphProto, TypeProto
 
     from smelt.importers.onnx._external_data import ExternalData
-    from smelt.ir import Array, Graph
+    from smelt.ir import Array, Constant, Graph
     from smelt.types import Dim, Guard
 
 logger = logging.getLogger("smelt.importers.onnx")
@@ -29,20 +30,12 @@ _MAX_CHARACTERS = 1000
 """Largest number of characters of a generated name; inputs and outputs keep their names."""
 
 
-class UnknownResult(Exception):
+class UnknownResultError(Exception):
     """A result is unknown because of a problem that has been recorded already."""
 
 
 FunctionKey = tuple[str, str, str]
 """Domain, name and overload of a function."""
-
-
-class GraphFiller(Protocol):
-    """A function that converts the nodes of an ONNX graph into a scope's graph."""
-
-    def __call__(self, scope: Scope, proto: GraphProto, /) -> None:
-        """Fill the scope."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -52,22 +45,19 @@ class ImportState:
     external: ExternalData
     root: Graph
     """The graph of the network, which contains all regions."""
-    fill: GraphFiller
-    functions: Mapping[FunctionKey, FunctionProto] = field(
-        default_factory=dict["FunctionKey", "FunctionProto"]
-    )
+    fill: Callable[[Scope, GraphProto], None]
+    """Converts the nodes of an ONNX graph into the graph of a scope."""
+    functions: Mapping[FunctionKey, FunctionProto]
     symbols: SymbolTable = field(default_factory=SymbolTable)
     problems: list[str] = field(default_factory=list[str])
     """One line for each unsupported node."""
     _value_names: dict[str, int] = field(default_factory=dict[str, int])
     _node_names: dict[str, int] = field(default_factory=dict[str, int])
+    _constant_numbers: dict[Constant, int] = field(default_factory=dict["Constant", int])
     _known: dict[Value, Array] = field(default_factory=dict["Value", "Array"])
     _read_while_importing: dict[Value, None] = field(default_factory=dict["Value", None])
-    _node_count: int = 0
-    _weight_count: int = 0
-    _work: int = 0
-    _expanded_nodes: int = 0
-    _expanded_bytes: int = 0
+    _counts: Counter[Limit] = field(default_factory=Counter["Limit"])
+    """What the import has made so far of that which is limited."""
 
     def reserve_name(self, preferred_name: str) -> str:
         """Return an unused name for a value."""
@@ -77,29 +67,24 @@ class ImportState:
         """Return an unused name for a node."""
         return _reserve(self._node_names, preferred_name)
 
-    def count_node(self) -> None:
-        """Count one node.
+    @property
+    def constant_count(self) -> int:
+        """Number of constants that have names of the model."""
+        return len(self._constant_numbers)
+
+    def number_of(self, constant: Constant) -> int:
+        """Return the number of a constant that has a name of the model, in the order of naming."""
+        return self._constant_numbers.setdefault(constant, len(self._constant_numbers))
+
+    def count(self, limit: Limit, added: int) -> None:
+        """Count nodes or, before they become arrays, the initialisers of a graph.
+
+        An initialiser takes 20 µs to import, whatever its size.
 
         Raises:
             ModelFormatError: the limit is exceeded.
         """
-        self._node_count += 1
-        if self._node_count > Limit.MAX_IMPORTED_NODES.most:
-            detail = Limit.MAX_IMPORTED_NODES.excess(self._node_count)
-            raise ModelFormatError(f"with its functions expanded the model has {detail}")
-
-    def count_weights(self, count: int) -> None:
-        """Count the initialisers of a graph, before they become arrays.
-
-        Each one takes 20 µs to import, whatever its size.
-
-        Raises:
-            ModelFormatError: the limit is exceeded.
-        """
-        self._weight_count += count
-        if self._weight_count > Limit.MAX_IMPORTED_WEIGHTS.most:
-            detail = Limit.MAX_IMPORTED_WEIGHTS.excess(self._weight_count)
-            raise ModelFormatError(f"with its functions expanded the model has {detail}")
+        self._add(limit, added, "the model with its functions expanded has {}")
 
     def count_expanded(self, nodes: int, size_bytes: int, parts: int = 0) -> None:
         """Count nodes and bytes that functions and sparse tensors add to those in the file.
@@ -110,23 +95,24 @@ class ImportState:
         Raises:
             ModelFormatError: a limit is exceeded.
         """
-        self._expanded_nodes += nodes + parts // _PARTS_PER_NODE
-        self._expanded_bytes += size_bytes
-        for count, limit in (
-            (self._expanded_nodes, Limit.MAX_EXPANDED_NODES),
-            (self._expanded_bytes, Limit.MAX_EXPANDED_BYTES),
-        ):
-            if count > limit.most:
-                raise ModelFormatError(
-                    "the functions and sparse tensors of the model expand to "
-                    f"{limit.excess(count)}; simplify the functions, or split the model"
-                )
+        problem = (
+            "the functions and sparse tensors of the model expand to {}; simplify the functions, "
+            "or split the model"
+        )
+        self._add(Limit.MAX_EXPANDED_NODES, nodes + parts // _PARTS_PER_NODE, problem)
+        self._add(Limit.MAX_EXPANDED_BYTES, size_bytes, problem)
+
+    def _add(self, limit: Limit, added: int, problem: str) -> None:
+        self._counts[limit] += added
+        if self._counts[limit] > limit.most:
+            raise ModelFormatError(problem.format(limit.excess(self._counts[limit])))
 
     def afford(self, work: Dim) -> bool:
         """Return whether ``work`` more operations may be computed; if so, count them."""
-        if not isinstance(work, int) or self._work + work > Limit.MAX_FOLDED_WORK.most:
+        limit = Limit.MAX_FOLDED_WORK
+        if not isinstance(work, int) or self._counts[limit] + work > limit.most:
             return False
-        self._work += work
+        self._counts[limit] += work
         return True
 
     def set_known(self, value: Value, array: Array) -> None:
@@ -160,13 +146,13 @@ class ImportState:
 
 
 def _reserve(taken: dict[str, int], preferred_name: str) -> str:
-    """Return an unused name, as ``unused_name``; a long one is shortened."""
-    if (
-        len(preferred_name) > _MAX_CHARACTERS
-    ):  # a long name would be the prefix of all names in a function's body
-        preferred_name = (
-            f"{preferred_name[: _MAX_CHARACTERS // 2]}…{preferred_name[-_MAX_CHARACTERS // 2 :]}"
-        )
+    """Return an unused name, as ``unused_name``; a long one is shortened.
+
+    Otherwise it would be the prefix of all names in a function's body.
+    """
+    if len(preferred_name) > _MAX_CHARACTERS:
+        half = _MAX_CHARACTERS // 2
+        preferred_name = f"{preferred_name[:half]}…{preferred_name[-half:]}"
     return unused_name(taken, preferred_name)
 
 
@@ -196,9 +182,22 @@ class Scope:
     def __post_init__(self) -> None:
         if self.depth > Limit.MAX_REGION_DEPTH.most:
             raise ModelFormatError(
-                f"functions and subgraphs are nested {Limit.MAX_REGION_DEPTH.excess(self.depth)}, "
-                f"at {self.prefix[:200]!r}; does a function call itself?"
+                f"the functions and subgraphs nested at {self.prefix[:200]!r} have "
+                f"{Limit.MAX_REGION_DEPTH.excess(self.depth)}; does a function call itself?"
             )
+
+    def nested(self, graph: Graph, prefix: str, *, inlined: bool = False) -> Scope:
+        """Return the scope of a region, into whose graph its nodes are added."""
+        return Scope(
+            self.state,
+            graph,
+            self.opsets,
+            parent=self,
+            inlined=inlined,
+            prefix=prefix,
+            references=self.references,
+            depth=self.depth + 1,
+        )
 
     def lookup(self, name: str, reader: str) -> Value | None:
         """Return the value of a name in this or an outer scope; None if it is unknown.
@@ -210,8 +209,8 @@ class Scope:
             return self.values[name]
         if self.parent is None:
             raise GraphError(
-                f"the input {name!r} is not an input, an initializer or a node's output; "
-                "the name is misspelled, or a part of the model is missing",
+                f"the node reads {name!r}, which is not an input of the model, an initializer or a "
+                "node's output; the name is misspelled, or a part of the model is missing",
                 node=reader,
             )
         outer = self.parent.lookup(name, reader)
@@ -219,6 +218,18 @@ class Scope:
             return outer
         self.values[name] = None if outer is None else self._capture(name, outer)
         return self.values[name]
+
+    def require(self, name: str, reader: str) -> Value:
+        """Return the value called ``name``.
+
+        Raises:
+            GraphError: there is no such value.
+            UnknownResultError: it is the result of a node that is not supported.
+        """
+        value = self.lookup(name, reader)
+        if value is None:
+            raise UnknownResultError
+        return value
 
     def _capture(self, name: str, outer: Value) -> Value:
         """Return the region's value for a value of an outer scope."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from onnx import TensorProto
 
 from smelt.errors import ModelFormatError, UnsupportedError
-from smelt.types import DType, Limit
+from smelt.types import DType, Limit, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,21 +21,13 @@ if TYPE_CHECKING:
     from smelt.importers.onnx._external_data import ExternalData
     from smelt.ir import Array
 
-_DTYPES = {
-    TensorProto.FLOAT: DType.FLOAT32,
-    TensorProto.DOUBLE: DType.FLOAT64,
-    TensorProto.FLOAT16: DType.FLOAT16,
-    TensorProto.BFLOAT16: DType.BFLOAT16,
-    TensorProto.INT64: DType.INT64,
-    TensorProto.INT32: DType.INT32,
-    TensorProto.INT16: DType.INT16,
-    TensorProto.INT8: DType.INT8,
-    TensorProto.UINT64: DType.UINT64,
-    TensorProto.UINT32: DType.UINT32,
-    TensorProto.UINT16: DType.UINT16,
-    TensorProto.UINT8: DType.UINT8,
-    TensorProto.BOOL: DType.BOOL,
+_ONNX_NAMES = {DType.FLOAT32: "FLOAT", DType.FLOAT64: "DOUBLE"}
+"""ONNX's names of element types that differ from ours."""
+ONNX_CODES = {
+    dtype: TensorProto.DataType.Value(_ONNX_NAMES.get(dtype, dtype.name)) for dtype in DType
 }
+"""The ``TensorProto.DataType`` code of each element type."""
+_DTYPES: dict[int, DType] = {code: dtype for dtype, code in ONNX_CODES.items()}
 _TYPED_FIELDS = {
     DType.FLOAT32: "float_data",
     DType.FLOAT64: "double_data",
@@ -54,16 +46,16 @@ def dtype_from_onnx(code: int, where: str) -> DType:
         UnsupportedError: smelt does not support the type.
         ModelFormatError: the code is not defined.
     """
-    dtype = _DTYPES.get(code)  # type: ignore[call-overload]
+    dtype = _DTYPES.get(code)
     if dtype is not None:
-        return DType(dtype)
+        return dtype
     if code in TensorProto.DataType.values() and code != TensorProto.UNDEFINED:
         name = TensorProto.DataType.Name(code).lower()
         supported = ", ".join(d.value for d in DType)
         raise UnsupportedError(
             f"{where}: element type {name} is not supported; the supported types are: {supported}"
         )
-    raise ModelFormatError(f"{where}: {code} is not a known element type")
+    raise ModelFormatError(f"{where}: element type {code} is unknown; the file is damaged")
 
 
 def array_from_tensor(tensor: TensorProto, external: ExternalData, where: str) -> Array:
@@ -89,8 +81,12 @@ def array_from_tensor(tensor: TensorProto, external: ExternalData, where: str) -
         flat = _from_raw(tensor.raw_data, dtype, count, where)
     else:
         flat = _from_typed_field(tensor, dtype, count, where)
-    if len(shape) > Limit.MAX_RANK.most:
-        raise ModelFormatError(f"{where} has {Limit.MAX_RANK.excess(len(shape))}")
+    return _reshaped(flat, shape, where)
+
+
+def _reshaped(flat: Array, shape: tuple[int, ...], where: str) -> Array:
+    """Return as many elements in a shape; beside an extent of 0 another one may be too large."""
+    Limit.MAX_RANK.check(len(shape), f"{where} has", ModelFormatError)
     try:
         return flat.reshape(shape)
     except ValueError as error:
@@ -108,9 +104,8 @@ def embed_data(message: Message, external: ExternalData) -> None:
     for part in external_tensors(message):
         array = array_from_tensor(part, external, f"weight {part.name!r}")
         total += array.nbytes
-        if total > Limit.MAX_MODEL_BYTES.most:
-            detail = Limit.MAX_MODEL_BYTES.excess(total)
-            raise ModelFormatError(f"with its external data the ONNX model has {detail}")
+        what = "the ONNX model with its external data has"
+        Limit.MAX_MODEL_BYTES.check(total, what, ModelFormatError)
         part.raw_data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         part.data_location = TensorProto.DEFAULT
         del part.external_data[:]
@@ -150,7 +145,7 @@ def array_from_sparse(tensor: onnx.SparseTensorProto, external: ExternalData, wh
     if indices.dtype != np.int64 or indices.ndim not in (1, 2) or len(indices) != len(values):
         raise ModelFormatError(f"{where}: sparse indices must be int64, one entry for each value")
     if indices.ndim == 2:
-        is_inside = indices.shape[1] == len(shape) and bool(
+        is_inside = indices.shape[1] == len(shape) <= Limit.MAX_RANK.most and bool(
             ((indices >= 0) & (indices < np.array(shape, np.int64))).all()
         )
         flat = np.zeros(len(indices), np.int64)  # of a scalar, whose indices have no columns
@@ -163,15 +158,15 @@ def array_from_sparse(tensor: onnx.SparseTensorProto, external: ExternalData, wh
         raise ModelFormatError(f"{where}: a sparse index lies outside shape {list(shape)}")
     dense = np.zeros(count, values.dtype)
     dense[flat] = values
-    return dense.reshape(shape)
+    return _reshaped(dense, shape, where)
 
 
 def _from_raw(data: bytes, dtype: DType, count: int, where: str) -> Array:
     expected = count * dtype.size_bytes
     if len(data) != expected:
         raise ModelFormatError(
-            f"{where}: its shape and type {dtype.value} need {expected} bytes, but there "
-            f"are {len(data)}; the file is damaged"
+            f"{where}: its shape and type {dtype.value} need {counted(expected, 'byte')}, but "
+            f"there are {len(data)}; the file is damaged"
         )
     return _elements(np.frombuffer(data, np.uint8), dtype)
 
@@ -180,7 +175,8 @@ def _elements(data: Array, dtype: DType) -> Array:
     """Return the elements that little-endian bytes hold, without a copy where possible."""
     if dtype is DType.BOOL:
         return data.astype(np.bool_)
-    native: Array = data.view(_little(dtype)).astype(dtype.numpy, copy=False)
+    little_endian = dtype.numpy.newbyteorder("<")
+    native: Array = data.view(little_endian).astype(dtype.numpy, copy=False)
     return native
 
 
@@ -190,8 +186,8 @@ def _from_typed_field(tensor: TensorProto, dtype: DType, count: int, where: str)
     content = getattr(tensor, name)
     if len(content) != count:
         raise ModelFormatError(
-            f"{where}: its shape needs {count} elements, but {name} has {len(content)}; the "
-            "file is damaged"
+            f"{where}: its shape needs {counted(count, 'element')}, but {name} has "
+            f"{len(content)}; the file is damaged"
         )
     if dtype is DType.FLOAT32 or dtype is DType.FLOAT64:
         reals: Array = np.array(content, dtype.numpy)
@@ -205,7 +201,3 @@ def _from_typed_field(tensor: TensorProto, dtype: DType, count: int, where: str)
         raise ModelFormatError(f"{where}: {name} has elements outside the range of {dtype.value}")
     narrow: Array = wide.astype(bits)
     return narrow.view(dtype.numpy)
-
-
-def _little(dtype: DType) -> np.dtype[Any]:
-    return dtype.numpy.newbyteorder("<")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from keyword import iskeyword
+from math import prod
 from typing import TYPE_CHECKING
 
 from smelt.errors import ModelFormatError, UnsupportedError
@@ -11,6 +12,8 @@ from smelt.importers.onnx._tensors import dtype_from_onnx
 from smelt.types import Limit, SymbolicDim, TensorType
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from onnx import TensorShapeProto, TypeProto
 
     from smelt.types import Dim
@@ -89,23 +92,20 @@ def tensor_type(proto: TypeProto, owner: str, symbols: SymbolTable, where: str) 
     """
     kind = proto.WhichOneof("value")
     if kind != "tensor_type":
-        description = (kind or "of no type").removesuffix("_type").replace("_", " ")
-        raise UnsupportedError(f"{where} is {description}; only dense tensors are supported")
+        found = f"type {kind.removesuffix('_type').replace('_', ' ')}" if kind else "no type"
+        raise UnsupportedError(f"{where} has {found}; only dense tensors are supported")
     dtype = dtype_from_onnx(proto.tensor_type.elem_type, where)
     if not proto.tensor_type.HasField("shape"):
         raise UnsupportedError(
-            f"{where} has no shape; at least its rank must be known: set it in the model"
+            f"{where} has no shape; at least its rank must be known: set the shape in the model"
         )
-    if (rank := len(proto.tensor_type.shape.dim)) > Limit.MAX_RANK.most:
-        raise ModelFormatError(f"{where} has {Limit.MAX_RANK.excess(rank)}")
+    Limit.MAX_RANK.check(len(proto.tensor_type.shape.dim), f"{where} has", ModelFormatError)
     shape = _shape(proto.tensor_type.shape, owner, symbols, where)
     result = TensorType(dtype, shape)
-    size = dtype.size_bytes
-    for extent in shape:
-        size *= extent if isinstance(extent, int) else 1
+    size = dtype.size_bytes * prod(extent for extent in shape if isinstance(extent, int))
     if size > _MAX_TENSOR_BYTES:
         raise ModelFormatError(
-            f"{where} is {result}: {size} bytes exceed the address space of machines"
+            f"{where} is {result}: {size} bytes are more than a machine can address"
         )
     return result
 
@@ -120,6 +120,14 @@ def declared_shape(proto: TypeProto) -> tuple[int | None, ...] | None:
     )
 
 
+def agrees(shape: Sequence[Dim], declared: Sequence[int | None]) -> bool:
+    """Return whether a shape is the declared one, as far as the extents of both are known."""
+    return len(shape) == len(declared) and all(
+        not isinstance(extent, int) or declared_extent in (None, extent)
+        for extent, declared_extent in zip(shape, declared, strict=True)
+    )
+
+
 def _shape(
     proto: TensorShapeProto, owner: str, symbols: SymbolTable, where: str
 ) -> tuple[Dim, ...]:
@@ -129,7 +137,7 @@ def _shape(
         if dim.WhichOneof("value") == "dim_value" and dim.dim_value != -1:
             if not 0 <= dim.dim_value <= _MAX_EXTENT:
                 raise ModelFormatError(
-                    f"{where}: axis {axis} has extent {dim.dim_value}; it must be 0 to "
+                    f"{where}: axis {axis} has extent {dim.dim_value}; it must be from 0 to "
                     f"{_MAX_EXTENT}"
                 )
             shape.append(dim.dim_value)

@@ -5,9 +5,9 @@ recorder and mapped devices implement.
 """
 
 from smelt.nvdla.firmware._graph import MAX_OPERATIONS
-from smelt.nvdla.firmware._run import OperationStatistics, TaskStatistics
 from smelt.nvdla.firmware._scheduler import DEFAULT_TIMEOUT_S, EngineScheduler
 from smelt.nvdla.firmware._task import read_task
+from smelt.nvdla.firmware._task_run import TaskStatistics
 from smelt.nvdla.firmware._uio import DmaRegion, UioBus, UioMemory
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "MAX_OPERATIONS",
     "EngineScheduler",
     "DmaRegion",
-    "OperationStatistics",
     "TaskStatistics",
     "UioBus",
     "UioMemory",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.nvdla._status import NvError
 from smelt.nvdla.firmware._unit_driver import UnitDriver
-from smelt.nvdla.loadable import MAX_BDMA_TRANSFERS, BdmaStatistics, OperationType
-from smelt.types import override
+from smelt.nvdla.loadable import MAX_BDMA_TRANSFERS, OperationType
+from smelt.types import counted, override
 
 if TYPE_CHECKING:
     from smelt.nvdla.firmware._context import OperationContext
@@ -18,8 +17,8 @@ _UNIT_BYTES: Final = 32
 """Granularity of addresses and line sizes in bytes."""
 _MAX_REPEATS: Final = 8192
 """Maximum number of lines in a surface, and of surfaces in a transfer."""
-_POLLS: Final = 10_000
-"""Number of status reads after which a full queue counts as stuck."""
+_SIDES: Final = {"SRC": "source", "DST": "destination"}
+"""Both sides of a transfer, by their names in registers."""
 
 
 class BdmaDriver(UnitDriver):
@@ -28,10 +27,7 @@ class BdmaDriver(UnitDriver):
     op_type: ClassVar[OperationType] = OperationType.BDMA
     blocks: ClassVar[tuple[str, ...]] = ()
     has_shadow_groups: ClassVar[bool] = False
-
-    @override
-    def needs_rdma(self, operation: BdmaOperation, surface: BdmaSurface) -> bool:
-        return False
+    counter_switches: ClassVar[str] = "BDMA.CFG_STATUS"
 
     @override
     def is_empty(self, surface: BdmaSurface) -> bool:
@@ -49,8 +45,7 @@ class BdmaDriver(UnitDriver):
     def program(
         self, context: OperationContext, operation: BdmaOperation, surface: BdmaSurface
     ) -> None:
-        if not context.configuration.has_bdma:
-            context.refuse(f"{context.configuration.name} has no bridge DMA", NvError.NOT_SUPPORTED)
+        context.require_support(context.configuration.has_bdma, "bridge DMA")
         context.require(
             surface.num_transfers <= MAX_BDMA_TRANSFERS,
             f"the operation has {surface.num_transfers} transfers; at most {MAX_BDMA_TRANSFERS} "
@@ -63,18 +58,6 @@ class BdmaDriver(UnitDriver):
     @override
     def enable(self, registers: RegisterFile, group: int, *, with_rdma: bool) -> None:
         registers.write_fields(f"BDMA.CFG_LAUNCH{group}", **{f"GRP{group}_LAUNCH": 1})
-
-    @override
-    def enable_counters(self, registers: RegisterFile) -> None:
-        registers.write_fields("BDMA.CFG_STATUS", STALL_COUNT_EN=1)
-
-    @override
-    def count(self, registers: RegisterFile, group: int, runtime_us: int) -> BdmaStatistics:
-        return BdmaStatistics(
-            read_stall=registers.read(f"BDMA.STATUS_GRP{group}_READ_STALL"),
-            write_stall=registers.read(f"BDMA.STATUS_GRP{group}_WRITE_STALL"),
-            runtime=runtime_us,
-        )
 
     @override
     def describe(self, registers: RegisterFile) -> str:
@@ -95,17 +78,17 @@ def _check_transfer(context: OperationContext, transfer: BdmaTransfer, what: str
         f"{what} copies lines of {transfer.line_size} bytes; the size must be a positive multiple "
         f"of {_UNIT_BYTES}",
     )
-    for side in ("source", "destination"):
+    for side in _SIDES.values():
         line, surface = getattr(transfer, f"{side}_line"), getattr(transfer, f"{side}_surface")
         context.require(
             line >= transfer.line_size,
-            f"{what} has a {side} line stride of {line}, less than the line's "
-            f"{transfer.line_size} bytes",
+            f"{what} has a {side} line stride of {line} bytes, less than the "
+            f"{transfer.line_size} bytes of a line",
         )
         context.require(
             surface >= line * transfer.line_repeat,
-            f"{what} has a {side} surface stride of {surface}, less than its "
-            f"{transfer.line_repeat} lines of {line} bytes",
+            f"{what} has a {side} surface stride of {surface} bytes, less than the surface's "
+            f"{counted(transfer.line_repeat, 'line')} of {line} bytes",
         )
 
 
@@ -113,36 +96,24 @@ def _program_transfer(
     context: OperationContext, surface: BdmaSurface, transfer: BdmaTransfer, what: str
 ) -> None:
     """Put a transfer into the queue of the group that the next launch starts."""
-    _wait_for_slot(context)
-    source = context.resolve(
-        surface.source_type, transfer.source_address, 0, f"{what}'s source", alignment=_UNIT_BYTES
-    )
-    destination = context.resolve(
-        surface.destination_type,
-        transfer.destination_address,
-        0,
-        f"{what}'s destination",
-        alignment=_UNIT_BYTES,
-    )
-    context.write_address("BDMA.CFG_SRC_ADDR_LOW", "BDMA.CFG_SRC_ADDR_HIGH", source)
-    context.write_address("BDMA.CFG_DST_ADDR_LOW", "BDMA.CFG_DST_ADDR_HIGH", destination)
-    context.write("BDMA.CFG_LINE", SIZE=transfer.line_size // _UNIT_BYTES - 1)
+    context.wait_for("BDMA.STATUS", "FREE_SLOT", "the queue of the bridge DMA stays full")
+    for name, side in _SIDES.items():
+        address = context.resolve(
+            getattr(surface, f"{side}_type"),
+            getattr(transfer, f"{side}_address"),
+            0,
+            f"{what}'s {side}",
+            alignment=_UNIT_BYTES,
+        )
+        context.write_address(f"BDMA.CFG_{name}_ADDR_LOW", f"BDMA.CFG_{name}_ADDR_HIGH", address)
+        context.write_word(f"BDMA.CFG_{name}_LINE", getattr(transfer, f"{side}_line"))
+        context.write_word(f"BDMA.CFG_{name}_SURF", getattr(transfer, f"{side}_surface"))
     context.write(
-        "BDMA.CFG_CMD",
+        "BDMA",
+        SIZE=transfer.line_size // _UNIT_BYTES - 1,
         SRC_RAM_TYPE=context.ram_type(surface.source_type, "the source"),
         DST_RAM_TYPE=context.ram_type(surface.destination_type, "the destination"),
     )
-    context.write("BDMA.CFG_LINE_REPEAT", NUMBER=transfer.line_repeat - 1)
-    context.write_word("BDMA.CFG_SRC_LINE", transfer.source_line)
-    context.write_word("BDMA.CFG_DST_LINE", transfer.destination_line)
-    context.write("BDMA.CFG_SURF_REPEAT", NUMBER=transfer.surface_repeat - 1)
-    context.write_word("BDMA.CFG_SRC_SURF", transfer.source_surface)
-    context.write_word("BDMA.CFG_DST_SURF", transfer.destination_surface)
-    context.write("BDMA.CFG_OP", EN=1)
-
-
-def _wait_for_slot(context: OperationContext) -> None:
-    for _ in range(_POLLS):
-        if context.registers.read_field("BDMA.STATUS", "FREE_SLOT"):
-            return
-    context.refuse("the queue of the bridge DMA stays full", NvError.TIMEOUT)
+    context.write_word("BDMA.CFG_LINE_REPEAT", transfer.line_repeat - 1)
+    context.write_word("BDMA.CFG_SURF_REPEAT", transfer.surface_repeat - 1)
+    context.write("BDMA", EN=1)

@@ -8,20 +8,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from smelt.nvdla._errors import NvdlaError, NvError
 from smelt.nvdla._protocols import MemorySpace
-from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.loadable import MemoryType, OperationType, Precision
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from smelt.nvdla.firmware._task import TaskDescriptors
     from smelt.nvdla.hardware import Configuration
-    from smelt.nvdla.loadable import DataCube, LutParameters
+    from smelt.nvdla.loadable import (
+        CdpSurface,
+        Converter,
+        DataCube,
+        LutParameters,
+        PdpSurface,
+        SdpSurface,
+    )
     from smelt.nvdla.registers import RegisterFile
 
 CUBE_LIMIT: Final = 1 << 13
 """Maximum width, height and channels of a cube: 13-bit fields hold them less one."""
 _WORD: Final = 0xFFFFFFFF
 """All bits of a register's word."""
+_POLLS: Final = 10_000
+"""Number of reads of a status after which the hardware counts as stuck."""
 _SPACES: Final = {MemoryType.DRAM: MemorySpace.DRAM, MemoryType.SRAM: MemorySpace.SRAM}
 
 
@@ -35,7 +45,6 @@ class OperationContext:
     op_type: OperationType
     index: int
     roi: int
-    group: int
     is_rdma_needed: bool
     is_lut_loaded: bool = False
     """Whether the other group uses the same lookup table, which is then loaded already.
@@ -46,7 +55,7 @@ class OperationContext:
     @property
     def name(self) -> str:
         """Name of the operation in messages."""
-        region = f", region {self.roi}" if self.task.num_rois > 1 else ""
+        region = f", ROI {self.roi}" if self.task.num_rois > 1 else ""
         return f"operation {self.index} ({self.op_type.name}{region})"
 
     def refuse(self, problem: str, status: NvError = NvError.BAD_PARAMETER) -> NoReturn:
@@ -58,51 +67,80 @@ class OperationContext:
         if not condition:
             self.refuse(problem)
 
-    def write(self, name: str, **fields: int) -> None:
-        """Set a register to the given fields and all others 0; refuse values that do not fit."""
-        register = self.registers.map.register(name)
-        word = 0
-        for field_name, value in fields.items():
-            field = register.field(field_name)
-            if value < 0 or value >> field.width:
-                self.refuse(
-                    f"{value} does not fit into {name}.{field_name}, which has {field.width} bits",
-                    NvError.BAD_VALUE,
-                )
-            word |= value << field.shift
-        self.registers.bus.write(register.address, word)
+    def require_support(self, is_supported: bool, what: str) -> None:  # noqa: FBT001  (like assert)
+        """Refuse the operation unless the hardware has what the operation needs."""
+        if not is_supported:
+            self.refuse(f"{self.configuration.name} has no {what}", NvError.NOT_SUPPORTED)
+
+    def wait_for(self, name: str, field: str, problem: str) -> None:
+        """Read a field until it is not 0; refuse the operation if it stays 0."""
+        for _ in range(_POLLS):
+            if self.registers.read_field(name, field):
+                return
+        self.refuse(problem, NvError.TIMEOUT)
+
+    def write(self, block: str, **fields: int) -> None:
+        """Set fields of a block and the other fields of their registers 0; refuse misfits.
+
+        Each register is written once, in the order of the fields.
+        """
+        values: dict[str, dict[str, int]] = {}
+        for name, value in fields.items():
+            register = self.registers.map.by_field[block, name]
+            values.setdefault(register.full_name, {})[name] = value
+        try:
+            for register_name, part in values.items():
+                self.registers.write_fields(register_name, **part)
+        except NvdlaError as error:
+            raise error.within(self.name) from error
 
     def write_word(self, name: str, value: int) -> None:
         """Set a register's word; refuse bits that the register lacks, as in unaligned addresses."""
         register = self.registers.map.register(name)
         if value & ~register.write_mask:
             self.refuse(
-                f"{value:#x} does not fit into {name}, which has the bits {register.write_mask:#x}",
+                f"{value:#x} does not fit into {name}, whose writable bits are "
+                f"{register.write_mask:#x}",
                 NvError.BAD_VALUE,
             )
         self.registers.bus.write(register.address, value)
 
-    def write_signed(self, name: str, value: int) -> None:
-        """Set the only field of a register to a signed or unsigned number; refuse one too large."""
-        register = self.registers.map.register(name)
-        (field,) = register.fields.values()
-        if not -(1 << field.width - 1) <= value < 1 << field.width:
-            self.refuse(
-                f"{value} does not fit into {name}, which has {field.width} bits", NvError.BAD_VALUE
-            )
-        word = value & ((1 << field.width) - 1)
-        self.registers.bus.write(register.address, word << field.shift)
+    def write_signed(self, block: str, **fields: int) -> None:
+        """Set fields that are alone in their registers to signed or unsigned numbers that fit."""
+        for name, value in fields.items():
+            register = self.registers.map.by_field[block, name]
+            width = register.fields[name].width
+            if not -(1 << width - 1) <= value < 1 << width:
+                self.refuse(
+                    f"{value} does not fit into {register.full_name}, which has "
+                    f"{counted(width, 'bit')}",
+                    NvError.BAD_VALUE,
+                )
+            self.write(block, **{name: value & ((1 << width) - 1)})
+
+    def write_converter(self, block: str, prefix: str, converter: Converter, shift: str) -> None:
+        """Set a converter's fields, whose names start with ``prefix``; ``shift`` ends the last."""
+        self.write_signed(
+            block,
+            **{f"{prefix}_OFFSET": converter.offset, f"{prefix}_SCALE": converter.scale},
+        )
+        self.write(block, **{f"{prefix}_{shift}": converter.truncate})
 
     def write_address(self, low: str, high: str, address: int) -> None:
         """Set a pair of registers to a 64-bit address."""
         self.write_word(low, address & _WORD)
         self.write_word(high, address >> 32)
 
-    def write_extents(self, name: str, cube: DataCube) -> None:
-        """Set the registers of width, height and channels, whose names start with ``name``."""
-        self.write_signed(f"{name}_WIDTH", cube.width - 1)
-        self.write_signed(f"{name}_HEIGHT", cube.height - 1)
-        self.write_signed(f"{name}_CHANNEL", cube.channel - 1)
+    def write_extents(self, block: str, cube: DataCube, prefix: str = "") -> None:
+        """Set the fields of width, height and channels, whose names start with ``prefix``."""
+        self.write(
+            block,
+            **{
+                f"{prefix}WIDTH": cube.width - 1,
+                f"{prefix}HEIGHT": cube.height - 1,
+                f"{prefix}CHANNEL": cube.channel - 1,
+            },
+        )
 
     def write_surface(self, name: str, cube: DataCube, address: int) -> None:
         """Set the registers of address and strides, whose names start with ``name``."""
@@ -110,10 +148,21 @@ class OperationContext:
         self.write_word(f"{name}_LINE_STRIDE", cube.line_stride)
         self.write_word(f"{name}_SURFACE_STRIDE", cube.surf_stride)
 
+    def write_source(self, block: str, cube: DataCube) -> None:
+        """Set the registers that locate a source in memory."""
+        self.write_surface(f"{block}.D_SRC", cube, self.resolve_input(cube, "the source"))
+        self.write(block, SRC_RAM_TYPE=self.ram_type(cube.type, "the source"))
+
+    def write_target(self, block: str, cube: DataCube) -> None:
+        """Set the registers that locate a destination in memory."""
+        self.write_surface(f"{block}.D_DST", cube, self.resolve_cube(cube, "the destination"))
+        self.write(block, DST_RAM_TYPE=self.ram_type(cube.type, "the destination"))
+
     def check_enum(self, value: int, count: int, what: str) -> int:
         """Return the value of an enumeration of ``count`` members; refuse other values."""
         if not 0 <= value < count:
-            self.refuse(f"{what} is {value}, which is not defined; it must be 0 to {count - 1}")
+            valid = "0" if count == 1 else f"0 to {count - 1}"
+            self.refuse(f"{what} is {value}, which is not defined; it must be {valid}")
         return value
 
     def check_precision(self, value: int, what: str) -> int:
@@ -144,14 +193,23 @@ class OperationContext:
         for name, stride in (("line", cube.line_stride), ("surface", cube.surf_stride)):
             if stride % atom:
                 self.refuse(
-                    f"{what} has a {name} stride of {stride} bytes; it must be a multiple of the "
-                    f"atom of {atom} bytes"
+                    f"{what} has a {name} stride of {stride} bytes; it must be a multiple of "
+                    f"{atom} bytes, the size of an atom"
                 )
+
+    def check_cubes(self, surface: PdpSurface | CdpSurface | SdpSurface) -> None:
+        """Refuse a source or destination that the hardware cannot read or write."""
+        for cube, what in ((surface.src_data, "the source"), (surface.dst_data, "the destination")):
+            self.check_cube(cube, what)
+            if cube.type != MemoryType.ON_THE_FLY:
+                self.check_stored(cube, what)
 
     def ram_type(self, memory_type: int, what: str) -> int:
         """Return the RAM_TYPE field for a memory type; refuse one that the hardware lacks."""
         if memory_type not in (MemoryType.DRAM, MemoryType.SRAM):
-            self.refuse(f"{what} has the memory type {memory_type}; it must be in DRAM or SRAM")
+            self.refuse(
+                f"{what} has the memory type {memory_type}; the type must be 0 (DRAM) or 1 (SRAM)"
+            )
         space = _SPACES[MemoryType(memory_type)]
         if space is MemorySpace.SRAM and not self.configuration.has_sram:
             self.refuse(
@@ -168,18 +226,14 @@ class OperationContext:
         An entry that does not exist, lies in another memory type or is not aligned is refused. The
         default alignment is the atom.
         """
-        addresses = self.task.addresses
-        if not 0 <= index < len(addresses):
-            self.refuse(
-                f"the address index of {what} is {index}; the address list has {len(addresses)} "
-                "entries",
-                NvError.INVALID_ADDRESS,
-            )
-        space, base = addresses[index]
+        try:
+            space, base = self.task.address(index, what)
+        except NvdlaError as error:
+            raise error.within(self.name) from error
         if space != self.ram_type(memory_type, what):
             self.refuse(
-                f"{what} is declared to be in {MemoryType(memory_type).name}, but address {index} "
-                f"is in {space.name}"
+                f"{what} is declared to be in {MemoryType(memory_type).name}, but entry {index} of "
+                f"the task's address list is in {space.name}"
             )
         address = base + offset
         alignment = alignment or self.configuration.atom_bytes
@@ -193,7 +247,8 @@ class OperationContext:
         """Return a lookup table; refuse one that the network does not have."""
         if not 0 <= index < self.task.network.num_luts:
             self.refuse(
-                f"lookup table {index} does not exist: the network has {self.task.network.num_luts}"
+                f"lookup table {index} does not exist: the network has "
+                f"{counted(self.task.network.num_luts, 'lookup table')}, numbered from 0"
             )
         return self.task.read_lut(index)
 
@@ -213,7 +268,10 @@ class OperationContext:
                 )
             return self.resolve_cube(cube, what)
         if not is_dynamic:
-            self.refuse(f"{what} has no address")
+            self.refuse(
+                f"{what} has no address: its address index is -1, which is only for the input of a "
+                "network with dynamic regions of interest"
+            )
         roi = self.task.read_roi(self.roi)
         offset = roi.top * cube.line_stride + roi.left * bytes_per_pixel
         return self.resolve(cube.type, network.surface_index, offset, what)

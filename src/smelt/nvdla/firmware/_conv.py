@@ -5,15 +5,14 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.nvdla._status import NvError
+from smelt.nvdla._errors import NvError
 from smelt.nvdla.firmware._unit_driver import UnitDriver
-from smelt.nvdla.loadable import ConvStatistics, MemoryType, OperationType
-from smelt.types import override
+from smelt.nvdla.loadable import MemoryType, OperationType
+from smelt.types import counted, override
 
 if TYPE_CHECKING:
     from smelt.nvdla.firmware._context import OperationContext
     from smelt.nvdla.loadable import ConvOperation, ConvSurface
-    from smelt.nvdla.registers import RegisterFile
 
 
 class ConvMode(IntEnum):
@@ -41,8 +40,6 @@ _PIXEL_BYTES: Final = (
 """Bytes of a pixel in its first plane, by data format."""
 _HALF_WORD: Final = 0xFFFF
 """Mask of a 16-bit field."""
-_POLLS: Final = 10_000
-"""Number of status reads after which flushing the buffer counts as stuck."""
 
 
 class ConvDriver(UnitDriver):
@@ -51,44 +48,24 @@ class ConvDriver(UnitDriver):
     op_type: ClassVar[OperationType] = OperationType.CONV
     blocks: ClassVar[tuple[str, ...]] = ("CACC", "CMAC_A", "CMAC_B", "CSC", "CDMA")
 
-    @override
-    def needs_rdma(self, operation: ConvOperation, surface: ConvSurface) -> bool:
-        return False
+    counter_switches: ClassVar[str] = "CDMA.D_PERF_ENABLE"
 
     @override
     def program(
         self, context: OperationContext, operation: ConvOperation, surface: ConvSurface
     ) -> None:
         _check(context, operation, surface)
-        _wait_for_buffer(context)
+        context.wait_for(
+            "CDMA.S_CBUF_FLUSH_STATUS",
+            "FLUSH_DONE",
+            "the hardware does not finish flushing the convolution buffer",
+        )
         _program_cacc(context, operation, surface)
-        _program_cmac(context, operation)
-        _program_csc_input(context, operation)
-        _program_csc_weights(context, operation, surface)
-        _program_csc_output(context, operation, surface)
-        _program_cdma_format(context, operation)
+        _program_input(context, operation, surface)
+        _program_csc(context, operation, surface)
         _program_cdma_input(context, operation, surface)
         _program_cdma_weights(context, operation, surface)
         _program_cdma_conversion(context, operation)
-
-    @override
-    def enable_counters(self, registers: RegisterFile) -> None:
-        registers.write_fields("CDMA.D_PERF_ENABLE", DMA_EN=1)
-
-    @override
-    def count(self, registers: RegisterFile, group: int, runtime_us: int) -> ConvStatistics:
-        return ConvStatistics(
-            data_read_stall=registers.read("CDMA.D_PERF_DAT_READ_STALL"),
-            weight_read_stall=registers.read("CDMA.D_PERF_WT_READ_STALL"),
-            data_read_latency=registers.read("CDMA.D_PERF_DAT_READ_LATENCY"),
-            weight_read_latency=registers.read("CDMA.D_PERF_WT_READ_LATENCY"),
-            saturation_count=registers.read("CACC.D_OUT_SATURATION"),
-            nan_data_num=registers.read("CDMA.D_NAN_INPUT_DATA_NUM"),
-            nan_weight_num=registers.read("CDMA.D_NAN_INPUT_WEIGHT_NUM"),
-            inf_data_num=registers.read("CDMA.D_INF_INPUT_DATA_NUM"),
-            inf_weight_num=registers.read("CDMA.D_INF_INPUT_WEIGHT_NUM"),
-            runtime=runtime_us,
-        )
 
 
 def _check(context: OperationContext, operation: ConvOperation, surface: ConvSurface) -> None:
@@ -100,10 +77,10 @@ def _check(context: OperationContext, operation: ConvOperation, surface: ConvSur
     context.check_enum(operation.pixel_mapping, 1, "the pixel mapping")
     context.check_precision(operation.in_precision, "the input's precision")
     context.check_precision(operation.out_precision, "the processing precision")
-    if operation.conv_mode == ConvMode.WINOGRAD and not configuration.has_winograd:
-        context.refuse(f"{configuration.name} has no Winograd mode", NvError.NOT_SUPPORTED)
-    if operation.batch > 1 and not configuration.has_batch:
-        context.refuse(f"{configuration.name} has no multi-batch mode", NvError.NOT_SUPPORTED)
+    if operation.conv_mode == ConvMode.WINOGRAD:
+        context.require_support(configuration.has_winograd, "Winograd mode")
+    if operation.batch > 1:
+        context.require_support(configuration.has_batch, "multi-batch mode")
     if operation.weight_format == WeightFormat.COMPRESSED and not configuration.has_compression:
         context.refuse(
             f"{configuration.name} does not support compressed weights", NvError.NOT_SUPPORTED
@@ -121,196 +98,138 @@ def _check(context: OperationContext, operation: ConvOperation, surface: ConvSur
     context.require(
         (target.width, target.height) != (1, 1) or target.line_stride == configuration.atom_bytes,
         f"the destination is 1 x 1 and has a line stride of {target.line_stride} bytes; the stride "
-        f"must be the atom's {configuration.atom_bytes} bytes",
+        f"must be {configuration.atom_bytes} bytes, the size of an atom",
     )
     context.require(
         operation.data_bank + operation.weight_bank <= configuration.buffer_banks,
-        f"the operation uses {operation.data_bank} banks for data and {operation.weight_bank} for "
-        f"weights; the convolution buffer has only {configuration.buffer_banks}",
+        f"the operation uses {counted(operation.data_bank, 'bank')} for data and "
+        f"{operation.weight_bank} for weights; the convolution buffer has only "
+        f"{configuration.buffer_banks}",
     )
-
-
-def _wait_for_buffer(context: OperationContext) -> None:
-    for _ in range(_POLLS):
-        if context.registers.read_field("CDMA.S_CBUF_FLUSH_STATUS", "FLUSH_DONE"):
-            return
-    context.refuse("the hardware does not finish flushing the convolution buffer", NvError.TIMEOUT)
 
 
 def _program_cacc(
     context: OperationContext, operation: ConvOperation, surface: ConvSurface
 ) -> None:
-    """Program the accumulator."""
+    """Program the accumulator, and the mode of the multipliers."""
     target = surface.dst_data
     address = 0
     if target.type != MemoryType.ON_THE_FLY:
         address = context.resolve_cube(target, "the destination")
-    context.write(
-        "CACC.D_MISC_CFG", CONV_MODE=operation.conv_mode, PROC_PRECISION=operation.out_precision
-    )
-    context.write(
-        "CACC.D_DATAOUT_SIZE_0", DATAOUT_WIDTH=target.width - 1, DATAOUT_HEIGHT=target.height - 1
-    )
-    context.write("CACC.D_DATAOUT_SIZE_1", DATAOUT_CHANNEL=target.channel - 1)
+    for block in ("CACC", "CMAC_A", "CMAC_B"):
+        context.write(
+            block,
+            CONV_MODE=operation.conv_mode,
+            PROC_PRECISION=operation.out_precision,
+        )
+    context.write_extents("CACC", target, "DATAOUT_")
     context.write_word("CACC.D_DATAOUT_ADDR", address & 0xFFFFFFFF)
-    context.write("CACC.D_BATCH_NUMBER", BATCHES=operation.batch - 1)
+    context.write("CACC", BATCHES=operation.batch - 1)
     for name, stride in (("LINE", target.line_stride), ("SURF", target.surf_stride)):
         # The output goes to SDP on the fly, so nothing uses the bits that do not fit.
         register = f"CACC.D_{name}_STRIDE"
         mask = context.registers.map.register(register).write_mask
         context.write_word(register, stride & mask)
     is_packed = int((target.width, target.height) == (1, 1))
-    context.write("CACC.D_DATAOUT_MAP", LINE_PACKED=is_packed, SURF_PACKED=is_packed)
-    context.write("CACC.D_CLIP_CFG", CLIP_TRUNCATE=operation.out_cvt.truncate)
+    context.write(
+        "CACC",
+        LINE_PACKED=is_packed,
+        SURF_PACKED=is_packed,
+        CLIP_TRUNCATE=operation.out_cvt.truncate,
+    )
 
 
-def _program_cmac(context: OperationContext, operation: ConvOperation) -> None:
-    for block in ("CMAC_A", "CMAC_B"):
-        context.write(
-            f"{block}.D_MISC_CFG",
-            CONV_MODE=operation.conv_mode,
-            PROC_PRECISION=operation.out_precision,
-        )
-
-
-def _misc_fields(operation: ConvOperation, in_precision: int) -> dict[str, int]:
-    """Return the fields of D_MISC_CFG, which CDMA and CSC share."""
-    return {
-        "CONV_MODE": operation.conv_mode,
-        "IN_PRECISION": in_precision,
-        "PROC_PRECISION": operation.out_precision,
-        "DATA_REUSE": operation.data_reuse,
-        "WEIGHT_REUSE": operation.weight_reuse,
-        "SKIP_DATA_RLS": operation.skip_data_rls,
-        "SKIP_WEIGHT_RLS": operation.skip_weight_rls,
-    }
-
-
-def _program_csc_input(context: OperationContext, operation: ConvOperation) -> None:
-    """Program the input of the sequencer."""
+def _program_input(
+    context: OperationContext, operation: ConvOperation, surface: ConvSurface
+) -> None:
+    """Program what the convolution DMA and the sequencer must know of the input and the weights."""
     # CDMA converts the data before the sequencer reads them.
-    context.write("CSC.D_MISC_CFG", **_misc_fields(operation, operation.out_precision))
-    is_pixel = int(operation.data_format != _FEATURE_FORMAT)
-    context.write("CSC.D_DATAIN_FORMAT", DATAIN_FORMAT=is_pixel)
-    context.write(
-        "CSC.D_DATAIN_SIZE_EXT_0",
-        DATAIN_WIDTH_EXT=operation.input_width_csc - 1,
-        DATAIN_HEIGHT_EXT=operation.input_height_csc - 1,
-    )
-    context.write("CSC.D_DATAIN_SIZE_EXT_1", DATAIN_CHANNEL_EXT=operation.input_channel_csc - 1)
-    context.write("CSC.D_BATCH_NUMBER", BATCHES=operation.batch - 1)
-    context.write("CSC.D_POST_Y_EXTENSION", Y_EXTENSION=operation.post_extension)
-    context.write("CSC.D_ENTRY_PER_SLICE", ENTRIES=operation.entry_per_slice - 1)
+    precisions = {"CSC": operation.out_precision, "CDMA": operation.in_precision}
+    for block, precision in precisions.items():
+        context.write(
+            block,
+            CONV_MODE=operation.conv_mode,
+            IN_PRECISION=precision,
+            PROC_PRECISION=operation.out_precision,
+            DATA_REUSE=operation.data_reuse,
+            WEIGHT_REUSE=operation.weight_reuse,
+            SKIP_DATA_RLS=operation.skip_data_rls,
+            SKIP_WEIGHT_RLS=operation.skip_weight_rls,
+            DATAIN_WIDTH_EXT=operation.input_width_csc - 1,
+            DATAIN_HEIGHT_EXT=operation.input_height_csc - 1,
+            BATCHES=operation.batch - 1,
+            ENTRIES=operation.entry_per_slice - 1,
+            WEIGHT_FORMAT=operation.weight_format,
+            DATA_BANK=operation.data_bank - 1,
+            WEIGHT_BANK=operation.weight_bank - 1,
+        )
+        context.write_word(f"{block}.D_WEIGHT_BYTES", surface.weight_data.size)
+        context.write_signed(block, PAD_VALUE=operation.pad_val)
 
 
-def _program_csc_weights(
-    context: OperationContext, operation: ConvOperation, surface: ConvSurface
-) -> None:
-    """Program the weights of the sequencer."""
-    context.write("CSC.D_WEIGHT_FORMAT", WEIGHT_FORMAT=operation.weight_format)
-    context.write(
-        "CSC.D_WEIGHT_SIZE_EXT_0",
-        WEIGHT_WIDTH_EXT=operation.kernel_width_csc - 1,
-        WEIGHT_HEIGHT_EXT=operation.kernel_height_csc - 1,
-    )
-    context.write(
-        "CSC.D_WEIGHT_SIZE_EXT_1",
-        WEIGHT_CHANNEL_EXT=operation.kernel_channel_csc - 1,
-        WEIGHT_KERNEL=surface.dst_data.channel - 1,
-    )
-    context.write_word("CSC.D_WEIGHT_BYTES", surface.weight_data.size)
-    is_compressed = operation.weight_format == WeightFormat.COMPRESSED
-    context.write_word("CSC.D_WMB_BYTES", surface.wmb_data.size if is_compressed else 0)
-
-
-def _program_csc_output(
-    context: OperationContext, operation: ConvOperation, surface: ConvSurface
-) -> None:
-    """Program the output, window and buffer banks of the sequencer."""
+def _program_csc(context: OperationContext, operation: ConvOperation, surface: ConvSurface) -> None:
+    """Program the input, weights, output and window of the sequencer."""
     target = surface.dst_data
     is_direct = operation.conv_mode == ConvMode.DIRECT  # in Winograd mode CDMA strides and pads
     context.write(
-        "CSC.D_DATAOUT_SIZE_0",
+        "CSC",
+        DATAIN_FORMAT=int(operation.data_format != _FEATURE_FORMAT),
+        DATAIN_CHANNEL_EXT=operation.input_channel_csc - 1,
+        Y_EXTENSION=operation.post_extension,
+        WEIGHT_WIDTH_EXT=operation.kernel_width_csc - 1,
+        WEIGHT_HEIGHT_EXT=operation.kernel_height_csc - 1,
+        WEIGHT_CHANNEL_EXT=operation.kernel_channel_csc - 1,
+        WEIGHT_KERNEL=target.channel - 1,
         DATAOUT_WIDTH=operation.input_width_cmac - 1,
         DATAOUT_HEIGHT=operation.input_height_cmac - 1,
-    )
-    context.write("CSC.D_DATAOUT_SIZE_1", DATAOUT_CHANNEL=target.channel - 1)
-    context.write("CSC.D_ATOMICS", ATOMICS=target.width * target.height - 1)
-    context.write("CSC.D_RELEASE", RLS_SLICES=operation.release - 1)
-    context.write(
-        "CSC.D_CONV_STRIDE_EXT",
+        DATAOUT_CHANNEL=target.channel - 1,
+        ATOMICS=target.width * target.height - 1,
+        RLS_SLICES=operation.release - 1,
         CONV_X_STRIDE_EXT=operation.conv_stride_x - 1 if is_direct else 0,
         CONV_Y_STRIDE_EXT=operation.conv_stride_y - 1 if is_direct else 0,
-    )
-    context.write(
-        "CSC.D_DILATION_EXT",
         X_DILATION_EXT=operation.dilation_x - 1,
         Y_DILATION_EXT=operation.dilation_y - 1,
-    )
-    context.write(
-        "CSC.D_ZERO_PADDING",
         PAD_LEFT=operation.pad_x_left if is_direct else 0,
         PAD_TOP=operation.pad_y_top if is_direct else 0,
+        PRA_TRUNCATE=operation.pra_truncate,
     )
-    context.write_signed("CSC.D_ZERO_PADDING_VALUE", operation.pad_val)
-    context.write(
-        "CSC.D_BANK", DATA_BANK=operation.data_bank - 1, WEIGHT_BANK=operation.weight_bank - 1
-    )
-    context.write("CSC.D_PRA_CFG", PRA_TRUNCATE=operation.pra_truncate)
-
-
-def _program_cdma_format(context: OperationContext, operation: ConvOperation) -> None:
-    """Program the data format of the convolution DMA."""
-    context.write("CDMA.D_MISC_CFG", **_misc_fields(operation, operation.in_precision))
-    is_pixel = operation.data_format != _FEATURE_FORMAT
-    context.write(
-        "CDMA.D_DATAIN_FORMAT",
-        DATAIN_FORMAT=int(is_pixel),
-        PIXEL_FORMAT=operation.data_format if is_pixel else 0,
-        PIXEL_MAPPING=operation.pixel_mapping,
-        PIXEL_SIGN_OVERRIDE=operation.pixel_override,
-    )
-    context.write(
-        "CDMA.D_DATAIN_SIZE_EXT_0",
-        DATAIN_WIDTH_EXT=operation.input_width_csc - 1,
-        DATAIN_HEIGHT_EXT=operation.input_height_csc - 1,
-    )
-    context.write("CDMA.D_BATCH_NUMBER", BATCHES=operation.batch - 1)
-    context.write_word("CDMA.D_BATCH_STRIDE", operation.batch_stride)
-    context.write("CDMA.D_ENTRY_PER_SLICE", ENTRIES=operation.entry_per_slice - 1)
-    context.write("CDMA.D_FETCH_GRAIN", GRAINS=operation.fetch_grain - 1)
+    is_compressed = operation.weight_format == WeightFormat.COMPRESSED
+    context.write_word("CSC.D_WMB_BYTES", surface.wmb_data.size if is_compressed else 0)
 
 
 def _program_cdma_input(
     context: OperationContext, operation: ConvOperation, surface: ConvSurface
 ) -> None:
-    """Program the source of the convolution DMA."""
+    """Program the source of the convolution DMA, and its data format."""
     source = surface.src_data
     atom = context.configuration.atom_bytes
-    is_feature = operation.data_format == _FEATURE_FORMAT
-    bytes_per_pixel = 2 if is_feature else _PIXEL_BYTES[operation.data_format]
+    is_pixel = operation.data_format != _FEATURE_FORMAT
+    bytes_per_pixel = _PIXEL_BYTES[operation.data_format] if is_pixel else 2
     context.write(
-        "CDMA.D_DATAIN_SIZE_0", DATAIN_WIDTH=source.width - 1, DATAIN_HEIGHT=source.height - 1
+        "CDMA",
+        DATAIN_FORMAT=int(is_pixel),
+        PIXEL_FORMAT=operation.data_format if is_pixel else 0,
+        PIXEL_MAPPING=operation.pixel_mapping,
+        PIXEL_SIGN_OVERRIDE=operation.pixel_override,
+        GRAINS=operation.fetch_grain - 1,
+        DATAIN_RAM_TYPE=context.ram_type(source.type, "the source"),
+        LINE_PACKED=int(source.line_stride == source.width * atom),
+        SURF_PACKED=int(source.surf_stride == source.width * source.height * atom),
     )
-    context.write("CDMA.D_DATAIN_SIZE_1", DATAIN_CHANNEL=source.channel - 1)
-    ram_type = context.ram_type(source.type, "the source")
-    context.write("CDMA.D_DAIN_RAM_TYPE", DATAIN_RAM_TYPE=ram_type)
+    context.write_word("CDMA.D_BATCH_STRIDE", operation.batch_stride)
+    context.write_extents("CDMA", source, "DATAIN_")
     address = context.resolve_input(source, "the source", bytes_per_pixel)
     context.write_address("CDMA.D_DAIN_ADDR_LOW_0", "CDMA.D_DAIN_ADDR_HIGH_0", address)
     second = address + surface.offset_u
     context.require(
         0 <= second < 1 << 64,
-        f"the second plane at offset {surface.offset_u} from the first is outside memory",
+        f"the address of the second plane, {address:#x} plus the offset {surface.offset_u}, does "
+        "not fit into 64 bits",
     )
     context.write_address("CDMA.D_DAIN_ADDR_LOW_1", "CDMA.D_DAIN_ADDR_HIGH_1", second)
     context.write_word("CDMA.D_LINE_STRIDE", source.line_stride)
     context.write_word("CDMA.D_SURF_STRIDE", source.surf_stride)
     context.write_word("CDMA.D_LINE_UV_STRIDE", surface.in_line_uv_stride)
-    context.write(
-        "CDMA.D_DAIN_MAP",
-        LINE_PACKED=int(source.line_stride == source.width * atom),
-        SURF_PACKED=int(source.surf_stride == source.width * source.height * atom),
-    )
 
 
 def _program_cdma_weights(
@@ -318,17 +237,16 @@ def _program_cdma_weights(
 ) -> None:
     """Program the weights of the convolution DMA."""
     weights = surface.weight_data
-    context.write("CDMA.D_WEIGHT_FORMAT", WEIGHT_FORMAT=operation.weight_format)
-    context.write("CDMA.D_WEIGHT_SIZE_0", BYTE_PER_KERNEL=operation.bytes_per_kernel - 1)
-    context.write("CDMA.D_WEIGHT_SIZE_1", WEIGHT_KERNEL=surface.dst_data.channel - 1)
     context.write(
-        "CDMA.D_WEIGHT_RAM_TYPE", WEIGHT_RAM_TYPE=context.ram_type(weights.type, "the weights")
+        "CDMA",
+        BYTE_PER_KERNEL=operation.bytes_per_kernel - 1,
+        WEIGHT_KERNEL=surface.dst_data.channel - 1,
+        WEIGHT_RAM_TYPE=context.ram_type(weights.type, "the weights"),
     )
     address = 0  # not used if the weights are in the buffer already
     if weights.address != -1 or not operation.weight_reuse:
         address = context.resolve_cube(weights, "the weights")
     context.write_address("CDMA.D_WEIGHT_ADDR_LOW", "CDMA.D_WEIGHT_ADDR_HIGH", address)
-    context.write_word("CDMA.D_WEIGHT_BYTES", weights.size)
     if operation.weight_format != WeightFormat.COMPRESSED:
         return
     for name, cube in (("WGS", surface.wgs_data), ("WMB", surface.wmb_data)):
@@ -340,40 +258,26 @@ def _program_cdma_weights(
 def _program_cdma_conversion(context: OperationContext, operation: ConvOperation) -> None:
     """Program the mean, converter, strides, padding and banks of the convolution DMA."""
     has_mean = context.check_enum(operation.mean_format, 2, "the mean's format")
-    context.write("CDMA.D_MEAN_FORMAT", MEAN_FORMAT=has_mean)
     if has_mean:
         context.write(
-            "CDMA.D_MEAN_GLOBAL_0",
+            "CDMA",
             MEAN_RY=operation.mean_ry & _HALF_WORD,
             MEAN_GU=operation.mean_gu & _HALF_WORD,
-        )
-        context.write(
-            "CDMA.D_MEAN_GLOBAL_1",
             MEAN_BV=operation.mean_bv & _HALF_WORD,
             MEAN_AX=operation.mean_ax & _HALF_WORD,
         )
     converter = operation.in_cvt
     context.write(
-        "CDMA.D_CVT_CFG",
+        "CDMA",
+        MEAN_FORMAT=has_mean,
         CVT_EN=int(converter.enable != 0),
         CVT_TRUNCATE=converter.truncate if converter.enable else 0,
-    )
-    if converter.enable:
-        context.write_signed("CDMA.D_CVT_OFFSET", converter.offset)
-        context.write_signed("CDMA.D_CVT_SCALE", converter.scale)
-    context.write(
-        "CDMA.D_CONV_STRIDE",
         CONV_X_STRIDE=operation.conv_stride_x - 1,
         CONV_Y_STRIDE=operation.conv_stride_y - 1,
-    )
-    context.write(
-        "CDMA.D_ZERO_PADDING",
         PAD_LEFT=operation.pad_x_left,
         PAD_RIGHT=operation.pad_x_right,
         PAD_TOP=operation.pad_y_top,
         PAD_BOTTOM=operation.pad_y_bottom,
     )
-    context.write_signed("CDMA.D_ZERO_PADDING_VALUE", operation.pad_val)
-    context.write(
-        "CDMA.D_BANK", DATA_BANK=operation.data_bank - 1, WEIGHT_BANK=operation.weight_bank - 1
-    )
+    if converter.enable:
+        context.write_signed("CDMA", CVT_OFFSET=converter.offset, CVT_SCALE=converter.scale)

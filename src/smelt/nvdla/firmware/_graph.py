@@ -5,17 +5,17 @@ of the phases of different operations is constrained by the graph's edges, by th
 engine takes its operations, and by its two register groups. If these constraints have no cycle, the
 task cannot deadlock, in whatever order the hardware completes its work.
 
-Checks that an operation and its fused parent agree on the data that streams between them.
+An operation and its fused parent must also agree on the data that streams between them.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
 from smelt.nvdla.loadable import (
     CommonOperation,
     ConvOperation,
@@ -23,8 +23,11 @@ from smelt.nvdla.loadable import (
     OperationEvent,
     OperationType,
     PdpOperation,
+    Precision,
     SdpOperation,
+    name_of,
 )
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,21 +65,26 @@ def check_stream(context: OperationContext, parent: int, source: Stream, target:
     )
     for what, values in _common_properties(producer, consumer).items():
         context.require(
-            values[0] == values[1], f"the {what} is {values[1]}, but {where} has {values[0]}"
+            values[0] == values[1],
+            f"the {what} is {values[1]}, but that of {where} is {values[0]}",
         )
 
 
-def _common_properties(producer: Operation, consumer: Operation) -> dict[str, tuple[int, int]]:
-    """Return the properties, by name, that producer and consumer must have in common."""
+def _common_properties(producer: Operation, consumer: Operation) -> dict[str, tuple[str, str]]:
+    """Return the properties, by name, that producer and consumer must have in common, as text."""
     if isinstance(producer, ConvOperation) and isinstance(consumer, SdpOperation):
         return {
-            "source's precision": (producer.out_precision, consumer.src_precision),
-            "convolution mode": (producer.conv_mode, consumer.conv_mode),
-            "batch number": (producer.batch, consumer.batch_num),
+            "precision": _precisions(producer.out_precision, consumer.src_precision),
+            "convolution mode": (str(producer.conv_mode), str(consumer.conv_mode)),
+            "batch number": (str(producer.batch), str(consumer.batch_num)),
         }
     if isinstance(producer, SdpOperation) and isinstance(consumer, PdpOperation):
-        return {"precision": (producer.dst_precision, consumer.precision)}
+        return {"precision": _precisions(producer.dst_precision, consumer.precision)}
     return {}
+
+
+def _precisions(first: int, second: int) -> tuple[str, str]:
+    return name_of(Precision, first), name_of(Precision, second)
 
 
 MAX_OPERATIONS: Final = 1 << 15
@@ -84,7 +92,7 @@ MAX_OPERATIONS: Final = 1 << 15
 _MAX_NAMED: Final = 6
 """Maximum number of problems that a message lists."""
 _PROGRAMMED, _ENABLED, _RUNNING, _COMPLETED = range(4)
-_PHASES: Final = ("programmed", "enabled", "running", "completed")
+_PHASES: Final = ("is programmed", "is enabled", "runs", "completes")
 _PHASE_OF_EVENT: Final = {
     OperationEvent.COMPLETED: _COMPLETED,
     OperationEvent.PROGRAMMED: _PROGRAMMED,
@@ -93,11 +101,12 @@ _PHASE_OF_EVENT: Final = {
     OperationEvent.CDMA_WEIGHTS_DONE: _COMPLETED,
     OperationEvent.CDMA_DATA_DONE: _COMPLETED,
 }
-_CDMA_EVENTS: Final = (OperationEvent.CDMA_WEIGHTS_DONE, OperationEvent.CDMA_DATA_DONE)
+CDMA_EVENTS: Final = (OperationEvent.CDMA_WEIGHTS_DONE, OperationEvent.CDMA_DATA_DONE)
+"""Events that only convolutions raise, in the order in which they are handled."""
 
 
-class GraphOperations:
-    """Nodes of a dependency graph; each is decoded from its bytes at its first use."""
+class OperationDescriptors:
+    """Operations of a dependency graph; each is decoded from its bytes at its first use."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -125,7 +134,7 @@ class TaskGraph:
     """Index of the first operation of each type, or -1."""
     num_operations: int
     num_rois: int
-    operations: GraphOperations
+    operations: OperationDescriptors
     """All operations of the first region, then all of the second, and so on."""
 
     def name(self, index: int) -> str:
@@ -163,10 +172,9 @@ def _refuse(graph: TaskGraph, problems: list[str]) -> None:
         return
     shown = "; ".join(problems[:_MAX_NAMED])
     more = "; and further problems" if len(problems) > _MAX_NAMED else ""
-    raise NvdlaError(
-        NvError.BAD_PARAMETER,
-        f"the task's dependency graph of {graph.num_operations} operations cannot run: "
-        f"{shown}{more}. The loadable is invalid: compile it again",
+    raise NvError.BAD_PARAMETER.error(
+        f"the task's dependency graph of {counted(graph.num_operations, 'operation')} cannot "
+        f"run: {shown}{more}. The loadable is invalid: compile it again"
     )
 
 
@@ -179,7 +187,8 @@ def _check_heads(graph: TaskGraph) -> Iterator[str]:
         if not -1 <= head < graph.num_operations:
             yield f"op_head[{_type_name(op_type)}] is {head}, which is not an operation"
         elif head != -1 and graph.operations[head].op_type != op_type:
-            yield f"op_head[{_type_name(op_type)}] refers to {graph.name(head)} of another type"
+            kind = _type_name(op_type)
+            yield f"op_head[{kind}] refers to {graph.name(head)}; expected {kind}"
 
 
 def _check_nodes(graph: TaskGraph) -> Iterator[str]:
@@ -189,7 +198,10 @@ def _check_nodes(graph: TaskGraph) -> Iterator[str]:
         if operation.op_type >= len(OperationType):
             yield f"operation {index} has the unknown type {operation.op_type}"
         elif operation.op_type != graph.operations[index].op_type:
-            yield f"{graph.name(index)} has type {_type_name(operation.op_type)} in another region"
+            yield (
+                f"{graph.name(index)} has type {_type_name(operation.op_type)} in another region "
+                "of interest"
+            )
         else:
             yield from _check_edges(graph, node)
 
@@ -207,7 +219,7 @@ def _check_edges(graph: TaskGraph, node: int) -> Iterator[str]:
             yield f"{where} refers to {graph.name(edge.index)}; expected {_type_name(op_type)}"
         elif edge.event > max(OperationEvent):
             yield f"{where} has the unknown event {edge.event}"
-        elif edge.event in _CDMA_EVENTS and operation.op_type != OperationType.CONV:
+        elif edge.event in CDMA_EVENTS and operation.op_type != OperationType.CONV:
             yield f"{where} has event {OperationEvent(edge.event).name}, which only CONV raises"
     may_have_parent = operation.op_type in (OperationType.SDP, OperationType.PDP)
     if operation.fused_parent.index != -1 and not may_have_parent:
@@ -226,7 +238,8 @@ def _check_counts(graph: TaskGraph) -> Iterator[str]:
         if operation.dependency_count != count:
             yield (
                 f"{graph.name(node % graph.num_operations)} has a dependency count of "
-                f"{operation.dependency_count}, but {count} edges lead to it"
+                f"{operation.dependency_count}, but {counted(count, 'edge')} "
+                f"{'leads' if count == 1 else 'lead'} to it"
             )
 
 
@@ -247,10 +260,14 @@ def _walk_chains(graph: TaskGraph) -> tuple[list[list[int]], list[str]]:
             chain.append(index)
             index = graph.operations[last_roi + index].consumers[op_type].index
         if index != -1:
-            problems.append(f"the chain of {_type_name(op_type)} returns to {graph.name(index)}")
+            kind = _type_name(op_type)
+            problems.append(
+                f"the chain of consumers[{kind}] from op_head[{kind}] reaches {graph.name(index)} "
+                "twice"
+            )
         chains.append(chain)
     problems += [
-        f"{graph.name(index)} cannot be reached from an op_head"
+        f"{graph.name(index)} cannot be reached from any op_head"
         for index, is_reached in enumerate(reached)
         if not is_reached
     ]
@@ -262,12 +279,18 @@ def _check_order(graph: TaskGraph, chains: list[list[int]]) -> None:
 
     A phase is numbered ``4 * node + phase``.
     """
-    predecessors: list[list[int]] = [[] for _ in range(4 * len(graph.operations))]
+    sorter = TopologicalSorter[int]()
     for first, second in _constraints(graph, chains):
-        predecessors[second].append(first)
-    unsorted = _find_unsorted(predecessors)
-    if unsorted:
-        _refuse(graph, [_describe_cycle(graph, predecessors, unsorted)])
+        sorter.add(second, first)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        phases: list[int] = error.args[1]
+        steps = [
+            f"{graph.name(phase // 4 % graph.num_operations)} {_PHASES[phase % 4]}"
+            for phase in phases[-2 * _MAX_NAMED :]
+        ]
+        _refuse(graph, ["these operations form a cycle: " + " after ".join(reversed(steps))])
 
 
 def _constraints(graph: TaskGraph, chains: list[list[int]]) -> Iterator[tuple[int, int]]:
@@ -300,39 +323,3 @@ def _chain_constraints(
             yield 4 * nodes[position - 1] + _COMPLETED, 4 * node + _RUNNING
         if position >= groups:
             yield 4 * nodes[position - groups] + _COMPLETED, 4 * node + _PROGRAMMED
-
-
-def _find_unsorted(predecessors: list[list[int]]) -> set[int]:
-    """Return the phases that topological sorting leaves over: cycles and their successors."""
-    successors: list[list[int]] = [[] for _ in predecessors]
-    remaining = [len(firsts) for firsts in predecessors]
-    for second, firsts in enumerate(predecessors):
-        for first in firsts:
-            successors[first].append(second)
-    ready = deque(phase for phase, count in enumerate(remaining) if count == 0)
-    unsorted = set(range(len(predecessors)))
-    while ready:
-        phase = ready.popleft()
-        unsorted.discard(phase)
-        for second in successors[phase]:
-            remaining[second] -= 1
-            if remaining[second] == 0:
-                ready.append(second)
-    return unsorted
-
-
-def _describe_cycle(graph: TaskGraph, predecessors: list[list[int]], unsorted: set[int]) -> str:
-    """Return a message that lists a cycle, each phase followed by its predecessor."""
-    path: list[int] = []
-    seen: dict[int, int] = {}
-    phase = min(unsorted)
-    while phase not in seen:
-        seen[phase] = len(path)
-        path.append(phase)
-        phase = next(first for first in predecessors[phase] if first in unsorted)
-    cycle = [*path[seen[phase] :], phase]
-    steps = [
-        f"{graph.name(item // 4 % graph.num_operations)} {_PHASES[item % 4]}"
-        for item in cycle[: 2 * _MAX_NAMED]
-    ]
-    return "these operations form a cycle: " + " after ".join(steps)

@@ -28,20 +28,23 @@ class LutMethod(IntEnum):
     LINEAR = 1
 
 
-def write_lut(context: OperationContext, block: str, lut: LutParameters, precision: int) -> None:
-    """Write both tables, their ranges and the slopes beyond the ranges.
+def write_lut(context: OperationContext, block: str, table: int, precision: int) -> None:
+    """Write both tables, their ranges and the slopes beyond the ranges, if they are not loaded yet.
 
     Args:
         context: The operation that uses the tables.
         block: ``SDP`` or ``CDP``.
-        lut: The tables.
+        table: Index of the lookup table, or a negative number for none.
         precision: Precision of the values that are looked up.
     """
+    if table < 0 or context.is_lut_loaded:
+        return
+    lut = context.read_lut(table)
     _write_table(context, block, _EXPONENTIAL_TABLE, lut.linear_exp_table)
     _write_table(context, block, _LINEAR_TABLE, lut.linear_only_table)
     method = context.check_enum(lut.method, len(LutMethod), "the lookup table's method")
     context.write(
-        f"{block}.S_LUT_CFG",
+        block,
         LUT_LE_FUNCTION=method,
         LUT_HYBRID_PRIORITY=lut.hybrid_priority,
         LUT_UFLOW_PRIORITY=lut.underflow_priority,
@@ -49,7 +52,7 @@ def write_lut(context: OperationContext, block: str, lut: LutParameters, precisi
     )
     index = "LUT_LE_INDEX_OFFSET" if method == LutMethod.EXPONENTIAL else "LUT_LE_INDEX_SELECT"
     context.write(
-        f"{block}.S_LUT_INFO",
+        block,
         **{index: lut.linear_exp_offset & _BYTE},
         LUT_LO_INDEX_SELECT=lut.linear_only_offset & _BYTE,
     )
@@ -66,7 +69,7 @@ def write_lut(context: OperationContext, block: str, lut: LutParameters, precisi
 def _write_table(
     context: OperationContext, block: str, table: int, entries: tuple[int, ...]
 ) -> None:
-    context.write(f"{block}.S_LUT_ACCESS_CFG", LUT_TABLE_ID=table, LUT_ACCESS_TYPE=_WRITE)
+    context.write(block, LUT_TABLE_ID=table, LUT_ACCESS_TYPE=_WRITE)
     registers = context.registers
     address = registers.map.register(f"{block}.S_LUT_ACCESS_DATA").address
     for entry in entries:  # the entry index auto-increments
@@ -85,22 +88,16 @@ def _write_slopes(
     context: OperationContext, block: str, lut: LutParameters, *, is_float: bool
 ) -> None:
     """Write scale and shift of the slopes below and above both tables."""
+    shift_bits = 0 if is_float else _SHIFT_BITS  # a slope in half precision needs no shift
     for table, name in (("LE", "linear_exp"), ("LO", "linear_only")):
-        under, over = (getattr(lut, f"{name}_{side}_scale") for side in ("underflow", "overflow"))
-        context.write(
-            f"{block}.S_LUT_{table}_SLOPE_SCALE",
-            **{
-                f"LUT_{table}_SLOPE_UFLOW_SCALE": under & _HALF_WORD,
-                f"LUT_{table}_SLOPE_OFLOW_SCALE": over & _HALF_WORD,
-            },
-        )
-        under, over = (getattr(lut, f"{name}_{side}_shift") for side in ("underflow", "overflow"))
-        if is_float:  # a slope in half precision needs no shift
-            under = over = 0
-        context.write(
-            f"{block}.S_LUT_{table}_SLOPE_SHIFT",
-            **{
-                f"LUT_{table}_SLOPE_UFLOW_SHIFT": under & _SHIFT_BITS,
-                f"LUT_{table}_SLOPE_OFLOW_SHIFT": over & _SHIFT_BITS,
-            },
-        )
+        for part, mask in (("scale", _HALF_WORD), ("shift", shift_bits)):
+            context.write(
+                block,
+                **{
+                    f"LUT_{table}_SLOPE_{field}_{part.upper()}": getattr(
+                        lut, f"{name}_{side}_{part}"
+                    )
+                    & mask
+                    for field, side in (("UFLOW", "underflow"), ("OFLOW", "overflow"))
+                },
+            )

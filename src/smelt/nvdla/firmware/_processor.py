@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
 from smelt.nvdla.loadable import OperationType
 
 if TYPE_CHECKING:
     from smelt.nvdla.firmware._task import TaskDescriptors
     from smelt.nvdla.firmware._unit_driver import UnitDriver
-    from smelt.nvdla.loadable import CommonOperation, Operation, Surface
+    from smelt.nvdla.loadable import CommonOperation, Consumer, Operation, Surface
 
 NUM_GROUPS: Final = 2
 """Number of register groups of an engine."""
@@ -35,6 +35,12 @@ class Node:
     def name(self) -> str:
         """Name of the operation in messages."""
         return f"operation {self.index} ({self.op_type.name})"
+
+    @property
+    def edges(self) -> tuple[tuple[Consumer, int], ...]:
+        """Edges to the consumers and to the fused parent, with the types of these operations."""
+        parent = (self.descriptor.fused_parent, self.op_type - 1)
+        return (*zip(self.descriptor.consumers, OperationType, strict=True), parent)
 
 
 class NodeCache:
@@ -78,17 +84,15 @@ class NodeCache:
     def _load(self, index: int, op_type: OperationType, roi: int) -> Node:
         """Read a node from memory into the cache."""
         if self._counts[op_type] == MAX_CACHED:
-            raise NvdlaError(
-                NvError.RESOURCE_ERROR,
-                f"the scheduler's cache is full: it holds {MAX_CACHED} operations of type "
-                f"{op_type.name}",
+            raise NvError.RESOURCE_ERROR.error(
+                f"operation {index} cannot be loaded: the scheduler's cache already holds "
+                f"{MAX_CACHED} operations of type {op_type.name}, its maximum"
             )
         descriptor = self._task.read_common(roi * self._task.network.num_operations + index)
         if descriptor.op_type != op_type:
-            raise NvdlaError(
-                NvError.INVALID_STATE,
-                f"operation {index} has type {descriptor.op_type}, expected {op_type.name}; the "
-                "dependency graph changed while the task was running",
+            raise NvError.INVALID_STATE.error(
+                f"operation {index} has type {descriptor.op_type}, expected {op_type} "
+                f"({op_type.name}); the dependency graph changed while the task was running"
             )
         node = Node(descriptor, op_type, index, roi, descriptor.dependency_count)
         self._nodes[index, roi] = node
@@ -97,7 +101,7 @@ class NodeCache:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class ProcessorGroup:
     """One of an engine's two register groups, and the operation that it holds."""
 
     number: int
@@ -107,26 +111,15 @@ class Group:
     rdma_number: int = 0
     is_rdma_needed: bool = False
     is_pending: bool = False
-    """Whether the operation is prepared but its registers are not written yet."""
-    is_programming: bool = False
-    """Whether the registers of the operation are being written."""
+    """Whether the operation is prepared but its registers are not all written yet."""
     is_active: bool = False
     """Whether the operation is enabled and has not completed."""
     events: set[int] = field(default_factory=set[int])
     lut_index: int = -1
     """Index of the lookup table that the operation uses, or -1."""
-    consumers: list[Node | None] = field(default_factory=list["Node | None"])
-    fused_parent: Node | None = None
+    targets: list[Node | None] = field(default_factory=list["Node | None"])
+    """Nodes at the edges of the operation, in the order of `Node.edges`; None without an edge."""
     started_s: float = 0.0
-
-    def clear(self) -> None:
-        """Remove the operation from the group."""
-        self.node = self.operation = self.surface = self.fused_parent = None
-        self.rdma_number = 0
-        self.is_rdma_needed = self.is_pending = self.is_programming = self.is_active = False
-        self.events.clear()
-        self.lut_index = -1
-        self.consumers = []
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +127,9 @@ class Processor:
     """An engine with its two groups and its position in its chain of operations."""
 
     engine: UnitDriver
-    groups: tuple[Group, Group] = field(default_factory=lambda: (Group(0), Group(1)))
+    groups: list[ProcessorGroup] = field(
+        default_factory=lambda: [ProcessorGroup(0), ProcessorGroup(1)]
+    )
     last_group: int = 1
     roi: int = 0
     tail: Node | None = None
@@ -145,11 +140,11 @@ class Processor:
         """Name of the engine."""
         return self.engine.op_type.name
 
-    def other(self, group: Group) -> Group:
+    def other(self, group: ProcessorGroup) -> ProcessorGroup:
         """Return the other group."""
         return self.groups[1 - group.number]
 
-    def find_group(self, node: Node) -> Group | None:
+    def find_group(self, node: Node) -> ProcessorGroup | None:
         """Return the group that holds a node, or None."""
         for group in self.groups:
             if group.node is node:

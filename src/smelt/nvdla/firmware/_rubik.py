@@ -5,15 +5,13 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.nvdla._status import NvError
 from smelt.nvdla.firmware._unit_driver import UnitDriver
-from smelt.nvdla.loadable import OperationType, Precision, RubikStatistics
+from smelt.nvdla.loadable import OperationType, Precision
 from smelt.types import override
 
 if TYPE_CHECKING:
     from smelt.nvdla.firmware._context import OperationContext
     from smelt.nvdla.loadable import RubikOperation, RubikSurface
-    from smelt.nvdla.registers import RegisterFile
 
 _ATOM_BYTES: Final = 32
 """Size of an atom; all hardware configurations with this engine have atoms of 32 bytes."""
@@ -32,38 +30,20 @@ class RubikDriver(UnitDriver):
 
     op_type: ClassVar[OperationType] = OperationType.RUBIK
     blocks: ClassVar[tuple[str, ...]] = ("RBK",)
-
-    @override
-    def needs_rdma(self, operation: RubikOperation, surface: RubikSurface) -> bool:
-        return False
+    counter_switches: ClassVar[str] = "RBK.D_PERF_ENABLE"
 
     @override
     def program(
         self, context: OperationContext, operation: RubikOperation, surface: RubikSurface
     ) -> None:
-        if not context.configuration.has_rubik:
-            context.refuse(
-                f"{context.configuration.name} has no reshape engine", NvError.NOT_SUPPORTED
-            )
+        context.require_support(context.configuration.has_rubik, "reshape engine")
         context.check_cube(surface.src_data, "the source")
         context.check_cube(surface.dst_data, "the destination")
         mode = context.check_enum(operation.mode, len(RubikMode), "the reshape mode")
         precision = context.check_precision(operation.precision, "the precision")
-        context.write("RBK.D_MISC_CFG", RUBIK_MODE=mode, IN_PRECISION=precision)
+        context.write("RBK", RUBIK_MODE=mode, IN_PRECISION=precision)
         _program_input(context, operation, surface)
         _program_output(context, operation, surface)
-
-    @override
-    def enable_counters(self, registers: RegisterFile) -> None:
-        registers.write_fields("RBK.D_PERF_ENABLE", PERF_EN=1)
-
-    @override
-    def count(self, registers: RegisterFile, group: int, runtime_us: int) -> RubikStatistics:
-        return RubikStatistics(
-            read_stall=registers.read("RBK.D_PERF_READ_STALL"),
-            write_stall=registers.read("RBK.D_PERF_WRITE_STALL"),
-            runtime=runtime_us,
-        )
 
 
 def _program_input(
@@ -71,13 +51,9 @@ def _program_input(
 ) -> None:
     """Program the source."""
     source = surface.src_data
-    ram_type = context.ram_type(source.type, "the source")
+    context.write("RBK", DATAIN_RAM_TYPE=context.ram_type(source.type, "the source"))
     address = context.resolve_input(source, "the source")
-    context.write("RBK.D_DAIN_RAM_TYPE", DATAIN_RAM_TYPE=ram_type)
-    context.write(
-        "RBK.D_DATAIN_SIZE_0", DATAIN_WIDTH=source.width - 1, DATAIN_HEIGHT=source.height - 1
-    )
-    context.write("RBK.D_DATAIN_SIZE_1", DATAIN_CHANNEL=source.channel - 1)
+    context.write_extents("RBK", source, "DATAIN_")
     context.write_address("RBK.D_DAIN_ADDR_LOW", "RBK.D_DAIN_ADDR_HIGH", address)
     if operation.mode == RubikMode.MERGE:
         context.require(
@@ -98,8 +74,7 @@ def _program_output(
     target = surface.dst_data
     ram_type = context.ram_type(target.type, "the destination")
     address = context.resolve_cube(target, "the destination")
-    context.write("RBK.D_DAOUT_RAM_TYPE", DATAOUT_RAM_TYPE=ram_type)
-    context.write("RBK.D_DATAOUT_SIZE_1", DATAOUT_CHANNEL=target.channel - 1)
+    context.write("RBK", DATAOUT_RAM_TYPE=ram_type, DATAOUT_CHANNEL=target.channel - 1)
     context.write_address("RBK.D_DAOUT_ADDR_LOW", "RBK.D_DAOUT_ADDR_HIGH", address)
     context.write_word("RBK.D_DAOUT_LINE_STRIDE", target.line_stride)
     if operation.mode == RubikMode.SPLIT:
@@ -109,14 +84,14 @@ def _program_output(
     if operation.mode == RubikMode.CONTRACT:
         context.require(
             operation.stride_x >= 1 and operation.stride_y >= 1,
-            f"the strides are {operation.stride_x} x {operation.stride_y}; they must be at least 1",
+            f"the strides are {operation.stride_x} and {operation.stride_y}; each must be at "
+            "least 1",
         )
-        element_bytes = 1 if operation.precision == Precision.INT8 else 2
-        surfaces = -(-target.channel * element_bytes // _ATOM_BYTES)
+        surfaces = -(-target.channel * Precision(operation.precision).size_bytes // _ATOM_BYTES)
         context.write_word("RBK.D_CONTRACT_STRIDE_0", surfaces * surface.src_data.surf_stride)
         context.write_word("RBK.D_CONTRACT_STRIDE_1", operation.stride_y * target.line_stride)
         context.write(
-            "RBK.D_DECONV_STRIDE",
+            "RBK",
             DECONV_X_STRIDE=operation.stride_x - 1,
             DECONV_Y_STRIDE=operation.stride_y - 1,
         )

@@ -12,10 +12,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
 from smelt.nvdla.firmware._graph import check_graph
-from smelt.nvdla.firmware._run import TaskRun, TaskStatistics
 from smelt.nvdla.firmware._task import read_task
+from smelt.nvdla.firmware._task_run import TaskRun, TaskStatistics
 from smelt.nvdla.loadable import DescriptorVersion
 from smelt.nvdla.registers import RegisterFile, load_register_map
 
@@ -44,7 +44,6 @@ class EngineScheduler:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         layout: DescriptorVersion = DescriptorVersion.WITH_OFFSETS,
-        collect_counters: bool = False,
     ) -> TaskStatistics:
         """Run a task; return when it has ended.
 
@@ -53,11 +52,10 @@ class EngineScheduler:
                 The first entry is the network descriptor.
             timeout_s: Maximum duration of the task in seconds; a longer task fails.
             layout: Layout of the task's descriptors.
-            collect_counters: Whether to enable the engines' performance counters and return them.
-                They are also collected if the network has a list of statistics.
 
         Returns:
-            Times and counters of the operations, in the order of their completion.
+            Times of the operations, in the order of their completion, and their counters if the
+            network has a list of statistics.
 
         Raises:
             NvdlaError: BUSY if another task is running; BAD_PARAMETER, NOT_SUPPORTED and others if
@@ -66,35 +64,22 @@ class EngineScheduler:
                 state of the hardware).
         """
         if not self._busy.acquire(blocking=False):
-            raise NvdlaError(
-                NvError.BUSY,
-                "another task is running; the engine scheduler runs one task at a time",
+            raise NvError.BUSY.error(
+                "another task is running; the engine scheduler runs one task at a time"
             )
         try:
-            return self._execute(addresses, timeout_s, layout, collect_counters=collect_counters)
+            started_s = time.monotonic()
+            task = read_task(self._memory, addresses, layout)
+            if task.network.num_operations == 0 or task.num_rois == 0:
+                return TaskStatistics((), time.monotonic() - started_s)
+            check_graph(task.read_graph())
+            run = TaskRun(
+                self._registers,
+                task,
+                self._configuration,
+                started_s=started_s,
+                deadline_s=started_s + timeout_s,
+            )
+            return run.execute()
         finally:
             self._busy.release()
-
-    def _execute(
-        self,
-        addresses: Sequence[tuple[MemorySpace, int]],
-        timeout_s: float,
-        layout: DescriptorVersion,
-        *,
-        collect_counters: bool,
-    ) -> TaskStatistics:
-        """Read a task, check its graph and run it."""
-        started_s = time.monotonic()
-        task = read_task(self._memory, addresses, layout)
-        if task.network.num_operations == 0 or task.num_rois == 0:
-            return TaskStatistics((), 0, time.monotonic() - started_s)
-        check_graph(task.read_graph())
-        run = TaskRun(
-            self._registers,
-            task,
-            self._configuration,
-            started_s=started_s,
-            deadline_s=started_s + timeout_s,
-            collects_counters=collect_counters or task.has_statistics,
-        )
-        return run.execute()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from smelt.nvdla._protocols import MemorySpace
-from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.firmware._graph import MAX_OPERATIONS, GraphOperations, TaskGraph
+from smelt.nvdla._errors import NvError
+from smelt.nvdla._protocols import MemorySpace, PhysicalAddress
+from smelt.nvdla.firmware._graph import MAX_OPERATIONS, OperationDescriptors, TaskGraph
 from smelt.nvdla.loadable import (
-    OPERATION_CLASSES,
+    DESCRIPTOR_CLASSES,
     OPERATION_STRIDE_BYTES,
     STATISTICS_STRIDE_BYTES,
-    SURFACE_CLASSES,
     SURFACE_STRIDE_BYTES,
     CommonOperation,
     Descriptor,
@@ -34,19 +33,12 @@ _COMMON_BYTES = CommonOperation.size_bytes()
 _D = TypeVar("_D", bound=Descriptor)
 
 
-class TaskAddress(NamedTuple):
-    """Entry of a task's address list: memory space and physical address."""
-
-    space: MemorySpace
-    address: int
-
-
 @dataclass(frozen=True, slots=True)
 class TaskDescriptors:
     """The descriptor lists of a task; the network descriptor holds their address indices."""
 
     memory: DmaMemory
-    addresses: Sequence[TaskAddress]
+    addresses: Sequence[PhysicalAddress]
     layout: DescriptorVersion
     network: NetworkDescriptor
     num_rois: int
@@ -56,21 +48,20 @@ class TaskDescriptors:
         """Whether the network has a list for the engines' statistics."""
         return self.network.stat_list_index != -1
 
-    def address(self, index: int, what: str) -> TaskAddress:
+    def address(self, index: int, what: str) -> PhysicalAddress:
         """Return the entry at an index of the address list.
 
         Raises:
             NvdlaError: INVALID_ADDRESS if the index is outside the list.
         """
         if not 0 <= index < len(self.addresses):
-            raise NvdlaError(
-                NvError.INVALID_ADDRESS,
-                f"the address index of {what} is {index}; the address list has "
-                f"{len(self.addresses)} entries",
+            raise NvError.INVALID_ADDRESS.error(
+                f"the address index of {what} is {index}; it must be 0 to "
+                f"{len(self.addresses) - 1}, the last index of the task's address list"
             )
         return self.addresses[index]
 
-    def extents(self) -> list[tuple[TaskAddress, int]]:
+    def extents(self) -> list[tuple[PhysicalAddress, int]]:
         """Return address and size in bytes of each descriptor list of the task."""
         network, count = self.network, self.network.num_operations * self.num_rois
         sizes = {
@@ -89,43 +80,46 @@ class TaskDescriptors:
 
     def read_graph(self) -> TaskGraph:
         """Read the dependency graph, for all regions of interest."""
-        space, address = self.address(
-            self.network.dependency_graph_index, "the network's dependency graph"
-        )
         count = self.network.num_operations * self.num_rois
-        data = self.memory.read(space, address, count * _COMMON_BYTES)
         return TaskGraph(
             heads=self.network.op_head,
             num_operations=self.network.num_operations,
             num_rois=self.num_rois,
-            operations=GraphOperations(data),
+            operations=OperationDescriptors(
+                self.memory.read(*self._locate_node(0), count * _COMMON_BYTES)
+            ),
         )
 
     def write_common(self, node: int, operation: CommonOperation) -> None:
         """Write a node of the dependency graph back to memory."""
-        space, address = self.address(
-            self.network.dependency_graph_index, "the network's dependency graph"
-        )
-        self.memory.write(space, address + node * _COMMON_BYTES, operation.to_bytes())
+        self.memory.write(*self._locate_node(node), operation.to_bytes())
 
     def read_common(self, node: int) -> CommonOperation:
         """Read a node of the dependency graph."""
-        return self._read(CommonOperation, self.network.dependency_graph_index, _COMMON_BYTES, node)
+        data = self.memory.read(*self._locate_node(node), _COMMON_BYTES)
+        return CommonOperation.from_bytes(data)
+
+    def _locate_node(self, node: int) -> PhysicalAddress:
+        index = self.network.dependency_graph_index
+        space, address = self.address(index, "the network's dependency graph")
+        return PhysicalAddress(space, address + node * _COMMON_BYTES)
 
     def read_operation(self, op_type: OperationType, node: int) -> Operation:
         """Read the operation descriptor of a node."""
-        cls = OPERATION_CLASSES[op_type]
-        return self._read(cls, self.network.operation_desc_index, OPERATION_STRIDE_BYTES, node)
+        cls = DESCRIPTOR_CLASSES[op_type].operation
+        index, what = self.network.operation_desc_index, "the network's operation list"
+        return self._read(cls, index, what, OPERATION_STRIDE_BYTES, node)
 
     def read_surface(self, op_type: OperationType, node: int) -> Surface:
         """Read the surface descriptor of a node."""
-        cls = SURFACE_CLASSES[op_type]
-        return self._read(cls, self.network.surface_desc_index, SURFACE_STRIDE_BYTES, node)
+        cls = DESCRIPTOR_CLASSES[op_type].surface
+        index, what = self.network.surface_desc_index, "the network's surface list"
+        return self._read(cls, index, what, SURFACE_STRIDE_BYTES, node)
 
     def read_lut(self, index: int) -> LutParameters:
         """Read a lookup table."""
-        size = LutParameters.size_bytes()
-        return self._read(LutParameters, self.network.lut_data_index, size, index)
+        size, what = LutParameters.size_bytes(), "the network's list of lookup tables"
+        return self._read(LutParameters, self.network.lut_data_index, what, size, index)
 
     def read_roi(self, index: int) -> Roi:
         """Read a region of interest."""
@@ -142,8 +136,8 @@ class TaskDescriptors:
             space, address + node * STATISTICS_STRIDE_BYTES, statistics.to_bytes(self.layout)
         )
 
-    def _read(self, cls: type[_D], index: int, stride: int, node: int) -> _D:
-        space, address = self.address(index, f"the network's list of {cls.__name__}")
+    def _read(self, cls: type[_D], index: int, what: str, stride: int, node: int) -> _D:
+        space, address = self.address(index, what)
         size = cls.size_bytes(self.layout)
         data = self.memory.read(space, address + node * stride, size)
         return cls.from_bytes(data, 0, self.layout)
@@ -160,32 +154,28 @@ def read_task(
             many regions of interest; RESOURCE_ERROR if there are more than `MAX_OPERATIONS`
             operations.
     """
-    address_list = [TaskAddress(MemorySpace(space), address) for space, address in addresses]
+    address_list = [PhysicalAddress(MemorySpace(space), address) for space, address in addresses]
     if not address_list:
-        raise NvdlaError(
-            NvError.INVALID_ADDRESS,
-            "the task has no addresses; the first address must be that of its network descriptor",
+        raise NvError.INVALID_ADDRESS.error(
+            "the task has no addresses; the first address must be that of its network descriptor"
         )
     data = memory.read(
         address_list[0].space, address_list[0].address, NetworkDescriptor.size_bytes(layout)
     )
     network = NetworkDescriptor.from_bytes(data, 0, layout)
     if network.num_addresses > len(address_list):
-        raise NvdlaError(
-            NvError.COUNT_MISMATCH,
+        raise NvError.COUNT_MISMATCH.error(
             f"the network needs {network.num_addresses} addresses, but the task has "
-            f"{len(address_list)}",
+            f"{len(address_list)}"
         )
     task = TaskDescriptors(memory, address_list, layout, network, network.num_rois)
     if network.dynamic_roi:
         task = TaskDescriptors(memory, address_list, layout, network, _count_rois(task))
     count = network.num_operations * task.num_rois
     if count > MAX_OPERATIONS:
-        raise NvdlaError(
-            NvError.RESOURCE_ERROR,
-            f"the task has {count} operations ({network.num_operations} for each of "
-            f"{task.num_rois} regions of interest); the scheduler supports at most "
-            f"{MAX_OPERATIONS}",
+        raise NvError.RESOURCE_ERROR.error(
+            f"the task has {count} operations ({network.num_operations} for each region of "
+            f"interest); the scheduler supports at most {MAX_OPERATIONS}"
         )
     return task
 
@@ -195,9 +185,8 @@ def _count_rois(task: TaskDescriptors) -> int:
     space, address = task.address(task.network.roi_array_index, "the list of regions of interest")
     array = RoiArray.from_bytes(task.memory.read(space, address, RoiArray.size_bytes()))
     if array.array_length > task.network.num_rois:
-        raise NvdlaError(
-            NvError.BAD_PARAMETER,
+        raise NvError.BAD_PARAMETER.error(
             f"the task has {array.array_length} regions of interest; the network supports at most "
-            f"{task.network.num_rois}",
+            f"{task.network.num_rois}"
         )
     return array.array_length

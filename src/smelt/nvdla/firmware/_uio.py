@@ -13,7 +13,8 @@ import select
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvdlaError, NvError
+from smelt.signal_errors import pass_on_handler_error
 from smelt.types import Closeable, override
 
 if TYPE_CHECKING:
@@ -38,25 +39,23 @@ class _Mapping:
         try:
             self.file = os.open(path, flags)
         except OSError as error:
-            raise NvdlaError(
-                NvError.DEVICE_NOT_FOUND,
+            pass_on_handler_error(error)
+            raise NvError.DEVICE_NOT_FOUND.error(
                 f"cannot open the device {path}: {error.strerror}; check that its driver is loaded "
-                "and that you have permission to open it",
+                "and that you have permission to open it"
             ) from error
         try:
             self._map = mmap.mmap(self.file, size_bytes, offset=offset)
         except (OSError, ValueError) as error:
             os.close(self.file)
-            raise NvdlaError(
-                NvError.RESOURCE_ERROR,
-                f"cannot map {size_bytes} bytes of {path} at offset {offset:#x}: {error}",
+            pass_on_handler_error(error)
+            raise NvError.RESOURCE_ERROR.error(
+                f"cannot map {size_bytes} bytes of {path} at offset {offset:#x}: {error}"
             ) from error
         self.view = memoryview(self._map)
-        self._is_open = True
 
     def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
+        if not self._map.closed:
             self.view.release()
             self._map.close()
             os.close(self.file)
@@ -117,22 +116,21 @@ class UioBus(Closeable):
                 return False
             count = os.read(self._interrupts, _WORD_BYTES)
         except OSError as error:
-            raise NvdlaError(
-                NvError.DISCONNECTED,
-                f"the device {self._path} is no longer available: {error.strerror}",
+            pass_on_handler_error(error)
+            raise NvError.DISCONNECTED.error(
+                f"the device {self._path} is no longer available: {error.strerror}"
             ) from error
         if len(count) != _WORD_BYTES:
-            raise NvdlaError(
-                NvError.DISCONNECTED, f"the device {self._path} no longer reports interrupts"
+            raise NvError.DISCONNECTED.error(
+                f"the device {self._path} no longer reports interrupts"
             )
         return True
 
     def _index(self, address: int) -> int:
         if address % _WORD_BYTES or not 0 <= address < len(self._words) * _WORD_BYTES:
-            raise NvdlaError(
-                NvError.INVALID_ADDRESS,
+            raise NvError.INVALID_ADDRESS.error(
                 f"there is no register at {address:#x}: the window of {self._path} has "
-                f"{len(self._words)} registers of {_WORD_BYTES} bytes",
+                f"{len(self._words)} registers of {_WORD_BYTES} bytes"
             )
         return address // _WORD_BYTES
 
@@ -192,8 +190,7 @@ class UioMemory(Closeable):
             fits = start >= 0 and 0 <= size_bytes <= region.size_bytes - start
             if region.space == space and fits:
                 return mapping.view[start : start + size_bytes]
-        raise NvdlaError(
-            NvError.INVALID_ADDRESS,
+        raise NvError.INVALID_ADDRESS.error(
             f"{space.name} bytes {address:#x} to {address + size_bytes:#x} are not in a mapped "
-            "region",
+            "region"
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from smelt.nvdla.loadable import DESCRIPTOR_CLASSES
+
 if TYPE_CHECKING:
     from smelt.nvdla.firmware._context import OperationContext
     from smelt.nvdla.loadable import Descriptor, OperationType
@@ -24,14 +26,18 @@ class UnitDriver(ABC):
     """Block that reads memory for the engine (RDMA); its groups alternate independently."""
     has_shadow_groups: ClassVar[bool] = True
     """Whether one group can be programmed while the other waits to be enabled."""
+    has_lut: ClassVar[bool] = False
+    """Whether operations may use a lookup table."""
+    counter_switches: ClassVar[str]
+    """Register each bit of which enables some of the counters."""
 
-    @abstractmethod
     def needs_rdma(self, operation: Any, surface: Any) -> bool:
         """Return whether an operation uses the engine's RDMA block."""
+        return self.rdma_block is not None
 
     def lut_index(self, operation: Any) -> int:
         """Return the index of the lookup table that an operation uses, or -1."""
-        return -1
+        return int(operation.lut_index) if self.has_lut else -1
 
     @abstractmethod
     def program(self, context: OperationContext, operation: Any, surface: Any) -> None:
@@ -41,13 +47,20 @@ class UnitDriver(ABC):
             NvdlaError: If the hardware cannot run the operation.
         """
 
-    @abstractmethod
     def count(self, registers: RegisterFile, group: int, runtime_us: int) -> Descriptor:
         """Return the statistics of an operation that has completed in a group."""
+        statistics = DESCRIPTOR_CLASSES[self.op_type].statistics
+        values = {
+            name: registers.read(field.register.format(group=group))
+            for name, field in statistics.field_specs.items()
+            if field.register
+        }
+        return statistics(**values | {"runtime": runtime_us})
 
-    @abstractmethod
     def enable_counters(self, registers: RegisterFile) -> None:
         """Enable the performance counters of the operation that is being programmed."""
+        register = registers.map.register(self.counter_switches)
+        registers.bus.write(register.address, register.write_mask)
 
     def is_empty(self, surface: Any) -> bool:
         """Return whether an operation has no work; hardware never reports its completion."""

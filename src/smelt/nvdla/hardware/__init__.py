@@ -1,5 +1,6 @@
 """Machine model: configurations, memory and engines, bit-exact at register level."""
 
+from smelt.nvdla._protocols import Precision
 from smelt.nvdla.hardware._configuration import (
     CONFIGURATIONS,
     NV_FULL,
@@ -10,11 +11,10 @@ from smelt.nvdla.hardware._configuration import (
     NV_SMALL_256,
     NV_SMALL_256_FULL,
     Configuration,
-    Precision,
     find_configuration,
 )
-from smelt.nvdla.hardware._machine import Fault, Machine, OperationRecord, SoftwareMemoryAccess
-from smelt.nvdla.hardware._operation import AddressSpan, Counters, TaskAccessLimits
+from smelt.nvdla.hardware._machine import Machine
+from smelt.nvdla.hardware._running_operation import AddressSpan, TaskAccessLimits
 
 __all__ = [
     "CONFIGURATIONS",
@@ -27,11 +27,7 @@ __all__ = [
     "NV_SMALL_256_FULL",
     "AddressSpan",
     "Configuration",
-    "Counters",
-    "Fault",
     "Machine",
-    "SoftwareMemoryAccess",
-    "OperationRecord",
     "Precision",
     "TaskAccessLimits",
     "find_configuration",

@@ -1,15 +1,15 @@
-"""Integer arithmetic of all engines: rounding shifts and saturation.
+"""Arithmetic of all engines: integers, and floating point in FP16, FP17 and FP32.
 
-A right shift rounds to nearest, with ties away from zero, and a result is clamped to the width of
-the output. Values are int64: every intermediate value of the hardware has fewer than 64 bits.
+A right shift of integers rounds to nearest, with ties away from zero, and a result is clamped to
+the width of the output. Values are int64: every intermediate value of the hardware has fewer than
+64 bits.
 
-Floating-point arithmetic of the hardware, on float64 arrays that represent its formats exactly.
-
-The formats are FP16 (5 exponent bits, 10 mantissa bits), FP17 (6, 10) and FP32. Operations round to
-nearest even. Values that are too large become the largest finite value; values that are too small
-become 0 (only FP16 has denormal numbers). A sum of zero has the sign of its first operand. If an
-operand is a NaN, the result is that NaN, the first operand's before the second's; the payload in
-the lowest bits of its mantissa is kept in every format.
+Floating-point numbers are float64 arrays that represent the hardware's formats exactly: FP16 (5
+exponent bits, 10 mantissa bits), FP17 (6, 10) and FP32. Operations round to nearest even. Values
+that are too large become the largest finite value; values that are too small become 0 (only FP16
+has denormal numbers). A sum of zero has the sign of its first operand. If an operand is a NaN, the
+result is that NaN, the first operand's before the second's; the payload in the lowest bits of its
+mantissa is kept in every format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smelt.nvdla.hardware._memory import Array, FloatArray
+
+    Combine = Callable[[np.ndarray, np.ndarray], np.ndarray]
+    """Operation of two operands, on integers or in a floating-point format."""
 
 
 def saturate(values: Array, bits: int) -> Array:
@@ -131,16 +136,14 @@ def minimum(first: np.ndarray, second: np.ndarray) -> FloatArray:
 
 def _is_larger(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     zeros = (first == 0) & (second == 0) & ~np.signbit(first) & np.signbit(second)
-    larger: np.ndarray = (first > second) | zeros
-    return larger
+    return np.asarray((first > second) | zeros)
 
 
 def differs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return where values differ; +0 and -0 differ, two NaNs do not."""
     both_nan = np.isnan(first) & np.isnan(second)
     unequal = (first != second) | (np.signbit(first) != np.signbit(second))
-    differences: np.ndarray = unequal & ~both_nan
-    return differences
+    return np.asarray(unequal & ~both_nan)
 
 
 def widen(values: np.ndarray, target: FloatFormat) -> FloatArray:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smelt.nvdla.hardware._blocks import Block
-from smelt.nvdla.hardware._memory import Surface, require_space
+from smelt.nvdla.hardware._memory import Surface
 
 if TYPE_CHECKING:
-    from smelt.nvdla._protocols import MemorySpace
-    from smelt.nvdla.hardware._operation import Operation
+    from smelt.nvdla.hardware._running_operation import Operation
     from smelt.nvdla.registers import Register
 
 SLOTS = 20
@@ -76,24 +75,21 @@ class BdmaBlock(Block):
         """Return the copy that the registers describe."""
         registers = self.view()
 
-        def surface(side: str, space: MemorySpace) -> Surface:
+        def surface(side: str) -> Surface:
             """Return the source (``SRC``) or destination (``DST``)."""
             return Surface(
-                space,
+                registers.space(f"{side}_RAM_TYPE"),
                 registers.address(f"CFG_{side}_ADDR_LOW", f"CFG_{side}_ADDR_HIGH"),
                 registers.word(f"CFG_{side}_LINE"),
                 registers.word(f"CFG_{side}_SURF"),
-                registers.get("CFG_LINE", "SIZE") + 1,
-                registers.get("CFG_LINE_REPEAT", "NUMBER") + 1,
-                registers.get("CFG_SURF_REPEAT", "NUMBER") + 1,
+                registers.get("SIZE") + 1,
+                registers.word("CFG_LINE_REPEAT") + 1,
+                registers.word("CFG_SURF_REPEAT") + 1,
                 _UNIT_BYTES,
                 f"BDMA.CFG_{side}_ADDR",
             )
 
-        return Transfer(
-            surface("SRC", require_space(registers.get("CFG_CMD", "SRC_RAM_TYPE"))),
-            surface("DST", require_space(registers.get("CFG_CMD", "DST_RAM_TYPE"))),
-        )
+        return Transfer(surface("SRC"), surface("DST"))
 
 
 def run_bdma(operation: Operation, transfers: list[Transfer]) -> None:

@@ -6,8 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from smelt.nvdla.hardware._arithmetic import sign_extend
+from smelt.nvdla.hardware._group_registers import GroupRegisters
 from smelt.nvdla.hardware._lut import LE_ENTRIES, LO_ENTRIES
-from smelt.nvdla.hardware._state import GroupRegisters
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._configuration import Configuration
@@ -27,59 +27,6 @@ _IDLE, _RUNNING, _PENDING = 0, 1, 2
 """Values of a group's status field."""
 
 
-class GlobalBlock:
-    """Block GLB: interrupt status, mask and set.
-
-    The interrupts of one operation arrive one after another, as in hardware. The next one arrives
-    when the line is not asserted and software waits for an interrupt or has read a status of 0.
-    """
-
-    def __init__(self, register_map: RegisterMap) -> None:
-        self._fields = register_map.register("GLB.S_INTR_STATUS").fields
-        self._version = register_map.register("GLB.S_NVDLA_HW_VERSION").reset
-        self.status = 0
-        self.mask = 0
-        self._pending: deque[int] = deque()
-
-    @property
-    def is_raised(self) -> bool:
-        """Whether the interrupt line is asserted: a status bit is set and not masked."""
-        return bool(self.status & ~self.mask)
-
-    def raise_done(self, source: str, group: int) -> None:
-        """Queue the interrupt of an engine's group."""
-        self._pending.append(self._fields[f"{source}_DONE_STATUS{group}"].mask)
-
-    def deliver(self) -> bool:
-        """Deliver queued interrupts until the line is asserted; return whether it is asserted."""
-        while self._pending and not self.is_raised:
-            self.status |= self._pending.popleft()
-        return self.is_raised
-
-    def read(self, register: Register) -> int:
-        """Return a register."""
-        if register.name == "S_INTR_STATUS" and not self.status:
-            self.deliver()
-            return 0
-        values = {
-            "S_NVDLA_HW_VERSION": self._version,
-            "S_INTR_MASK": self.mask,
-            "S_INTR_STATUS": self.status,
-        }
-        return values.get(register.name, 0)
-
-    def write(self, register: Register, value: int) -> bool:
-        """Set a register; ones clear the bits of S_INTR_STATUS, S_INTR_SET sets them."""
-        value &= register.write_mask
-        if register.name == "S_INTR_MASK":
-            self.mask = value
-        elif register.name == "S_INTR_SET":
-            self.status |= value
-        elif register.name == "S_INTR_STATUS":
-            self.status &= ~value
-        return False
-
-
 class Block:
     """Registers of one block, with its ping-pong groups if it has any."""
 
@@ -95,7 +42,6 @@ class Block:
         self.consumer = 0
         self.is_hung = False
         self.start()
-        self.tables: tuple[list[int], list[int]] = ([], [])
         self.clear_tables()
         if "S_CBUF_FLUSH_STATUS" in self.single:
             self.single["S_CBUF_FLUSH_STATUS"] = 1
@@ -105,7 +51,7 @@ class Block:
 
     def clear_tables(self) -> None:
         """Set all entries of the lookup tables to 0."""
-        self.tables = ([0] * LE_ENTRIES, [0] * LO_ENTRIES)
+        self.tables: tuple[list[int], list[int]] = ([0] * LE_ENTRIES, [0] * LO_ENTRIES)
 
     @property
     def is_ready(self) -> bool:
@@ -181,8 +127,7 @@ class Block:
             return 0
         if value is not None:
             table[index] = sign_extend(value, 16)
-        index_field = register.fields["LUT_ADDR"]
-        self.single["S_LUT_ACCESS_CFG"] = index_field.insert(word, index + 1)
+        self.single["S_LUT_ACCESS_CFG"] = register.insert(word, "LUT_ADDR", index + 1)
         return table[index] & 0xFFFF
 
 
@@ -190,14 +135,49 @@ def _merged(old: int, value: int, register: Register) -> int:
     return (old & ~register.write_mask) | (value & register.write_mask)
 
 
-class GlobalAdapter(Block):
-    """Adapter of the GLB block to the interface of `Block`."""
+class GlobalBlock(Block):
+    """Block GLB: interrupt status, mask and set.
+
+    The interrupts of one operation arrive one after another, as in hardware. The next one arrives
+    when the line is not asserted and software waits for an interrupt or has read a status of 0.
+    """
+
+    def __init__(self, register_map: RegisterMap) -> None:
+        super().__init__("GLB", register_map, self)
+        self._fields = register_map.register("GLB.S_INTR_STATUS").fields
+        self._pending: deque[int] = deque()
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether the interrupt line is asserted: a status bit is set and not masked."""
+        return bool(self.single["S_INTR_STATUS"] & ~self.single["S_INTR_MASK"])
+
+    def raise_done(self, source: str, group: int) -> None:
+        """Queue the interrupt of an engine's group."""
+        self._pending.append(self._fields[f"{source}_DONE_STATUS{group}"].mask)
+
+    def deliver(self) -> bool:
+        """Deliver queued interrupts until the line is asserted; return whether it is asserted."""
+        while self._pending and not self.is_raised:
+            self.single["S_INTR_STATUS"] |= self._pending.popleft()
+        return self.is_raised
 
     def read(self, register: Register) -> int:
-        return self.glb.read(register)
+        """Return a register."""
+        if register.name == "S_INTR_STATUS" and not self.single["S_INTR_STATUS"]:
+            self.deliver()
+            return 0
+        return super().read(register)
 
     def write(self, register: Register, value: int) -> bool:
-        return self.glb.write(register, value)
+        """Set a register; ones clear the bits of S_INTR_STATUS, S_INTR_SET sets them."""
+        if register.name == "S_INTR_SET":
+            self.single["S_INTR_STATUS"] |= value & register.write_mask
+        elif register.name == "S_INTR_STATUS":
+            self.single["S_INTR_STATUS"] &= ~(value & register.write_mask)
+        else:
+            super().write(register, value)
+        return False
 
 
 class RomBlock(Block):
@@ -226,13 +206,10 @@ class RomBlock(Block):
 
 def absent_blocks(configuration: Configuration) -> set[str]:
     """Return the names of the blocks that a configuration lacks."""
-    absent: set[str] = set()
-    if not configuration.has_bdma:
-        absent.add("BDMA")
-    if not configuration.has_rubik:
-        absent.add("RBK")
-    if not configuration.has_pdp:
-        absent |= {"PDP", "PDP_RDMA"}
-    if not configuration.has_cdp:
-        absent |= {"CDP", "CDP_RDMA"}
-    return absent
+    optional = {
+        ("BDMA",): configuration.has_bdma,
+        ("RBK",): configuration.has_rubik,
+        ("PDP", "PDP_RDMA"): configuration.has_pdp,
+        ("CDP", "CDP_RDMA"): configuration.has_cdp,
+    }
+    return {name for names, is_present in optional.items() if not is_present for name in names}

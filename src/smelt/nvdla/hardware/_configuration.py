@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
 from typing import Final
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
+from smelt.nvdla._protocols import Precision
 
-
-class Precision(IntEnum):
-    """Element type; the values are those of the precision fields of the registers."""
-
-    INT8 = 0
-    INT16 = 1
-    FP16 = 2
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of one element in bytes."""
-        return 1 if self is Precision.INT8 else 2
-
-
-_ALL_PRECISIONS: Final = frozenset(Precision)
 _INT8_ONLY: Final = frozenset({Precision.INT8})
 
 
@@ -64,14 +49,15 @@ class Configuration:
         for name in ("atomic_c", "atomic_k", "atom_bytes", "buffer_banks", "buffer_depth"):
             value = getattr(self, name)
             if value < 1:
-                raise NvdlaError(
-                    NvError.BAD_VALUE,
-                    f"configuration {self.name}: {name} is {value}; it must be positive",
+                raise NvError.BAD_VALUE.error(
+                    f"configuration {self.name}: {name} is {value}; it must be positive"
                 )
         if self.atom_bytes % 2 or Precision.INT8 not in self.precisions:
-            raise NvdlaError(
-                NvError.BAD_VALUE,
-                f"configuration {self.name} must have an even atom_bytes and the precision int8",
+            precisions = ", ".join(item.name.lower() for item in sorted(self.precisions))
+            raise NvError.BAD_VALUE.error(
+                f"configuration {self.name}: atom_bytes is {self.atom_bytes} and the precisions "
+                f"are {precisions or 'none'}; atom_bytes must be even, and int8 must be one of the "
+                "precisions"
             )
 
     @property
@@ -95,25 +81,22 @@ class Configuration:
         return self.atom_bytes // precision.size_bytes
 
 
-NV_FULL: Final = Configuration(
-    name="nv_full",
-    register_map="nv_full",
-    buffer_depth=256,
-    buffer_width_bytes=128,
-    precisions=_ALL_PRECISIONS,
-    has_bdma=True,
-    has_rubik=True,
-    has_winograd=True,
-    has_compression=True,
-    has_batch=True,
-    has_sram=True,
-)
 NV_LARGE: Final = Configuration(
     name="nv_large",
     has_winograd=True,
     has_compression=True,
     has_batch=True,
     has_sram=True,
+)
+NV_FULL: Final = replace(
+    NV_LARGE,
+    name="nv_full",
+    register_map="nv_full",
+    buffer_depth=256,
+    buffer_width_bytes=128,
+    precisions=frozenset(Precision),
+    has_bdma=True,
+    has_rubik=True,
 )
 NV_SMALL: Final = Configuration(
     name="nv_small",
@@ -134,17 +117,7 @@ NV_SMALL_256: Final = Configuration(
     buffer_width_bytes=32,
     dram_bytes_per_s=5e9,
 )
-NV_SMALL_256_FULL: Final = Configuration(
-    name="nv_small_256_full",
-    atomic_c=32,
-    atomic_k=8,
-    atom_bytes=8,
-    buffer_banks=32,
-    buffer_depth=128,
-    buffer_width_bytes=32,
-    has_sram=True,
-    dram_bytes_per_s=5e9,
-)
+NV_SMALL_256_FULL: Final = replace(NV_SMALL_256, name="nv_small_256_full", has_sram=True)
 NV_MEDIUM_512: Final = Configuration(
     name="nv_medium_512",
     atomic_c=32,
@@ -153,13 +126,8 @@ NV_MEDIUM_512: Final = Configuration(
     buffer_banks=32,
     buffer_width_bytes=32,
 )
-NV_MEDIUM_1024_FULL: Final = Configuration(
-    name="nv_medium_1024_full",
-    atomic_c=32,
-    atomic_k=32,
-    buffer_banks=32,
-    buffer_width_bytes=32,
-    has_sram=True,
+NV_MEDIUM_1024_FULL: Final = replace(
+    NV_MEDIUM_512, name="nv_medium_1024_full", atomic_k=32, atom_bytes=32, has_sram=True
 )
 
 CONFIGURATIONS: Final = {
@@ -186,8 +154,7 @@ def find_configuration(name: str) -> Configuration:
     try:
         return CONFIGURATIONS[name]
     except KeyError:
-        raise NvdlaError(
-            NvError.BAD_PARAMETER,
+        raise NvError.BAD_PARAMETER.error(
             f"there is no NVDLA configuration {name!r}; the configurations are "
-            f"{', '.join(CONFIGURATIONS)}",
+            f"{', '.join(CONFIGURATIONS)}"
         ) from None

@@ -1,9 +1,7 @@
-"""Bit-exact fp16 convolutions: the lanes of each MAC cell and the order of additions.
+"""Bit-exact fp16 convolutions: order of additions, carry-save multipliers, FP48 accumulator.
 
 Each output is summed over blocks of 64 channels in the outer loop, then over the kernel's rows and
 columns. In Winograd mode a cell multiplies 4 channels of a 4 x 4 tile.
-
-Bit-exact fp16 products and sums: carry-save multipliers and the FP48 accumulator.
 
 A MAC cell multiplies 64 lanes. Mantissas are multiplied by radix-4 Booth recoding. Each product
 stays in the form of two carry-save words, which are shifted to the cell's largest exponent before
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
     from smelt.nvdla.hardware._convolution import ConvolutionShape
     from smelt.nvdla.hardware._memory import Array
-    from smelt.nvdla.hardware._operation import Operation
+    from smelt.nvdla.hardware._running_operation import Operation
 
 
 # Radix-4 Booth recoding: digit's magnitude and sign by three adjacent bits of the multiplier.
@@ -89,8 +87,7 @@ def _shifted_mantissa(words: Array, exponent: Array) -> np.ndarray:
     """Return mantissas with the leading one, shifted by the low two bits of the exponent."""
     hidden = (exponent != 0).astype(np.int64) << 10
     shift = np.where(exponent == 0, 1, exponent & 3)
-    shifted: np.ndarray = (((words & 0x3FF) | hidden) << shift).astype(np.uint32)
-    return shifted
+    return np.asarray((((words & 0x3FF) | hidden) << shift).astype(np.uint32))
 
 
 def _carry_save_product(
@@ -169,8 +166,7 @@ def add(accumulator: Accumulator, mantissa: Array, exponent: Array) -> None:
 def _bit_length(values: Array) -> Array:
     """Return the bit length of two's complement values without the sign; 0 for 0 and -1."""
     magnitude = np.where(values < 0, ~values, values)
-    length: Array = np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)
-    return length
+    return np.asarray(np.frexp(magnitude.astype(np.float64))[1].astype(np.int64))
 
 
 def _align(mantissa: Array, distance: Array) -> tuple[Array, Array]:
@@ -215,8 +211,7 @@ def to_fp32(accumulator: Accumulator) -> np.ndarray:
     bits = np.where(mantissa == 0, 0, bits)
     bits = np.where(exponent == _ACCUMULATOR_NAN, 0x7F800000 | (mantissa >> 29 & 0x3FF), bits)
     signed = bits | (mantissa < 0).astype(np.int64) << 31
-    result: np.ndarray = signed.astype(np.uint32).view(np.float32)
-    return result
+    return np.asarray(signed.astype(np.uint32).view(np.float32))
 
 
 _LANES_AT_ONCE = 1 << 18
@@ -230,20 +225,13 @@ def correlate_exact(
     data = np.ascontiguousarray(padded.astype(np.float16)).view(np.uint16).astype(np.int64)
     words = np.ascontiguousarray(weights).view(np.uint16).astype(np.int64)
     pixels = shape.output_height * shape.output_width
-    reach_y = (shape.output_height - 1) * shape.stride_y + 1
-    reach_x = (shape.output_width - 1) * shape.stride_x + 1
     total = make_accumulator((pixels, shape.kernels))
     block = operation.configuration.atomic_c
     for first in range(0, shape.channels, block):
         lanes = slice(first, min(first + block, shape.channels))
-        for y in range(shape.kernel_height):
-            top = y * shape.dilation_y
-            rows = slice(top, top + reach_y, shape.stride_y)
-            for x in range(shape.kernel_width):
-                left = x * shape.dilation_x
-                columns = slice(left, left + reach_x, shape.stride_x)
-                inputs = data[rows, columns, lanes].reshape(pixels, -1)
-                _accumulate(operation, total, inputs, words[y, x, lanes].T)
+        for tap, window in shape.taps():
+            inputs = data[(*window, lanes)].reshape(pixels, -1)
+            _accumulate(operation, total, inputs, words[(*tap, lanes)].T)
     return to_fp32(total).reshape(shape.output_height, shape.output_width, shape.kernels)
 
 
@@ -285,8 +273,8 @@ def convolve_winograd_exact(
         weight_lanes = words[:, :, lanes].transpose(3, 0, 1, 2).reshape(1, kernels, 64)
         products, exponent = multiply_lanes(inputs, weight_lanes)
         grid = products.reshape(count, kernels, 4, 4, 4).sum(axis=-1)
-        for index, row in enumerate(_halve(grid.transpose(2, 3, 0, 1))):
-            for column, mantissa in enumerate(_halve(row)):
+        for index, row in enumerate(halve(grid.transpose(2, 3, 0, 1))):
+            for column, mantissa in enumerate(halve(row)):
                 add(
                     totals[2 * index + column],
                     *_with_nans(inputs, weight_lanes, mantissa, exponent),
@@ -294,6 +282,6 @@ def convolve_winograd_exact(
     return np.stack([to_fp32(total) for total in totals]).reshape(2, 2, count, kernels)
 
 
-def _halve(grid: Array) -> tuple[Array, Array]:
+def halve(grid: Array) -> tuple[Array, Array]:
     """Return two sums of four rows, as the output transform of Winograd adds them."""
     return grid[0] + grid[1] + grid[2], grid[1] - grid[2] - grid[3]

@@ -1,18 +1,16 @@
-"""CDMA's image mode: reading pixels of 36 formats, mean and converter, and windows over lines.
+"""CDMA: what convolutions read of feature cubes, images of 36 pixel formats, and weights.
 
-A line of pixels, all channels of one pixel after those of the previous one, is one vector; a window
-of the convolution is a contiguous part of it. A kernel of W x H pixels with C channels is therefore
-equivalent to a kernel of 1 x H pixels with W * C channels and a stride that is C times as long.
+In image mode, a line of pixels, all channels of one pixel after those of the previous one, is one
+vector; a window of the convolution is a contiguous part of it. A kernel of W x H pixels with C
+channels is therefore equivalent to a kernel of 1 x H pixels with W * C channels and a stride that
+is C times as long.
 
 CDMA pads the left and right sides, CSC the top and bottom; both use their register's value
 unconverted. According to the programming guide CDMA's padding passes through the converter, but in
 the published hardware source it is inserted after the converter, and the machine model follows the
 hardware. Likewise fp16 pixels pass the converter unchanged, although one line of the documentation
-subtracts their mean.
-
-CDMA's feature input: cubes, the converter and the padding value.
-
-CDMA's weight input: kernels from their stored order to [height, width, channels, kernels].
+subtracts their mean. Feature cubes pass the same converter; weights are brought from their stored
+order to [height, width, channels, kernels].
 """
 
 from __future__ import annotations
@@ -22,23 +20,24 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
+from smelt.nvdla._protocols import Precision
 from smelt.nvdla.hardware._arithmetic import (
     round_to_fp16,
     saturate,
     shift_right_saturated,
     sign_extend,
 )
-from smelt.nvdla.hardware._configuration import Precision
+from smelt.nvdla.hardware._group_registers import flush_nans
 from smelt.nvdla.hardware._memory import DTYPES, Surface
-from smelt.nvdla.hardware._operation import ceil_div
+from smelt.nvdla.hardware._running_operation import ceil_div
 from smelt.nvdla.hardware._winograd import unpack_winograd
 from smelt.types import Limit
 
 if TYPE_CHECKING:
-    from smelt.nvdla._protocols import MemorySpace
     from smelt.nvdla.hardware._convolution import ConvolutionShape
-    from smelt.nvdla.hardware._operation import Operation
+    from smelt.nvdla.hardware._group_registers import GroupRegisters
+    from smelt.nvdla.hardware._running_operation import Operation
 
 
 Kind = Literal["int8", "int16", "fp16", "packed"]
@@ -110,7 +109,7 @@ PIXEL_FORMATS: tuple[PixelFormat, ...] = (
 
 
 def read_image(
-    operation: Operation, precision: Precision, shape: ConvolutionShape
+    operation: Operation, shape: ConvolutionShape
 ) -> tuple[np.ndarray, ConvolutionShape]:
     """Return the windows [height, output width, kernel width * channels] and the remaining shape.
 
@@ -122,26 +121,25 @@ def read_image(
     """
     cdma, csc = operation.registers["CDMA"], operation.registers["CSC"]
     raw = _read_pixels(operation)
-    _check_precisions(operation, raw, precision)
-    pixels = _convert_pixels(operation, raw, precision)
-    channels = csc.get("D_DATAIN_SIZE_EXT_1", "DATAIN_CHANNEL_EXT") + 1
+    _check_precisions(operation, raw, shape.precision)
+    pixels = _convert_pixels(operation, raw, shape.precision)
+    channels = csc.get("DATAIN_CHANNEL_EXT") + 1
     if pixels.shape[2] != channels:
-        raise NvdlaError(
-            NvError.BAD_VALUE,
-            f"the pixel format has {pixels.shape[2]} channels, but CSC expects {channels}",
+        raise NvError.BAD_VALUE.error(
+            f"the pixel format has {pixels.shape[2]} channels, but CSC expects {channels}"
         )
-    left = cdma.get("D_ZERO_PADDING", "PAD_LEFT")
-    right = cdma.get("D_ZERO_PADDING", "PAD_RIGHT")
-    sides = pad_value(operation, precision, "CDMA")
+    left = cdma.get("PAD_LEFT")
+    right = cdma.get("PAD_RIGHT")
+    sides = pad_value(operation, shape.precision, "CDMA")
     padded = np.pad(pixels, ((0, 0), (left, right), (0, 0)), constant_values=sides)
     lines = padded.reshape(padded.shape[0], -1)
     step = shape.stride_x * channels
     reach = (shape.output_width - 1) * step + shape.channels
     if shape.kernel_width != 1 or reach > lines.shape[1]:
-        raise NvdlaError(
-            NvError.BAD_VALUE,
-            f"image windows need {reach} elements of each line, which has {lines.shape[1]}; "
-            f"the kernel is {shape.kernel_width} columns wide and must be one column wide",
+        raise NvError.BAD_VALUE.error(
+            f"CSC has a kernel width of {shape.kernel_width}, and its windows span {reach} "
+            f"elements of a line; for pixels the width must be 1, and a padded line has "
+            f"{lines.shape[1]} elements"
         )
     windows = np.lib.stride_tricks.as_strided(
         lines,
@@ -154,78 +152,67 @@ def read_image(
 def _check_precisions(operation: Operation, raw: np.ndarray, precision: Precision) -> None:
     """Check that the pixels have CDMA's input precision and that CDMA can convert them."""
     cdma = operation.registers["CDMA"]
-    stored = cdma.precision("D_MISC_CFG", "IN_PRECISION")
+    stored = cdma.precision("IN_PRECISION")
     if (raw.dtype == np.float16) != (stored is Precision.FP16):
-        raise NvdlaError(
-            NvError.BAD_VALUE,
-            f"pixel format {cdma.get('D_DATAIN_FORMAT', 'PIXEL_FORMAT')} holds"
+        raise NvError.BAD_VALUE.error(
+            f"pixel format {cdma.get('PIXEL_FORMAT')} holds"
             f" {'fp16' if raw.dtype == np.float16 else 'integers'}, but CDMA's IN_PRECISION is"
-            f" {stored.name.lower()}",
+            f" {stored.name.lower()}"
         )
     if raw.dtype == np.float16 and precision is not Precision.FP16:
-        raise NvdlaError(NvError.BAD_VALUE, "CDMA does not convert fp16 pixels to integers")
+        raise NvError.BAD_VALUE.error("CDMA does not convert fp16 pixels to integers")
 
 
-def _read_plane(
-    operation: Operation, plane: int, space: MemorySpace, pixel_bytes: int, size: tuple[int, int]
-) -> np.ndarray:
-    """Return the bytes [height, width, pixel bytes] of one plane."""
-    cdma = operation.registers["CDMA"]
-    height, width = size
-    offset = cdma.get("D_PIXEL_OFFSET", "PIXEL_X_OFFSET") * pixel_bytes
-    if plane:  # the second plane's address is that of the atom that contains the first pixel
-        offset %= operation.configuration.atom_bytes
-    surface = Surface(
-        space,
-        cdma.address(f"D_DAIN_ADDR_LOW_{plane}", f"D_DAIN_ADDR_HIGH_{plane}") + offset,
+def _surface(cdma: GroupRegisters, plane: int, count: int, atom_bytes: int) -> Surface:
+    """Return the input, or a plane of it, as ``count`` surfaces."""
+    width, height, _ = cdma.extents("DATAIN_")
+    return Surface(
+        cdma.space("DATAIN_RAM_TYPE"),
+        cdma.address(f"D_DAIN_ADDR_LOW_{plane}", f"D_DAIN_ADDR_HIGH_{plane}"),
         cdma.word("D_LINE_UV_STRIDE" if plane else "D_LINE_STRIDE"),
-        0,
+        cdma.word("D_SURF_STRIDE"),
         width,
         height,
-        1,
-        pixel_bytes,
+        count,
+        atom_bytes,
         f"CDMA.D_DAIN_ADDR_{plane}",
     )
-    plane_bytes: np.ndarray = operation.dma.read_atoms(surface)[0]
-    return plane_bytes
+
+
+def _read_plane(operation: Operation, plane: int, pixel_bytes: int) -> np.ndarray:
+    """Return the bytes [height, width, pixel bytes] of one plane."""
+    cdma = operation.registers["CDMA"]
+    offset = cdma.get("PIXEL_X_OFFSET") * pixel_bytes
+    if plane:  # the second plane's address is that of the atom that contains the first pixel
+        offset %= operation.configuration.atom_bytes
+    surface = _surface(cdma, plane, 1, pixel_bytes)
+    surface = replace(surface, address=surface.address + offset)
+    return np.asarray(operation.dma.read_atoms(surface)[0])
 
 
 def _read_pixels(operation: Operation) -> np.ndarray:
     """Return the unconverted channels [height, width, channels], int64 or fp16."""
     cdma = operation.registers["CDMA"]
-    number = cdma.get("D_DATAIN_FORMAT", "PIXEL_FORMAT")
-    if number >= len(PIXEL_FORMATS) or cdma.get("D_DATAIN_FORMAT", "PIXEL_MAPPING"):
-        raise NvdlaError(
-            NvError.NOT_SUPPORTED,
-            f"CDMA does not support pixel format {number} or the pixel mapping",
+    number = cdma.get("PIXEL_FORMAT")
+    mapping = cdma.get("PIXEL_MAPPING")
+    if number >= len(PIXEL_FORMATS) or mapping:
+        raise NvError.NOT_SUPPORTED.error(
+            f"CDMA.D_DATAIN_FORMAT has the pixel format {number} and the pixel mapping {mapping}; "
+            f"the format must be 0 to {len(PIXEL_FORMATS) - 1} and the mapping 0"
         )
     pixel = PIXEL_FORMATS[number]
-    size = (
-        cdma.get("D_DATAIN_SIZE_0", "DATAIN_HEIGHT") + 1,
-        cdma.get("D_DATAIN_SIZE_0", "DATAIN_WIDTH") + 1,
-    )
-    space = cdma.space("D_DAIN_RAM_TYPE", "DATAIN_RAM_TYPE")
-    planes = [
-        _read_plane(operation, index, space, pixel_bytes, size)
-        for index, pixel_bytes in enumerate(pixel.plane_bytes)
-    ]
+    planes = [_read_plane(operation, *plane) for plane in enumerate(pixel.plane_bytes)]
     content = np.concatenate(planes, axis=2)
     if pixel.kind == "packed":
         words = content.view(np.uint32).astype(np.int64)
         widths = (10, 10, 10, 2)  # the last channel is alpha
         channels = [_unpack(words, *item) for item in zip(pixel.order, widths, strict=True)]
         return np.concatenate(channels, axis=2)
-    signed = bool(cdma.get("D_DATAIN_FORMAT", "PIXEL_SIGN_OVERRIDE"))
-    elements = content.view(_dtype(pixel.kind, signed=signed))[..., list(pixel.order)]
-    return elements if pixel.kind == "fp16" else elements.astype(np.int64)
-
-
-def _dtype(kind: Kind, *, signed: bool) -> type[np.generic]:
-    if kind == "fp16":
-        return np.float16
-    if kind == "int8":
-        return np.int8 if signed else np.uint8
-    return np.int16 if signed else np.uint16
+    if pixel.kind == "fp16":
+        return content.view(np.float16)[..., list(pixel.order)]
+    sign = "i" if cdma.get("PIXEL_SIGN_OVERRIDE") else "u"
+    elements = content.view(f"{sign}{pixel.element_bytes}")[..., list(pixel.order)]
+    return elements.astype(np.int64)
 
 
 def _unpack(words: np.ndarray, shift: int, bits: int) -> np.ndarray:
@@ -237,19 +224,21 @@ def _convert_pixels(operation: Operation, pixels: np.ndarray, precision: Precisi
     """Subtract the mean and scale; fp16 pixels, and all if the converter is off, stay unchanged."""
     cdma = operation.registers["CDMA"]
     if pixels.dtype == np.float16:
-        if cdma.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
-            pixels = np.where(np.isnan(pixels), np.float16(0), pixels)
-        return pixels
-    if not cdma.get("D_CVT_CFG", "CVT_EN"):
+        return flush_nans(cdma, pixels)
+    if not cdma.get("CVT_EN"):
         return pixels.astype(DTYPES[precision])  # keeps the low bits
-    offsets = np.full(pixels.shape[2], cdma.signed("D_CVT_OFFSET", "CVT_OFFSET"), np.int64)
-    if cdma.get("D_MEAN_FORMAT", "MEAN_FORMAT"):
+    offsets = np.full(pixels.shape[2], cdma.signed("CVT_OFFSET"), np.int64)
+    if cdma.get("MEAN_FORMAT"):
         words = (cdma.word("D_MEAN_GLOBAL_0"), cdma.word("D_MEAN_GLOBAL_1"))
         means = [sign_extend(word >> shift, 16) for word in words for shift in (0, 16)]
         offsets = np.array(means[: pixels.shape[2]], np.int64)
-    scale = cdma.signed("D_CVT_SCALE", "CVT_SCALE")
-    shift = cdma.get("D_CVT_CFG", "CVT_TRUNCATE")
-    wide = shift_right_saturated((pixels - offsets) * scale, shift, 17)
+    return _convert(cdma, pixels - offsets, precision)
+
+
+def _convert(cdma: GroupRegisters, differences: np.ndarray, precision: Precision) -> np.ndarray:
+    """Run CDMA's converter on integers from which its offset was subtracted."""
+    scaled = differences * cdma.signed("CVT_SCALE")
+    wide = shift_right_saturated(scaled, cdma.get("CVT_TRUNCATE"), 17)
     if precision is Precision.FP16:
         return round_to_fp16(wide.astype(np.float64))
     return saturate(wide, 8 * precision.size_bytes)
@@ -273,33 +262,20 @@ def read_features(operation: Operation, precision: Precision) -> list[np.ndarray
             conversion does not exist; INVALID_ADDRESS or INVALID_SIZE if the cube is not in memory.
     """
     cdma = operation.registers["CDMA"]
-    batches = cdma.get("D_BATCH_NUMBER", "BATCHES") + 1
-    if batches > 1 and not operation.configuration.has_batch:
-        raise NvdlaError(
-            NvError.NOT_SUPPORTED, f"{operation.configuration.name} has no multi-batch mode"
-        )
-    stored = cdma.precision("D_MISC_CFG", "IN_PRECISION")
-    operation.require_precision(stored, "CDMA's input")
+    batches = cdma.get("BATCHES") + 1
+    if batches > 1:
+        operation.require_support(operation.configuration.has_batch, "multi-batch mode")
+    stored = operation.precision("CDMA", "IN_PRECISION", "CDMA's input")
     if stored is Precision.FP16 and precision is not Precision.FP16:
-        raise NvdlaError(NvError.BAD_VALUE, "CDMA does not convert fp16 to integers")
-    channels = cdma.get("D_DATAIN_SIZE_1", "DATAIN_CHANNEL") + 1
-    if cdma.get("D_MISC_CFG", "CONV_MODE"):
+        raise NvError.BAD_VALUE.error("CDMA does not convert fp16 to integers")
+    channels = cdma.get("DATAIN_CHANNEL") + 1
+    if cdma.get("CONV_MODE"):
         elements = operation.configuration.atom_elements(stored)
         channels = ceil_div(channels, elements) * elements
+    count = ceil_div(channels, operation.configuration.atom_elements(stored))
+    first = _surface(cdma, 0, count, operation.configuration.atom_bytes)
     cubes: list[np.ndarray] = []
-    for batch in range(batches):
-        surface = Surface(
-            cdma.space("D_DAIN_RAM_TYPE", "DATAIN_RAM_TYPE"),
-            cdma.address("D_DAIN_ADDR_LOW_0", "D_DAIN_ADDR_HIGH_0")
-            + batch * cdma.word("D_BATCH_STRIDE"),
-            cdma.word("D_LINE_STRIDE"),
-            cdma.word("D_SURF_STRIDE"),
-            cdma.get("D_DATAIN_SIZE_0", "DATAIN_WIDTH") + 1,
-            cdma.get("D_DATAIN_SIZE_0", "DATAIN_HEIGHT") + 1,
-            ceil_div(channels, operation.configuration.atom_elements(stored)),
-            operation.configuration.atom_bytes,
-            "CDMA.D_DAIN_ADDR_0",
-        )
+    for surface in first.batches(batches, cdma.word("D_BATCH_STRIDE")):
         cube = operation.dma.read_cube(surface, DTYPES[stored])[..., :channels]
         cubes.append(_convert_cube(operation, cube, precision))
     return cubes
@@ -309,26 +285,20 @@ def _convert_cube(operation: Operation, cube: np.ndarray, precision: Precision) 
     """Run CDMA's converter on a feature cube."""
     cdma = operation.registers["CDMA"]
     if cube.dtype == np.float16:
-        if cdma.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
-            return np.where(np.isnan(cube), np.float16(0), cube)
-        return cube
-    bits = 8 if precision is Precision.INT8 else 16
-    if precision is Precision.FP16 and not cdma.get("D_CVT_CFG", "CVT_EN"):
-        raise NvdlaError(
-            NvError.BAD_VALUE, "CDMA converts integers to fp16 only if its converter is enabled"
-        )
-    if not cdma.get("D_CVT_CFG", "CVT_EN"):
-        return cube if cube.dtype == DTYPES[precision] else saturate(cube.astype(np.int64), bits)
-    offset = cdma.signed("D_CVT_OFFSET", "CVT_OFFSET")
-    scale = cdma.signed("D_CVT_SCALE", "CVT_SCALE")
-    product = (cube.astype(np.int64) - offset) * scale
-    converted = shift_right_saturated(product, cdma.get("D_CVT_CFG", "CVT_TRUNCATE"), 17)
-    if precision is Precision.FP16:
-        return round_to_fp16(converted.astype(np.float64))
-    return saturate(converted, bits)
+        return flush_nans(cdma, cube)
+    if not cdma.get("CVT_EN"):
+        if precision is Precision.FP16:
+            raise NvError.BAD_VALUE.error(
+                "CDMA converts integers to fp16 only if its converter is enabled"
+            )
+        if cube.dtype == DTYPES[precision]:
+            return cube
+        return saturate(cube.astype(np.int64), 8 * precision.size_bytes)
+    offset = cdma.signed("CVT_OFFSET")
+    return _convert(cdma, cube.astype(np.int64) - offset, precision)
 
 
-def read_weights(operation: Operation, precision: Precision, shape: ConvolutionShape) -> np.ndarray:
+def read_weights(operation: Operation, shape: ConvolutionShape) -> np.ndarray:
     """Return the kernels of a convolution in the order that its mode needs.
 
     Raises:
@@ -336,24 +306,23 @@ def read_weights(operation: Operation, precision: Precision, shape: ConvolutionS
             and the configuration lacks compression; INVALID_ADDRESS if they lie outside memory.
     """
     elements = shape.kernel_height * shape.kernel_width * shape.channels * shape.kernels
-    if (size := elements * precision.size_bytes) > Limit.MAX_KERNEL_BYTES.most:
-        raise NvdlaError(
-            NvError.INVALID_SIZE,
-            f"kernels of {Limit.MAX_KERNEL_BYTES.excess(size)}; check their size",
+    if (size := elements * shape.precision.size_bytes) > Limit.MAX_KERNEL_BYTES.most:
+        raise NvError.INVALID_SIZE.error(
+            f"the kernels have {Limit.MAX_KERNEL_BYTES.excess(size)}; check their size"
         )
     kept = operation.buffer.weights
-    is_reused = operation.registers["CDMA"].get("D_MISC_CFG", "WEIGHT_REUSE")
+    is_reused = operation.registers["CDMA"].get("WEIGHT_REUSE")
     if kept is not None and is_reused and kept.size == elements:
         flat = kept
     else:
-        flat = read_weight_elements(operation, precision, elements)
+        flat = read_weight_elements(operation, shape.precision, elements)
     operation.buffer.weights = flat
-    group = operation.configuration.kernel_group(precision)
-    if operation.registers["CDMA"].get("D_MISC_CFG", "CONV_MODE"):
+    group = operation.configuration.kernel_group(shape.precision)
+    if operation.registers["CDMA"].get("CONV_MODE"):
         return unpack_winograd(flat, shape, group)
     csc = operation.registers["CSC"]
-    lines = 1 << csc.get("D_POST_Y_EXTENSION", "Y_EXTENSION")
-    if lines > 1 and csc.get("D_DATAIN_FORMAT", "DATAIN_FORMAT"):
+    lines = 1 << csc.get("Y_EXTENSION")
+    if lines > 1 and csc.get("DATAIN_FORMAT"):
         return unpack_extended(flat, shape, group, lines)
     return unpack_direct(flat, shape, group, operation.configuration.atomic_c)
 
@@ -361,18 +330,17 @@ def read_weights(operation: Operation, precision: Precision, shape: ConvolutionS
 def read_weight_elements(operation: Operation, precision: Precision, count: int) -> np.ndarray:
     """Return the stored elements in order; compressed elements are expanded."""
     cdma = operation.registers["CDMA"]
-    space = cdma.space("D_WEIGHT_RAM_TYPE", "WEIGHT_RAM_TYPE")
+    space = cdma.space("WEIGHT_RAM_TYPE")
     address = cdma.address("D_WEIGHT_ADDR_LOW", "D_WEIGHT_ADDR_HIGH")
-    is_compressed = bool(cdma.get("D_WEIGHT_FORMAT", "WEIGHT_FORMAT"))
+    is_compressed = bool(cdma.get("WEIGHT_FORMAT"))
     dtype = DTYPES[precision]
     if not is_compressed:
         size_bytes = count * precision.size_bytes
         data = operation.dma.read_bytes(space, address, size_bytes, "CDMA.D_WEIGHT_ADDR")
         return _flush(operation, data.view(dtype))
     if not operation.configuration.has_compression:
-        raise NvdlaError(
-            NvError.NOT_SUPPORTED,
-            f"{operation.configuration.name} does not support compressed weights",
+        raise NvError.NOT_SUPPORTED.error(
+            f"{operation.configuration.name} does not support compressed weights"
         )
     mask_bytes = operation.dma.read_bytes(
         space,
@@ -397,7 +365,7 @@ def _flush(operation: Operation, elements: np.ndarray) -> np.ndarray:
     is_nan = (elements.view(np.uint16) & 0x7FFF) > 0x7C00  # numpy's isnan is slow for fp16
     count = int(is_nan.sum())
     operation.counters.nan_inputs += count
-    if count and operation.registers["CDMA"].get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
+    if count and operation.registers["CDMA"].get("NAN_TO_ZERO"):
         return np.where(is_nan, np.float16(0), elements)
     return elements
 

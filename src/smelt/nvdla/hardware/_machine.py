@@ -24,13 +24,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smelt.nvdla._errors import NvdlaError, NvError
 from smelt.nvdla._protocols import MemorySpace
-from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.hardware._bdma import BdmaBlock
-from smelt.nvdla.hardware._blocks import Block, GlobalBlock
-from smelt.nvdla.hardware._engines import CHAINS, find_chain, make_blocks, run_chain
+from smelt.nvdla.hardware._blocks import GlobalBlock
+from smelt.nvdla.hardware._chains import CHAINS, find_chain, make_blocks, run_chain
 from smelt.nvdla.hardware._memory import Dma, Memory
-from smelt.nvdla.hardware._operation import AddressSpan, ConvolutionBuffer, Counters, Operation
+from smelt.nvdla.hardware._running_operation import (
+    AddressSpan,
+    ConvolutionBuffer,
+    Counters,
+    Operation,
+)
 from smelt.nvdla.registers import load_register_map
 
 if TYPE_CHECKING:
@@ -39,9 +44,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from smelt.nvdla.hardware._bdma import Transfer
+    from smelt.nvdla.hardware._chains import Chain
     from smelt.nvdla.hardware._configuration import Configuration
-    from smelt.nvdla.hardware._engines import Chain
-    from smelt.nvdla.hardware._operation import TaskAccessLimits
+    from smelt.nvdla.hardware._running_operation import TaskAccessLimits
 
 _SOFTWARE = "a descriptor"
 """Name of the firmware's memory accesses in messages."""
@@ -90,10 +95,10 @@ class SoftwareMemoryAccess:
     """
 
     def __init__(self, memories: dict[MemorySpace, Memory], machine: Machine) -> None:
-        self._memories = memories
+        self.memories = memories
         self._machine = weakref.ref(machine)
         self.limits: TaskAccessLimits | None = None
-        """Limits on software's accesses while a task runs, including those to its descriptors."""
+        """Limits of the running task, which apply to software too, and to its descriptors."""
 
     def _advance(self) -> None:
         machine = self._machine()
@@ -102,9 +107,9 @@ class SoftwareMemoryAccess:
 
     def _window(self, space: MemorySpace, address: int, size_bytes: int) -> np.ndarray:
         self._advance()
-        memory = self._memories.get(space)
+        memory = self.memories.get(space)
         if memory is None:
-            raise NvdlaError(NvError.INVALID_ADDRESS, f"this machine has no {space.name}")
+            raise NvError.INVALID_ADDRESS.error(f"this machine has no {space.name}")
         window = memory.window(address, size_bytes, _SOFTWARE)
         if self.limits is not None:
             self.limits.check(AddressSpan(space, address, address + size_bytes), _SOFTWARE)
@@ -126,18 +131,17 @@ class SoftwareMemoryAccess:
     def view(self, space: MemorySpace) -> np.ndarray:
         """Return a writable view of all bytes of a memory space."""
         self._advance()
-        return self._memories[space].data
+        return self.memories[space].data
 
     def base(self, space: MemorySpace) -> int:
         """Return the address of the first byte of a memory space."""
-        return self._memories[space].base
+        return self.memories[space].base
 
 
 def _out_of_memory(chain: Chain) -> NvdlaError:
-    return NvdlaError(
-        NvError.INSUFFICIENT_MEMORY,
+    return NvError.INSUFFICIENT_MEMORY.error(
         f"there is not enough memory to model {' and '.join(chain.engines)}; make the operation "
-        "smaller",
+        "smaller"
     )
 
 
@@ -169,11 +173,6 @@ class Machine:
         self.records: deque[OperationRecord] = deque(maxlen=KEPT_RECORDS)
         self.faults: list[Fault] = []
         self._condition = threading.Condition(threading.RLock())
-        self._is_pending = False
-        self._limits: TaskAccessLimits | None = None
-        self._buffer = ConvolutionBuffer()
-        self._blocks: dict[str, Block] = {}
-        self._glb = GlobalBlock(self.register_map)
         self.reset()
 
     def reset(self) -> None:
@@ -196,28 +195,27 @@ class Machine:
         Raises:
             NvdlaError: BUSY if another task is inside such a context.
         """
-        with self._condition:
-            if self._limits is not None:
-                raise NvdlaError(
-                    NvError.BUSY, "another task is running; a machine runs one task at a time"
-                )
-            self._buffer = ConvolutionBuffer()
-            for block in self._blocks.values():
-                block.clear_tables()
-            self._set_limits(limits)
-        try:
+        is_running = False
+        try:  # the handler of a signal may raise at any point below, and the machine is free then
+            with self._condition:
+                if self.memory.limits is not None:
+                    raise NvError.BUSY.error(
+                        "another task is running; a machine runs one task at a time"
+                    )
+                is_running = True
+                self._buffer = ConvolutionBuffer()
+                for block in self._blocks.values():
+                    block.clear_tables()
+                self.memory.limits = limits
             yield
         finally:
-            self._set_limits(None)
+            if is_running:
+                self.memory.limits = None
 
     def protect(self, spans: Sequence[AddressSpan]) -> None:
         """Make part of the running task's memory read-only for engines."""
-        if self._limits is not None:
-            self._set_limits(replace(self._limits, read_only=tuple(spans)))
-
-    def _set_limits(self, limits: TaskAccessLimits | None) -> None:
-        self._limits = limits
-        self.memory.limits = limits
+        if self.memory.limits is not None:
+            self.memory.limits = replace(self.memory.limits, read_only=tuple(spans))
 
     @property
     def total_cycles(self) -> int:
@@ -283,7 +281,7 @@ class Machine:
         operation = Operation(
             configuration=self.configuration,
             registers={name: self._blocks[name].view() for name in chain.blocks},
-            dma=Dma(self._memories, self._limits),
+            dma=Dma(self._memories, self.memory.limits),
             exact_fp16=self.exact_fp16,
             buffer=self._buffer,
             luts={

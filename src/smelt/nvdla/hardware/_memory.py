@@ -1,11 +1,11 @@
-"""Memory of the machine model, and feature surfaces in memory as arrays.
+"""Memory of the machine model, feature surfaces as arrays, and banks of the convolution buffer.
 
 A surface is stored in atoms of A channels; element (c, y, x) is at ``address + (c // A) *
 surface_stride + y * line_stride + x * atom + (c % A) * element``. Arrays of whole surfaces have the
 axes [height, width, channels], with channels rounded up to whole atoms: as in hardware, engines
 read, compute and write the lanes beyond the last channel too.
 
-Check that the data and weights of a convolution fit into the buffer banks it programs.
+The data and weights of a convolution must fit into the buffer banks that it programs.
 
 The convolution buffer holds data line by line, each line in a programmed number of entries; an
 entry is as wide as a bank. The atoms of a pixel fill whole entries; its remaining atoms share an
@@ -17,21 +17,20 @@ weights occupies the last bank. Hardware that runs out of space hangs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smelt.nvdla._protocols import MemorySpace
-from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._operation import AddressSpan, ceil_div
-from smelt.types import Limit
+from smelt.nvdla._errors import NvError
+from smelt.nvdla._protocols import MemorySpace, Precision
+from smelt.nvdla.hardware._running_operation import AddressSpan, ceil_div
+from smelt.types import Limit, counted
 
 if TYPE_CHECKING:
     from smelt.nvdla.hardware._configuration import Configuration
     from smelt.nvdla.hardware._convolution import ConvolutionShape
-    from smelt.nvdla.hardware._operation import Operation, TaskAccessLimits
+    from smelt.nvdla.hardware._running_operation import Operation, TaskAccessLimits
 
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -60,10 +59,9 @@ class Memory:
         """
         offset = address - self.base
         if size_bytes < 0 or offset < 0 or offset + size_bytes > self.data.size:
-            raise NvdlaError(
-                NvError.INVALID_ADDRESS,
+            raise NvError.INVALID_ADDRESS.error(
                 f"{what}: {self.space.name} bytes {address:#x} to {address + size_bytes:#x} lie"
-                f" outside memory, which is {self.base:#x} to {self.base + self.data.size:#x}",
+                f" outside memory, which is {self.base:#x} to {self.base + self.data.size:#x}"
             )
         return self.data[offset : offset + size_bytes]
 
@@ -97,6 +95,10 @@ class Surface:
             + self.width * self.atom_bytes
         )
 
+    def batches(self, count: int, stride: int) -> list[Surface]:
+        """Return the surfaces of a batch, ``stride`` bytes apart; this one is the first."""
+        return [replace(self, address=self.address + i * stride) for i in range(count)]
+
 
 class Dma:
     """Memory accesses of one operation: checked against the task's limits and counted."""
@@ -117,8 +119,8 @@ class Dma:
         try:
             return self._memories[space]
         except KeyError:
-            raise NvdlaError(
-                NvError.INVALID_ADDRESS, f"{register}: this machine has no {space.name}"
+            raise NvError.INVALID_ADDRESS.error(
+                f"{register}: this machine has no {space.name}"
             ) from None
 
     def _window(
@@ -156,7 +158,11 @@ class Dma:
         """Return a view of the bytes from a surface's first atom to the end of its last one."""
         memory = self._memory(surface.space, surface.register)
         if surface.size_bytes > memory.data.size:
-            raise _oversize(surface, memory.data.size)
+            raise NvError.INVALID_SIZE.error(
+                f"{surface.register}: a surface of {surface.size_bytes} bytes is larger than the "
+                f"memory of {memory.data.size} bytes, so it overlaps itself; check its sizes and "
+                "strides"
+            )
         return self._window(
             surface.space, surface.address, surface.extent_bytes, surface.register, writes=writes
         )
@@ -202,27 +208,13 @@ class Dma:
 
 def _check_size(surface: Surface) -> None:
     if surface.size_bytes > Limit.MAX_CUBE_BYTES.most:
-        raise NvdlaError(
-            NvError.INVALID_SIZE,
+        raise NvError.INVALID_SIZE.error(
             f"{surface.register}: a cube has {Limit.MAX_CUBE_BYTES.excess(surface.size_bytes)};"
-            " split the cube, or check its sizes",
+            " split the cube, or check its sizes"
         )
 
 
-def _oversize(surface: Surface, memory_bytes: int) -> NvdlaError:
-    return NvdlaError(
-        NvError.INVALID_SIZE,
-        f"{surface.register}: a surface of {surface.size_bytes} bytes is larger than the memory "
-        f"of {memory_bytes}, so it overlaps itself; check its sizes and strides",
-    )
-
-
-def require_space(ram_type: int) -> MemorySpace:
-    """Return the memory space that a RAM_TYPE field selects."""
-    return MemorySpace.DRAM if ram_type else MemorySpace.SRAM
-
-
-def check_buffer(operation: Operation, shape: ConvolutionShape, precision: Precision) -> None:
+def check_buffer(operation: Operation, shape: ConvolutionShape) -> None:
     """Check the banks and entries of a convolution.
 
     Raises:
@@ -230,42 +222,39 @@ def check_buffer(operation: Operation, shape: ConvolutionShape, precision: Preci
             weights do not fit.
     """
     cdma, configuration = operation.registers["CDMA"], operation.configuration
-    data_banks = _common_field(operation, "D_BANK", "DATA_BANK") + 1
-    weight_banks = _common_field(operation, "D_BANK", "WEIGHT_BANK") + 1
-    entries = _common_field(operation, "D_ENTRY_PER_SLICE", "ENTRIES") + 1
-    has_mask = cdma.get("D_WEIGHT_FORMAT", "WEIGHT_FORMAT")
+    data_banks = common_field(operation, "DATA_BANK") + 1
+    weight_banks = common_field(operation, "WEIGHT_BANK") + 1
+    entries = common_field(operation, "ENTRIES") + 1
+    has_mask = cdma.get("WEIGHT_FORMAT")
     if data_banks + weight_banks + has_mask > configuration.buffer_banks:
-        raise NvdlaError(
-            NvError.INVALID_SIZE,
-            f"D_BANK: {data_banks} banks of data and {weight_banks} of weights"
+        raise NvError.INVALID_SIZE.error(
+            f"D_BANK: {counted(data_banks, 'bank')} of data and {weight_banks} of weights"
             f"{' and one of their mask' if has_mask else ''} are more than the buffer's"
-            f" {configuration.buffer_banks} banks",
+            f" {configuration.buffer_banks} banks"
         )
-    needed = _entries_per_line(operation, precision)
+    needed = _entries_per_line(operation, shape.precision)
     if entries < needed:
-        raise NvdlaError(
-            NvError.INVALID_SIZE,
+        raise NvError.INVALID_SIZE.error(
             f"D_ENTRY_PER_SLICE: a line of data needs {needed} entries of the convolution buffer,"
-            f" but {entries} are programmed",
+            f" but the register allows {entries}"
         )
-    lines = cdma.get("D_DATAIN_SIZE_0", "DATAIN_HEIGHT") + 1
-    lines *= cdma.get("D_BATCH_NUMBER", "BATCHES") + 1
+    lines = (cdma.get("DATAIN_HEIGHT") + 1) * (cdma.get("BATCHES") + 1)
     if lines * entries > data_banks * configuration.buffer_depth:
-        raise NvdlaError(
-            NvError.INVALID_SIZE,
-            f"{lines} lines of {entries} entries do not fit into D_BANK's {data_banks} data banks,"
-            f" which have {data_banks * configuration.buffer_depth} entries",
+        raise NvError.INVALID_SIZE.error(
+            f"D_BANK: the data needs {lines * entries} entries (lines: {lines}, entries of a line:"
+            f" {entries}), but {counted(data_banks, 'data bank')} can hold only"
+            f" {data_banks * configuration.buffer_depth}"
         )
-    _check_weights(operation, shape, precision, weight_banks)
+    _check_weights(operation, shape, weight_banks)
 
 
-def _common_field(operation: Operation, register: str, field: str) -> int:
+def common_field(operation: Operation, field: str) -> int:
     """Return a field that must have the same value in CDMA and CSC."""
-    first, second = (operation.registers[block].get(register, field) for block in ("CDMA", "CSC"))
+    cdma, csc = operation.registers["CDMA"], operation.registers["CSC"]
+    first, second = cdma.get(field), csc.get(field)
     if first != second:
-        raise NvdlaError(
-            NvError.BAD_VALUE,
-            f"CDMA.{register}.{field} is {first}, but CSC's is {second}; they must be equal",
+        raise NvError.BAD_VALUE.error(
+            f"{cdma.full_name(field)} is {first}, but CSC's is {second}; they must be equal"
         )
     return first
 
@@ -273,16 +262,15 @@ def _common_field(operation: Operation, register: str, field: str) -> int:
 def _entries_per_line(operation: Operation, precision: Precision) -> int:
     """Return the entries that a line of data needs."""
     cdma, configuration = operation.registers["CDMA"], operation.configuration
-    width = cdma.get("D_DATAIN_SIZE_0", "DATAIN_WIDTH") + 1
-    channels = cdma.get("D_DATAIN_SIZE_1", "DATAIN_CHANNEL") + 1
-    is_image = cdma.get("D_DATAIN_FORMAT", "DATAIN_FORMAT")
-    padded = width + sum(cdma.get("D_ZERO_PADDING", f"PAD_{side}") for side in ("LEFT", "RIGHT"))
+    width, _, channels = cdma.extents("DATAIN_")
+    is_image = cdma.get("DATAIN_FORMAT")
+    padded = width + sum(cdma.get(f"PAD_{side}") for side in ("LEFT", "RIGHT"))
     if is_image:
         line_bytes = padded * channels * precision.size_bytes
         return ceil_div(line_bytes, configuration.buffer_width_bytes)
     atoms = ceil_div(channels * precision.size_bytes, configuration.atom_bytes)
-    if cdma.get("D_MISC_CFG", "CONV_MODE"):  # tiles of 4 x 4, strides folded into channels
-        folded = atoms * (cdma.get("D_CONV_STRIDE", "CONV_Y_STRIDE") + 1)
+    if cdma.get("CONV_MODE"):  # tiles of 4 x 4, strides folded into channels
+        folded = atoms * (cdma.get("CONV_Y_STRIDE") + 1)
         return ceil_div(
             padded * folded * configuration.atom_bytes, configuration.buffer_width_bytes
         )
@@ -297,23 +285,20 @@ def _entries_of_atoms(atoms: int, width: int, configuration: Configuration) -> i
     return whole * width + (ceil_div(width, pixels) if rest else 0)
 
 
-def _check_weights(
-    operation: Operation, shape: ConvolutionShape, precision: Precision, banks: int
-) -> None:
+def _check_weights(operation: Operation, shape: ConvolutionShape, banks: int) -> None:
     """Check that the weights that must be in the buffer at once fit into their banks."""
     cdma, configuration = operation.registers["CDMA"], operation.configuration
     bank_bytes = configuration.buffer_depth * configuration.buffer_width_bytes
-    are_kept = any(cdma.get("D_MISC_CFG", name) for name in ("WEIGHT_REUSE", "SKIP_WEIGHT_RLS"))
+    are_kept = any(cdma.get(name) for name in ("WEIGHT_REUSE", "SKIP_WEIGHT_RLS"))
     kernels = shape.kernels
     if not are_kept:
-        kernels = min(kernels, configuration.kernel_group(precision))
+        kernels = min(kernels, configuration.kernel_group(shape.precision))
     elements = shape.kernel_height * shape.kernel_width * shape.channels * kernels
-    size, capacity, what = elements * precision.size_bytes, banks * bank_bytes, "weights"
-    if cdma.get("D_WEIGHT_FORMAT", "WEIGHT_FORMAT"):
-        size, capacity, what = ceil_div(elements, 8), bank_bytes, "their mask bits"
+    size, capacity, what = elements * shape.precision.size_bytes, banks * bank_bytes, "weights"
+    if cdma.get("WEIGHT_FORMAT"):
+        size, capacity, what, banks = ceil_div(elements, 8), bank_bytes, "mask bits", 1
     if size > capacity:
-        raise NvdlaError(
-            NvError.INVALID_SIZE,
-            f"{kernels} kernels of {elements // kernels} elements do not fit into D_BANK's {banks}"
-            f" banks of weights: {what} need {size} bytes, but only {capacity} are available",
+        raise NvError.INVALID_SIZE.error(
+            f"D_BANK: the {what} of {counted(kernels, 'kernel')} of {elements // kernels} elements"
+            f" need {size} bytes, but {counted(banks, 'bank')} can hold only {capacity}"
         )

@@ -4,20 +4,19 @@ The average of integers is a sum with two multiplications by 16.16 fixed-point r
 rounded; padded columns and rows add a programmed value. Splitting a cube by width changes how the
 hardware buffers lines, but not the results.
 
-PDP in fp16: sums in FP17 (1 sign, 6 exponent, 10 mantissa bits), rounded at every addition.
-
-For columns the sum so far is the first operand of an addition; for rows the new line is. The order
+In fp16, sums are in FP17 (1 sign, 6 exponent, 10 mantissa bits), rounded at every addition. For
+columns the sum so far is the first operand of an addition; for rows the new line is. The order
 determines the sign of a sum of zero, and which of two NaNs is the result.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
 from smelt.nvdla.hardware._arithmetic import (
     FP17,
     add,
@@ -31,37 +30,18 @@ from smelt.nvdla.hardware._arithmetic import (
     sign_extend,
     widen,
 )
-from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._memory import DTYPES, Surface
-from smelt.nvdla.hardware._operation import ceil_div, split_plane
+from smelt.nvdla.hardware._group_registers import flush_nans
+from smelt.nvdla.hardware._memory import DTYPES
+from smelt.nvdla.hardware._running_operation import ceil_div, split_plane
 
 if TYPE_CHECKING:
-    from smelt.nvdla.hardware._memory import Array, FloatArray
-    from smelt.nvdla.hardware._operation import Operation
-    from smelt.nvdla.hardware._state import GroupRegisters
+    from smelt.nvdla.hardware._arithmetic import Combine
+    from smelt.nvdla.hardware._group_registers import GroupRegisters
+    from smelt.nvdla.hardware._memory import Array, FloatArray, Surface
+    from smelt.nvdla.hardware._running_operation import Operation
 
 
-def pool_extreme_fp16(
-    cube: np.ndarray, columns: PoolingAxis, rows: PoolingAxis, *, is_maximum: bool
-) -> np.ndarray:
-    """Return the maximum or minimum of every window, without its padding."""
-    fill = -np.inf if is_maximum else np.inf
-    combine = maximum if is_maximum else minimum
-    for axis, window in ((1, columns), (0, rows)):
-        taps = take_taps(cube, axis, window, fill)
-        cube = taps[0].copy()
-        for tap in taps[1:]:
-            cube = combine(tap, cube) if axis == 0 else combine(cube, tap)
-    return cube.astype(np.float16)
-
-
-def pool_average_fp16(
-    cube: np.ndarray,
-    columns: PoolingAxis,
-    rows: PoolingAxis,
-    pad_words: list[int],
-    reciprocals: tuple[int, int],
-) -> np.ndarray:
+def pool_average_fp16(cube: np.ndarray, windows: Windows, pad_words: list[int]) -> np.ndarray:
     """Return the average of every window.
 
     Padding values and reciprocals are FP17 words. Elements are added in order; the padding of a
@@ -69,14 +49,15 @@ def pool_average_fp16(
     """
     pads = np.array([0.0, *(float(fp17_from_bits(word)) for word in pad_words)])
     total = widen(cube, FP17)
-    for axis, window, weight in ((1, columns, 1), (0, rows, columns.kernel)):
+    for axis, window in zip(_AXES, windows, strict=True):
         taps = take_taps(total, axis, window, 0.0)
         amounts = pads[window.padded_counts()]
         if axis == 0:
-            amounts = multiply(amounts, np.array(float(weight)), FP17)
+            amounts = multiply(amounts, np.array(float(windows[0].kernel)), FP17)
         total = _sum_in_order(taps, window, amounts, axis)
-    total = multiply(total, fp17_from_bits(reciprocals[0]), FP17)
-    return round_to_fp16(multiply(total, fp17_from_bits(reciprocals[1]), FP17))
+    for window in windows:
+        total = multiply(total, fp17_from_bits(window.reciprocal), FP17)
+    return round_to_fp16(total)
 
 
 def _sum_in_order(
@@ -120,16 +101,18 @@ def take_taps(cube: np.ndarray, axis: int, window: PoolingAxis, fill: float) -> 
 
 AVERAGE, MAXIMUM, MINIMUM = 0, 1, 2
 """Values of the POOLING_METHOD field."""
-_PAD_SIGN_BITS = {
-    Precision.INT8: (8, 9, 10, 10, 11, 11, 11),
-    Precision.INT16: (16, 17, 18, 18, 19, 19, 19),
-}
+_PAD_SIGN_BITS = {1: (8, 9, 10, 10, 11, 11, 11), 2: (16, 17, 18, 18, 19, 19, 19)}
+"""Widths of the values of 1 to 7 padded elements, by the size of an element in bytes."""
+_AXES = (1, 0)
+"""Axes of a cube along which columns and rows are pooled, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingAxis:
     """One axis of a pooling: kernel, stride, padding and extents of input and output."""
 
+    reciprocal: int
+    """Reciprocal of the kernel, in 16.16 fixed point or FP17."""
     kernel: int
     stride: int
     pad_before: int
@@ -146,8 +129,7 @@ class PoolingAxis:
         """Return the number of padding elements in the window of each output."""
         start = np.arange(self.size_out, dtype=np.int64) * self.stride - self.pad_before
         inside = np.minimum(start + self.kernel, self.size_in) - np.maximum(start, 0)
-        padded: Array = self.kernel - np.maximum(inside, 0)
-        return padded
+        return np.asarray(self.kernel - np.maximum(inside, 0))
 
     def cut(self, outputs: slice) -> tuple[slice, PoolingAxis]:
         """Return the inputs that a range of outputs needs, and the pooling of these inputs."""
@@ -156,7 +138,11 @@ class PoolingAxis:
         inputs = slice(max(first, 0), min(end, self.size_in))
         count = outputs.stop - outputs.start
         size_in = inputs.stop - inputs.start
-        return inputs, PoolingAxis(self.kernel, self.stride, max(-first, 0), size_in, count)
+        return inputs, replace(self, pad_before=max(-first, 0), size_in=size_in, size_out=count)
+
+
+Windows: TypeAlias = tuple[PoolingAxis, PoolingAxis]
+"""The poolings of columns and rows."""
 
 
 def run_pdp(operation: Operation, flying: Array | None) -> None:
@@ -169,169 +155,127 @@ def run_pdp(operation: Operation, flying: Array | None) -> None:
     Raises:
         NvdlaError: If the hardware cannot run the operation or a cube lies outside memory.
     """
-    target, columns, rows = plan_pdp(operation)
+    target, (columns, rows) = plan_pdp(operation)
     registers = operation.registers["PDP"]
-    precision = registers.precision("D_DATA_FORMAT", "INPUT_DATA")
-    channels = registers.get("D_DATA_CUBE_IN_CHANNEL", "CUBE_IN_CHANNEL") + 1
+    precision = registers.precision("INPUT_DATA")
     lanes = target.surfaces * operation.configuration.atom_elements(precision)
-    cube = _read_input(operation, precision, channels) if flying is None else flying
     expected = (rows.size_in, columns.size_in, lanes)
+    cube = flying
+    if cube is None:
+        extents = columns.size_in, rows.size_in, target.surfaces
+        source = operation.registers["PDP_RDMA"].surface("SRC", extents, target.atom_bytes)
+        cube = operation.dma.read_cube(source, DTYPES[precision])
     if cube.shape != expected or cube.dtype != DTYPES[precision]:
-        raise NvdlaError(
-            NvError.BAD_VALUE,
-            f"PDP expects {expected} {precision.name.lower()} elements, but SDP passes "
-            f"{cube.shape} {cube.dtype}",
+        raise NvError.BAD_VALUE.error(
+            f"PDP expects {expected} (height, width, channels) {precision.name.lower()} elements, "
+            f"but SDP passes {cube.shape} {cube.dtype}"
         )
-    operation.dma.write_cube(target, _pool_in_tiles(operation, precision, cube, columns, rows))
+    operation.dma.write_cube(target, _pool_in_tiles(operation, cube, (columns, rows)))
     outputs = target.surfaces * rows.size_out * columns.size_out
     operation.mac_cycles = outputs * columns.kernel
 
 
-def plan_pdp(operation: Operation) -> tuple[Surface, PoolingAxis, PoolingAxis]:
+def plan_pdp(operation: Operation) -> tuple[Surface, Windows]:
     """Return the destination and the poolings of columns and rows.
 
     Raises:
         NvdlaError: If the hardware cannot run the operation or the output lies outside memory.
     """
     registers = operation.registers["PDP"]
-    precision = registers.precision("D_DATA_FORMAT", "INPUT_DATA")
-    operation.require_precision(precision, "PDP")
+    precision = operation.precision("PDP", "INPUT_DATA", "PDP")
     columns, rows = _windows(registers)
-    channels = registers.get("D_DATA_CUBE_IN_CHANNEL", "CUBE_IN_CHANNEL") + 1
-    target = Surface(
-        registers.space("D_DST_RAM_CFG", "DST_RAM_TYPE"),
-        registers.address("D_DST_BASE_ADDR_LOW", "D_DST_BASE_ADDR_HIGH"),
-        registers.word("D_DST_LINE_STRIDE"),
-        registers.word("D_DST_SURFACE_STRIDE"),
-        columns.size_out,
-        rows.size_out,
-        ceil_div(channels, operation.configuration.atom_elements(precision)),
-        operation.configuration.atom_bytes,
-        "PDP.D_DST_BASE_ADDR",
-    )
+    channels = registers.get("CUBE_IN_CHANNEL") + 1
+    surfaces = ceil_div(channels, operation.configuration.atom_elements(precision))
+    extents = columns.size_out, rows.size_out, surfaces
+    atom = operation.configuration.atom_bytes
+    target = registers.surface("DST", extents, atom)
     operation.dma.check_target(target)
-    return target, columns, rows
+    return target, (columns, rows)
 
 
-def _windows(registers: GroupRegisters) -> tuple[PoolingAxis, PoolingAxis]:
+def _windows(registers: GroupRegisters) -> Windows:
     """Return the poolings of columns and rows; refuse windows that the hardware cannot run."""
-    columns = PoolingAxis(
-        registers.get("D_POOLING_KERNEL_CFG", "KERNEL_WIDTH") + 1,
-        registers.get("D_POOLING_KERNEL_CFG", "KERNEL_STRIDE_WIDTH") + 1,
-        registers.get("D_POOLING_PADDING_CFG", "PAD_LEFT"),
-        registers.get("D_DATA_CUBE_IN_WIDTH", "CUBE_IN_WIDTH") + 1,
-        registers.get("D_DATA_CUBE_OUT_WIDTH", "CUBE_OUT_WIDTH") + 1,
-    )
-    rows = PoolingAxis(
-        registers.get("D_POOLING_KERNEL_CFG", "KERNEL_HEIGHT") + 1,
-        registers.get("D_POOLING_KERNEL_CFG", "KERNEL_STRIDE_HEIGHT") + 1,
-        registers.get("D_POOLING_PADDING_CFG", "PAD_TOP"),
-        registers.get("D_DATA_CUBE_IN_HEIGHT", "CUBE_IN_HEIGHT") + 1,
-        registers.get("D_DATA_CUBE_OUT_HEIGHT", "CUBE_OUT_HEIGHT") + 1,
-    )
-    for name, axis in (("width", columns), ("height", rows)):
-        if axis.kernel > 8 or axis.padded_counts().max() >= axis.kernel:
-            raise NvdlaError(
-                NvError.BAD_VALUE,
-                f"PDP {name}: a window of {axis.kernel} elements, stride {axis.stride} and "
-                f"padding {axis.pad_before}, over {axis.size_in} inputs to {axis.size_out} "
-                "outputs, has a window without input or more than 8 elements",
+    axes: list[PoolingAxis] = []
+    for name, padding in (("width", "PAD_LEFT"), ("height", "PAD_TOP")):
+        extent = name.upper()
+        axis = PoolingAxis(
+            registers.get(f"RECIP_KERNEL_{extent}"),
+            registers.get(f"KERNEL_{extent}") + 1,
+            registers.get(f"KERNEL_STRIDE_{extent}") + 1,
+            registers.get(padding),
+            registers.get(f"CUBE_IN_{extent}") + 1,
+            registers.get(f"CUBE_OUT_{extent}") + 1,
+        )
+        if axis.kernel > 8:
+            raise NvError.BAD_VALUE.error(
+                f"PDP {name}: the kernel size is {axis.kernel}; it must be 1 to 8"
             )
+        if axis.padded_counts().max() >= axis.kernel:
+            raise NvError.BAD_VALUE.error(
+                f"PDP {name}: a window contains no input element (kernel size {axis.kernel}, "
+                f"stride {axis.stride}, padding {axis.pad_before}, input size {axis.size_in}, "
+                f"output size {axis.size_out})"
+            )
+        axes.append(axis)
+    columns, rows = axes
     return columns, rows
 
 
-def _read_input(operation: Operation, precision: Precision, channels: int) -> Array:
-    """Return the source from memory."""
-    registers = operation.registers["PDP_RDMA"]
-    main = operation.registers["PDP"]
-    surface = Surface(
-        registers.space("D_SRC_RAM_CFG", "SRC_RAM_TYPE"),
-        registers.address("D_SRC_BASE_ADDR_LOW", "D_SRC_BASE_ADDR_HIGH"),
-        registers.word("D_SRC_LINE_STRIDE"),
-        registers.word("D_SRC_SURFACE_STRIDE"),
-        main.get("D_DATA_CUBE_IN_WIDTH", "CUBE_IN_WIDTH") + 1,
-        main.get("D_DATA_CUBE_IN_HEIGHT", "CUBE_IN_HEIGHT") + 1,
-        ceil_div(channels, operation.configuration.atom_elements(precision)),
-        operation.configuration.atom_bytes,
-        "PDP_RDMA.D_SRC_BASE_ADDR",
-    )
-    return operation.dma.read_cube(surface, DTYPES[precision])
-
-
-def _pool_in_tiles(
-    operation: Operation, precision: Precision, cube: Array, columns: PoolingAxis, rows: PoolingAxis
-) -> np.ndarray:
+def _pool_in_tiles(operation: Operation, cube: Array, windows: Windows) -> np.ndarray:
     """Pool a cube in parts of lines and lanes, which bounds memory and time."""
-    lanes = cube.shape[2]
+    (columns, rows), lanes = windows, cube.shape[2]
     output = np.empty((rows.size_out, columns.size_out, lanes), cube.dtype)
     registers = operation.registers["PDP"]
     for lines, part in split_plane(operation, rows.size_out, lanes, columns.size_in * rows.stride):
         inputs, window = rows.cut(lines)
-        window_inputs = cube[inputs, :, part]
-        output[lines, :, part] = _pool(registers, precision, window_inputs, columns, window)
+        output[lines, :, part] = _pool(registers, cube[inputs, :, part], (columns, window))
     return output
 
 
-def _pool(
-    registers: GroupRegisters,
-    precision: Precision,
-    cube: Array,
-    columns: PoolingAxis,
-    rows: PoolingAxis,
-) -> np.ndarray:
+def _pool(registers: GroupRegisters, cube: Array, windows: Windows) -> np.ndarray:
     """Pool one part of a cube by the programmed method."""
-    method = registers.get("D_OPERATION_MODE_CFG", "POOLING_METHOD")
+    method = registers.get("POOLING_METHOD")
     if method > MINIMUM:
-        raise NvdlaError(NvError.BAD_VALUE, f"the PDP pooling method {method} is not defined")
-    reciprocals = (
-        registers.get("D_RECIP_KERNEL_WIDTH", "RECIP_KERNEL_WIDTH"),
-        registers.get("D_RECIP_KERNEL_HEIGHT", "RECIP_KERNEL_HEIGHT"),
-    )
+        raise NvError.BAD_VALUE.error(
+            f"the pooling method of PDP is {method}; it must be 0 (average) to {MINIMUM} (minimum)"
+        )
     words = [registers.word(f"D_POOLING_PADDING_VALUE_{count}_CFG") for count in range(1, 8)]
-    if precision is Precision.FP16:
-        if registers.get("D_NAN_FLUSH_TO_ZERO", "NAN_TO_ZERO"):
-            cube = np.where(np.isnan(cube), np.float16(0), cube)
+    if cube.dtype == np.float16:
+        cube = flush_nans(registers, cube)
         if method == AVERAGE:
-            return pool_average_fp16(cube, columns, rows, words, reciprocals)
-        return pool_extreme_fp16(cube, columns, rows, is_maximum=method == MAXIMUM)
+            return pool_average_fp16(cube, windows, words)
     if method != AVERAGE:
-        return _pool_extreme(cube, columns, rows, is_maximum=method == MAXIMUM)
-    values = [
-        sign_extend(word, bits) for word, bits in zip(words, _PAD_SIGN_BITS[precision], strict=True)
-    ]
-    return _pool_average(cube, columns, rows, values, reciprocals).astype(DTYPES[precision])
+        return _pool_extreme(cube, windows, is_maximum=method == MAXIMUM)
+    values = map(sign_extend, words, _PAD_SIGN_BITS[cube.itemsize])
+    return _pool_average(cube, windows, list(values)).astype(cube.dtype)
 
 
-def _pool_extreme(
-    cube: np.ndarray, columns: PoolingAxis, rows: PoolingAxis, *, is_maximum: bool
-) -> np.ndarray:
-    limits = np.iinfo(cube.dtype)
-    fill, combine = (limits.min, np.maximum) if is_maximum else (limits.max, np.minimum)
-    for axis, window in ((1, columns), (0, rows)):
-        taps = take_taps(cube, axis, window, int(fill))
-        cube = taps[0].copy()
-        for tap in taps[1:]:
-            combine(cube, tap, out=cube)
+def _pool_extreme(cube: np.ndarray, windows: Windows, *, is_maximum: bool) -> np.ndarray:
+    """Return the maximum or minimum of every window, without its padding."""
+    combine: Combine
+    if cube.dtype == np.float16:
+        fill, combine = (-np.inf, maximum) if is_maximum else (np.inf, minimum)
+    else:
+        limits = np.iinfo(cube.dtype)
+        fill, combine = (limits.min, np.maximum) if is_maximum else (limits.max, np.minimum)
+    for axis, window in zip(_AXES, windows, strict=True):
+        cube, *taps = take_taps(cube, axis, window, fill)
+        for tap in taps:
+            cube = combine(tap, cube) if axis == 0 else combine(cube, tap)
     return cube
 
 
-def _pool_average(
-    cube: np.ndarray,
-    columns: PoolingAxis,
-    rows: PoolingAxis,
-    values: list[int],
-    reciprocals: tuple[int, int],
-) -> Array:
+def _pool_average(cube: np.ndarray, windows: Windows, values: list[int]) -> Array:
     """Return the average of integers, with the padding values for 1 to 7 padded elements."""
     table = np.array([0, *values], np.int64)
     total = cube.astype(np.int64)
-    for axis, window, weight in ((1, columns, 1), (0, rows, columns.kernel)):
+    for axis, window in zip(_AXES, windows, strict=True):
         taps = take_taps(total, axis, window, 0)
         total = taps[0].copy()
         for tap in taps[1:]:
             total += tap
-        padding = table[window.padded_counts()] * weight
-        total += padding[:, None] if axis == 1 else padding[:, None, None]
-    total = shift_right_rounded(total * reciprocals[0], 16)
-    total = shift_right_rounded(total * reciprocals[1], 16)
-    return saturate(total, 8 if cube.dtype == np.int8 else 16)
+        padding = table[window.padded_counts()]
+        total += padding[:, None] if axis == 1 else padding[:, None, None] * windows[0].kernel
+    for window in windows:
+        total = shift_right_rounded(total * window.reciprocal, 16)
+    return saturate(total, 8 * cube.itemsize)

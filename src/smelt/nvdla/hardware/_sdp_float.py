@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smelt.nvdla._protocols import Precision
 from smelt.nvdla.hardware._arithmetic import (
     FP32,
     add,
@@ -19,39 +21,32 @@ from smelt.nvdla.hardware._arithmetic import (
     saturate,
     widen,
 )
-from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._lut import look_up_fp16
-from smelt.nvdla.hardware._sdp_registers import EQUAL, MAXIMUM, MINIMUM
+from smelt.nvdla.hardware._lut import SDP_STYLE, look_up_fp16
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smelt.nvdla.hardware._lut import Lut
+    from smelt.nvdla.hardware._arithmetic import Combine
     from smelt.nvdla.hardware._memory import FloatArray
-    from smelt.nvdla.hardware._operation import Operation
-    from smelt.nvdla.hardware._sdp_registers import Operands, XStage, YStage
+    from smelt.nvdla.hardware._running_operation import Operation
+    from smelt.nvdla.hardware._sdp_registers import Operands, Stages, UnitOperand, XStage, YStage
 
 
 def run_stages_fp16(
-    operation: Operation,
-    cubes: np.ndarray,
-    operands: Sequence[Operands],
-    stages: Sequence[XStage],
-    y_stage: YStage,
-    lut: Lut | None,
-) -> tuple[np.ndarray, bool | None]:
-    """Return the output and, if stage Y compares, whether any element differs."""
+    operation: Operation, cubes: np.ndarray, operands: Sequence[Operands], stages: Stages
+) -> tuple[np.ndarray, bool]:
+    """Return the output, and whether stage Y compares and any element differs."""
     registers = operation.registers["SDP"]
-    flush = bool(registers.get("D_FEATURE_MODE_CFG", "NAN_TO_ZERO"))
+    flush = bool(registers.get("NAN_TO_ZERO"))
     operation.counters.nan_inputs += int(np.isnan(cubes).sum())
     operation.counters.inf_inputs += int(np.isinf(cubes).sum())
     values = _flush_nans(widen(cubes, FP32), is_enabled=flush)
-    for stage, operand in zip(stages, operands, strict=False):
+    for stage, operand in zip(stages.x, operands, strict=False):
         values = _apply_x(values, stage, operand, flush=flush)
-    values = _apply_y(values, y_stage, operands[2], flush=flush)
-    if lut is not None:
-        values = look_up_fp16(values, lut, operation.counters)
-    unequal = bool(values.any()) if y_stage.compares else None
+    values = _apply_y(values, stages.y, operands[2], flush=flush)
+    if stages.lut is not None:
+        values = look_up_fp16(values, stages.lut, operation.counters, SDP_STYLE)
+    unequal = stages.y.compares and bool(values.any())
     return _convert(operation, values), unequal
 
 
@@ -59,14 +54,12 @@ def _flush_nans(values: np.ndarray, *, is_enabled: bool) -> FloatArray:
     return np.where(np.isnan(values), 0.0, values) if is_enabled else values
 
 
-def _combine(values: FloatArray, operand: np.ndarray, alu: int) -> FloatArray:
-    if alu == MAXIMUM:
-        return maximum(values, operand)
-    if alu == MINIMUM:
-        return minimum(values, operand)
-    if alu == EQUAL:
-        return differs(values, operand).astype(np.float64)
-    return add(values, operand, FP32)
+def _differ(values: FloatArray, operand: np.ndarray) -> FloatArray:
+    return differs(values, operand).astype(np.float64)
+
+
+_ALGORITHMS: tuple[Combine, ...] = (maximum, minimum, partial(add, target=FP32), _differ)
+"""ALU algorithms on fp32, by the value of the ALU_ALGO field."""
 
 
 def _scale(values: FloatArray, operand: np.ndarray, *, prelu: bool) -> FloatArray:
@@ -74,24 +67,30 @@ def _scale(values: FloatArray, operand: np.ndarray, *, prelu: bool) -> FloatArra
     return np.where(np.signbit(values), product, values) if prelu else product
 
 
+def _x_operand(unit: UnitOperand, operand: np.ndarray | None, *, flush: bool) -> FloatArray:
+    """Return an operand of stage X1 or X2; NaNs of registers are flushed too."""
+    if unit.from_register:
+        return _flush_nans(fp16_from_bits(unit.register, FP32), is_enabled=flush)
+    return _flush_nans(widen(unit.require(operand), FP32), is_enabled=flush)
+
+
+def _y_operand(unit: UnitOperand, operand: np.ndarray | None, *, flush: bool) -> FloatArray:
+    """Return an operand of stage Y; NaNs of registers stay."""
+    if unit.from_register:
+        return fp32_from_bits(unit.register)
+    return _flush_nans(widen(unit.require(operand), FP32), is_enabled=flush)
+
+
 def _apply_x(values: FloatArray, stage: XStage, operands: Operands, *, flush: bool) -> FloatArray:
     """Run stage X1 or X2."""
     if not stage.is_active:
         return values
-    if not stage.alu_bypassed:
-        operand = (
-            fp16_from_bits(stage.alu_register, FP32)
-            if stage.alu_from_register
-            else widen(operands.require_alu("X"), FP32)
-        )
-        values = _combine(values, _flush_nans(operand, is_enabled=flush), stage.alu)
-    if not stage.mul_bypassed:
-        operand = (
-            fp16_from_bits(stage.mul_register, FP32)
-            if stage.mul_from_register
-            else widen(operands.require_mul("X"), FP32)
-        )
-        values = _scale(values, _flush_nans(operand, is_enabled=flush), prelu=stage.prelu)
+    if not stage.alu.is_bypassed:
+        operand = _x_operand(stage.alu, operands.alu, flush=flush)
+        values = _ALGORITHMS[stage.algorithm](values, operand)
+    if not stage.mul.is_bypassed:
+        operand = _x_operand(stage.mul, operands.mul, flush=flush)
+        values = _scale(values, operand, prelu=stage.prelu)
     if stage.relu:
         values = np.where(np.isnan(values) | ~np.signbit(values), values, 0.0)
     return values
@@ -101,20 +100,12 @@ def _apply_y(values: FloatArray, stage: YStage, operands: Operands, *, flush: bo
     """Run stage Y without its lookup table."""
     if not stage.is_active:
         return values
-    if not stage.mul_bypassed:
-        operand = (
-            fp32_from_bits(stage.mul_register)
-            if stage.mul_from_register
-            else _flush_nans(widen(operands.require_mul("Y"), FP32), is_enabled=flush)
-        )
+    if not stage.mul.is_bypassed:
+        operand = _y_operand(stage.mul, operands.mul, flush=flush)
         values = _scale(values, operand, prelu=stage.prelu)
-    if not stage.alu_bypassed:
-        operand = (
-            fp32_from_bits(stage.alu_register)
-            if stage.alu_from_register
-            else _flush_nans(widen(operands.require_alu("Y"), FP32), is_enabled=flush)
-        )
-        values = _combine(values, operand, stage.alu)
+    if not stage.alu.is_bypassed:
+        operand = _y_operand(stage.alu, operands.alu, flush=flush)
+        values = _ALGORITHMS[stage.algorithm](values, operand)
     return values
 
 
@@ -123,7 +114,7 @@ def _convert(operation: Operation, values: FloatArray) -> np.ndarray:
     output = round_to_fp16(values)
     operation.counters.nan_outputs += int(np.isnan(output).sum())
     operation.counters.saturated += int((np.abs(output) == np.float16(65504)).sum())
-    precision = operation.registers["SDP"].precision("D_DATA_FORMAT", "OUT_PRECISION")
+    precision = operation.registers["SDP"].precision("OUT_PRECISION")
     if precision is Precision.FP16:
         return output
     # Ties round away from zero, as in every integer conversion; NaN becomes the lowest value.

@@ -1,21 +1,21 @@
-"""SDP's registers decoded into stages, converters and lookup tables."""
+"""SDP's registers decoded into stages and converters, and the operands of the stages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
 from smelt.nvdla.hardware._arithmetic import sign_extend
-from smelt.nvdla.hardware._lut import Lut, read_lut
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from smelt.nvdla.hardware._state import GroupRegisters
+    from smelt.nvdla.hardware._group_registers import GroupRegisters
+    from smelt.nvdla.hardware._lut import Lut
 
-MAXIMUM, MINIMUM, SUM, EQUAL = 0, 1, 2, 3
-"""Values of the ALU_ALGO fields."""
+SUM, EQUAL = 2, 3
+"""Values of the ALU_ALGO fields; 0 is the maximum and 1 the minimum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,6 @@ class Operands:
         """Return the operands of a part of the cube."""
         return Operands(*(_cut(operand, lines, columns) for operand in (self.alu, self.mul)))
 
-    def require_alu(self, stage: str) -> np.ndarray:
-        """Return the ALU operand; raise NvdlaError(BAD_VALUE) if it is not read."""
-        return _required(self.alu, stage, "ALU")
-
-    def require_mul(self, stage: str) -> np.ndarray:
-        """Return the multiplier's operand; raise NvdlaError(BAD_VALUE) if it is not read."""
-        return _required(self.mul, stage, "multiplier")
-
 
 def _cut(operand: np.ndarray | None, lines: slice, columns: slice) -> np.ndarray | None:
     """Return a part of [height or 1, width or 1, lanes]; 1 x 1 applies to all positions."""
@@ -45,31 +37,55 @@ def _cut(operand: np.ndarray | None, lines: slice, columns: slice) -> np.ndarray
     return operand[lines, columns]
 
 
-def _required(operand: np.ndarray | None, stage: str, unit: str) -> np.ndarray:
-    if operand is None:
-        raise NvdlaError(
-            NvError.BAD_VALUE,
-            f"SDP's {stage} stage takes its {unit} operand from memory, but no read DMA is "
-            "enabled for the operand; the hardware would wait forever",
-        )
-    return operand
+@dataclass(frozen=True, slots=True)
+class UnitOperand:
+    """Operand of the ALU or the multiplier of a stage."""
+
+    stage: str
+    """Stage in messages: X or Y."""
+    name: str
+    """Unit in messages: ALU or multiplier."""
+    is_bypassed: bool
+    from_register: bool
+    register: int
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether the unit is used and takes its operand from memory."""
+        return not self.is_bypassed and not self.from_register
+
+    def require(self, operand: np.ndarray | None) -> np.ndarray:
+        """Return the operand in memory; raise NvdlaError(BAD_VALUE) if it is not read."""
+        if operand is None:
+            raise NvError.BAD_VALUE.error(
+                f"SDP's {self.stage} stage takes its {self.name} operand from memory, but no read "
+                "DMA is enabled for the operand; the hardware would wait forever"
+            )
+        return operand
 
 
 @dataclass(frozen=True, slots=True)
-class XStage:
-    """Parameters of stage X1 or X2."""
+class Stage:
+    """Parameters that all stages have."""
 
     is_active: bool
-    alu_bypassed: bool
-    alu: int
-    alu_from_register: bool
-    alu_register: int
-    alu_shift: int
-    mul_bypassed: bool
-    mul_from_register: bool
-    mul_register: int
-    mul_shift: int
+    alu: UnitOperand
+    algorithm: int
+    mul: UnitOperand
     prelu: bool
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether the stage takes an operand from memory."""
+        return self.is_active and (self.alu.reads_memory or self.mul.reads_memory)
+
+
+@dataclass(frozen=True, slots=True)
+class XStage(Stage):
+    """Parameters of stage X1 or X2."""
+
+    alu_shift: int
+    mul_shift: int
     relu: bool
 
 
@@ -84,82 +100,78 @@ class YConverter:
 
 
 @dataclass(frozen=True, slots=True)
-class YStage:
+class YStage(Stage):
     """Parameters of stage Y."""
 
-    is_active: bool
-    mul_bypassed: bool
-    mul_from_register: bool
-    mul_register: int
+    alu_converter: YConverter
     mul_converter: YConverter
     truncate: int
-    prelu: bool
-    alu_bypassed: bool
-    alu: int
-    alu_from_register: bool
-    alu_register: int
-    alu_converter: YConverter
     uses_lut: bool
 
     @property
     def compares(self) -> bool:
         """Whether the operation only reports whether all elements are equal, and writes nothing."""
-        return self.is_active and not self.alu_bypassed and self.alu == EQUAL
+        return self.is_active and not self.alu.is_bypassed and self.algorithm == EQUAL
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The stages of one operation."""
+
+    x: tuple[XStage, XStage]
+    y: YStage
+    lut: Lut | None
+
+
+def _read_unit(registers: GroupRegisters, name: str, unit: str, bits: int) -> UnitOperand:
+    return UnitOperand(
+        "Y" if name == "EW" else "X",
+        "ALU" if unit == "ALU" else "multiplier",
+        bool(registers.get(f"{name}_{unit}_BYPASS")),
+        not registers.get(f"{name}_{unit}_SRC"),
+        sign_extend(registers.word(f"D_DP_{name}_{unit}_SRC_VALUE"), bits),
+    )
+
+
+def _read_stage(
+    registers: GroupRegisters, name: str, bits: int
+) -> tuple[bool, UnitOperand, int, UnitOperand, bool]:
+    """Return the fields of `Stage`; ``bits`` is the width of operands in registers."""
+    return (
+        not registers.get(f"{name}_BYPASS"),
+        _read_unit(registers, name, "ALU", bits),
+        registers.get(f"{name}_ALU_ALGO"),
+        _read_unit(registers, name, "MUL", bits),
+        bool(registers.get(f"{name}_MUL_PRELU")),
+    )
 
 
 def read_x_stage(registers: GroupRegisters, name: str) -> XStage:
     """Return the parameters of stage X1 (``BS``) or X2 (``BN``)."""
-    config = f"D_DP_{name}_CFG"
     return XStage(
-        is_active=not registers.get(config, f"{name}_BYPASS"),
-        alu_bypassed=bool(registers.get(config, f"{name}_ALU_BYPASS")),
-        alu=registers.get(config, f"{name}_ALU_ALGO"),
-        alu_from_register=not registers.get(f"D_DP_{name}_ALU_CFG", f"{name}_ALU_SRC"),
-        alu_register=sign_extend(registers.word(f"D_DP_{name}_ALU_SRC_VALUE"), 16),
-        alu_shift=registers.get(f"D_DP_{name}_ALU_CFG", f"{name}_ALU_SHIFT_VALUE"),
-        mul_bypassed=bool(registers.get(config, f"{name}_MUL_BYPASS")),
-        mul_from_register=not registers.get(f"D_DP_{name}_MUL_CFG", f"{name}_MUL_SRC"),
-        mul_register=sign_extend(registers.word(f"D_DP_{name}_MUL_SRC_VALUE"), 16),
-        mul_shift=registers.get(f"D_DP_{name}_MUL_CFG", f"{name}_MUL_SHIFT_VALUE") & 0x3F,
-        prelu=bool(registers.get(config, f"{name}_MUL_PRELU")),
-        relu=not registers.get(config, f"{name}_RELU_BYPASS"),
+        *_read_stage(registers, name, 16),
+        alu_shift=registers.get(f"{name}_ALU_SHIFT_VALUE"),
+        mul_shift=registers.get(f"{name}_MUL_SHIFT_VALUE") & 0x3F,
+        relu=not registers.get(f"{name}_RELU_BYPASS"),
     )
 
 
 def _read_converter(registers: GroupRegisters, unit: str) -> YConverter:
     return YConverter(
-        bypassed=bool(registers.get(f"D_DP_EW_{unit}_CFG", f"EW_{unit}_CVT_BYPASS")),
+        bypassed=bool(registers.get(f"EW_{unit}_CVT_BYPASS")),
         offset=sign_extend(registers.word(f"D_DP_EW_{unit}_CVT_OFFSET_VALUE"), 32),
         scale=sign_extend(registers.word(f"D_DP_EW_{unit}_CVT_SCALE_VALUE"), 16),
-        truncate=registers.get(f"D_DP_EW_{unit}_CVT_TRUNCATE_VALUE", f"EW_{unit}_CVT_TRUNCATE"),
+        truncate=registers.get(f"EW_{unit}_CVT_TRUNCATE"),
     )
 
 
 def read_y_stage(registers: GroupRegisters) -> YStage:
     """Return the parameters of stage Y."""
-    config = "D_DP_EW_CFG"
-    active = not registers.get(config, "EW_BYPASS")
+    common = _read_stage(registers, "EW", 32)
     return YStage(
-        is_active=active,
-        mul_bypassed=bool(registers.get(config, "EW_MUL_BYPASS")),
-        mul_from_register=not registers.get("D_DP_EW_MUL_CFG", "EW_MUL_SRC"),
-        mul_register=sign_extend(registers.word("D_DP_EW_MUL_SRC_VALUE"), 32),
-        mul_converter=_read_converter(registers, "MUL"),
-        truncate=registers.get("D_DP_EW_TRUNCATE_VALUE", "EW_TRUNCATE"),
-        prelu=bool(registers.get(config, "EW_MUL_PRELU")),
-        alu_bypassed=bool(registers.get(config, "EW_ALU_BYPASS")),
-        alu=registers.get(config, "EW_ALU_ALGO"),
-        alu_from_register=not registers.get("D_DP_EW_ALU_CFG", "EW_ALU_SRC"),
-        alu_register=sign_extend(registers.word("D_DP_EW_ALU_SRC_VALUE"), 32),
+        *common,
         alu_converter=_read_converter(registers, "ALU"),
-        uses_lut=active and not registers.get(config, "EW_LUT_BYPASS"),
+        mul_converter=_read_converter(registers, "MUL"),
+        truncate=registers.get("EW_TRUNCATE"),
+        uses_lut=common[0] and not registers.get("EW_LUT_BYPASS"),
     )
-
-
-def read_sdp_lut(registers: GroupRegisters, tables: tuple[list[int], list[int]]) -> Lut:
-    """Return SDP's tables, whose starts and ends have 32 bits."""
-    ends = {
-        name: sign_extend(registers.word(f"S_LUT_{name}"), 32)
-        for name in ("LE_START", "LE_END", "LO_START", "LO_END")
-    }
-    return read_lut(registers, tables, ends)

@@ -6,11 +6,13 @@ so the results equal those of the hardware, not those of a direct convolution.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
+from smelt.nvdla._protocols import Precision
 from smelt.nvdla.hardware._arithmetic import (
     FP17,
     add,
@@ -20,13 +22,13 @@ from smelt.nvdla.hardware._arithmetic import (
     subtract,
     widen,
 )
-from smelt.nvdla.hardware._configuration import Precision
-from smelt.nvdla.hardware._exact_convolution import convolve_winograd_exact
-from smelt.nvdla.hardware._operation import add_products
+from smelt.nvdla.hardware._exact_convolution import convolve_winograd_exact, halve
+from smelt.nvdla.hardware._running_operation import add_products
 
 if TYPE_CHECKING:
+    from smelt.nvdla.hardware._arithmetic import Combine
     from smelt.nvdla.hardware._convolution import ConvolutionShape
-    from smelt.nvdla.hardware._operation import Operation
+    from smelt.nvdla.hardware._running_operation import Operation
 
 TILE = 4
 """Height and width of a tile of inputs, and of stored kernels."""
@@ -41,22 +43,18 @@ def check_winograd(operation: Operation, shape: ConvolutionShape) -> None:
         NvdlaError: NOT_SUPPORTED if the configuration lacks the mode; BAD_VALUE if sizes do not
             fit.
     """
-    if not operation.configuration.has_winograd:
-        raise NvdlaError(
-            NvError.NOT_SUPPORTED, f"{operation.configuration.name} has no Winograd mode"
-        )
+    operation.require_support(operation.configuration.has_winograd, "Winograd mode")
     fits = (
         shape.kernel_height == shape.kernel_width == TILE
         and shape.channels % _CHANNELS == 0
         and shape.output_height % TILE == shape.output_width % TILE == 0
     )
     if not fits:
-        raise NvdlaError(
-            NvError.BAD_VALUE,
+        raise NvError.BAD_VALUE.error(
             f"Winograd mode needs kernels stored as {TILE} x {TILE}, and channels and output sizes"
             f" that are multiples of 4; CSC has kernels of {shape.kernel_height} x"
             f" {shape.kernel_width} x {shape.channels} and an output of {shape.output_height} x"
-            f" {shape.output_width}",
+            f" {shape.output_width}"
         )
 
 
@@ -69,27 +67,26 @@ def extend_channels(
         NvdlaError: BAD_VALUE if the input does not consist of whole tiles or is too small.
     """
     cdma = operation.registers["CDMA"]
-    pads = [
-        cdma.get("D_ZERO_PADDING", f"PAD_{side}") for side in ("TOP", "BOTTOM", "LEFT", "RIGHT")
-    ]
+    pads = [cdma.get(f"PAD_{side}") for side in ("TOP", "BOTTOM", "LEFT", "RIGHT")]
     padded = np.pad(cube, (pads[:2], pads[2:], (0, 0)), constant_values=fill)
-    step_x = cdma.get("D_CONV_STRIDE", "CONV_X_STRIDE") + 1
-    step_y = cdma.get("D_CONV_STRIDE", "CONV_Y_STRIDE") + 1
+    step_x = cdma.get("CONV_X_STRIDE") + 1
+    step_y = cdma.get("CONV_Y_STRIDE") + 1
     height, width, channels = padded.shape
     is_whole = height % (TILE * step_y) == width % (TILE * step_x) == 0
     if not is_whole or channels * step_x * step_y != shape.channels:
-        raise NvdlaError(
-            NvError.BAD_VALUE,
-            f"a padded input of {height} x {width} x {channels} with strides {step_y} and {step_x}"
-            f" cannot be unrolled to whole tiles of {shape.channels} channels",
+        raise NvError.BAD_VALUE.error(
+            f"the padded input of Winograd mode is {height} x {width} x {channels} (height, width,"
+            f" channels) with strides {step_y} and {step_x}; height and width must be multiples of"
+            f" {TILE * step_y} and {TILE * step_x}, and CSC must have"
+            f" {channels * step_y * step_x} channels, not {shape.channels}"
         )
     split = padded.reshape(height // step_y, step_y, width // step_x, step_x, channels)
     extended = split.transpose(0, 2, 1, 3, 4).reshape(height // step_y, width // step_x, -1)
     if extended.shape[0] < shape.output_height + 2 or extended.shape[1] < shape.output_width + 2:
-        raise NvdlaError(
-            NvError.BAD_VALUE,
+        raise NvError.BAD_VALUE.error(
             f"an input of {extended.shape[0]} x {extended.shape[1]} is too small for"
-            f" {shape.output_height} x {shape.output_width} Winograd outputs",
+            f" {shape.output_height} x {shape.output_width} Winograd outputs; it must be at least"
+            f" {shape.output_height + 2} x {shape.output_width + 2}"
         )
     return extended
 
@@ -117,13 +114,9 @@ def convolve_winograd(
     fp16 in exact mode gives float32.
     """
     tiles_y, tiles_x = shape.output_height // 2, shape.output_width // 2
-    tiles = np.stack(
-        [
-            np.stack([cube[y : y + 2 * tiles_y : 2, x : x + 2 * tiles_x : 2] for x in range(TILE)])
-            for y in range(TILE)
-        ]
-    )
-    transformed = _transform(operation, tiles)
+    windows = np.lib.stride_tricks.sliding_window_view(cube, (TILE, TILE), axis=(0, 1))
+    tiles = windows[: 2 * tiles_y : 2, : 2 * tiles_x : 2].transpose(3, 4, 0, 1, 2)
+    transformed = _transform(operation, tiles, shape.precision)
     pixels = transformed.reshape(TILE, TILE, tiles_y * tiles_x, shape.channels)
     if operation.exact_fp16 and transformed.dtype == np.float16:
         both = convolve_winograd_exact(operation, pixels, weights, shape.kernels)
@@ -142,39 +135,27 @@ def convolve_winograd(
 
 def _reduce(products: np.ndarray) -> np.ndarray:
     """Apply the output transform: return the 2 x 2 outputs of 4 x 4 products."""
-    rows = np.stack(
-        [products[0] + products[1] + products[2], products[1] - products[2] - products[3]]
-    )
-    return np.stack(
-        [rows[:, 0] + rows[:, 1] + rows[:, 2], rows[:, 1] - rows[:, 2] - rows[:, 3]], axis=1
-    )
+    return np.stack([np.stack(halve(row)) for row in halve(products)])
 
 
-def _transform(operation: Operation, tiles: np.ndarray) -> np.ndarray:
+def _transform(operation: Operation, tiles: np.ndarray, precision: Precision) -> np.ndarray:
     """Apply the input transform, with the hardware's rounding."""
-    csc = operation.registers["CSC"]
-    precision = csc.precision("D_MISC_CFG", "PROC_PRECISION")
     if precision is Precision.FP16:
-        rows = _combine_fp17(widen(tiles, FP17))
-        columns = _combine_fp17(rows.swapaxes(0, 1)).swapaxes(0, 1)
-        return round_to_fp16(columns)
-    rows = _combine(tiles.astype(np.int64))
-    columns = _combine(rows.swapaxes(0, 1)).swapaxes(0, 1)
-    return shift_right_saturated(
-        columns, csc.get("D_PRA_CFG", "PRA_TRUNCATE"), 8 * precision.size_bytes
-    )
+        plus, minus = partial(add, target=FP17), partial(subtract, target=FP17)
+        return round_to_fp16(_transform_tiles(widen(tiles, FP17), plus, minus))
+    columns = _transform_tiles(tiles.astype(np.int64), np.add, np.subtract)
+    shift = operation.registers["CSC"].get("PRA_TRUNCATE")
+    return shift_right_saturated(columns, shift, 8 * precision.size_bytes)
 
 
-def _combine_fp17(data: np.ndarray) -> np.ndarray:
-    return np.stack(
-        [
-            subtract(data[0], data[2], FP17),
-            add(data[1], data[2], FP17),
-            subtract(data[2], data[1], FP17),
-            subtract(data[1], data[3], FP17),
-        ]
-    )
-
-
-def _combine(data: np.ndarray) -> np.ndarray:
-    return np.stack([data[0] - data[2], data[1] + data[2], data[2] - data[1], data[1] - data[3]])
+def _transform_tiles(data: np.ndarray, plus: Combine, minus: Combine) -> np.ndarray:
+    """Transform the rows of tiles [4, 4, ...], then the columns."""
+    for _ in range(2):
+        rows = (
+            minus(data[0], data[2]),
+            plus(data[1], data[2]),
+            minus(data[2], data[1]),
+            minus(data[1], data[3]),
+        )
+        data = np.stack(rows).swapaxes(0, 1)
+    return data

@@ -5,9 +5,8 @@ Source: nvdla/sw, firmware interface 0.10 to 0.12 (dla_interface.h).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Final
+from typing import Final, NamedTuple
 
 from smelt.nvdla._descriptor_codec import Descriptor, at
 
@@ -41,14 +40,6 @@ class MemoryType(IntEnum):
     """An engine passes the cube directly to another one; the cube has no address."""
 
 
-class Precision(IntEnum):
-    """Type of an operation's elements."""
-
-    INT8 = 0
-    INT16 = 1
-    FP16 = 2
-
-
 class OperationEvent(IntEnum):
     """Event of an operation that resolves a dependency of another operation."""
 
@@ -60,7 +51,6 @@ class OperationEvent(IntEnum):
     CDMA_DATA_DONE = 5
 
 
-@dataclass(frozen=True, slots=True)
 class NetworkDescriptor(Descriptor):
     """Network descriptor, at the first address of a task.
 
@@ -86,7 +76,6 @@ class NetworkDescriptor(Descriptor):
     reserved0: int = at(39, "u8")
 
 
-@dataclass(frozen=True, slots=True)
 class Consumer(Descriptor):
     """Edge of the dependency graph: the index of the waiting operation, and the event."""
 
@@ -95,7 +84,6 @@ class Consumer(Descriptor):
     reserved: int = at(3, "u8")
 
 
-@dataclass(frozen=True, slots=True)
 class CommonOperation(Descriptor):
     """Node of the dependency graph: an operation's type, dependency count and edges."""
 
@@ -108,7 +96,6 @@ class CommonOperation(Descriptor):
     fused_parent: Consumer = at(32, Consumer)
 
 
-@dataclass(frozen=True, slots=True)
 class RoiArray(Descriptor):
     """Header of the list of regions of interest."""
 
@@ -116,7 +103,6 @@ class RoiArray(Descriptor):
     array_reserved: int = at(4, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class Roi(Descriptor):
     """Region of interest."""
 
@@ -126,7 +112,6 @@ class Roi(Descriptor):
     bottom: int = at(12, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class Converter(Descriptor):
     """Converter: y = saturate(round((x - offset) * scale >> truncate))."""
 
@@ -136,7 +121,6 @@ class Converter(Descriptor):
     offset: int = at(4, "i32")
 
 
-@dataclass(frozen=True, slots=True)
 class DataCube(Descriptor):
     """Tensor of an operation: location, extents, and strides in bytes."""
 
@@ -144,7 +128,7 @@ class DataCube(Descriptor):
     """Memory type, a `MemoryType`."""
     address: int = at(2, "i16", default=-1)
     """Index into the task's address list, or -1."""
-    offset: int = at(4, "u32", new=True)
+    offset: int = at(4, "u32", since_0_12=True)
     """Offset in bytes from the address."""
     size: int = at(8, "u32")
     width: int = at(12, "u16")
@@ -156,7 +140,6 @@ class DataCube(Descriptor):
     plane_stride: int = at(28, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class BdmaTransfer(Descriptor):
     """One copy of lines and surfaces; sizes and strides are in bytes."""
 
@@ -171,7 +154,6 @@ class BdmaTransfer(Descriptor):
     destination_surface: int = at(28, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class BdmaSurface(Descriptor):
     """Transfers of a bridge DMA operation."""
 
@@ -183,7 +165,6 @@ class BdmaSurface(Descriptor):
     transfers: tuple[BdmaTransfer, ...] = at(4, BdmaTransfer, MAX_BDMA_TRANSFERS)
 
 
-@dataclass(frozen=True, slots=True)
 class BdmaOperation(Descriptor):
     """Bridge DMA operation."""
 
@@ -191,7 +172,6 @@ class BdmaOperation(Descriptor):
     reserved0: int = at(2, "u16")
 
 
-@dataclass(frozen=True, slots=True)
 class ConvSurface(Descriptor):
     """Tensors of a convolution."""
 
@@ -204,7 +184,6 @@ class ConvSurface(Descriptor):
     in_line_uv_stride: int = at(168, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class ConvOperation(Descriptor):
     """Convolution: mode, buffer banks, kernel, padding and converters."""
 
@@ -258,7 +237,6 @@ class ConvOperation(Descriptor):
     out_cvt: Converter = at(84, Converter)
 
 
-@dataclass(frozen=True, slots=True)
 class LutParameters(Descriptor):
     """Two lookup tables, their ranges, and the slopes below and above the ranges."""
 
@@ -292,7 +270,6 @@ class LutParameters(Descriptor):
     method: int = at(699, "u8")
 
 
-@dataclass(frozen=True, slots=True)
 class SdpSurface(Descriptor):
     """Tensors of an SDP operation."""
 
@@ -303,7 +280,6 @@ class SdpSurface(Descriptor):
     dst_data: DataCube = at(128, DataCube)
 
 
-@dataclass(frozen=True, slots=True)
 class SdpStage(Descriptor):
     """One of the stages X1, X2 and Y of an SDP operation."""
 
@@ -321,7 +297,6 @@ class SdpStage(Descriptor):
     mul_cvt: Converter = at(24, Converter)
 
 
-@dataclass(frozen=True, slots=True)
 class SdpOperation(Descriptor):
     """SDP operation: bias, scale, elementwise operations, activation and conversion."""
 
@@ -338,15 +313,17 @@ class SdpOperation(Descriptor):
     y_op: SdpStage = at(84, SdpStage)
 
 
-@dataclass(frozen=True, slots=True)
-class PdpSurface(Descriptor):
-    """Tensors of a pooling operation."""
+class _SourceAndTarget(Descriptor):
+    """The tensor that an operation reads, and the one that it writes."""
 
     src_data: DataCube = at(0, DataCube)
     dst_data: DataCube = at(32, DataCube)
 
 
-@dataclass(frozen=True, slots=True)
+class PdpSurface(_SourceAndTarget):
+    """Tensors of a pooling operation."""
+
+
 class PdpOperation(Descriptor):
     """Pooling operation."""
 
@@ -371,15 +348,10 @@ class PdpOperation(Descriptor):
     padding_value: tuple[int, ...] = at(24, "i32", 7)
 
 
-@dataclass(frozen=True, slots=True)
-class CdpSurface(Descriptor):
+class CdpSurface(_SourceAndTarget):
     """Tensors of a normalisation across channels."""
 
-    src_data: DataCube = at(0, DataCube)
-    dst_data: DataCube = at(32, DataCube)
 
-
-@dataclass(frozen=True, slots=True)
 class CdpOperation(Descriptor):
     """Local response normalisation across channels."""
 
@@ -394,15 +366,10 @@ class CdpOperation(Descriptor):
     reserved0: int = at(23, "u8")
 
 
-@dataclass(frozen=True, slots=True)
-class RubikSurface(Descriptor):
+class RubikSurface(_SourceAndTarget):
     """Tensors of a reshape."""
 
-    src_data: DataCube = at(0, DataCube)
-    dst_data: DataCube = at(32, DataCube)
 
-
-@dataclass(frozen=True, slots=True)
 class RubikOperation(Descriptor):
     """Reshape: contract, split or merge."""
 
@@ -417,108 +384,100 @@ Operation = (
 )
 Surface = BdmaSurface | ConvSurface | SdpSurface | PdpSurface | CdpSurface | RubikSurface
 
-OPERATION_CLASSES: Final[dict[OperationType, type[Operation]]] = {
-    OperationType.BDMA: BdmaOperation,
-    OperationType.CONV: ConvOperation,
-    OperationType.SDP: SdpOperation,
-    OperationType.PDP: PdpOperation,
-    OperationType.CDP: CdpOperation,
-    OperationType.RUBIK: RubikOperation,
-}
-SURFACE_CLASSES: Final[dict[OperationType, type[Surface]]] = {
-    OperationType.BDMA: BdmaSurface,
-    OperationType.CONV: ConvSurface,
-    OperationType.SDP: SdpSurface,
-    OperationType.PDP: PdpSurface,
-    OperationType.CDP: CdpSurface,
-    OperationType.RUBIK: RubikSurface,
-}
 
-
-@dataclass(frozen=True, slots=True)
 class BdmaStatistics(Descriptor):
     """Counters of a bridge DMA operation; the runtime is in microseconds."""
 
-    read_stall: int = at(0, "u32")
-    write_stall: int = at(4, "u32")
+    read_stall: int = at(0, "u32", register="BDMA.STATUS_GRP{group}_READ_STALL")
+    write_stall: int = at(4, "u32", register="BDMA.STATUS_GRP{group}_WRITE_STALL")
     runtime: int = at(8, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class ConvStatistics(Descriptor):
     """Counters of a convolution; the runtime is in microseconds."""
 
-    data_read_stall: int = at(0, "u32")
-    weight_read_stall: int = at(4, "u32")
-    data_read_latency: int = at(8, "u32")
-    weight_read_latency: int = at(12, "u32")
-    saturation_count: int = at(16, "u32")
-    nan_data_num: int = at(20, "u32")
-    nan_weight_num: int = at(24, "u32")
-    inf_data_num: int = at(28, "u32")
-    inf_weight_num: int = at(32, "u32")
+    data_read_stall: int = at(0, "u32", register="CDMA.D_PERF_DAT_READ_STALL")
+    weight_read_stall: int = at(4, "u32", register="CDMA.D_PERF_WT_READ_STALL")
+    data_read_latency: int = at(8, "u32", register="CDMA.D_PERF_DAT_READ_LATENCY")
+    weight_read_latency: int = at(12, "u32", register="CDMA.D_PERF_WT_READ_LATENCY")
+    saturation_count: int = at(16, "u32", register="CACC.D_OUT_SATURATION")
+    nan_data_num: int = at(20, "u32", register="CDMA.D_NAN_INPUT_DATA_NUM")
+    nan_weight_num: int = at(24, "u32", register="CDMA.D_NAN_INPUT_WEIGHT_NUM")
+    inf_data_num: int = at(28, "u32", register="CDMA.D_INF_INPUT_DATA_NUM")
+    inf_weight_num: int = at(32, "u32", register="CDMA.D_INF_INPUT_WEIGHT_NUM")
     runtime: int = at(36, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class SdpStatistics(Descriptor):
     """Counters of an SDP operation; the runtime is in microseconds."""
 
-    nan_input_num: int = at(0, "u32")
-    inf_input_num: int = at(4, "u32")
-    nan_output_num: int = at(8, "u32")
-    wdma_write_stall: int = at(12, "u32")
-    lut_underflow: int = at(16, "u32")
-    lut_overflow: int = at(20, "u32")
-    lut_hybrid: int = at(24, "u32")
-    lut_le_hit: int = at(28, "u32")
-    lut_lo_hit: int = at(32, "u32")
-    saturation_count: int = at(36, "u32")
+    nan_input_num: int = at(0, "u32", register="SDP.D_STATUS_NAN_INPUT_NUM")
+    inf_input_num: int = at(4, "u32", register="SDP.D_STATUS_INF_INPUT_NUM")
+    nan_output_num: int = at(8, "u32", register="SDP.D_STATUS_NAN_OUTPUT_NUM")
+    wdma_write_stall: int = at(12, "u32", register="SDP.D_PERF_WDMA_WRITE_STALL")
+    lut_underflow: int = at(16, "u32", register="SDP.D_PERF_LUT_UFLOW")
+    lut_overflow: int = at(20, "u32", register="SDP.D_PERF_LUT_OFLOW")
+    lut_hybrid: int = at(24, "u32", register="SDP.D_PERF_LUT_HYBRID")
+    lut_le_hit: int = at(28, "u32", register="SDP.D_PERF_LUT_LE_HIT")
+    lut_lo_hit: int = at(32, "u32", register="SDP.D_PERF_LUT_LO_HIT")
+    saturation_count: int = at(36, "u32", register="SDP.D_PERF_OUT_SATURATION")
     runtime: int = at(40, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class PdpStatistics(Descriptor):
     """Counters of a pooling operation; the runtime is in microseconds."""
 
-    inf_input_num: int = at(0, "u32")
-    nan_input_num: int = at(4, "u32")
-    nan_output_num: int = at(8, "u32")
-    write_stall: int = at(12, "u32")
+    inf_input_num: int = at(0, "u32", register="PDP.D_INF_INPUT_NUM")
+    nan_input_num: int = at(4, "u32", register="PDP.D_NAN_INPUT_NUM")
+    nan_output_num: int = at(8, "u32", register="PDP.D_NAN_OUTPUT_NUM")
+    write_stall: int = at(12, "u32", register="PDP.D_PERF_WRITE_STALL")
     runtime: int = at(16, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class CdpStatistics(Descriptor):
     """Counters of a normalisation; the runtime is in microseconds."""
 
-    nan_input_num: int = at(0, "u32")
-    inf_input_num: int = at(4, "u32")
-    nan_output_num: int = at(8, "u32")
-    write_stall: int = at(12, "u32")
-    lut_uflow: int = at(16, "u32")
-    lut_oflow: int = at(20, "u32")
-    lut_hybrid: int = at(24, "u32")
-    lut_le_hit: int = at(28, "u32")
-    lut_lo_hit: int = at(32, "u32")
-    saturation_count: int = at(36, "u32")
+    nan_input_num: int = at(0, "u32", register="CDP.D_NAN_INPUT_NUM")
+    inf_input_num: int = at(4, "u32", register="CDP.D_INF_INPUT_NUM")
+    nan_output_num: int = at(8, "u32", register="CDP.D_NAN_OUTPUT_NUM")
+    write_stall: int = at(12, "u32", register="CDP.D_PERF_WRITE_STALL")
+    lut_uflow: int = at(16, "u32", register="CDP.D_PERF_LUT_UFLOW")
+    lut_oflow: int = at(20, "u32", register="CDP.D_PERF_LUT_OFLOW")
+    lut_hybrid: int = at(24, "u32", register="CDP.D_PERF_LUT_HYBRID")
+    lut_le_hit: int = at(28, "u32", register="CDP.D_PERF_LUT_LE_HIT")
+    lut_lo_hit: int = at(32, "u32", register="CDP.D_PERF_LUT_LO_HIT")
+    saturation_count: int = at(36, "u32", register="CDP.D_OUT_SATURATION")
     runtime: int = at(40, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class RubikStatistics(Descriptor):
     """Counters of a reshape; the runtime is in microseconds."""
 
-    read_stall: int = at(0, "u32")
-    write_stall: int = at(4, "u32")
+    read_stall: int = at(0, "u32", register="RBK.D_PERF_READ_STALL")
+    write_stall: int = at(4, "u32", register="RBK.D_PERF_WRITE_STALL")
     runtime: int = at(8, "u32")
 
 
-@dataclass(frozen=True, slots=True)
+class DescriptorClasses(NamedTuple):
+    """The structures that describe an operation of one type."""
+
+    operation: type[Operation]
+    surface: type[Surface]
+    statistics: type[Descriptor]
+
+
+DESCRIPTOR_CLASSES: Final = {
+    OperationType.BDMA: DescriptorClasses(BdmaOperation, BdmaSurface, BdmaStatistics),
+    OperationType.CONV: DescriptorClasses(ConvOperation, ConvSurface, ConvStatistics),
+    OperationType.SDP: DescriptorClasses(SdpOperation, SdpSurface, SdpStatistics),
+    OperationType.PDP: DescriptorClasses(PdpOperation, PdpSurface, PdpStatistics),
+    OperationType.CDP: DescriptorClasses(CdpOperation, CdpSurface, CdpStatistics),
+    OperationType.RUBIK: DescriptorClasses(RubikOperation, RubikSurface, RubikStatistics),
+}
+
+
 class TaskStatus(Descriptor):
     """Status that the scheduler reports for a completed task."""
-
-    padded_bytes: ClassVar[int] = 16
 
     timestamp: int = at(0, "u64")
     status_engine: int = at(8, "u32")

@@ -6,12 +6,15 @@ Source: nvdla/sw, emu_interface.h.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.nvdla._descriptor_codec import Descriptor, DescriptorVersion, at
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
+from smelt.types import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 EMU_OPERATION_BYTES: Final = {
     DescriptorVersion.WITHOUT_OFFSETS: 16,
@@ -43,74 +46,50 @@ class EmuFormat(IntEnum):
     UINT16 = 5
 
 
-@dataclass(frozen=True, slots=True)
 class EmuNetworkDescriptor(Descriptor):
     """Network descriptor of an emulated task."""
 
-    padded_bytes: ClassVar[int] = 256
+    padded_bytes: ClassVar[Mapping[DescriptorVersion, int]] = dict.fromkeys(DescriptorVersion, 256)
 
     operation_desc_index: int = at(0, "i16", default=-1)
     operation_buffer_desc_index: int = at(2, "i16", default=-1)
     num_operations: int = at(4, "u16")
 
 
-@dataclass(frozen=True, slots=True)
-class EmuPowerOperation(Descriptor):
-    """Power layer: y = (shift + scale * x) ** power."""
+class _EmuLayer(Descriptor):
+    """What all emulated layers begin with; in the older layout their other fields follow at 1."""
 
-    padded_bytes: ClassVar[int] = 24
+    padded_bytes: ClassVar[Mapping[DescriptorVersion, int]] = EMU_OPERATION_BYTES
 
     op_type: int = at(0, "u8", default=EmuOperationType.POWER)
-    input_scale_factor: float = at(4, "f32", default=1.0)
-    output_scale_factor: float = at(8, "f32", default=1.0)
+    reserved: tuple[int, ...] = at(1, "u8", 3, since_0_12=True)
+    input_scale_factor: float = at(4, "f32", since_0_12=True, default=1.0)
+    output_scale_factor: float = at(8, "f32", since_0_12=True, default=1.0)
+
+
+class EmuPowerOperation(_EmuLayer):
+    """Power layer: y = (shift + scale * x) ** power."""
+
     power: float = at(12, "f32", default=1.0)
     scale: float = at(16, "f32", default=1.0)
     shift: float = at(20, "f32", default=0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class EmuSoftmaxOperation(Descriptor):
+class EmuSoftmaxOperation(_EmuLayer):
     """Softmax layer, over channels."""
 
-    padded_bytes: ClassVar[int] = 24
-
     op_type: int = at(0, "u8", default=EmuOperationType.SOFTMAX)
-    input_scale_factor: float = at(4, "f32", default=1.0)
-    output_scale_factor: float = at(8, "f32", default=1.0)
     axis: int = at(12, "u8")
-
-
-@dataclass(frozen=True, slots=True)
-class _OldPowerOperation(Descriptor):
-    """Power layer in the layout without offsets."""
-
-    padded_bytes: ClassVar[int] = 16
-
-    op_type: int = at(0, "u8", default=EmuOperationType.POWER)
-    power: float = at(1, "f32", default=1.0)
-    scale: float = at(5, "f32", default=1.0)
-    shift: float = at(9, "f32", default=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _OldSoftmaxOperation(Descriptor):
-    """Softmax layer in the layout without offsets."""
-
-    padded_bytes: ClassVar[int] = 16
-
-    op_type: int = at(0, "u8", default=EmuOperationType.SOFTMAX)
-    axis: int = at(1, "u8")
 
 
 EmuOperation = EmuPowerOperation | EmuSoftmaxOperation
 
 
-@dataclass(frozen=True, slots=True)
 class EmuBuffer(Descriptor):
     """Tensor of an emulated layer; strides are in bytes."""
 
     address_index: int = at(0, "i16", default=-1)
-    address_index_offset: int = at(2, "u32", new=True)
+    address_index_offset: int = at(2, "u32", since_0_12=True)
     size: int = at(6, "u32")
     format: int = at(10, "u16")
     width: int = at(12, "u16")
@@ -119,10 +98,9 @@ class EmuBuffer(Descriptor):
     line_stride: int = at(18, "u32")
     surf_stride: int = at(22, "u32")
 
-    padded_bytes: ClassVar[int] = 256
+    padded_bytes: ClassVar[Mapping[DescriptorVersion, int]] = dict.fromkeys(DescriptorVersion, 256)
 
 
-@dataclass(frozen=True, slots=True)
 class EmuBuffers(Descriptor):
     """Source and destination of an emulated layer."""
 
@@ -142,9 +120,8 @@ def find_emu_format(number: int, layout: DescriptorVersion) -> EmuFormat:
     """
     formats = tuple(EmuFormat) if layout is DescriptorVersion.WITH_OFFSETS else _OLD_FORMATS
     if number >= len(formats):
-        raise NvdlaError(
-            NvError.NOT_SUPPORTED,
-            f"format {number} is unknown; the format must be 0 to {len(formats) - 1}",
+        raise NvError.NOT_SUPPORTED.error(
+            f"format {number} is unknown; the format must be 0 to {len(formats) - 1}"
         )
     return formats[number]
 
@@ -155,19 +132,16 @@ def find_emu_layout(operation_list_bytes: int, num_operations: int) -> Descripto
     Raises:
         NvdlaError: INVALID_SIZE if the list is too small for the operations in any layout.
     """
-    for layout, size in EMU_OPERATION_BYTES.items():
-        if num_operations * size == operation_list_bytes:
-            return layout
-    if num_operations * EMU_OPERATION_BYTES[DescriptorVersion.WITH_OFFSETS] <= operation_list_bytes:
+    needed = {layout: num_operations * size for layout, size in EMU_OPERATION_BYTES.items()}
+    if operation_list_bytes == needed[DescriptorVersion.WITHOUT_OFFSETS]:
+        return DescriptorVersion.WITHOUT_OFFSETS
+    if operation_list_bytes >= needed[DescriptorVersion.WITH_OFFSETS]:
         return DescriptorVersion.WITH_OFFSETS
-    if (
-        num_operations * EMU_OPERATION_BYTES[DescriptorVersion.WITHOUT_OFFSETS]
-        > operation_list_bytes
-    ):
-        raise NvdlaError(
-            NvError.INVALID_SIZE,
-            f"an emulated task of {num_operations} operations has an operation list of "
-            f"{operation_list_bytes} bytes; each operation needs at least 16",
+    if operation_list_bytes < needed[DescriptorVersion.WITHOUT_OFFSETS]:
+        raise NvError.INVALID_SIZE.error(
+            f"an emulated task of {counted(num_operations, 'operation')} has an operation list of "
+            f"{operation_list_bytes} bytes; each operation needs at least "
+            f"{EMU_OPERATION_BYTES[DescriptorVersion.WITHOUT_OFFSETS]} bytes"
         )
     return DescriptorVersion.WITHOUT_OFFSETS
 
@@ -181,33 +155,15 @@ def read_emu_operation(data: bytes, index: int, layout: DescriptorVersion) -> Em
     """
     offset = index * EMU_OPERATION_BYTES[layout]
     if not 0 <= offset < len(data):
-        raise NvdlaError(
-            NvError.INVALID_SIZE, f"emulated operation {index} lies outside the operation list"
+        raise NvError.INVALID_SIZE.error(
+            f"emulated operation {index} lies outside the operation list"
         )
-    is_new = layout is DescriptorVersion.WITH_OFFSETS
     match data[offset]:
-        case EmuOperationType.POWER if is_new:
-            return EmuPowerOperation.from_bytes(data, offset)
         case EmuOperationType.POWER:
-            power = _OldPowerOperation.from_bytes(data, offset)
-            return EmuPowerOperation(power=power.power, scale=power.scale, shift=power.shift)
-        case EmuOperationType.SOFTMAX if is_new:
-            return EmuSoftmaxOperation.from_bytes(data, offset)
+            return EmuPowerOperation.from_bytes(data, offset, layout)
         case EmuOperationType.SOFTMAX:
-            return EmuSoftmaxOperation(axis=_OldSoftmaxOperation.from_bytes(data, offset).axis)
+            return EmuSoftmaxOperation.from_bytes(data, offset, layout)
         case kind:
-            raise NvdlaError(
-                NvError.NOT_SUPPORTED,
-                f"emulated operation {index} has type {kind}; expected 0 (power) or 1 (softmax)",
+            raise NvError.NOT_SUPPORTED.error(
+                f"emulated operation {index} has type {kind}; expected 0 (power) or 1 (softmax)"
             )
-
-
-def write_emu_operation(operation: EmuOperation, layout: DescriptorVersion) -> bytes:
-    """Return the bytes of an emulated operation; the layout without offsets drops its scales."""
-    if layout is DescriptorVersion.WITH_OFFSETS:
-        return operation.to_bytes()
-    if isinstance(operation, EmuSoftmaxOperation):
-        return _OldSoftmaxOperation(axis=operation.axis).to_bytes()
-    return _OldPowerOperation(
-        power=operation.power, scale=operation.scale, shift=operation.shift
-    ).to_bytes()

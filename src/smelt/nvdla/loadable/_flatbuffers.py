@@ -6,18 +6,18 @@ and each string is decoded once. The reader therefore never reads more bytes tha
 
 from __future__ import annotations
 
-import functools
 import importlib
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from smelt.errors import MissingExtraError, ModelFormatError
-from smelt.nvdla.loadable._model import Slot, Version
+from smelt.nvdla.loadable._model import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from smelt.nvdla.loadable._model import FieldSlot, Table
 
 _SCALARS: Final = {
     "u8": ("Uint8", 1),
@@ -44,24 +44,13 @@ def import_flatbuffers() -> Any:
         raise MissingExtraError("flatbuffers", "nvdla") from error
 
 
-def _slots_of(cls: type[Any]) -> tuple[tuple[str, Slot], ...]:
-    key: Any = cls  # mypy does not regard a class as hashable
-    return _find_slots(key)
-
-
-@functools.cache
-def _find_slots(cls: Any) -> tuple[tuple[str, Slot], ...]:
-    slots = ((item.name, item.metadata.get("slot")) for item in fields(cls))
-    return tuple((name, slot) for name, slot in slots if slot is not None)
-
-
 class TableReader:
     """Reader of one file; an invalid file raises a ModelFormatError that names the invalid part."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) >= _MAX_BYTES:
             raise ModelFormatError(
-                f"the loadable has {len(data)} bytes; it must have less than 2 GiB"
+                f"the loadable has {len(data)} bytes; it must be smaller than 2 GiB"
             )
         package = import_flatbuffers()
         self._table: Callable[[bytes, int], Any] = package.table.Table
@@ -72,7 +61,7 @@ class TableReader:
         self._strings: dict[int, str] = {}
         self._shared_characters = 0
 
-    def read_root(self, cls: type[Any]) -> dict[str, Any]:
+    def read_root(self, cls: type[Table]) -> dict[str, Any]:
         """Return the fields of the root table by name.
 
         Raises:
@@ -83,17 +72,17 @@ class TableReader:
         root = self._scalar("u32", 0)
         if root + 4 > len(self._data):
             raise ModelFormatError(
-                f"not an NVDLA loadable (no FlatBuffers header): the root offset is {root}, but "
-                f"the file has {len(self._data)} bytes"
+                f"the loadable has no FlatBuffers header: the root offset is {root}, but the file "
+                f"has {len(self._data)} bytes"
             )
         fields_read = self._read_table(cls, root, "loadable")
         self._check_overlaps()
         return fields_read
 
-    def _read_table(self, cls: type[Any], position: int, where: str) -> dict[str, Any]:
+    def _read_table(self, cls: type[Table], position: int, where: str) -> dict[str, Any]:
         table, size = self._open_table(position, where)
         values: dict[str, Any] = {}
-        for name, slot in _slots_of(cls):
+        for name, slot in cls.field_slots.items():
             offset = table.Offset(4 + 2 * slot.number)
             if offset:
                 values[name] = self._read_slot(position, offset, size, slot, f"{where}.{name}")
@@ -104,18 +93,18 @@ class TableReader:
         self._require(position, 4, where)
         table = self._table(self._data, position)
         vtable = position - table.Get(self._flags.Int32Flags, position)
-        self._require(vtable, 4, f"{where}'s field list")
+        self._require(vtable, 4, f"the vtable of {where}")
         length = table.Get(self._flags.Uint16Flags, vtable)
         size = table.Get(self._flags.Uint16Flags, vtable + 2)
         if length < 4 or length % 2:
             raise ModelFormatError(f"the vtable of {where} has the invalid size {length}")
-        self._require(vtable, length, f"{where}'s field list")
+        self._require(vtable, length, f"the vtable of {where}")
         if size < 4:
             raise ModelFormatError(f"{where} has the invalid size {size}")
         self._claim(position, size, where)
         return table, size
 
-    def _read_slot(self, table: int, offset: int, size: int, slot: Slot, where: str) -> Any:
+    def _read_slot(self, table: int, offset: int, size: int, slot: FieldSlot, where: str) -> Any:
         """Return the value of a field at an offset of its table."""
         at, width = table + offset, self._width(slot)
         if offset < 4:
@@ -123,7 +112,9 @@ class TableReader:
         if offset >= size:  # compilers of 2018 put the version after the end of the table
             self._claim(at, width, where)
         elif offset + width > size:
-            raise ModelFormatError(f"{where} lies outside its table, at {offset} of {size} bytes")
+            raise ModelFormatError(
+                f"{where} lies outside its table: it has {width} bytes at byte {offset} of {size}"
+            )
         kind = slot.kind
         if not isinstance(kind, str):
             return self._read_tables(kind, at, where)
@@ -135,7 +126,7 @@ class TableReader:
             return self._read_vector(kind[1:-1], at, where)
         return self._scalar(kind, at)
 
-    def _read_tables(self, cls: type[Any], at: int, where: str) -> tuple[Any, ...]:
+    def _read_tables(self, cls: type[Table], at: int, where: str) -> tuple[Any, ...]:
         start, count = self._open_vector(at, 4, where)
         return tuple(
             cls(**self._read_table(cls, self._follow(start + 4 * i, where), f"{where}[{i}]"))
@@ -163,7 +154,10 @@ class TableReader:
         text = self._strings[position]
         self._shared_characters += len(text)
         if self._shared_characters > _MAX_SHARING * len(self._data):
-            raise ModelFormatError(f"{where} is a long text to which too many fields refer")
+            raise ModelFormatError(
+                f"{where} shares its text with other fields; the texts of all fields together have "
+                f"more than {_MAX_SHARING} times as many characters as the file has bytes"
+            )
         return text
 
     def _open_vector(self, at: int, width: int, where: str) -> tuple[int, int]:
@@ -182,7 +176,7 @@ class TableReader:
         end = at + _SCALARS[kind][1]
         return int.from_bytes(self._data[at:end], "little", signed=kind[0] == "i")
 
-    def _width(self, slot: Slot) -> int:
+    def _width(self, slot: FieldSlot) -> int:
         if slot.kind == "version":
             return _VERSION_BYTES
         return _SCALARS[str(slot.kind)][1] if str(slot.kind) in _SCALARS else 4
@@ -190,7 +184,8 @@ class TableReader:
     def _require(self, position: int, size: int, where: str) -> None:
         if position < 0 or position + size > len(self._data):
             raise ModelFormatError(
-                f"{where} lies outside the file: {size} bytes at {position} of {len(self._data)}"
+                f"{where} lies outside the file: it has {size} bytes at byte {position}, but the "
+                f"file has {len(self._data)}"
             )
 
     def _claim(self, position: int, size: int, where: str) -> None:
@@ -220,23 +215,26 @@ class TableWriter:
 
     def __init__(self) -> None:
         self._builder: Any = import_flatbuffers().Builder(1024)
+        self.where = ""
+        """Class and name of the field that is written, for messages."""
 
-    def write_root(self, cls: type[Any], value: Any, identifier: bytes | None) -> bytes:
+    def write_root(self, cls: type[Table], value: Any, identifier: bytes | None) -> bytes:
         """Write the root table and return the bytes of the file."""
         self._builder.Finish(self._write_table(cls, value), identifier)
         return bytes(self._builder.Output())
 
-    def _write_table(self, cls: type[Any], value: Any) -> int:
+    def _write_table(self, cls: type[Table], value: Any) -> int:
         """Write a table and everything that it refers to; return its offset."""
         builder = self._builder
-        layout = _slots_of(cls)
-        parts = {
-            name: self._write_part(slot, getattr(value, name))
-            for name, slot in layout
-            if not isinstance(slot.kind, str) or slot.kind[0] in "[s"
-        }
+        layout = cls.field_slots.items()
+        parts: dict[str, int | None] = {}
+        for name, slot in layout:
+            if not isinstance(slot.kind, str) or slot.kind[0] in "[s":
+                self.where = f"{cls.__name__}.{name}"
+                parts[name] = self._write_part(slot, getattr(value, name))
         builder.StartObject(1 + max(slot.number for _, slot in layout))
         for name, slot in layout:
+            self.where = f"{cls.__name__}.{name}"
             if name in parts:
                 if parts[name] is not None:
                     builder.PrependUOffsetTRelativeSlot(slot.number, parts[name], 0)
@@ -253,7 +251,7 @@ class TableWriter:
             self._builder.PrependUint8(part)
         self._builder.PrependStructSlot(number, self._builder.Offset(), 0)
 
-    def _write_part(self, slot: Slot, value: Any) -> int | None:
+    def _write_part(self, slot: FieldSlot, value: Any) -> int | None:
         """Write a value outside its table; return its offset, or None for an empty value."""
         if not value:
             return None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import ModelFormatError, UnsupportedError
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
 from smelt.nvdla.loadable._flatbuffers import TableReader, TableWriter
 from smelt.nvdla.loadable._model import (
     LOADABLE_VERSION,
@@ -17,6 +17,7 @@ from smelt.nvdla.loadable._model import (
     Memory,
     Relocation,
     Submit,
+    Table,
     Task,
     TensorDescriptor,
     Version,
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 _IDENTIFIER: Final = b"NVDA"
 
 
-@dataclass(frozen=True, slots=True)
-class Loadable:
+class Loadable(Table):
     """Compiled network in the standard format, version 0.7.0.
 
     Every list has the order of the file; entries refer to each other by their ``id``.
@@ -60,11 +60,11 @@ class Loadable:
         content = bytes(data)
         values = TableReader(content).read_root(cls)
         if "version" not in values:
-            raise ModelFormatError("not an NVDLA loadable: loadable.version is missing")
+            raise ModelFormatError("the loadable has no version; loadable.version is missing")
         if values["version"].major != LOADABLE_VERSION.major:
             raise UnsupportedError(
-                f"the loadable has version {values['version']}; version {LOADABLE_VERSION} is "
-                "supported"
+                f"the loadable has version {values['version']}; only versions "
+                f"{LOADABLE_VERSION.major}.x.x are supported"
             )
         loadable = cls(**values, has_identifier=content[4:8] == _IDENTIFIER)
         for blob in loadable.blobs:
@@ -81,9 +81,10 @@ class Loadable:
             NvdlaError: BAD_VALUE if a value does not fit its field.
         """
         identifier = _IDENTIFIER if self.has_identifier else None
+        writer = TableWriter()
         try:
-            return TableWriter().write_root(Loadable, self, identifier)
+            return writer.write_root(Loadable, self, identifier)
         except (TypeError, OverflowError, struct.error) as error:
-            raise NvdlaError(
-                NvError.BAD_VALUE, f"a value does not fit into its field of the loadable: {error}"
+            raise NvError.BAD_VALUE.error(
+                f"{writer.where} has a value that its field cannot hold: {error}"
             ) from error

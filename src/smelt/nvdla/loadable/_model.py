@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, IntFlag
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, dataclass_transform
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Version(NamedTuple):
@@ -59,13 +62,6 @@ class MemoryFlags(IntFlag):
     DEBUG = 16
 
 
-class EventOp(IntEnum):
-    """Action of an event."""
-
-    WAIT = 0
-    SIGNAL = 1
-
-
 class DataFormat(IntEnum):
     """Order of a tensor's axes in memory."""
 
@@ -105,19 +101,27 @@ class RelocationType(IntEnum):
     SURFACE = 2
 
 
+def name_of(kind: type[IntEnum], value: int) -> str:
+    """Return the name of an enumeration's value, or the value if it is unknown."""
+    try:
+        return kind(value).name
+    except ValueError:
+        return str(value)
+
+
 @dataclass(frozen=True, slots=True)
-class Slot:
+class FieldSlot:
     """Slot number and type of a field of a FlatBuffers table."""
 
     number: int
-    kind: str | type[Any]
+    kind: str | type[Table]
     """``u8`` to ``u64``, ``i16``, ``i32``, ``string``, ``version``, one of ``[u8]``, ``[u16]``,
     ``[u64]``, ``[string]``, or a class, which means a vector of its tables."""
 
 
-def slot(number: int, kind: str | type[Any], default: Any = None) -> Any:
+def slot(number: int, kind: str | type[Table], default: Any = None) -> Any:
     """Declare a field by its slot number and type; by default it is empty or 0."""
-    metadata = {"slot": Slot(number, kind)}
+    metadata = {"slot": FieldSlot(number, kind)}
     if default is not None:
         return field(default=default, metadata=metadata)
     if not isinstance(kind, str) or kind.startswith("["):
@@ -126,8 +130,20 @@ def slot(number: int, kind: str | type[Any], default: Any = None) -> Any:
     return field(default=empty, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+@dataclass_transform(frozen_default=True)
+class Table:
+    """Base class of FlatBuffers tables, which makes each subclass a frozen dataclass."""
+
+    field_slots: ClassVar[Mapping[str, FieldSlot]]
+
+    def __init_subclass__(cls) -> None:
+        """Make a table a frozen dataclass, and find the slots of its fields."""
+        made: Any = dataclass(frozen=True)(cls)
+        slots = {item.name: item.metadata.get("slot") for item in fields(made)}
+        cls.field_slots = {name: slot for name, slot in slots.items() if slot is not None}
+
+
+class Task(Table):
     """Task for one interface; all its descriptors refer to its address list by index."""
 
     id: int = slot(0, "u16")
@@ -139,8 +155,7 @@ class Task:
     post_actions: tuple[int, ...] = slot(5, "[u16]")
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Table):
     """Memory region to allocate, fill or bind."""
 
     id: int = slot(0, "u16")
@@ -162,8 +177,7 @@ class Memory:
         return bool(self.flags & bindable)
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Table):
     """Part of a memory region; a size of 0 means up to the end of the region."""
 
     id: int = slot(0, "u16")
@@ -172,8 +186,7 @@ class Address:
     size: int = slot(3, "u64")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Table):
     """Synchronisation between tasks."""
 
     id: int = slot(0, "u16")
@@ -183,8 +196,7 @@ class Event:
     op: int = slot(4, "u8")
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(Table):
     """Named bytes: descriptors, weights, tables."""
 
     name: str = slot(0, "string")
@@ -196,8 +208,7 @@ class Blob:
     data: bytes = slot(5, "[u8]")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorDescriptor:
+class TensorDescriptor(Table):
     """Tensor that the application may bind."""
 
     name: str = slot(0, "string")
@@ -229,8 +240,7 @@ class TensorDescriptor:
         return tuple(getattr(self, f"stride_{index}") for index in range(8))
 
 
-@dataclass(frozen=True, slots=True)
-class Relocation:
+class Relocation(Table):
     """Stride in a descriptor that must equal a stride of a bound tensor."""
 
     address_id: int = slot(0, "u16")
@@ -244,8 +254,7 @@ class Relocation:
     reloc_type: int = slot(5, "u8")
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(Table):
     """Set of tasks; sets are submitted one after the other in the order of their ids."""
 
     id: int = slot(0, "u16")

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from smelt.errors import sanitize_name
-from smelt.nvdla._status import NvdlaError
+from smelt.nvdla._errors import NvdlaError
+from smelt.nvdla.loadable._decode import DlaTaskView, EmuTaskView
 from smelt.nvdla.loadable._descriptors import (
     BdmaSurface,
     DataCube,
@@ -14,7 +15,6 @@ from smelt.nvdla.loadable._descriptors import (
     OperationEvent,
 )
 from smelt.nvdla.loadable._emulator_descriptors import EmuOperationType, find_emu_format
-from smelt.nvdla.loadable._interpret import DlaTaskView, EmuTaskView
 from smelt.nvdla.loadable._model import (
     DataCategory,
     DataFormat,
@@ -23,29 +23,30 @@ from smelt.nvdla.loadable._model import (
     MemoryDomain,
     MemoryFlags,
     RelocationType,
+    name_of,
 )
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from enum import IntEnum
 
     from smelt.nvdla._descriptor_codec import DescriptorVersion
-    from smelt.nvdla.loadable._emulator_descriptors import EmuBuffer
-    from smelt.nvdla.loadable._interpret import (
+    from smelt.nvdla.loadable._decode import (
+        DecodedLoadable,
         EmuOperationView,
-        Interpretation,
         OperationView,
         TaskView,
     )
+    from smelt.nvdla.loadable._emulator_descriptors import EmuBuffer
     from smelt.nvdla.loadable._model import Memory, TensorDescriptor
 
 
-def format_text(view: Interpretation) -> str:
+def format_text(view: DecodedLoadable) -> str:
     """Return the interpretation as readable text."""
     return "\n".join(map(sanitize_name, _lines(view)))
 
 
-def _lines(view: Interpretation) -> Iterator[str]:
+def _lines(view: DecodedLoadable) -> Iterator[str]:
     """Yield the lines of the text."""
     loadable = view.loadable
     presence = "with" if loadable.has_identifier else "without"
@@ -78,14 +79,14 @@ def _task_lines(view: TaskView) -> Iterator[str]:
     task = view.task
     head = f"task {task.id}: {name_of(Interface, task.interface)}"
     if isinstance(view, DlaTaskView):
-        yield f"{head} firmware {view.version}, {len(view.operations)} operations"
+        yield f"{head} firmware {view.version}, {counted(len(view.operations), 'operation')}"
         if view.warning is not None:
             yield f"  firmware of {view.warning}"
         for operation in view.operations:
             yield from _operation_lines(operation)
         return
     if isinstance(view, EmuTaskView):
-        yield f"{head}, {len(view.operations)} operations on the CPU"
+        yield f"{head}, {counted(len(view.operations), 'operation')} on the CPU"
         for emulated in view.operations:
             yield from _emulated_lines(emulated, view.layout)
         return
@@ -95,24 +96,23 @@ def _task_lines(view: TaskView) -> Iterator[str]:
 def _operation_lines(view: OperationView) -> Iterator[str]:
     """Yield the lines of an operation of the accelerator."""
     common = view.common
-    waits = f"waits for {common.dependency_count}" if common.dependency_count else "waits for none"
+    count = common.dependency_count
+    waits = f"waits for {counted(count, 'event')}" if count else "waits for nothing"
     followers = [
-        f"{name_of(OperationEvent, consumer.event).lower()} -> {consumer.index}"
-        for consumer in common.consumers
-        if consumer.index >= 0
+        f"{name_of(OperationEvent, edge.event).lower()} -> {edge.target}"
+        + (" (fused parent)" if edge.is_fused else "")
+        for edge in view.edges()
     ]
-    parent = common.fused_parent
-    if parent.index >= 0:
-        event = name_of(OperationEvent, parent.event).lower()
-        followers.append(f"{event} -> {parent.index} (fused parent)")
-    yield f"  {view.index:3} {view.type.name:5} {waits}; {', '.join(followers) or 'frees none'}"
+    events = ", ".join(followers) or "nothing waits for it"
+    yield f"  {view.index:3} {view.type.name:5} {waits}; {events}"
     for name, cube in cubes_of(view):
         yield f"        {name:11} {_format_cube(cube)}"
     if isinstance(view.surface, BdmaSurface):
         for transfer in view.surface.transfers[: view.surface.num_transfers]:
             yield (
-                f"        copy        {transfer.line_repeat} lines of {transfer.line_size} bytes, "
-                f"address {transfer.source_address} to {transfer.destination_address}"
+                f"        copy        {counted(transfer.line_repeat, 'line')} of "
+                f"{transfer.line_size} bytes, address {transfer.source_address} to "
+                f"{transfer.destination_address}"
             )
 
 
@@ -182,15 +182,7 @@ def _format_tensor(tensor: TensorDescriptor) -> str:
     )
 
 
-def name_of(kind: type[IntEnum], value: int) -> str:
-    """Return the name of an enumeration's value, or the value if it is unknown."""
-    try:
-        return kind(value).name
-    except ValueError:
-        return str(value)
-
-
-def to_plain(view: Interpretation) -> dict[str, Any]:
+def to_plain(view: DecodedLoadable) -> dict[str, Any]:
     """Return the interpretation as plain data for JSON, without the bytes of the blobs."""
     loadable = view.loadable
     return {
@@ -263,7 +255,7 @@ def _plain_operation(view: OperationView) -> dict[str, Any]:
     }
 
 
-def format_dot(view: Interpretation) -> str:
+def format_dot(view: DecodedLoadable) -> str:
     """Return the dependency graph for Graphviz; dashed edges lead to fused parents."""
     lines = ["digraph loadable {", "  node [shape=box];"]
     for task in view.tasks:

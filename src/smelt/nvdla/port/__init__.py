@@ -4,35 +4,30 @@ Three transports have the same behaviour: calls in this process, another process
 and the Linux driver.
 """
 
-from smelt.nvdla.port._client import SocketPort
-from smelt.nvdla.port._linux import DeviceFile, LinuxPort, RenderNode, open_render_node
-from smelt.nvdla.port._local import LocalPort
-from smelt.nvdla.port._machine import MachineDriver, PageHeap
-from smelt.nvdla.port._server import PortServer
-from smelt.nvdla.port._traced import TracedDriver
-from smelt.nvdla.port._types import (
+from smelt.nvdla._protocols import PhysicalAddress
+from smelt.nvdla.port._handle_port import Port
+from smelt.nvdla.port._interfaces import (
     MAX_ADDRESSES_PER_TASK,
-    MAX_TASKS_PER_SUBMIT,
-    SIZE_LIMIT_BYTES,
     Bytes,
     DeviceHardware,
     Driver,
     NvDlaHeap,
     NvDlaMemDesc,
     NvDlaTask,
-    PhysicalAddress,
+    PhysicalRegion,
     PhysicalTask,
     PinnedMemory,
-    Port,
-    Region,
 )
+from smelt.nvdla.port._linux import LinuxPort, RenderNode
+from smelt.nvdla.port._local import LocalPort
+from smelt.nvdla.port._machine_driver import MachineDriver, PageHeap
+from smelt.nvdla.port._server import PortServer
+from smelt.nvdla.port._socket_port import SocketPort
+from smelt.nvdla.port._traced_driver import TracedDriver
 
 __all__ = [
     "MAX_ADDRESSES_PER_TASK",
-    "MAX_TASKS_PER_SUBMIT",
-    "SIZE_LIMIT_BYTES",
     "Bytes",
-    "DeviceFile",
     "DeviceHardware",
     "Driver",
     "LinuxPort",
@@ -43,13 +38,12 @@ __all__ = [
     "NvDlaTask",
     "PageHeap",
     "PhysicalAddress",
+    "PhysicalRegion",
     "PhysicalTask",
     "PinnedMemory",
     "Port",
     "PortServer",
-    "Region",
     "RenderNode",
     "SocketPort",
     "TracedDriver",
-    "open_render_node",
 ]

@@ -7,13 +7,12 @@ is checked before use: a peer that violates the protocol only loses its connecti
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from smelt.nvdla._descriptor_codec import Descriptor, at
-from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.port._types import (
+from smelt.nvdla._errors import NvError
+from smelt.nvdla.port._interfaces import (
     MAX_ADDRESSES_PER_TASK,
     MAX_TASKS_PER_SUBMIT,
     NvDlaMemDesc,
@@ -22,7 +21,7 @@ from smelt.nvdla.port._types import (
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -32,7 +31,7 @@ MAX_DATA_BYTES: Final = 4 << 20
 """Maximum memory in one frame, in bytes; larger transfers use several frames."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Kind of a frame: a request, a reply, or memory before a reply."""
 
     OPEN = 1
@@ -50,7 +49,6 @@ class Kind(IntEnum):
     """Reply to a request that failed, with a status and a message."""
 
 
-@dataclass(frozen=True, slots=True)
 class FrameHeader(Descriptor):
     """Header of a frame."""
 
@@ -60,21 +58,18 @@ class FrameHeader(Descriptor):
     length: int = at(12, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class OpenRequest(Descriptor):
     """Request to open a device instance."""
 
     instance: int = at(0, "u32")
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRequest(Descriptor):
-    """Request to close a device or to submit tasks to it; tasks follow."""
+class Handle(Descriptor):
+    """Device to close or to submit tasks to, which follow; or, in a reply, allocated memory."""
 
-    device: int = at(0, "u64")
+    handle: int = at(0, "u64")
 
 
-@dataclass(frozen=True, slots=True)
 class AllocateRequest(Descriptor):
     """Request to allocate memory."""
 
@@ -83,7 +78,6 @@ class AllocateRequest(Descriptor):
     heap: int = at(16, "u32")
 
 
-@dataclass(frozen=True, slots=True)
 class MemoryRequest(Descriptor):
     """Request to free memory, or the position in memory of the bytes that follow."""
 
@@ -92,7 +86,6 @@ class MemoryRequest(Descriptor):
     offset: int = at(16, "u64")
 
 
-@dataclass(frozen=True, slots=True)
 class OpenReply(Descriptor):
     """Handle and hardware of an opened device; the name of its configuration follows."""
 
@@ -101,14 +94,6 @@ class OpenReply(Descriptor):
     """Size of a memory atom; 0 if the hardware is not known, and then no name follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandleReply(Descriptor):
-    """Handle of allocated memory."""
-
-    handle: int = at(0, "u64")
-
-
-@dataclass(frozen=True, slots=True)
 class TaskHeader(Descriptor):
     """Header of a task; its address list follows."""
 
@@ -118,7 +103,6 @@ class TaskHeader(Descriptor):
     reserved: int = at(15, "u8")
 
 
-@dataclass(frozen=True, slots=True)
 class TaskAddress(Descriptor):
     """An entry of a task's address list."""
 
@@ -137,7 +121,7 @@ MAX_PAYLOAD_BYTES: Final = 64 + max(MAX_DATA_BYTES, _MAX_TASK_BYTES)
 class Frame(NamedTuple):
     """A received message."""
 
-    kind: Kind
+    kind: FrameKind
     status: int
     payload: bytes
 
@@ -146,7 +130,9 @@ class ProtocolError(Exception):
     """The peer violates the protocol."""
 
 
-def send_frame(connection: socket.socket, kind: Kind, *payload: Buffer, status: int = 0) -> None:
+def send_frame(
+    connection: socket.socket, kind: FrameKind, *payload: Buffer, status: int = 0
+) -> None:
     """Send a message.
 
     Raises:
@@ -187,12 +173,15 @@ def receive_frame(
             f"a frame declares {header.length} bytes; at most {MAX_PAYLOAD_BYTES} are allowed"
         )
     try:
-        kind = Kind(header.kind)
+        kind = FrameKind(header.kind)
     except ValueError as error:
         raise ProtocolError(f"a frame has the unknown kind {header.kind}") from error
     payload = _receive(connection, header.length, deadline_s)
     if len(payload) < header.length:
-        raise ProtocolError(f"a {kind.name} frame is truncated")
+        raise ProtocolError(
+            f"a frame of kind {kind.name} is truncated: it has {len(payload)} of {header.length} "
+            "bytes"
+        )
     return Frame(kind, header.status, payload)
 
 
@@ -209,20 +198,13 @@ def _receive(connection: socket.socket, size: int, deadline_s: float | None) -> 
     return bytes(data)
 
 
-def pack_tasks(tasks: Sequence[NvDlaTask]) -> bytes:
-    """Return the bytes of tasks whose memory handles are the peer's."""
-    return b"".join(
-        b"".join(
-            [
-                TaskHeader(task.task_id, task.num_addresses, task.interface_version).to_bytes(),
-                *(
-                    TaskAddress(address.handle, address.offset).to_bytes()
-                    for address in task.address_list
-                ),
-            ]
-        )
-        for task in tasks
-    )
+def pack_tasks(tasks: Sequence[NvDlaTask], handles: Mapping[int, int]) -> bytes:
+    """Return the bytes of tasks; ``handles`` has the peer's memory handles by this side's."""
+    parts: list[Descriptor] = []
+    for task in tasks:
+        parts.append(TaskHeader(task.task_id, task.num_addresses, task.interface_version))
+        parts += [TaskAddress(handles[item.handle], item.offset) for item in task.address_list]
+    return b"".join(part.to_bytes() for part in parts)
 
 
 def unpack_tasks(data: bytes, offset: int) -> list[NvDlaTask]:
@@ -234,15 +216,13 @@ def unpack_tasks(data: bytes, offset: int) -> list[NvDlaTask]:
     tasks: list[NvDlaTask] = []
     while offset < len(data):
         if len(tasks) == MAX_TASKS_PER_SUBMIT:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER, f"a submission has more than {MAX_TASKS_PER_SUBMIT} tasks"
+            raise NvError.BAD_PARAMETER.error(
+                f"a submission has more than {MAX_TASKS_PER_SUBMIT} tasks"
             )
         header = TaskHeader.from_bytes(data, offset)
         offset += TaskHeader.size_bytes()
         if offset + header.num_addresses * TaskAddress.size_bytes() > len(data):
-            raise NvdlaError(
-                NvError.INVALID_SIZE, f"task {header.task_id} of a submission is truncated"
-            )
+            raise NvError.INVALID_SIZE.error(f"task {header.task_id} of a submission is truncated")
         address_list: list[NvDlaMemDesc] = []
         for _ in range(header.num_addresses):
             address = TaskAddress.from_bytes(data, offset)

@@ -1,4 +1,8 @@
-"""Transport to the Linux driver: buffers and submissions by ioctl on a render node."""
+"""Transport to the Linux driver: buffers and submissions by ioctl on a render node.
+
+Structures and request numbers are those of nvdla/sw, nvdla_ioctl.h, and of drm.h for buffer
+sharing.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +15,18 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import numpy as np
 
-from smelt.nvdla._status import NvdlaError, NvError
-from smelt.nvdla.port._handles import HandlePort
-from smelt.nvdla.port._ioctl import (
-    CLOSE_ON_EXEC,
-    IOCTL_GEM_CREATE,
-    IOCTL_GEM_DESTROY,
-    IOCTL_GEM_MMAP,
-    IOCTL_PRIME_HANDLE_TO_FD,
-    IOCTL_SUBMIT,
-    GemCreate,
-    GemDestroy,
-    GemMap,
-    MemoryHandle,
-    PrimeHandle,
-    SubmitArguments,
-    SubmitTask,
-    pack_version,
-)
+from smelt.nvdla._descriptor_codec import Descriptor, at
+from smelt.nvdla._errors import NvdlaError, NvError
+from smelt.nvdla.port._handle_port import HandlePort
+from smelt.signal_errors import convert_own, pass_on_handler_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from typing_extensions import Buffer
 
-    from smelt.nvdla._descriptor_codec import Descriptor
-    from smelt.nvdla.port._types import Bytes, NvDlaHeap, NvDlaTask
+    from smelt.nvdla.port._interfaces import Bytes, NvDlaHeap, NvDlaTask
 
 _FIRST_RENDER_NODE: Final = 128
 """Minor number of the first DRM render node."""
@@ -45,6 +35,98 @@ _STATUS_BY_ERRNO: Final = {
     errno.ETIMEDOUT: NvError.TIMEOUT,
     errno.EBUSY: NvError.BUSY,
 }
+
+
+_NO_TIMEOUT: Final = 0xFFFFFFFF
+"""Timeout of a task that may run for ever."""
+_CLOSE_ON_EXEC: Final = 0o2000000
+"""DRM_CLOEXEC: the descriptor of a shared buffer is closed on exec."""
+
+_READ_WRITE: Final = 3
+"""Direction bits of an ioctl that reads and writes its argument."""
+_DRM: Final = ord("d")
+"""ioctl type of the DRM subsystem."""
+_DRIVER_BASE: Final = 0x40
+"""First ioctl number of a DRM driver (DRM_COMMAND_BASE)."""
+
+
+class MemoryHandle(Descriptor):
+    """nvdla_mem_handle: entry of an address list."""
+
+    handle: int = at(0, "u32")
+    """File descriptor of a shared buffer."""
+    reserved: int = at(4, "u32")
+    offset: int = at(8, "u64")
+
+
+class SubmitTask(Descriptor):
+    """nvdla_ioctl_submit_task: a task of a submission."""
+
+    num_addresses: int = at(0, "u32")
+    timeout: int = at(4, "u32", default=_NO_TIMEOUT)
+    address_list: int = at(8, "u64")
+    """Pointer to an array of `MemoryHandle`."""
+
+
+class SubmitArguments(Descriptor):
+    """nvdla_submit_args: argument of a submission."""
+
+    tasks: int = at(0, "u64")
+    """Pointer to an array of `SubmitTask`."""
+    num_tasks: int = at(8, "u16")
+    flags: int = at(10, "u16")
+    version: int = at(12, "u32")
+
+
+class GemCreate(Descriptor):
+    """nvdla_gem_create_args: allocation of a buffer; the driver returns the handle."""
+
+    handle: int = at(0, "u32")
+    flags: int = at(4, "u32")
+    size: int = at(8, "u64")
+
+
+class GemMap(Descriptor):
+    """nvdla_gem_map_offset_args: mapping of a buffer; the driver returns the mmap offset."""
+
+    handle: int = at(0, "u32")
+    reserved: int = at(4, "u32")
+    offset: int = at(8, "u64")
+
+
+class GemDestroy(Descriptor):
+    """nvdla_gem_destroy_args: release of a buffer."""
+
+    handle: int = at(0, "u32")
+
+
+class PrimeHandle(Descriptor):
+    """drm_prime_handle: sharing of a buffer; the driver returns the file descriptor."""
+
+    handle: int = at(0, "u32")
+    flags: int = at(4, "u32")
+    fd: int = at(8, "i32")
+
+
+def _request(number: int, structure: type[Descriptor]) -> int:
+    """Return the request number of an ioctl that reads and writes a structure (_IOWR)."""
+    return _READ_WRITE << 30 | structure.size_bytes() << 16 | _DRM << 8 | number
+
+
+IOCTL_SUBMIT: Final = _request(_DRIVER_BASE + 0, SubmitArguments)
+IOCTL_GEM_CREATE: Final = _request(_DRIVER_BASE + 1, GemCreate)
+IOCTL_GEM_MMAP: Final = _request(_DRIVER_BASE + 2, GemMap)
+IOCTL_GEM_DESTROY: Final = _request(_DRIVER_BASE + 3, GemDestroy)
+IOCTL_PRIME_HANDLE_TO_FD: Final = _request(0x2D, PrimeHandle)
+
+
+def pack_version(version: tuple[int, int, int]) -> int:
+    """Return the interface version as a submission encodes it.
+
+    The kernel driver of 2019 ignores the version and expects 0.12.
+    """
+    major, minor, sub_minor = version
+    return major << 16 | minor << 8 | sub_minor
 
 
 class DeviceFile(Protocol):
@@ -105,7 +187,7 @@ class _Gem:
     descriptor: int
 
 
-T = TypeVar("T", bound="Descriptor")
+T = TypeVar("T", bound=Descriptor)
 
 
 class LinuxPort(HandlePort[DeviceFile, _Gem]):
@@ -120,12 +202,15 @@ class LinuxPort(HandlePort[DeviceFile, _Gem]):
         try:
             return self._open(instance)
         except FileNotFoundError as error:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER, f"device instance {instance} has no device node: {error}"
+            pass_on_handler_error(error)
+            raise NvError.BAD_PARAMETER.error(
+                f"device instance {instance} has no device node: {error}; check that its driver is "
+                "loaded"
             ) from error
         except OSError as error:
-            raise NvdlaError(
-                NvError.RESOURCE_ERROR, f"device instance {instance} cannot be opened: {error}"
+            pass_on_handler_error(error)
+            raise NvError.RESOURCE_ERROR.error(
+                f"device instance {instance} cannot be opened: {error}"
             ) from error
 
     def _close_device(self, device: DeviceFile) -> None:
@@ -136,11 +221,12 @@ class LinuxPort(HandlePort[DeviceFile, _Gem]):
         gem = _ioctl(device, IOCTL_GEM_CREATE, GemCreate(flags=heap, size=size), "allocate memory")
         with contextlib.ExitStack() as undo:
             undo.callback(_ioctl, device, IOCTL_GEM_DESTROY, GemDestroy(gem.handle), "free memory")
-            request = PrimeHandle(handle=gem.handle, flags=CLOSE_ON_EXEC)
+            request = PrimeHandle(handle=gem.handle, flags=_CLOSE_ON_EXEC)
             shared = _ioctl(device, IOCTL_PRIME_HANDLE_TO_FD, request, "share memory")
             undo.callback(device.close_descriptor, shared.fd)
             mapping = _ioctl(device, IOCTL_GEM_MMAP, GemMap(handle=gem.handle), "map memory")
-            mapped = memoryview(_map(device, mapping.offset, size))
+            with _driver_errors("map memory"):
+                mapped = memoryview(device.mmap(mapping.offset, size))
             undo.pop_all()
         return _Gem(gem.handle, shared.fd), np.frombuffer(mapped, np.uint8, size)
 
@@ -175,20 +261,16 @@ class LinuxPort(HandlePort[DeviceFile, _Gem]):
 def _ioctl(device: DeviceFile, request: int, argument: T, action: str) -> T:
     """Send a request and return the driver's reply; ``action`` names the action in errors."""
     data = bytearray(argument.to_bytes())
-    try:
+    with _driver_errors(action):
         device.ioctl(request, data)
-    except OSError as error:
-        raise _explain(error, action) from error
     return type(argument).from_bytes(data)
 
 
-def _map(device: DeviceFile, offset: int, size_bytes: int) -> Buffer:
-    try:
-        return device.mmap(offset, size_bytes)
-    except OSError as error:
-        raise _explain(error, "map memory") from error
+def _driver_errors(action: str) -> AbstractContextManager[None]:
+    """Convert the errors of a call of the driver."""
 
+    def explain(error: OSError) -> NvdlaError:
+        status = _STATUS_BY_ERRNO.get(error.errno or 0, NvError.IOCTL_FAILED)
+        return NvdlaError(status, f"the driver cannot {action}: {error}")
 
-def _explain(error: OSError, action: str) -> NvdlaError:
-    status = _STATUS_BY_ERRNO.get(error.errno or 0, NvError.IOCTL_FAILED)
-    return NvdlaError(status, f"the driver cannot {action}: {error}")
+    return convert_own(explain, OSError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import logging
@@ -18,14 +17,13 @@ import numpy as np
 
 from smelt.engine import locked_folder
 from smelt.errors import DeviceError, InternalError
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvdlaError, NvError
 from smelt.nvdla.port._frames import (
     MAX_DATA_BYTES,
     AllocateRequest,
-    DeviceRequest,
     Frame,
-    HandleReply,
-    Kind,
+    FrameKind,
+    Handle,
     MemoryRequest,
     OpenReply,
     OpenRequest,
@@ -34,15 +32,16 @@ from smelt.nvdla.port._frames import (
     send_frame,
     unpack_tasks,
 )
-from smelt.nvdla.port._handles import check_allocation
+from smelt.nvdla.port._handle_port import check_allocation
 from smelt.nvdla.port._local import LocalPort
+from smelt.signal_errors import pass_on_handler_error, path_mode, suppress_own
 from smelt.types import BackgroundThread, Closeable, Limit, override, require_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from smelt.nvdla.port._types import Bytes, Driver, PinnedMemory
+    from smelt.nvdla.port._interfaces import Bytes, Driver, PinnedMemory
 
 _LOG = logging.getLogger(__name__)
 _ACCEPT_RETRY_SECONDS: Final = 0.2
@@ -98,6 +97,7 @@ class PortServer(Closeable):
             try:
                 connection, _ = self._listener.accept()
             except OSError as error:
+                pass_on_handler_error(error)
                 if self._is_closing.is_set():
                     return
                 if error.errno in (errno.ECONNABORTED, errno.EINTR):
@@ -160,7 +160,7 @@ class PortServer(Closeable):
         with locked_folder(self._path.parent):
             bound, found = self._socket_status, _status_of(self._path)
             if bound is not None and found is not None and os.path.samestat(bound, found):
-                with contextlib.suppress(OSError):  # the folder may no longer be writable
+                with suppress_own(OSError):  # the folder may no longer be writable
                     self._path.unlink()
 
     def _serve(self, client: _ClientSession) -> None:
@@ -179,14 +179,15 @@ def _status_of(path: Path) -> os.stat_result | None:
     """Return the status of what is at a path; None if nothing is there."""
     try:
         return path.lstat()
-    except OSError:
+    except OSError as error:
+        pass_on_handler_error(error)
         return None
 
 
 def _listen(path: Path) -> socket.socket:
     """Return a listening socket at a path; raise NvdlaError if the path cannot be used."""
     with locked_folder(path.parent):  # no other server binds between the check and the bind
-        if os.path.lexists(path):
+        if path_mode(path, is_followed=False):
             _remove_stale(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -195,39 +196,43 @@ def _listen(path: Path) -> socket.socket:
             listener.listen()
         except OSError as error:
             listener.close()
-            raise NvdlaError(
-                NvError.RESOURCE_ERROR, f"cannot listen at {str(path)!r}: {error}"
+            pass_on_handler_error(error)
+            raise NvError.RESOURCE_ERROR.error(
+                f"cannot listen at {str(path)!r}: {error}"
             ) from error
     return listener
 
 
 def _remove_stale(path: Path) -> None:
     """Remove a socket at which no server listens; raise NvdlaError if the path is in use."""
-    if not path.is_socket():
-        raise NvdlaError(
-            NvError.PATH_ALREADY_EXISTS, f"{str(path)!r} is not a socket; choose another path"
+    if not stat.S_ISSOCK(path_mode(path)):
+        raise NvError.PATH_ALREADY_EXISTS.error(
+            f"{str(path)!r} is not a socket; choose another path"
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0)  # a server that does not accept at present still owns its socket
         try:
             probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
+        except ConnectionRefusedError as error:
+            pass_on_handler_error(error)
             path.unlink()
             return
-        except BlockingIOError:
+        except BlockingIOError as error:
+            pass_on_handler_error(error)
             _LOG.debug("the server at %s has pending connections", path)
         except OSError as error:
-            raise NvdlaError(
-                NvError.RESOURCE_ERROR,
-                f"cannot check whether a server listens at {str(path)!r}: {error}",
+            pass_on_handler_error(error)
+            raise NvError.RESOURCE_ERROR.error(
+                f"cannot check whether a server listens at {str(path)!r}: {error}"
             ) from error
-    raise NvdlaError(NvError.BUSY, f"another server already listens at {str(path)!r}")
+    raise NvError.BUSY.error(f"another server already listens at {str(path)!r}")
 
 
 def _shut(connection: socket.socket) -> None:
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError as error:
+        pass_on_handler_error(error)
         _LOG.debug("a connection was already closed: %s", error)
 
 
@@ -248,9 +253,7 @@ class _ServerMemoryQuota:
             total = self._allocated_bytes + size_bytes
             if total > Limit.MAX_SERVED_BYTES.most:
                 detail = Limit.MAX_SERVED_BYTES.excess(total)
-                raise NvdlaError(
-                    NvError.INSUFFICIENT_MEMORY, f"all clients together request {detail}"
-                )
+                raise NvError.INSUFFICIENT_MEMORY.error(f"all clients together request {detail}")
             self._allocated_bytes = total
 
     def release(self, size_bytes: int) -> None:
@@ -319,58 +322,59 @@ class _ClientSession:
                 try:
                     reply = self._reply(frame)
                 except NvdlaError as error:
-                    text = str(error).encode()[:MAX_DATA_BYTES]
-                    send_frame(self._connection, Kind.FAILED, text, status=error.status or 0)
+                    self._fail(str(error), error.status or 0)
                 except _MODEL_ERRORS as error:
-                    _LOG.exception("a %s request failed with an internal error", frame.kind.name)
-                    self._fail(error)
+                    _LOG.exception(
+                        "a request of kind %s failed with an internal error", frame.kind.name
+                    )
+                    is_full = isinstance(error, MemoryError)
+                    self._fail(
+                        f"the device's server failed: {type(error).__name__}: {error}",
+                        NvError.INSUFFICIENT_MEMORY if is_full else NvError.INVALID_STATE,
+                    )
                 else:
-                    send_frame(self._connection, Kind.DONE, reply)
+                    send_frame(self._connection, FrameKind.DONE, reply)
                 self._wait()
         except (OSError, ProtocolError) as error:
+            pass_on_handler_error(error)
             _LOG.warning("a client was disconnected: %s", error)
 
-    def _fail(self, error: Exception) -> None:
-        """Reply that a request failed with an internal error."""
-        status = NvError.INVALID_STATE
-        if isinstance(error, MemoryError):
-            status = NvError.INSUFFICIENT_MEMORY
-        text = f"the device's server failed: {type(error).__name__}: {error}"
+    def _fail(self, text: str, status: int) -> None:
+        """Reply that a request failed."""
         payload = text.encode(errors="replace")[:MAX_DATA_BYTES]
-        send_frame(self._connection, Kind.FAILED, payload, status=status)
+        send_frame(self._connection, FrameKind.FAILED, payload, status=status)
 
     def _reply(self, frame: Frame) -> bytes:
         """Carry out a request and return the payload of its reply."""
         match frame.kind:
-            case Kind.OPEN:
+            case FrameKind.OPEN:
                 return self._open(OpenRequest.from_bytes(frame.payload).instance)
-            case Kind.CLOSE:
-                return self._close(DeviceRequest.from_bytes(frame.payload).device)
-            case Kind.ALLOCATE:
+            case FrameKind.CLOSE:
+                self._close(Handle.from_bytes(frame.payload).handle)
+            case FrameKind.ALLOCATE:
                 return self._allocate(AllocateRequest.from_bytes(frame.payload))
-            case Kind.FREE:
-                return self._free(MemoryRequest.from_bytes(frame.payload))
-            case Kind.WRITE:
-                return self._write(frame.payload)
-            case Kind.SUBMIT:
-                return self._submit(frame.payload)
-            case Kind.PRINT:
+            case FrameKind.FREE:
+                self._free(MemoryRequest.from_bytes(frame.payload))
+            case FrameKind.WRITE:
+                self._write(frame.payload)
+            case FrameKind.SUBMIT:
+                self._submit(frame.payload)
+            case FrameKind.PRINT:
                 self._port.debug_printf("%s", frame.payload.decode(errors="replace"))
-                return b""
             case kind:
                 raise ProtocolError(
-                    f"a client sent a {kind.name} frame, which only a server may send"
+                    f"a client sent a frame of kind {kind.name}, which only a server may send"
                 )
+        return b""
 
     def _open(self, instance: int) -> bytes:
         device = self._port.open(self._session, instance)
         name, atom_bytes = self._port.hardware or ("", 0)
         return OpenReply(device, atom_bytes).to_bytes() + name.encode()
 
-    def _close(self, device: int) -> bytes:
+    def _close(self, device: int) -> None:
         self._port.close(self._session, device)
         self._forget([key for key in self._memory if key[0] == device])
-        return b""
 
     def _forget(self, keys: Iterable[tuple[int, int]]) -> None:
         """Remove allocations that the port has freed, and release their quota."""
@@ -387,42 +391,37 @@ class _ClientSession:
             self._quota.release(request.size)
             raise
         self._memory[request.device, memory.mem_handle] = memory
-        return HandleReply(memory.mem_handle).to_bytes()
+        return Handle(memory.mem_handle).to_bytes()
 
     def _find(self, device: int, handle: int) -> PinnedMemory:
         memory = self._memory.get((device, handle))
         if memory is None:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER, f"memory {handle} is not allocated on device {device}"
+            raise NvError.BAD_PARAMETER.error(
+                f"memory {handle} is not allocated on device {device}"
             )
         return memory
 
-    def _free(self, request: MemoryRequest) -> bytes:
+    def _free(self, request: MemoryRequest) -> None:
         memory = self._find(request.device, request.memory)
-        self._port.free_mem(
-            self._session, request.device, request.memory, memory.data, memory.data.nbytes
-        )
+        self._port.free_mem(self._session, request.device, *memory, memory.data.nbytes)
         self._forget([(request.device, request.memory)])
-        return b""
 
-    def _write(self, payload: bytes) -> bytes:
+    def _write(self, payload: bytes) -> None:
         """Write a client's bytes to its memory."""
         request = MemoryRequest.from_bytes(payload)
         data = np.frombuffer(payload, np.uint8, offset=MemoryRequest.size_bytes())
         memory = self._find(request.device, request.memory)
         if request.offset + data.nbytes > memory.data.nbytes:
-            raise NvdlaError(
-                NvError.INVALID_ADDRESS,
+            raise NvError.INVALID_ADDRESS.error(
                 f"{data.nbytes} bytes at offset {request.offset} are outside the memory of "
-                f"{memory.data.nbytes} bytes",
+                f"{memory.data.nbytes} bytes"
             )
         memory.data[request.offset : request.offset + data.nbytes] = data
-        return b""
 
-    def _submit(self, payload: bytes) -> bytes:
+    def _submit(self, payload: bytes) -> None:
         """Run a submission and send the memory that it changed, even if it fails."""
-        device = DeviceRequest.from_bytes(payload).device
-        tasks = unpack_tasks(payload, DeviceRequest.size_bytes())
+        device = Handle.from_bytes(payload).handle
+        tasks = unpack_tasks(payload, Handle.size_bytes())
         handles = {address.handle for task in tasks for address in task.address_list}
         before = {handle: _digests(self._find(device, handle).data) for handle in handles}
         try:
@@ -430,7 +429,6 @@ class _ClientSession:
         finally:
             for handle, digests in before.items():
                 self._send_changes(device, handle, digests, self._find(device, handle).data)
-        return b""
 
     def _send_changes(
         self, device: int, handle: int, digests: Sequence[bytes], memory: Bytes
@@ -439,7 +437,7 @@ class _ClientSession:
         for number, (block, digest) in enumerate(zip(_blocks(memory), digests, strict=True)):
             if hashlib.sha256(block.data).digest() != digest:
                 position = MemoryRequest(device, handle, number * _BLOCK_BYTES)
-                send_frame(self._connection, Kind.DATA, position.to_bytes(), block.data)
+                send_frame(self._connection, FrameKind.DATA, position.to_bytes(), block.data)
 
 
 def _blocks(memory: Bytes) -> Iterator[Bytes]:

@@ -2,7 +2,6 @@
 
 from smelt.nvdla.registers._map import (
     REGISTER_MAPS,
-    Field,
     Register,
     RegisterFile,
     RegisterMap,
@@ -11,7 +10,6 @@ from smelt.nvdla.registers._map import (
 
 __all__ = [
     "REGISTER_MAPS",
-    "Field",
     "Register",
     "RegisterFile",
     "RegisterMap",

@@ -13,7 +13,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,19 +43,6 @@ class Field:
     def extract(self, word: int) -> int:
         """Return the field's value in a register's word."""
         return (word & self.mask) >> self.shift
-
-    def insert(self, word: int, value: int) -> int:
-        """Return the word with this field set to a value.
-
-        Raises:
-            NvdlaError: BAD_VALUE if the value needs more bits than the field has.
-        """
-        if value < 0 or value >> self.width:
-            raise NvdlaError(
-                NvError.BAD_VALUE,
-                f"{value} does not fit into register field {self.name} of {self.width} bits",
-            )
-        return (word & ~self.mask) | (value << self.shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +77,24 @@ class Register:
             return self.fields[name]
         except KeyError:
             names = ", ".join(self.fields) or "none"
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
-                f"register {self.full_name} has no field {name!r}; its fields are {names}",
+            raise NvError.BAD_PARAMETER.error(
+                f"register {self.full_name} has no field {name!r}; its fields are {names}"
             ) from None
+
+    def insert(self, word: int, name: str, value: int) -> int:
+        """Return a word with one of the fields set to a value.
+
+        Raises:
+            NvdlaError: BAD_PARAMETER if the field does not exist; BAD_VALUE if the value needs more
+                bits than the field has.
+        """
+        field = self.field(name)
+        if value < 0 or value >> field.width:
+            raise NvError.BAD_VALUE.error(
+                f"{value} does not fit into {self.full_name}.{name}, which has "
+                f"{counted(field.width, 'bit')}"
+            )
+        return (word & ~field.mask) | (value << field.shift)
 
     def encode(self, **values: int) -> int:
         """Return a word with the given fields set and all others 0.
@@ -102,7 +104,7 @@ class Register:
         """
         word = 0
         for name, value in values.items():
-            word = self.field(name).insert(word, value)
+            word = self.insert(word, name, value)
         return word
 
     def decode(self, word: int) -> dict[str, int]:
@@ -119,6 +121,11 @@ class RegisterMap:
     """Base address of each block, in bytes."""
     registers: Mapping[str, Register] = field(repr=False)
     by_address: Mapping[int, Register] = field(repr=False)
+    by_field: Mapping[tuple[str, str], Register] = field(repr=False)
+    """Register that has a field, by block and field name.
+
+    No two registers of a block have a field of the same name, except for BDMA's copies.
+    """
 
     def register(self, full_name: str) -> Register:
         """Return a register by block and name, such as ``SDP.D_CVT_SCALE``.
@@ -129,10 +136,9 @@ class RegisterMap:
         try:
             return self.registers[full_name]
         except KeyError:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
+            raise NvError.BAD_PARAMETER.error(
                 f"register map {self.name} has no register {full_name!r};"
-                f" its blocks are {', '.join(self.blocks)}",
+                f" its blocks are {', '.join(self.blocks)}"
             ) from None
 
 
@@ -144,9 +150,8 @@ def load_register_map(name: str) -> RegisterMap:
         NvdlaError: BAD_PARAMETER if there is no map of that name.
     """
     if name not in REGISTER_MAPS:
-        raise NvdlaError(
-            NvError.BAD_PARAMETER,
-            f"there is no register map {name!r}; the register maps are {', '.join(REGISTER_MAPS)}",
+        raise NvError.BAD_PARAMETER.error(
+            f"there is no register map {name!r}; the register maps are {', '.join(REGISTER_MAPS)}"
         )
     text = resources.files(__package__ or "").joinpath(f"{name}.txt").read_text("ascii")
     blocks: dict[str, int] = {}
@@ -165,6 +170,9 @@ def load_register_map(name: str) -> RegisterMap:
         blocks=MappingProxyType(blocks),
         registers=MappingProxyType(registers),
         by_address=MappingProxyType({item.address: item for item in registers.values()}),
+        by_field=MappingProxyType(
+            {(item.block, name): item for item in registers.values() for name in item.fields}
+        ),
     )
 
 
@@ -209,5 +217,5 @@ class RegisterFile:
         register = self.map.register(name)
         word = self.bus.read(register.address)
         for field_name, value in values.items():
-            word = register.field(field_name).insert(word, value)
+            word = register.insert(word, field_name, value)
         self.bus.write(register.address, word)

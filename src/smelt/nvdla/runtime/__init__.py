@@ -1,5 +1,7 @@
 """User-mode driver: loading networks onto devices, binding tensors to memory and inference."""
 
+from smelt.nvdla.runtime._array_conversion import array_from_tensor, dtype_of_tensor, write_tensor
+from smelt.nvdla.runtime._dimg import DlaImage, ImageFormat, image_from_tensor
 from smelt.nvdla.runtime._enums import (
     ActivationType,
     BatchNormMode,
@@ -11,8 +13,6 @@ from smelt.nvdla.runtime._enums import (
     PoolingType,
     ScaleMode,
 )
-from smelt.nvdla.runtime._features import array_from_tensor, dtype_of_tensor, write_tensor
-from smelt.nvdla.runtime._image import DlaImage, ImageFormat, image_from_tensor
 from smelt.nvdla.runtime._runtime import Runtime, create_runtime, destroy_runtime
 from smelt.nvdla.runtime._tensor import Dims4, NvDlaTensor
 

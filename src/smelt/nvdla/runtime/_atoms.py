@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvError
+from smelt.types import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
 class AtomLayout:
     """Layout in memory of a tensor of channels, lines and columns; strides are in bytes."""
 
-    channel: int
-    height: int
-    width: int
-    line_stride: int
-    surface_stride: int
+    extents: tuple[int, int, int]
+    """Numbers of channels, lines and columns."""
+    strides: tuple[int, int]
+    """Bytes between lines, and between surfaces."""
     lanes: int
     """Number of channels that are contiguous in an atom."""
     element_bytes: int
@@ -39,26 +39,26 @@ class AtomLayout:
             NvdlaError: INVALID_SIZE if the elements need more bytes than the memory has;
                 INVALID_ADDRESS if an element lies outside the memory.
         """
-        extents = (self.channel, self.height, self.width)
-        needed = self.channel * self.height * self.width * self.element_bytes
-        if min(extents) < 0 or needed > size_bytes:
-            raise NvdlaError(
-                NvError.INVALID_SIZE,
-                f"{what} of {self.channel}x{self.height}x{self.width} elements of "
-                f"{self.element_bytes} bytes does not fit into memory of {size_bytes} bytes",
+        channels, height, width = self.extents
+        line_stride, surface_stride = self.strides
+        needed = channels * height * width * self.element_bytes
+        if min(self.extents) < 0 or needed > size_bytes:
+            raise NvError.INVALID_SIZE.error(
+                f"{what} of {channels}x{height}x{width} elements of "
+                f"{counted(self.element_bytes, 'byte')} does not fit into memory of {size_bytes} "
+                "bytes"
             )
-        channel = np.arange(self.channel, dtype=np.int64)
+        channel = np.arange(channels, dtype=np.int64)
         surface, lane = channel // self.lanes, channel % self.lanes
         offset = (
             self.start
-            + (surface * self.surface_stride + lane * self.element_bytes)[:, None, None, None]
-            + (np.arange(self.height, dtype=np.int64) * self.line_stride)[:, None, None]
-            + (np.arange(self.width, dtype=np.int64) * self.lanes * self.element_bytes)[:, None]
+            + (surface * surface_stride + lane * self.element_bytes)[:, None, None, None]
+            + (np.arange(height, dtype=np.int64) * line_stride)[:, None, None]
+            + (np.arange(width, dtype=np.int64) * self.lanes * self.element_bytes)[:, None]
             + np.arange(self.element_bytes)
         )
         if offset.size and int(offset.max()) >= size_bytes:
-            raise NvdlaError(
-                NvError.INVALID_ADDRESS,
-                f"{what} accesses byte {int(offset.max())} of memory of {size_bytes} bytes",
+            raise NvError.INVALID_ADDRESS.error(
+                f"{what} accesses byte {int(offset.max())} of memory of {size_bytes} bytes"
             )
         return offset

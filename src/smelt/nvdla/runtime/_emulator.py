@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvdlaError, NvError
 from smelt.nvdla.loadable import (
     EMU_BUFFERS_BYTES,
     EMU_OPERATION_BYTES,
@@ -75,10 +75,9 @@ def run_emulated_task(addresses: Sequence[Bytes]) -> None:
 
 def _memory_at(addresses: Sequence[Bytes], index: int, what: str) -> Bytes:
     if not 0 <= index < len(addresses):
-        raise NvdlaError(
-            NvError.INVALID_ADDRESS,
-            f"{what} of an emulated task is at index {index} of an address list of "
-            f"{len(addresses)} entries",
+        raise NvError.INVALID_ADDRESS.error(
+            f"the address index of {what} of an emulated task is {index}, but the task's address "
+            f"list has length {len(addresses)}"
         )
     return addresses[index]
 
@@ -98,20 +97,18 @@ def _run(
     source, target = buffers.src_data, buffers.dst_data
     kind = _find_format(source, layout)
     if target.format != source.format:
-        raise NvdlaError(
-            NvError.NOT_SUPPORTED,
-            f"an emulated operation reads format {source.format} and writes {target.format}; "
-            "they must be the same",
+        raise NvError.NOT_SUPPORTED.error(
+            f"an emulated operation reads format {source.format} and writes format "
+            f"{target.format}; they must be the same"
         )
     if kind not in _ATOM_BYTES:
-        raise NvdlaError(NvError.NOT_SUPPORTED, f"the emulator does not support {kind.name}")
-    values = _load(source, kind, addresses, "source")
+        raise NvError.NOT_SUPPORTED.error(f"the emulator does not support {kind.name}")
+    values = _load(source, kind, addresses)
     offsets = _byte_offsets(target, kind, addresses, "target")
     if offsets.shape[:3] != values.shape:
-        raise NvdlaError(
-            NvError.INVALID_SIZE,
+        raise NvError.INVALID_SIZE.error(
             f"an emulated operation reads {values.shape} (CxHxW) and writes {offsets.shape[:3]}; "
-            "the extents must be equal",
+            "the extents must be equal"
         )
     with np.errstate(all="ignore"):
         if isinstance(operation, EmuPowerOperation):
@@ -119,7 +116,7 @@ def _run(
         else:
             result = _softmax(values, operation.input_scale_factor, kind)
         stored = _to_memory(result, operation, kind)
-    addresses[target.address_index][offsets] = stored.view(np.uint8).reshape(offsets.shape)
+    addresses[target.address_index][offsets] = stored.reshape(offsets.shape)
 
 
 def _find_format(source: EmuBuffer, layout: DescriptorVersion) -> EmuFormat:
@@ -136,11 +133,8 @@ def _byte_offsets(
     memory = _memory_at(addresses, buffer.address_index, f"the {what}")
     element_bytes = 2 if kind is EmuFormat.FF16 else 1
     layout = AtomLayout(
-        buffer.channel,
-        buffer.height,
-        buffer.width,
-        buffer.line_stride,
-        buffer.surf_stride,
+        (buffer.channel, buffer.height, buffer.width),
+        (buffer.line_stride, buffer.surf_stride),
         _ATOM_BYTES[kind] // element_bytes,
         element_bytes,
         buffer.address_index_offset,
@@ -148,30 +142,24 @@ def _byte_offsets(
     return layout.byte_offsets(memory.nbytes, f"the {what} of an emulated operation")
 
 
-def _load(
-    buffer: EmuBuffer, kind: EmuFormat, addresses: Sequence[Bytes], what: str
-) -> NDArray[np.int8] | Halves:
-    """Return a copy of a tensor's elements, [channel, line, column]."""
-    offsets = _byte_offsets(buffer, kind, addresses, what)
-    data = addresses[buffer.address_index][offsets]
-    if kind is EmuFormat.FF16:
-        return data.view(np.float16)[..., 0]
-    return data.view(np.int8)[..., 0]
+def _load(buffer: EmuBuffer, kind: EmuFormat, addresses: Sequence[Bytes]) -> Floats:
+    """Return the elements of a source tensor, [channel, line, column]."""
+    offsets = _byte_offsets(buffer, kind, addresses, "source")
+    elements = addresses[buffer.address_index][offsets].view(
+        np.float16 if kind is EmuFormat.FF16 else np.int8
+    )
+    return elements[..., 0].astype(np.float32)
 
 
-def _power(
-    values: NDArray[np.int8] | Halves, operation: EmuPowerOperation, kind: EmuFormat
-) -> Floats:
-    x = values.astype(np.float32)
+def _power(x: Floats, operation: EmuPowerOperation, kind: EmuFormat) -> Floats:
     if kind is not EmuFormat.FF16:
-        x *= np.float32(operation.input_scale_factor)
+        x = x * np.float32(operation.input_scale_factor)
     base = np.float32(operation.shift) + np.float32(operation.scale) * x
     return np.power(base.astype(np.float64), operation.power).astype(np.float32)
 
 
-def _softmax(values: NDArray[np.int8] | Halves, input_scale: float, kind: EmuFormat) -> Floats:
+def _softmax(x: Floats, input_scale: float, kind: EmuFormat) -> Floats:
     """Return the softmax over channels; scaled integer inputs are rounded to half precision."""
-    x = values.astype(np.float32)
     if kind is not EmuFormat.FF16:
         x = round_to_half(x * np.float32(input_scale)).astype(np.float32)
     if not x.size:
@@ -182,17 +170,15 @@ def _softmax(values: NDArray[np.int8] | Halves, input_scale: float, kind: EmuFor
     return (powers / total).astype(np.float32)
 
 
-def _to_memory(
-    result: Floats, operation: EmuOperation, kind: EmuFormat
-) -> NDArray[np.int8] | Halves:
-    """Convert results to the elements of the destination's format."""
+def _to_memory(result: Floats, operation: EmuOperation, kind: EmuFormat) -> Bytes:
+    """Return the bytes of results in the destination's format."""
     if kind is EmuFormat.FF16:
-        return np.ascontiguousarray(round_to_half(result))
+        return np.ascontiguousarray(round_to_half(result)).view(np.uint8)
     if not isinstance(operation, EmuPowerOperation):
         result = round_to_half(result).astype(np.float32)
     scaled = result / np.float32(operation.output_scale_factor)
     limited = np.trunc(np.clip(np.nan_to_num(scaled, nan=0.0), -128, 127))
-    return np.ascontiguousarray(limited.astype(np.int8))
+    return np.ascontiguousarray(limited.astype(np.int8)).view(np.uint8)
 
 
 def round_to_half(values: Floats) -> Halves:

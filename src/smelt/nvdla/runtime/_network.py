@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvdlaError, NvError
 from smelt.nvdla.loadable import (
     Interface,
     Loadable,
@@ -18,17 +18,13 @@ from smelt.nvdla.loadable import (
     SubInterface,
     find_interface_version,
 )
-from smelt.nvdla.port import (
-    MAX_ADDRESSES_PER_TASK,
-    NvDlaHeap,
-    NvDlaMemDesc,
-    NvDlaTask,
-)
+from smelt.nvdla.port import MAX_ADDRESSES_PER_TASK, NvDlaHeap, NvDlaMemDesc, NvDlaTask
 from smelt.nvdla.runtime._emulator import run_emulated_task
 from smelt.nvdla.runtime._tensor import NvDlaTensor, check_change
+from smelt.types import ForkLock, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import TypeVar
 
     from smelt.nvdla.loadable import Address, Blob, Relocation, Task, TensorDescriptor
@@ -53,22 +49,10 @@ class LoadedMemory:
     pinned: PinnedMemory | None = None
 
 
-@dataclass(slots=True)
 class LoadedNetwork:
-    """A network on a device: `load` allocates its memory, `release` frees it."""
+    """A network on a device: creating it allocates its memory, `release` frees it."""
 
-    loadable: Loadable
-    device: OpenDevice
-    memories: dict[int, LoadedMemory] = field(default_factory=dict[int, LoadedMemory])
-    inputs: tuple[LoadedMemory, ...] = ()
-    outputs: tuple[LoadedMemory, ...] = ()
-    tensors: dict[int, NvDlaTensor] = field(default_factory=dict[int, NvDlaTensor])
-    addresses: Mapping[int, Address] = field(default_factory=dict[int, "Address"])
-    tasks: Mapping[int, Task] = field(default_factory=dict[int, "Task"])
-    blobs: Mapping[str, Blob] = field(default_factory=dict[str, "Blob"])
-
-    @classmethod
-    def load(cls, loadable: Loadable, device: OpenDevice) -> LoadedNetwork:
+    def __init__(self, loadable: Loadable, device: OpenDevice) -> None:
         """Check a loadable, allocate its memories and fill them.
 
         Raises:
@@ -76,39 +60,61 @@ class LoadedNetwork:
                 INSUFFICIENT_MEMORY. No memory stays allocated then.
         """
         if not (loadable.submits and loadable.tasks and loadable.memories):
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
-                "the loadable must have at least one submission, one task and one memory",
+            raise NvError.BAD_PARAMETER.error(
+                "the loadable must have at least one submission, one task and one memory "
+                f"(submissions: {len(loadable.submits)}, tasks: {len(loadable.tasks)}, memories: "
+                f"{len(loadable.memories)})"
             )
-        network = cls(loadable, device)
-        network.addresses = _by_id("address", loadable.addresses)
-        network.tasks = _by_id("task", loadable.tasks)
-        network.blobs = {blob.name: blob for blob in loadable.blobs}
-        network.memories = {
+        self.loadable = loadable
+        self.device = device
+        self._lock = ForkLock()
+        """Held during submissions and changes of what they read."""
+        self.addresses = _by_id("address", loadable.addresses)
+        self.tasks = _by_id("task", loadable.tasks)
+        self.blobs = {blob.name: blob for blob in loadable.blobs}
+        self.memories = {
             number: LoadedMemory(entry)
             for number, entry in _by_id("memory", loadable.memories).items()
         }
-        network.tensors = {
+        self.tensors = {
             number: NvDlaTensor.from_descriptor(entry)
             for number, entry in _by_id("tensor", loadable.tensors).items()
         }
-        network.inputs = _bindable(network.memories.values(), MemoryFlags.INPUT)
-        network.outputs = _bindable(network.memories.values(), MemoryFlags.OUTPUT)
-        _bindable(network.memories.values(), MemoryFlags.DEBUG)
+        self.inputs = _bindable(self.memories.values(), MemoryFlags.INPUT)
+        self.outputs = _bindable(self.memories.values(), MemoryFlags.OUTPUT)
+        _bindable(self.memories.values(), MemoryFlags.DEBUG)
         try:
-            for memory in network.memories.values():
-                network._allocate(memory)
+            for memory in self.memories.values():
+                self._allocate(memory)
         except NvdlaError:
-            network.release()
+            self.release()
             raise
-        return network
 
     def release(self) -> None:
-        """Free the memory that `load` allocated; memory that the application bound stays."""
-        for memory in self.memories.values():
-            if memory.pinned is not None and not memory.entry.is_bindable:
-                self.device.free(memory.pinned)
-            memory.pinned = None
+        """Free the memory that was allocated; memory that the application bound stays.
+
+        Raises:
+            NvdlaError: BUSY in a signal handler that interrupts a submission of this network.
+        """
+        self.check_idle()
+        with self._lock:
+            for memory in self.memories.values():
+                if memory.pinned is not None and not memory.entry.is_bindable:
+                    self.device.free(memory.pinned)
+                memory.pinned = None
+
+    def abandon(self) -> None:
+        """Leave the memory to the end of the session, which frees it.
+
+        A submission that another thread begins later finds no memory.
+
+        Raises:
+            NvdlaError: As `release`.
+        """
+        self.check_idle()
+        with self._lock:
+            for memory in self.memories.values():
+                memory.pinned = None
 
     def _allocate(self, memory: LoadedMemory) -> None:
         """Allocate and fill a memory, unless the application binds it."""
@@ -131,28 +137,25 @@ class LoadedNetwork:
             return
         memory_name = f"memory {entry.id}"
         if len(entry.contents) != len(entry.offsets):
-            raise NvdlaError(
-                NvError.INVALID_STATE,
-                f"{memory_name} has {len(entry.contents)} contents but "
-                f"{len(entry.offsets)} offsets",
+            raise NvError.INVALID_STATE.error(
+                f"{memory_name} lists {counted(len(entry.contents), 'blob')} but "
+                f"{counted(len(entry.offsets), 'offset')}"
             )
         end, owner = 0, ""
         for offset, name in sorted(zip(entry.offsets, entry.contents, strict=True)):
             blob = self.blobs.get(name)
             if blob is None:
-                raise NvdlaError(
-                    NvError.INVALID_STATE,
-                    f"{memory_name} refers to the blob {name!r}, which does not exist",
+                raise NvError.INVALID_STATE.error(
+                    f"{memory_name} refers to the blob {name!r}, which does not exist"
                 )
             if offset + len(blob.data) > entry.size:
-                raise NvdlaError(
-                    NvError.INVALID_STATE,
-                    f"blob {name!r} of {len(blob.data)} bytes at {offset} is too large for "
-                    f"{memory_name}, which has {entry.size}",
+                raise NvError.INVALID_STATE.error(
+                    f"blob {name!r} of {len(blob.data)} bytes at offset {offset} is too large for "
+                    f"{memory_name}, which has {entry.size} bytes"
                 )
             if offset < end:
-                raise NvdlaError(
-                    NvError.INVALID_STATE, f"{memory_name}: blobs {owner!r} and {name!r} overlap"
+                raise NvError.INVALID_STATE.error(
+                    f"{memory_name}: blobs {owner!r} and {name!r} overlap"
                 )
             end, owner = offset + len(blob.data), name
             yield offset, blob
@@ -167,10 +170,9 @@ class LoadedNetwork:
         """
         number = memory.entry.tensor_desc_id
         if number not in self.tensors:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
+            raise NvError.BAD_PARAMETER.error(
                 f"memory {memory.entry.id} refers to tensor {number}, which is not in the tensor "
-                "list",
+                "list"
             )
         return number
 
@@ -183,21 +185,13 @@ class LoadedNetwork:
         number = self.tensor_id(memory)
         old = self.tensors[number]
         check_change(old, tensor)
-        for pinned, offset, stride in list(self._relocate(memory, tensor.stride)):
-            pinned.data[offset : offset + _STRIDE_BYTES] = list(
-                stride.to_bytes(_STRIDE_BYTES, "little")
-            )
-        self.tensors[number] = NvDlaTensor(
-            old.name,
-            old.buffer_size,
-            old.dims,
-            old.data_format,
-            old.data_type,
-            old.data_category,
-            old.pixel_format,
-            old.pixel_mapping,
-            tuple(tensor.stride),
-        )
+        self.check_idle()
+        with self._lock:
+            for pinned, offset, stride in list(self._relocate(memory, tensor.stride)):
+                pinned.data[offset : offset + _STRIDE_BYTES] = list(
+                    stride.to_bytes(_STRIDE_BYTES, "little")
+                )
+            self.tensors[number] = replace(old, stride=tuple(tensor.stride))
 
     def _relocate(
         self, memory: LoadedMemory, strides: Sequence[int]
@@ -217,10 +211,9 @@ class LoadedNetwork:
                 continue
             target = self.memories.get(relocation.write_id)
             if relocation.sub_interface == SubInterface.DEPS and target is not None:
-                raise NvdlaError(
-                    NvError.NOT_SUPPORTED,
-                    f"a relocation would write into the dependency graph, memory "
-                    f"{relocation.write_id}",
+                raise NvError.NOT_SUPPORTED.error(
+                    "the strides of the tensor cannot be changed: a relocation would write them "
+                    f"to memory {relocation.write_id}, which holds the dependency graph"
                 )
             if relocation.sub_interface not in (SubInterface.OPS, SubInterface.SURFS):
                 continue
@@ -234,51 +227,66 @@ class LoadedNetwork:
             NvdlaError: INVALID_SIZE if the pinned memory is too small.
         """
         if pinned.data.nbytes < memory.entry.size:
-            raise NvdlaError(
-                NvError.INVALID_SIZE,
-                f"the bound memory has {pinned.data.nbytes} bytes, but the network needs "
-                f"{memory.entry.size}",
+            raise NvError.INVALID_SIZE.error(
+                f"{_direction(memory.entry)} {memory.entry.bind_id} needs {memory.entry.size} "
+                f"bytes, but the memory to bind to it has {pinned.data.nbytes}"
             )
-        memory.pinned = pinned
+        self.check_idle()
+        with self._lock:
+            memory.pinned = pinned
 
     def unbind(self, pinned: PinnedMemory) -> None:
         """Unbind pinned memory wherever it is bound, before it is freed."""
-        for memory in self.memories.values():
-            if memory.entry.is_bindable and memory.pinned is pinned:
-                memory.pinned = None
+        self.check_idle()
+        with self._lock:
+            for memory in self.memories.values():
+                if memory.entry.is_bindable and memory.pinned is pinned:
+                    memory.pinned = None
 
     # ---- submission
 
-    def submit(self, *, has_emulator: bool) -> None:
+    def submit(self, *, is_emulator_running: bool) -> None:
         """Run the sets of tasks in the order of their ids, one task after the other.
+
+        A submission of another thread begins when this one has ended: both use the dependency
+        graphs in the network's memory.
 
         Raises:
             NvdlaError: As `Runtime.submit`.
         """
-        self._restore_dependency_graphs()
+        self.check_idle()
+        with self._lock:
+            self._restore_dependency_graphs()
+            self._run_submissions(is_emulator_running=is_emulator_running)
+
+    def check_idle(self) -> None:
+        """Raise NvdlaError, BUSY, in a signal handler that interrupts a submission."""
+        if self._lock.is_held:
+            raise NvError.BUSY.error(
+                "a submission of this network was interrupted by a signal handler; the handler "
+                "cannot submit, change or unload the network until the submission has ended"
+            )
+
+    def _run_submissions(self, *, is_emulator_running: bool) -> None:
         for entry in sorted(self.loadable.submits, key=lambda entry: entry.id):
             for number in entry.task_id:
                 task = self.tasks.get(number)
                 if task is None:
-                    raise NvdlaError(
-                        NvError.BAD_PARAMETER,
-                        f"submission {entry.id} refers to task {number}, which does not exist",
+                    raise NvError.BAD_PARAMETER.error(
+                        f"submission {entry.id} refers to task {number}, which does not exist"
                     )
-                self._run(task, has_emulator=has_emulator)
+                self._run(task, is_emulator_running=is_emulator_running)
 
-    def _run(self, task: Task, *, has_emulator: bool) -> None:
+    def _run(self, task: Task, *, is_emulator_running: bool) -> None:
         """Run a task on the device or on the emulator."""
         if task.interface == Interface.DLA1:
             self.device.submit(self._dla_task(task))
         elif task.interface == Interface.EMU1:
-            if not has_emulator:
-                raise NvdlaError(
-                    NvError.NOT_INITIALIZED, "the emulator was stopped; call init_emu first"
-                )
+            if not is_emulator_running:
+                raise NvError.NOT_INITIALIZED.error("the emulator was stopped; call init_emu first")
             if task.instance > 0:
-                raise NvdlaError(
-                    NvError.BAD_PARAMETER,
-                    f"task {task.id} requires emulator {task.instance}; only emulator 0 exists",
+                raise NvError.BAD_PARAMETER.error(
+                    f"task {task.id} requires emulator {task.instance}; only emulator 0 exists"
                 )
             windows = [pinned.data[offset:end] for pinned, offset, end in self._windows(task)]
             try:
@@ -286,19 +294,16 @@ class LoadedNetwork:
             except NvdlaError as error:
                 raise error.within(f"task {task.id}") from error
         else:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
-                f"task {task.id} is for interface {task.interface}; it must be 1 (DLA1) or 2 "
-                "(EMU1)",
+            raise NvError.BAD_PARAMETER.error(
+                f"task {task.id} is for interface {task.interface}; it must be 1 (DLA1) or 2 (EMU1)"
             )
 
     def _dla_task(self, task: Task) -> NvDlaTask:
         """Return a task of the accelerator with the memory handles of its address list."""
         version = find_interface_version(self.loadable, task)
         if version.major != _DRIVER_MAJOR:
-            raise NvdlaError(
-                NvError.NOT_SUPPORTED,
-                f"task {task.id} is for firmware {version}; firmware 0.10 to 0.12 is supported",
+            raise NvError.NOT_SUPPORTED.error(
+                f"task {task.id} is for firmware {version}; firmware 0.10 to 0.12 is supported"
             )
         address_list = tuple(
             NvDlaMemDesc(pinned.mem_handle, end - offset, offset)
@@ -315,32 +320,29 @@ class LoadedNetwork:
                 its memory.
         """
         if len(task.address_list) > MAX_ADDRESSES_PER_TASK:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
+            raise NvError.BAD_PARAMETER.error(
                 f"task {task.id} has {len(task.address_list)} addresses; "
-                f"at most {MAX_ADDRESSES_PER_TASK} are allowed",
+                f"at most {MAX_ADDRESSES_PER_TASK} are allowed"
             )
         for index, number in enumerate(task.address_list):
             location = f"task {task.id}, address {index}"
             address = self.addresses.get(number)
             if address is None:
-                raise NvdlaError(
-                    NvError.BAD_PARAMETER, f"{location}: entry {number} is not in the address list"
+                raise NvError.BAD_PARAMETER.error(
+                    f"{location}: entry {number} is not in the address list"
                 )
             memory = self.memories.get(address.mem_id)
             if memory is None:
-                raise NvdlaError(
-                    NvError.BAD_PARAMETER,
-                    f"{location}: memory {address.mem_id} is not in the memory list",
+                raise NvError.BAD_PARAMETER.error(
+                    f"{location}: memory {address.mem_id} is not in the memory list"
                 )
             if memory.pinned is None:
-                raise NvdlaError(NvError.INVALID_STATE, f"{location}: {_explain_unbound(memory)}")
+                raise NvError.INVALID_STATE.error(f"{location}: {_explain_unbound(memory)}")
             memory_bytes = memory.pinned.data.nbytes
             if address.offset + address.size > memory_bytes or address.offset >= memory_bytes:
-                raise NvdlaError(
-                    NvError.INVALID_ADDRESS,
-                    f"{location}: {address.size} bytes at {address.offset} lie outside memory "
-                    f"{address.mem_id} of {memory_bytes} bytes",
+                raise NvError.INVALID_ADDRESS.error(
+                    f"{location}: {address.size} bytes at offset {address.offset} lie outside "
+                    f"memory {address.mem_id} of {memory_bytes} bytes"
                 )
             end = address.offset + address.size if address.size else memory_bytes
             yield memory.pinned, address.offset, end
@@ -364,15 +366,13 @@ def _resolve_relocation(
 ) -> tuple[int, int]:
     """Return the byte offset and the new value of the stride that a relocation names."""
     if relocation.reloc_type not in tuple(RelocationType):
-        raise NvdlaError(
-            NvError.INVALID_STATE,
-            f"a relocation has type {relocation.reloc_type}; it must be 1 (line) or 2 (surface)",
+        raise NvError.INVALID_STATE.error(
+            f"a relocation has type {relocation.reloc_type}; it must be 1 (line) or 2 (surface)"
         )
     if relocation.offset + _STRIDE_BYTES > pinned.data.nbytes:
-        raise NvdlaError(
-            NvError.INVALID_ADDRESS,
+        raise NvError.INVALID_ADDRESS.error(
             f"a relocation is at byte {relocation.offset} of memory {relocation.write_id}, "
-            f"which has {pinned.data.nbytes} bytes",
+            f"which has {pinned.data.nbytes} bytes"
         )
     return relocation.offset, strides[relocation.reloc_type]
 
@@ -381,14 +381,18 @@ def _explain_unbound(memory: LoadedMemory) -> str:
     entry = memory.entry
     if not entry.is_bindable:
         return f"memory {entry.id} is neither allocated nor bound"
-    direction = "input" if entry.flags & MemoryFlags.INPUT else "output"
+    direction = _direction(entry)
     return f"{direction} {entry.bind_id} has no memory; call bind_{direction}_tensor first"
+
+
+def _direction(entry: Memory) -> str:
+    return "input" if entry.flags & MemoryFlags.INPUT else "output"
 
 
 def _by_id(what: str, entries: Sequence[Entry]) -> dict[int, Entry]:
     by_id = {entry.id: entry for entry in entries}
     if len(by_id) != len(entries):
-        raise NvdlaError(NvError.BAD_PARAMETER, f"two entries of the {what} list have the same id")
+        raise NvError.BAD_PARAMETER.error(f"two entries of the {what} list have the same id")
     return by_id
 
 
@@ -404,8 +408,7 @@ def _bindable(memories: Iterable[LoadedMemory], flag: MemoryFlags) -> tuple[Load
     )
     ids = [memory.entry.bind_id for memory in bindable]
     if ids != list(range(len(ids))):
-        raise NvdlaError(
-            NvError.BAD_PARAMETER,
-            f"the {flag.name} bind ids are {ids}: each of 0 to {len(ids) - 1} must occur once",
+        raise NvError.BAD_PARAMETER.error(
+            f"the {flag.name} bind ids are {ids}; they must be {list(range(len(ids)))}"
         )
     return tuple(bindable)

@@ -1,8 +1,6 @@
 """The user-mode driver `IRuntime`: loads networks onto devices, binds memory and runs networks.
 
 Source: "NVDLA runtime environment", `IRuntime`; nvdla/sw, IRuntime.h and Runtime.cpp.
-
-A device instance that the runtime has opened.
 """
 
 from __future__ import annotations
@@ -11,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.errors import ModelFormatError, UnsupportedError
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvdlaError, NvError
 from smelt.nvdla.loadable import DataType, Loadable
 from smelt.nvdla.port import LocalPort, MachineDriver, NvDlaHeap, PinnedMemory
 from smelt.nvdla.runtime._network import LoadedNetwork
 from smelt.nvdla.runtime._tensor import NvDlaTensor
-from smelt.types import Closeable, override
+from smelt.types import Closeable, counted, override, require_int
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,21 +40,11 @@ class OpenDevice:
 
     def free(self, pinned: PinnedMemory) -> None:
         """Free memory."""
-        self.port.free_mem(
-            self.session_handle,
-            self.device_handle,
-            pinned.mem_handle,
-            pinned.data,
-            pinned.data.nbytes,
-        )
+        self.port.free_mem(self.session_handle, self.device_handle, *pinned, pinned.data.nbytes)
 
     def submit(self, task: NvDlaTask) -> None:
         """Run a task; return when the task has ended."""
         self.port.submit(self.session_handle, self.device_handle, [task])
-
-
-_DEFAULT_MAX_DEVICES: Final = 1
-"""Default maximum number of device instances."""
 
 
 class Runtime(Closeable):
@@ -65,9 +53,12 @@ class Runtime(Closeable):
     A function that fails raises `NvdlaError`, whose ``status`` is the documented code. Each device
     instance holds one network at a time; functions without ``instance`` use the instance of the
     last `load`.
+
+    Threads may submit, bind and unload at once: a call waits for the end of another thread's
+    submission of the network. A signal handler that interrupts one gets BUSY instead.
     """
 
-    def __init__(self, port: Port, max_devices: int = _DEFAULT_MAX_DEVICES) -> None:
+    def __init__(self, port: Port, max_devices: int = 1) -> None:
         """Start a session of a port; `close` ends it.
 
         Args:
@@ -75,8 +66,10 @@ class Runtime(Closeable):
             max_devices: Maximum number of instances that the hardware configuration may have.
         """
         self._port: Final = port
+        self._max_devices: Final = require_int(
+            max_devices, "the maximum number of devices", NvError.BAD_PARAMETER.error
+        )
         self._session: Final = port.initialize()
-        self._max_devices: Final = max_devices
         self._devices: Final[dict[int, OpenDevice]] = {}
         self._networks: Final[dict[int, LoadedNetwork]] = {}
         self._system_memory: Final[dict[int, tuple[int, PinnedMemory]]] = {}
@@ -100,6 +93,12 @@ class Runtime(Closeable):
             count += 1
         return count
 
+    def _target(self, instance: int | None) -> int:
+        """Return the device instance that an argument selects; raises BAD_PARAMETER."""
+        if instance is None:
+            return self._instance
+        return max(require_int(instance, "the device instance", NvError.BAD_PARAMETER.error), 0)
+
     def _open(self, instance: int) -> OpenDevice:
         if instance not in self._devices:
             handle = self._port.open(self._session, instance)
@@ -122,17 +121,17 @@ class Runtime(Closeable):
                 supported; INSUFFICIENT_MEMORY.
         """
         loadable = buf if isinstance(buf, Loadable) else _read(buf)
-        target = max(instance, 0)
+        target = self._target(instance)
         count = self.get_num_devices()
         if target >= count:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
-                f"device instance {target} does not exist: there are {count}, numbered from 0",
+            raise NvError.BAD_PARAMETER.error(
+                f"device instance {target} does not exist: the port has "
+                f"{counted(count, 'device')}, numbered from 0"
             )
         device = self._open(target)
         if target in self._networks:
             self.unload(target)
-        self._networks[target] = LoadedNetwork.load(loadable, device)
+        self._networks[target] = LoadedNetwork(loadable, device)
         self._instance = target
 
     def unload(self, instance: int | None = None) -> None:
@@ -141,16 +140,18 @@ class Runtime(Closeable):
         Raises:
             NvdlaError: INVALID_STATE if no network is loaded on the device instance.
         """
-        target = self._instance if instance is None else max(instance, 0)
-        self._network(target).release()
-        del self._networks[target]
+        target = self._target(instance)
+        network = self._network(target)
+        network.release()
+        if self._networks.get(target) is network:  # another thread may have unloaded it meanwhile
+            self._networks.pop(target, None)
 
     def _network(self, instance: int | None) -> LoadedNetwork:
-        target = self._instance if instance is None else max(instance, 0)
+        target = self._target(instance)
         network = self._networks.get(target)
         if network is None:
-            raise NvdlaError(
-                NvError.INVALID_STATE, f"no network is loaded on device {target}; call load first"
+            raise NvError.INVALID_STATE.error(
+                f"no network is loaded on device {target}; call load first"
             )
         return network
 
@@ -241,7 +242,7 @@ class Runtime(Closeable):
             NvdlaError: INVALID_SIZE if the size is less than 1 byte or does not fit into 32 bits;
                 INSUFFICIENT_MEMORY.
         """
-        target = self._instance if instance is None else max(instance, 0)
+        target = self._target(instance)
         pinned = self._open(target).allocate(size, NvDlaHeap.SYSTEM)
         self._system_memory[pinned.mem_handle] = (target, pinned)
         return pinned
@@ -255,21 +256,20 @@ class Runtime(Closeable):
         """
         instance, pinned = self._find_memory(h_mem)
         if size not in (None, pinned.data.nbytes):
-            raise NvdlaError(
-                NvError.BAD_PARAMETER, f"memory {h_mem} has {pinned.data.nbytes} bytes, not {size}"
+            raise NvError.BAD_PARAMETER.error(
+                f"memory {h_mem} has {pinned.data.nbytes} bytes, not {size}"
             )
         if instance in self._networks:
             self._networks[instance].unbind(pinned)
+        if self._system_memory.pop(h_mem, None) is None:
+            raise _unknown_memory(h_mem)  # another thread has freed it meanwhile
         self._devices[instance].free(pinned)
-        del self._system_memory[h_mem]
 
     def _find_memory(self, h_mem: int) -> tuple[int, PinnedMemory]:
-        allocation = self._system_memory.get(h_mem)
+        handle = require_int(h_mem, "the handle of memory", NvError.BAD_PARAMETER.error)
+        allocation = self._system_memory.get(handle)
         if allocation is None:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
-                f"memory {h_mem} was not returned by allocate_system_memory, or was freed",
-            )
+            raise _unknown_memory(handle)
         return allocation
 
     def bind_input_tensor(self, id: int, h_mem: int, *, instance: int | None = None) -> None:  # noqa: A002  (the documented name)
@@ -290,9 +290,8 @@ class Runtime(Closeable):
     def _bind(self, network: LoadedNetwork, memory: LoadedMemory, h_mem: int) -> None:
         instance, pinned = self._find_memory(h_mem)
         if self._devices[instance] is not network.device:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
-                f"memory {h_mem} is on device {instance}, but the network is on another device",
+            raise NvError.BAD_PARAMETER.error(
+                f"memory {h_mem} is on device {instance}, but the network is on another device"
             )
         network.bind(memory, pinned)
 
@@ -306,7 +305,7 @@ class Runtime(Closeable):
                 BAD_PARAMETER if a task does not exist or its interface is unknown; otherwise the
                 code that the device reports.
         """
-        self._network(instance).submit(has_emulator=self._has_emulator)
+        self._network(instance).submit(is_emulator_running=self._has_emulator)
 
     def init_emu(self) -> None:
         """Start the emulator of the layers that the accelerator lacks.
@@ -321,7 +320,18 @@ class Runtime(Closeable):
 
     @override
     def close(self) -> None:
-        """Unload all networks, free all memory and close all devices."""
+        """Unload all networks, free all memory and close all devices.
+
+        It waits for the submissions of other threads that run; those that wait fail.
+
+        Raises:
+            NvdlaError: BUSY in a signal handler that interrupts a submission; nothing changes.
+        """
+        networks = list(self._networks.values())
+        for network in networks:  # before any is changed
+            network.check_idle()
+        for network in networks:
+            network.abandon()
         self._networks.clear()
         self._system_memory.clear()
         self._devices.clear()
@@ -359,25 +369,38 @@ def destroy_runtime(runtime: Runtime) -> None:
 def _read(data: Buffer) -> Loadable:
     """Read a loadable; raise NvdlaError with the documented code if that fails."""
     try:
+        data = memoryview(data)
+    except TypeError as error:
+        raise NvError.BAD_PARAMETER.error(
+            f"expected a loadable or its bytes, not {type(data).__name__}"
+        ) from error
+    try:
         return Loadable.from_bytes(data)
     except ModelFormatError as error:
-        raise NvdlaError(NvError.BAD_PARAMETER, f"the loadable cannot be read: {error}") from error
+        raise NvError.BAD_PARAMETER.error(f"the loadable cannot be read: {error}") from error
     except UnsupportedError as error:
-        raise NvdlaError(NvError.NOT_SUPPORTED, str(error)) from error
+        raise NvError.NOT_SUPPORTED.error(str(error)) from error
+
+
+def _unknown_memory(handle: int) -> NvdlaError:
+    return NvError.BAD_PARAMETER.error(
+        f"memory {handle} was not returned by allocate_system_memory, or was freed"
+    )
 
 
 def _pick(what: str, memories: Sequence[LoadedMemory], number: int) -> LoadedMemory:
+    number = require_int(number, f"the number of the {what}", NvError.BAD_PARAMETER.error)
     if not 0 <= number < len(memories):
-        raise NvdlaError(
-            NvError.BAD_PARAMETER,
-            f"{what} {number} does not exist: the network has {len(memories)}, numbered from 0",
+        raise NvError.BAD_PARAMETER.error(
+            f"{what} {number} does not exist: the network has {counted(len(memories), what)}, "
+            "numbered from 0"
         )
     return memories[number]
 
 
 def _require_tensor(tensor: object) -> NvDlaTensor:
     if not isinstance(tensor, NvDlaTensor):
-        raise NvdlaError(
-            NvError.BAD_PARAMETER, f"expected a tensor description, not {type(tensor).__name__}"
+        raise NvError.BAD_PARAMETER.error(
+            f"expected a tensor description, not {type(tensor).__name__}"
         )
     return tensor

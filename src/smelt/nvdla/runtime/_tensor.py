@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from smelt.nvdla._status import NvdlaError, NvError
+from smelt.nvdla._errors import NvdlaError, NvError
 
 if TYPE_CHECKING:
     from smelt.nvdla.loadable import TensorDescriptor
@@ -91,14 +91,12 @@ def check_change(old: NvDlaTensor, new: NvDlaTensor) -> None:
                 "only strides can be changed",
             )
     if len(new.stride) != NUM_STRIDES:
-        raise NvdlaError(
-            NvError.BAD_PARAMETER,
+        raise NvError.BAD_PARAMETER.error(
             f"tensor {old.name!r}: the description has {len(new.stride)} strides, expected "
-            f"{NUM_STRIDES}",
+            f"{NUM_STRIDES}"
         )
     for stride in new.stride:
         if not 0 <= stride < 1 << 32:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER,
-                f"tensor {old.name!r}: a stride of {stride} does not fit into 32 bits",
+            raise NvError.BAD_PARAMETER.error(
+                f"tensor {old.name!r}: a stride of {stride} does not fit into 32 bits"
             )

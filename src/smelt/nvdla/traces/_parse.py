@@ -1,47 +1,48 @@
 """Parsers of both trace languages and of their data files.
 
 A ``.cfg`` trace names registers (``reg_write(NVDLA_SDP.D_CVT_SCALE_0, 0x1);``); a ``.txn`` trace
-uses word addresses (``write_reg 0xffff1401 0x0``). Every error in a trace names the line.
-
-Commands of a register trace, independent of the trace language.
+uses word addresses (``write_reg 0xffff1401 0x0``). Both become the same commands. Every error in a
+trace names the line.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from smelt.errors import ModelFormatError
+from smelt.nvdla._errors import NvdlaError
 from smelt.nvdla._protocols import MemorySpace
-from smelt.nvdla._status import NvdlaError
 from smelt.types import Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from smelt.nvdla.registers import RegisterMap
 
 
 @dataclass(frozen=True, slots=True)
-class FillMemory:
-    """Fill a memory range with one byte value."""
+class _MemoryCommand:
+    """A command on memory from an address on."""
 
     line: int
     space: MemorySpace
     address: int
+
+
+@dataclass(frozen=True, slots=True)
+class FillMemory(_MemoryCommand):
+    """Fill a memory range with one byte value."""
+
     size_bytes: int
     value: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class LoadMemory:
+class LoadMemory(_MemoryCommand):
     """Copy a data file to memory."""
 
-    line: int
-    space: MemorySpace
-    address: int
     file: str
 
 
@@ -75,23 +76,17 @@ class AwaitInterrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckCrc:
+class CheckCrc(_MemoryCommand):
     """Compare the CRC-32 of a memory range with an expected value."""
 
-    line: int
-    space: MemorySpace
-    address: int
     size_bytes: int
     crc: int
 
 
 @dataclass(frozen=True, slots=True)
-class CheckFile:
+class CheckFile(_MemoryCommand):
     """Compare a memory range with a data file."""
 
-    line: int
-    space: MemorySpace
-    address: int
     size_bytes: int
     file: str
 
@@ -113,7 +108,7 @@ _SPACES = {
     "0": MemorySpace.SRAM,
 }
 _PATTERNS = {"ALL_ZERO": 0, "ALL_ONE": 0xFF, "ALL_FF": 0xFF}
-_SRAM_WINDOW = range(0x50000000, 0x60000000)
+SRAM_WINDOW = range(0x50000000, 0x60000000)
 """Addresses of the on-chip memory in the test bench of ``.txn`` traces."""
 
 _CFG_USAGES = {
@@ -152,17 +147,15 @@ def parse_cfg(text: str, register_map: RegisterMap) -> list[Command]:
     Raises:
         ModelFormatError: If a line is not a valid command; the message names the line.
     """
-    commands: list[Command] = []
-    for number, line in _lines(text, "//"):
+
+    def parse(number: int, line: str) -> Command | None:
         match = _CALL.match(line)
         if match is None:
             raise _error(number, line, "is not a call like reg_write(NAME, VALUE);")
         arguments = [item.strip() for item in match[2].split(",")] if match[2].strip() else []
-        parse = partial(_parse_cfg_command, number, match[1], arguments, register_map)
-        command = _call_with_line(number, line, parse)
-        if command is not None:
-            commands.append(command)
-    return commands
+        return _parse_cfg_command(number, match[1], arguments, register_map)
+
+    return _parse_lines(text, "//", parse)
 
 
 def parse_txn(text: str) -> list[Command]:
@@ -171,38 +164,38 @@ def parse_txn(text: str) -> list[Command]:
     Raises:
         ModelFormatError: If a line is not a valid command; the message names the line.
     """
-    commands: list[Command] = []
-    for number, line in _lines(text, "#"):
+
+    def parse(number: int, line: str) -> Command:
         name, *arguments = line.split()
-        commands.append(
-            _call_with_line(number, line, partial(_parse_txn_command, number, name, arguments))
-        )
-    return commands
+        return _parse_txn_command(number, name, arguments)
+
+    return _parse_lines(text, "#", parse)
 
 
-def _lines(text: str, comment: str) -> Iterator[tuple[int, str]]:
-    """Yield number and content of the lines that are not empty, without comments."""
-    lines = text.splitlines()
-    if len(lines) > Limit.MAX_TRACE_LINES.most:
-        raise ModelFormatError(f"the trace has {Limit.MAX_TRACE_LINES.excess(len(lines))}")
-    for number, line in enumerate(lines, 1):
+def _parse_lines(
+    text: str, comment: str, parse: Callable[[int, str], Command | None]
+) -> list[Command]:
+    """Return the commands of the lines that are not empty, without comments."""
+    # Lines are counted before any is made: each empty one of a gigabyte would take 8 bytes.
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if (count := text.count("\n") + (not text.endswith("\n"))) > Limit.MAX_TRACE_LINES.most:
+        raise ModelFormatError(f"the trace has {Limit.MAX_TRACE_LINES.excess(count)}")
+    commands: list[Command] = []
+    for number, line in enumerate(text.split("\n"), 1):
         content = line.split(comment, 1)[0].strip()
-        if content:
-            yield number, content
+        if not content:
+            continue
+        try:
+            command = parse(number, content)
+        except (ValueError, NvdlaError) as error:
+            raise _error(number, content, f"is invalid: {str(error)[:200]}") from None
+        if command is not None:
+            commands.append(command)
+    return commands
 
 
 def _error(number: int, line: str, problem: str) -> ModelFormatError:
     return ModelFormatError(f"line {number}: {line[:120]!r} {problem}")
-
-
-def _call_with_line(number: int, line: str, parse: Callable[[], _T]) -> _T:
-    """Call a parser; add the line to its errors."""
-    try:
-        return parse()
-    except ValueError as error:
-        raise _error(number, line, f"is invalid: {str(error)[:200]}") from None
-    except NvdlaError as error:
-        raise _error(number, line, f"is invalid: {str(error)[:200]}") from None
 
 
 def _number(text: str, bits: int = 32) -> int:
@@ -229,10 +222,6 @@ def _check_count(name: str, arguments: Sequence[str], usages: Mapping[str, str])
         raise ValueError(f"{needed[len(arguments)]} is missing: {name} takes {', '.join(needed)}")
 
 
-def _register_address(text: str, register_map: RegisterMap) -> int:
-    return register_map.register(text.removeprefix("NVDLA_").removesuffix("_0")).address
-
-
 def _parse_cfg_command(
     line: int, name: str, arguments: list[str], register_map: RegisterMap
 ) -> Command | None:
@@ -252,35 +241,28 @@ def _parse_cfg_command(
         field = f"{source.upper()}_DONE_STATUS{_number(group, 1)}"
         register_map.register("GLB.S_INTR_STATUS").field(field)
         return AwaitInterrupt(line, field)
-    if name == "mem_init":
-        space, address, size = _region(arguments)
-        return FillMemory(line, space, address, size, _look_up(_PATTERNS, arguments[3]))
+    if name.startswith("check_"):
+        del arguments[0]  # what it waits for
+    space, address = _look_up(_SPACES, arguments[0]), _number(arguments[1], 64)
     if name == "mem_load":
-        return LoadMemory(
-            line,
-            _look_up(_SPACES, arguments[0]),
-            _number(arguments[1], 64),
-            arguments[2].strip('"'),
-        )
+        return LoadMemory(line, space, address, arguments[2].strip('"'))
+    size = _size(arguments[2])
+    if name == "mem_init":
+        return FillMemory(line, space, address, size, _look_up(_PATTERNS, arguments[3]))
     if name == "check_crc":
-        space, address, size = _region(arguments[1:])
-        return CheckCrc(line, space, address, size, _number(arguments[4]))
-    space, address, size = _region(arguments[1:])
-    return CheckFile(line, space, address, size, arguments[4].strip('"'))
+        return CheckCrc(line, space, address, size, _number(arguments[3]))
+    return CheckFile(line, space, address, size, arguments[3].strip('"'))
 
 
 def _parse_cfg_register(
     line: int, name: str, arguments: list[str], register_map: RegisterMap
 ) -> Command:
-    address = _register_address(arguments[0], register_map)
+    full_name = arguments[0].removeprefix("NVDLA_").removesuffix("_0")
+    address = register_map.register(full_name).address
     if name == "reg_write":
         return WriteRegister(line, address, _number(arguments[1]))
     mask = _number(arguments[2]) if len(arguments) > 2 else 0xFFFFFFFF
     return ReadRegister(line, address, mask, _number(arguments[1]) & mask)
-
-
-def _region(arguments: list[str]) -> tuple[MemorySpace, int, int]:
-    return _look_up(_SPACES, arguments[0]), _number(arguments[1], 64), _size(arguments[2])
 
 
 def _size(text: str) -> int:
@@ -308,7 +290,7 @@ def _parse_txn_command(line: int, name: str, arguments: list[str]) -> Command:
     if name == "read_reg":
         return _parse_txn_read(line, arguments)
     address = _number(arguments[0], 64)
-    space = MemorySpace.SRAM if address in _SRAM_WINDOW else MemorySpace.DRAM
+    space = MemorySpace.SRAM if address in SRAM_WINDOW else MemorySpace.DRAM
     if name == "load_mem":
         return LoadMemory(line, space, address, arguments[2])
     return CheckFile(line, space, address, _size(arguments[1]), arguments[2])
@@ -328,7 +310,7 @@ def parse_data(content: bytes, limit_bytes: int) -> list[tuple[int, bytes]]:
 
     Raises:
         ModelFormatError: If a row does not have as many bytes as it declares, or ends beyond
-            ``limit_bytes``.
+            ``limit_bytes``; if a number is incomplete.
     """
     if b"offset" not in content[:4096]:  # plain lines of bytes, without offsets
         joined = b"".join(match[1] for match in _HEX_LINE.finditer(content))
@@ -337,10 +319,14 @@ def parse_data(content: bytes, limit_bytes: int) -> list[tuple[int, bytes]]:
     for match in _DATA_ROW.finditer(content):
         offset, size = _row_number(match[1]), _row_number(match[2])
         data = _hex_bytes(match[3])
-        if len(data) != size or offset + size > limit_bytes:
+        if len(data) != size:
             raise ModelFormatError(
-                f"the row at offset {offset:#x} declares {size} bytes and has {len(data)}; it "
-                f"must end before {limit_bytes:#x}"
+                f"the row at offset {offset:#x} declares {size} bytes but has {len(data)}"
+            )
+        if offset + size > limit_bytes:
+            raise ModelFormatError(
+                f"the row at offset {offset:#x} ends at {offset + size:#x}; it must end at "
+                f"{limit_bytes:#x} or before"
             )
         pieces.append((offset, data))
     return pieces
@@ -350,7 +336,8 @@ def _row_number(digits: bytes) -> int:
     """Return a row's offset or size; a decimal number may have leading zeros."""
     if len(digits) > _MAX_DIGITS:
         raise ModelFormatError(
-            f"a row's number has {len(digits)} digits; at most {_MAX_DIGITS} are allowed"
+            f"the offset or size of a row has {len(digits)} digits; at most {_MAX_DIGITS} are "
+            "allowed"
         )
     return int(digits, 16 if digits.startswith(b"0x") else 10)
 
@@ -359,5 +346,7 @@ def _hex_bytes(text: bytes) -> bytes:
     digits = text.replace(b"0x", b"").decode("ascii")
     try:
         return bytes.fromhex(digits)
-    except ValueError as error:
-        raise ModelFormatError(f"the data is not pairs of hexadecimal digits: {error}") from None
+    except ValueError as error:  # the patterns accept nothing but digits
+        raise ModelFormatError(
+            "a value of the data has an odd number of hexadecimal digits; write 0x01, not 0x1"
+        ) from error

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import operator
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
 from smelt.errors import ModelFormatError
+from smelt.nvdla._errors import NvdlaError
 from smelt.nvdla._protocols import MemorySpace
-from smelt.nvdla._status import NvdlaError
 from smelt.nvdla.hardware import CONFIGURATIONS, NV_FULL, Configuration, Machine
 from smelt.nvdla.registers import load_register_map
 from smelt.nvdla.traces._parse import (
@@ -25,7 +25,7 @@ from smelt.nvdla.traces._parse import (
     parse_data,
     parse_txn,
 )
-from smelt.nvdla.traces._source import TraceFile, find_traces
+from smelt.nvdla.traces._trace_files import TraceFile, find_traces
 from smelt.types import Limit
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ The machine model delivers an interrupt by the second read.
 """
 _CONFIGURATION_MARKER = "configuration:"
 """Text in one of a trace's first lines that precedes the configuration's name."""
+_COMMENT_CHARACTERS = 4096
+"""Characters at the start of a trace among which the marker is looked for."""
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "==": operator.eq,
     "<=": operator.le,
@@ -66,20 +68,15 @@ class TraceResult:
 
     def to_dict(self) -> dict[str, str]:
         """Return the result as plain data for JSON."""
-        return {
-            "name": self.name,
-            "configuration": self.configuration,
-            "state": self.state,
-            "reason": self.reason,
-        }
+        return asdict(self)
 
 
 _PIECE_BYTES = 1024
 """Bytes as which each row of a data file is counted when a command moves it."""
 
 
-class _MissingFileError(Exception):
-    """A data file of the trace does not exist."""
+class _SkippedError(Exception):
+    """The trace cannot be played, or checks nothing."""
 
 
 class _MismatchError(Exception):
@@ -107,45 +104,53 @@ def run_trace(
         ModelFormatError: If the path leads to several traces, or to none.
     """
     trace = path if isinstance(path, TraceFile) else _find_single(path)
+    chosen = configuration
+    state: State = "passed"
+    reason = ""
     try:
         text = trace.text()
-    except ModelFormatError as error:
-        name = configuration.name if configuration else ""
-        return TraceResult(trace.name, name, "failed", str(error))
-    chosen = configuration or _configuration_of(trace, text)
-    if chosen is None:
-        names = ", ".join(CONFIGURATIONS)
-        return TraceResult(
-            trace.name,
-            "",
-            "skipped",
-            "the trace's configuration is unknown: neither a comment nor a folder names one of "
-            f"{names}",
-        )
-    try:
-        commands = _parse(trace, text, chosen)
-        _Player(trace, chosen, commands).play()
-    except _MissingFileError as error:
-        return TraceResult(trace.name, chosen.name, "skipped", str(error))
+        chosen = configuration or _configuration_of(trace, text)
+        _play(trace, text, chosen)
+    except _SkippedError as error:
+        state, reason = "skipped", str(error)
     except (_MismatchError, ModelFormatError, NvdlaError) as error:
-        return TraceResult(trace.name, chosen.name, "failed", str(error))
+        state, reason = "failed", str(error)
+    return TraceResult(trace.name, "" if chosen is None else chosen.name, state, reason)
+
+
+def _play(trace: TraceFile, text: str, configuration: Configuration | None) -> None:
+    """Play a trace.
+
+    Raises:
+        _SkippedError: If the trace cannot be played, or checks nothing.
+        _MismatchError: If a result differs from what the trace expects.
+        ModelFormatError: If the trace is invalid.
+    """
+    if configuration is None:
+        raise _SkippedError(
+            "the trace's configuration is unknown: no comment in the trace and no folder of its "
+            f"path names a configuration; give one of {', '.join(CONFIGURATIONS)}"
+        )
+    commands = _parse(trace, text, configuration)
+    _Player(trace, configuration, commands).play()
     if not any(isinstance(command, _CHECKS) for command in commands):
-        return TraceResult(trace.name, chosen.name, "skipped", "the trace has no checks")
-    return TraceResult(trace.name, chosen.name, "passed")
+        raise _SkippedError("the trace has no checks")
 
 
 def _find_single(path: str | Path) -> TraceFile:
     traces = find_traces(path)
+    if not traces:
+        raise ModelFormatError(f"{path} contains no trace (.cfg or .txn)")
     if len(traces) != 1:
         raise ModelFormatError(
-            f"{path} has {len(traces)} traces; pass one of them, or use find_traces"
+            f"{path} contains {len(traces)} traces; pass one of those that find_traces returns"
         )
     return traces[0]
 
 
 def _configuration_of(trace: TraceFile, text: str) -> Configuration | None:
     """Return the configuration that a trace is for, or None if it is not known."""
-    for line in text.splitlines()[:4]:
+    for line in text[:_COMMENT_CHARACTERS].splitlines()[:4]:
         if _CONFIGURATION_MARKER in line:
             return CONFIGURATIONS.get(line.split(_CONFIGURATION_MARKER, 1)[1].strip())
     for part in reversed(trace.path.parts[:-1]):
@@ -179,8 +184,11 @@ class _Player:
     def _read(self, name: str) -> list[tuple[int, bytes]]:
         content = self._trace.data(name)
         if content is None:
-            raise _MissingFileError(f"data file {name[:120]} is missing")
-        return parse_data(content, Limit.MAX_SPAN_BYTES.most)
+            raise _SkippedError(f"data file {name[:120]} is missing")
+        try:
+            return parse_data(content, Limit.MAX_SPAN_BYTES.most)
+        except ModelFormatError as error:
+            raise ModelFormatError(f"data file {name[:120]}: {error}") from None
 
     def _make_machine(self) -> Machine:
         """Return a machine whose memory covers every address that the trace names.
@@ -319,7 +327,7 @@ def _span(ends: list[int]) -> tuple[int, int]:
     size = max(ends) - base + _SLACK_BYTES
     if size > Limit.MAX_SPAN_BYTES.most:
         raise ModelFormatError(
-            f"the trace touches memory from {min(ends):#x} to {max(ends):#x}:"
+            f"the trace accesses memory from {min(ends):#x} to {max(ends):#x}:"
             f" {Limit.MAX_SPAN_BYTES.excess(size)}"
         )
     return base, size

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smelt.engine import write_atomically
+from smelt.nvdla._errors import NvError
 from smelt.nvdla._protocols import MemorySpace
-from smelt.nvdla._status import NvdlaError, NvError
 from smelt.nvdla.registers import load_register_map
+from smelt.nvdla.traces._parse import SRAM_WINDOW
 from smelt.types import require_path
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 _ROW_BYTES = 32
 """Bytes in a row of a data file."""
-_SRAM_WINDOW = range(0x50000000, 0x60000000)
-"""Addresses of the on-chip memory in the test bench of ``.txn`` traces."""
 _SPACE_NAMES = {MemorySpace.DRAM: "pri_mem", MemorySpace.SRAM: "sec_mem"}
 
 
@@ -138,8 +137,8 @@ class TraceRecorder:
         path = require_path(path, "a trace")
         writers = {".cfg": self._cfg_lines, ".txn": self._txn_lines}
         if path.suffix not in writers:
-            raise NvdlaError(
-                NvError.BAD_PARAMETER, f"{path.name}: the name of a trace must end in .cfg or .txn"
+            raise NvError.BAD_PARAMETER.error(
+                f"{path.name}: the name of a trace must end in .cfg or .txn"
             )
         lines = list(writers[path.suffix](path))
         _write(path, "\n".join(lines) + "\n")
@@ -187,12 +186,11 @@ class TraceRecorder:
 
     def _txn_memory(self, path: Path, number: int, event: _MemoryEvent) -> str:
         """Return the line that loads or compares memory, and write its data file."""
-        if (event.address in _SRAM_WINDOW) != (event.space is MemorySpace.SRAM):
-            raise NvdlaError(
-                NvError.NOT_SUPPORTED,
-                f"a .txn trace identifies on-chip memory by its address, {_SRAM_WINDOW.start:#x} "
-                f"to {_SRAM_WINDOW.stop:#x}; {event.space.name} at {event.address:#x} cannot be "
-                "expressed; write a .cfg trace",
+        if (event.address in SRAM_WINDOW) != (event.space is MemorySpace.SRAM):
+            raise NvError.NOT_SUPPORTED.error(
+                f"a .txn trace identifies on-chip memory by its address, {SRAM_WINDOW.start:#x} "
+                f"to {SRAM_WINDOW.stop:#x}; {event.space.name} at {event.address:#x} cannot be "
+                "expressed; write a .cfg trace"
             )
         file = f"{path.stem}_{number}.dat"
         _write(path.with_name(file), _hex_lines(event.content))
@@ -202,10 +200,9 @@ class TraceRecorder:
     def _register_name(self, address: int) -> str:
         register = self._map.by_address.get(address)
         if register is None:
-            raise NvdlaError(
-                NvError.NOT_SUPPORTED,
+            raise NvError.NOT_SUPPORTED.error(
                 f"a write to {address:#x} cannot be recorded: {self._map.name} has no register "
-                "there",
+                "there"
             )
         return register.full_name
 

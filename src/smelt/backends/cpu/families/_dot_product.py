@@ -8,20 +8,17 @@ accumulator.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from smelt.backends.cpu._elementwise import to_compute_type
-from smelt.backends.cpu._emit import LLVM_TYPES, Int, Reg, lane_count, vector_type
+from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Int, Reg, lane_count, vector_type
 from smelt.backends.cpu._math import multiply_add
-from smelt.types import DType, ceil_div, override
+from smelt.types import Dim, DType, ceil_div, override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smelt.backends.cpu._emit import Emitter
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.types import Dim
 
 WORD_BYTES: Final = 4
 """Size in bytes of the word in one lane."""

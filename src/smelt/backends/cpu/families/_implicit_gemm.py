@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from abc import ABC
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
-from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends import Family, LaunchScalars, Tactic
+from smelt.backends.cpu._epilogue import Epilogue
+from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, WORD_BYTES
-from smelt.backends.cpu.families._microkernel_spec import MicrokernelSpec, OperandStrides
+from smelt.backends.cpu.families._microkernel import write_microkernel
+from smelt.backends.cpu.families._microkernel_spec import MicrokernelSpec
+from smelt.backends.cpu.families._operand_packing import reduced_precision_products
 from smelt.backends.cpu.families._tiling import (
     TilingProblem,
     choose_blocks,
     choose_tile,
     static_extent,
 )
-from smelt.engine import Launch, Options
-from smelt.types import ceil_div
+from smelt.engine import Json, KernelSpec, Launch, Parameters, TypedParameters, View
+from smelt.types import Dim, DType, ceil_div, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smelt.backends.cpu._epilogue import Epilogue
-    from smelt.engine import Json, Parameters, View
-    from smelt.types import Dim
+    from smelt.ir import Node
 
 _COLD_WEIGHTS_BYTES: Final = 192 << 10
 """Size in bytes from which weights are prefetched. Smaller weights are likely to be in cache still.
@@ -30,6 +32,20 @@ Chosen without a measurement."""
 _GUESSED_EXTENT: Final = 128
 """Extent assumed for an axis known only at run time when tiles are chosen. Chosen without a
 measurement."""
+
+
+class ProductFamily(Family[CpuTarget], ABC):
+    """Base of the families whose kernels are microkernels on floats of any storage type."""
+
+    @override
+    def reduced_precision_tactics(
+        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
+    ) -> tuple[Tactic, ...]:
+        return reduced_precision_products(node, tactic, dtype, target)
+
+    @override
+    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
+        return write_microkernel(kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +59,7 @@ class GemmStrides:
     channel: Dim = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImplicitGemm:
     """A sum over packed panels: convolution or matrix product as the microkernel computes it.
 
@@ -51,8 +67,8 @@ class ImplicitGemm:
     """
 
     images: tuple[Dim, ...]
-    groups: int
-    height: Dim
+    groups: int = 1
+    height: Dim = 1
     width: Dim
     filters: Dim
     """Channels of the result per group."""
@@ -60,7 +76,7 @@ class ImplicitGemm:
     """Rows of the window, columns of the window, and length of the contiguous run in elements."""
     a: GemmStrides
     """Strides of the first factor."""
-    a_start: Dim
+    a_start: Dim = 0
     """Offset in elements from the first factor's element (0, …, 0) to the first pixel's first
     tap."""
     a_taps: tuple[Dim, Dim, Dim]
@@ -68,16 +84,16 @@ class ImplicitGemm:
     b_images: tuple[Dim, ...]
     """Number of packed matrices from one image to the next along each axis; 0 for weights."""
     out: GemmStrides
-    extras: tuple[GemmStrides, ...]
+    extras: tuple[GemmStrides, ...] = ()
     """Strides of the epilogue's extra operands."""
-    epilogue: Epilogue
-    bias: bool
+    epilogue: Epilogue = field(default_factory=Epilogue)
+    has_bias: bool = False
     """Whether the sums start from a packed bias."""
     alpha: float = 1.0
     """Factor applied to the sum before the epilogue."""
     has_uniform_panels: bool = False
     """Whether panels are packed at run time, all of one width."""
-    column_run: int = 0
+    window_column_elements: int = 0
     """Elements of a run within one column of the window, if the run continues in the next
     columns; else 0."""
 
@@ -89,10 +105,7 @@ class ImplicitGemm:
     def map_strides(self, change: Callable[[GemmStrides], GemmStrides]) -> ImplicitGemm:
         """Return the product with ``change`` applied to the strides of every operand."""
         return replace(
-            self,
-            a=change(self.a),
-            out=change(self.out),
-            extras=tuple(map(change, self.extras)),
+            self, a=change(self.a), out=change(self.out), extras=tuple(map(change, self.extras))
         )
 
     def flattened(self) -> ImplicitGemm:
@@ -176,7 +189,7 @@ class ImplicitGemm:
         """
         product = self.flattened()
         scalars = LaunchScalars()
-        panels = product.panels(Options(options), views, scalars)
+        panels = product.panels(TypedParameters(options), views, scalars)
         chunks: Dim = self.groups
         for extent in (*product.images, *product._counts(panels)):
             chunks = chunks * extent
@@ -199,7 +212,7 @@ class ImplicitGemm:
         )
 
     def panels(
-        self, options: Options, views: Sequence[View], scalars: LaunchScalars
+        self, options: TypedParameters, views: Sequence[View], scalars: LaunchScalars
     ) -> MicrokernelSpec:
         """Return the microkernel's spec for the options of a tactic.
 
@@ -233,11 +246,11 @@ class ImplicitGemm:
             out=_strides(self.out, views[-1], scalars),
             extras=tuple(_strides(w, v, scalars) for w, v in extra_views),
             dot_product=dot_product,
-            bias=self.bias,
+            bias=self.has_bias,
             alpha=self.alpha,
             epilogue=self.epilogue.as_json(),
             has_uniform_panels=self.has_uniform_panels,
-            column_run=self.column_run,
+            window_column_elements=self.window_column_elements,
         )
         down, rows, columns = scalars.all_json(self._counts(panels))
         counted = replace(panels, counts=(down, rows, columns))
@@ -246,10 +259,8 @@ class ImplicitGemm:
 
 def _strides(walk: GemmStrides, view: View, scalars: LaunchScalars) -> Json:
     """Return the strides of an operand and its element type as a JSON value."""
-    images = scalars.all_json(walk.images)
     numbers = (walk.group, walk.row, walk.column, walk.channel)
-    group, row, column, channel = scalars.all_json(numbers)
-    return OperandStrides(images, group, row, column, channel, view.dtype).as_json()
+    return (scalars.all_json(walk.images), *scalars.all_json(numbers), view.dtype.value)
 
 
 def _clamp_blocks(

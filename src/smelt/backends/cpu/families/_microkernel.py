@@ -20,8 +20,11 @@ tile or chunk contains it, so that results do not depend on the tiling or on the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from smelt.backends.cpu._emit import Emitter, Int, Reg
 from smelt.backends.cpu._epilogue import Epilogue
@@ -33,11 +36,9 @@ from smelt.backends.cpu.families._microkernel_spec import (
     TileState,
     partial_sums_of,
 )
-from smelt.backends.cpu.families._vectors import load_channels, store, unravel
+from smelt.backends.cpu.families._vectors import balanced, load_channels, store, unravel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from smelt.engine import Json, KernelSpec
 
 _LINE_BYTES: Final = 64
@@ -66,9 +67,9 @@ class _Writer:
         self.kind = f"<{p.lanes} x float>"
         self.dot_product = DOT_PRODUCTS[p.dot_product]
         self.sums_kind = self.dot_product.sums_type(p.lanes)
-        self.a = OperandStrides.from_json(p.a)
-        self.out = OperandStrides.from_json(p.out)
-        self.extras = [OperandStrides.from_json(x) for x in p.extras]
+        self.a = OperandStrides(*cast("Any", p.a))
+        self.out = OperandStrides(*cast("Any", p.out))
+        self.extras = [OperandStrides(*cast("Any", x)) for x in p.extras]
         self.epilogue = Epilogue.from_json(p.epilogue)
         positions = iter(range(99))
         self.a_operand = next(positions)
@@ -83,12 +84,8 @@ class _Writer:
     def bytes_of(self, strides: OperandStrides, *terms: tuple[Int, Any]) -> Int:
         """Return the byte offset of the sum of ``index * stride`` over ``terms``."""
         e, size = self.e, strides.dtype.size_bytes
-        total: Int = 0
-        for index, stride in terms:
-            if index == 0 or stride == 0:
-                continue
-            total = e.add(total, e.mul(index, e.mul(e.extent(stride), size)))
-        return total
+        varying = ((index, stride) for index, stride in terms if index != 0 and stride != 0)
+        return e.sum(e.mul(index, e.mul(e.extent(stride), size)) for index, stride in varying)
 
     # ---- chunks, panels, rows, tiles
 
@@ -182,9 +179,8 @@ class _Writer:
     def matrix(self, state: TileState) -> Int:
         """Return the index of the packed matrix that belongs to the image and group."""
         e = self.e
-        index: Int = 0
-        for image, stride in zip(state.images, self.p.b_images, strict=True):
-            index = e.add(index, e.mul(image, e.extent(stride)))
+        pairs = zip(state.images, self.p.b_images, strict=True)
+        index = e.sum(e.mul(image, e.extent(stride)) for image, stride in pairs)
         return e.add(e.mul(index, self.p.groups), state.group)
 
     def use_panel(
@@ -255,19 +251,11 @@ class _Writer:
         number = e.add(e.mul(row, e.extent(across)), column)
         return e.at(state.prefetch_ahead, e.mul(number, p.steps * p.prefetch))
 
-    @property
-    def known_words(self) -> int:
-        """Words of the run if they are a constant, else 0."""
-        return self.words if isinstance(self.words, int) else 0
-
-    def step(self, partial_sums: int) -> int:
-        """Return the words of the run that the loop handles per iteration."""
-        return max(self.p.unroll, partial_sums)
-
     def prefetch(self, state: TileState, taps: Int, index: Int, step: int) -> None:
         """Prefetch the parts of the next panel and of later weights that belong to one step."""
         p, e = self.p, self.e
-        steps_before = e.add(e.mul(taps, self.known_words // step), e.div(index, step))
+        known_words = self.words if isinstance(self.words, int) else 0
+        steps_before = e.add(e.mul(taps, known_words // step), e.div(index, step))
         for start, size in (
             (state.prefetch_ahead, p.prefetch),
             (state.next_weights_at, p.prefetch_ahead),
@@ -293,27 +281,27 @@ class _Writer:
         # The last, narrower panel has as many partial sums as full panels: equal filters then give
         # bitwise equal channels, whichever panel they are in.
         vectors = self.p.vectors if self.p.full_panels else state.vectors
-        partial_sums = partial_sums_of(len(pixels), vectors)
-        sums = self.initial_accumulators(state, len(pixels), partial_sums)
+        state.partial_sums = partial_sums_of(len(pixels), vectors)
+        sums = self.initial_accumulators(state, len(pixels))
         at = e.at(state.a, self.bytes_of(self.a, (top, self.a.row), (left, self.a.column)))
-        offsets = [self.bytes_of(self.a, (r, self.a.row), (c, self.a.column)) for r, c in pixels]
-        sums = self.sum_rows(state, at, offsets, sums, partial_sums)
-        totals = self.reduce_partial_sums(sums, len(pixels), state.vectors, partial_sums)
+        state.offsets = [
+            self.bytes_of(self.a, (r, self.a.row), (c, self.a.column)) for r, c in pixels
+        ]
+        sums = self.sum_rows(state, at, sums)
+        totals = self.reduce_partial_sums(state, sums)
         if state.reduction_pass < self.p.reduction_passes - 1:
             for (i, j), value in totals.items():
                 e.store(value, self.scratch(state, i, j))
             return
         self.finish(state, totals, pixels, top, left)
 
-    def initial_accumulators(
-        self, state: TileState, pixels: int, partial_sums: int
-    ) -> Accumulators:
+    def initial_accumulators(self, state: TileState, pixels: int) -> Accumulators:
         """Return the initial sums: the bias, or the unfinished sums of the pass before."""
         p, e = self.p, self.e
         zero = e.constant(0, self.sums_kind)
         sums = {
             (s, i, j): zero
-            for s in range(partial_sums)
+            for s in range(state.partial_sums)
             for i in range(pixels)
             for j in range(state.vectors)
         }
@@ -338,9 +326,7 @@ class _Writer:
         within = (pixel * p.panel_width + vector * p.lanes) * ACCUMULATOR_BYTES
         return e.at(e.scratch, e.add(e.mul(state.tile_index, size), within))
 
-    def sum_rows(
-        self, state: TileState, at: Reg, offsets: list[Int], sums: Accumulators, partial_sums: int
-    ) -> Accumulators:
+    def sum_rows(self, state: TileState, at: Reg, sums: Accumulators) -> Accumulators:
         """Sum over the rows of the window that belong to the current pass."""
         p, e = self.p, self.e
         rows, columns, _ = p.taps
@@ -354,7 +340,7 @@ class _Writer:
                 a_run = e.at(a_row, self.bytes_of(self.a, (column, p.a_taps[1])))
                 b_run = e.at(b_row, e.mul(column, line))
                 taps = e.add(e.mul(row, columns), column)
-                return self.sum_run(state, (a_run, b_run, taps), offsets, begun, partial_sums)
+                return self.sum_run(state, (a_run, b_run, taps), begun)
 
             return self.over(0, columns, begun, sum_column)
 
@@ -372,51 +358,56 @@ class _Writer:
         """Write a loop over taps that carries the accumulators; one tap needs no loop."""
         if last - first == 1:
             return body(first, sums)
+        with self.carrying(sums, first, last) as (index, inner):
+            inner.update(body(index, inner))
+        return sums
+
+    @contextmanager
+    def carrying(
+        self, sums: Accumulators, first: Int, last: Int, step: int = 1
+    ) -> Generator[tuple[Reg, Accumulators]]:
+        """Write a loop that carries accumulators; yield its index and those of an iteration.
+
+        The body changes the accumulators of the iteration; ``sums`` gets the final ones.
+        """
         keys = list(sums)
-        with self.e.loop(first, last, carried=[sums[k] for k in keys]) as loop:
-            updated = body(loop.index, dict(zip(keys, loop.values, strict=True)))
-            loop.carry = [updated[k] for k in keys]
-        return dict(zip(keys, loop.values, strict=True))
+        with self.e.loop(first, last, step, [sums[k] for k in keys]) as loop:
+            inner = dict(zip(keys, loop.values, strict=True))
+            yield loop.index, inner
+            loop.carry = [inner[k] for k in keys]
+        sums.update(zip(keys, loop.values, strict=True))
 
     def sum_run(
-        self,
-        state: TileState,
-        at: tuple[Reg, Reg, Int],
-        offsets: list[Int],
-        sums: Accumulators,
-        partial_sums: int,
+        self, state: TileState, at: tuple[Reg, Reg, Int], sums: Accumulators
     ) -> Accumulators:
         """Return the sums with one run added; ``at``: both factors, and the taps before the run."""
-        e, sums = self.e, dict(sums)
+        e, sums, partial_sums = self.e, dict(sums), state.partial_sums
         a, b, taps = at
-        step, words = self.step(partial_sums), self.words
+        step, words = max(self.p.unroll, partial_sums), self.words
         last = self.last_count()
-        if isinstance(words, int) and (words <= 2 * step or self.p.column_run):
+        if isinstance(words, int) and (words <= 2 * step or self.p.window_column_elements):
             for k in range(words):
                 count = last if k == words - 1 else None
-                self.products(state, (a, b), (0, k), offsets, sums, k % partial_sums, count)
+                self.products(state, (a, b), (0, k), sums, k % partial_sums, count)
             return sums
         # A run of no elements has no last word.
         full_words = words if last is None else e.maximum(e.sub(words, 1), 0)
-        keys, looped = list(sums), e.mul(e.div(full_words, step), step)
-        with e.loop(0, looped, step, [sums[k] for k in keys]) as loop:
-            inner = dict(zip(keys, loop.values, strict=True))
+        looped = e.mul(e.div(full_words, step), step)
+        with self.carrying(sums, 0, looped, step) as (index, inner):
             for u in range(step):
-                self.products(state, (a, b), (loop.index, u), offsets, inner, u % partial_sums)
+                self.products(state, (a, b), (index, u), inner, u % partial_sums)
             if self.p.steps and (self.p.prefetch or self.p.prefetch_ahead):
-                self.prefetch(state, taps, loop.index, step)
-            loop.carry = [inner[k] for k in keys]
-        sums = dict(zip(keys, loop.values, strict=True))
+                self.prefetch(state, taps, index, step)
         if isinstance(words, int) and isinstance(looped, int):
             for k in range(looped, words):
                 count = last if k == words - 1 else None
-                self.products(
-                    state, (a, b), (0, k), offsets, sums, (k - looped) % partial_sums, count
-                )
+                self.products(state, (a, b), (0, k), sums, (k - looped) % partial_sums, count)
             return sums
-        sums = self.one_by_one(state, (a, b), (looped, full_words), offsets, sums)
+        with self.carrying(sums, looped, full_words) as (index, inner):
+            self.products(state, (a, b), (index, 0), inner, 0)
         if last is not None:
-            sums = self.one_by_one(state, (a, b), (full_words, words), offsets, sums, last)
+            with self.carrying(sums, full_words, words) as (index, inner):
+                self.products(state, (a, b), (index, 0), inner, 0, last)
         return sums
 
     def last_count(self) -> Int | None:
@@ -429,29 +420,11 @@ class _Writer:
             rest if isinstance(rest, int) else e.sub(self.run, e.mul(e.sub(self.words, 1), group))
         )
 
-    def one_by_one(
-        self,
-        state: TileState,
-        at: tuple[Reg, Reg],
-        words: tuple[Int, Int],
-        offsets: list[Int],
-        sums: Accumulators,
-        count: Int | None = None,
-    ) -> Accumulators:
-        """Add the products of a range of words in a loop of one word per iteration."""
-        keys = list(sums)
-        with self.e.loop(*words, 1, [sums[k] for k in keys]) as loop:
-            inner = dict(zip(keys, loop.values, strict=True))
-            self.products(state, at, (loop.index, 0), offsets, inner, 0, count)
-            loop.carry = [inner[k] for k in keys]
-        return dict(zip(keys, loop.values, strict=True))
-
     def products(
         self,
         state: TileState,
         at: tuple[Reg, Reg],
         k: tuple[Int, int],
-        offsets: list[Int],
         sums: Accumulators,
         partial_sum: int,
         count: Int | None = None,
@@ -474,7 +447,7 @@ class _Writer:
         first, *others = [self.element(k[1] * dot_product.group + i) for i in range(elements)]
         steps = [0, *(e.sub(other, first) for other in others)]
         unknown = None if isinstance(count, int) else count
-        for i, offset in enumerate(offsets):
+        for i, offset in enumerate(state.offsets):
             at_word = e.at(a_base, e.add(offset, first))
             word = dot_product.load_word(e, at_word, steps, self.a.dtype, unknown)
             element = dot_product.broadcast(e, word, p.lanes)
@@ -485,25 +458,21 @@ class _Writer:
     def element(self, k: int) -> Int:
         """Return the byte offset of element ``k`` of a run in the first factor."""
         p = self.p
-        if not p.column_run:
+        if not p.window_column_elements:
             return self.bytes_of(self.a, (k, p.a_taps[2]))
-        column, within = divmod(k, p.column_run)
+        column, within = divmod(k, p.window_column_elements)
         return self.bytes_of(self.a, (column, p.a_taps[1]), (within, p.a_taps[2]))
 
     def reduce_partial_sums(
-        self, sums: Accumulators, pixels: int, vectors: int, partial_sums: int
+        self, state: TileState, sums: Accumulators
     ) -> dict[tuple[int, int], Reg]:
         """Add the partial sums of each element in a balanced tree."""
         totals: dict[tuple[int, int], Reg] = {}
         add = "fadd" if self.dot_product.sums.is_float else "add"
-        for i in range(pixels):
-            for j in range(vectors):
-                terms = [sums[s, i, j] for s in range(partial_sums)]
-                while len(terms) > 1:
-                    pairs = zip(terms[::2], terms[1::2], strict=False)
-                    odd = terms[-1:] if len(terms) % 2 else []
-                    terms = [self.e.binary(add, x, y) for x, y in pairs] + odd
-                totals[i, j] = terms[0]
+        for i in range(len(state.offsets)):
+            for j in range(state.vectors):
+                terms = [sums[s, i, j] for s in range(state.partial_sums)]
+                totals[i, j] = balanced(partial(self.e.binary, add), terms)
         return totals
 
     def finish(
@@ -519,7 +488,8 @@ class _Writer:
         at = e.at(state.out, self.bytes_of(out, (top, out.row), (left, out.column)))
         at = e.at(at, self.bytes_of(out, (e.mul(state.panel, p.panel_width), 1)))
         readers = [
-            _ExtraReader(self, state, number, top, left) for number in range(len(self.extras))
+            _EpilogueOperandReader(self, state, number, top, left)
+            for number in range(len(self.extras))
         ]
         for (i, j), total in sums.items():
             row, column = pixels[i]
@@ -535,7 +505,7 @@ class _Writer:
             store(e, value, e.at(at, offset), state.masks[j], out.dtype)
 
 
-class _ExtraReader:
+class _EpilogueOperandReader:
     """Reads one extra operand for the pixels of a tile; repeated vectors are loaded once."""
 
     def __init__(self, writer: _Writer, state: TileState, number: int, top: Int, left: Int) -> None:

@@ -1,6 +1,6 @@
 """Parameters that determine the code of a microkernel, and their encoding as a kernel spec.
 
-Position of the microkernel in its loops while its LLVM IR is written.
+A position is where the microkernel stands in its loops while its LLVM IR is written.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from smelt.backends.cpu._emit import Int, Reg
+from smelt.backends.cpu._kernel_spec import kernel_spec
 from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS
-from smelt.engine import Json, KernelSpec, as_json, parameters
+from smelt.engine import Json, KernelSpec, as_json
 from smelt.types import DType
 
 ACCUMULATOR_BYTES: Final = 4
@@ -30,19 +31,13 @@ class OperandStrides:
     row: Json
     column: Json
     channel: Json = 1
-    dtype: DType = DType.FLOAT32
-    """Element type in memory."""
+    stored: str = DType.FLOAT32.value
+    """Name of the element type in memory."""
 
-    def as_json(self) -> Json:
-        """Return the strides as a JSON value for a kernel spec."""
-        strides = (self.images, self.group, self.row, self.column, self.channel)
-        return (*strides, self.dtype.value)
-
-    @staticmethod
-    def from_json(value: Any) -> OperandStrides:
-        """Return the strides that `as_json` wrote."""
-        images, group, row, column, channel, dtype = value
-        return OperandStrides(images, group, row, column, channel, DType(dtype))
+    @property
+    def dtype(self) -> DType:
+        """Element type in memory."""
+        return DType(self.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +97,7 @@ class MicrokernelSpec:
     """Bytes of the next panel that each step of a tile's sum prefetches."""
     has_uniform_panels: bool = False
     """Whether one operand holds all panels, the last as wide as the others."""
-    column_run: int = 0
+    window_column_elements: int = 0
     """Elements of a run within one column of the window, if the run continues in the next
     columns; else 0."""
     prefetch_ahead: int = 0
@@ -164,7 +159,7 @@ class MicrokernelSpec:
     def spec(self, family: str) -> KernelSpec:
         """Return the kernel spec of the given family with these parameters."""
         fields = {f.name: as_json(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        return KernelSpec(family, parameters(kernel="panels", **fields))
+        return kernel_spec(family, kernel="panels", **fields)
 
     @staticmethod
     def from_spec(kernel: KernelSpec) -> MicrokernelSpec:
@@ -210,6 +205,10 @@ class TileState:
     """For each vector, the mask of channels to store; None for a full vector."""
     reduction_pass: int = 0
     """Index of the pass over the rows of the window."""
+    partial_sums: int = 1
+    """Number of partial sums per element of the tile."""
+    offsets: list[Int] = dataclasses.field(default_factory=list[Int])
+    """Byte offset of each pixel of the tile in the first factor."""
     tile_index: Int = 0
     """Index of the tile within the chunk, which selects its slot of unfinished sums."""
     prefetch_ahead: Reg = dataclasses.field(default_factory=lambda: Reg("", "ptr"))

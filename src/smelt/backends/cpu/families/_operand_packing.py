@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smelt.backends import with_storage_dtype
-from smelt.backends._fused_programs import root_of
-from smelt.backends.cpu._epilogue import Epilogue, plan_epilogue
-from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, dot_product_for
-from smelt.engine import parameters
+from smelt.backends import NodeRefusedError, Operands, Tactic, root_of, with_storage_dtype
+from smelt.backends._node_operands import required_input
+from smelt.backends._storage import linear_format, packed_strides
+from smelt.backends.cpu._epilogue import plan_epilogue
+from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, DotProduct, dot_product_for
+from smelt.engine import Halo, Parameters, View, parameters
 from smelt.errors import InternalError
-from smelt.ir import Constant
+from smelt.ir import Constant, Node, Value
 from smelt.ops import Cast, Concat, Fused, Pad, Reshape, Slice, Transpose
-from smelt.types import DType, Layout, TensorFormat
+from smelt.types import Dim, DType, Layout, Shape, TensorFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smelt.backends import Operands, Tactic
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.backends.cpu.families._dot_product import DotProduct
-    from smelt.engine import View
-    from smelt.ir import Node, Value
-    from smelt.types import Dim, Shape
 
 LINEAR = TensorFormat(DType.FLOAT32, Layout.LINEAR)
 """float32 in the axis order of the model."""
@@ -33,23 +28,16 @@ CHANNELS_LAST = TensorFormat(DType.FLOAT32, Layout.CHANNELS_LAST)
 """float32 with the channels innermost."""
 
 
-@dataclass(frozen=True, slots=True)
-class EpilogueOperands:
-    """The epilogue of a node and the formats of its extra operands."""
+def epilogue_formats(node: Node, channel_axis: int) -> tuple[TensorFormat | None, ...]:
+    """Return the formats of an epilogue's operands.
 
-    epilogue: Epilogue
-    formats: tuple[TensorFormat | None, ...]
-    """Format of each extra operand; None for a packed constant or an absent input."""
+    A packed constant or an absent input has no format. ``channel_axis`` is the axis of the result
+    along which the kernel's vectors run.
 
-
-def plan_epilogue_operands(node: Node, channel_axis: int) -> EpilogueOperands | str:
-    """Return the epilogue of a node, or the reason why it is not supported.
-
-    ``channel_axis`` is the axis of the result along which the kernel's vectors run.
+    Raises:
+        NodeRefusedError: the epilogue is not supported.
     """
-    epilogue = plan_epilogue(node)
-    if isinstance(epilogue, str):
-        return epilogue
+    plan_epilogue(node)
     shape = result_shape(node)
     layout = Layout.LINEAR if channel_axis == len(shape) - 1 else Layout.CHANNELS_LAST
     formats: list[TensorFormat | None] = []
@@ -57,25 +45,44 @@ def plan_epilogue_operands(node: Node, channel_axis: int) -> EpilogueOperands | 
         if value is None:
             formats.append(None)
             continue
-        reason = _why_not_read(value, shape, channel_axis)
-        if reason:
-            return reason
+        _check_operand(value, shape, channel_axis)
         plain = value.tensor.rank < len(shape) or _varies_only_along(value, shape, channel_axis)
         stored = TensorFormat(value.tensor.dtype, Layout.LINEAR if plain else layout)
         formats.append(None if value.constant is not None else stored)
-    return EpilogueOperands(epilogue, tuple(formats))
+    return tuple(formats)
 
 
-def epilogue_of(node: Node, channel_axis: int) -> Epilogue:
-    """Return the epilogue of a node for which a tactic exists.
+def packed_tactic(
+    family: str,
+    node: Node,
+    options: Parameters,
+    seconds: float,
+    *,
+    channel_axis: int = 1,
+    halo: Halo = (),
+) -> Tactic:
+    """Return the tactic of a kernel that packs the root's constants.
+
+    Input 0, which has the halo, and the result are linear if the channels are the last axis, else
+    channels-last.
 
     Raises:
-        InternalError: the epilogue is not supported, so the node cannot have a tactic.
+        NodeRefusedError: the epilogue is not supported.
     """
-    extras = plan_epilogue_operands(node, channel_axis)
-    if isinstance(extras, str):
-        raise InternalError(f"{node} has tactics, but {extras}")
-    return extras.epilogue
+    others = node.inputs[1 : root_of(node)[1]]
+    layout = Layout.LINEAR if channel_axis == node.output.tensor.rank - 1 else Layout.CHANNELS_LAST
+    return Tactic(
+        family,
+        options,
+        (
+            TensorFormat(required_input(node, 0).tensor.dtype, layout),
+            *(None if v is None or v.constant is not None else linear_format(v) for v in others),
+            *epilogue_formats(node, channel_axis),
+        ),
+        (TensorFormat(node.output.tensor.dtype, layout),),
+        (halo, *[()] * (len(node.inputs) - 1)) if halo else (),
+        cost_hint=seconds,
+    )
 
 
 def constant_of(value: Value | None) -> Constant:
@@ -99,23 +106,17 @@ def result_shape(node: Node) -> Shape:
     return node.output.tensor.shape
 
 
-def _why_not_read(value: Value, shape: Shape, channel_axis: int) -> str | None:
-    """Return why the epilogue cannot read an operand, or None if it can."""
+def _check_operand(value: Value, shape: Shape, channel_axis: int) -> None:
+    """Check that the epilogue can read an operand."""
     extents = value.tensor.shape
     aligned = (1,) * (len(shape) - len(extents)) + extents
+    name = f"the epilogue's operand {value.name!r} ({value.tensor})"
     for extent, result_extent in zip(aligned, shape, strict=True):
         if extent not in (1, result_extent):
-            return (
-                f"the epilogue's operand {value.name} of {value.tensor} does not broadcast to the "
-                "result"
-            )
+            raise NodeRefusedError(f"{name} does not broadcast to the result")
     outer = [e for axis, e in enumerate(aligned) if axis != channel_axis and e != 1]
     if outer and len(extents) < len(shape) and aligned[channel_axis] != 1 and channel_axis == 1:
-        return (
-            f"the epilogue's operand {value.name} of {value.tensor} varies along both channels "
-            "and pixels"
-        )
-    return None
+        raise NodeRefusedError(f"{name} varies along both channels and pixels")
 
 
 def _varies_only_along(value: Value, shape: Shape, axis: int) -> bool:
@@ -133,11 +134,17 @@ def pack_epilogue_constants(node: Node, channel_axis: int) -> tuple[Constant, ..
 
 def _channels_last(constant: Constant, channel_axis: int, rank: int) -> Constant:
     """Return the constant with its channel axis last if its rank is that of the result."""
-    shape = constant.type.shape
-    if channel_axis == rank - 1 or len(shape) < 3 or len(shape) < rank:
+    layout = _packed_layout(constant.type.shape, channel_axis, rank)
+    if layout is Layout.LINEAR:
         return constant
-    order = (0, *range(2, rank), 1)
+    order = layout.axis_order(rank)
     return Constant.derive(f"{constant.name}.channels_last", Transpose(order), constant)
+
+
+def _packed_layout(shape: Shape, channel_axis: int, rank: int) -> Layout:
+    """Return the layout of a packed constant of the epilogue."""
+    is_linear = channel_axis == rank - 1 or len(shape) < 3 or len(shape) < rank
+    return Layout.LINEAR if is_linear else Layout.CHANNELS_LAST
 
 
 def epilogue_operand_strides(
@@ -159,25 +166,14 @@ def epilogue_operand_strides(
         extents = value.tensor.shape
         if view is None:
             view = next(constants)
-            strides = _packed_strides(extents, channel_axis, len(shape))
+            layout = _packed_layout(extents, channel_axis, len(shape))
+            strides, _ = packed_strides(extents, layout)
         else:
             strides = view.strides
         padding = len(shape) - len(extents)
         aligned = tuple(0 if e == 1 else s for e, s in zip(extents, strides, strict=True))
         result.append((view, (0,) * padding + aligned))
     return result
-
-
-def _packed_strides(extents: Shape, channel_axis: int, rank: int) -> tuple[Dim, ...]:
-    """Return the strides of a constant that `_channels_last` has packed."""
-    moved = not (channel_axis == rank - 1 or len(extents) < 3 or len(extents) < rank)
-    order = (0, *range(2, rank), 1) if moved else tuple(range(len(extents)))
-    strides: list[Dim] = [0] * len(extents)
-    step: Dim = 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step = step * extents[axis]
-    return tuple(strides)
 
 
 # ---- arithmetic
@@ -285,6 +281,11 @@ def pack_panels(
         panel = _words(transpose(part, *order), dot_product, (groups, *taps, run))
         packed.append(named(f"{weights.name}.last_panel", panel))
     return tuple(packed)
+
+
+def panel_count(filters: int, width: int) -> int:
+    """Return the number of constants into which `pack_panels` packs the filters of a group."""
+    return int(filters >= width) + int(filters % width > 0)
 
 
 def _words(panels: Constant, dot_product: DotProduct, outer: tuple[int, ...]) -> Constant:

@@ -7,37 +7,39 @@ several vectors at a time, and a masked remainder.
 
 from __future__ import annotations
 
+from abc import ABC
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from dataclasses import fields as dataclass_fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from smelt.backends.cpu._epilogue import Epilogue
+from smelt.backends import Family, NodeRefusedError
+from smelt.backends._node_operands import required_input
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._epilogue import Epilogue, plan_epilogue
+from smelt.backends.cpu._refusals import check_dtype
+from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operand_packing import (
-    epilogue_of,
     epilogue_operand_strides,
-    plan_epilogue_operands,
+    pack_epilogue_constants,
 )
 from smelt.backends.cpu.families._vectors import load_channels, store, unravel
-from smelt.engine import Launch, as_json
-from smelt.types import (
-    DType,
-    ceil_div,
-    fixed_extent,
-)
+from smelt.engine import Json, KernelSpec, Launch, View, as_json
+from smelt.types import Dim, DType, ceil_div, fixed_extent, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
-    from smelt.backends import Operands
+    from smelt.backends import Operands, Tactic
     from smelt.backends._launch_scalars import LaunchScalars
-    from smelt.backends.cpu._emit import Emitter, Int, Reg
-    from smelt.engine import Json, KernelSpec, View
-    from smelt.ir import Node
-    from smelt.types import Dim, TensorFormat
+    from smelt.ir import Constant, Node
 
 DimT = TypeVar("DimT", bound="Dim")
 
+Position = tuple[Int, Int, Int]
+"""Image, row and column of a pixel."""
+Masks = list[Reg | None]
+"""For each vector, the mask of its channels; None for a full vector."""
 CHANNEL_AXIS = 1
 """Axis of the channels in the model's order (N, C, ...)."""
 _CHUNK_OPERATIONS = 1 << 20
@@ -115,39 +117,39 @@ def spatial_pair(extents: Sequence[DimT], missing: DimT) -> tuple[DimT, DimT]:
     return (extents[0], extents[1]) if len(extents) == 2 else (missing, extents[0])
 
 
-def unsupported_float_image_reason(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> str | None:
-    """Return why a node's input and result are not float32 images, or None if they are.
-
-    The number of channels must be known at build time.
-    """
-    x = node.inputs[0]
-    if x is not None and {x.tensor.dtype, node.output.tensor.dtype} != {DType.FLOAT32}:
-        return f"only float32 is supported, not {x.tensor.dtype.value}"
-    return unsupported_image_reason(node, dimensions)
+def check_float_images(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> None:
+    """Check that a node's input and result are float32 images, as `check_images` does."""
+    for what, value in (("the input", required_input(node, 0)), ("the result", node.output)):
+        check_dtype(what, value.tensor.dtype, DType.FLOAT32)
+    check_images(node, dimensions)
 
 
-def unsupported_image_reason(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> str | None:
-    """Return why a node's input and result are not images, or None if they are.
+def check_images(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> None:
+    """Check that a node's input and result are images.
 
     The number of channels must be known at build time, and the number of spatial axes must be one
     of ``dimensions``.
     """
-    x, shape = node.inputs[0], node.output.tensor.shape
-    if x is None:
-        return "the input is missing"
-    if len(shape) - 2 not in dimensions:
-        return f"there are {len(shape) - 2} spatial dimensions; {dimensions} are supported"
-    if not isinstance(shape[1], int):
-        return f"the number of channels, {shape[1]}, is not known"
-    if shape[1] == 0:
-        return "there are no channels"
-    return None
+    channels, *spatial = node.output.tensor.shape[1:]
+    if len(spatial) not in dimensions:
+        supported = " or ".join(map(str, dimensions))
+        raise NodeRefusedError(
+            f"the number of spatial axes is {len(spatial)}; it must be {supported}"
+        )
+    if not isinstance(channels, int):
+        raise NodeRefusedError(f"the number of channels, {channels}, is not known at build time")
+    if channels == 0:
+        raise NodeRefusedError("there are no channels")
 
 
-def formats(node: Node) -> tuple[tuple[TensorFormat | None, ...], str | None]:
-    """Return the formats of the extra operands, and why the epilogue is not supported or None."""
-    extras = plan_epilogue_operands(node, CHANNEL_AXIS)
-    return ((), extras) if isinstance(extras, str) else (extras.formats, None)
+class PixelFamily(Family[CpuTarget], ABC):
+    """Base of the families of windows without weights, which pack the epilogue's constants only."""
+
+    supports_reduced_precision: ClassVar[bool] = True
+
+    @override
+    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
+        return pack_epilogue_constants(node, CHANNEL_AXIS)
 
 
 def pixel_loop_of(
@@ -183,7 +185,7 @@ def pixel_loop_of(
         extras=tuple(
             pixel_strides_of(strides, scalars, view.dtype) for view, strides in extra_operands
         ),
-        epilogue=epilogue_of(node, CHANNEL_AXIS).as_json(),
+        epilogue=plan_epilogue(node).as_json(),
     )
     return pixels, [view for view, _ in extra_operands]
 
@@ -265,33 +267,24 @@ class PixelLoopWriter:
 
     def offset(self, walk: PixelStrides, image: Int, row: Int, column: Int) -> Int:
         """Return the byte offset of a pixel in an operand."""
-        e = self.e
-        total: Int = 0
         pairs = ((image, walk.image), (row, walk.row), (column, walk.column))
-        for index, stride in pairs:
-            total = e.add(total, walk.bytes_of(e, index, stride))
-        return total
+        return self.e.sum(walk.bytes_of(self.e, index, stride) for index, stride in pairs)
 
-    def channels(self, maximum: int, body: Callable[[Int, list[Reg | None]], None]) -> None:
-        """Write ``body(first channel, masks)`` for all channels, ``maximum`` vectors at a time.
+    def channels(self, maximum: int) -> Generator[tuple[Int, Masks]]:
+        """Write loops over all channels; yield the first channel and the masks of some vectors.
 
-        The last call may have fewer vectors, and its last vector may have a mask.
+        There are ``maximum`` vectors, or fewer at the end, where the last one may have a mask.
         """
-        e, lanes, count = self.e, self.p.lanes, self.p.channels
-        full_end = count // (maximum * lanes) * maximum * lanes
-        if full_end:
-            with e.loop(0, full_end, maximum * lanes) as loop:
-                body(loop.index, [None] * maximum)
-        remainder = count - full_end
-        if remainder:
-            masks: list[Reg | None] = [None] * (remainder // lanes)
-            if remainder % lanes:
-                masks.append(e.tail_mask(remainder % lanes, lanes))
-            body(full_end, masks)
+        for first, count in self.e.blocks(self.p.channels, maximum * self.p.lanes):
+            yield first, self.masks(count)
 
-    def finish(
-        self, value: Reg, position: tuple[Int, Int, Int], channel: Int, mask: Reg | None
-    ) -> None:
+    def masks(self, count: int) -> Masks:
+        """Return the masks of the vectors of ``count`` channels; None for a full vector."""
+        lanes = self.p.lanes
+        masks: Masks = [None] * (count // lanes)
+        return [*masks, self.e.tail_mask(count % lanes, lanes)] if count % lanes else masks
+
+    def finish(self, value: Reg, position: Position, channel: Int, mask: Reg | None) -> None:
         """Write the epilogue and the store of one vector of channels of a pixel."""
         e, p = self.e, self.p
 
@@ -305,6 +298,22 @@ class PixelLoopWriter:
         value = Epilogue.from_json(p.epilogue).emit(e, value, read)
         at = e.at(e.pointer(self.first + len(p.extras)), self.offset(p.out, *position))
         store(e, value, e.at(at, p.out.bytes_of(e, channel)), mask, p.out.dtype)
+
+
+class PixelKernelWriter:
+    """Base of the writers of kernels whose result is an image."""
+
+    def __init__(self, kernel: KernelSpec, first: int) -> None:
+        """Create a writer of a kernel with ``first`` operands before the epilogue's."""
+        self.k = kernel
+        self.p = PixelLoopSpec.from_spec(kernel)
+        self.e = Emitter(kernel.symbol, first + len(self.p.extras) + 1)
+        self.w = PixelLoopWriter(self.e, self.p, first)
+
+    @cached_property
+    def a(self) -> PixelStrides:
+        """Strides of the image that the kernel reads."""
+        return PixelStrides(*self.k["a"])
 
 
 def clipped(e: Emitter, start: Int, window: int, dilation: int, extent: Int) -> tuple[Int, Int]:

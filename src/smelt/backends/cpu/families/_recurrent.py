@@ -7,61 +7,35 @@ of the weights serves several time steps. The time steps themselves follow in a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends import Family, LaunchScalars, NodeRefusedError, Operands, Tactic, op_as
+from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._emit import Int, Reg, emitter_for, vector_type
-from smelt.engine import KernelSpec, Launch, parameters
+from smelt.backends.cpu._emit import FLOAT_BYTES, Emitter, Int, Reg, vector_type
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.backends.cpu.families._operand_packing import (
+    LINEAR,
+    constant_of,
+    cut,
+    named,
+    pad_after,
+    reshape,
+    transpose,
+)
+from smelt.engine import KernelSpec, Launch, Parameters, Step, View, parameters
 from smelt.errors import InternalError
-from smelt.ir import Constant
-from smelt.ops import Pad, Reshape, Slice, Transpose
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import Dim, DType, fixed_shape, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.backends import Operands
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Parameters, Step, View
-    from smelt.ir import Node
+    from smelt.ir import Constant, Node
     from smelt.ops import GRU, LSTM
-    from smelt.types import Dim
 
 X, W, R, B, LENGTHS, H, C, PEEPHOLES = range(8)
 """The inputs of a recurrent op, in ONNX's order."""
-
-FLOAT_BYTES: Final = 4
-"""Size in bytes of a float32."""
-_FLOAT: Final = TensorFormat(DType.FLOAT32, Layout.LINEAR)
-
-
-def constant_of(node: Node, index: int) -> Constant:
-    """Return the constant behind an input.
-
-    Raises:
-        InternalError: the input is missing or not constant.
-    """
-    value = node.inputs[index]
-    if value is None or value.constant is None:
-        raise InternalError(f"{node}: input {index} is not constant")
-    return value.constant
-
-
-def integers(*values: int) -> Constant:
-    """Return a constant of int64, as the ops that pack weights take their extents."""
-    return Constant("extents", np.array(values, np.int64))
-
-
-def slice_gates(source: Constant, first: int, last: int) -> Constant:
-    """Return the elements from ``first`` up to, but without, ``last`` along axis 1."""
-    return Constant.derive(
-        source.name, Slice(), source, integers(first), integers(last), integers(1)
-    )
 
 
 def pack_gate_panels(source: Constant, gates: int, hidden: int, lanes: int) -> Constant:
@@ -70,16 +44,11 @@ def pack_gate_panels(source: Constant, gates: int, hidden: int, lanes: int) -> C
     A block is one vector of units. All gates of a block are adjacent, so that a time step reads the
     weights as one contiguous stream. The last block is padded with zeros.
     """
-    directions, _, *inner = source.type.shape
-    blocks = -(-hidden // lanes)
-    depth = int(str((inner or [1])[0]))
-    shape = integers(int(str(directions)), gates, hidden, depth)
-    parted = Constant.derive(source.name, Reshape(), source, shape)
-    padding = blocks * lanes - hidden
-    wide = Constant.derive(source.name, Pad(), parted, integers(0, 0, 0, 0, 0, 0, padding, 0))
-    shape = integers(int(str(directions)), gates, blocks, lanes, depth)
-    cut = Constant.derive(source.name, Reshape(), wide, shape)
-    return Constant.derive(f"{source.name} in gate panels", Transpose((0, 2, 4, 1, 3)), cut)
+    directions, _, *inner = fixed_shape(source.type.shape)
+    blocks, depth = -(-hidden // lanes), (inner or [1])[0]
+    padded = pad_after(reshape(source, directions, gates, hidden, depth), 2, -hidden % lanes, 4)
+    parted = reshape(padded, directions, gates, blocks, lanes, depth)
+    return named(f"{source.name} in gate panels", transpose(parted, 0, 2, 4, 1, 3))
 
 
 def recurrent_options(target: CpuTarget, gates: int) -> Parameters:
@@ -95,10 +64,8 @@ def recurrent_options(target: CpuTarget, gates: int) -> Parameters:
 
 def input_projection_bytes(node: Node, op: GRU | LSTM, lanes: int) -> Dim:
     """Return the bytes of the input projection: every gate at every time step."""
-    value = node.inputs[X]
-    if value is None:
-        raise InternalError(f"{node} has no sequence input")
-    time_steps = value.tensor.shape[0] * value.tensor.shape[1] * op.directions
+    shape = required_input(node, X).tensor.shape
+    time_steps = shape[0] * shape[1] * op.directions
     size = time_steps * (op.gates * -(-int(op.hidden_size) // lanes) * lanes * FLOAT_BYTES)
     return FLOAT_BYTES if size == 0 else size  # an empty sequence still needs an address
 
@@ -112,39 +79,37 @@ def input_projection_launch(
     that weights are loaded once for several time steps, and workers divide the units among
     themselves. ``packed`` holds the packed weights and, if there is one, the bias.
     """
-    x, workspace, options = operands.inputs[X], operands.workspace, tactic.options
-    if x is None or workspace is None:
-        raise InternalError(f"{family} requires its sequence input and a workspace")
-    lanes, hidden = int(str(options["lanes"])), int(op.hidden_size)
+    x, workspace, options = input_view(operands, X), operands.workspace, tactic.options
+    if workspace is None:
+        raise InternalError(f"{family} requires a workspace")
+    lanes, hidden = options.integer("lanes"), int(op.hidden_size)
     time, batch = (1, 0) if op.layout else (0, 1)
     blocks, scalars = -(-hidden // lanes), LaunchScalars()
     size = x.shape[time] * x.shape[batch] * (op.directions * op.gates * blocks * lanes)
     sums = replace(workspace, dtype=DType.FLOAT32, shape=(size,), strides=(1,))
-    spec = KernelSpec(
+    spec = kernel_spec(
         family,
-        parameters(
-            kernel="input_projection",
-            gates=op.gates,
-            steps=options["steps"],
-            blocks=blocks,
-            width=scalars.json(x.shape[2]),
-            time=scalars.json(x.shape[time]),
-            batch=scalars.json(x.shape[batch]),
-            bias=len(packed) > 1,
-            x=scalars.all_json((x.strides[time], x.strides[batch])),
-        ),
+        kernel="input_projection",
+        gates=op.gates,
+        steps=options["steps"],
+        blocks=blocks,
+        width=scalars.json(x.shape[2]),
+        time=scalars.json(x.shape[time]),
+        batch=scalars.json(x.shape[batch]),
+        bias=len(packed) > 1,
+        x=scalars.all_json((x.strides[time], x.strides[batch])),
     )
     views = (x, *packed, sums)
     chunks = x.shape[batch] * (op.directions * blocks)
     return Launch(spec, views, (len(views) - 1,), scalars.values, chunks), sums
 
 
-class _GateBlock:
-    """Base of the recurrent kernels: units in blocks of one vector, gate by gate."""
+class _GateKernelWriter:
+    """Base of the writers of recurrent kernels: units in blocks of one vector, gate by gate."""
 
     def __init__(self, kernel: KernelSpec, lanes: int, gates: int, operands: int) -> None:
         self.k = kernel
-        self.e = emitter_for(kernel, operands)
+        self.e = Emitter(kernel.symbol, operands)
         self.lanes = lanes
         self.vector = vector_type("float", lanes)
         self.gates = gates
@@ -193,7 +158,7 @@ class _GateBlock:
         return [steps.values[i : i + count] for i in range(0, len(steps.values), count)]
 
 
-class InputProjectionWriter(_GateBlock):
+class InputProjectionWriter(_GateKernelWriter):
     """Writes the kernel of `input_projection_launch`; a chunk is a block of units of a sequence."""
 
     def __init__(self, kernel: KernelSpec, lanes: int) -> None:
@@ -217,13 +182,11 @@ class InputProjectionWriter(_GateBlock):
             projection = e.at(e.pointer(2 + k["bias"]), e.mul(sequence, e.mul(time, row)))
             projection = e.at(projection, e.mul(block, self.cell_bytes))
             x = e.at(e.pointer(0), e.mul(item, item_stride))
-            full_end = e.mul(e.div(time, k["steps"]), k["steps"])
-            for first, last, count in ((0, full_end, k["steps"]), (full_end, time, 1)):
-                with e.loop(first, last, count) as time_step:
-                    time_steps = [e.add(time_step.index, i) for i in range(count)]
-                    sources = [e.at(x, e.mul(m, stride)) for m in time_steps]
-                    targets = [e.at(projection, e.mul(m, row)) for m in time_steps]
-                    self._write_time_steps(sources, targets, panel, bias)
+            for time_step, count in e.vector_steps(0, time, k["steps"]):
+                time_steps = [e.add(time_step, i) for i in range(count)]
+                sources = [e.at(x, e.mul(m, stride)) for m in time_steps]
+                targets = [e.at(projection, e.mul(m, row)) for m in time_steps]
+                self._write_time_steps(sources, targets, panel, bias)
         return e.module()
 
     def _write_time_steps(
@@ -241,7 +204,7 @@ class InputProjectionWriter(_GateBlock):
                 e.store(value, e.at(target, gate * self.lanes * FLOAT_BYTES))
 
 
-class RecurrentWriter(_GateBlock, ABC):
+class RecurrentWriter(_GateKernelWriter, ABC):
     """Writes the kernel of the time steps; a chunk is one sequence in one direction."""
 
     def __init__(self, kernel: KernelSpec, lanes: int, gates: int, operands: int) -> None:
@@ -285,9 +248,8 @@ class RecurrentWriter(_GateBlock, ABC):
     ) -> Reg:
         """Return the address of a state or result for a time step, direction and batch item."""
         e = self.e
-        offset: Int = 0
-        for index, stride in zip((time_step, direction, item), strides, strict=True):
-            offset = e.add(offset, e.mul(index, e.mul(e.extent(stride), FLOAT_BYTES)))
+        pairs = zip((time_step, direction, item), strides, strict=True)
+        offset = e.sum(e.mul(index, e.mul(e.extent(s), FLOAT_BYTES)) for index, s in pairs)
         return e.at(e.pointer(operand), offset)
 
     def mask(self, block: Int) -> Reg:
@@ -343,59 +305,48 @@ class RecurrentFamily(Family["CpuTarget"], ABC):
         del hidden, lanes
         return 0
 
-    def unsupported_reason(self, node: Node, op: GRU | LSTM) -> str | None:
-        """Return why no kernel is generated for a node, or None if one is."""
+    def check(self, node: Node, op: GRU | LSTM) -> None:
+        """Check that kernels can be generated for a node."""
         if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
-            return "only float32 without sequence lengths is supported"
+            raise NodeRefusedError("an input is not float32, or sequence lengths are given")
         if not op.has_default_activations:
-            return "only the default activations without clipping are supported"
-        for index in (W, R, B):
-            value = node.inputs[index] if index < len(node.inputs) else None
-            if value is not None and value.constant is None:
-                return "the weights are not constant"
+            raise NodeRefusedError("the activations are not the default ones, or clip is set")
+        if any(v is not None and v.constant is None for v in node.inputs[W : B + 1]):
+            raise NodeRefusedError("the weights are not constant")
         if len(node.outputs) != 1 + op.states:
-            return f"{'both' if op.states == 1 else 'all three'} outputs are required"
-        return None
+            raise NodeRefusedError(f"an output is absent; all {1 + op.states} are required")
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         op = node.op
         if not isinstance(op, self.op_type):
             return
-        if reason := self.unsupported_reason(node, op):
-            yield Refusal(self.name, reason)
-            return
+        self.check(node, op)
         inputs = tuple(
-            None if v is None or i in (W, R, B) else _FLOAT for i, v in enumerate(node.inputs)
+            None if v is None or i in (W, R, B) else LINEAR for i, v in enumerate(node.inputs)
         )
         yield Tactic(
             self.name,
             recurrent_options(target, op.gates),
             inputs,
-            (_FLOAT,) * len(node.outputs),
+            (LINEAR,) * len(node.outputs),
             workspace_bytes=input_projection_bytes(node, op, target.vector_bits // 32),
             cost_hint=1e-4,
         )
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        op, lanes = node.op, tactic.options["lanes"]
-        if not isinstance(op, self.op_type) or not isinstance(lanes, int):
-            raise InternalError(f"{node} is no {self.op_type.__name__}")
+        op, lanes = op_as(self.op_type, node), tactic.options.integer("lanes")
         hidden = int(op.hidden_size)
-        parts = [constant_of(node, i) for i in (W, R)]
+        parts = [constant_of(node.inputs[i]) for i in (W, R)]
         if len(node.inputs) > B and node.inputs[B] is not None:
-            both, half = constant_of(node, B), op.gates * hidden
-            parts += self.combine_biases(
-                slice_gates(both, 0, half), slice_gates(both, half, 2 * half)
-            )
+            both, half = constant_of(node.inputs[B]), op.gates * hidden
+            parts += self.combine_biases(cut(both, 1, 0, half), cut(both, 1, half, 2 * half))
         return tuple(pack_gate_panels(part, op.gates, hidden, lanes) for part in parts)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        op, x = node.op, operands.inputs[X]
-        if not isinstance(op, self.op_type) or x is None:
-            raise InternalError(f"{node} is no {self.op_type.__name__} of a sequence")
+        op, x = op_as(self.op_type, node), input_view(operands, X)
         weights, recurrent, *biases = operands.packed
         input_projection, sums = input_projection_launch(
             self.name, op, tactic, operands, (weights, *biases[:1])
@@ -404,20 +355,18 @@ class RecurrentFamily(Family["CpuTarget"], ABC):
         views = (sums, recurrent, *biases[1:], *states, *operands.outputs)
         time, batch = (1, 0) if op.layout else (0, 1)
         hidden, scalars = int(op.hidden_size), LaunchScalars()
-        spec = KernelSpec(
+        spec = kernel_spec(
             self.name,
-            parameters(
-                kernel="steps",
-                hidden=hidden,
-                time=scalars.json(x.shape[time]),
-                batch=scalars.json(x.shape[batch]),
-                reverse=op.direction == "reverse",
-                **dict(self.step_parameters(op, operands, scalars)),
-            ),
+            kernel="steps",
+            hidden=hidden,
+            time=scalars.json(x.shape[time]),
+            batch=scalars.json(x.shape[batch]),
+            reverse=op.direction == "reverse",
+            **dict(self.step_parameters(op, operands, scalars)),
         )
         writes = tuple(range(len(views) - len(operands.outputs), len(views)))
         chunks = x.shape[batch] * op.directions
-        scratch = self.scratch_bytes(hidden, int(str(tactic.options["lanes"])))
+        scratch = self.scratch_bytes(hidden, tactic.options.integer("lanes"))
         steps = Launch(spec, views, writes, scalars.values, chunks, scratch)
         return (input_projection, steps)
 

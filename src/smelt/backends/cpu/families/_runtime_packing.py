@@ -5,8 +5,10 @@ A chunk packs one panel of one matrix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from smelt.backends.cpu._elementwise import to_compute_type, to_storage_type
 from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Int, Reg, lane_count, vector_type
@@ -17,13 +19,8 @@ from smelt.backends.cpu.families._vectors import (
     RegisterTransposer,
     unravel,
 )
-from smelt.engine import as_json
+from smelt.engine import KernelSpec, as_json
 from smelt.types import DType
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smelt.engine import KernelSpec
 
 _TRANSPOSE_TILE: Final = 16
 """Columns of a panel that are transposed in registers at a time. A register of AVX-512 has 16
@@ -59,7 +56,7 @@ def write_packing(kernel: KernelSpec) -> str:
             _transpose_panel(e, at, packed, (words, width), column_stride)
         else:
             steps = (row_stride, column_stride)
-            source = _Source(e, at, dtype, dot_product, steps, e.sub(columns, first))
+            source = _PanelPacker(e, at, dtype, dot_product, steps, e.sub(columns, first))
             source.copy(packed, rows, kernel["vectors"], kernel["lanes"])
     return e.module()
 
@@ -80,8 +77,8 @@ def _transpose_panel(e: Emitter, at: Reg, packed: Reg, shape: tuple[Int, int], s
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """The panel of the matrix that is packed."""
+class _PanelPacker:
+    """Writes the packing of one panel of a matrix."""
 
     e: Emitter
     at: Reg
@@ -102,19 +99,13 @@ class _Source:
         with e.loop(0, full_words) as word:
             target = e.at(packed, e.mul(word.index, word_row_bytes))
             self._words(target, e.mul(word.index, group), group, vectors, lanes)
-        for missing in range(1, group):
-            count = group - missing
-            if isinstance(rest, int):
-                if rest == count:
-                    self._words(
-                        e.at(packed, e.mul(full_words, word_row_bytes)),
-                        e.mul(full_words, group),
-                        count,
-                        vectors,
-                        lanes,
-                    )
+        for count in range(group - 1, 0, -1):
+            if isinstance(rest, int) and rest != count:
                 continue
-            with e.when(e.compare("eq", rest, count)):
+            is_last = (
+                nullcontext() if isinstance(rest, int) else e.when(e.compare("eq", rest, count))
+            )
+            with is_last:
                 target = e.at(packed, e.mul(full_words, word_row_bytes))
                 self._words(target, e.mul(full_words, group), count, vectors, lanes)
 
@@ -161,7 +152,4 @@ def interleaved(e: Emitter, parts: Sequence[Reg]) -> Reg:
         return parts[0]
     first, second = interleaved(e, parts[::2]), interleaved(e, parts[1::2])
     lanes = lane_count(first.type)
-    order = ", ".join(f"i32 {i}, i32 {lanes + i}" for i in range(lanes))
-    mask = f"<{2 * lanes} x i32> <{order}>"
-    kind = vector_type(first.type[1:-1].split(" x ")[1], 2 * lanes)
-    return e.emit(kind, f"shufflevector {first}, {second}, {mask}")
+    return e.shuffle(first, second, [k for i in range(lanes) for k in (i, lanes + i)])

@@ -5,11 +5,10 @@ A fused launch runs several generated kernels one after the other on a worker's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smelt.backends.cpu._emit import Emitter, Int, Reg
 
 _WORD_BYTES: Final = 8

@@ -5,12 +5,13 @@ The model only has to rank candidates: the tuner times those that it ranks first
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from smelt.engine import Json, Parameters, parameters
 
+if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
     from smelt.types import Dim
 
@@ -104,6 +105,16 @@ class Tiling:
     vectors: int
     parallel_split: str
 
+    def options(self, lanes: int, **others: Json) -> Parameters:
+        """Return the options of a tactic with this tiling."""
+        return parameters(
+            lanes=lanes,
+            vectors=self.vectors,
+            pixels=self.pixels,
+            parallel_split=self.parallel_split,
+            **others,
+        )
+
 
 def ranked_tilings(
     problem: TilingProblem, a_bytes: int, target: CpuTarget, count: int
@@ -141,7 +152,7 @@ def choose_tile(problem: TilingProblem, budget: int, vectors: int) -> tuple[int,
     return min(options, key=lambda t: _cycles_per_element(problem, t, vectors))
 
 
-def _even(extent: int, budget: int) -> int:
+def even_size(extent: int, budget: int) -> int:
     """Return the size up to ``budget`` of equal tiles that cover ``extent`` with least overlap."""
     count = -(-extent // budget)
     return max(1, -(-extent // count))
@@ -155,7 +166,7 @@ def _least_waste(extent: int, budget: int) -> int:
     """
     sizes = range(max(1, budget * 3 // 4), budget + 1)
     best = min(sizes, key=lambda size: -(-extent // size) * (size + _TILE_OVERHEAD))
-    return _even(extent, best)
+    return even_size(extent, best)
 
 
 def _tiles(problem: TilingProblem, tile: tuple[int, int]) -> int:
@@ -231,7 +242,7 @@ def choose_blocks(
     unlimited = 1 << 30
     if parallel_split == "panels":
         count = min(panels, max(1, chunk_flops // panel_flops))
-        return (unlimited, unlimited, _even(panels, count))
+        return (unlimited, unlimited, even_size(panels, count))
     # Panels of at most 256 KiB, half of _L2_BYTES; a vector has 64 bytes.
     panels_per_chunk = (
         panels
@@ -240,7 +251,7 @@ def choose_blocks(
     )
     if down > 1 or problem.height is None:
         rows = max(1, min(down, chunk_flops // (row_flops * panels_per_chunk)))
-        return (_even(down, rows), unlimited, panels_per_chunk)
+        return (even_size(down, rows), unlimited, panels_per_chunk)
     tile_flops = row_flops // across
     columns = max(1, min(across, chunk_flops // (tile_flops * panels_per_chunk)))
-    return (unlimited, _even(across, columns), panels_per_chunk)
+    return (unlimited, even_size(across, columns), panels_per_chunk)

@@ -7,6 +7,7 @@ Loads and stores are then both contiguous vectors.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,8 +16,6 @@ from smelt.backends.cpu._emit import LLVM_TYPES, Reg, lane_count, type_suffix, v
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smelt.backends.cpu._emit import Emitter, Int
     from smelt.engine import Json
 
@@ -67,6 +66,15 @@ def store(e: Emitter, value: Reg, at: Reg, mask: Reg | None, dtype: DType = DTyp
         e.store_masked(stored, at, mask)
 
 
+def balanced(combine: Callable[[Reg, Reg], Reg], terms: Sequence[Reg]) -> Reg:
+    """Return all terms combined in a balanced tree."""
+    while len(terms) > 1:
+        odd = terms[-1:] if len(terms) % 2 else ()
+        pairs = zip(terms[::2], terms[1::2], strict=False)
+        terms = [*(combine(a, b) for a, b in pairs), *odd]
+    return terms[0]
+
+
 @dataclass(frozen=True, slots=True)
 class ElementConversion:
     """Element types on both sides of a copy: equal types copy bytes, others convert."""
@@ -86,12 +94,9 @@ class ElementConversion:
 
         Equal types are copied as unsigned words, so the kernel does not depend on the type.
         """
-        same = source is destination
-        return (
-            ElementConversion.words(source.size_bytes)
-            if same
-            else ElementConversion(source, destination)
-        )
+        if source is destination:
+            return ElementConversion.words(source.size_bytes)
+        return ElementConversion(source, destination)
 
     @staticmethod
     def from_json(value: Any) -> ElementConversion:
@@ -232,13 +237,6 @@ def transpose_registers(e: Emitter, lines: Sequence[Reg]) -> list[Reg]:
             first = [lane if not lane & bit else tile + lane - bit for lane in range(tile)]
             second = [lane + bit if not lane & bit else tile + lane for lane in range(tile)]
             pair = vectors[low], vectors[high]
-            vectors[low], vectors[high] = (_shuffled(e, pair, order) for order in (first, second))
+            vectors[low], vectors[high] = (e.shuffle(*pair, order) for order in (first, second))
         bit *= 2
     return vectors
-
-
-def _shuffled(e: Emitter, pair: tuple[Reg, Reg], order: Sequence[int]) -> Reg:
-    """Write a shuffle of two vectors in a constant order."""
-    indices = ", ".join(f"i32 {lane}" for lane in order)
-    mask = f"<{len(order)} x i32> <{indices}>"
-    return e.emit(pair[0].type, f"shufflevector {pair[0]}, {pair[1]}, {mask}")

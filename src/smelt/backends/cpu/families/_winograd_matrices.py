@@ -9,6 +9,7 @@ every ``stride``-th element, each with the taps that meet these elements.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +18,6 @@ import numpy as np
 from smelt.backends.cpu._math import multiply_add
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from smelt.backends.cpu._emit import Emitter, Reg
     from smelt.ir import Array
 
@@ -100,11 +99,7 @@ def _filter(size: int, taps: int) -> tuple[Array, Array, Array]:
         return np.eye(size), np.ones((size, 1)), np.eye(size)
     side = size + taps - 1
     points = np.array(_POINTS[: side - 1], np.float64)
-    outputs, weights, inputs = (
-        np.zeros((size, side)),
-        np.zeros((side, taps)),
-        np.zeros((side, side)),
-    )
+    outputs, weights, inputs = (np.zeros(s) for s in ((size, side), (side, taps), (side, side)))
     outputs[:, :-1] = points ** np.arange(size)[:, None]
     outputs[-1, -1] = 1
     for i, point in enumerate(points):

@@ -17,26 +17,23 @@ different cores, and workers do not wait for each other between the stages.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._emit import FLOAT_BYTES, Emitter, Int, Reg
+from smelt.backends.cpu._kernel_spec import kernel_spec
 from smelt.backends.cpu.families._operand_packing import pad_after, reshape, transpose
-from smelt.backends.cpu.families._pixel_loops import PixelLoopSpec, PixelLoopWriter, PixelStrides
+from smelt.backends.cpu.families._pixel_loops import PixelKernelWriter, PixelStrides
 from smelt.backends.cpu.families._subkernels import call_subkernel, link_subkernels
 from smelt.backends.cpu.families._vectors import load, store, unravel
 from smelt.backends.cpu.families._winograd_matrices import transformed, winograd_scheme
-from smelt.engine import KernelSpec, Launch, as_json, parameters
-from smelt.types import DType, ceil_div, fixed_shape
+from smelt.engine import KernelSpec, Launch, View, as_json
+from smelt.types import Dim, DType, ceil_div, fixed_shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from smelt.engine import View
     from smelt.ir import Constant
-    from smelt.types import Dim
 
 
 _RANK: Final = 4
@@ -56,25 +53,18 @@ def space_to_depth_weights(weights: Constant, s2d_block: int) -> Constant:
     return reshape(permuted, filters, s2d_block * s2d_block * channels, taps, taps)
 
 
-def write_input_transform(kernel: KernelSpec) -> str:
-    """Return the LLVM IR of the input transform.
-
-    A chunk is one row of tiles. Operands: image, planes.
-    """
-    return _Writer(kernel).write()
-
-
-class _Writer:
-    """Writes the input transform."""
+class InputTransformWriter:
+    """Writes the input transform. A chunk is one row of tiles. Operands: image, planes."""
 
     def __init__(self, kernel: KernelSpec) -> None:
+        """Create a writer of one kernel."""
         k = self.k = kernel
         e = self.e = Emitter(kernel.symbol, 2)
         self.scheme = winograd_scheme(*kernel["scheme"])
         self.s2d_block = kernel.options.integer("s2d_block", 1)
         self.stored = DType(kernel["stored"])
         self.kind = f"<{kernel['lanes']} x float>"
-        a = self.a = PixelStrides(*cast("tuple[Any, ...]", as_json(k["a"])))
+        a = self.a = PixelStrides(*k["a"])
         self.row_bytes, self.column_bytes = a.bytes_of(e, 1, a.row), a.bytes_of(e, 1, a.column)
 
     def write(self) -> str:
@@ -99,12 +89,10 @@ class _Writer:
 
     def tile(self, tile: Reg, target: Reg) -> None:
         """Write the transform of a tile, one vector of channels at a time."""
-        e, channels, lanes = self.e, self.k["channels"], self.k["lanes"]
-        full_end = channels // lanes * lanes
-        with e.loop(0, full_end, lanes) as channel:
-            self.vector(tile, target, channel.index, None)
-        if full_end < channels:
-            self.vector(tile, target, full_end, e.tail_mask(channels - full_end, lanes))
+        e, lanes = self.e, self.k["lanes"]
+        for channel, count in e.blocks(self.k["channels"], lanes):
+            mask = None if count == lanes else e.tail_mask(count, lanes)
+            self.vector(tile, target, channel, mask)
 
     def vector(self, tile: Reg, target: Reg, channel: Int, mask: Reg | None) -> None:
         """Write the transform of one vector of channels."""
@@ -176,28 +164,16 @@ class _Writer:
                 store(e, value, e.at(destination, plane * size), mask, self.stored)
 
 
-_FLOAT_BYTES: Final = 4
-"""Size in bytes of a float32."""
+class OutputTransformWriter(PixelKernelWriter):
+    """Writes the kernel that transforms products back and applies bias and epilogue.
 
-
-def write_output_transform(kernel: KernelSpec) -> str:
-    """Return the LLVM IR that transforms products back and applies bias and epilogue.
-
-    A chunk is one row of tiles.
+    A chunk is one row of tiles. Operands: planes, bias (if any), extras, result.
     """
-    return _OutputTransformWriter(kernel).write()
-
-
-class _OutputTransformWriter:
-    """Writes the output transform. Operands: planes, bias (if any), extras, result."""
 
     def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.p = PixelLoopSpec.from_spec(kernel)
+        """Create a writer of one kernel."""
+        super().__init__(kernel, 1 + kernel["bias"])
         self.scheme = winograd_scheme(*kernel["scheme"])
-        first = 1 + kernel["bias"]
-        self.e = Emitter(kernel.symbol, first + len(self.p.extras) + 1)
-        self.w = PixelLoopWriter(self.e, self.p, first)
 
     def write(self) -> str:
         """Write the loops over chunks, tiles and vectors of channels; return the module."""
@@ -206,21 +182,14 @@ class _OutputTransformWriter:
         with e.loop(e.begin, e.end) as chunk:
             image, row = unravel(e, chunk.index, (as_json(k["batch"]), k["down"]))
             side = self.scheme.side
-            line = e.at(e.pointer(0), e.mul(image, side * side * plane * _FLOAT_BYTES))
-            line = e.at(line, e.mul(row, across * filters * _FLOAT_BYTES))
+            line = e.at(e.pointer(0), e.mul(image, side * side * plane * FLOAT_BYTES))
+            line = e.at(line, e.mul(row, across * filters * FLOAT_BYTES))
             with e.loop(0, across) as column:
-                tile = e.at(line, e.mul(column.index, filters * _FLOAT_BYTES))
+                tile = e.at(line, e.mul(column.index, filters * FLOAT_BYTES))
                 position = (image, row, column.index)
 
-                def vector(
-                    channel: Int,
-                    masks: list[Reg | None],
-                    tile: Reg = tile,
-                    position: tuple[Int, Int, Int] = position,
-                ) -> None:
-                    self.vector(tile, position, channel, masks[0])
-
-                self.w.channels(1, vector)
+                for channel, (mask,) in self.w.channels(1):
+                    self.vector(tile, position, channel, mask)
         return e.module()
 
     def vector(
@@ -229,14 +198,14 @@ class _OutputTransformWriter:
         """Write the transform, bias, epilogue and stores of one vector of channels of a tile."""
         e, k, kind = self.e, self.k, self.w.kind
         side = self.scheme.side
-        source = e.at(tile, e.mul(channel, _FLOAT_BYTES))
+        source = e.at(tile, e.mul(channel, FLOAT_BYTES))
 
         def read(i: int, j: int) -> Reg:
-            return load(e, kind, e.at(source, (i * side + j) * k["plane"] * _FLOAT_BYTES), mask)
+            return load(e, kind, e.at(source, (i * side + j) * k["plane"] * FLOAT_BYTES), mask)
 
         values = transformed(e, self.scheme.output, read)
         if k["bias"]:
-            bias = e.load(kind, e.at(e.pointer(1), e.mul(channel, _FLOAT_BYTES)))
+            bias = e.load(kind, e.at(e.pointer(1), e.mul(channel, FLOAT_BYTES)))
             values = [[e.binary("fadd", v, bias) for v in line] for line in values]
         for i, line in enumerate(values):
             row, exists = self.inside(position[1], i, self.p.height)
@@ -319,16 +288,14 @@ def fuse_launches(
         batch: number of images.
     """
     first, products, last = launches
-    kernel = KernelSpec(
+    kernel = kernel_spec(
         first.kernel.family,
-        parameters(
-            kernel="fused_rows",
-            stages=tuple(launch.kernel.parameters for launch in launches),
-            operands=tuple(len(launch.operands) for launch in launches),
-            scalars=tuple(len(launch.scalars) for launch in launches),
-            chunks=as_json(products.chunks),
-            tiles=(tiles.fused_rows, tiles.down, tiles.image_bytes, tiles.row_bytes),
-        ),
+        kernel="fused_rows",
+        stages=tuple(launch.kernel.parameters for launch in launches),
+        operands=tuple(len(launch.operands) for launch in launches),
+        scalars=tuple(len(launch.scalars) for launch in launches),
+        chunks=as_json(products.chunks),
+        tiles=(tiles.fused_rows, tiles.down, tiles.image_bytes, tiles.row_bytes),
     )
     return Launch(
         kernel,

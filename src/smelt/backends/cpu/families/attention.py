@@ -9,21 +9,19 @@ workspace.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends import (
-    Family,
-    Operands,
-    Refusal,
-    Tactic,
-    op_as,
-    with_storage_dtype,
-)
+from smelt.backends import Family, NodeRefusedError, Operands, Tactic, op_as, with_storage_dtype
 from smelt.backends._iteration_space import broadcast_strides
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
+from smelt.backends._storage import packed_strides
+from smelt.backends._view_family import permute_axes
 from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.backends.cpu._refusals import check_float_values
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._microkernel_spec import MicrokernelSpec
 from smelt.backends.cpu.families._operand_packing import LINEAR
@@ -31,12 +29,13 @@ from smelt.backends.cpu.families._subkernels import call_subkernel, link_subkern
 from smelt.backends.cpu.families._vectors import unravel
 from smelt.backends.cpu.families.gemm import STRIDED, GemmFamily
 from smelt.backends.cpu.families.normalize import NormalizeFamily
-from smelt.engine import KernelSpec, Launch, View, as_json, parameters
+from smelt.engine import Json, KernelSpec, Launch, Step, View, as_json, parameters
 from smelt.errors import InternalError
-from smelt.ir import Graph
+from smelt.ir import Graph, Node, Value
 from smelt.ops import Add, Attention, Fused, MatMul, Softmax, Stage, Transpose
 from smelt.types import (
     DType,
+    Layout,
     TensorFormat,
     TensorType,
     ceil_div,
@@ -46,10 +45,6 @@ from smelt.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.engine import Json, Step
-    from smelt.ir import Node, Value
     from smelt.types import Dim
 
 _GEMM: Final = GemmFamily()
@@ -85,18 +80,13 @@ class AttentionFamily(Family[CpuTarget]):
     name: ClassVar[str] = "attention"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         if not isinstance(node.op, Attention):
             return
         sizes = _Sizes.of(node)
-        reason = _unsupported_reason(node, sizes)
-        nodes = None if reason else _AttentionNodes.of(node, sizes)
-        pairs = [] if nodes is None else _pairs(nodes, target)
-        if nodes is None or not pairs:
-            yield Refusal(self.name, reason or "no gemm tactic fits its two matrix products")
-            return
+        _check(node, sizes)
         inputs = tuple(None if v is None else _format(v) for v in node.inputs)
-        for first, second, seconds in pairs:
+        for first, second, seconds in _pairs(_AttentionNodes.of(node, sizes), target):
             for queries in (*sizes.blocks(), 0):
                 options = parameters(
                     queries=queries, first=first.parameters, second=second.parameters
@@ -104,7 +94,7 @@ class AttentionFamily(Family[CpuTarget]):
                 tactic = Tactic(self.name, options, inputs, (LINEAR,))
                 yield replace(
                     tactic,
-                    workspace_bytes=0 if queries else _Memory.of(node, tactic).size_bytes,
+                    workspace_bytes=0 if queries else _WorkspaceLayout.of(node, tactic).size_bytes,
                     cost_hint=seconds * (1.0 if queries else _UNFUSED_COST),
                 )
 
@@ -126,7 +116,7 @@ class AttentionFamily(Family[CpuTarget]):
                 product_node, float_tactic, dtype, target
             )[0].parameters
         narrow = replace(narrow, parameters=parameters(**options, intermediate_dtype=dtype.value))
-        size = 0 if options["queries"] else _Memory.of(node, narrow).size_bytes
+        size = 0 if options["queries"] else _WorkspaceLayout.of(node, narrow).size_bytes
         return (replace(narrow, workspace_bytes=size),)
 
     @override
@@ -137,7 +127,7 @@ class AttentionFamily(Family[CpuTarget]):
         if not queries:
             return tuple(_launches(node, tactic, operand_views, operands.workspace))
         fused_attention = _FusedAttention(
-            operand_views, _Sizes.of(node), queries, _Memory.of(node, tactic)
+            operand_views, _Sizes.of(node), queries, _WorkspaceLayout.of(node, tactic)
         )
         stages = _launches(node, tactic, fused_attention.window(), None)
         return (fused_attention.launch(self.name, stages),)
@@ -221,16 +211,13 @@ class _AttentionNodes:
         return _AttentionNodes(scores, soft, values)
 
 
-def _unsupported_reason(node: Node, sizes: _Sizes) -> str | None:
-    """Return why the family does not support an attention node, or None if it does."""
-    for value in (*node.inputs, node.output):
-        if value is not None and value.tensor.dtype is not DType.FLOAT32:
-            return f"only float32 is supported, and {value.name} is {value.tensor.dtype.value}"
+def _check(node: Node, sizes: _Sizes) -> None:
+    """Check that the family supports an attention node."""
+    check_float_values(*node.inputs, node.output)
     if not isinstance(sizes.width, int) or not isinstance(sizes.result_width, int):
-        return "the head size is not known at build time"
+        raise NodeRefusedError("the head size is not known at build time")
     if 0 in (sizes.width, sizes.result_width, sizes.queries, sizes.keys, *sizes.stack):
-        return "an operand is empty"
-    return None
+        raise NodeRefusedError("an operand is empty")
 
 
 def _format(value: Value) -> TensorFormat:
@@ -245,7 +232,7 @@ def _format(value: Value) -> TensorFormat:
 def _pairs(nodes: _AttentionNodes, target: CpuTarget) -> list[tuple[Tactic, Tactic, float]]:
     """Return the best two pairs of matrix product tactics, with their estimated seconds."""
     candidates = [
-        [t for t in _GEMM.tactics(product_node, target) if isinstance(t, Tactic)][:2]
+        list(_GEMM.tactics(product_node, target))[:2]
         for product_node in (nodes.scores, nodes.values)
     ]
     count = element_count(nodes.scores.output.tensor.shape)
@@ -257,7 +244,7 @@ def _pairs(nodes: _AttentionNodes, target: CpuTarget) -> list[tuple[Tactic, Tact
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
+class _WorkspaceLayout:
     """Layout of the workspace or of scratch memory: packed keys, packed values, scores.
 
     The softmax overwrites the scores with its weights, unless the weights are narrower: then they
@@ -274,7 +261,7 @@ class _Memory:
     """Element type of the softmax weights."""
 
     @staticmethod
-    def of(node: Node, tactic: Tactic) -> _Memory:
+    def of(node: Node, tactic: Tactic) -> _WorkspaceLayout:
         """Return the layout for a node and a tactic."""
         options = tactic.options
         sizes = _Sizes.of(node)
@@ -292,7 +279,7 @@ class _Memory:
         # same cache sets.
         row = ceil_div(sizes.keys, 16) * 16 + 16
         dtype = DType(options.text("intermediate_dtype", DType.FLOAT32.value))
-        return _Memory(packed[0], packed[1], row, stack, queries, dtype)
+        return _WorkspaceLayout(packed[0], packed[1], row, stack, queries, dtype)
 
     @property
     def scores_at(self) -> Dim:
@@ -326,10 +313,7 @@ class _Memory:
             memory, offset=memory.offset + self.keys_bytes, shape=(self.values_bytes // 4,)
         )
         shape = (*self.stack, self.queries, keys)
-        strides: tuple[Dim, ...] = (self.row, 1)
-        step = self.queries * self.row
-        for extent in reversed(self.stack):
-            strides, step = (step, *strides), step * extent
+        strides, _ = packed_strides((*self.stack, self.queries, self.row), Layout.LINEAR)
         scores, weights = (
             View(memory.buffer, memory.offset + at, dtype, shape, strides)
             for at, dtype in ((self.scores_at, DType.FLOAT32), (self.weights_at, self.dtype))
@@ -382,12 +366,9 @@ def _launches(
         tuple(stack), queries, operand_views.k.shape[-2], width, operand_views.v.shape[-1]
     )
     nodes = _AttentionNodes.of(node, sizes)
-    keys, values, scores, weights = _Memory.of(node, tactic).windows(workspace, sizes.keys)
-    transposed_keys = replace(
-        operand_views.k,
-        shape=(*operand_views.k.shape[:-2], *reversed(operand_views.k.shape[-2:])),
-        strides=(*operand_views.k.strides[:-2], *reversed(operand_views.k.strides[-2:])),
-    )
+    keys, values, scores, weights = _WorkspaceLayout.of(node, tactic).windows(workspace, sizes.keys)
+    rank = len(operand_views.k.shape)
+    transposed_keys = permute_axes(operand_views.k, (*range(rank - 2), rank - 1, rank - 2))
     masks = () if operand_views.mask is None else (operand_views.mask,)
     product_operands = Operands((operand_views.q, transposed_keys, *masks), (scores,), (), keys)
     pack_keys, multiply = _product(nodes.scores, options["first"], product_operands)
@@ -427,7 +408,7 @@ class _FusedAttention:
     operand_views: _AttentionViews
     sizes: _Sizes
     queries: int
-    memory: _Memory
+    memory: _WorkspaceLayout
 
     def window(self) -> _AttentionViews:
         """Return the part of the operands that one block of queries sees."""
@@ -460,24 +441,20 @@ class _FusedAttention:
         )
         blocks_per_chunk, blocks = self._blocks()
         chunks_per_head = -(-blocks // blocks_per_chunk)
-        spec = KernelSpec(
+        spec = kernel_spec(
             family,
-            parameters(
-                stages=tuple(
-                    (s.kernel.family, s.kernel.parameters, o, fixed_extent(s.chunks))
-                    for s, o in zip(stages, operands, strict=True)
-                ),
-                extents=(*scalars.all_json(self.sizes.stack), chunks_per_head),
-                queries=(self.queries, fixed_extent(self.sizes.queries)),
-                blocks=(blocks_per_chunk, blocks),
-                strides=tuple(
-                    _steps(view, scalars, moves=number not in (1, 2))
-                    for number, view in enumerate(views)
-                ),
-                memory=scalars.all_json(
-                    (0, memory.keys_bytes, memory.scores_at, memory.weights_at)
-                ),
+            stages=tuple(
+                (s.kernel.family, s.kernel.parameters, o, fixed_extent(s.chunks))
+                for s, o in zip(stages, operands, strict=True)
             ),
+            extents=(*scalars.all_json(self.sizes.stack), chunks_per_head),
+            queries=(self.queries, fixed_extent(self.sizes.queries)),
+            blocks=(blocks_per_chunk, blocks),
+            strides=tuple(
+                _steps(view, scalars, moves=number not in (1, 2))
+                for number, view in enumerate(views)
+            ),
+            memory=scalars.all_json((0, memory.keys_bytes, memory.scores_at, memory.weights_at)),
         )
         scratch = fixed_extent(memory.size_bytes)
         chunks = element_count(self.sizes.stack) * chunks_per_head

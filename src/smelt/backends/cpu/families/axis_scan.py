@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends import Family, LaunchScalars, NodeRefusedError, Operands, Tactic
 from smelt.backends._fused_programs import layouts_of
-from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends._node_operands import constant_input
+from smelt.backends._iteration_space import Axis
+from smelt.backends._node_operands import constant_input, input_view, required_input
 from smelt.backends.cpu._elementwise import register_type, to_compute_type, to_storage_type
-from smelt.backends.cpu._emit import (
-    LLVM_TYPES,
-    Emitter,
-    Reg,
-    element_type,
-    emitter_for,
-    vector_type,
-)
-from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
-from smelt.engine import KernelSpec, Launch, parameters
-from smelt.errors import InternalError
+from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, element_type, vector_type
+from smelt.backends.cpu._loop_nest import LoopNest, axes_along, write_loop_nest
+from smelt.backends.cpu._refusals import check_dtype
+from smelt.engine import KernelSpec, Step, View
 from smelt.ops import ArgMax, ArgMin, CumSum, TopK
 from smelt.types import DType, Layout, TensorFormat, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step, View
     from smelt.ir import Node
 
 _MAX_TOP_K: Final = 128
@@ -48,15 +38,11 @@ class AxisScanFamily(Family["CpuTarget"]):
     name: ClassVar[str] = "axis_scan"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         if not isinstance(node.op, (*_EXTREMES, CumSum, TopK)):
             return
-        if reason := _unsupported_reason(node):
-            yield Refusal(self.name, reason)
-            return
-        source = node.inputs[0]
-        if source is None:
-            raise InternalError(f"{node} has no input")
+        _check(node)
+        source = required_input(node, 0)
         rank = source.tensor.rank
         keeps_rank = all(v.tensor.rank == rank for v in node.outputs)
         for layout in reversed(layouts_of(rank)):
@@ -67,106 +53,74 @@ class AxisScanFamily(Family["CpuTarget"]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        source = operands.inputs[0]
-        if source is None:
-            raise InternalError(f"{node} has no input")
+        source = input_view(operands, 0)
         axis = _axis(node) % len(source.shape)
         results = [_with_axis(v, axis, len(source.shape)) for v in operands.outputs]
         views = (source, *operands.outputs)
         strides = [source.strides, *results]
-        axes = [
-            Axis(extent, tuple(s[a] for s in strides))
-            for a, extent in enumerate(source.shape)
-            if a != axis and extent != 1
-        ]
-        loop_nest = LoopNest.over(coalesce_axes(sort_axes(axes, 0)), len(views))
+        others = [a for a in range(len(source.shape)) if a != axis]
+        loop_nest = LoopNest.over(axes_along(source.shape, strides, others), len(views))
         scalars = LaunchScalars()
         along = Axis(source.shape[axis], tuple(s[axis] for s in strides))
         top_k = operands.outputs[0].shape[axis] if isinstance(node.op, TopK) else 0
-        spec = KernelSpec(
+        launch = loop_nest.launch(
             self.name,
-            parameters(
-                op=node.op.name,
-                options=_options(node),
-                dtype=source.dtype.value,
-                along=along.json(scalars),
-                top_k=scalars.json(top_k),
-                loop_nest=loop_nest.json(scalars),
-            ),
+            views,
+            scalars,
+            tuple(range(1, len(views))),
+            op=node.op.name,
+            options=tuple(getattr(node.op, name) for name in _LINES[node.op.name][1]),
+            dtypes=tuple(v.dtype.value for v in views),
+            along=along.json(scalars),
+            top_k=scalars.json(top_k),
         )
-        writes = tuple(range(1, len(views)))
-        return (Launch(spec, views, writes, scalars.values, loop_nest.chunks),)
+        return (launch,)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        dtype = DType(kernel["dtype"])
-        line = _EMITTERS[kernel["op"]]
+        dtype, *_ = dtypes = [DType(d) for d in kernel["dtypes"]]
+        sizes = [d.size_bytes for d in dtypes]
+        line, _ = _LINES[kernel["op"]]
         lanes = target.vector_bits // 64 if kernel["op"] != TopK.name else 1
-        sizes = [dtype.size_bytes, *([8] if kernel["op"] != CumSum.name else [dtype.size_bytes])]
-        if kernel["op"] == TopK.name:
-            sizes = [dtype.size_bytes, dtype.size_bytes, 8]
-        e = emitter_for(kernel, len(sizes))
+        e = Emitter(kernel.symbol, len(sizes))
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-            full_end = first
-            ranges = [(full_end, last, 1)]
-            if lanes > 1 and all(s == 1 for s in strides):
-                full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-                ranges = [(first, full_end, lanes), (full_end, last, 1)]
-            for low, high, width in ranges:
-                with e.loop(low, high, width) as steps:
-                    addresses = [
-                        e.at(start, e.mul(steps.index, e.mul(stride, size)))
-                        for start, stride, size in zip(starts, strides, sizes, strict=True)
-                    ]
-                    line(e, kernel, dtype, addresses, width)
+            side_by_side = lanes if all(s == 1 for s in strides) else 1
+            for index, width in e.vector_steps(first, last, side_by_side):
+                line(e, kernel, dtype, e.advanced(starts, index, strides, sizes), width)
 
-        emit_loop_nest(
-            e, kernel["loop_nest"], [e.pointer(k) for k in range(len(sizes))], sizes, row
-        )
-        return e.module()
+        return write_loop_nest(e, kernel["loop_nest"], sizes, row)
 
 
-def _unsupported_reason(node: Node) -> str | None:
-    """Return why the family does not support a node, or None if it does."""
-    source = node.inputs[0]
-    if source is None or source.tensor.dtype not in LLVM_TYPES or source.tensor.rank == 0:
-        return "only tensors of numeric types and rank 1 or more are supported"
-    if source.tensor.dtype is DType.BOOL:
-        return "bools are not supported"
-    if isinstance(node.op, CumSum):
-        if constant_input(node, 1) is None:
-            return "the axis is not constant"
-        if source.tensor.dtype in (DType.FLOAT16, DType.BFLOAT16):
-            return "cumulative sums of float16 and bfloat16 are not supported"
+def _check(node: Node) -> None:
+    """Check that the family supports a node."""
+    source = required_input(node, 0).tensor
+    if source.rank == 0:
+        raise NodeRefusedError("the input has rank 0")
+    check_dtype("the input", source.dtype, *(d for d in LLVM_TYPES if d is not DType.BOOL))
+    _axis(node)
+    if isinstance(node.op, CumSum) and source.dtype in (DType.FLOAT16, DType.BFLOAT16):
+        raise NodeRefusedError(f"cumulative sums of {source.dtype.value} are not supported")
     if isinstance(node.op, TopK):
         count = node.outputs[0].tensor.shape[node.op.axis]
         if not isinstance(count, int) or count > _MAX_TOP_K:
-            return f"only up to {_MAX_TOP_K} elements are supported, and k must be constant"
-    return None
+            raise NodeRefusedError(
+                f"k is {count}; only a constant k of at most {_MAX_TOP_K} is supported"
+            )
 
 
 def _axis(node: Node) -> int:
-    """Return the axis that a node scans."""
+    """Return the axis that a node scans.
+
+    Raises:
+        NodeRefusedError: it is not constant.
+    """
     if isinstance(node.op, (*_EXTREMES, TopK)):
         return node.op.axis
     axis = constant_input(node, 1)
     if axis is None:
-        raise InternalError(f"{node}: the axis is not constant")
+        raise NodeRefusedError("the axis is not constant")
     return int(axis.item())
-
-
-def _options(node: Node) -> tuple[int, ...]:
-    """Return the attributes of a node that change its code."""
-    match node.op:
-        case CumSum():
-            return (node.op.exclusive, node.op.reverse)
-        case TopK():
-            return (node.op.largest,)
-        case ArgMax() | ArgMin():
-            return (node.op.select_last_index,)
-        case _:
-            raise InternalError(f"{node} has no axis to scan")
 
 
 def _with_axis(view: View, axis: int, rank: int) -> tuple[Any, ...]:
@@ -187,10 +141,9 @@ def _precedes(e: Emitter, dtype: DType, a: Reg, b: Reg, *, larger: bool, ties: b
     Comparisons with NaN are false here; callers order NaN separately.
     """
     order = ("g" if larger else "l") + ("e" if ties else "t")
-    kind = vector_type("i1", 1 if not a.type.startswith("<") else int(a.type[1:].split(" ")[0]))
     if element_type(a.type) not in ("float", "double"):
         sign = "u" if dtype.value.startswith("u") else "s"
-        return e.emit(kind, f"icmp {sign}{order} {a}, {b.text}")
+        return e.compare_integers(sign + order, a, b)
     return e.compare_float(f"o{order}", a, b)
 
 
@@ -305,10 +258,11 @@ def _comes_first(e: Emitter, kernel: KernelSpec, dtype: DType, candidate: Reg, c
     return e.binary("or", first, e.binary("and", is_nan, _is_number(e, low)))
 
 
-_EMITTERS: Final[dict[str, Callable[[Emitter, KernelSpec, DType, Sequence[Reg], int], None]]] = {
-    ArgMax.name: _emit_extreme,
-    ArgMin.name: _emit_extreme,
-    CumSum.name: _emit_sums,
-    TopK.name: _emit_top,
+_WriteLine = Callable[[Emitter, KernelSpec, DType, Sequence[Reg], int], None]
+_LINES: Final[dict[str, tuple[_WriteLine, tuple[str, ...]]]] = {
+    ArgMax.name: (_emit_extreme, ("select_last_index",)),
+    ArgMin.name: (_emit_extreme, ("select_last_index",)),
+    CumSum.name: (_emit_sums, ("exclusive", "reverse")),
+    TopK.name: (_emit_top, ("largest",)),
 }
-"""Writer of one line, or of several side by side, by op."""
+"""By op: writer of one line, or of several side by side, and attributes that change its code."""

@@ -7,53 +7,44 @@ of a concatenation and a plain tensor differ only in their strides.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fused_programs import root_as, root_of
+from smelt.backends import NodeRefusedError, Operands, Tactic, root_as, root_of
 from smelt.backends._node_operands import input_view, required_input
-from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm
-from smelt.backends.cpu.families._microkernel import write_microkernel
+from smelt.backends.cpu._epilogue import Epilogue, plan_epilogue
+from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm, ProductFamily
 from smelt.backends.cpu.families._operand_packing import (
     CHANNELS_LAST,
     LINEAR,
     constant_of,
     dot_product_of,
-    epilogue_of,
     epilogue_operand_strides,
     named,
     pack_bias,
     pack_epilogue_constants,
     pack_panels,
-    plan_epilogue_operands,
-    reduced_precision_products,
+    packed_tactic,
     reshape,
     transpose,
 )
-from smelt.backends.cpu.families._tiling import (
-    TilingProblem,
-    ranked_tilings,
-    static_extent,
+from smelt.backends.cpu.families._pixel_loops import (
+    CHANNEL_AXIS,
+    check_float_images,
+    spatial_pair,
 )
-from smelt.engine import parameters
-from smelt.ops import Conv
-from smelt.types import DType, fixed_extent, fixed_shape, override
+from smelt.backends.cpu.families._tiling import TilingProblem, ranked_tilings, static_extent
+from smelt.ops import Conv, ConvInteger
+from smelt.types import Dim, TensorFormat, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.backends import Operands
-    from smelt.backends.cpu._epilogue import Epilogue
+    from smelt.backends.cpu._target import CpuTarget
     from smelt.backends.cpu.families._dot_product import DotProduct
-    from smelt.engine import Halo, Json, KernelSpec, Step, View
+    from smelt.engine import Halo, Parameters, Step, View
     from smelt.ir import Constant, Node, Value
-    from smelt.ops import ConvInteger
-    from smelt.types import Dim, TensorFormat
 
-_CHANNEL_AXIS = 1
-"""Axis of the channels in the model's order (N, C, ...)."""
 _FEW_CHANNELS = 8
 """Number of channels from which runs of input channels are long enough. Inputs with fewer may stay
 in planes, and their runs may cover all columns of the window. Chosen without a measurement."""
@@ -62,48 +53,22 @@ _MIN_MULTI_PASS_PANEL_BYTES = 400 << 10
 each pass uses a smaller part of the panel. Chosen without a measurement."""
 
 
-class ConvFamily(Family[CpuTarget]):
+class ConvFamily(ProductFamily):
     """Direct convolution over packed panels of weights."""
 
     name: ClassVar[str] = "conv"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         root, _ = root_of(node)
         if not isinstance(root, Conv):
             return
-        reason = _unsupported_reason(node, root)
-        if reason:
-            yield Refusal(self.name, reason)
-            return
-        extras = plan_epilogue_operands(node, _CHANNEL_AXIS)
-        if isinstance(extras, str):
-            yield Refusal(self.name, extras)
-            return
-        bias = bias_of(node)
-        others = (
-            None,
-            *([] if len(_root_inputs(node)) < 3 else [LINEAR if _varies(bias) else None]),
-            *extras.formats,
-        )
+        _check(node)
         halo = halo_of(node, root)
-        halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
         for options, seconds in _candidates(node, root, target):
+            tactic = packed_tactic(self.name, node, options, seconds, halo=halo)
             for first in _layouts(node):
-                yield Tactic(
-                    self.name,
-                    options,
-                    (first, *others),
-                    (CHANNELS_LAST,),
-                    halos,
-                    cost_hint=seconds,
-                )
-
-    @override
-    def reduced_precision_tactics(
-        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
-    ) -> tuple[Tactic, ...]:
-        return reduced_precision_products(node, tactic, dtype, target)
+                yield replace(tactic, inputs=(first, *tactic.inputs[1:]))
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -117,37 +82,22 @@ class ConvFamily(Family[CpuTarget]):
         packed = pack_panels(weights, root.group, lanes, vectors, dot_product)
         if bias is not None and bias.constant is not None:
             packed += (pack_bias(bias.constant, root.group, lanes),)
-        return packed + pack_epilogue_constants(node, _CHANNEL_AXIS)
+        return packed + pack_epilogue_constants(node, CHANNEL_AXIS)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        count = len(self.pack(node, tactic)) - len(pack_epilogue_constants(node, _CHANNEL_AXIS))
+        count = len(operands.packed) - len(pack_epilogue_constants(node, CHANNEL_AXIS))
         product, extras = implicit_gemm_of(node, tactic, operands, count)
         views = (input_view(operands, 0), *operands.packed[:count], *extras, operands.outputs[0])
         return (product.launch(self.name, tactic.parameters, views),)
 
-    @override
-    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        del target
-        return write_microkernel(kernel)
 
-
-def _unsupported_reason(node: Node, root: Conv) -> str | None:
-    """Return why the family does not support a convolution, or None if it does."""
-    x, weights = node.inputs[0], node.inputs[1]
-    if x is None or weights is None:
-        return "the input or the weights are missing"
-    if x.tensor.dtype is not DType.FLOAT32:
-        return f"only float32 is supported, not {x.tensor.dtype.value}"
-    if node.output.tensor.dtype is not DType.FLOAT32:
-        return f"the result is {node.output.tensor.dtype.value}, not float32"
-    if len(root.kernel_shape) not in {1, 2}:
-        return f"a window has {len(root.kernel_shape)} dimensions; 1 and 2 are supported"
+def _check(node: Node) -> None:
+    """Check that the family supports a convolution."""
+    check_float_images(node)
+    weights = required_input(node, 1)
     if weights.constant is None:
-        return f"the weights {weights.name} are not constant"
-    if weights.tensor.shape[0] == 0:
-        return "there are no filters"
-    return None
+        raise NodeRefusedError(f"the weights {weights.name!r} are not constant")
 
 
 def _layouts(node: Node) -> tuple[TensorFormat, ...]:
@@ -161,20 +111,24 @@ def _layouts(node: Node) -> tuple[TensorFormat, ...]:
     return (CHANNELS_LAST, LINEAR) if few else (CHANNELS_LAST,)
 
 
-def _root_inputs(node: Node) -> list[Value | None]:
-    """Return the inputs of the convolution without those of the epilogue."""
-    return node.inputs[: root_of(node)[1]]
-
-
 def bias_of(node: Node) -> Value | None:
     """Return the bias of a convolution or transposed convolution, or None if there is none."""
-    inputs = _root_inputs(node)
+    inputs = node.inputs[: root_of(node)[1]]
     return inputs[2] if len(inputs) > 2 else None
 
 
 def _varies(value: Value | None) -> bool:
     """Return whether a value is present and not constant."""
     return value is not None and value.constant is None
+
+
+def check_constant_weights(node: Node) -> None:
+    """Check that the weights and the bias are constant."""
+    weights, bias = required_input(node, 1), bias_of(node)
+    if weights.constant is None:
+        raise NodeRefusedError("the weights are not constant")
+    if bias is not None and bias.constant is None:
+        raise NodeRefusedError(f"the bias {bias.name!r} is not constant")
 
 
 def halo_of(node: Node, root: Conv | ConvInteger) -> Halo:
@@ -197,18 +151,9 @@ def problem_of(node: Node, root: Conv | ConvInteger) -> TilingProblem:
     """Return the extents that determine the choice of tiles."""
     shape = node.output.tensor.shape
     weights = constant_of(node.inputs[1]).type.shape
-    depth = 1
-    for extent in weights[1:]:
-        depth *= fixed_extent(extent)
-    height, width = shape[2:] if len(shape) == 4 else (1, shape[2])
-    return TilingProblem(
-        static_extent(shape[0]),
-        root.group,
-        static_extent(height),
-        static_extent(width),
-        fixed_extent(weights[0]) // root.group,
-        depth,
-    )
+    images, height, width = map(static_extent, (shape[0], *spatial_pair(shape[2:], 1)))
+    filters, *taps = fixed_shape(weights)
+    return TilingProblem(images, root.group, height, width, filters // root.group, math.prod(taps))
 
 
 def tiling_problem_of(node: Node, root: Conv | ConvInteger) -> TilingProblem:
@@ -223,9 +168,7 @@ def tiling_problem_of(node: Node, root: Conv | ConvInteger) -> TilingProblem:
     return problem
 
 
-def _candidates(
-    node: Node, root: Conv, target: CpuTarget
-) -> Iterator[tuple[tuple[tuple[str, Json], ...], float]]:
+def _candidates(node: Node, root: Conv, target: CpuTarget) -> Iterator[tuple[Parameters, float]]:
     """Yield the options and estimated seconds of the six best tilings and splits."""
     lanes = target.vector_bits // 32
     problem = tiling_problem_of(node, root)
@@ -233,14 +176,8 @@ def _candidates(
     for tiling in ranked_tilings(problem, a_bytes, target, 6):
         panel_bytes = problem.depth * tiling.vectors * lanes * 4
         multi_pass = panel_bytes > _MIN_MULTI_PASS_PANEL_BYTES and tiling.parallel_split == "panels"
-        options = parameters(
-            lanes=lanes,
-            vectors=tiling.vectors,
-            pixels=tiling.pixels,
-            parallel_split=tiling.parallel_split,
-            reduction_passes=root.kernel_shape[0] if multi_pass else 1,
-        )
-        yield options, tiling.seconds
+        passes = root.kernel_shape[0] if multi_pass else 1
+        yield tiling.options(lanes, reduction_passes=passes), tiling.seconds
 
 
 def runs_over_columns(weights: Constant, dot_product: DotProduct) -> bool:
@@ -270,33 +207,25 @@ def implicit_gemm_of(
     root = root_as(Conv, node)
     filters = fixed_extent(constant_of(node.inputs[1]).type.shape[0]) // root.group
     epilogue, operand_strides, views = _reads(node, operands, packed, filters)
-    has_bias = bias_of(node) is not None and not _varies(bias_of(node))
-    reads = (epilogue, operand_strides)
-    product = convolution_product(
-        node, root, operands, dot_product_of(tactic), reads, has_bias=has_bias
+    product = replace(
+        convolution_product(node, root, operands, dot_product_of(tactic)),
+        extras=tuple(operand_strides),
+        epilogue=epilogue,
+        has_bias=bias_of(node) is not None and not _varies(bias_of(node)),
     )
     return product, views
 
 
 def convolution_product(
-    node: Node,
-    root: Conv | ConvInteger,
-    operands: Operands,
-    dot_product: DotProduct,
-    reads: tuple[Epilogue, Sequence[GemmStrides]],
-    *,
-    has_bias: bool,
+    node: Node, root: Conv | ConvInteger, operands: Operands, dot_product: DotProduct
 ) -> ImplicitGemm:
-    """Return a convolution as an implicit GEMM on the memory of its operands.
-
-    ``reads`` are the epilogue and the strides of its operands.
-    """
+    """Return a convolution, without bias and epilogue, as an implicit GEMM on memory."""
     x, out = input_view(operands, 0), operands.outputs[0]
     weights = constant_of(node.inputs[1])
     filters, depth, *_ = fixed_shape(weights.type.shape)
     window, dilations = (1, *root.kernel_shape)[-2:], (1, *root.dilations)[-2:]
     steps, before = (1, *root.strides)[-2:], (0, *(pair[0] for pair in root.pad_pairs))[-2:]
-    row, column = _spatial_strides(x.strides)
+    row, column = spatial_pair(x.strides[2:], 0)
     a_taps: tuple[Dim, Dim, Dim] = (row * dilations[0], column * dilations[1], x.strides[1])
     taps = (window[0], window[1], depth)
     joined = runs_over_columns(weights, dot_product)
@@ -316,11 +245,8 @@ def convolution_product(
         a_start=row * -before[0] + column * -before[1],
         a_taps=a_taps,
         b_images=(0,),
-        out=GemmStrides((out.strides[0],), filters // root.group, *_spatial_strides(out.strides)),
-        extras=tuple(reads[1]),
-        epilogue=reads[0],
-        bias=has_bias,
-        column_run=depth if joined and not runs_on else 0,
+        out=replace(image_strides(out.strides, filters // root.group), channel=1),
+        window_column_elements=depth if joined and not runs_on else 0,
     )
 
 
@@ -331,10 +257,10 @@ def _reads(
 
     A bias that is not constant becomes the first stage of the epilogue.
     """
-    extras = epilogue_operand_strides(node, operands, operands.packed[packed:], _CHANNEL_AXIS)
+    extras = epilogue_operand_strides(node, operands, operands.packed[packed:], CHANNEL_AXIS)
     operand_strides = [image_strides(strides, filters) for _, strides in extras]
     views = [view for view, _ in extras]
-    epilogue = epilogue_of(node, _CHANNEL_AXIS)
+    epilogue = plan_epilogue(node)
     if _varies(bias_of(node)):
         view = input_view(operands, 2)
         step = view.strides[0]
@@ -344,12 +270,7 @@ def _reads(
     return epilogue, operand_strides, views
 
 
-def _spatial_strides(strides: tuple[Dim, ...]) -> tuple[Dim, Dim]:
-    """Return the strides along rows and columns; one-dimensional images are one row."""
-    return (strides[2], strides[3]) if len(strides) == 4 else (0, strides[2])
-
-
 def image_strides(strides: tuple[Dim, ...], filters: int) -> GemmStrides:
     """Return the strides of an operand of the epilogue from those along (N, C, *spatial)."""
-    image, channel, *_ = strides
-    return GemmStrides((image,), filters * channel, *_spatial_strides(strides), channel)
+    image, channel, *spatial = strides
+    return GemmStrides((image,), filters * channel, *spatial_pair(spatial, 0), channel)

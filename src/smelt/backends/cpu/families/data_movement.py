@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from smelt.backends._data_movement import DataMovementFamily
-from smelt.backends.cpu.families.copy import clear_launch, copy_launch
+from smelt.backends.cpu.families.reformat import clear_launch, copy_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from smelt.backends.cpu._target import CpuTarget
     from smelt.engine import Launch, View
     from smelt.ir import Array
 
 
-class CpuCopier:
+class CpuCopyLowering:
     """Copies views of any strides, and fills the halos around them."""
 
     def copy(self, source: View, destination: View) -> Launch:
@@ -37,4 +36,4 @@ def _bits(value: Array, view: View) -> int:
 
 def data_movement_family() -> DataMovementFamily[CpuTarget]:
     """Return the family of ops that only move elements."""
-    return DataMovementFamily(CpuCopier())
+    return DataMovementFamily(CpuCopyLowering())

@@ -9,34 +9,38 @@ writes every s-th pixel.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fused_programs import root_as, root_of
+from smelt.backends import NodeRefusedError, Operands, Tactic, root_as, root_of
 from smelt.backends._node_operands import input_view, required_input
-from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm
-from smelt.backends.cpu.families._microkernel import write_microkernel
+from smelt.backends.cpu._emit import FLOAT_BYTES
+from smelt.backends.cpu._epilogue import plan_epilogue
+from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm, ProductFamily
 from smelt.backends.cpu.families._operand_packing import (
-    CHANNELS_LAST,
     constant_of,
     cut,
     dot_product_of,
-    epilogue_of,
     epilogue_operand_strides,
     int_vector,
     named,
     pack_bias,
     pack_epilogue_constants,
     pack_panels,
-    plan_epilogue_operands,
-    reduced_precision_products,
+    packed_tactic,
+    panel_count,
     reshape,
     transpose,
 )
+from smelt.backends.cpu.families._pixel_loops import (
+    CHANNEL_AXIS,
+    check_float_images,
+    spatial_pair,
+)
 from smelt.backends.cpu.families._tiling import (
+    Tiling,
     TilingProblem,
     choose_tile,
     estimate_seconds,
@@ -44,24 +48,15 @@ from smelt.backends.cpu.families._tiling import (
     parallel_splits,
     static_extent,
 )
-from smelt.backends.cpu.families.conv import bias_of
-from smelt.engine import parameters
-from smelt.ir import Constant
+from smelt.backends.cpu.families.conv import bias_of, check_constant_weights
+from smelt.ir import Constant, Node
 from smelt.ops import ConvTranspose, Slice
-from smelt.types import DType, ceil_div, fixed_extent, fixed_shape, override
+from smelt.types import Dim, ceil_div, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.engine import Halo, Launch, Step, View
 
-    from smelt.backends import Operands
-    from smelt.engine import Halo, KernelSpec, Launch, Step, View
-    from smelt.ir import Node
-    from smelt.types import Dim
-
-_CHANNEL_AXIS: Final = 1
-"""Axis of the channels in the model's order (N, C, ...)."""
-_FLOAT_BYTES: Final = 4
-"""Size in bytes of a float32."""
 _MAX_PHASES: Final = 32 * 32
 """Largest number of phases. A phase takes about a millisecond to build, and a model of a hundred
 bytes may ask for any number of them. Fully convolutional networks for segmentation have
@@ -83,42 +78,25 @@ class _Phase:
     """Input elements from one tap to the next."""
 
 
-class DeconvFamily(Family[CpuTarget]):
+class DeconvFamily(ProductFamily):
     """Transposed convolution as one convolution per phase."""
 
     name: ClassVar[str] = "deconv"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
-        root, count = root_of(node)
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
+        root, _ = root_of(node)
         if not isinstance(root, ConvTranspose):
             return
-        extras = plan_epilogue_operands(node, _CHANNEL_AXIS)
-        reason = _unsupported_reason(node, root) or (extras if isinstance(extras, str) else None)
-        if reason or isinstance(extras, str):
-            yield Refusal(self.name, str(reason))
-            return
+        _check(node, root)
         halo = _halo(node, root)
-        halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
-        inputs = (CHANNELS_LAST, *[None] * (count - 1), *extras.formats)
         lanes, problem = target.vector_bits // 32, _problem(node, root)
         for budget, vectors in fitting_tiles(problem, target):
             tile = choose_tile(problem, budget, vectors)
-            phases = math.prod(root.strides)
-            seconds = estimate_seconds(problem, tile, vectors, target) * phases
-            parallel_split = parallel_splits(
-                problem, problem.pixels * problem.depth * _FLOAT_BYTES
-            )[0]
-            options = parameters(
-                lanes=lanes, vectors=vectors, pixels=budget, parallel_split=parallel_split
-            )
-            yield Tactic(self.name, options, inputs, (CHANNELS_LAST,), halos, cost_hint=seconds)
-
-    @override
-    def reduced_precision_tactics(
-        self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
-    ) -> tuple[Tactic, ...]:
-        return reduced_precision_products(node, tactic, dtype, target)
+            seconds = estimate_seconds(problem, tile, vectors, target) * math.prod(root.strides)
+            split, *_ = parallel_splits(problem, problem.pixels * problem.depth * FLOAT_BYTES)
+            options = Tiling(seconds, budget, vectors, split).options(lanes)
+            yield packed_tactic(self.name, node, options, seconds, halo=halo)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -135,53 +113,43 @@ class DeconvFamily(Family[CpuTarget]):
             packed += pack_panels(part, root.group, lanes, vectors, dot_product_of(tactic))
         if bias is not None:
             packed += (pack_bias(constant_of(bias), root.group, lanes),)
-        return packed + pack_epilogue_constants(node, _CHANNEL_AXIS)
+        return packed + pack_epilogue_constants(node, CHANNEL_AXIS)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         root = root_as(ConvTranspose, node)
         options = tactic.options
-        filters = _filters(node, root)
+        filters = _filters(node)
         width = options.integer("lanes") * options.integer("vectors")
-        panels_per_phase = int(filters >= width) + int(filters % width > 0)
+        panels_per_phase = panel_count(filters, width)
         phases = list(product(*_phases(root)))
-        panel_count = panels_per_phase * len(phases)
-        bias = operands.packed[panel_count : panel_count + 1] if bias_of(node) is not None else ()
-        constants = operands.packed[panel_count + len(bias) :]
-        extras = epilogue_operand_strides(node, operands, constants, _CHANNEL_AXIS)
+        others = operands.packed[panels_per_phase * len(phases) :]
+        bias = others[:1] if bias_of(node) is not None else ()
+        constants = others[len(bias) :]
+        extras = epilogue_operand_strides(node, operands, constants, CHANNEL_AXIS)
         steps: list[Launch] = []
         for number, phase in enumerate(phases):
             panels = operands.packed[panels_per_phase * number : panels_per_phase * (number + 1)]
             convolution, views = _product(node, root, operands, phase, extras)
-            convolution = replace(convolution, bias=bool(bias))
+            convolution = replace(convolution, has_bias=bool(bias))
             operand_views = (input_view(operands, 0), *panels, *bias, *views)
             launch = convolution.launch(self.name, tactic.parameters, operand_views)
             # The phases write different pixels, so only the first waits for earlier steps.
             steps.append(replace(launch, waits=not steps))
         return tuple(steps)
 
-    @override
-    def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        del target
-        return write_microkernel(kernel)
 
-
-def _unsupported_reason(node: Node, root: ConvTranspose) -> str | None:
-    """Return why the family does not support a node, or None if it does."""
-    x, weights, bias = node.inputs[0], node.inputs[1], bias_of(node)
-    if x is None or weights is None:
-        return "the input or the weights are missing"
-    if x.tensor.dtype is not DType.FLOAT32 or node.output.tensor.dtype is not DType.FLOAT32:
-        return f"only float32 is supported, not {x.tensor.dtype.value}"
-    if len(root.kernel_shape) not in {1, 2}:
-        return f"a window has {len(root.kernel_shape)} dimensions; 1 and 2 are supported"
-    if weights.constant is None or (bias is not None and bias.constant is None):
-        return "the weights or the bias are not constant"
-    if 0 in weights.tensor.shape:
-        return "there are no filters"
+def _check(node: Node, root: ConvTranspose) -> None:
+    """Check that the family supports a node."""
+    check_float_images(node)
+    check_constant_weights(node)
+    if 0 in required_input(node, 1).tensor.shape:
+        raise NodeRefusedError("the weights are empty")
     if (phases := math.prod(root.strides)) > _MAX_PHASES:
-        return f"{phases} phases need a launch each; at most {_MAX_PHASES} are supported"
-    return None
+        raise NodeRefusedError(
+            f"the strides {root.strides} need {phases} launches, one for each phase of the "
+            f"output; at most {_MAX_PHASES} are supported"
+        )
 
 
 def _phases(root: ConvTranspose) -> list[list[_Phase]]:
@@ -225,9 +193,8 @@ def _halo(node: Node, root: ConvTranspose) -> Halo:
     return tuple(pairs) if any(map(any, pairs)) else ()
 
 
-def _filters(node: Node, root: ConvTranspose) -> int:
+def _filters(node: Node) -> int:
     """Return the number of filters of one group."""
-    del root
     return fixed_extent(constant_of(node.inputs[1]).type.shape[1])
 
 
@@ -237,16 +204,9 @@ def _problem(node: Node, root: ConvTranspose) -> TilingProblem:
     weights = constant_of(node.inputs[1]).type.shape
     taps = math.prod(-(-k // s) for k, s in zip(root.kernel_shape, root.strides, strict=True))
     extents = [ceil_div(e, s) for e, s in zip(shape[2:], root.strides, strict=True)]
-    height, width = extents if len(extents) == 2 else (1, extents[0])
+    images, height, width = map(static_extent, (shape[0], *spatial_pair(extents, 1)))
     depth = fixed_extent(weights[0]) // root.group * taps
-    return TilingProblem(
-        static_extent(shape[0]),
-        root.group,
-        static_extent(height),
-        static_extent(width),
-        _filters(node, root),
-        depth,
-    )
+    return TilingProblem(images, root.group, height, width, _filters(node), depth)
 
 
 def _as_filters(weights: Constant, groups: int) -> Constant:
@@ -283,7 +243,7 @@ def _product(
     counts = [_counts(node, root, axis)[p.first] for axis, p in enumerate(phase)]
     # A one-dimensional image is one row with one tap along the rows.
     down, across = (_Phase(0, (0,), 0, 0), *phase)[-2:]
-    row, column = (x.strides[2], x.strides[3]) if len(phase) == 2 else (0, x.strides[2])
+    row, column = spatial_pair(x.strides[2:], 0)
     start = across.start * column + down.start * row
     convolution = ImplicitGemm(
         images=(out.shape[0],),
@@ -301,8 +261,7 @@ def _product(
         b_images=(0,),
         out=replace(_walk(out.strides, root, filters), channel=1),
         extras=tuple(_walk(strides, root, filters) for _, strides in extras),
-        epilogue=epilogue_of(node, _CHANNEL_AXIS),
-        bias=False,
+        epilogue=plan_epilogue(node),
     )
     strided_operands = [*extras, (out, out.strides)]
     return convolution, [
@@ -314,8 +273,7 @@ def _walk(strides: tuple[Dim, ...], root: ConvTranspose, filters: int) -> GemmSt
     """Return strides along (N, C, *spatial) as strides over the pixels of one phase."""
     image, channel, *rest = strides
     steps = [s * stride for s, stride in zip(rest, root.strides, strict=True)]
-    row, column = (steps[0], steps[1]) if len(steps) == 2 else (0, steps[0])
-    return GemmStrides((image,), filters * channel, row, column, channel)
+    return GemmStrides((image,), filters * channel, *spatial_pair(steps, 0), channel)
 
 
 def _from(

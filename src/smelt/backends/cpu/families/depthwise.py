@@ -6,56 +6,60 @@ serves every pixel of the tile whose window contains it.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fused_programs import root_as, root_of
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends._node_operands import input_view
-from smelt.backends.cpu._emit import Emitter
+from smelt.backends import (
+    Family,
+    LaunchScalars,
+    NodeRefusedError,
+    Operands,
+    Tactic,
+    root_as,
+    root_of,
+)
+from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cpu._emit import FLOAT_BYTES, Int, Reg
+from smelt.backends.cpu._kernel_spec import kernel_spec
 from smelt.backends.cpu._math import multiply_add
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._operand_packing import (
-    CHANNELS_LAST,
     constant_of,
     named,
     pack_bias,
     pack_epilogue_constants,
+    packed_tactic,
     pad_after,
     reshape,
     transpose,
 )
 from smelt.backends.cpu.families._pixel_loops import (
     CHANNEL_AXIS,
-    PixelLoopSpec,
+    PixelKernelWriter,
     PixelLoopWriter,
     PixelStrides,
-    formats,
+    Position,
+    check_float_images,
     pixel_launch,
     pixel_loop_of,
     pixel_strides_of,
     spatial_pair,
-    unsupported_float_image_reason,
 )
-from smelt.backends.cpu.families._tiling import CYCLES_PER_SECOND, MEMORY_BYTES_PER_SECOND
+from smelt.backends.cpu.families._tiling import (
+    CYCLES_PER_SECOND,
+    MEMORY_BYTES_PER_SECOND,
+    even_size,
+)
 from smelt.backends.cpu.families._vectors import load
-from smelt.backends.cpu.families.conv import bias_of, halo_of
-from smelt.engine import KernelSpec, as_json, parameters
-from smelt.ops import Conv
-from smelt.types import fixed_shape, override
+from smelt.backends.cpu.families.conv import bias_of, check_constant_weights, halo_of
+from smelt.engine import Json, KernelSpec, Launch, Step, parameters
+from smelt.ops import Conv, ConvInteger
+from smelt.types import Dim, fixed_shape, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smelt.backends import Operands
-    from smelt.backends.cpu._emit import Int, Reg
-    from smelt.engine import Json, Launch, Step
     from smelt.ir import Constant, Node
-    from smelt.ops import ConvInteger
-    from smelt.types import Dim
 
-_FLOAT_BYTES: Final = 4
-"""Size in bytes of a float32."""
 _L1_BYTES: Final = 20 << 10
 """Bytes of the L1 data cache that a block of input rows may occupy. Chosen without a
 measurement."""
@@ -71,18 +75,14 @@ class DepthwiseFamily(Family[CpuTarget]):
     supports_reduced_precision: ClassVar[bool] = True
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         root, _ = root_of(node)
         if not isinstance(root, Conv) or root.group == 1:
             return
-        extra_formats, reason = formats(node)
-        reason = _unsupported_reason(node, root) or reason
-        if reason:
-            yield Refusal(self.name, reason)
-            return
+        check_float_images(node)
+        check_constant_weights(node)
+        check_depthwise(node, root)
         halo = halo_of(node, root)
-        halos = (halo, *[()] * (len(node.inputs) - 1)) if halo else ()
-        root_formats = (CHANNELS_LAST, *[None] * (root_of(node)[1] - 1))
         width = node.output.tensor.shape[-1]
         sizes = (8, 14) if target.vector_bits == 512 else (4, 6)
         lanes, block = target.vector_bits // 32, _block(node, root, target)
@@ -92,24 +92,14 @@ class DepthwiseFamily(Family[CpuTarget]):
         for rank, (size, vectors) in enumerate(dict.fromkeys(choices)):
             options = parameters(lanes=lanes, columns=size, block=vectors)
             seconds = _estimate_seconds(node, root, target) * (1 + 0.02 * rank)
-            yield Tactic(
-                self.name,
-                options,
-                (*root_formats, *extra_formats),
-                (CHANNELS_LAST,),
-                halos,
-                cost_hint=seconds,
-            )
+            yield packed_tactic(self.name, node, options, seconds, halo=halo)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         lanes = tactic.options.integer("lanes")
         weights, bias = constant_of(node.inputs[1]), bias_of(node)
         channels, _, *window = fixed_shape(weights.type.shape)
-        taps = 1
-        for extent in window:
-            taps *= extent
-        permuted = transpose(reshape(weights, channels, taps), 1, 0)
+        permuted = transpose(reshape(weights, channels, math.prod(window)), 1, 0)
         packed = [named(f"{weights.name}.taps", pad_after(permuted, 1, -channels % lanes, 2))]
         if bias is not None:
             packed.append(pack_bias(constant_of(bias), 1, lanes))
@@ -124,7 +114,7 @@ class DepthwiseFamily(Family[CpuTarget]):
             root_as(Conv, node),
             tactic,
             operands,
-            packed_count=1 + has_bias,
+            num_packed_operands=1 + has_bias,
             bias=has_bias,
             block=tactic.options["block"],
         )
@@ -132,7 +122,6 @@ class DepthwiseFamily(Family[CpuTarget]):
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        del target
         return _write(kernel)
 
 
@@ -143,12 +132,12 @@ def depthwise_launch(
     tactic: Tactic,
     operands: Operands,
     *,
-    packed_count: int,
+    num_packed_operands: int,
     **own: Json,
 ) -> Launch:
     """Return the launch of a depthwise kernel.
 
-    The kernel reads the image, the first ``packed_count`` packed operands and the epilogue's
+    The kernel reads the image, the first ``num_packed_operands`` packed operands and the epilogue's
     operands. ``own`` are the parameters that only this family has.
     """
     options, scalars = tactic.options, LaunchScalars()
@@ -156,7 +145,7 @@ def depthwise_launch(
     pixels, extras = pixel_loop_of(
         node,
         operands,
-        operands.packed[packed_count:],
+        operands.packed[num_packed_operands:],
         scalars,
         options.integer("lanes"),
         window[0] * window[1],
@@ -165,43 +154,34 @@ def depthwise_launch(
     row, column = spatial_pair(x.strides[2:], 0)
     before = spatial_pair([p[0] for p in root.pad_pairs], 0)
     start: Dim = row * -before[0] + column * -before[1]
-    kernel = KernelSpec(
+    kernel = kernel_spec(
         family,
-        parameters(
-            pixels=pixels.as_json(),
-            window=window,
-            steps=spatial_pair(root.strides, 1),
-            dilations=spatial_pair(root.dilations, 1),
-            a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
-            a_start=scalars.json(start),
-            columns=options["columns"],
-            **own,
-        ),
+        pixels=pixels.as_json(),
+        window=window,
+        steps=spatial_pair(root.strides, 1),
+        dilations=spatial_pair(root.dilations, 1),
+        a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
+        a_start=scalars.json(start),
+        columns=options["columns"],
+        **own,
     )
-    views = (x, *operands.packed[:packed_count], *extras, operands.outputs[0])
+    views = (x, *operands.packed[:num_packed_operands], *extras, operands.outputs[0])
     return pixel_launch(kernel, pixels, node, views, scalars)
 
 
-def _unsupported_reason(node: Node, root: Conv) -> str | None:
-    """Return why the family does not support a convolution, or None if it does."""
-    reason = unsupported_float_image_reason(node)
-    if reason:
-        return reason
-    weights, bias = node.inputs[1], bias_of(node)
-    if weights is None or weights.constant is None:
-        return "the weights are not constant"
-    if bias is not None and bias.constant is None:
-        return f"the bias {bias.name} is not constant"
-    if weights.tensor.shape[1] != 1 or weights.tensor.shape[0] != root.group:
-        return f"{root.group} groups of {weights.tensor}: not depthwise (one filter per channel)"
-    return None
+def check_depthwise(node: Node, root: Conv | ConvInteger) -> None:
+    """Check that a grouped convolution has one filter per channel."""
+    weights = required_input(node, 1).tensor
+    if weights.shape[1] != 1 or weights.shape[0] != root.group:
+        raise NodeRefusedError(
+            "the convolution is not depthwise (one filter per channel): group is "
+            f"{root.group}, and the weights are {weights}"
+        )
 
 
 def even_width(extent: Dim, size: int) -> int:
     """Return the width up to ``size`` of equal tiles that cover ``extent`` with least overlap."""
-    if not isinstance(extent, int):
-        return size
-    return max(1, -(-extent // -(-extent // size)))
+    return even_size(extent, size) if isinstance(extent, int) else size
 
 
 def _block(node: Node, root: Conv, target: CpuTarget) -> int:
@@ -218,22 +198,15 @@ def _estimate_seconds(node: Node, root: Conv, target: CpuTarget) -> float:
     Unknown extents count as 14.
     """
     shape = [e if isinstance(e, int) else 14 for e in node.output.tensor.shape]
-    elements = 1
-    for extent in shape:
-        elements *= extent
-    taps = 1
-    for extent in root.kernel_shape:
-        taps *= extent
-    cycles = elements / (target.vector_bits // 32) * taps * 0.75
+    elements = math.prod(shape)
+    cycles = elements / (target.vector_bits // 32) * math.prod(root.kernel_shape) * 0.75
     return cycles / CYCLES_PER_SECOND + elements * 8 / MEMORY_BYTES_PER_SECOND
 
 
 def _write(kernel: KernelSpec) -> str:
     """Return the LLVM IR of a kernel. Operands: image, taps, bias (if any), extras, result."""
-    pixels, first = PixelLoopSpec.from_spec(kernel), 2 + kernel["bias"]
-    e = Emitter(kernel.symbol, first + len(pixels.extras) + 1)
-    w = PixelLoopWriter(e, pixels, first)
-    a = PixelStrides(*as_json(kernel["a"]))  # type: ignore[misc]
+    writer = PixelKernelWriter(kernel, 2 + kernel["bias"])
+    e, w, a = writer.e, writer.w, writer.a
     image = e.at(e.pointer(0), a.bytes_of(e, 1, kernel["a_start"]))
     bias = e.pointer(2) if kernel["bias"] else None
     rows = RowWriter(w, kernel, a, (image, e.pointer(1), bias))
@@ -280,15 +253,13 @@ class RowWriter:
 
         self.w.row_tiles(self.k["columns"], tile)
 
-    def tile(
-        self, position: tuple[Int, Int, Int], columns: int, channel: Int, mask: Reg | None
-    ) -> None:
+    def tile(self, position: Position, columns: int, channel: Int, mask: Reg | None) -> None:
         """Write some pixels of a row for one vector of channels."""
         e, (image, row, left) = self.e, position
-        steps = as_json(self.k["steps"])
-        down, across = e.mul(row, steps[0]), e.mul(left, steps[1])  # type: ignore[index, arg-type]
+        steps = self.k["steps"]
+        down, across = e.mul(row, steps[0]), e.mul(left, steps[1])
         at = e.at(self.image, self.w.offset(self.a, image, down, across))
-        lane = e.mul(channel, _FLOAT_BYTES)
+        lane = e.mul(channel, FLOAT_BYTES)
         sums = [e.constant(0.0, self.w.kind)] * columns
         if self.bias is not None:
             sums = [e.load(self.w.kind, e.at(self.bias, lane))] * columns
@@ -317,9 +288,9 @@ class RowWriter:
         step, dilation = self.k["steps"][1], self.k["dilations"]
         line = self.a.bytes_of(e, e.mul(row, dilation[0]), self.a.row)
         at = e.at(a, line)
-        first = e.mul(row, width * self.padded * _FLOAT_BYTES)
+        first = e.mul(row, width * self.padded * FLOAT_BYTES)
         factors = [
-            e.load(self.w.kind, e.at(taps, e.add(first, t * self.padded * _FLOAT_BYTES)))
+            e.load(self.w.kind, e.at(taps, e.add(first, t * self.padded * FLOAT_BYTES)))
             for t in range(width)
         ]
         users: dict[int, list[tuple[int, int]]] = {}

@@ -8,11 +8,12 @@ adjacent pixels byte by byte; the interleaved vector serves every window that co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
-from smelt.backends import Family, Refusal
-from smelt.backends._fused_programs import root_as, root_of
-from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
+from smelt.backends import Family, NodeRefusedError, Operands, Tactic, root_as, root_of
+from smelt.backends.cpu._emit import Int, Reg, vector_type
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, int8_dot_product
 from smelt.backends.cpu.families._operand_packing import (
@@ -26,29 +27,24 @@ from smelt.backends.cpu.families._operand_packing import (
 )
 from smelt.backends.cpu.families._pixel_loops import (
     CHANNEL_AXIS,
-    PixelLoopSpec,
-    PixelLoopWriter,
-    PixelStrides,
-    formats,
+    PixelKernelWriter,
+    Position,
+    check_images,
     spatial_pair,
-    unsupported_image_reason,
 )
 from smelt.backends.cpu.families._tiling import CYCLES_PER_SECOND
-from smelt.backends.cpu.families.depthwise import depthwise_launch, even_width
+from smelt.backends.cpu.families._vectors import load
+from smelt.backends.cpu.families.depthwise import check_depthwise, depthwise_launch, even_width
 from smelt.backends.cpu.families.int8_product import (
+    check_int8_product,
     int8_tactic,
-    unsupported_int8_product_reason,
     zero_point_bias,
 )
-from smelt.engine import KernelSpec, as_json, parameters
+from smelt.engine import KernelSpec, Step, as_json, parameters
 from smelt.ops import ConvInteger
 from smelt.types import DType, element_count, fixed_shape, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smelt.backends import Operands, Tactic
-    from smelt.engine import Step
     from smelt.ir import Constant, Node
 
 _GROUP: Final = 4
@@ -68,20 +64,14 @@ class DepthwiseInt8Family(Family[CpuTarget]):
     name: ClassVar[str] = "depthwise_int8"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         root, _ = root_of(node)
         if not isinstance(root, ConvInteger) or root.group == 1:
             return
-        extra_formats, reason = formats(node)
-        reason = (
-            unsupported_int8_product_reason(node)
-            or unsupported_image_reason(node)
-            or _unsupported_reason(node, root)
-            or reason
-        )
-        if reason:
-            yield Refusal(self.name, reason)
-            return
+        check_int8_product(node)
+        check_images(node)
+        check_depthwise(node, root)
+        _check_window(root)
         width, count = node.output.tensor.shape[-1], element_count(node.output.tensor.shape)
         work = (count if isinstance(count, int) else 1 << 16) / target.vector_bits
         for rank, size in enumerate(
@@ -93,7 +83,7 @@ class DepthwiseInt8Family(Family[CpuTarget]):
                 dot_product=int8_dot_product(target).name,
             )
             seconds = 300 * work / CYCLES_PER_SECOND * (1 + 0.02 * rank)
-            yield int8_tactic(self.name, node, options, extra_formats, seconds)
+            yield int8_tactic(self.name, node, options, seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -113,25 +103,23 @@ class DepthwiseInt8Family(Family[CpuTarget]):
             root_as(ConvInteger, node),
             tactic,
             operands,
-            packed_count=2,
+            num_packed_operands=2,
             dot_product=tactic.options["dot_product"],
         )
         return (launch,)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        del target
         return _Writer(kernel).write()
 
 
-def _unsupported_reason(node: Node, root: ConvInteger) -> str | None:
-    """Return why the family does not support a convolution, or None if it does."""
-    weights = constant_of(node.inputs[1]).type
-    if weights.shape[1] != 1 or weights.shape[0] != root.group:
-        return f"{root.group} groups of {weights}: not depthwise (one filter per channel)"
-    if element_count(root.kernel_shape) > _MAX_UNROLLED_TAPS:  # type: ignore[operator]
-        return f"a window of {root.kernel_shape} has more than {_MAX_UNROLLED_TAPS} elements"
-    return None
+def _check_window(root: ConvInteger) -> None:
+    """Check that the family supports a window."""
+    if prod(root.kernel_shape) > _MAX_UNROLLED_TAPS:
+        raise NodeRefusedError(
+            f"the window is {root.kernel_shape}; at most {_MAX_UNROLLED_TAPS} elements are "
+            "supported"
+        )
 
 
 def _pack_taps(weights: Constant, lanes: int) -> Constant:
@@ -147,16 +135,12 @@ def _pack_taps(weights: Constant, lanes: int) -> Constant:
     return named(f"{weights.name}.taps", transpose(parted, 0, 2, 4, 1, 3))
 
 
-class _Writer:
-    """Writes one kernel. Operands: image, taps, initial sums, extras, result."""
+class _Writer(PixelKernelWriter):
+    """Writes one convolution. Operands: image, taps, initial sums, extras, result."""
 
     def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.p = PixelLoopSpec.from_spec(kernel)
+        super().__init__(kernel, 3)
         self.dot_product = DOT_PRODUCTS[kernel["dot_product"]]
-        self.e = Emitter(kernel.symbol, 3 + len(self.p.extras) + 1)
-        self.w = PixelLoopWriter(self.e, self.p, 3)
-        self.a = PixelStrides(*as_json(kernel["a"]))  # type: ignore[misc]
         self.window = cast("tuple[int, int]", as_json(kernel["window"]))
         self.steps = cast("tuple[int, int]", as_json(kernel["steps"]))
         self.dilations = cast("tuple[int, int]", as_json(kernel["dilations"]))
@@ -166,13 +150,9 @@ class _Writer:
     def write(self) -> str:
         """Write the loops over rows and blocks of channels, and return the module."""
         e, p = self.e, self.p
-        full_end = p.channels // self.bytes * self.bytes
         with self.w.chunks() as (image, top, bottom), e.loop(top, bottom) as row:
-            if full_end:
-                with e.loop(0, full_end, self.bytes) as block:
-                    self.row((image, row.index), block.index, self.bytes)
-            if p.channels > full_end:
-                self.row((image, row.index), full_end, p.channels - full_end)
+            for channel, count in e.blocks(p.channels, self.bytes):
+                self.row((image, row.index), channel, count)
         return e.module()
 
     def row(self, line: tuple[Int, Int], channel: Int, count: int) -> None:
@@ -182,7 +162,7 @@ class _Writer:
             lambda left, columns: self.tile((*line, left), channel, count, columns),
         )
 
-    def tile(self, position: tuple[Int, Int, Int], channel: Int, count: int, columns: int) -> None:
+    def tile(self, position: Position, channel: Int, count: int, columns: int) -> None:
         """Write adjacent pixels of a row for a block of channels.
 
         A pixel is finished as soon as its last column is done, so that its accumulators become
@@ -231,15 +211,10 @@ class _Writer:
         at = e.at(e.pointer(1), e.add(e.mul(channel, size), within))
         return e.load(self.dot_product.factor_type(self.p.lanes), at)
 
-    def finish(
-        self, position: tuple[Int, Int, Int], channel: Int, count: int, sums: list[Reg]
-    ) -> None:
+    def finish(self, position: Position, channel: Int, count: int, sums: list[Reg]) -> None:
         """Write the epilogue and the stores of one pixel."""
-        lanes = self.p.lanes
-        for q, total in enumerate(sums):
-            remaining = count - q * lanes
-            mask = None if remaining >= lanes else self.e.tail_mask(remaining, lanes)
-            self.w.finish(total, position, self.e.add(channel, q * lanes), mask)
+        for q, (total, mask) in enumerate(zip(sums, self.w.masks(count), strict=True)):
+            self.w.finish(total, position, self.e.add(channel, q * self.p.lanes), mask)
 
     # ---- interleaving
 
@@ -260,13 +235,11 @@ class _Writer:
         e = self.e
         pointer = e.at(at, self.a.bytes_of(e, row * self.dilations[0], self.a.row))
         kind = vector_type("i8", self.bytes)
-        if count >= self.bytes:
-            value = e.load(kind, pointer)
-        else:
-            value = e.load_masked(kind, pointer, e.tail_mask(count, self.bytes))
+        mask = None if count >= self.bytes else e.tail_mask(count, self.bytes)
+        value = load(e, kind, pointer, mask, self.a.dtype)
         if self.a.dtype is DType.INT8:
             value = e.binary("xor", value, e.constant(_SIGN, kind))
-        return self.shuffle(value, value, self.spread())
+        return e.shuffle(value, value, self.spread())
 
     def spread(self) -> list[int]:
         """Return the order that puts four channels of each vector into each 16-byte part.
@@ -293,7 +266,7 @@ class _Writer:
             for part in range(0, self.bytes, 16):
                 for k in range(part + 8 * half, part + 8 * half + 8):
                     order += (k, self.bytes + k)
-            interleaved.append(self.shuffle(a, b, order))
+            interleaved.append(self.e.shuffle(a, b, order))
         return interleaved
 
     def quads(self, a: Reg, b: Reg, half: int) -> Reg:
@@ -302,10 +275,4 @@ class _Writer:
         for part in range(0, self.bytes, 16):
             for k in range(part + 8 * half, part + 8 * half + 8, 2):
                 order += (k, k + 1, self.bytes + k, self.bytes + k + 1)
-        return self.shuffle(a, b, order)
-
-    def shuffle(self, a: Reg, b: Reg, order: list[int]) -> Reg:
-        """Write a shuffle of two registers in a constant order."""
-        mask = ", ".join(f"i32 {k}" for k in order)
-        text = f"shufflevector {a}, {b}, <{len(order)} x i32> <{mask}>"
-        return self.e.emit(a.type, text)
+        return self.e.shuffle(a, b, order)

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._fused_programs import ABSENT_INPUT, elementwise_tactics, stages_of
+from smelt.backends import Family, LaunchScalars, Operands, Tactic
+from smelt.backends._fused_programs import elementwise_tactics, stages_of
 from smelt.backends._iteration_space import broadcast_strides, iteration_axes
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends.cpu._elementwise import (
-    ABSENT,
-    emit_op,
-    to_compute_type,
-    to_storage_type,
-    unsupported_op_reason,
-)
-from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
-from smelt.engine import KernelSpec, Launch, parameters
+from smelt.backends.cpu._elementwise import to_compute_type, to_storage_type, unsupported_op_reason
+from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Int, Reg, vector_type
+from smelt.backends.cpu._epilogue import emit_stages
+from smelt.backends.cpu._loop_nest import LoopNest, write_loop_nest
 from smelt.types import DType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step
+    from smelt.engine import KernelSpec, Step
     from smelt.ir import Node
 
 _BYTES_PER_SECOND = 8e9
@@ -41,7 +33,7 @@ class ElementwiseFamily(Family["CpuTarget"]):
     supports_reduced_precision: ClassVar[bool] = True
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         return elementwise_tactics(self.name, node, unsupported_op_reason, _cost)
 
     @override
@@ -51,78 +43,53 @@ class ElementwiseFamily(Family["CpuTarget"]):
         views = [*present, output]
         strides = [broadcast_strides(v, output.shape) for v in views]
         axes = iteration_axes(output.shape, strides, len(present))
-        loop_nest = LoopNest.over(axes, len(views))
-        scalars = LaunchScalars()
-        spec = KernelSpec(
-            self.name,
-            parameters(
-                dtypes=tuple(v.dtype.value for v in views),
-                stages=stages_of(node),
-                loop_nest=loop_nest.json(scalars),
-            ),
+        dtypes = tuple(v.dtype.value for v in views)
+        launch = LoopNest.over(axes, len(views)).launch(
+            self.name, views, LaunchScalars(), dtypes=dtypes, stages=stages_of(node)
         )
-        return (Launch(spec, tuple(views), (len(present),), scalars.values, loop_nest.chunks),)
+        return (launch,)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         dtypes = [DType(d) for d in kernel["dtypes"]]
-        e = emitter_for(kernel, len(dtypes))
+        e = Emitter(kernel.symbol, len(dtypes))
         lanes = target.vector_bits // 32
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
+            def step(index: Reg, lanes: int) -> None:
+                loaded: dict[int, Reg] = {}
+
+                def read(k: int) -> Reg:
+                    if k not in loaded:
+                        loaded[k] = load_along(e, starts[k], strides[k], index, dtypes[k], lanes)
+                    return loaded[k]
+
+                result = emit_stages(e, kernel["stages"], (), read)
+                result = to_storage_type(e, result, dtypes[-1])
+                size = dtypes[-1].size_bytes
+                e.store(result, e.at(starts[-1], e.mul(index, e.mul(strides[-1], size))))
+
             full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
             if strides[-1] == 1:
                 with e.loop(first, full_end, lanes) as steps:
-                    _emit_step(e, kernel["stages"], dtypes, starts, strides, steps.index, lanes)
+                    step(steps.index, lanes)
             else:
                 full_end = first
             with e.loop(full_end, last) as steps:
-                _emit_step(e, kernel["stages"], dtypes, starts, strides, steps.index, 1)
+                step(steps.index, 1)
 
-        pointers = [e.pointer(k) for k in range(len(dtypes))]
-        emit_loop_nest(e, kernel["loop_nest"], pointers, [d.size_bytes for d in dtypes], row)
-        return e.module()
+        return write_loop_nest(e, kernel["loop_nest"], [d.size_bytes for d in dtypes], row)
 
 
 def _cost(node: Node) -> float:
     """Return the estimated seconds: a launch and the memory traffic; symbols count as 8."""
     values = [v for v in (*node.inputs, node.output) if v is not None]
-    total = 0
-    for value in values:
-        count = 1
-        for extent in value.tensor.shape:
-            count *= extent if isinstance(extent, int) else 8
-        total += count * value.tensor.dtype.size_bytes
+    total = sum(
+        math.prod(extent if isinstance(extent, int) else 8 for extent in value.tensor.shape)
+        * value.tensor.dtype.size_bytes
+        for value in values
+    )
     return 1e-6 + total / _BYTES_PER_SECOND
-
-
-def _emit_step(
-    e: Emitter,
-    stages: Any,
-    dtypes: Sequence[DType],
-    starts: Sequence[Reg],
-    strides: tuple[Int, ...],
-    index: Reg,
-    lanes: int,
-) -> None:
-    """Write the program for ``lanes`` elements of the row from ``index`` on."""
-    loaded: dict[int, Reg] = {}
-
-    def read(k: int) -> Reg:
-        if k not in loaded:
-            loaded[k] = load_along(e, starts[k], strides[k], index, dtypes[k], lanes)
-        return loaded[k]
-
-    values: list[Reg] = []
-    for op, arguments, kinds in stages:
-        args: list[Reg] = [
-            ABSENT if a == ABSENT_INPUT else read(a) if a >= 0 else values[-a - 1]
-            for a in arguments
-        ]
-        values.append(emit_op(e, op, args, [DType(d) for d in kinds]))
-    result = to_storage_type(e, values[-1], dtypes[-1])
-    target = e.at(starts[-1], e.mul(index, e.mul(strides[-1], dtypes[-1].size_bytes)))
-    e.store(result, target)
 
 
 def load_along(e: Emitter, start: Reg, stride: Int, index: Reg, dtype: DType, lanes: int) -> Reg:

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
-from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends import Family, LaunchScalars, Operands, Tactic, linear_format
 from smelt.backends._iteration_space import iteration_axes
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
-from smelt.engine import KernelSpec, Launch, parameters
-from smelt.errors import InternalError
+from smelt.backends._node_operands import input_view
+from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Int, Reg, vector_type
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.backends.cpu._loop_nest import LoopNest, write_loop_nest
+from smelt.backends.cpu._refusals import check_dtype
+from smelt.engine import KernelSpec, Launch, Step, View
 from smelt.ops import ConstantOfShape, Range
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import DType, TensorFormat, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step, View
     from smelt.ir import Node
-_RANGES: Final = frozenset(
-    {DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32, DType.INT16, DType.INT8}
+_RANGES: Final = (
+    DType.FLOAT32,
+    DType.FLOAT64,
+    DType.INT64,
+    DType.INT32,
+    DType.INT16,
+    DType.INT8,
 )
 """Element types of supported ranges."""
 
@@ -39,18 +42,14 @@ class FillFamily(Family["CpuTarget"]):
     name: ClassVar[str] = "fill"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         if not isinstance(node.op, ConstantOfShape | Range):
             return
-        dtype = node.output.tensor.dtype
+        result = linear_format(node.output)
         inputs: tuple[TensorFormat | None, ...] = (None,) * len(node.inputs)
         if isinstance(node.op, Range):
-            if dtype not in _RANGES:
-                yield Refusal(self.name, f"ranges of {dtype.value} are not supported")
-                return
-            number = TensorFormat(dtype, Layout.LINEAR)
-            inputs = (number, None, number)
-        result = TensorFormat(dtype, Layout.LINEAR)
+            check_dtype("the result", result.dtype, *_RANGES)
+            inputs = (result, None, result)
         yield Tactic(self.name, (), inputs, (result,), cost_hint=1e-6)
 
     @override
@@ -64,69 +63,52 @@ class FillFamily(Family["CpuTarget"]):
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        return _GENERATORS[kernel["what"]](kernel, target)
+        if kernel["what"] == "range":
+            return _generate_range(kernel)
+        return _generate_constant(kernel, target)
 
 
 def _constant(bits: int, result: View) -> Launch:
     """Return the launch that fills a tensor with elements of the given bits."""
-    scalars = LaunchScalars()
     loop_nest = LoopNest.over(iteration_axes(result.shape, [result.strides], 0), 1)
-    spec = KernelSpec(
-        FillFamily.name,
-        parameters(
-            what="constant",
-            bits=bits,
-            size=result.dtype.size_bytes,
-            loop_nest=loop_nest.json(scalars),
-        ),
+    size = result.dtype.size_bytes
+    return loop_nest.launch(
+        FillFamily.name, (result,), LaunchScalars(), what="constant", bits=bits, size=size
     )
-    return Launch(spec, (result,), (0,), scalars.values, loop_nest.chunks)
 
 
 def _range(operands: Operands, result: View) -> Launch:
     """Return the launch that writes a range."""
-    start, _, delta = operands.inputs
-    if start is None or delta is None:
-        raise InternalError("the start or the step of a range is missing")
     scalars = LaunchScalars()
-    spec = KernelSpec(
+    views = (input_view(operands, 0), input_view(operands, 2), result)
+    spec = kernel_spec(
         FillFamily.name,
-        parameters(
-            what="range",
-            dtype=result.dtype.value,
-            count=scalars.json(result.shape[0]),
-            stride=scalars.json(result.strides[0]),
-        ),
+        what="range",
+        dtype=result.dtype.value,
+        count=scalars.json(result.shape[0]),
+        stride=scalars.json(result.strides[0]),
     )
-    return Launch(spec, (start, delta, result), (2,), scalars.values, 1)
+    return Launch(spec, views, (2,), scalars.values, 1)
 
 
 def _generate_constant(kernel: KernelSpec, target: CpuTarget) -> str:
     """Return the LLVM IR that fills a tensor."""
-    e = emitter_for(kernel, 1)
+    e = Emitter(kernel.symbol, 1)
     size, bits = kernel["size"], kernel["bits"]
     element = f"i{8 * size}"
     lanes = target.vector_bits // (8 * size)
 
     def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-        full_end = first
-        if strides[0] == 1:
-            full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-            with e.loop(first, full_end, lanes) as steps:
-                at = e.at(starts[0], e.mul(steps.index, size))
-                e.store(e.constant(bits, vector_type(element, lanes)), at)
-        with e.loop(full_end, last) as steps:
-            at = e.at(starts[0], e.mul(steps.index, e.mul(strides[0], size)))
-            e.store(e.constant(bits, element), at)
+        for index, width in e.vector_steps(first, last, lanes if strides[0] == 1 else 1):
+            at = e.at(starts[0], e.mul(index, e.mul(strides[0], size)))
+            e.store(e.constant(bits, vector_type(element, width)), at)
 
-    emit_loop_nest(e, kernel["loop_nest"], [e.pointer(0)], [size], row)
-    return e.module()
+    return write_loop_nest(e, kernel["loop_nest"], [size], row)
 
 
-def _generate_range(kernel: KernelSpec, target: CpuTarget) -> str:
+def _generate_range(kernel: KernelSpec) -> str:
     """Return the LLVM IR that writes a range."""
-    del target
-    e = emitter_for(kernel, 3)
+    e = Emitter(kernel.symbol, 3)
     dtype = DType(kernel["dtype"])
     element, size = LLVM_TYPES[dtype], dtype.size_bytes
     start, delta = (e.load(element, e.pointer(k)) for k in (0, 1))
@@ -145,10 +127,3 @@ def _as_number(e: Emitter, index: Reg, element: str, *, is_float: bool) -> Reg:
     if is_float:
         return e.convert("sitofp", index, element)
     return index if element == "i64" else e.convert("trunc", index, element)
-
-
-_GENERATORS: Final = {
-    "constant": _generate_constant,
-    "range": _generate_range,
-}
-"""Generator of each kind of kernel."""

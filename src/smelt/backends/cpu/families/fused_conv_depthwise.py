@@ -11,22 +11,17 @@ The first convolution is the microkernel (`write_microkernel`), called for the r
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends import (
-    Family,
-    Operands,
-    Refusal,
-    Tactic,
-    root_as,
-)
-from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends import Family, LaunchScalars, NodeRefusedError, Operands, Tactic, root_as
 from smelt.backends._node_operands import input_view
-from smelt.backends._pair_nodes import pair_nodes_of
-from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends._pair_nodes import PairNodes, pair_nodes_of
+from smelt.backends.cpu._emit import FLOAT_BYTES, Int, Reg
+from smelt.backends.cpu._kernel_spec import kernel_spec
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._implicit_gemm import prefetch_bytes
+from smelt.backends.cpu.families._implicit_gemm import ImplicitGemm, prefetch_bytes
 from smelt.backends.cpu.families._microkernel import write_microkernel
 from smelt.backends.cpu.families._microkernel_spec import MicrokernelSpec
 from smelt.backends.cpu.families._operand_packing import (
@@ -35,8 +30,8 @@ from smelt.backends.cpu.families._operand_packing import (
 )
 from smelt.backends.cpu.families._pixel_loops import (
     CHANNEL_AXIS,
+    PixelKernelWriter,
     PixelLoopSpec,
-    PixelLoopWriter,
     PixelStrides,
     pixel_loop_of,
 )
@@ -45,26 +40,21 @@ from smelt.backends.cpu.families._tiling import (
     TilingProblem,
     choose_tile,
     estimate_seconds,
+    even_size,
     fitting_tiles,
 )
 from smelt.backends.cpu.families._vectors import unravel
 from smelt.backends.cpu.families.conv import ConvFamily, bias_of, implicit_gemm_of, problem_of
 from smelt.backends.cpu.families.depthwise import DepthwiseFamily, RowWriter
-from smelt.backends.cpu.families.sequential_pair import conv_depthwise_pair
-from smelt.engine import KernelSpec, Launch, Options, View, as_json, parameters
+from smelt.backends.cpu.families.unfused_conv_depthwise import conv_depthwise_pair, joined_tactic
+from smelt.engine import KernelSpec, Launch, TypedParameters, View, as_json, parameters
 from smelt.ops import Conv
-from smelt.types import DType, fixed_extent, fixed_shape, override
+from smelt.types import DType, fixed_shape, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.backends._pair_nodes import PairNodes
-    from smelt.backends.cpu.families._implicit_gemm import ImplicitGemm
     from smelt.engine import Json, Parameters, Step
     from smelt.ir import Constant, Node
 
-_FLOAT_BYTES: Final = 4
-"""Size in bytes of a float32."""
 _SCRATCH_BYTES: Final = 512 << 10
 """L2 bytes that a worker's scratch memory may occupy: half of the 1 MiB that current cores have."""
 _KEPT: Final = 6
@@ -82,34 +72,18 @@ class FusedConvDepthwiseFamily(Family[CpuTarget]):
     name: ClassVar[str] = "fused_conv_depthwise"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         pair_nodes = conv_depthwise_pair(node)
         if pair_nodes is None:
             return
         first = list(_FIRST.tactics(pair_nodes.first, target))
-        second = list(_SECOND.tactics(pair_nodes.second, target))
-        refused = [a for a in (*first, *second) if isinstance(a, Refusal)]
-        if refused or not _is_known(pair_nodes):
-            reason = (
-                refused[0].reason
-                if refused
-                else "the image's height and width are not known at build time"
-            )
-            yield Refusal(self.name, reason)
-            return
-        b = cast("Tactic", second[0])
-        by_formats = {a.inputs: a for a in reversed(cast("list[Tactic]", first))}
+        b, *_ = _SECOND.tactics(pair_nodes.second, target)
+        if not _is_known(pair_nodes):
+            raise NodeRefusedError("the image's height or width is not known at build time")
+        by_formats = {a.inputs: a for a in reversed(first)}
         for options, seconds in _candidates(pair_nodes, target):
             for a in by_formats.values():
-                halos = (*(a.halos or ((),) * len(a.inputs)), *((),) * (len(b.inputs) - 1))
-                yield Tactic(
-                    self.name,
-                    options,
-                    (*a.inputs, *b.inputs[1:]),
-                    b.outputs,
-                    halos if any(map(any, halos)) else (),
-                    cost_hint=seconds,
-                )
+                yield joined_tactic(self.name, options, a, b, seconds)
 
     @override
     def reduced_precision_tactics(
@@ -132,7 +106,6 @@ class FusedConvDepthwiseFamily(Family[CpuTarget]):
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        del target
         return _Writer(kernel).write()
 
 
@@ -168,7 +141,7 @@ class _Geometry:
     def of(pair_nodes: PairNodes) -> _Geometry:
         """Return the geometry of a fused pair."""
         root = root_as(Conv, pair_nodes.second)
-        _, channels, height, width = (fixed_extent(e) for e in _shape(pair_nodes.first))
+        channels, height, width = fixed_shape(pair_nodes.first.output.tensor.shape[1:])
         rows, columns = fixed_shape(pair_nodes.second.output.tensor.shape[2:])
         before = tuple(pair[0] for pair in root.pad_pairs)
         pairs = (root.kernel_shape, root.strides, root.dilations, before)
@@ -186,22 +159,14 @@ class _Geometry:
 
     def scratch_bytes(self, count: int, width: int) -> int:
         """Return the scratch bytes of ``width`` channels under ``count`` rows of results."""
-        return self.rows_under(count) * self.line * width * _FLOAT_BYTES
-
-
-def _shape(node: Node) -> tuple[Any, ...]:
-    """Return the shape of a node's result; a symbolic batch counts as 1."""
-    images, *rest = node.output.tensor.shape
-    return (images if isinstance(images, int) else 1, *rest)
+        return self.rows_under(count) * self.line * width * FLOAT_BYTES
 
 
 def _candidates(pair_nodes: PairNodes, target: CpuTarget) -> Iterator[tuple[Parameters, float]]:
     """Yield the options and estimated seconds of the `_KEPT` best tilings."""
     lanes, geometry = target.vector_bits // 32, _Geometry.of(pair_nodes)
     problem = problem_of(pair_nodes.first, root_as(Conv, pair_nodes.first))
-    second = min(
-        t.cost_hint for t in _SECOND.tactics(pair_nodes.second, target) if isinstance(t, Tactic)
-    )
+    second = min(t.cost_hint for t in _SECOND.tactics(pair_nodes.second, target))
     # Both estimates include the traffic of the intermediate tensor, which is not stored here.
     stored = 4 * geometry.height * geometry.width * geometry.channels * (problem.images or 1)
     saved = 2 * stored / MEMORY_BYTES_PER_SECOND
@@ -216,7 +181,7 @@ def _candidates(pair_nodes: PairNodes, target: CpuTarget) -> Iterator[tuple[Para
                 down * geometry.rows_under(rows) / geometry.rows_under(geometry.rows) - 1
             )
             cost = max(seconds + second - saved, 0.0) + recomputation
-            columns = _even(geometry.columns, budget)
+            columns = even_size(geometry.columns, budget)
             options = parameters(
                 lanes=lanes, vectors=vectors, pixels=budget, rows=rows, columns=columns
             )
@@ -240,11 +205,6 @@ def _row_counts(geometry: _Geometry, width: int) -> list[int]:
     return fitting[:_KEPT] or [1]
 
 
-def _even(extent: int, size: int) -> int:
-    """Return the width up to ``size`` of equal tiles that cover ``extent`` with least overlap."""
-    return -(-extent // -(-extent // size))
-
-
 # ---- lowering
 
 
@@ -258,7 +218,7 @@ class _Lowering:
     scalars: LaunchScalars = dataclasses.field(default_factory=LaunchScalars)
 
     @property
-    def options(self) -> Options:
+    def options(self) -> TypedParameters:
         """Options of the tactic."""
         return self.tactic.options
 
@@ -269,30 +229,25 @@ class _Lowering:
 
     def launch(self) -> Launch:
         """Return the launch of the fused kernel."""
-        pair_nodes, geometry, rows = (
-            self.pair_nodes,
-            _Geometry.of(self.pair_nodes),
-            self.options.integer("rows"),
-        )
+        pair_nodes, rows = self.pair_nodes, self.options.integer("rows")
+        geometry = _Geometry.of(pair_nodes)
         packed = len(_FIRST.pack(pair_nodes.first, self.tactic))
         first, images, views = self.first(geometry, packed)
         pixels, others = self.second(packed)
         blocks = -(-geometry.rows // rows)
         pixels = dataclasses.replace(pixels, rows=rows, blocks=blocks)
-        kernel = KernelSpec(
+        kernel = kernel_spec(
             FusedConvDepthwiseFamily.name,
-            parameters(
-                first=first.parameters,
-                images=images,
-                pixels=pixels.as_json(),
-                geometry=as_json(dataclasses.astuple(geometry)),
-                window=geometry.window,
-                steps=geometry.steps,
-                dilations=geometry.dilations,
-                bias=bias_of(pair_nodes.second) is not None,
-                columns=self.options["columns"],
-                scalars=len(self.scalars.values),
-            ),
+            first=first.parameters,
+            images=images,
+            pixels=pixels.as_json(),
+            geometry=as_json(dataclasses.astuple(geometry)),
+            window=geometry.window,
+            steps=geometry.steps,
+            dilations=geometry.dilations,
+            bias=bias_of(pair_nodes.second) is not None,
+            columns=self.options["columns"],
+            scalars=len(self.scalars.values),
         )
         views = (*views, *others, self.operands.outputs[0])
         count = pair_nodes.second.output.tensor.shape[0]
@@ -350,18 +305,18 @@ class _Lowering:
 
 
 def _row_panels(
-    product: ImplicitGemm, options: Options, views: Sequence[View], scalars: LaunchScalars
+    product: ImplicitGemm, options: TypedParameters, views: Sequence[View], scalars: LaunchScalars
 ) -> MicrokernelSpec:
     """Return the first convolution's microkernel; a chunk is one row of one panel of one image."""
     image = dataclasses.replace(product, images=(), b_images=())
     image = image.map_strides(lambda w: dataclasses.replace(w, images=()))
-    panels_spec = image.panels(Options({**options, "parallel_split": "rows"}), views, scalars)
+    panels_spec = image.panels(
+        TypedParameters({**options, "parallel_split": "rows"}), views, scalars
+    )
     tile = _tile(product.problem, options.integer("pixels"), panels_spec.vectors)
     height, width = cast("int", panels_spec.height), cast("int", panels_spec.width)
-    across, panels = (
-        -(-width // tile[1]),
-        -(-cast("int", panels_spec.filters) // panels_spec.panel_width),
-    )
+    across = -(-width // tile[1])
+    panels = -(-cast("int", panels_spec.filters) // panels_spec.panel_width)
     panels_spec = dataclasses.replace(
         panels_spec,
         tile=tile,
@@ -376,26 +331,22 @@ def _row_panels(
 # ---- code
 
 
-class _Writer:
-    """Writes one kernel.
+class _Writer(PixelKernelWriter):
+    """Writes the kernel that computes both convolutions.
 
     Operands: those of the first convolution without its result, then depthwise taps, bias (if any),
     extras, result.
     """
 
     def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.geometry = _Geometry(*cast("Any", as_json(kernel["geometry"])))
-        self.spec = KernelSpec(ConvFamily.name, cast("Any", as_json(kernel["first"])))
-        self.panels = MicrokernelSpec.from_spec(self.spec)
-        pixels = PixelLoopSpec.from_spec(kernel)
         self.first_count = len(kernel["images"])
-        first = self.first_count + 1 + kernel["bias"]
-        e = self.e = Emitter(kernel.symbol, first + len(pixels.extras) + 1)
-        e.include(write_microkernel(self.spec))
-        self.w = PixelLoopWriter(e, pixels, first)
+        super().__init__(kernel, self.first_count + 1 + kernel["bias"])
+        self.geometry = _Geometry(*kernel["geometry"])
+        self.spec = KernelSpec(ConvFamily.name, kernel["first"])
+        self.panels = MicrokernelSpec.from_spec(self.spec)
+        self.e.include(write_microkernel(self.spec))
         words = self.first_count + 1 + kernel["scalars"]
-        self.arguments = e.emit("ptr", f"alloca [{words} x i64], align 64")
+        self.arguments = self.e.emit("ptr", f"alloca [{words} x i64], align 64")
 
     def write(self) -> str:
         """Write the loop over chunks: some rows of one panel of one image."""
@@ -416,11 +367,11 @@ class _Writer:
     @property
     def line_bytes(self) -> int:
         """Size in bytes of a row in scratch memory."""
-        return self.geometry.line * self.panels.panel_width * _FLOAT_BYTES
+        return self.geometry.line * self.panels.panel_width * FLOAT_BYTES
 
     def clear(self, rows: tuple[Int, Int], above: Int) -> None:
         """Write zeros around the intermediate image, as far as these rows of results read them."""
-        e, geometry, pixel = self.e, self.geometry, self.panels.panel_width * _FLOAT_BYTES
+        e, geometry, pixel = self.e, self.geometry, self.panels.panel_width * FLOAT_BYTES
         begin, end = self.image_rows(rows, above)
         bottom = e.add(above, geometry.rows_under(self.w.p.rows))
         for first, last in ((above, begin), (end, bottom)):
@@ -437,7 +388,7 @@ class _Writer:
     def zero(self, at: Reg, size: int) -> None:
         """Write zeros to ``size`` bytes, in full vectors."""
         e, zero = self.e, self.e.constant(0.0, self.w.kind)
-        with e.loop(0, size, self.w.p.lanes * _FLOAT_BYTES) as position:
+        with e.loop(0, size, self.w.p.lanes * FLOAT_BYTES) as position:
             e.store(zero, e.at(at, position.index))
 
     def image_rows(self, rows: tuple[Int, Int], above: Int) -> tuple[Int, Int]:
@@ -458,7 +409,7 @@ class _Writer:
 
         The address of its result is such that the panel's rows land in scratch memory.
         """
-        e, pixel = self.e, self.panels.panel_width * _FLOAT_BYTES
+        e, pixel = self.e, self.panels.panel_width * FLOAT_BYTES
         words: list[Reg] = []
         for operand, stride in enumerate(cast("Any", as_json(self.k["images"]))):
             ahead = e.mul(image, e.extent(stride))
@@ -488,7 +439,7 @@ class _Writer:
         a = PixelStrides(0, self.geometry.line * width, width, 1, DType.FLOAT32.value)
         # The address is shifted so that rows and channels count from 0 in every operand.
         start = e.mul(e.mul(top, self.geometry.steps[0]), self.line_bytes)
-        at = e.at(e.scratch, e.sub(0, e.add(start, e.mul(first, _FLOAT_BYTES))))
+        at = e.at(e.scratch, e.sub(0, e.add(start, e.mul(first, FLOAT_BYTES))))
         bias = e.pointer(self.first_count + 1) if self.k["bias"] else None
         writer = RowWriter(self.w, self.k, a, (at, e.pointer(self.first_count), bias))
         last = e.minimum(e.add(first, width), full_end)

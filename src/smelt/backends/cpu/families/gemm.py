@@ -6,13 +6,17 @@ the workspace by a launch before the product. Transposed factors differ only in 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends._node_operands import input_view, required_input
+from smelt.backends import Family, LaunchScalars, NodeRefusedError, Operands, Tactic, root_of
+from smelt.backends._iteration_space import broadcast_strides
+from smelt.backends._node_operands import input_view, required_input, workspace_of
+from smelt.backends._storage import packed_strides
+from smelt.backends.cpu._epilogue import plan_epilogue
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.backends.cpu._refusals import check_float_values
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._dot_product import WORD_BYTES
 from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm
@@ -21,43 +25,32 @@ from smelt.backends.cpu.families._operand_packing import (
     LINEAR,
     constant_of,
     dot_product_of,
-    epilogue_of,
+    epilogue_formats,
     epilogue_operand_strides,
     pack_bias,
     pack_epilogue_constants,
     pack_panels,
-    plan_epilogue_operands,
     reduced_precision_products,
     reshape,
     result_shape,
     transpose,
 )
 from smelt.backends.cpu.families._runtime_packing import write_packing
-from smelt.backends.cpu.families._tiling import (
-    TilingProblem,
-    ranked_tilings,
-    static_extent,
-)
-from smelt.engine import KernelSpec, Launch, parameters
-from smelt.errors import InternalError
+from smelt.backends.cpu.families._tiling import TilingProblem, ranked_tilings, static_extent
+from smelt.engine import KernelSpec, Launch, Parameters, Step, View
 from smelt.ops import Gemm, MatMul, Transpose
-from smelt.types import DType, Layout, TensorFormat, ceil_div, element_count, override
+from smelt.types import Dim, DType, Layout, Shape, TensorFormat, ceil_div, element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smelt.backends import Operands
-    from smelt.engine import Parameters, Step, View
     from smelt.ir import Constant, Node, Op, Value
-    from smelt.types import Dim, Shape
 
 STRIDED: Final = TensorFormat(DType.FLOAT32, Layout.STRIDED)
 """float32 with any strides, such as a transposed view."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Factor:
-    """A factor as a stack of matrices, with the axes that are its rows and columns."""
+class _MatrixOperand:
+    """Factor of a product as a stack of matrices, with the axes of its rows and columns."""
 
     stack: Shape
     rows: Dim
@@ -72,19 +65,19 @@ class _Factor:
         return 0 if axis is None else view.strides[axis]
 
 
-def _factor(value: Value, *, transposed: bool, vector_is_column: bool) -> _Factor:
+def _factor(value: Value, *, transposed: bool, vector_is_column: bool) -> _MatrixOperand:
     """Return a tensor as a factor; a vector is a column if ``vector_is_column``, else a row."""
     shape = value.tensor.shape
     if len(shape) == 1:
         return (
-            _Factor((), shape[0], 1, 0, None)
+            _MatrixOperand((), shape[0], 1, 0, None)
             if vector_is_column
-            else _Factor((), 1, shape[0], None, 0)
+            else _MatrixOperand((), 1, shape[0], None, 0)
         )
     row, column = len(shape) - 2, len(shape) - 1
     if transposed:
         row, column = column, row
-    return _Factor(shape[:-2], shape[row], shape[column], row, column)
+    return _MatrixOperand(shape[:-2], shape[row], shape[column], row, column)
 
 
 class GemmFamily(Family[CpuTarget]):
@@ -93,25 +86,18 @@ class GemmFamily(Family[CpuTarget]):
     name: ClassVar[str] = "gemm"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         root, count = root_of(node)
         if not isinstance(root, Gemm | MatMul):
             return
-        reason = _unsupported_reason(node)
-        extras = plan_epilogue_operands(node, _channel_axis(node))
-        if not reason and not isinstance(extras, str) and _right(node).column_axis is None:
-            reason = (
-                "a matrix-vector product with an epilogue is not supported"
-                if extras.formats
-                else None
-            )
-        if reason or isinstance(extras, str):
-            yield Refusal(self.name, reason or str(extras))
-            return
+        _check(node)
+        extra_formats = epilogue_formats(node, _channel_axis(node))
+        if extra_formats and _right(node).column_axis is None:
+            raise NodeRefusedError("a matrix-vector product with an epilogue is not supported")
         root_formats = [_read_format(node, index) for index in range(count)]
         for options, seconds in _candidates(node, target):
             for result in _result_formats(node):
-                formats = (*root_formats, *extras.formats)
+                formats = (*root_formats, *extra_formats)
                 tactic = Tactic(self.name, options, formats, (result,), cost_hint=seconds)
                 yield replace(tactic, workspace_bytes=_workspace_bytes(node, tactic))
 
@@ -128,7 +114,7 @@ class GemmFamily(Family[CpuTarget]):
         lanes, vectors = options.integer("lanes"), options.integer("vectors")
         root = root_of(node)[0]
         packed: tuple[Constant, ...] = ()
-        b = _second(node)
+        b = required_input(node, 1)
         if _is_packed(node):
             permuted = isinstance(root, Gemm) and root.trans_b
             if b.tensor.rank == 1:
@@ -148,22 +134,18 @@ class GemmFamily(Family[CpuTarget]):
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        del target
         return write_microkernel(kernel) if kernel["kernel"] == "panels" else write_packing(kernel)
 
 
 # ---- the node
 
 
-def _unsupported_reason(node: Node) -> str | None:
-    """Return why the family does not support a product, or None if it does."""
-    for value in (*node.inputs[: root_of(node)[1]], node.output):
-        if value is not None and value.tensor.dtype is not DType.FLOAT32:
-            return f"only float32 is supported, and {value.name} is {value.tensor.dtype.value}"
+def _check(node: Node) -> None:
+    """Check that the family supports a product."""
+    check_float_values(*node.inputs[: root_of(node)[1]], node.output)
     b = _right(node)
     if b.columns == 0 or b.rows == 0:
-        return "a matrix is empty"
-    return None
+        raise NodeRefusedError("a matrix is empty")
 
 
 def _channel_axis(node: Node) -> int:
@@ -171,21 +153,18 @@ def _channel_axis(node: Node) -> int:
     return len(result_shape(node)) - 1
 
 
-def _second(node: Node) -> Value:
-    """Return the second factor."""
-    return required_input(node, 1)
-
-
-def _left(node: Node) -> _Factor:
+def _left(node: Node) -> _MatrixOperand:
     """Return the first factor as a stack of matrices."""
     root, a = root_of(node)[0], required_input(node, 0)
     return _factor(a, transposed=_flag(root, "trans_a"), vector_is_column=False)
 
 
-def _right(node: Node) -> _Factor:
+def _right(node: Node) -> _MatrixOperand:
     """Return the second factor as a stack of matrices."""
     root = root_of(node)[0]
-    return _factor(_second(node), transposed=_flag(root, "trans_b"), vector_is_column=True)
+    return _factor(
+        required_input(node, 1), transposed=_flag(root, "trans_b"), vector_is_column=True
+    )
 
 
 def _flag(root: Op, name: str) -> bool:
@@ -195,7 +174,7 @@ def _flag(root: Op, name: str) -> bool:
 
 def _is_packed(node: Node) -> bool:
     """Return whether the second factor is one constant matrix, packed at build time."""
-    b = _second(node)
+    b = required_input(node, 1)
     return b.constant is not None and b.tensor.rank <= 2
 
 
@@ -285,13 +264,7 @@ def _candidates(node: Node, target: CpuTarget) -> Iterator[tuple[Parameters, flo
     lanes, problem = target.vector_bits // 32, _problem(node)
     a_bytes = problem.pixels * problem.depth * WORD_BYTES
     for tiling in ranked_tilings(problem, a_bytes, target, 5):
-        options = parameters(
-            lanes=lanes,
-            vectors=tiling.vectors,
-            pixels=tiling.pixels,
-            parallel_split=tiling.parallel_split,
-        )
-        yield options, tiling.seconds
+        yield tiling.options(lanes), tiling.seconds
 
 
 # ---- lowering
@@ -313,55 +286,47 @@ class _Lowering:
             count = len(packed) - _constants_after_panels(node)
             panels, packed = packed[:count], packed[count:]
         else:
-            if self.operands.workspace is None:
-                raise InternalError(f"{node} has no workspace for packing")
-            panels = [self.operands.workspace]
+            panels = [workspace_of(node, self.operands)]
             steps.append(self.pack_launch(panels[0]))
         bias = [packed.pop(0)] if _is_bias(node) else []
-        product, extras = self.product(packed, bias=bool(bias))
+        product, extras = self.product(packed, has_bias=bool(bias))
         a, out = input_view(self.operands, 0), self.operands.outputs[0]
         views = (a, *panels, *bias, *extras, out)
         steps.append(product.launch(GemmFamily.name, self.tactic.parameters, views))
         return tuple(steps)
 
-    def product(self, packed: list[View], *, bias: bool) -> tuple[ImplicitGemm, list[View]]:
+    def product(self, packed: list[View], *, has_bias: bool) -> tuple[ImplicitGemm, list[View]]:
         """Return the product, and the views of its extra operands."""
         node, root = self.node, root_of(self.node)[0]
         a, b = _left(node), _right(node)
         x, shape = input_view(self.operands, 0), result_shape(node)
         depth = max(len(a.stack), len(b.stack))
-        epilogue = epilogue_of(node, _channel_axis(node))
-        operand_strides: list[GemmStrides] = []
-        views: list[View] = []
+        epilogue = plan_epilogue(node)
         addend = _addend(node)
         constant_addend = (
-            packed.pop(0) if addend is not None and addend.constant and not bias else None
+            packed.pop(0) if addend is not None and addend.constant and not has_bias else None
         )
-        for view, strides in epilogue_operand_strides(
-            node, self.operands, packed, _channel_axis(node)
-        ):
-            operand_strides.append(self.walk(strides, depth))
-            views.append(view)
-        if addend is not None and not bias and isinstance(root, Gemm):
+        extras = epilogue_operand_strides(node, self.operands, packed, _channel_axis(node))
+        operand_strides = [self.walk(strides, depth) for _, strides in extras]
+        views = [view for view, _ in extras]
+        if addend is not None and not has_bias and isinstance(root, Gemm):
             view_of_addend = constant_addend or input_view(self.operands, 2)
-            operand_strides.append(self.walk(_aligned(addend, view_of_addend), depth))
+            strides = broadcast_strides(view_of_addend, shape)
+            operand_strides.append(self.walk(strides, depth))
             views.append(view_of_addend)
             epilogue = epilogue.after("add_scaled", len(operand_strides) - 1, beta=root.beta)
         return ImplicitGemm(
             images=shape[:depth],
-            groups=1,
-            height=1,
             width=a.rows,
             filters=b.columns,
             taps=(1, 1, b.rows),
             a=GemmStrides(_stack_strides(a, x.strides, depth), 0, 0, a.stride(x, a.row_axis)),
-            a_start=0,
             a_taps=(0, 0, a.stride(x, a.column_axis)),
-            b_images=_stack_strides(b, _matrix_strides(b), depth),
+            b_images=_stack_strides(b, packed_strides(b.stack, Layout.LINEAR)[0], depth),
             out=replace(self.walk(self.operands.outputs[0].strides, depth), channel=1),
             extras=tuple(operand_strides),
             epilogue=epilogue,
-            bias=bias,
+            has_bias=has_bias,
             alpha=root.alpha if isinstance(root, Gemm) else 1.0,
             has_uniform_panels=not _is_packed(node),
         ), views
@@ -380,47 +345,28 @@ class _Lowering:
         options, scalars = self.tactic.options, LaunchScalars()
         lanes, vectors = options.integer("lanes"), options.integer("vectors")
         panels = ceil_div(b.columns, lanes * vectors)
-        spec = KernelSpec(
+        spec = kernel_spec(
             GemmFamily.name,
-            parameters(
-                kernel="pack",
-                dot_product=dot_product_of(self.tactic).name,
-                dtype=view.dtype.value,
-                lanes=lanes,
-                vectors=vectors,
-                stack=scalars.all_json(b.stack),
-                strides=scalars.all_json(view.strides[: len(b.stack)]),
-                columns=scalars.json(b.columns),
-                rows=scalars.json(b.rows),
-                panels=scalars.json(panels),
-                column_stride=scalars.json(b.stride(view, b.column_axis)),
-                row_stride=scalars.json(b.stride(view, b.row_axis)),
-            ),
+            kernel="pack",
+            dot_product=dot_product_of(self.tactic).name,
+            dtype=view.dtype.value,
+            lanes=lanes,
+            vectors=vectors,
+            stack=scalars.all_json(b.stack),
+            strides=scalars.all_json(view.strides[: len(b.stack)]),
+            columns=scalars.json(b.columns),
+            rows=scalars.json(b.rows),
+            panels=scalars.json(panels),
+            column_stride=scalars.json(b.stride(view, b.column_axis)),
+            row_stride=scalars.json(b.stride(view, b.row_axis)),
         )
         chunks = element_count(b.stack) * panels
         return Launch(spec, (view, workspace), (1,), scalars.values, chunks)
 
 
-def _aligned(value: Value, view: View) -> tuple[Dim, ...]:
-    """Return an addend's strides along the result's rows and columns; 0 where it broadcasts."""
-    shape = value.tensor.shape
-    strides = tuple(0 if e == 1 else s for e, s in zip(shape, view.strides, strict=True))
-    return (0,) * (2 - len(strides)) + strides
-
-
-def _stack_strides(factor: _Factor, strides: tuple[Dim, ...], depth: int) -> tuple[Dim, ...]:
+def _stack_strides(factor: _MatrixOperand, strides: tuple[Dim, ...], depth: int) -> tuple[Dim, ...]:
     """Return a factor's strides along the result's stack; 0 where it broadcasts."""
     own_strides = tuple(
         0 if extent == 1 else stride for extent, stride in zip(factor.stack, strides, strict=False)
     )
     return (0,) * (depth - len(own_strides)) + own_strides
-
-
-def _matrix_strides(b: _Factor) -> tuple[Dim, ...]:
-    """Return the number of packed matrices between neighbours along each axis of the stack."""
-    strides: list[Dim] = []
-    step: Dim = 1
-    for extent in reversed(b.stack):
-        strides.insert(0, step)
-        step = step * extent
-    return tuple(strides)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends import (
+    Family,
+    LaunchScalars,
+    NodeRefusedError,
+    Operands,
+    Tactic,
+    linear_format,
+    op_as,
+)
 from smelt.backends._iteration_space import iteration_axes
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends._node_operands import constant_input
-from smelt.backends.cpu._emit import Emitter, Reg, emitter_for
-from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
-from smelt.engine import KernelSpec, Launch, parameters
-from smelt.errors import InternalError
+from smelt.backends._node_operands import constant_input, input_view, required_input
+from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.backends.cpu._loop_nest import LoopNest, write_loop_nest
+from smelt.backends.cpu._refusals import check_indices
+from smelt.engine import KernelSpec, Launch, Step, View
 from smelt.ops import OneHot, Trilu
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import Dim, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step, View
     from smelt.ir import Node
-    from smelt.types import Dim
 
 
 class IndexPredicateFamily(Family["CpuTarget"]):
@@ -35,46 +39,32 @@ class IndexPredicateFamily(Family["CpuTarget"]):
     name: ClassVar[str] = "index_predicate"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         if not isinstance(node.op, OneHot | Trilu):
             return
-        if reason := _unsupported_reason(node):
-            yield Refusal(self.name, reason)
-            return
+        if isinstance(node.op, OneHot):
+            check_indices(required_input(node, 0))
+        elif any(v is not None and v.constant is None for v in node.inputs[1:]):
+            raise NodeRefusedError("the diagonal is not constant")
         inputs = tuple(
-            None if v is None or i == 1 else TensorFormat(v.tensor.dtype, Layout.LINEAR)
-            for i, v in enumerate(node.inputs)
+            None if v is None or i == 1 else linear_format(v) for i, v in enumerate(node.inputs)
         )
-        result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
-        yield Tactic(self.name, (), inputs, (result,), cost_hint=5e-6)
+        result = (linear_format(node.output),)
+        yield Tactic(self.name, (), inputs, result, cost_hint=5e-6)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        source, result = operands.inputs[0], operands.outputs[0]
-        if source is None:
-            raise InternalError(f"{node} has no input")
+        source, result = input_view(operands, 0), operands.outputs[0]
         if isinstance(node.op, Trilu):
             k = constant_input(node, 1)
             rank = len(result.shape)
             # The index is the element's distance to the right of the main diagonal.
             element_index = (*((0,) * (rank - 2)), -1, 1)
             limit = 0 if k is None else int(k.item())
-            return (
-                _launch(
-                    "triangle",
-                    (source, result),
-                    source.strides,
-                    element_index,
-                    limit,
-                    node.op.upper,
-                ),
-            )
-        if not isinstance(node.op, OneHot):
-            raise InternalError(f"{node} is neither OneHot nor Trilu")
-        values = operands.inputs[2]
-        if values is None:
-            raise InternalError(f"{node} has no values")
-        axis = node.op.axis % len(result.shape)
+            views, upper = (source, result), node.op.upper
+            return (_launch("triangle", views, source.strides, element_index, limit, upper),)
+        values = input_view(operands, 2)
+        axis = op_as(OneHot, node).axis % len(result.shape)
         strides = (*source.strides[:axis], 0, *source.strides[axis:])
         element_index = tuple(int(a == axis) for a in range(len(result.shape)))
         depth = result.shape[axis]
@@ -83,7 +73,7 @@ class IndexPredicateFamily(Family["CpuTarget"]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         sizes = kernel["sizes"]
-        e = emitter_for(kernel, len(sizes))
+        e = Emitter(kernel.symbol, len(sizes))
         emit = _triangle if kernel["what"] == "triangle" else _one_hot
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
@@ -95,19 +85,7 @@ class IndexPredicateFamily(Family["CpuTarget"]):
                 e.store(value, e.at(starts[2], e.mul(steps.index, e.mul(strides[2], sizes[-1]))))
 
         pointers = [Reg("null", "ptr"), e.pointer(0), e.pointer(len(sizes) - 1)]
-        emit_loop_nest(e, kernel["loop_nest"], pointers, [1, sizes[0], sizes[-1]], row)
-        return e.module()
-
-
-def _unsupported_reason(node: Node) -> str | None:
-    """Return why the family does not support a node, or None if it does."""
-    first, second = (*node.inputs, None)[:2]
-    if isinstance(node.op, Trilu):
-        constant = second is None or second.constant is not None
-        return None if constant else "the diagonal is not constant"
-    if first is not None and first.tensor.dtype not in (DType.INT32, DType.INT64):
-        return f"indices of {first.tensor.dtype.value} are not supported"
-    return None
+        return write_loop_nest(e, kernel["loop_nest"], [1, sizes[0], sizes[-1]], row, pointers)
 
 
 def _launch(
@@ -124,16 +102,14 @@ def _launch(
     loop_nest = LoopNest.over(
         iteration_axes(result.shape, [element_index, source, result.strides], 2), 3
     )
-    spec = KernelSpec(
+    spec = kernel_spec(
         IndexPredicateFamily.name,
-        parameters(
-            what=what,
-            sizes=tuple(v.dtype.size_bytes for v in views),
-            stride=scalars.json(views[1].strides[0] if len(views) == 3 else 0),
-            loop_nest=loop_nest.json(scalars),
-            limit=scalars.json(limit),
-            upper=upper,
-        ),
+        what=what,
+        sizes=tuple(v.dtype.size_bytes for v in views),
+        stride=scalars.json(views[1].strides[0] if len(views) == 3 else 0),
+        loop_nest=loop_nest.json(scalars),
+        limit=scalars.json(limit),
+        upper=upper,
     )
     return Launch(spec, views, (len(views) - 1,), scalars.values, loop_nest.chunks)
 

@@ -1,42 +1,45 @@
 """Gather and scatter: elements read or written by indices that are data.
 
-Indices in tensors: kernels clamp them to the axis and report those that are out of range.
-
-Gather and GatherElements along one axis, with run-time or constant indices.
-
-ScatterElements, ScatterND and GatherND: elements and slices moved by vectors of indices.
+Kernels clamp indices to the axis and report those that are out of range. Gather and GatherElements
+read along one axis, with run-time or constant indices; ScatterElements, ScatterND and GatherND move
+elements and slices by vectors of indices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends import Family, Operands, Refusal, Tactic, with_storage_dtype
+from smelt.backends import (
+    Family,
+    LaunchScalars,
+    Operands,
+    Tactic,
+    linear_format,
+    with_storage_dtype,
+)
 from smelt.backends._iteration_space import (
     coalesce_axes,
     gather_axes,
     gather_elements_axes,
     sort_axes,
 )
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
-from smelt.backends.cpu.families.copy import copy_launch
+from smelt.backends._node_operands import error_words_of, input_view, required_input
+from smelt.backends.cpu._emit import LLVM_TYPES, Emitter, Int, Reg, vector_type
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.backends.cpu._loop_nest import LoopNest, write_loop_nest
+from smelt.backends.cpu._refusals import check_dtype, check_indices
 from smelt.backends.cpu.families.reduce import combine
-from smelt.engine import KernelSpec, Launch, parameters
+from smelt.backends.cpu.families.reformat import copy_launch
+from smelt.engine import Json, KernelSpec, Launch, Step, View
 from smelt.errors import InternalError
 from smelt.ops import Gather, GatherElements, GatherND, ScatterElements, ScatterND
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import Dim, DType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Json, Step, View
     from smelt.ir import Node
-    from smelt.types import Dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +99,20 @@ class GatherFamily(Family["CpuTarget"]):
     name: ClassVar[str] = "gather"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         if not isinstance(node.op, Gather | GatherElements):
             return
-        data, indices = node.inputs[:2]
-        if data is None or indices is None:
-            raise InternalError(f"an input of {node} is missing")
-        if indices.tensor.dtype not in (DType.INT32, DType.INT64):
-            yield Refusal(self.name, f"indices of {indices.tensor.dtype.value} are not supported")
-            return
-        dtype = data.tensor.dtype
-        inputs = (
-            TensorFormat(dtype, Layout.LINEAR),
-            TensorFormat(indices.tensor.dtype, Layout.LINEAR),
-        )
-        yield Tactic(self.name, (), inputs, (TensorFormat(dtype, Layout.LINEAR),), cost_hint=5e-6)
+        check_indices(required_input(node, 1))
+        data, indices = (linear_format(required_input(node, k)) for k in (0, 1))
+        yield Tactic(self.name, (), (data, indices), (data,), cost_hint=5e-6)
 
     @override
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
-        del target
-        return (with_storage_dtype(dtype, node, tactic, constants=True, outputs=True),)
+        return (
+            with_storage_dtype(dtype, node, tactic, narrows_constants=True, narrows_outputs=True),
+        )
 
     @override
     def reports_index_errors(self, node: Node) -> bool:
@@ -125,10 +120,8 @@ class GatherFamily(Family["CpuTarget"]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        data, indices = operands.inputs[:2]
-        (result,), errors = operands.outputs, operands.errors
-        if data is None or indices is None or errors is None:
-            raise InternalError(f"{node} has no error buffer, or one of its inputs is missing")
+        data, indices = (input_view(operands, k) for k in (0, 1))
+        (result,), errors = operands.outputs, error_words_of(node, operands)
         if not isinstance(node.op, Gather | GatherElements):
             raise InternalError(f"{node} is not a gather")
         axis = node.op.axis % len(data.shape)
@@ -138,22 +131,21 @@ class GatherFamily(Family["CpuTarget"]):
         loop_nest = LoopNest.over(
             coalesce_axes(sort_axes([a for a in axes if a.extent != 1], 2)), 3
         )
-        spec = KernelSpec(
+        launch = loop_nest.launch(
             self.name,
-            parameters(
-                size=data.dtype.size_bytes,
-                index_size=indices.dtype.size_bytes,
-                extent=scalars.json(data.shape[axis]),
-                stride=scalars.json(data.strides[axis]),
-                loop_nest=loop_nest.json(scalars),
-            ),
+            (data, indices, result, errors),
+            scalars,
+            (2, 3),
+            size=data.dtype.size_bytes,
+            index_size=indices.dtype.size_bytes,
+            extent=scalars.json(data.shape[axis]),
+            stride=scalars.json(data.strides[axis]),
         )
-        views = (data, indices, result, errors)
-        return (Launch(spec, views, (2, 3), scalars.values, loop_nest.chunks),)
+        return (launch,)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        e = emitter_for(kernel, 4)
+        e = Emitter(kernel.symbol, 4)
         size, index_size, extent = kernel["size"], kernel["index_size"], e.extent(kernel["extent"])
         reader = IndexReader(e, index_size, e.pointer(3))
         along = e.mul(e.extent(kernel["stride"]), size)
@@ -166,19 +158,12 @@ class GatherFamily(Family["CpuTarget"]):
             last = reader.end(first, last, index, extent)
             if strides[1] == 0:  # one index selects the whole row
                 picked = e.at(data, e.mul(reader.position(index, extent), along))
-                full_end = first
-                if strides[0] == 1 and strides[2] == 1:
-                    full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-                    with e.loop(first, full_end, lanes) as steps:
-                        at = e.mul(steps.index, size)
-                        e.store(
-                            e.load(vector_type(element, lanes), e.at(picked, at)), e.at(result, at)
-                        )
-                with e.loop(full_end, last) as steps:
-                    value = e.load(
-                        element, e.at(picked, e.mul(steps.index, e.mul(strides[0], size)))
-                    )
-                    e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
+                is_contiguous = strides[0] == 1 and strides[2] == 1
+                for step, width in e.vector_steps(first, last, lanes if is_contiguous else 1):
+                    read = e.mul(step, e.mul(strides[0], size))
+                    value = e.load(vector_type(element, width), e.at(picked, read))
+                    written = read if width > 1 else e.mul(step, e.mul(strides[2], size))
+                    e.store(value, e.at(result, written))
                 return
             with e.loop(first, last) as steps:
                 position = e.at(indices, e.mul(steps.index, e.mul(strides[1], index_size)))
@@ -186,12 +171,10 @@ class GatherFamily(Family["CpuTarget"]):
                 value = e.load(element, e.at(picked, e.mul(steps.index, e.mul(strides[0], size))))
                 e.store(value, e.at(result, e.mul(steps.index, e.mul(strides[2], size))))
 
-        pointers = [e.pointer(k) for k in range(3)]
-        emit_loop_nest(e, kernel["loop_nest"], pointers, [size, index_size, size], row)
-        return e.module()
+        return write_loop_nest(e, kernel["loop_nest"], [size, index_size, size], row)
 
 
-_REDUCIBLE: Final = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64})
+_REDUCIBLE: Final = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64)
 """Element types for which reductions of updates are supported."""
 _COMBINE: Final = {
     "add": "reduce_sum",
@@ -215,19 +198,13 @@ class ScatterFamily(Family["CpuTarget"]):
     name: ClassVar[str] = "scatter"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         if not isinstance(node.op, ScatterElements | ScatterND | GatherND):
             return
-        dtype = node.output.tensor.dtype
-        if _reduction(node) != "none" and dtype not in _REDUCIBLE:
-            yield Refusal(
-                self.name, f"the reduction {_reduction(node)} is not supported for {dtype.value}"
-            )
-            return
-        inputs = tuple(
-            None if v is None else TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.inputs
-        )
-        result = TensorFormat(dtype, Layout.LINEAR)
+        result = linear_format(node.output)
+        if (reduction := _reduction(node)) != "none":
+            check_dtype(f"the result of the reduction {reduction!r}", result.dtype, *_REDUCIBLE)
+        inputs = tuple(None if v is None else linear_format(v) for v in node.inputs)
         yield Tactic(self.name, (), inputs, (result,), cost_hint=2e-5)
 
     @override
@@ -237,16 +214,14 @@ class ScatterFamily(Family["CpuTarget"]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         data, indices, *updates = (v for v in operands.inputs if v is not None)
-        (result,), errors = operands.outputs, operands.errors
-        if errors is None:
-            raise InternalError(f"{node} has no error buffer")
+        (result,), errors = operands.outputs, error_words_of(node, operands)
         if isinstance(node.op, GatherND):
             return (_launch(node, (indices, result, data, errors), node.op.batch_dims),)
         return (copy_launch(data, result), _launch(node, (indices, updates[0], result, errors), 0))
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        e = emitter_for(kernel, 4)
+        e = Emitter(kernel.symbol, 4)
         starts = tuple(e.pointer(k) for k in range(3))
         sizes = (kernel["index_size"], *[DType(kernel["dtype"]).size_bytes] * 2)
         axes = [tuple(e.extent(x) for x in axis) for axis in kernel["items"]]
@@ -290,17 +265,15 @@ def _launch(node: Node, views: tuple[View, View, View, View], batch: int) -> Lau
             zip(pointed.shape[first:], flat.strides[rank:], pointed.strides[first:], strict=True)
         )
     scalars = LaunchScalars()
-    spec = KernelSpec(
+    spec = kernel_spec(
         ScatterFamily.name,
-        parameters(
-            dtype=flat.dtype.value,
-            index_size=indices.dtype.size_bytes,
-            reads=isinstance(node.op, GatherND),
-            reduction=_reduction(node),
-            items=_json(items, scalars),
-            parts=_json(parts, scalars),
-            inner=_json(inner, scalars),
-        ),
+        dtype=flat.dtype.value,
+        index_size=indices.dtype.size_bytes,
+        reads=isinstance(node.op, GatherND),
+        reduction=_reduction(node),
+        items=_json(items, scalars),
+        parts=_json(parts, scalars),
+        inner=_json(inner, scalars),
     )
     written = 1 if isinstance(node.op, GatherND) else 2
     return Launch(spec, views, (written, 3), scalars.values)
@@ -314,9 +287,9 @@ def _json(axes: Sequence[tuple[Dim, ...]], scalars: LaunchScalars) -> Json:
 def _nest(
     e: Emitter,
     axes: Sequence[tuple[Int, ...]],
-    positions: tuple[Reg, ...],
+    positions: Sequence[Reg],
     sizes: Sequence[int],
-    body: Callable[[tuple[Reg, ...]], None],
+    body: Callable[[Sequence[Reg]], None],
 ) -> None:
     """Write loops over axes that advance several addresses together."""
     if not axes:
@@ -324,14 +297,11 @@ def _nest(
         return
     extent, *strides = axes[0]
     with e.loop(0, extent) as steps:
-        inner_positions = tuple(
-            e.at(position, e.mul(steps.index, e.mul(stride, size)))
-            for position, stride, size in zip(positions, strides, sizes, strict=True)
-        )
+        inner_positions = e.advanced(positions, steps.index, strides, sizes)
         _nest(e, axes[1:], inner_positions, sizes, body)
 
 
-def _item(e: Emitter, kernel: KernelSpec, positions: tuple[Reg, ...]) -> None:
+def _item(e: Emitter, kernel: KernelSpec, positions: Sequence[Reg]) -> None:
     """Write one vector of indices: compute the address that it points at, then move the slice."""
     indices, flat, pointed = positions
     size, index_size = DType(kernel["dtype"]).size_bytes, kernel["index_size"]

@@ -7,36 +7,33 @@ Weights are int8 with a zero point of 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fused_programs import root_as, root_of
+from smelt.backends import Family, NodeRefusedError, Operands, Tactic, root_of
 from smelt.backends._node_operands import input_view, required_input
+from smelt.backends.cpu._epilogue import plan_epilogue
+from smelt.backends.cpu._refusals import check_dtype
 from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, int8_dot_product
+from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, DotProduct, int8_dot_product
 from smelt.backends.cpu.families._implicit_gemm import GemmStrides, ImplicitGemm
 from smelt.backends.cpu.families._microkernel import write_microkernel
 from smelt.backends.cpu.families._operand_packing import (
     constant_of,
-    epilogue_of,
     epilogue_operand_strides,
-    named,
     pack_bias,
     pack_epilogue_constants,
     pack_panels,
-    plan_epilogue_operands,
+    packed_tactic,
     reshape,
     transpose,
 )
-from smelt.backends.cpu.families._tiling import (
-    TilingProblem,
-    ranked_tilings,
-    static_extent,
-)
+from smelt.backends.cpu.families._pixel_loops import check_images
+from smelt.backends.cpu.families._tiling import TilingProblem, ranked_tilings, static_extent
 from smelt.backends.cpu.families.conv import (
     columns_in_runs,
     convolution_product,
@@ -45,20 +42,12 @@ from smelt.backends.cpu.families.conv import (
     runs_over_columns,
     tiling_problem_of,
 )
-from smelt.engine import parameters
-from smelt.ir import Constant
+from smelt.ir import Constant, Node
 from smelt.ops import Add, Cast, ConvInteger, MatMulInteger, Mul, ReduceSum, Sub
-from smelt.types import DType, Layout, TensorFormat, fixed_extent, fixed_shape, override
+from smelt.types import Dim, DType, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smelt.backends import Operands
-    from smelt.backends.cpu._epilogue import Epilogue
-    from smelt.backends.cpu.families._dot_product import DotProduct
-    from smelt.engine import Halo, Json, KernelSpec, Step, View
-    from smelt.ir import Node
-    from smelt.types import Dim
+    from smelt.engine import KernelSpec, Parameters, Step
 
 _INT8_OFFSET = 128
 """Offset that turns signed bytes into the unsigned bytes that the dot products take."""
@@ -72,17 +61,14 @@ class Int8ProductFamily(Family[CpuTarget]):
     name: ClassVar[str] = "int8_product"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         root, _ = root_of(node)
         if not isinstance(root, ConvInteger | MatMulInteger):
             return
-        extras = plan_epilogue_operands(node, channel_axis_of(node))
-        reason = unsupported_int8_product_reason(node) or _unsupported_reason(node)
-        if reason or isinstance(extras, str):
-            yield Refusal(self.name, reason or str(extras))
-            return
+        check_int8_product(node)
+        _check(node)
         for options, seconds in _candidates(node, target):
-            yield int8_tactic(self.name, node, options, extras.formats, seconds)
+            yield int8_tactic(self.name, node, options, seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -96,47 +82,38 @@ class Int8ProductFamily(Family[CpuTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        count = len(self.pack(node, tactic)) - len(
-            pack_epilogue_constants(node, channel_axis_of(node))
-        )
+        axis, packed = channel_axis_of(node), operands.packed
+        count = len(packed) - len(pack_epilogue_constants(node, axis))
         dot_product = DOT_PRODUCTS[tactic.options.text("dot_product")]
-        reads = _epilogue_reads(node, operands, count)
-        make = _convolution if isinstance(root_of(node)[0], ConvInteger) else _matrix_product
-        product = make(node, operands, reads, dot_product)
-        views = (
-            input_view(operands, 0),
-            *operands.packed[:count],
-            *reads.views,
-            operands.outputs[0],
-        )
+        extras = epilogue_operand_strides(node, operands, packed[count:], axis)
+        product = _product(node, operands, [strides for _, strides in extras], dot_product)
+        reads = (view for view, _ in extras)
+        views = (input_view(operands, 0), *packed[:count], *reads, operands.outputs[0])
         return (product.launch(self.name, tactic.parameters, views),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        del target
         return write_microkernel(kernel)
 
 
 # ---- shared by all kernels of bytes
 
 
-def unsupported_int8_product_reason(node: Node) -> str | None:
-    """Return why a node is not a product of bytes by constant int8 weights, or None if it is."""
-    x, weights, *others = [*node.inputs[: root_of(node)[1]], None, None, None]
-    x_zero, w_zero, bias = others[:3]
-    if x is None or weights is None or weights.constant is None:
-        return "the weights are not constant"
-    if weights.tensor.dtype is not DType.INT8:
-        return "the weights are not int8"
+def check_int8_product(node: Node) -> None:
+    """Check that a node is a product of bytes by constant int8 weights."""
+    weights = required_input(node, 1)
+    x_zero, w_zero, bias = (*node.inputs[2 : root_of(node)[1]], None, None, None)[:3]
+    if weights.constant is None:
+        raise NodeRefusedError("the weights are not constant")
+    check_dtype("the tensor of weights", weights.tensor.dtype, DType.INT8)
     if w_zero is not None and (w_zero.constant is None or np.any(w_zero.constant.fix())):
-        return "the weights have a zero point"
+        raise NodeRefusedError("the zero point of the weights is not a constant 0")
     if x_zero is not None and (x_zero.constant is None or x_zero.constant.fix().size != 1):
-        return "the activation zero point is not a constant scalar"
+        raise NodeRefusedError("the activation zero point is not a constant scalar")
     if bias is not None and bias.constant is None:
-        return f"the bias {bias.name} is not constant"
+        raise NodeRefusedError(f"the bias {bias.name!r} is not constant")
     if 0 in weights.tensor.shape:
-        return "the weights are empty"
-    return None
+        raise NodeRefusedError("the weights are empty")
 
 
 def channel_axis_of(node: Node) -> int:
@@ -150,32 +127,13 @@ def zero_point_of(node: Node) -> int:
     return 0 if zero is None else int(constant_of(zero).fix().ravel()[0])
 
 
-def int8_tactic(
-    family: str,
-    node: Node,
-    options: tuple[tuple[str, Json], ...],
-    extras: tuple[TensorFormat | None, ...],
-    seconds: float,
-) -> Tactic:
-    """Return the tactic of a kernel that reads bytes.
-
-    Images are channels-last, and their halo holds the zero point. ``extras`` are the formats of the
-    epilogue's operands.
-    """
-    root, count = root_of(node)
-    layout, halo = Layout.LINEAR, cast("Halo", ())
-    if isinstance(root, ConvInteger):
-        layout, halo = Layout.CHANNELS_LAST, halo_of(node, root)
-    first = TensorFormat(required_input(node, 0).tensor.dtype, layout)
-    return Tactic(
-        family,
-        options,
-        (first, *[None] * (count - 1), *extras),
-        (TensorFormat(node.output.tensor.dtype, layout),),
-        (halo, *[()] * (len(node.inputs) - 1)) if halo else (),
-        zero_point_of(node),
-        cost_hint=seconds,
-    )
+def int8_tactic(family: str, node: Node, options: Parameters, seconds: float) -> Tactic:
+    """Return the tactic of a kernel that reads bytes; the halo of an image holds the zero point."""
+    root, _ = root_of(node)
+    halo = halo_of(node, root) if isinstance(root, ConvInteger) else ()
+    axis = channel_axis_of(node)
+    tactic = packed_tactic(family, node, options, seconds, channel_axis=axis, halo=halo)
+    return replace(tactic, halo_value=zero_point_of(node))
 
 
 def zero_point_bias(node: Node) -> Constant:
@@ -198,31 +156,31 @@ def zero_point_bias(node: Node) -> Constant:
         zero_as_int32 = reshape(Constant.derive("", Cast(DType.INT32), constant_of(zero)))
         shift = Constant.derive("", Add(), zero_as_int32, shift)
     start = Constant("", np.array(0, np.int32)) if bias is None else constant_of(bias)
-    return named(f"{weights.name}.sums", _minus(start, Constant.derive("", Mul(), total, shift)))
-
-
-def _minus(a: Constant, b: Constant) -> Constant:
-    """Return the recorded difference of two constants."""
-    return Constant.derive("", Sub(), a, b)
+    return Constant.derive(
+        f"{weights.name}.sums", Sub(), start, Constant.derive("", Mul(), total, shift)
+    )
 
 
 # ---- panels
 
 
-def _unsupported_reason(node: Node) -> str | None:
-    """Return why the microkernel does not support a product of bytes, or None if it does."""
+def _check(node: Node) -> None:
+    """Check that the microkernel supports a product of bytes."""
     root, weights = root_of(node)[0], constant_of(node.inputs[1]).type.shape
     depth = prod(fixed_shape(weights)) // max(1, fixed_extent(weights[0]))
     if isinstance(root, ConvInteger):
-        if len(root.kernel_shape) not in {1, 2}:
-            return f"a window has {len(root.kernel_shape)} dimensions; 1 and 2 are supported"
+        check_images(node)
         if root.group > 1 and weights[1] == 1:
-            return "depthwise: handled by the depthwise_int8 family"
+            raise NodeRefusedError(
+                "depthwise convolutions are handled by the depthwise_int8 family"
+            )
     elif len(weights) != 2 or required_input(node, 0).tensor.rank < 2:
-        return "an operand is not a matrix"
+        raise NodeRefusedError("the weights are not a matrix, or the first operand is a vector")
     if depth > _MAX_SUMMED_PRODUCTS:
-        return f"sums of {depth} products may overflow int32"
-    return None
+        raise NodeRefusedError(
+            f"sums of {depth} products may overflow int32; at most {_MAX_SUMMED_PRODUCTS} are "
+            "supported"
+        )
 
 
 def _groups(node: Node) -> int:
@@ -248,61 +206,27 @@ def _problem(node: Node) -> TilingProblem:
     return TilingProblem(1, 1, 1, static_extent(node.output.tensor.shape[-2]), filters, depth)
 
 
-def _candidates(
-    node: Node, target: CpuTarget
-) -> Iterator[tuple[tuple[tuple[str, Json], ...], float]]:
+def _candidates(node: Node, target: CpuTarget) -> Iterator[tuple[Parameters, float]]:
     """Yield the options and estimated seconds of the six best tilings and splits."""
     lanes, dot_product = target.vector_bits // 32, int8_dot_product(target)
     problem = _problem(node)
     words = replace(problem, depth=-(-problem.depth // dot_product.group))
     for tiling in ranked_tilings(words, problem.pixels * problem.depth, target, 6):
-        options = parameters(
-            lanes=lanes,
-            vectors=tiling.vectors,
-            pixels=tiling.pixels,
-            parallel_split=tiling.parallel_split,
-            dot_product=dot_product.name,
-        )
-        yield options, tiling.seconds
+        yield tiling.options(lanes, dot_product=dot_product.name), tiling.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _EpilogueReads:
-    """The epilogue, and the strides and views of its operands."""
-
-    epilogue: Epilogue
-    strides: tuple[tuple[Dim, ...], ...]
-    views: tuple[View, ...]
-
-
-def _epilogue_reads(node: Node, operands: Operands, packed: int) -> _EpilogueReads:
-    """Return the epilogue of a node and its operands, which follow ``packed`` packed constants."""
-    axis = channel_axis_of(node)
-    extras = epilogue_operand_strides(node, operands, operands.packed[packed:], axis)
-    return _EpilogueReads(
-        epilogue_of(node, axis),
-        tuple(strides for _, strides in extras),
-        tuple(view for view, _ in extras),
-    )
-
-
-def _convolution(
-    node: Node, operands: Operands, reads: _EpilogueReads, dot_product: DotProduct
+def _product(
+    node: Node, operands: Operands, reads: Sequence[tuple[Dim, ...]], dot_product: DotProduct
 ) -> ImplicitGemm:
-    """Return a convolution as an implicit GEMM on the memory of its operands."""
-    root = root_as(ConvInteger, node)
-    filters = fixed_extent(constant_of(node.inputs[1]).type.shape[0]) // root.group
-    strides = [image_strides(strides, filters) for strides in reads.strides]
-    return convolution_product(
-        node, root, operands, dot_product, (reads.epilogue, strides), has_bias=True
-    )
+    """Return a convolution or matrix product as an implicit GEMM on the memory of its operands.
 
-
-def _matrix_product(
-    node: Node, operands: Operands, reads: _EpilogueReads, dot_product: DotProduct
-) -> ImplicitGemm:
-    """Return the product of a stack of matrices with one matrix as an implicit GEMM."""
-    del dot_product
+    ``reads`` are the strides of the epilogue's operands.
+    """
+    root, epilogue = root_of(node)[0], plan_epilogue(node)
+    if isinstance(root, ConvInteger):
+        product = convolution_product(node, root, operands, dot_product)
+        extras = tuple(image_strides(strides, fixed_extent(product.filters)) for strides in reads)
+        return replace(product, extras=extras, epilogue=epilogue, has_bias=True)
     x, out = input_view(operands, 0), operands.outputs[0]
     depth, filters = fixed_shape(constant_of(node.inputs[1]).type.shape)
     *stack, rows, _ = node.output.tensor.shape
@@ -312,17 +236,14 @@ def _matrix_product(
 
     return ImplicitGemm(
         images=tuple(stack),
-        groups=1,
-        height=1,
         width=rows,
         filters=filters,
         taps=(1, 1, depth),
         a=walk(x.strides, 1),
-        a_start=0,
         a_taps=(0, 0, x.strides[-1]),
         b_images=(0,) * len(stack),
         out=walk(out.strides, out.strides[-1]),
-        extras=tuple(walk(strides, strides[-1]) for strides in reads.strides),
-        epilogue=reads.epilogue,
-        bias=True,
+        extras=tuple(walk(strides, strides[-1]) for strides in reads),
+        epilogue=epilogue,
+        has_bias=True,
     )

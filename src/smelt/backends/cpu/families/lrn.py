@@ -6,83 +6,66 @@ channel, it is the sum over a clipped window, as in pooling.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import (
-    Family,
-    Refusal,
+    LaunchScalars,
+    NodeRefusedError,
+    Operands,
     Tactic,
     root_as,
+    root_of,
 )
-from smelt.backends._fused_programs import root_of
-from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view
-from smelt.backends.cpu._emit import Emitter, Int, Reg
+from smelt.backends.cpu._emit import Int, Reg
+from smelt.backends.cpu._kernel_spec import kernel_spec
 from smelt.backends.cpu._math import multiply_add, power
-from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operand_packing import CHANNELS_LAST, pack_epilogue_constants
+from smelt.backends.cpu.families._operand_packing import packed_tactic
 from smelt.backends.cpu.families._pixel_loops import (
-    CHANNEL_AXIS,
-    PixelLoopSpec,
-    PixelLoopWriter,
-    PixelStrides,
+    PixelFamily,
+    PixelKernelWriter,
+    Position,
+    check_float_images,
     clipped,
-    formats,
     pixel_launch,
     pixel_loop_of,
     pixel_strides_of,
     spatial_pair,
-    unsupported_float_image_reason,
 )
 from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
 from smelt.backends.cpu.families._vectors import load
-from smelt.engine import KernelSpec, as_json, parameters
+from smelt.engine import KernelSpec, Step, parameters
 from smelt.ops import LRN
 from smelt.types import element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from smelt.backends import Operands
-    from smelt.engine import Step
-    from smelt.ir import Constant, Node
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.ir import Node
 
 _MAX_NEIGHBOURS: Final = 63
 """Largest number of channels of a window, whose loads are unrolled. Chosen without a
 measurement."""
 
 
-class LrnFamily(Family[CpuTarget]):
+class LrnFamily(PixelFamily):
     """Local response normalisation: ``x / (bias + alpha / count * energy) ** beta``."""
 
     name: ClassVar[str] = "lrn"
-    supports_reduced_precision: ClassVar[bool] = True
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         root, _ = root_of(node)
         if not isinstance(root, LRN):
             return
-        extra_formats, reason = formats(node)
-        reason = unsupported_float_image_reason(node) or reason
+        check_float_images(node)
         if root.size > _MAX_NEIGHBOURS:
-            reason = f"the window has {root.size} channels; at most {_MAX_NEIGHBOURS} are supported"
-        if reason:
-            yield Refusal(self.name, reason)
-            return
+            raise NodeRefusedError(
+                f"the window has {root.size} channels; at most {_MAX_NEIGHBOURS} are supported"
+            )
         count = element_count(node.output.tensor.shape)
         seconds = (count if isinstance(count, int) else 1e5) * 8 / MEMORY_BYTES_PER_SECOND
-        yield Tactic(
-            self.name,
-            parameters(lanes=target.vector_bits // 32),
-            (CHANNELS_LAST, *extra_formats),
-            (CHANNELS_LAST,),
-            cost_hint=seconds,
-        )
-
-    @override
-    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        return pack_epilogue_constants(node, CHANNEL_AXIS)
+        yield packed_tactic(self.name, node, parameters(lanes=target.vector_bits // 32), seconds)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -92,37 +75,30 @@ class LrnFamily(Family[CpuTarget]):
             node, operands, operands.packed, scalars, lanes, 2 * root.size + 20
         )
         x = input_view(operands, 0)
-        kernel = KernelSpec(
+        kernel = kernel_spec(
             self.name,
-            parameters(
-                pixels=pixels.as_json(),
-                a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
-                extents=scalars.all_json(spatial_pair(x.shape[2:], 1)),
-                size=root.size,
-                alpha=root.alpha,
-                beta=root.beta,
-                bias=root.bias,
-                within=root.region == "within_channel",
-            ),
+            pixels=pixels.as_json(),
+            a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
+            extents=scalars.all_json(spatial_pair(x.shape[2:], 1)),
+            size=root.size,
+            alpha=root.alpha,
+            beta=root.beta,
+            bias=root.bias,
+            within=root.region == "within_channel",
         )
         views = (x, *extras, operands.outputs[0])
         return (pixel_launch(kernel, pixels, node, views, scalars),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        del target
         return _Writer(kernel).write()
 
 
-class _Writer:
-    """Writes one kernel. Operands: image, extras, result."""
+class _Writer(PixelKernelWriter):
+    """Writes one normalisation. Operands: image, extras, result."""
 
     def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.p = PixelLoopSpec.from_spec(kernel)
-        self.e = Emitter(kernel.symbol, 1 + len(self.p.extras) + 1)
-        self.w = PixelLoopWriter(self.e, self.p, 1)
-        self.a = PixelStrides(*cast("tuple[Any, ...]", as_json(kernel["a"])))
+        super().__init__(kernel, 1)
         self.before = (kernel["size"] - 1) // 2
 
     def write(self) -> str:
@@ -138,7 +114,7 @@ class _Writer:
         return e.module()
 
     def normalise(
-        self, position: tuple[Int, Int, Int], at: Reg, energy: Reg, channel: Int, mask: Reg | None
+        self, position: Position, at: Reg, energy: Reg, channel: Int, mask: Reg | None
     ) -> None:
         """Write one vector: the element divided by the power of its energy."""
         e, k, kind = self.e, self.k, energy.type
@@ -162,7 +138,7 @@ class _Writer:
 
     # ---- across channels
 
-    def across(self, position: tuple[Int, Int, Int], at: Reg) -> None:
+    def across(self, position: Position, at: Reg) -> None:
         """Write a pixel that is normalised across channels.
 
         A loop handles the vectors whose neighbours all exist. The vectors at both ends have masks.
@@ -176,9 +152,7 @@ class _Writer:
         for channel in (*range(0, min(first, count), lanes), *range(last, count, lanes)):
             self.vector(position, at, channel, channel)
 
-    def vector(
-        self, position: tuple[Int, Int, Int], at: Reg, channel: Int, first_channel: int | None
-    ) -> None:
+    def vector(self, position: Position, at: Reg, channel: Int, first_channel: int | None) -> None:
         """Write one vector of channels.
 
         ``first_channel`` is the vector's first channel if some neighbours may not exist, else None.
@@ -190,12 +164,7 @@ class _Writer:
             mask = None if first_channel is None else self.mask(first_channel + shift)
             x = load(e, kind, pointer, mask, self.a.dtype)
             energy = multiply_add(e, x, x, energy)
-        remaining = self.p.channels - (first_channel or 0)
-        store_mask = (
-            None
-            if first_channel is None or remaining >= self.p.lanes
-            else e.tail_mask(remaining, self.p.lanes)
-        )
+        store_mask = None if first_channel is None else self.mask(first_channel)
         self.normalise(position, at, energy, channel, store_mask)
 
     def mask(self, first: int) -> Reg | None:
@@ -208,19 +177,17 @@ class _Writer:
 
     # ---- within a channel
 
-    def within(self, position: tuple[Int, Int, Int], at: Reg) -> None:
+    def within(self, position: Position, at: Reg) -> None:
         """Write a pixel that is normalised within each channel."""
         e = self.e
-        extents = cast("tuple[Any, Any]", as_json(self.k["extents"]))
         bounds = [
             clipped(e, e.sub(index, self.before), self.k["size"], 1, e.extent(extent))
-            for index, extent in zip(position[1:], extents, strict=True)
+            for index, extent in zip(position[1:], self.k["extents"], strict=True)
         ]
         corner = self.w.offset(self.a, 0, -self.before, -self.before)
         strides = [self.a.bytes_of(e, 1, s) for s in (self.a.row, self.a.column)]
 
-        def block(channel: Int, masks: list[Reg | None]) -> None:
-            (mask,) = masks
+        for channel, (mask,) in self.w.channels(1):
             start = e.at(e.at(at, corner), self.a.bytes_of(e, channel))
             zero = e.constant(0.0, self.w.kind)
             with e.loop(*bounds[0], 1, [zero]) as row:
@@ -231,5 +198,3 @@ class _Writer:
                     column.carry = [multiply_add(e, x, x, column.values[0])]
                 row.carry = column.values
             self.normalise(position, at, row.values[0], channel, mask)
-
-        self.w.channels(1, block)

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._iteration_space import Axis, broadcast_strides, coalesce_axes, sort_axes
-from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends import Family, LaunchScalars, NodeRefusedError, Operands, Tactic
+from smelt.backends._iteration_space import broadcast_strides
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
-from smelt.backends.cpu.families._vectors import load, store
+from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.backends.cpu._loop_nest import LoopNest, axes_along, write_loop_nest
+from smelt.backends.cpu._refusals import check_float_values
+from smelt.backends.cpu.families._operand_packing import LINEAR
+from smelt.backends.cpu.families._vectors import balanced, load, store
 from smelt.backends.cpu.families.reduce import combine, reduce_lanes
-from smelt.engine import KernelSpec, Launch, parameters
-from smelt.ops import (
-    LayerNormalization,
-    LogSoftmax,
-    RMSNormalization,
-    Softmax,
-    is_same_for_rows,
-)
+from smelt.engine import KernelSpec, Launch, Step
+from smelt.ops import LayerNormalization, LogSoftmax, RMSNormalization, Softmax, is_same_for_rows
 from smelt.types import DType, Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step
     from smelt.ir import Node
-    from smelt.types import Dim
 
 _SOFT: Final = (Softmax, LogSoftmax)
 _NORMS: Final = (LayerNormalization, RMSNormalization)
 _LARGEST: Final = "max_number"
 """Reduction that returns the larger number and ignores NaN."""
-_FLOAT: Final = TensorFormat(DType.FLOAT32, Layout.LINEAR)
 
 
 class NormalizeFamily(Family["CpuTarget"]):
@@ -50,30 +42,24 @@ class NormalizeFamily(Family["CpuTarget"]):
     supports_reduced_precision: ClassVar[bool] = True
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         if not isinstance(node.op, _SOFT + _NORMS):
             return
-        if any(v is not None and v.tensor.dtype is not DType.FLOAT32 for v in node.inputs):
-            yield Refusal(self.name, "only float32 is supported")
-            return
+        check_float_values(*node.inputs)
         rank = node.output.tensor.rank
         if len(node.outputs) > 1 or rank == 0:
-            yield Refusal(
-                self.name, "only the normalised output of a tensor of rank 1 or more is supported"
-            )
-            return
+            raise NodeRefusedError("the node has several outputs, or its result has rank 0")
         if isinstance(node.op, _NORMS) and not all(
             v is None or is_same_for_rows(v.tensor, node.output.tensor, node.op.axis)
             for v in node.inputs[1:]
         ):
-            yield Refusal(self.name, "scale and bias must be the same for all rows")
-            return
+            raise NodeRefusedError("the scale or the bias is not the same for all rows")
         layouts = [Layout.LINEAR]
         if isinstance(node.op, _SOFT) and rank >= 3:
             layouts.append(Layout.CHANNELS_LAST)
         for layout in layouts:
             fmt = TensorFormat(DType.FLOAT32, layout)
-            inputs = (fmt, *(None if v is None else _FLOAT for v in node.inputs[1:]))
+            inputs = (fmt, *(None if v is None else LINEAR for v in node.inputs[1:]))
             yield Tactic(self.name, (), inputs, (fmt,), cost_hint=5e-6)
 
     @override
@@ -86,72 +72,44 @@ class NormalizeFamily(Family["CpuTarget"]):
         # Scale and bias have strides of their own, because they may be views.
         strides = [source.strides, result.strides]
         strides += [broadcast_strides(v, source.shape) for v in views[1:-1]]
-        along = _axes(source.shape, strides, range(first, last))
+        along = axes_along(source.shape, strides, range(first, last))
         outside = [a for a in range(rank) if not first <= a < last]
-        others = _axes(source.shape, strides[:2], outside)
+        others = axes_along(source.shape, strides[:2], outside)
         scalars = LaunchScalars()
         loop_nest = LoopNest.over(others, 2, element_count(tuple(a.extent for a in along)))
         epsilon = node.op.epsilon if isinstance(node.op, _NORMS) else 0.0
-        spec = KernelSpec(
+        spec = kernel_spec(
             self.name,
-            parameters(
-                op=node.op.name,
-                loop_nest=loop_nest.json(scalars),
-                along=tuple(a.json(scalars) for a in along),
-                vectors=len(views) - 2,
-                epsilon=epsilon,
-                dtypes=tuple(v.dtype.value for v in (source, result, *views[1:-1])),
-            ),
+            op=node.op.name,
+            loop_nest=loop_nest.json(scalars),
+            along=tuple(a.json(scalars) for a in along),
+            vectors=len(views) - 2,
+            epsilon=epsilon,
+            dtypes=tuple(v.dtype.value for v in (source, result, *views[1:-1])),
         )
         return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, loop_nest.chunks),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         vectors = kernel["vectors"]
-        e = emitter_for(kernel, vectors + 2)
+        e = Emitter(kernel.symbol, vectors + 2)
         lanes = target.vector_bits // 32
         along = [tuple(e.extent(x) for x in axis) for axis in kernel["along"]]
         emit = _EMITTERS[kernel["op"]]
         extras = tuple(e.pointer(1 + k) for k in range(vectors))
         dtypes = tuple(DType(d) for d in kernel["dtypes"])
-        sizes = [d.size_bytes for d in dtypes]
+        sizes = [d.size_bytes for d in dtypes[:2]]
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-            full_end = first
             is_contiguous = len(along) == 1 and all(s == 1 for s in along[0][1:])
-            if strides == (1, 1) and not is_contiguous:
-                full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-                with e.loop(first, full_end, lanes) as steps:
-                    at = (*_addresses(e, starts, strides, steps.index, sizes), *extras)
-                    emit(_Line(e, along, at, dtypes, lanes, 1, kernel["epsilon"]))
-            with e.loop(full_end, last) as steps:
-                at = (*_addresses(e, starts, strides, steps.index, sizes), *extras)
-                emit(
-                    _Line(e, along, at, dtypes, 1, lanes if is_contiguous else 1, kernel["epsilon"])
-                )
+            side_by_side = lanes if strides == (1, 1) and not is_contiguous else 1
+            for index, lines in e.vector_steps(first, last, side_by_side):
+                at = (*e.advanced(starts, index, strides, sizes), *extras)
+                vector_width = lanes if is_contiguous else 1
+                emit(_Line(e, along, at, dtypes, lines, vector_width, kernel["epsilon"]))
 
-        emit_loop_nest(
-            e, kernel["loop_nest"], [e.pointer(0), e.pointer(vectors + 1)], sizes[:2], row
-        )
-        return e.module()
-
-
-def _axes(
-    shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], chosen: Sequence[int]
-) -> list[Axis]:
-    """Return the chosen axes with their strides, merged where they are contiguous."""
-    axes = [Axis(shape[a], tuple(s[a] for s in strides)) for a in chosen]
-    return coalesce_axes(sort_axes([a for a in axes if a.extent != 1], 0))
-
-
-def _addresses(
-    e: Emitter, starts: Sequence[Reg], strides: Sequence[Int], index: Reg, sizes: Sequence[int]
-) -> tuple[Reg, ...]:
-    """Return the address of each operand after ``index`` steps."""
-    return tuple(
-        e.at(start, e.mul(index, e.mul(stride, size)))
-        for start, stride, size in zip(starts, strides, sizes, strict=False)
-    )
+        ends = [e.pointer(0), e.pointer(vectors + 1)]
+        return write_loop_nest(e, kernel["loop_nest"], sizes, row, ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +134,7 @@ class _Line:
     @property
     def count(self) -> Int:
         """Number of elements of the line."""
-        count: Int = 1
-        for extent, *_ in self.axes:
-            count = self.e.mul(count, extent)
-        return count
+        return self.e.product(extent for extent, *_ in self.axes)
 
     @property
     def vectors_in_registers(self) -> int:
@@ -203,11 +158,9 @@ class _Line:
             return combine(self.e, op, total, value(addresses[0], addresses[1], width))
 
         total, rest = self._walk(step, wide, narrow)
-        return (
-            combine(self.e, op, reduce_lanes(self.e, op, total), rest)
-            if self.vector_width > 1
-            else total
-        )
+        if self.vector_width == 1:
+            return total
+        return combine(self.e, op, reduce_lanes(self.e, op, total), rest)
 
     def each(self, store: Callable[[Sequence[Reg], int], None]) -> None:
         """Call ``store(addresses, width)`` for every step along the line."""
@@ -237,10 +190,8 @@ class _Line:
             (full_end, extent, 1, narrow),
         ):
             with e.loop(low, high, width, carried=(total,)) as steps:
-                addresses = [
-                    e.at(operand, e.mul(steps.index, dtype.size_bytes))
-                    for operand, dtype in zip(self.addresses, self.dtypes, strict=True)
-                ]
+                sizes = [d.size_bytes for d in self.dtypes]
+                addresses = e.advanced(self.addresses, steps.index, [1] * len(sizes), sizes)
                 steps.carry = (step(steps.values[0], addresses, width),)
             totals.append(steps.values[0])
         return totals[0], totals[1]
@@ -249,7 +200,7 @@ class _Line:
         self,
         step: Callable[[Reg, Sequence[Reg], int], Reg],
         axes: list[tuple[Int, ...]],
-        addresses: tuple[Reg, ...],
+        addresses: Sequence[Reg],
         total: Reg,
     ) -> Reg:
         """Write one loop per axis for lines side by side, and return the carried value."""
@@ -258,7 +209,7 @@ class _Line:
         (extent, *strides), *inner = axes
         with self.e.loop(0, extent, carried=(total,)) as steps:
             sizes = [d.size_bytes for d in self.dtypes]
-            inner_addresses = _addresses(self.e, addresses, strides, steps.index, sizes)
+            inner_addresses = self.e.advanced(addresses, steps.index, strides, sizes)
             steps.carry = (self._nest(step, inner, inner_addresses, steps.values[0]),)
         return steps.values[0]
 
@@ -326,12 +277,7 @@ def _softmax_in_registers(line: _Line, count: int) -> None:
 
 def _tree(e: Emitter, op: str, vectors: Sequence[Reg]) -> Reg:
     """Return all vectors combined in a balanced tree."""
-    terms = list(vectors)
-    while len(terms) > 1:
-        odd = terms[-1:] if len(terms) % 2 else []
-        pairs = zip(terms[::2], terms[1::2], strict=False)
-        terms = [combine(e, op, a, b) for a, b in pairs] + odd
-    return terms[0]
+    return balanced(partial(combine, e, op), vectors)
 
 
 def _log_softmax(line: _Line) -> None:
@@ -356,12 +302,8 @@ def _log_softmax(line: _Line) -> None:
 
 def _line_maximum(line: _Line) -> Reg:
     """Return the maximum of the line."""
-
-    def element(source: Reg, _result: Reg, width: int) -> Reg:
-        return line.load(source, width)
-
     # A NaN that is ignored here still makes the sum of exponentials NaN.
-    return line.fold(_LARGEST, float("-inf"), element)
+    return line.fold(_LARGEST, float("-inf"), lambda source, _, width: line.load(source, width))
 
 
 def _normalization(*, centred: bool) -> Callable[[_Line], None]:
@@ -373,12 +315,11 @@ def _normalization(*, centred: bool) -> Callable[[_Line], None]:
     def emit(line: _Line) -> None:
         e = line.e
 
-        def element(source: Reg, _result: Reg, width: int) -> Reg:
-            return line.load(source, width)
-
         number = e.emit("float", f"sitofp {e.i64(line.count)} to float")
-        count = e.splat(number, line.lines)
-        mean = e.binary("fdiv", line.fold("reduce_sum", 0.0, element), count) if centred else None
+        count, mean = e.splat(number, line.lines), None
+        if centred:
+            total = line.fold("reduce_sum", 0.0, lambda source, _, width: line.load(source, width))
+            mean = e.binary("fdiv", total, count)
 
         def centre(x: Reg, width: int) -> Reg:
             return x if mean is None else e.binary("fsub", x, line.spread(mean, width))

@@ -9,46 +9,42 @@ channel in a fixed order.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends import Family, Refusal, Tactic
-from smelt.backends._fused_programs import root_of
-from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends import LaunchScalars, Operands, Tactic, root_of
 from smelt.backends._node_operands import input_view, required_input
-from smelt.backends.cpu._emit import Emitter, Int, Reg, type_suffix, vector_type
+from smelt.backends.cpu._emit import Int, Reg, type_suffix, vector_type
 from smelt.backends.cpu._epilogue import computes_on_int8
+from smelt.backends.cpu._kernel_spec import kernel_spec
 from smelt.backends.cpu._math import absolute, larger, power
-from smelt.backends.cpu._quantization import LIMITS
-from smelt.backends.cpu._target import CpuTarget
-from smelt.backends.cpu.families._operand_packing import pack_epilogue_constants
+from smelt.backends.cpu._quantization import LIMITS, as_float
+from smelt.backends.cpu.families._operand_packing import packed_tactic
 from smelt.backends.cpu.families._pixel_loops import (
-    CHANNEL_AXIS,
-    PixelLoopSpec,
-    PixelLoopWriter,
-    PixelStrides,
+    Masks,
+    PixelFamily,
+    PixelKernelWriter,
+    Position,
+    check_float_images,
+    check_images,
     clipped,
-    formats,
     pixel_launch,
     pixel_loop_of,
     pixel_strides_of,
     spatial_pair,
-    unsupported_float_image_reason,
-    unsupported_image_reason,
 )
 from smelt.backends.cpu.families._tiling import MEMORY_BYTES_PER_SECOND
 from smelt.backends.cpu.families._vectors import load, unravel
-from smelt.engine import KernelSpec, Launch, as_json, parameters
+from smelt.engine import KernelSpec, Launch, Step, parameters
 from smelt.ops import AveragePool, GlobalAveragePool, GlobalMaxPool, LpPool, MaxPool
-from smelt.types import DType, Layout, TensorFormat, element_count, override
+from smelt.types import DType, element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from smelt.backends.cpu._target import CpuTarget
+    from smelt.ir import Node
 
-    from smelt.backends import Operands
-    from smelt.engine import Step, View
-    from smelt.ir import Constant, Node
-    from smelt.types import Dim
-
+_TapRanges = tuple[tuple[Int, Int], tuple[Int, Int]]
+"""Ranges of the rows and of the columns of a window that are inside the image."""
 _MAX_UNROLLED_TAPS: Final = 16
 """Largest number of taps of a single window that is unrolled. Chosen without a measurement."""
 _VECTORS: Final = 4
@@ -61,39 +57,24 @@ _MAX_RUN_TAPS: Final = 64
 Chosen without a measurement."""
 
 
-class PoolFamily(Family[CpuTarget]):
+class PoolFamily(PixelFamily):
     """Maximum, mean and Lp norm of windows and of whole images."""
 
     name: ClassVar[str] = "pool"
-    supports_reduced_precision: ClassVar[bool] = True
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         root, _ = root_of(node)
         if not isinstance(root, MaxPool | AveragePool | LpPool | GlobalAveragePool | GlobalMaxPool):
             return
-        extra_formats, reason = formats(node)
         is_int8 = computes_on_int8(node)
-        reason = (unsupported_image_reason if is_int8 else unsupported_float_image_reason)(
-            node
-        ) or reason
-        if reason:
-            yield Refusal(self.name, reason)
-            return
+        (check_images if is_int8 else check_float_images)(node)
         # Maxima of bytes compare bytes; means and norms convert them to float32.
         only_compares = is_int8 and isinstance(node.op, MaxPool | GlobalMaxPool)
         options = parameters(lanes=target.vector_bits // (8 if only_compares else 32))
         count = element_count(required_input(node, 0).tensor.shape)
         seconds = (count if isinstance(count, int) else 1e5) * 8 / MEMORY_BYTES_PER_SECOND
-        first, result = (
-            TensorFormat(v.tensor.dtype, Layout.CHANNELS_LAST)
-            for v in (required_input(node, 0), node.output)
-        )
-        yield Tactic(self.name, options, (first, *extra_formats), (result,), cost_hint=seconds)
-
-    @override
-    def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        return pack_epilogue_constants(node, CHANNEL_AXIS)
+        yield packed_tactic(self.name, node, options, seconds)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -104,67 +85,43 @@ class PoolFamily(Family[CpuTarget]):
         pixels, extras = pixel_loop_of(node, operands, operands.packed, scalars, lanes, work)
         x = input_view(operands, 0)
         views = (x, *extras, operands.outputs[0])
-        height, width = spatial_pair(x.shape[2:], 1)
         shared: dict[str, Any] = {
             "pixels": pixels.as_json(),
             "a": pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
-            "extents": scalars.all_json((height, width)),
+            "extents": scalars.all_json(spatial_pair(x.shape[2:], 1)),
             "reduction": root.name.removeprefix("global_"),
         }
         if isinstance(root, GlobalAveragePool | GlobalMaxPool):
-            return (self._global(node, pixels, views, shared, scalars),)
+            # A chunk is `_VECTORS` vectors of an image.
+            chunks = node.output.tensor.shape[0] * -(-pixels.channels // (lanes * _VECTORS))
+            kernel = kernel_spec(self.name, **shared, whole=True)
+            return (Launch(kernel, views, (len(views) - 1,), scalars.values, chunks),)
         windowed = cast("MaxPool | AveragePool | LpPool", root)
         pairs = ((0, 0), *windowed.pad_pairs)[-2:]
-        kernel = KernelSpec(
+        kernel = kernel_spec(
             self.name,
-            parameters(
-                **shared,
-                window=_pair(windowed.kernel_shape, 1),
-                steps=_pair(windowed.strides, 1),
-                dilations=_pair(windowed.dilations, 1),
-                before=(pairs[0][0], pairs[1][0]),
-                after=(pairs[0][1], pairs[1][1]),
-                include_pad=isinstance(root, AveragePool) and root.count_include_pad,
-                exponent=root.p if isinstance(root, LpPool) else 0,
-            ),
+            **shared,
+            window=spatial_pair(windowed.kernel_shape, 1),
+            steps=spatial_pair(windowed.strides, 1),
+            dilations=spatial_pair(windowed.dilations, 1),
+            before=(pairs[0][0], pairs[1][0]),
+            after=(pairs[0][1], pairs[1][1]),
+            include_pad=isinstance(root, AveragePool) and root.count_include_pad,
+            exponent=root.p if isinstance(root, LpPool) else 0,
         )
         return (pixel_launch(kernel, pixels, node, views, scalars),)
 
-    def _global(
-        self,
-        node: Node,
-        pixels: PixelLoopSpec,
-        views: tuple[View, ...],
-        shared: dict[str, Any],
-        scalars: LaunchScalars,
-    ) -> Launch:
-        """Return the launch of global pooling; a chunk is `_VECTORS` vectors of an image."""
-        blocks = -(-pixels.channels // (pixels.lanes * _VECTORS))
-        kernel = KernelSpec(self.name, parameters(**shared, whole=True))
-        chunks: Dim = node.output.tensor.shape[0] * blocks
-        return Launch(kernel, views, (len(views) - 1,), scalars.values, chunks)
-
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        del target
         is_global = kernel.options.get("whole", False)
         return _GlobalPoolWriter(kernel).write() if is_global else _WindowPoolWriter(kernel).write()
 
 
-def _pair(values: tuple[int, ...], missing: int) -> tuple[int, int]:
-    """Return the values for rows and columns; in one dimension the rows have ``missing``."""
-    return (values[0], values[1]) if len(values) == 2 else (missing, values[0])
-
-
-class _Reducer:
-    """Reduction of elements: maximum, sum, or sum of powers."""
+class _PoolWriter(PixelKernelWriter):
+    """Base of the writers of pools, which reduce to a maximum, a sum, or a sum of powers."""
 
     def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.p = PixelLoopSpec.from_spec(kernel)
-        self.e = Emitter(kernel.symbol, 1 + len(self.p.extras) + 1)
-        self.w = PixelLoopWriter(self.e, self.p, 1)
-        self.a = PixelStrides(*cast("tuple[Any, ...]", as_json(kernel["a"])))
+        super().__init__(kernel, 1)
         self.is_max = kernel["reduction"] == "max_pool"
         self.compares = self.is_max and not self.a.dtype.is_float
         self.kind = vector_type("i8", self.p.lanes) if self.compares else self.w.kind
@@ -219,24 +176,27 @@ class _Reducer:
         """Load one vector of channels, as float32 unless bytes are only compared."""
         pointer = self.e.at(at, self.step(1, vector * self.p.lanes))
         value = load(self.e, self.kind, pointer, mask, self.a.dtype)
-        if self.compares or self.a.dtype.is_float:
-            return value
-        return self.e.convert("uitofp" if self.a.dtype is DType.UINT8 else "sitofp", value, "float")
+        return value if self.compares else as_float(self.e, value, self.a.dtype)
+
+    def add_all(self, at: Reg, totals: Sequence[Reg], masks: Masks) -> list[Reg]:
+        """Return the totals of all vectors with one more element."""
+        pairs = enumerate(zip(totals, masks, strict=True))
+        return [self.add(total, self.element(at, j, mask)) for j, (total, mask) in pairs]
 
     def step(self, stride: Any, times: Int) -> Int:
         """Return the bytes of ``times`` steps of a stride."""
         return self.a.bytes_of(self.e, times, stride)
 
 
-class _WindowPoolWriter(_Reducer):
+class _WindowPoolWriter(_PoolWriter):
     """Writes pooling over windows."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         super().__init__(kernel)
         fields = ("window", "steps", "dilations", "before", "after")
-        values = [cast("tuple[int, int]", as_json(kernel[f])) for f in fields]
+        values = [kernel[f] for f in fields]
         self.window, self.steps, self.dilations, self.before, self.after = values
-        height, width = cast("tuple[Any, Any]", as_json(kernel["extents"]))
+        height, width = kernel["extents"]
         self.extents = (self.e.extent(height), self.e.extent(width))
 
     def write(self) -> str:
@@ -251,7 +211,7 @@ class _WindowPoolWriter(_Reducer):
                 with e.loop(first, last) as column:
                     left = e.sub(e.mul(column.index, self.steps[1]), self.before[1])
                     columns = clipped(e, left, self.window[1], self.dilations[1], self.extents[1])
-                    self.pixel((image, row, column.index), (top, left), rows, columns)
+                    self.pixel((image, row, column.index), (top, left), (rows, columns))
             if stop != 0:
                 with e.loop(start, stop, _WINDOWS_PER_RUN) as column:
                     left = e.sub(e.mul(column.index, self.steps[1]), self.before[1])
@@ -289,13 +249,13 @@ class _WindowPoolWriter(_Reducer):
         stop = e.select(full, e.i64(e.add(runs, start)), e.i64(start))
         return start, stop
 
-    def run(self, position: tuple[Int, Int, Int], corner: tuple[Int, Int]) -> None:
+    def run(self, position: Position, corner: tuple[Int, Int]) -> None:
         """Write a group of neighbouring windows inside the image."""
         e = self.e
         at = e.at(e.pointer(0), self.w.offset(self.a, position[0], *corner))
         taps = self.window[0] * self.window[1]
 
-        def block(channel: Int, masks: list[Reg | None]) -> None:
+        for channel, masks in self.w.channels(_VECTORS):
             pointer = e.at(at, self.a.bytes_of(e, channel))
             columns: dict[int, list[Reg]] = {}
             for window in range(_WINDOWS_PER_RUN):
@@ -308,9 +268,7 @@ class _WindowPoolWriter(_Reducer):
                 window_position = (position[0], position[1], e.add(position[2], window))
                 self.finish(totals, window_position, taps, channel, masks)
 
-        self.w.channels(_VECTORS, block)
-
-    def column(self, at: Reg, offset: int, masks: list[Reg | None]) -> list[Reg]:
+    def column(self, at: Reg, offset: int, masks: Masks) -> list[Reg]:
         """Return one column of taps, reduced, for each vector."""
         pointer = self.e.at(at, self.step(self.a.column, offset))
         totals = [self.entered(self.element(pointer, j, mask)) for j, mask in enumerate(masks)]
@@ -328,13 +286,7 @@ class _WindowPoolWriter(_Reducer):
             return [self.add(total, value) for total, value in pairs]
         return [self.e.binary("fadd", total, value) for total, value in pairs]
 
-    def pixel(
-        self,
-        position: tuple[Int, Int, Int],
-        corner: tuple[Int, Int],
-        rows: tuple[Int, Int],
-        columns: tuple[Int, Int],
-    ) -> None:
+    def pixel(self, position: Position, corner: tuple[Int, Int], taps: _TapRanges) -> None:
         """Write one window that may be clipped.
 
         A window of few taps has two versions: unrolled if no tap is clipped, else loops.
@@ -344,16 +296,21 @@ class _WindowPoolWriter(_Reducer):
             return
         e = self.e
         at = e.at(e.pointer(0), self.w.offset(self.a, position[0], *corner))
-        divisor = self.divisor(corner, rows, columns)
-        taps = self.window[0] * self.window[1]
-        if taps > _MAX_UNROLLED_TAPS:
-            self.channels(position, at, rows, columns, divisor)
+        divisor = self.divisor(corner, taps)
+        count = self.window[0] * self.window[1]
+        if count > _MAX_UNROLLED_TAPS:
+            self.channels(position, at, taps, divisor)
             return
-        area = e.mul(e.sub(rows[1], rows[0]), e.sub(columns[1], columns[0]))
-        with e.when(e.compare("eq", area, taps)):
-            self.channels(position, at, None, None, divisor)
-        with e.when(e.compare("ne", area, taps)):
-            self.channels(position, at, rows, columns, divisor)
+        area = self.area(taps)
+        with e.when(e.compare("eq", area, count)):
+            self.channels(position, at, None, divisor)
+        with e.when(e.compare("ne", area, count)):
+            self.channels(position, at, taps, divisor)
+
+    def area(self, taps: _TapRanges) -> Int:
+        """Return the number of taps inside the image."""
+        (top, bottom), (left, right) = taps
+        return self.e.mul(self.e.sub(bottom, top), self.e.sub(right, left))
 
     @property
     def clamps(self) -> bool:
@@ -376,7 +333,7 @@ class _WindowPoolWriter(_Reducer):
                 return False
         return True
 
-    def clamped(self, position: tuple[Int, Int, Int], corner: tuple[Int, Int]) -> None:
+    def clamped(self, position: Position, corner: tuple[Int, Int]) -> None:
         """Write a window whose taps beyond the image read the nearest pixel inside."""
         e = self.e
         at = e.at(e.pointer(0), self.w.offset(self.a, position[0], 0, 0))
@@ -391,7 +348,7 @@ class _WindowPoolWriter(_Reducer):
             )
         )
 
-        def block(channel: Int, masks: list[Reg | None]) -> None:
+        for channel, masks in self.w.channels(_VECTORS):
             pointer = e.at(at, self.a.bytes_of(e, channel))
             totals = [self.first()] * len(masks)
             for down in row_offsets:
@@ -399,15 +356,11 @@ class _WindowPoolWriter(_Reducer):
                     totals = self.add_all(e.at(e.at(pointer, down), across), totals, masks)
             self.finish(totals, position, 1, channel, masks)
 
-        self.w.channels(_VECTORS, block)
-
-    def divisor(
-        self, corner: tuple[Int, Int], rows: tuple[Int, Int], columns: tuple[Int, Int]
-    ) -> Int:
+    def divisor(self, corner: tuple[Int, Int], taps: _TapRanges) -> Int:
         """Return the number of elements of the window by which an average divides."""
         e = self.e
         if not self.k["include_pad"]:
-            return e.mul(e.sub(rows[1], rows[0]), e.sub(columns[1], columns[0]))
+            return self.area(taps)
         counts: list[Int] = []
         for axis in range(2):
             # Positions count from the start of the padding, so that no window starts before 0.
@@ -417,35 +370,21 @@ class _WindowPoolWriter(_Reducer):
             counts.append(e.sub(bounds[1], bounds[0]))
         return e.mul(counts[0], counts[1])
 
-    def channels(
-        self,
-        position: tuple[Int, Int, Int],
-        at: Reg,
-        rows: tuple[Int, Int] | None,
-        columns: tuple[Int, Int] | None,
-        divisor: Int,
-    ) -> None:
-        """Write a window for all channels; without ``rows`` and ``columns`` it is unrolled."""
+    def channels(self, position: Position, at: Reg, taps: _TapRanges | None, divisor: Int) -> None:
+        """Write a window for all channels; without ``taps`` it is unrolled."""
         e = self.e
 
-        def block(channel: Int, masks: list[Reg | None]) -> None:
+        for channel, masks in self.w.channels(_VECTORS):
             pointer = e.at(at, self.a.bytes_of(e, channel))
             totals = [self.first()] * len(masks)
-            if rows is None or columns is None:
+            if taps is None:
                 totals = self.written_out(pointer, totals, masks)
             else:
-                totals = self.looped(pointer, totals, masks, rows, columns)
+                totals = self.looped(pointer, totals, masks, taps)
             self.finish(totals, position, divisor, channel, masks)
 
-        self.w.channels(_VECTORS, block)
-
     def finish(
-        self,
-        totals: list[Reg],
-        position: tuple[Int, Int, Int],
-        divisor: Int,
-        channel: Int,
-        masks: list[Reg | None],
+        self, totals: list[Reg], position: Position, divisor: Int, channel: Int, masks: Masks
     ) -> None:
         """Write the final division or root, the epilogue and the stores of a window."""
         for j, (total, mask) in enumerate(zip(totals, masks, strict=True)):
@@ -456,7 +395,7 @@ class _WindowPoolWriter(_Reducer):
                 value = self.root(total)
             self.w.finish(value, position, self.e.add(channel, j * self.p.lanes), mask)
 
-    def written_out(self, at: Reg, totals: list[Reg], masks: list[Reg | None]) -> list[Reg]:
+    def written_out(self, at: Reg, totals: list[Reg], masks: Masks) -> list[Reg]:
         """Return the totals of a window with all taps unrolled."""
         for row in range(self.window[0]):
             down = self.step(self.a.row, row * self.dilations[0])
@@ -465,33 +404,19 @@ class _WindowPoolWriter(_Reducer):
                 totals = self.add_all(self.e.at(self.e.at(at, down), across), totals, masks)
         return totals
 
-    def looped(
-        self,
-        at: Reg,
-        totals: list[Reg],
-        masks: list[Reg | None],
-        rows: tuple[Int, Int],
-        columns: tuple[Int, Int],
-    ) -> list[Reg]:
+    def looped(self, at: Reg, totals: list[Reg], masks: Masks, taps: _TapRanges) -> list[Reg]:
         """Return the totals of a window with loops over its taps inside the image."""
         e = self.e
-        with e.loop(*rows, 1, totals) as row:
+        with e.loop(*taps[0], 1, totals) as row:
             down = e.at(at, self.step(self.a.row, e.mul(row.index, self.dilations[0])))
-            with e.loop(*columns, 1, row.values) as column:
+            with e.loop(*taps[1], 1, row.values) as column:
                 across = self.step(self.a.column, e.mul(column.index, self.dilations[1]))
-                column.carry = self.add_all(e.at(down, across), list(column.values), masks)
+                column.carry = self.add_all(e.at(down, across), column.values, masks)
             row.carry = column.values
         return list(row.values)
 
-    def add_all(self, at: Reg, totals: list[Reg], masks: list[Reg | None]) -> list[Reg]:
-        """Return the totals of all vectors with one more tap."""
-        updated: list[Reg] = []
-        for j, (total, mask) in enumerate(zip(totals, masks, strict=True)):
-            updated.append(self.add(total, self.element(at, j, mask)))
-        return updated
 
-
-class _GlobalPoolWriter(_Reducer):
+class _GlobalPoolWriter(_PoolWriter):
     """Writes pooling over whole images; a chunk is a block of channels of one image."""
 
     def write(self) -> str:
@@ -507,17 +432,14 @@ class _GlobalPoolWriter(_Reducer):
                     self.block(image, e.mul(block, width), [None] * _VECTORS)
             remainder = p.channels % width
             if remainder:
-                masks: list[Reg | None] = [None] * (remainder // p.lanes)
-                if remainder % p.lanes:
-                    masks.append(e.tail_mask(remainder % p.lanes, p.lanes))
                 with e.when(e.compare("eq", block, full_blocks)):
-                    self.block(image, full_blocks * width, masks)
+                    self.block(image, full_blocks * width, self.w.masks(remainder))
         return e.module()
 
-    def block(self, image: Int, channel: Int, masks: list[Reg | None]) -> None:
+    def block(self, image: Int, channel: Int, masks: Masks) -> None:
         """Write the reduction of a block of channels over one image."""
         e = self.e
-        height, width = (e.extent(x) for x in cast("tuple[Any, Any]", as_json(self.k["extents"])))
+        height, width = (e.extent(x) for x in self.k["extents"])
         at = e.at(e.pointer(0), self.w.offset(self.a, image, 0, 0))
         at = e.at(at, self.a.bytes_of(e, channel))
         with e.loop(0, height, 1, [self.first()] * len(masks)) as row:
@@ -525,10 +447,7 @@ class _GlobalPoolWriter(_Reducer):
             # Rows are summed before the image: rounding errors grow with the side, not the area.
             with e.loop(0, width, 1, [self.first()] * len(masks)) as column:
                 pointer = e.at(line, self.step(self.a.column, column.index))
-                column.carry = [
-                    self.add(total, self.element(pointer, j, m))
-                    for j, (total, m) in enumerate(zip(column.values, masks, strict=True))
-                ]
+                column.carry = self.add_all(pointer, column.values, masks)
             pairs = zip(row.values, column.values, strict=True)
             row.carry = [self.add(total, part) for total, part in pairs]
         for j, (total, mask) in enumerate(zip(row.values, masks, strict=True)):

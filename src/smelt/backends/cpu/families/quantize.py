@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends import Family, Operands, Refusal, Tactic
+from smelt.backends import Family, LaunchScalars, Operands, Tactic, linear_format
 from smelt.backends._fused_programs import layouts_of
 from smelt.backends._iteration_space import iteration_axes
-from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._elementwise import to_compute_type, to_storage_type
-from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
-from smelt.backends.cpu._quantization import LIMITS, dequantized, quantized
+from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.backends.cpu._loop_nest import LoopNest, write_loop_nest
+from smelt.backends.cpu._quantization import LIMITS, as_float, dequantized, quantized
+from smelt.backends.cpu._refusals import check_dtype
 from smelt.backends.cpu.families.elementwise import load_along
 from smelt.backends.cpu.families.reduce import combine, reduce_lanes
-from smelt.engine import KernelSpec, Launch, parameters
+from smelt.engine import Json, KernelSpec, Launch, Step, View
 from smelt.errors import InternalError
 from smelt.ops import DequantizeLinear, DynamicQuantizeLinear, QuantizeLinear
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import Dim, DType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Json, Step, View
     from smelt.ir import Node
-    from smelt.types import Dim
 
-_FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
-"""Floating-point types that can be quantised."""
+_QUANTIZABLE: Final = (DType.FLOAT32, DType.FLOAT16, DType.INT32)
+"""Element types that can be quantised."""
 
 
 class QuantizeFamily(Family["CpuTarget"]):
@@ -42,33 +41,22 @@ class QuantizeFamily(Family["CpuTarget"]):
     name: ClassVar[str] = "quantize"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         if not isinstance(node.op, QuantizeLinear | DequantizeLinear | DynamicQuantizeLinear):
             return
         if node.op.elementwise:
             return
-        if reason := _unsupported_reason(node):
-            yield Refusal(self.name, reason)
-            return
-        rank = node.outputs[0].tensor.rank
-        for layout in layouts_of(rank):
-            inputs = tuple(
-                None
-                if v is None
-                else TensorFormat(v.tensor.dtype, layout if i == 0 else Layout.LINEAR)
-                for i, v in enumerate(node.inputs)
-            )
-            results = tuple(
-                TensorFormat(v.tensor.dtype, layout if i == 0 else Layout.LINEAR)
-                for i, v in enumerate(node.outputs)
-            )
+        _check(node)
+        first, *others = (None if v is None else linear_format(v) for v in node.inputs)
+        result, *range_results = map(linear_format, node.outputs)
+        for layout in layouts_of(node.outputs[0].tensor.rank):
+            inputs = (first and replace(first, layout=layout), *others)
+            results = (replace(result, layout=layout), *range_results)
             yield Tactic(self.name, (), inputs, results, cost_hint=5e-6)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        x = operands.inputs[0]
-        if x is None:
-            raise InternalError(f"{node} has no input")
+        x = input_view(operands, 0)
         if isinstance(node.op, DynamicQuantizeLinear):
             result, *range_outputs = operands.outputs
             return (
@@ -76,10 +64,10 @@ class QuantizeFamily(Family["CpuTarget"]):
                 _apply_scale(x, range_outputs[0], range_outputs[1], result, 0, to_real=False),
             )
         if not isinstance(node.op, QuantizeLinear | DequantizeLinear) or node.op.axis is None:
-            raise InternalError(f"{node} is not quantised")
-        scale, zero = (*operands.inputs[1:], None)[:2]
-        if scale is None:
-            raise InternalError(f"{node} has no scale")
+            raise InternalError(
+                f"{node} is not a QuantizeLinear or DequantizeLinear with scales along one axis"
+            )
+        scale, zero = input_view(operands, 1), (*operands.inputs[2:], None)[0]
         to_real = isinstance(node.op, DequantizeLinear)
         return (_apply_scale(x, scale, zero, operands.outputs[0], node.op.axis, to_real=to_real),)
 
@@ -91,26 +79,22 @@ class QuantizeFamily(Family["CpuTarget"]):
         return _generate_apply_scale(kernel, lanes)
 
 
-def _unsupported_reason(node: Node) -> str | None:
-    """Return why the family does not support a node, or None if it does."""
-    x, scale = node.inputs[0], (*node.inputs[1:], None)[0]
-    if scale is not None and scale.tensor.dtype is not DType.FLOAT32:
-        return f"scales of {scale.tensor.dtype.value} are not supported"
-    if isinstance(node.op, QuantizeLinear) and x is not None:
-        if x.tensor.dtype not in _FLOATS | {DType.INT32}:
-            return f"{x.tensor.dtype.value} is not a supported input type"
-        if node.output.tensor.dtype not in LIMITS:
-            return f"a result of {node.output.tensor.dtype.value} is not supported"
-    return None
+def _check(node: Node) -> None:
+    """Check that the family supports a node."""
+    scale = (*node.inputs[1:], None)[0]
+    if scale is not None:
+        check_dtype("the scale", scale.tensor.dtype, DType.FLOAT32)
+    if isinstance(node.op, QuantizeLinear):
+        check_dtype("the input", required_input(node, 0).tensor.dtype, *_QUANTIZABLE)
+        check_dtype("the result", node.output.tensor.dtype, *LIMITS)
 
 
 def _dynamic_range(x: View, scale: View, zero: View) -> Launch:
     """Return the launch that computes scale and zero point from a tensor's range."""
     scalars = LaunchScalars()
     loop_nest = LoopNest.over(iteration_axes(x.shape, [x.strides], 0), 1)
-    spec = KernelSpec(
-        QuantizeFamily.name,
-        parameters(what="dynamic_range", axes=_axes_json(loop_nest, scalars)),
+    spec = kernel_spec(
+        QuantizeFamily.name, what="dynamic_range", axes=_axes_json(loop_nest, scalars)
     )
     return Launch(spec, (x, scale, zero), (1, 2), scalars.values, 1)
 
@@ -127,17 +111,9 @@ def _apply_scale(
     views = [x, scale, *([] if zero is None else [zero]), result]
     strides = [x.strides, *(_along(v, axis, len(x.shape)) for v in views[1:-1]), result.strides]
     loop_nest = LoopNest.over(iteration_axes(x.shape, strides, len(views) - 1), len(views))
-    scalars = LaunchScalars()
-    spec = KernelSpec(
-        QuantizeFamily.name,
-        parameters(
-            what="dequantize" if to_real else "quantize",
-            dtypes=tuple(v.dtype.value for v in views),
-            loop_nest=loop_nest.json(scalars),
-        ),
-    )
-    writes = (len(views) - 1,)
-    return Launch(spec, tuple(views), writes, scalars.values, loop_nest.chunks)
+    what = "dequantize" if to_real else "quantize"
+    dtypes = tuple(v.dtype.value for v in views)
+    return loop_nest.launch(QuantizeFamily.name, views, LaunchScalars(), what=what, dtypes=dtypes)
 
 
 def _along(view: View, axis: int, rank: int) -> tuple[Dim, ...]:
@@ -150,41 +126,26 @@ def _along(view: View, axis: int, rank: int) -> tuple[Dim, ...]:
 def _generate_apply_scale(kernel: KernelSpec, lanes: int) -> str:
     """Return the LLVM IR that quantises or dequantises."""
     dtypes = [DType(d) for d in kernel["dtypes"]]
-    e = emitter_for(kernel, len(dtypes))
+    e = Emitter(kernel.symbol, len(dtypes))
     convert = _dequantized if kernel["what"] == "dequantize" else _quantized
 
-    def step(starts: Sequence[Reg], strides: tuple[Int, ...], index: Reg, width: int) -> None:
-        values = [
-            load_along(e, start, stride, index, dtype, width)
-            for start, stride, dtype in zip(starts[:-1], strides, dtypes[:-1], strict=False)
-        ]
-        result = convert(e, values, dtypes)
-        e.store(result, e.at(starts[-1], e.mul(index, e.mul(strides[-1], dtypes[-1].size_bytes))))
+    sizes = [d.size_bytes for d in dtypes]
 
     def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-        full_end = first
-        if strides[-1] == 1:
-            full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-            with e.loop(first, full_end, lanes) as steps:
-                step(starts, strides, steps.index, lanes)
-        with e.loop(full_end, last) as steps:
-            step(starts, strides, steps.index, 1)
+        for index, width in e.vector_steps(first, last, lanes if strides[-1] == 1 else 1):
+            values = [
+                load_along(e, start, stride, index, dtype, width)
+                for start, stride, dtype in zip(starts[:-1], strides, dtypes[:-1], strict=False)
+            ]
+            result = convert(e, values, dtypes)
+            e.store(result, e.at(starts[-1], e.mul(index, e.mul(strides[-1], sizes[-1]))))
 
-    pointers = [e.pointer(k) for k in range(len(dtypes))]
-    emit_loop_nest(e, kernel["loop_nest"], pointers, [d.size_bytes for d in dtypes], row)
-    return e.module()
-
-
-def _as_float(e: Emitter, value: Reg, dtype: DType) -> Reg:
-    """Return a value as float32."""
-    if dtype.is_float:
-        return value
-    return e.convert("uitofp" if dtype.value.startswith("u") else "sitofp", value, "float")
+    return write_loop_nest(e, kernel["loop_nest"], sizes, row)
 
 
 def _quantized(e: Emitter, values: Sequence[Reg], dtypes: Sequence[DType]) -> Reg:
     """Return quantised elements from ``values`` (input, scale, optional zero point)."""
-    steps = e.binary("fdiv", _as_float(e, values[0], dtypes[0]), values[1])
+    steps = e.binary("fdiv", as_float(e, values[0], dtypes[0]), values[1])
     return quantized(e, steps, values[2] if len(values) > 2 else None, dtypes[-1])
 
 
@@ -200,7 +161,7 @@ def _generate_dynamic_range(kernel: KernelSpec, lanes: int) -> str:
     One worker runs it, since the range needs a single result. The range always includes 0, as ONNX
     DynamicQuantizeLinear requires.
     """
-    e = emitter_for(kernel, 3)
+    e = Emitter(kernel.symbol, 3)
     axes = [tuple(e.extent(x) for x in axis) for axis in kernel["axes"]]
     width = lanes if axes[-1][1] == 1 else 1
     zero = e.constant(0.0, vector_type("float", width))

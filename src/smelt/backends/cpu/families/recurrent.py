@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from smelt.backends import NodeRefusedError
 from smelt.backends.cpu import _math as m
+from smelt.backends.cpu._emit import FLOAT_BYTES, Int, Reg
 from smelt.backends.cpu.families._recurrent import (
-    FLOAT_BYTES,
     PEEPHOLES,
     RecurrentFamily,
     RecurrentWriter,
@@ -14,27 +16,22 @@ from smelt.backends.cpu.families._recurrent import (
     sequence_strides,
     state_strides,
 )
-from smelt.engine import KernelSpec, parameters
-from smelt.ir import Constant
+from smelt.engine import KernelSpec, Parameters, parameters
+from smelt.ir import Constant, Node
 from smelt.ops import GRU, LSTM, Add
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smelt.backends import Operands
     from smelt.backends._launch_scalars import LaunchScalars
-    from smelt.backends.cpu._emit import Int, Reg
-    from smelt.engine import Parameters
-    from smelt.ir import Node
 
 
 _LSTM_GATES: Final = 4
 """Number of gates of an LSTM: input, output, forget, cell."""
 
 
-class _Lstm(RecurrentWriter):
-    """Writes the time steps of a sequence.
+class _LstmWriter(RecurrentWriter):
+    """Writes the time steps of an LSTM.
 
     Operands: input projection, recurrent weights, initial states (if any), results.
     """
@@ -94,15 +91,17 @@ class LstmFamily(RecurrentFamily):
 
     @override
     def writer(self, kernel: KernelSpec, lanes: int) -> RecurrentWriter:
-        return _Lstm(kernel, lanes)
+        return _LstmWriter(kernel, lanes)
 
     @override
-    def unsupported_reason(self, node: Node, op: GRU | LSTM) -> str | None:
+    def check(self, node: Node, op: GRU | LSTM) -> None:
         if len(node.inputs) > PEEPHOLES and node.inputs[PEEPHOLES] is not None:
-            return "peepholes are not supported"
+            raise NodeRefusedError("peepholes are not supported")
         if isinstance(op, LSTM) and op.input_forget:
-            return "coupled gates are not supported"
-        return super().unsupported_reason(node, op)
+            raise NodeRefusedError(
+                "coupled input and forget gates (input_forget) are not supported"
+            )
+        super().check(node, op)
 
     @override
     def combine_biases(
@@ -129,8 +128,8 @@ _GRU_GATES: Final = 3
 """Number of gates of a GRU: update, reset, candidate."""
 
 
-class _Gru(RecurrentWriter):
-    """Writes the time steps of a sequence.
+class _GruWriter(RecurrentWriter):
+    """Writes the time steps of a GRU.
 
     Operands: input projection, recurrent weights, recurrent bias (if any), initial state (if any),
     results.
@@ -170,16 +169,13 @@ class _Gru(RecurrentWriter):
 
         All gates need one pass over the recurrent weights.
         """
-        e, gates = self.e, range(_GRU_GATES)
+        e = self.e
         with e.loop(0, self.blocks) as block:
-            input_gates = self.load_gates(
-                e.at(input_projection, e.mul(block.index, self.cell_bytes)), gates
-            )
-            recurrent_gates = self._recurrent_projection(state, weights, gates, block.index)
-            update, reset = (
-                m.sigmoid(e, e.binary("fadd", input_gates[g], recurrent_gates[g])) for g in (0, 1)
-            )
-            candidate = m.tanh(e, m.multiply_add(e, reset, recurrent_gates[2], input_gates[2]))
+            sources = (input_projection, state)
+            shares = self._shares(sources, weights, range(_GRU_GATES), block.index)
+            *gates, (from_input, from_state) = shares
+            update, reset = (m.sigmoid(e, e.binary("fadd", *share)) for share in gates)
+            candidate = m.tanh(e, m.multiply_add(e, reset, from_state, from_input))
             self._finish(update, candidate, state, y, block.index)
 
     def _step(self, input_projection: Reg, y: Reg, state: Reg, weights: Sequence[Reg]) -> None:
@@ -192,38 +188,38 @@ class _Gru(RecurrentWriter):
         e = self.e
         scaled_state = e.at(e.scratch, self.blocks * self.lanes * FLOAT_BYTES)
         with e.loop(0, self.blocks) as block:
-            input_gates = self.load_gates(
-                e.at(input_projection, e.mul(block.index, self.cell_bytes)), (0, 1)
-            )
-            recurrent_gates = self._recurrent_projection(state, weights, (0, 1), block.index)
-            update, reset = (
-                m.sigmoid(e, e.binary("fadd", input_gates[g], recurrent_gates[g])) for g in (0, 1)
-            )
+            shares = self._shares((input_projection, state), weights, (0, 1), block.index)
+            update, reset = (m.sigmoid(e, e.binary("fadd", *share)) for share in shares)
             at = e.mul(block.index, self.lanes * FLOAT_BYTES)
             previous = e.load_masked(self.vector, e.at(state, at), self.mask(block.index))
             e.store(update, e.at(e.scratch, at))
             e.store(e.binary("fmul", reset, previous), e.at(scaled_state, at))
         with e.loop(0, self.blocks) as block:
-            input_gates = self.load_gates(
-                e.at(input_projection, e.mul(block.index, self.cell_bytes)), (2,)
-            )
-            recurrent_gates = self._recurrent_projection(scaled_state, weights, (2,), block.index)
-            candidate = m.tanh(e, e.binary("fadd", input_gates[0], recurrent_gates[0]))
+            sources = (input_projection, scaled_state)
+            (share,) = self._shares(sources, weights, (2,), block.index)
+            candidate = m.tanh(e, e.binary("fadd", *share))
             update = e.load(
                 self.vector, e.at(e.scratch, e.mul(block.index, self.lanes * FLOAT_BYTES))
             )
             self._finish(update, candidate, state, y, block.index)
 
-    def _recurrent_projection(
-        self, source: Reg, weights: Sequence[Reg], gates: Sequence[int], block: Int
-    ) -> tuple[Reg, ...]:
-        """Return the state's share of some gates of a block, with the bias added."""
+    def _shares(
+        self, sources: tuple[Reg, Reg], weights: Sequence[Reg], gates: Sequence[int], block: Int
+    ) -> list[tuple[Reg, Reg]]:
+        """Return the shares of the input and of the state in some gates of a block.
+
+        ``sources`` are the addresses of the input projection and the state. The state's share
+        includes the bias.
+        """
         e, panel, *bias = self.e, *weights
+        cell = e.at(sources[0], e.mul(block, self.cell_bytes))
+        from_input = self.load_gates(cell, gates)
         start: tuple[Reg, ...] = (e.constant(0.0, self.vector),) * len(gates)
         if bias:
             start = self.load_gates(e.at(bias[0], e.mul(block, self.cell_bytes)), gates)
         panels = [e.at(panel, e.mul(block, self.panel_bytes))]
-        return self.multiply([source], self.hidden, panels, gates, start)[0]
+        (from_state,) = self.multiply([sources[1]], self.hidden, panels, gates, start)
+        return list(zip(from_input, from_state, strict=True))
 
     def _finish(self, update: Reg, candidate: Reg, state: Reg, y: Reg, block: Int) -> None:
         """Write the new state: ``(1 - update) * candidate + update * state``."""
@@ -245,7 +241,7 @@ class GruFamily(RecurrentFamily):
 
     @override
     def writer(self, kernel: KernelSpec, lanes: int) -> RecurrentWriter:
-        return _Gru(kernel, lanes)
+        return _GruWriter(kernel, lanes)
 
     @override
     def combine_biases(

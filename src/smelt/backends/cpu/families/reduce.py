@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
-from smelt.backends._launch_scalars import LaunchScalars
+from smelt.backends import Family, LaunchScalars, NodeRefusedError, Operands, Tactic
+from smelt.backends._node_operands import constant_input, input_view, required_input
 from smelt.backends.cpu import _math as m
 from smelt.backends.cpu._elementwise import to_compute_type, to_storage_type
 from smelt.backends.cpu._emit import (
@@ -15,13 +15,14 @@ from smelt.backends.cpu._emit import (
     Emitter,
     Reg,
     element_type,
-    emitter_for,
     lane_count,
     type_suffix,
     vector_type,
 )
-from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
-from smelt.engine import KernelSpec, Launch, parameters
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.backends.cpu._loop_nest import LoopNest, axes_along, write_loop_nest
+from smelt.backends.cpu._refusals import check_dtype
+from smelt.engine import KernelSpec, Launch, Step, View
 from smelt.ops import (
     GlobalAveragePool,
     GlobalMaxPool,
@@ -34,11 +35,9 @@ from smelt.ops import (
 from smelt.types import DType, Layout, TensorFormat, element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
+    from smelt.backends._iteration_space import Axis
     from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step, View
     from smelt.ir import Node
 
 _OPS: Final = (ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd)
@@ -82,16 +81,6 @@ _BOUNDED: Final = ("reduce_max", "reduce_min")
 """Reductions whose neutral element depends on the element type."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ReductionAxes:
-    """The axes of the input, divided into those that remain and those that are reduced."""
-
-    kept: tuple[Axis, ...]
-    """Remaining axes with their strides in input and output."""
-    reduced: tuple[Axis, ...]
-    """Reduced axes with their strides in the input."""
-
-
 class ReduceFamily(Family["CpuTarget"]):
     """Sum, mean, maximum, minimum and product over any axes.
 
@@ -102,21 +91,16 @@ class ReduceFamily(Family["CpuTarget"]):
     supports_reduced_precision: ClassVar[bool] = True
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         is_pool = type(node.op) in _POOLS
         if not isinstance(node.op, _OPS) and not is_pool:
             return
-        source = node.inputs[0]
-        if source is None or source.tensor.dtype not in _TYPES:
-            yield Refusal(self.name, "only floats, bytes, int32 and int64 are supported")
-            return
+        source = required_input(node, 0)
         dtype = source.tensor.dtype
+        check_dtype("the input", dtype, *_TYPES)
         if dtype in _BYTES and not isinstance(node.op, ReduceMax | ReduceMin | GlobalMaxPool):
-            yield Refusal(self.name, f"sums of {dtype.value} would overflow and are not supported")
-            return
-        if reduced_axes(node) is None:
-            yield Refusal(self.name, "the axes are not constant")
-            return
+            raise NodeRefusedError(f"sums of {dtype.value} would overflow and are not supported")
+        reduced_axes(node)
         absent = (None,) * (len(node.inputs) - 1)
         layouts: tuple[Layout, ...] = (Layout.LINEAR,)
         if source.tensor.rank >= 3 and not is_pool:
@@ -132,92 +116,71 @@ class ReduceFamily(Family["CpuTarget"]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        source, result = operands.inputs[0], operands.outputs[0]
-        axes = reduced_axes(node)
-        assert source is not None  # noqa: S101
-        assert axes is not None  # noqa: S101  (a tactic exists only with both)
-        space = _part(source, result, axes)
+        source, result = input_view(operands, 0), operands.outputs[0]
+        kept, reduced = _part(source, result, reduced_axes(node))
         scalars = LaunchScalars()
-        loop_nest = LoopNest.over(
-            space.kept, 2, element_count(tuple(a.extent for a in space.reduced))
-        )
-        spec = KernelSpec(
+        loop_nest = LoopNest.over(kept, 2, element_count(tuple(a.extent for a in reduced)))
+        spec = kernel_spec(
             self.name,
-            parameters(
-                op=_POOLS.get(type(node.op), node.op.name),
-                dtypes=(source.dtype.value, result.dtype.value),
-                loop_nest=loop_nest.json(scalars),
-                reduced=tuple(a.json(scalars) for a in space.reduced),
-            ),
+            op=_POOLS.get(type(node.op), node.op.name),
+            dtypes=(source.dtype.value, result.dtype.value),
+            loop_nest=loop_nest.json(scalars),
+            reduced=tuple(a.json(scalars) for a in reduced),
         )
         return (Launch(spec, (source, result), (1,), scalars.values, loop_nest.chunks),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        e = emitter_for(kernel, 2)
+        e = Emitter(kernel.symbol, 2)
         dtype, result_dtype = (DType(d) for d in kernel["dtypes"])
         lanes = target.vector_bits // 8 // max(4, dtype.size_bytes)
         reduced = [tuple(e.extent(x) for x in axis) for axis in kernel["reduced"]]
-        reduction = _Reduction(e, kernel["op"], dtype, result_dtype, reduced)
+        reduction = _ReductionWriter(e, kernel["op"], dtype, result_dtype, reduced)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-            full_end = first
-            if strides[0] == 1 and strides[1] == 1:
-                full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-                with e.loop(first, full_end, lanes) as steps:
-                    reduction.column(starts, strides, steps.index, lanes, 1)
             across = lanes if reduced and reduced[-1][1] == 1 else 1
-            with e.loop(full_end, last) as steps:
-                reduction.column(starts, strides, steps.index, 1, across)
+            for index, width in e.vector_steps(first, last, lanes if strides == (1, 1) else 1):
+                reduction.column(starts, strides, index, width, across if width == 1 else 1)
 
-        emit_loop_nest(
-            e,
-            kernel["loop_nest"],
-            [e.pointer(0), e.pointer(1)],
-            [dtype.size_bytes, result_dtype.size_bytes],
-            row,
-        )
-        return e.module()
+        sizes = [dtype.size_bytes, result_dtype.size_bytes]
+        return write_loop_nest(e, kernel["loop_nest"], sizes, row)
 
 
-def reduced_axes(node: Node) -> tuple[int, ...] | None:
-    """Return the axes that a reduction removes, counted from 0; None if they are not constant."""
-    source = node.inputs[0]
-    rank = 0 if source is None else source.tensor.rank
-    if type(node.op) in _POOLS:
+def reduced_axes(node: Node) -> tuple[int, ...]:
+    """Return the axes that a reduction removes, counted from 0.
+
+    Raises:
+        NodeRefusedError: they are not constant.
+    """
+    rank = required_input(node, 0).tensor.rank
+    if not isinstance(node.op, _OPS):
         return tuple(range(2, rank))
-    axes_input = node.inputs[1] if len(node.inputs) > 1 else None
-    if axes_input is None:
-        return () if getattr(node.op, "noop_with_empty_axes", 0) else tuple(range(rank))
-    if axes_input.constant is None:
-        return None
-    axes = tuple(sorted({int(a) % rank for a in axes_input.constant.fix().reshape(-1)}))
-    if not axes and not getattr(node.op, "noop_with_empty_axes", 0):
-        return tuple(range(rank))
-    return axes
+    if len(node.inputs) < 2 or node.inputs[1] is None:
+        return node.op.axes(rank, None)
+    axes = constant_input(node, 1)
+    if axes is None:
+        raise NodeRefusedError("the axes are not constant")
+    return node.op.axes(rank, tuple(int(a) for a in axes.reshape(-1)))
 
 
-def _part(source: View, result: View, axes: tuple[int, ...]) -> _ReductionAxes:
-    """Return the axes of a reduction, without those of extent 1 and merged where contiguous."""
+def _part(source: View, result: View, axes: tuple[int, ...]) -> tuple[list[Axis], list[Axis]]:
+    """Return the axes that remain, with their strides in input and output, and the reduced ones.
+
+    The axes are without those of extent 1, and merged where contiguous.
+    """
     keeps_rank = len(result.shape) == len(source.shape)
     strides_out = iter(s for a, s in enumerate(result.strides) if not (keeps_rank and a in axes))
-    kept: list[Axis] = []
-    reduced: list[Axis] = []
-    for axis, (extent, stride) in enumerate(zip(source.shape, source.strides, strict=True)):
-        if axis in axes:
-            reduced.append(Axis(extent, (stride,)))
-        else:
-            kept.append(Axis(extent, (stride, next(strides_out))))
-    kept_nonunit = [a for a in kept if a.extent != 1]
-    reduced_nonunit = [a for a in reduced if a.extent != 1]
-    return _ReductionAxes(
-        tuple(coalesce_axes(sort_axes(kept_nonunit, 0))),
-        tuple(coalesce_axes(sort_axes(reduced_nonunit, 0))),
+    rank = len(source.shape)
+    written = tuple(0 if a in axes else next(strides_out) for a in range(rank))
+    kept = [a for a in range(rank) if a not in axes]
+    return (
+        axes_along(source.shape, [source.strides, written], kept),
+        axes_along(source.shape, [source.strides], axes),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Reduction:
+class _ReductionWriter:
     """Writes the reduction of one output, or of several side by side."""
 
     e: Emitter
@@ -272,9 +235,7 @@ class _Reduction:
     def _divided(self, total: Reg, lanes: int) -> Reg:
         """Return the total divided by the number of reduced elements."""
         e, kind = self.e, _TYPES[self.dtype]
-        count: Int = 1
-        for extent, _ in self.reduced:
-            count = e.mul(count, extent)
+        count = e.product(extent for extent, _ in self.reduced)
         if kind.startswith("i"):
             count = e.maximum(count, 1)  # integer division by zero would raise a signal
             number = e.i64(count) if kind == "i64" else e.convert("trunc", e.i64(count), kind)
@@ -373,10 +334,6 @@ def reduce_lanes(e: Emitter, op: str, vector: Reg) -> Reg:
 
 def _half(e: Emitter, vector: Reg, start: int, lanes: int) -> Reg:
     """Return ``lanes`` lanes of a vector from ``start`` on."""
-    kind = vector_type(element_type(vector.type), lanes)
     if lanes == 1:
-        return e.emit(kind, f"extractelement {vector}, i64 {start}")
-    indices = ", ".join(f"i32 {start + i}" for i in range(lanes))
-    return e.emit(
-        kind, f"shufflevector {vector}, {vector.type} poison, <{lanes} x i32> <{indices}>"
-    )
+        return e.emit(element_type(vector.type), f"extractelement {vector}, i64 {start}")
+    return e.shuffle(vector, Reg("poison", vector.type), range(start, start + lanes))

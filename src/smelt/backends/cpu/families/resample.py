@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from smelt.backends import Family, Operands, Refusal, Tactic, contiguous_strides
+from smelt.backends import (
+    Family,
+    LaunchScalars,
+    NodeRefusedError,
+    Operands,
+    Tactic,
+    contiguous_strides,
+)
 from smelt.backends._fused_programs import layouts_of
 from smelt.backends._iteration_space import Axis, coalesce_axes, sort_axes
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends._node_operands import required_input
+from smelt.backends._node_operands import input_view, required_input, workspace_of
 from smelt.backends._resize_tables import ResizeTable, resize_tables, table_constants, tables_of
 from smelt.backends.cpu import _math as m
-from smelt.backends.cpu._emit import Emitter, Reg, emitter_for, vector_type
-from smelt.backends.cpu._loop_nest import LoopNest, emit_loop_nest
+from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
+from smelt.backends.cpu._loop_nest import LoopNest, write_loop_nest
+from smelt.backends.cpu._refusals import check_dtype
 from smelt.backends.cpu.families._vectors import ElementConversion, load, store
-from smelt.engine import KernelSpec, Launch, parameters
 from smelt.errors import InternalError
 from smelt.ops import Resize
-from smelt.types import DType, Layout, TensorFormat, TensorType, element_count, override
+from smelt.types import Dim, DType, Layout, TensorFormat, TensorType, element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from smelt.backends.cpu._emit import Int
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step, View
+    from smelt.engine import KernelSpec, Launch, Step, View
     from smelt.ir import Constant, Node
-    from smelt.types import Dim
 
 
 class ResampleFamily(Family["CpuTarget"]):
@@ -37,17 +40,16 @@ class ResampleFamily(Family["CpuTarget"]):
     supports_reduced_precision: ClassVar[bool] = True
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         if not isinstance(node.op, Resize):
             return
         tables = resize_tables(node, node.op)
         if isinstance(tables, str):
-            yield Refusal(self.name, tables)
-            return
-        source = required_input(node, 0).tensor.dtype
-        if source is not DType.FLOAT32 and any(table.is_weighted for table in tables):
-            yield Refusal(self.name, f"sums of {source.value} are not supported")
-            return
+            raise NodeRefusedError(tables)
+        if any(table.is_weighted for table in tables):
+            check_dtype(
+                "the interpolated input", required_input(node, 0).tensor.dtype, DType.FLOAT32
+            )
         kind = node.output.tensor
         size = kind.dtype.size_bytes
         workspace: Dim = 0
@@ -71,23 +73,20 @@ class ResampleFamily(Family["CpuTarget"]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        source, result = operands.inputs[0], operands.outputs[0]
-        if source is None:
-            raise InternalError(f"{node} has no input")
+        source, result = input_view(operands, 0), operands.outputs[0]
         tables = tables_of(node)
         launches: list[Step] = []
         offset: Dim = 0
         for number, (table, shape) in enumerate(zip(tables, _shapes(node, tables), strict=True)):
             destination = result
             if number < len(tables) - 1:
-                if operands.workspace is None:
-                    raise InternalError(f"{node} has no workspace")
+                workspace = workspace_of(node, operands)
                 strides = contiguous_strides(
                     TensorType(result.dtype, shape), tactic.outputs[0].layout
                 )
                 destination = replace(
-                    operands.workspace,
-                    offset=operands.workspace.offset + offset,
+                    workspace,
+                    offset=workspace.offset + offset,
                     dtype=result.dtype,
                     shape=shape,
                     strides=strides,
@@ -101,48 +100,32 @@ class ResampleFamily(Family["CpuTarget"]):
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
         conversion, taps = ElementConversion.from_json(kernel["conversion"]), kernel["taps"]
-        e = emitter_for(kernel, 4)
+        e = Emitter(kernel.symbol, 4)
         size, result_size = conversion.sizes
-        lanes = target.vector_bits // (8 * conversion.widest)
-        if kernel["weighted"]:
-            lanes = target.vector_bits // 32
-        taps_writer = _Taps(e, conversion, taps, kernel["weighted"], e.extent(kernel["extent"]))
+        sizes = (size, 4, 4, result_size)
+        lanes = target.vector_bits // (32 if kernel["weighted"] else 8 * conversion.widest)
+        taps_writer = _TapSumWriter(
+            e, conversion, taps, kernel["weighted"], e.extent(kernel["extent"])
+        )
         along = e.mul(e.extent(kernel["stride"]), size)
 
         def row(starts: Sequence[Reg], first: Int, last: Int, strides: tuple[Int, ...]) -> None:
-            full_end = first
             if strides[1] == 0:
                 picked = taps_writer.picked(starts, along)
-                if strides[0] == 1 and strides[3] == 1:
-                    full_end = e.add(first, e.mul(e.div(e.sub(last, first), lanes), lanes))
-                    with e.loop(first, full_end, lanes) as steps:
-                        taps_writer.store(picked, starts[3], strides, steps.index, lanes)
-                with e.loop(full_end, last) as steps:
-                    taps_writer.store(picked, starts[3], strides, steps.index, 1)
+                is_contiguous = strides[0] == 1 and strides[3] == 1
+                for index, width in e.vector_steps(first, last, lanes if is_contiguous else 1):
+                    taps_writer.store(picked, starts[3], strides, index, width)
                 return
             with e.loop(first, last) as steps:
-                addresses = [
-                    e.at(start, e.mul(steps.index, e.mul(stride, width)))
-                    for start, stride, width in zip(
-                        starts, strides, (size, 4, 4, result_size), strict=True
-                    )
-                ]
-                taps_writer.store(
-                    taps_writer.picked(addresses, along),
-                    addresses[3],
-                    strides,
-                    e.constant(0, "i64"),
-                    1,
-                )
+                addresses = e.advanced(starts, steps.index, strides, sizes)
+                picked = taps_writer.picked(addresses, along)
+                taps_writer.store(picked, addresses[3], strides, e.constant(0, "i64"), 1)
 
-        emit_loop_nest(
-            e, kernel["loop_nest"], [e.pointer(k) for k in range(4)], [size, 4, 4, result_size], row
-        )
-        return e.module()
+        return write_loop_nest(e, kernel["loop_nest"], sizes, row)
 
 
 @dataclass(frozen=True, slots=True)
-class _Taps:
+class _TapSumWriter:
     """Writes the weighted sum of the taps of one output position."""
 
     e: Emitter
@@ -207,26 +190,21 @@ def _launch(table: ResizeTable, source: View, table_views: Sequence[View], resul
     conversion = ElementConversion.between(source.dtype, result.dtype)
     if weighted:
         conversion = ElementConversion(source.dtype, result.dtype)
-    spec = KernelSpec(
+    return loop_nest.launch(
         ResampleFamily.name,
-        parameters(
-            conversion=conversion.as_json(),
-            taps=table.taps,
-            weighted=weighted,
-            extent=scalars.json(source.shape[table.axis]),
-            stride=scalars.json(source.strides[table.axis]),
-            loop_nest=loop_nest.json(scalars),
-        ),
+        (source, *table_views, result),
+        scalars,
+        conversion=conversion.as_json(),
+        taps=table.taps,
+        weighted=weighted,
+        extent=scalars.json(source.shape[table.axis]),
+        stride=scalars.json(source.strides[table.axis]),
     )
-    return Launch(spec, (source, *table_views, result), (3,), scalars.values, loop_nest.chunks)
 
 
 def _shapes(node: Node, tables: Sequence[ResizeTable]) -> list[tuple[Dim, ...]]:
     """Return the shape after each pass."""
-    source = node.inputs[0]
-    if source is None:
-        raise InternalError(f"{node} has no input")
-    shape = list(source.tensor.shape)
+    shape = list(required_input(node, 0).tensor.shape)
     shapes: list[tuple[Dim, ...]] = []
     for table in tables:
         shape[table.axis] = len(table.indices)

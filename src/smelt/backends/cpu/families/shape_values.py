@@ -7,20 +7,18 @@ inputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends import Family, Operands, Refusal, Tactic
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends.cpu._emit import emitter_for
-from smelt.engine import KernelSpec, Launch, parameters
+from smelt.backends import Family, LaunchScalars, NodeRefusedError, Operands, Tactic, linear_format
+from smelt.backends.cpu._emit import Emitter
+from smelt.backends.cpu._kernel_spec import kernel_spec
+from smelt.engine import KernelSpec, Launch, Step
 from smelt.errors import InternalError
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import Step
     from smelt.ir import Node
 
 _MAX_ELEMENTS: Final = 64
@@ -34,19 +32,17 @@ class ShapeValuesFamily(Family["CpuTarget"]):
     name: ClassVar[str] = "shape_values"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         if len(node.outputs) != 1 or node.output.dims is None:
             return
         kind = node.output.tensor
         if kind.rank > 1 or kind.dtype not in (DType.INT64, DType.INT32):
             return
-        if len(node.output.dims) > _MAX_ELEMENTS:
-            count = len(node.output.dims)
-            yield Refusal(
-                self.name, f"the result has {count} elements; at most {_MAX_ELEMENTS} are computed"
+        if (count := len(node.output.dims)) > _MAX_ELEMENTS:
+            raise NodeRefusedError(
+                f"the result has {count} elements; at most {_MAX_ELEMENTS} are computed"
             )
-            return
-        form = TensorFormat(kind.dtype, Layout.LINEAR)
+        form = linear_format(node.output)
         yield Tactic(self.name, (), (None,) * len(node.inputs), (form,), cost_hint=1e-7)
 
     @override
@@ -55,19 +51,17 @@ class ShapeValuesFamily(Family["CpuTarget"]):
         if node.output.dims is None:
             raise InternalError(f"the elements of {node.output.name} are not known as dimensions")
         scalars = LaunchScalars()
-        spec = KernelSpec(
+        spec = kernel_spec(
             self.name,
-            parameters(
-                size=view.dtype.size_bytes,
-                stride=scalars.json(view.strides[0] if view.strides else 1),
-                elements=scalars.all_json(node.output.dims),
-            ),
+            size=view.dtype.size_bytes,
+            stride=scalars.json(view.strides[0] if view.strides else 1),
+            elements=scalars.all_json(node.output.dims),
         )
         return (Launch(spec, (view,), (0,), scalars.values),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
-        e = emitter_for(kernel, 1)
+        e = Emitter(kernel.symbol, 1)
         size, stride = kernel["size"], e.extent(kernel["stride"])
         for position, element in enumerate(kernel["elements"]):
             value = e.i64(e.extent(element))

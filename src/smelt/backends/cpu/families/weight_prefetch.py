@@ -10,6 +10,7 @@ the rest while it runs. If that is more than nothing, earlier launches prefetch 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +19,7 @@ from smelt.engine import Buffer, Launch, Space, View
 from smelt.types import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from smelt.engine import Step
+    from smelt.backends._plan_passes import UnallocatedPlan
 
 _BYTES_PER_PRODUCT: Final = 0.12
 """Bytes that memory delivers per multiply-add of one lane: about 16 GB/s per thread. ResNet-50
@@ -67,38 +66,33 @@ class _PrefetchingLaunch:
         return int(products * _BYTES_PER_PRODUCT)
 
 
-def prefetch_weights(
-    steps: Sequence[Step], buffers: Sequence[Buffer]
-) -> tuple[tuple[Step, ...], tuple[Buffer, ...]]:
-    """Return the steps with prefetching added, and the buffers with the ranges that they prefetch.
+def prefetch_weights(plan: UnallocatedPlan) -> None:
+    """Add prefetching to the launches, and a buffer for each range of weights that they prefetch.
 
-    Plans whose weights fit into the L3 cache are returned unchanged.
+    Plans whose weights fit into the L3 cache do not change.
     """
-    new_steps, new_buffers = list(steps), list(buffers)
-    products = _prefetching_launches(steps, buffers)
+    products = _prefetching_launches(plan)
     if not products or sum(p.end - p.begin for p in products) < _CACHED_WEIGHTS_BYTES:
-        return tuple(new_steps), tuple(new_buffers)
+        return
     _plan_prefetch(products)
     for product in products:
         length = product.stop - product.start
         if length > 0 and (product.start, product.stop) != (product.begin, product.end):
-            new_buffers.append(Buffer(Space.WEIGHTS, product.start, length))
-            new_steps[product.index] = _with_prefetch(product, len(new_buffers) - 1, length)
-    return tuple(new_steps), tuple(new_buffers)
+            buffer = len(plan.buffers)
+            plan.buffers.append(Buffer(Space.WEIGHTS, product.start, length))
+            plan.steps[product.index] = _with_prefetch(product, buffer, length)
 
 
-def _prefetching_launches(
-    steps: Sequence[Step], buffers: Sequence[Buffer]
-) -> list[_PrefetchingLaunch]:
+def _prefetching_launches(plan: UnallocatedPlan) -> list[_PrefetchingLaunch]:
     """Return the launches of microkernels with constant extents and weights, in plan order."""
     launches: list[_PrefetchingLaunch] = []
-    for index, step in enumerate(steps):
+    for index, step in enumerate(plan.steps):
         if not isinstance(step, Launch) or not isinstance(step.chunks, int):
             continue
         if dict(step.kernel.parameters).get("kernel") != "panels":
             continue
         panels = MicrokernelSpec.from_spec(step.kernel)
-        operand_buffers = [buffers[view.buffer] for view in step.operands]
+        operand_buffers = [plan.buffers[view.buffer] for view in step.operands]
         weights = [buffer for buffer in operand_buffers if buffer.space is Space.WEIGHTS]
         if panels.has_uniform_panels or not panels.is_known or not panels.steps or not weights:
             continue

@@ -10,6 +10,7 @@ around 1e-5.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -18,36 +19,37 @@ import numpy as np
 from smelt.backends import (
     Family,
     LaunchScalars,
-    Refusal,
+    NodeRefusedError,
     Tactic,
     root_as,
     root_of,
     with_storage_dtype,
 )
 from smelt.backends._node_operands import input_view, required_input
-from smelt.backends.cpu._epilogue import Epilogue
+from smelt.backends.cpu._emit import FLOAT_BYTES
+from smelt.backends.cpu._kernel_spec import kernel_spec
 from smelt.backends.cpu._target import CpuTarget
 from smelt.backends.cpu.families._dot_product import DOT_PRODUCTS, DotProduct, dot_product_for
 from smelt.backends.cpu.families._implicit_gemm import GemmStrides as PlaneStrides
 from smelt.backends.cpu.families._implicit_gemm import ImplicitGemm
 from smelt.backends.cpu.families._microkernel import write_microkernel
 from smelt.backends.cpu.families._operand_packing import (
-    CHANNELS_LAST,
     constant_of,
     dot_product_of,
     named,
     pack_bias,
     pack_epilogue_constants,
     pack_panels,
+    packed_tactic,
+    panel_count,
     reshape,
     transpose,
 )
 from smelt.backends.cpu.families._pixel_loops import (
     CHANNEL_AXIS,
-    formats,
+    check_float_images,
     pixel_loop_of,
     pixel_strides_of,
-    unsupported_float_image_reason,
 )
 from smelt.backends.cpu.families._tiling import (
     MEMORY_BYTES_PER_SECOND,
@@ -56,37 +58,27 @@ from smelt.backends.cpu.families._tiling import (
     estimate_seconds,
     register_tiles,
 )
-from smelt.backends.cpu.families._winograd_matrices import (
-    WinogradScheme,
-    winograd_scheme,
-)
+from smelt.backends.cpu.families._winograd_matrices import WinogradScheme, winograd_scheme
 from smelt.backends.cpu.families._winograd_tiles import (
     FUSED_COST_RATIO,
+    InputTransformWriter,
+    OutputTransformWriter,
     TileRowLayout,
     choose_fused_rows,
     fuse_launches,
     space_to_depth_weights,
     write_fused_kernel,
-    write_input_transform,
-    write_output_transform,
 )
-from smelt.backends.cpu.families.conv import bias_of
-from smelt.engine import KernelSpec, Launch, View, parameters
+from smelt.backends.cpu.families.conv import bias_of, check_constant_weights
+from smelt.engine import Halo, Json, KernelSpec, Launch, Step, View, parameters
 from smelt.errors import InternalError
-from smelt.ir import Constant
+from smelt.ir import Constant, Node
 from smelt.ops import Conv, MatMul
-from smelt.types import DType, ceil_div, fixed_extent, fixed_shape, override
+from smelt.types import Dim, DType, ceil_div, fixed_extent, fixed_shape, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from smelt.backends import Operands
-    from smelt.engine import Halo, Json, Step
-    from smelt.ir import Node
-    from smelt.types import Dim
 
-_FLOAT_BYTES: Final = 4
-"""Size in bytes of a float32."""
 _FEW_CHANNELS: Final = 16
 """Fewest channels and filters for which Winograd is offered. At 16 SqueezeNet gains 10 % over a
 limit of 32 (docs/lab/convolutions.md)."""
@@ -129,7 +121,7 @@ class WinogradFamily(Family[CpuTarget]):
     name: ClassVar[str] = "winograd"
 
     @override
-    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CpuTarget) -> Iterator[Tactic]:
         root = root_of(node)[0]
         if (
             not isinstance(root, Conv)
@@ -137,21 +129,14 @@ class WinogradFamily(Family[CpuTarget]):
             or root.kernel_shape[0] < 3
         ):
             return
-        reason = _unsupported_reason(node, root) or formats(node)[1]
-        if reason:
-            yield Refusal(self.name, reason)
-            return
-        s2d_block = _s2d_block_of(node)
-        if (
-            s2d_block > 1
-            and s2d_block * fixed_extent(view_shape(node)[1]) > target.vector_bits // 32
-        ):
-            yield Refusal(
-                self.name,
-                f"the channels of {s2d_block} columns of a space-to-depth block are more than the "
-                f"{target.vector_bits // 32} elements of a vector",
+        _check(node, root)
+        lanes, s2d_block = target.vector_bits // 32, _s2d_block_of(node)
+        elements = s2d_block * fixed_extent(required_input(node, 1).tensor.shape[1])
+        if s2d_block > 1 and elements > lanes:
+            raise NodeRefusedError(
+                f"a row of a space-to-depth block has {elements} elements, which do not fit into "
+                f"a vector of {lanes}"
             )
-            return
         for size in _choices(node):
             for tile in register_tiles(target)[:_TILES]:
                 yield from self._tactics_of_size(node, target, size, tile, DOT_PRODUCTS["float32"])
@@ -165,21 +150,17 @@ class WinogradFamily(Family[CpuTarget]):
         dot_product: DotProduct,
     ) -> Iterator[Tactic]:
         """Yield the tactics for one size of tiles and one register tile (pixels, vectors)."""
-        count, scheme = root_of(node)[1], _scheme_of(node, size)
+        scheme = _scheme_of(node, size)
         seconds = _estimate_seconds(node, scheme, tile, target) / dot_product.group
         options: dict[str, Json] = {"size": size, "pixels": tile[0], "vectors": tile[1]}
         if dot_product.group > 1:
             options["dot_product"] = dot_product.name
         for fused_rows in _Planes.of(node, scheme, dot_product).row_choices:
-            yield Tactic(
-                self.name,
-                parameters(lanes=target.vector_bits // 32, fused_rows=fused_rows, **options),
-                (CHANNELS_LAST, *[None] * (count - 1), *formats(node)[0]),
-                (CHANNELS_LAST,),
-                (_halo(node, scheme), *[()] * (len(node.inputs) - 1)),
-                workspace_bytes=_Planes.of(node, scheme, dot_product, fused_rows).bytes_needed,
-                cost_hint=seconds * (FUSED_COST_RATIO if fused_rows else 1.0),
-            )
+            cost = seconds * (FUSED_COST_RATIO if fused_rows else 1.0)
+            own = parameters(lanes=target.vector_bits // 32, fused_rows=fused_rows, **options)
+            tactic = packed_tactic(self.name, node, own, cost, halo=_halo(node, scheme))
+            planes = _Planes.of(node, scheme, dot_product, fused_rows)
+            yield replace(tactic, workspace_bytes=planes.bytes_needed)
 
     @override
     def reduced_precision_tactics(
@@ -226,9 +207,7 @@ class WinogradFamily(Family[CpuTarget]):
         scheme = _scheme_of(node, options.integer("size"))
         planes = _Planes.of(node, scheme, dot_product_of(tactic), options.integer("fused_rows"))
         lanes, vectors = options.integer("lanes"), options.integer("vectors")
-        panels = int(planes.filters >= lanes * vectors) + int(
-            planes.filters % (lanes * vectors) > 0
-        )
+        panels = panel_count(planes.filters, lanes * vectors)
         first, second = planes.windows(operands)
         products = planes.product().launch(
             self.name,
@@ -250,18 +229,16 @@ class WinogradFamily(Family[CpuTarget]):
         x, scalars = input_view(operands, 0), LaunchScalars()
         before = [pair[0] for pair in root_as(Conv, node).pad_pairs]
         start = x.strides[2] * -before[0] + x.strides[3] * -before[1]
-        kernel = KernelSpec(
+        kernel = kernel_spec(
             self.name,
-            parameters(
-                kernel="in",
-                **planes.json(scalars, lanes),
-                plane=planes.plane_in,
-                stored=planes.stored.value,
-                a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
-                start=scalars.json(start),
-                channels=planes.channels,
-                **({"s2d_block": planes.s2d_block} if planes.s2d_block > 1 else {}),
-            ),
+            kernel="in",
+            **planes.json(scalars, lanes),
+            plane=planes.plane_in,
+            stored=planes.stored.value,
+            a=pixel_strides_of(x.strides, scalars, x.dtype).as_json(),
+            start=scalars.json(start),
+            channels=planes.channels,
+            **({"s2d_block": planes.s2d_block} if planes.s2d_block > 1 else {}),
         )
         views = (x, planes.windows(operands)[0])
         return Launch(kernel, views, (1,), scalars.values, planes.batch * planes.down)
@@ -277,15 +254,13 @@ class WinogradFamily(Family[CpuTarget]):
         """Return the launch that transforms products back; a chunk is a row of tiles."""
         scalars, has_bias = LaunchScalars(), bias_of(node) is not None
         pixels, extras = pixel_loop_of(node, operands, packed[has_bias:], scalars, lanes, 8)
-        kernel = KernelSpec(
+        kernel = kernel_spec(
             self.name,
-            parameters(
-                kernel="out",
-                **planes.json(scalars, lanes),
-                plane=planes.plane_out,
-                pixels=pixels.as_json(),
-                bias=has_bias,
-            ),
+            kernel="out",
+            **planes.json(scalars, lanes),
+            plane=planes.plane_out,
+            pixels=pixels.as_json(),
+            bias=has_bias,
         )
         views = (planes.windows(operands)[1], *packed[:has_bias], *extras, operands.outputs[0])
         chunks = planes.batch * planes.down
@@ -297,40 +272,33 @@ class WinogradFamily(Family[CpuTarget]):
             return write_fused_kernel(kernel, lambda part: self.generate(part, target))
         if kernel["kernel"] == "panels":
             return write_microkernel(kernel)
-        return (
-            write_input_transform(kernel)
-            if kernel["kernel"] == "in"
-            else write_output_transform(kernel)
-        )
+        writer = InputTransformWriter if kernel["kernel"] == "in" else OutputTransformWriter
+        return writer(kernel).write()
 
 
-def _unsupported_reason(node: Node, root: Conv) -> str | None:
-    """Return why Winograd does not support a convolution, or None if it does."""
-    reason = unsupported_float_image_reason(node, (2,))
-    if reason:
-        return reason
-    weights, bias = node.inputs[1], bias_of(node)
-    if weights is None or weights.constant is None:
-        return "the weights are not constant"
-    if bias is not None and bias.constant is None:
-        return f"the bias {bias.name} is not constant"
+def _check(node: Node, root: Conv) -> None:
+    """Check that Winograd supports a convolution."""
+    check_float_images(node, (2,))
+    check_constant_weights(node)
+    weights = constant_of(node.inputs[1])
     if _shape_of(node) not in _SIZES or len(set(root.strides)) > 1:
-        return (
+        raise NodeRefusedError(
             f"windows of {root.kernel_shape} with strides {root.strides} have no Winograd transform"
         )
     if root.dilations != (1, 1) or root.group != 1:
-        return "dilations and groups have no Winograd transform"
-    filters, channels = fixed_shape(weights.tensor.shape[:2])
+        raise NodeRefusedError("the convolution is dilated or grouped")
+    filters, channels = fixed_shape(weights.type.shape[:2])
     if filters < _FEW_CHANNELS or (channels < _FEW_CHANNELS and _s2d_block_of(node) == 1):
-        return (
-            f"{channels} channels and {filters} filters are too few to amortise the Winograd "
-            f"transforms"
+        raise NodeRefusedError(
+            f"the channel count {channels} or the filter count {filters} is less than "
+            f"{_FEW_CHANNELS}, too small to amortise the Winograd transforms"
         )
-    if not np.isfinite(weights.constant.array).all():
-        return "non-finite weights are not supported: the transform would spread them over the tile"
+    if not np.isfinite(weights.array).all():
+        raise NodeRefusedError(
+            "a weight is non-finite, and the transform would spread it over the tile"
+        )
     if not all(isinstance(e, int) and e > 0 for e in node.output.tensor.shape[2:]):
-        return "the image's height and width are not known at build time"
-    return None
+        raise NodeRefusedError("the image's height or width is not known at build time")
 
 
 def _shape_of(node: Node) -> tuple[int, int]:
@@ -348,7 +316,7 @@ def _s2d_block_of(node: Node) -> int:
     """
     root = root_as(Conv, node)
     window, stride = root.kernel_shape[0], root.strides[0]
-    channels = view_shape(node)[1]
+    channels = required_input(node, 0).tensor.shape[1]
     few = isinstance(channels, int) and channels * stride**2 < _MAX_S2D_CHANNELS
     return stride if few and window >= _MIN_S2D_TAPS * stride - 1 else 1
 
@@ -379,19 +347,13 @@ def _choices(node: Node) -> tuple[int, ...]:
 def _halo(node: Node, scheme: WinogradScheme) -> Halo:
     """Return the halo of zeros: the padding, and what the last tiles read beyond the image."""
     pairs: list[tuple[int, int]] = [(0, 0), (0, 0)]
-    shape, result_shape = view_shape(node), node.output.tensor.shape
+    shape, result_shape = required_input(node, 0).tensor.shape, node.output.tensor.shape
     root, s2d_block = root_as(Conv, node), _s2d_block_of(node)
     for axis, (before, _) in enumerate(root.pad_pairs, 2):
         extent, count = fixed_extent(shape[axis]), fixed_extent(result_shape[axis])
         read = s2d_block * ((-(-count // scheme.size) - 1) * scheme.step + scheme.span)
         pairs.append((before, max(0, read - before - extent)))
     return tuple(pairs)
-
-
-def view_shape(node: Node) -> tuple[Dim, ...]:
-    """Return the shape of the input, or () if it is absent."""
-    value = node.inputs[0]
-    return () if value is None else value.tensor.shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,8 +421,8 @@ class _Planes:
     @property
     def image_bytes(self) -> tuple[int, int]:
         """Size in bytes of an image's planes of inputs, and of its planes of products."""
-        input_bytes, product_bytes = self.stored.size_bytes, _FLOAT_BYTES
-        return self.count * self.plane_in * input_bytes, self.count * self.plane_out * product_bytes
+        input_bytes = self.count * self.plane_in * self.stored.size_bytes
+        return input_bytes, self.count * self.plane_out * FLOAT_BYTES
 
     @property
     def bytes_needed(self) -> Dim:
@@ -478,11 +440,8 @@ class _Planes:
     @property
     def tile_rows(self) -> TileRowLayout:
         """Layout of the planes of some rows of tiles in scratch memory."""
-        input_bytes, product_bytes = (
-            self.channels * self.stored.size_bytes,
-            self.filters * _FLOAT_BYTES,
-        )
-        steps = (self.across * input_bytes, self.across * product_bytes)
+        input_bytes = self.channels * self.stored.size_bytes
+        steps = (self.across * input_bytes, self.across * self.filters * FLOAT_BYTES)
         return TileRowLayout(self.fused_rows, self.down, self.image_bytes, steps)
 
     def windows(self, operands: Operands) -> tuple[View, View]:
@@ -522,19 +481,13 @@ class _Planes:
 
         return ImplicitGemm(
             images=images,
-            groups=1,
-            height=1,
             width=self.tiles,
             filters=self.filters,
             taps=(1, 1, self.channels),
             a=walk(self.plane_in, self.channels),
-            a_start=0,
             a_taps=(0, 0, 1),
             b_images=(1, 0),
             out=walk(self.plane_out, self.filters),
-            extras=(),
-            epilogue=Epilogue(),
-            bias=False,
         )
 
 
@@ -551,4 +504,4 @@ def _estimate_seconds(
     weights = planes.count * planes.channels * planes.filters
     plane_elements = planes.count * batch * planes.tiles * (planes.channels + planes.filters) * 3
     seconds = estimate_seconds(problem, shape, tile[1], target)
-    return seconds + (plane_elements + 0.5 * weights) * _FLOAT_BYTES / (2 * MEMORY_BYTES_PER_SECOND)
+    return seconds + (plane_elements + 0.5 * weights) * FLOAT_BYTES / (2 * MEMORY_BYTES_PER_SECOND)

@@ -6,29 +6,30 @@ the second image of a sum.
 
 from __future__ import annotations
 
+from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import numpy as np
-
 from smelt.backends._fused_programs import root_of
 from smelt.backends._iteration_space import Axis, coalesce_axes
-from smelt.backends._node_operands import input_view, required_input
+from smelt.backends._node_operands import required_input
 from smelt.backends.cuda._cost_model import count_of
 from smelt.backends.cuda._kernel_source import VECTOR
-from smelt.backends.cuda._product_kernels import ImplicitGemmKernel
-from smelt.backends.cuda._product_schedules import GemmShape
-from smelt.backends.cuda.families._gemm_launches import GemmIterationSpace
-from smelt.backends.cuda.families._gemm_operands import (
+from smelt.backends.cuda._product_specs import ImplicitGemmKernel
+from smelt.backends.cuda._tile_configs import GemmShape
+from smelt.backends.cuda.families._product_launches import GemmIterationSpace
+from smelt.backends.cuda.families._product_operands import (
     as_factor,
+    end_in_whole,
     factor_type,
     taps_in_rows,
+    variable_weights_reason,
     weights_of,
 )
 from smelt.backends.cuda.families._product_problem import Problem, ProductLowering, ProductProblem
 from smelt.errors import InternalError
 from smelt.ir import Constant
-from smelt.ops import Concat, Conv, ConvSum, Pad
+from smelt.ops import Concat, Conv, ConvSum
 from smelt.types import Layout, TensorFormat, fixed_shape, override
 
 if TYPE_CHECKING:
@@ -70,10 +71,7 @@ class ImageProblem(Problem):
 
     @override
     def unsupported_reason(self) -> str | None:
-        weights = required_input(self.node, 1)
-        return (
-            None if weights.constant is not None else f"the weights {weights.name} are not constant"
-        )
+        return variable_weights_reason(required_input(self.node, 1))
 
 
 class ConvProblem(ImageProblem, ProductProblem):
@@ -90,21 +88,20 @@ class ConvProblem(ImageProblem, ProductProblem):
     def unsupported_reason(self) -> str | None:
         if self.second is not None and (reason := self._why_no_sum(self.second)):
             return reason
-        return super().unsupported_reason() or (
-            "there are no filters" if self.filter_shape[0] == 0 else None
-        )
+        if reason := super().unsupported_reason():
+            return reason
+        return "there are no filters" if self.filter_shape[0] == 0 else None
 
     def _why_no_sum(self, second: Conv) -> str | None:
         """Return why no kernel adds the second convolution, or None."""
         if self.root.group > 1 or second.group > 1:
             return "grouped convolution is not supported"
         if any(second.pads) or set(second.kernel_shape) != {1}:
-            return "the second convolution is not pointwise (1x1)"
-        weights = required_input(self.node, 3)
-        return None if weights.constant is not None else f"{weights.name} is not constant"
+            return "the second convolution is not pointwise (1x1, no padding)"
+        return variable_weights_reason(required_input(self.node, 3))
 
     @property
-    def second_inner_k(self) -> int:
+    def second_image_channels(self) -> int:
         """Channels of the second image; 0 without one."""
         shape = fixed_shape(required_input(self.node, 3).tensor.shape) if self.is_sum else (0, 0)
         return shape[1]
@@ -119,7 +116,11 @@ class ConvProblem(ImageProblem, ProductProblem):
     @override
     def dense_reason(self) -> str | None:
         is_depthwise = self.reason is None and self.is_depthwise
-        return "depthwise: handled by the depthwise family" if is_depthwise else self.reason
+        return (
+            "depthwise convolutions are handled by the depthwise family"
+            if is_depthwise
+            else self.reason
+        )
 
     @property
     @override
@@ -135,14 +136,14 @@ class ConvProblem(ImageProblem, ProductProblem):
             matrices=group,
             rows=count_of(self.node.output) // filters,
             columns=filters // group,
-            depth=inner_k * prod(window) + self.second_inner_k,
+            depth=inner_k * prod(window) + self.second_image_channels,
             dtype=target.operand_dtype(self.dtype),
             # The estimates of sums were fitted without these two.
             adds=not self.is_sum and len(self.node.inputs) > 3,
             windows=not self.is_sum and prod(window) > 1,
             run=inner_k,
             image=sum(map(count_of, images)) // group,
-            images=len(images),
+            summed_images=len(images),
         )
 
     @override
@@ -153,10 +154,6 @@ class ConvProblem(ImageProblem, ProductProblem):
             second = taps_in_rows(weights_of(self.node, 3))
             rows = Constant.derive(f"{rows.name}+{second.name}", Concat(1), rows, second)
         return (as_factor(end_in_vectors(rows), factor_type(tactic), tactic),)
-
-    @override
-    def lowering(self, tactic: Tactic, operands: Operands) -> ConvLowering:
-        return ConvLowering(self, tactic, operands)
 
 
 def conv_problem_of(node: Node) -> ConvProblem | None:
@@ -171,22 +168,18 @@ def required_conv(node: Node) -> ConvProblem:
     """Return the description of a convolution or a sum. Raises InternalError for any other op."""
     problem = conv_problem_of(node)
     if problem is None:
-        raise InternalError(f"{node} is expected to be a convolution")
+        raise InternalError(f"{node} is not a convolution or a sum of two")
     return problem
 
 
 def end_in_vectors(rows: Constant) -> Constant:
     """Return rows padded with zeros to whole vectors."""
-    _, length = fixed_shape(rows.type.shape)
-    if _padded(length) == length:
-        return rows
-    ends = Constant(f"{rows.name}.ends", np.array([0, 0, 0, _padded(length) - length]))
-    return Constant.derive(f"{rows.name}.padded", Pad(), rows, ends)
+    return end_in_whole(rows, f"{rows.name}.padded", VECTOR)
 
 
-def _padded(depth: int) -> int:
-    """Return the packed length of a filter: each filter begins at an aligned vector."""
-    return -(-depth // VECTOR) * VECTOR
+def in_vectors(count: int) -> int:
+    """Return a length padded to whole vectors: what follows begins at an aligned one."""
+    return -(-count // VECTOR) * VECTOR
 
 
 class ConvLowering(ProductLowering):
@@ -209,8 +202,7 @@ class ConvLowering(ProductLowering):
             root: convolution of the stored image, if it is another one.
             run: channels of the stored image, if more than the convolution has.
         """
-        images = [input_view(operands, 2)] if problem.is_sum else []
-        super().__init__(problem, tactic, operands, images)
+        super().__init__(problem, tactic, operands)
         self.problem, self.root = problem, root or problem.root
         self.filters, channels, *_ = problem.filter_shape
         self.run = run or channels
@@ -219,7 +211,9 @@ class ConvLowering(ProductLowering):
     @property
     def column_length(self) -> int:
         """Packed length of a filter."""
-        return _padded(self.run * prod(self.root.kernel_shape) + self.problem.second_inner_k)
+        return in_vectors(
+            self.run * prod(self.root.kernel_shape) + self.problem.second_image_channels
+        )
 
     @override
     def strides(self, axis: int | None) -> tuple[Dim, ...]:
@@ -232,9 +226,9 @@ class ConvLowering(ProductLowering):
 
     @override
     def kernel(self) -> ImplicitGemmKernel:
-        group, columns, length = self.root.group, self.columns, self.column_length
-        axis = (self.run * self.x.strides[1], columns * length)
-        strides = (*axis, *(columns * s for s in self.strides(1)))
+        group, columns = self.root.group, self.columns
+        factors = (self.run * self.x.strides[1], columns * self.column_length)
+        strides = (*factors, *(columns * stride for stride in self.strides(1)))
         return ImplicitGemmKernel(
             stack=((group, *self.scalars.all_json(strides)),) if group > 1 else (),
             **self.product_fields(),
@@ -250,7 +244,7 @@ class ConvLowering(ProductLowering):
             "tap_stride": self.run,
             "depth": self.column_length,
             "factors": 2 + len(self.images),
-            "second_inner_k": self.problem.second_inner_k,
+            "second_image_channels": self.problem.second_image_channels,
         }
 
     def window_fields(self) -> dict[str, Any]:
@@ -266,36 +260,26 @@ class ConvLowering(ProductLowering):
 
     @override
     def iteration_space(self) -> GemmIterationSpace:
-        axes, windows = self.rows()
         columns = Axis(self.columns, (0, self.column_length, *self.strides(1)))
-        return GemmIterationSpace(axes, windows, columns, self.root.group)
+        return GemmIterationSpace(*self.rows(), columns, self.root.group)
 
     def rows(self) -> tuple[tuple[Axis, ...], tuple[int, ...]]:
         """Return the axes of the rows, and the window axis along each, or -1.
 
         Axes whose windows stay inside the image are coalesced.
         """
-        root, shape = self.root, self.out.shape
-        axes: list[Axis] = []
-        windows: list[int] = []
-        plain: list[Axis] = []
+        shape, steps = self.out.shape, (1, 1, *self.root.strides)
 
-        def flush() -> None:
-            axes.extend(coalesce_axes(plain))
-            windows.extend([-1] * (len(axes) - len(windows)))
-            plain.clear()
+        def window_of(axis: int) -> int:
+            return axis - 2 if axis >= 2 and self.is_wide and self.leaves_image(axis - 2) else -1
 
-        for axis in (0, *range(2, len(shape))):
-            step = 1 if axis == 0 else root.strides[axis - 2]
-            strides = (self.x.strides[axis] * step, 0, *self.strides(axis))
-            if axis >= 2 and self.is_wide and self.leaves_image(axis - 2):
-                flush()
-                axes.append(Axis(shape[axis], strides))
-                windows.append(axis - 2)
-            else:
-                plain.append(Axis(shape[axis], strides))
-        flush()
-        return tuple(axes), tuple(windows)
+        rows: list[tuple[Axis, int]] = []
+        for window, axes in groupby((0, *range(2, len(shape))), window_of):
+            group = [
+                Axis(shape[a], (self.x.strides[a] * steps[a], 0, *self.strides(a))) for a in axes
+            ]
+            rows += [(row, window) for row in coalesce_axes(group)]
+        return tuple(row for row, _ in rows), tuple(window for _, window in rows)
 
     @property
     def is_wide(self) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from smelt.backends._base import NodeRefusedError, refuse_if
 from smelt.backends._fused_programs import op_as_json, operand_format, root_of
 from smelt.backends._iteration_space import broadcast_strides
 from smelt.backends.cuda._elementwise import unsupported_op_reason
-from smelt.errors import InternalError
 from smelt.ops import Fused
 from smelt.types import DType, Layout, TensorFormat
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FLOATS: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 """Types that epilogues are computed for."""
+FLOAT_NAMES: Final = "float32, float16 and bfloat16"
+"""The same types, as messages list them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,16 @@ class Epilogue:
     formats: tuple[TensorFormat | None, ...]
 
 
-def plan_epilogue(node: Node, layout: Layout, first_extra: int = 0) -> Epilogue | str:
-    """Return the epilogue of a floating-point node, or why it cannot be generated.
+def plan_epilogue(node: Node, layout: Layout, first_extra: int = 0) -> Epilogue:
+    """Return the epilogue of a floating-point node.
 
     Args:
         node: node with or without an epilogue.
         layout: layout of the result, also of operands of the result's rank.
         first_extra: number of epilogue operands before the program's own (such as a bias).
+
+    Raises:
+        NodeRefusedError: the epilogue cannot be generated.
     """
     root, count = root_of(node)
     if not isinstance(node.op, Fused):
@@ -45,49 +50,36 @@ def plan_epilogue(node: Node, layout: Layout, first_extra: int = 0) -> Epilogue 
     shape = node.output.tensor.shape
     formats: list[TensorFormat | None] = []
     for value in node.inputs[count:]:
-        if value is not None and (reason := _unsupported_reason(value, shape)):
-            return reason
+        if value is not None:
+            _check_operand(value, shape)
         formats.append(None if value is None else operand_format(value, layout, len(shape)))
-    positions = _positions(node)
+    present = [k for k in range(count, len(node.inputs)) if node.inputs[k] is not None]
+    positions = {k: first_extra + number for number, k in enumerate(present)}
     stages: list[Json] = []
     for stage in node.op.stages:
         kinds = [DType.FLOAT32] * len(stage.arguments)
-        if reason := unsupported_op_reason(stage.op, kinds):
-            return reason
+        refuse_if(unsupported_op_reason(stage.op, kinds))
         if any(0 <= a < count for a in stage.arguments):
-            return f"{stage.op.name} of the epilogue reads an input of {root.name}"
-        arguments = tuple(positions[a] + first_extra if a >= 0 else a for a in stage.arguments)
+            raise NodeRefusedError(f"{stage.op.name} of the epilogue reads an input of {root.name}")
+        arguments = tuple(positions[a] if a >= 0 else a for a in stage.arguments)
         stages.append((op_as_json(stage.op), arguments, tuple(k.value for k in kinds)))
     return Epilogue(tuple(stages), tuple(formats))
 
 
-def planned_epilogue(node: Node, layout: Layout, first_extra: int = 0) -> Epilogue:
-    """Return the epilogue of a node that has tactics."""
-    epilogue = plan_epilogue(node, layout, first_extra)
-    if isinstance(epilogue, str):
-        raise InternalError(f"{node} has tactics, but {epilogue}")
-    return epilogue
-
-
-def _positions(node: Node) -> dict[int, int]:
-    """Return the number of each epilogue input among those that are present."""
-    count = root_of(node)[1]
-    present = [k for k in range(count, len(node.inputs)) if node.inputs[k] is not None]
-    return {k: number for number, k in enumerate(present)}
-
-
-def _unsupported_reason(value: Value, shape: tuple[Dim, ...]) -> str | None:
-    """Return why an epilogue cannot read a value, or None."""
+def _check_operand(value: Value, shape: tuple[Dim, ...]) -> None:
+    """Raise NodeRefusedError if an epilogue cannot read a value."""
     if value.tensor.dtype not in FLOATS:
-        return f"the epilogue reads {value.name}, which is {value.tensor.dtype.value}"
+        raise NodeRefusedError(
+            f"the epilogue reads {value.name!r}, which is {value.tensor.dtype.value}; only "
+            f"{FLOAT_NAMES} are supported"
+        )
     tail = shape[len(shape) - value.tensor.rank :]
     for extent, result_extent in zip(value.tensor.shape, tail, strict=True):
         if extent not in (1, result_extent):
-            return (
-                f"the epilogue's operand {value.name} of {value.tensor} does not broadcast to the "
+            raise NodeRefusedError(
+                f"the epilogue's operand {value.name!r} ({value.tensor}) does not broadcast to the "
                 "result"
             )
-    return None
 
 
 def extra_views(node: Node, operands: Operands) -> list[tuple[View, tuple[Dim, ...]]]:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from smelt.backends._base import Tactic, refuse_if
 from smelt.backends._fused_programs import root_of
 from smelt.backends.cuda._family import CudaFamily
-from smelt.backends.cuda._implicit_gemm import write_implicit_gemm
-from smelt.backends.cuda.families._conv_problem import conv_problem_of
-from smelt.backends.cuda.families._gemm_problem import GemmProblem
-from smelt.backends.cuda.families._gemm_tiles import tiles_for
-from smelt.errors import InternalError
+from smelt.backends.cuda._implicit_gemm import WRITERS
+from smelt.backends.cuda._product_costs import ACCUMULATOR_BYTES
+from smelt.backends.cuda.families._conv_problem import ConvLowering, ConvProblem, required_conv
+from smelt.backends.cuda.families._gemm_problem import GemmLowering, GemmProblem
+from smelt.backends.cuda.families._tile_candidates import tiles_for
 from smelt.ops import Gemm, MatMul
-from smelt.types import override
+from smelt.types import element_count, override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
-    from smelt.backends._base import Operands, Tactic
-    from smelt.backends.cuda._product_schedules import GemmShape, TileConfig
+    from smelt.backends._base import Operands
+    from smelt.backends.cuda._kernel_source import KernelWriter
     from smelt.backends.cuda._target import CudaTarget
+    from smelt.backends.cuda._tile_configs import GemmShape, TileConfig
     from smelt.backends.cuda.families._product_problem import ProductProblem
     from smelt.engine import KernelSpec, Step
     from smelt.ir import Constant, Node
@@ -30,57 +33,63 @@ _UNFITTED_PENALTY: Final = 1.01
 tile: they are not chosen without measurements."""
 
 
-def problem_of(node: Node) -> ProductProblem | None:
-    """Return the description of a product; None for any other op."""
-    if isinstance(root_of(node)[0], Gemm | MatMul):
-        return GemmProblem(node)
-    return conv_problem_of(node)
+def problem_of(node: Node) -> GemmProblem | ConvProblem:
+    """Return the description of a product. Raises InternalError for any other op."""
+    is_gemm = isinstance(root_of(node)[0], Gemm | MatMul)
+    return GemmProblem(node) if is_gemm else required_conv(node)
 
 
 class ProductFamily(CudaFamily):
     """Family of products by one schedule."""
 
-    supports_reduced_precision: ClassVar[bool] = True
     uses_int32_offsets: ClassVar[bool] = True
     supports_reversed_tiles: ClassVar[bool] = True
+    lowering: ClassVar[type[ConvLowering]] = ConvLowering
+    """Lowering of convolutions."""
 
     def unfitted_tactics(
         self,
         problem: ProductProblem,
         shape: GemmShape,
-        configs: Iterable[tuple[float, TileConfig]],
+        configs: Collection[tuple[float, TileConfig]],
         limit: int,
         target: CudaTarget,
+        reason: str,
     ) -> Iterator[Tactic]:
         """Yield the best ``limit`` tactics of a schedule whose estimates were not fitted.
 
-        Their estimates are raised above the best tile's. An empty reduction has no tiles.
+        Their estimates are raised above the best tile's. An empty reduction has no tiles. Without
+        ``configs`` the node is refused for a reason.
         """
+        refuse_if(None if configs else reason)
         tiles = (seconds for tile, seconds in tiles_for(shape, target) if tile.split_k == 1)
         best_tile = next(tiles, None)
         if best_tile is None:
             return
         for seconds, config in sorted(configs, key=itemgetter(0))[:limit]:
             hint = _UNFITTED_PENALTY * max(seconds, best_tile)
-            yield config.tactic(self.name, *problem.formats, problem.partial_bytes, hint)
+            yield self.tactic(problem, config, hint)
+
+    def tactic(self, problem: ProductProblem, config: TileConfig, seconds: float) -> Tactic:
+        """Return the tactic with some parameters; split-K needs memory for its partial sums."""
+        inputs, output = problem.formats
+        tactic = Tactic(self.name, config.parameters, inputs, (output,), cost_hint=seconds)
+        if config.split_k == 1:
+            return tactic
+        sums = element_count(problem.node.output.tensor.shape) * config.split_k
+        return replace(tactic, workspace_bytes=sums * ACCUMULATOR_BYTES)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
-        return _required_problem(node).pack(tactic)
+        return problem_of(node).pack(tactic)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        return _required_problem(node).lowering(tactic, operands).launches()
+        problem = problem_of(node)
+        if isinstance(problem, GemmProblem):
+            return GemmLowering(problem, tactic, operands).launches()
+        return self.lowering(problem, tactic, operands).launches()
 
     @override
-    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
-        del target
-        return write_implicit_gemm(kernel)
-
-
-def _required_problem(node: Node) -> ProductProblem:
-    """Return the description of a node that has tactics."""
-    problem = problem_of(node)
-    if problem is None:
-        raise InternalError(f"{node} has tactics, but is no product")
-    return problem
+    def writer_of(self, kernel: KernelSpec) -> type[KernelWriter]:
+        return WRITERS[kernel["schedule"]]

@@ -1,8 +1,8 @@
 """What a node multiplies, described once for every schedule of products.
 
 A *problem* answers what all families ask of a node: why no kernel computes it, in which formats its
-operands are read, the sizes of its product, its packed weights, and how it is lowered. A *family*
-is a schedule: it chooses parameters for the sizes, and leaves the rest to the problem.
+operands are read, the sizes of its product and its packed weights. A *family* is a schedule: it
+chooses parameters for the sizes, and leaves the rest to the problem and its lowering.
 """
 
 from __future__ import annotations
@@ -11,28 +11,22 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from smelt.backends._base import refusal_of
 from smelt.backends._fused_programs import root_of
 from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
-from smelt.backends.cuda._product_costs import ACCUMULATOR_BYTES
-from smelt.backends.cuda.families._epilogue import (
-    FLOATS,
-    extra_views,
-    plan_epilogue,
-    planned_epilogue,
-)
-from smelt.backends.cuda.families._gemm_launches import launches_of
-from smelt.types import element_count
+from smelt.backends.cuda.families._epilogue import FLOAT_NAMES, FLOATS, extra_views, plan_epilogue
+from smelt.backends.cuda.families._product_launches import launches_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from smelt.backends._base import Operands, Tactic
-    from smelt.backends.cuda._product_kernels import ImplicitGemmKernel
-    from smelt.backends.cuda._product_schedules import GemmShape
+    from smelt.backends.cuda._product_specs import ImplicitGemmKernel
     from smelt.backends.cuda._target import CudaTarget
+    from smelt.backends.cuda._tile_configs import GemmShape
     from smelt.backends.cuda.families._epilogue import Epilogue
-    from smelt.backends.cuda.families._gemm_launches import GemmIterationSpace
+    from smelt.backends.cuda.families._product_launches import GemmIterationSpace
     from smelt.engine import Launch, View
     from smelt.ir import Constant, Node, Value
     from smelt.types import Dim, DType, Layout, TensorFormat
@@ -57,11 +51,10 @@ class Problem(ABC):
     def reason(self) -> str | None:
         """Why no kernel for GPUs computes the node, or None."""
         if self.dtype not in FLOATS:
-            return f"supports floating-point types only, not {self.dtype.value}"
+            return f"the input is {self.dtype.value}; only {FLOAT_NAMES} are supported"
         if reason := self.unsupported_reason():
             return reason
-        epilogue = plan_epilogue(self.node, self.layout, self.bias_count)
-        return epilogue if isinstance(epilogue, str) else None
+        return refusal_of(lambda: self.epilogue)
 
     @abstractmethod
     def unsupported_reason(self) -> str | None:
@@ -79,11 +72,6 @@ class Problem(ABC):
         return self.node.inputs[count] if self.root_inputs > count else None
 
     @property
-    def bias_count(self) -> int:
-        """Number of epilogue operands that are the bias: 0 or 1."""
-        return int(self.bias is not None)
-
-    @property
     @abstractmethod
     def formats(self) -> Formats:
         """Formats of the operands and the result of a supported node."""
@@ -92,10 +80,10 @@ class Problem(ABC):
     def bias_strides(self, view: View, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         """Return the strides of the bias along the result's axes."""
 
-    @property
+    @cached_property
     def epilogue(self) -> Epilogue:
         """Epilogue of a supported node, after its bias."""
-        return planned_epilogue(self.node, self.layout, self.bias_count)
+        return plan_epilogue(self.node, self.layout, int(self.bias is not None))
 
     def epilogue_fields(self) -> dict[str, Any]:
         """Return the kernel fields of the bias and the epilogue."""
@@ -135,31 +123,16 @@ class ProductProblem(Problem):
     def shape(self, target: CudaTarget) -> GemmShape:
         """Return the sizes of the product, with guesses for symbols."""
 
-    @property
-    def partial_bytes(self) -> Dim:
-        """Size of one partial sum of the result in bytes."""
-        return element_count(self.node.output.tensor.shape) * ACCUMULATOR_BYTES
-
     @abstractmethod
     def pack(self, tactic: Tactic) -> tuple[Constant, ...]:
         """Return the weights as kernels read them."""
-
-    @abstractmethod
-    def lowering(self, tactic: Tactic, operands: Operands) -> ProductLowering:
-        """Return the lowering of a tactic onto the memory of the operands."""
 
 
 class ProductLowering(ABC):
     """Lowering of a product onto the memory of its operands, in the order of the kernels."""
 
-    def __init__(
-        self,
-        problem: ProductProblem,
-        tactic: Tactic,
-        operands: Operands,
-        images: Sequence[View] = (),
-    ) -> None:
-        """Gather the operands; ``images`` are those that follow the weights."""
+    def __init__(self, problem: ProductProblem, tactic: Tactic, operands: Operands) -> None:
+        """Gather the operands."""
         self.tactic, self.workspace = tactic, operands.workspace
         self.options: dict[str, Any] = tactic.options
         """Parameters of the tactic, which are fields of the kernel."""
@@ -167,10 +140,12 @@ class ProductLowering(ABC):
         self.is_packed = bool(operands.packed)
         self.weights = operands.packed[0] if operands.packed else input_view(operands, 1)
         self.extras = problem.extras(operands)
-        self.images = images
-        self.views = [self.x, self.weights, *images, *(view for view, _ in self.extras), self.out]
+        self.images = [input_view(operands, n) for n in range(2, problem.operand_count, 2)]
+        """Images that follow the weights."""
+        extras = (view for view, _ in self.extras)
+        self.views = [self.x, self.weights, *self.images, *extras, self.out]
         self.constants: tuple[bool, ...] = (
-            *(False, self.is_packed, *[False] * len(images)),
+            *(False, self.is_packed, *[False] * len(self.images)),
             *(*problem.constant_extras(), False),
         )
         """Whether each operand is a weight."""
@@ -192,6 +167,4 @@ class ProductLowering(ABC):
 
     def launches(self) -> tuple[Launch, ...]:
         """Return one launch, or those of a split-K product."""
-        kernel, family = self.kernel(), self.tactic.family
-        space = self.iteration_space()
-        return launches_of(family, kernel, space, self.views, self.scalars, self.workspace)
+        return launches_of(self)

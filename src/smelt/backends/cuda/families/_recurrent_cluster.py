@@ -18,21 +18,21 @@ preceding launch sets all words to zero, so that no word of an earlier run has a
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from smelt.backends.cuda._cost_model import WARP_LANES, next_power_of_two
-from smelt.backends.cuda._elementwise import sigmoid, tanh
+from smelt.backends.cuda._elementwise import sigmoid
 from smelt.backends.cuda._kernel_source import CLUSTER
+from smelt.backends.cuda.families._product_operands import reshaped
 from smelt.backends.cuda.families._recurrent_kernel import RecurrentWriter
 from smelt.engine import parameters
 from smelt.ir import Constant
-from smelt.ops import GRU, Reshape, Transpose
+from smelt.ops import GRU, Transpose
 from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import KernelSpec, Parameters
@@ -94,9 +94,7 @@ def exchange_count(op: GRU | LSTM) -> int:
 def pack_for_cluster(weights: Constant, op: GRU | LSTM) -> Constant:
     """Return the recurrent weights by element of the state, then by unit, then by gate."""
     name, hidden = weights.name, op.hidden_size
-    extents = np.array([op.directions, op.gates, hidden, hidden], np.int64)
-    shape = Constant(f"{name}.extents", extents)
-    by_gate = Constant.derive(f"{name}.by_gate", Reshape(), weights, shape)
+    by_gate = reshaped(weights, f"{name}.by_gate", op.directions, op.gates, hidden, hidden)
     return Constant.derive(f"{name}.by_unit", Transpose((0, 3, 2, 1)), by_gate)
 
 
@@ -106,7 +104,7 @@ def _units(hidden: int, cluster_size: int) -> int:
 
 
 class RecurrentClusterWriter(RecurrentWriter):
-    """Writer of the kernel; ``i`` are a program's units, ``k`` the elements of the state."""
+    """Writer of the time steps; ``i`` are a program's units, ``k`` the elements of the state."""
 
     def __init__(self, kernel: KernelSpec) -> None:
         super().__init__(kernel)
@@ -115,8 +113,7 @@ class RecurrentClusterWriter(RecurrentWriter):
 
     @override
     def write(self) -> str:
-        s = self.s
-        time, batch = s.extent(self.k["time"]), s.extent(self.k["batch"])
+        s, batch = self.s, self.batch
         s.line("program = tl.program_id(0).to(tl.int64)")
         s.line(f"part = (program % {self.cluster_size}).to(tl.int32)")
         s.line(f"sequence = program // {self.cluster_size}")
@@ -128,7 +125,7 @@ class RecurrentClusterWriter(RecurrentWriter):
         s.wait()
         s.line(f"size = {self.k['directions']} * {batch} * {self.hidden}")
         s.line(f"words = p{self.places['states']} + sequence * {self.hidden}")
-        self.find_length(time)
+        self.find_length()
         if self.units * (self.cluster_size - 1) >= self.hidden:
             s.line(f"length = tl.where(part * {self.units} < {self.hidden}, length, 0)")
         self.begin()
@@ -140,9 +137,7 @@ class RecurrentClusterWriter(RecurrentWriter):
             self.gate("e", "e")
             self.multiply()
             self.lstm() if self.k["op"] == "lstm" else self.gru("size")
-        with s.block(f"for late in range(length, {time}):"):
-            s.line("t = item * 0 + late")
-            s.store(self.places["emits_every_step"], self.emits_every_step(), "i * 0.0", "ok")
+        self.write_late_steps()
         self.write_state("hidden", "h")
         self.write_state("cell", "c")
         return s.text()
@@ -161,28 +156,24 @@ class RecurrentClusterWriter(RecurrentWriter):
         s.line(f"held = {s.load(self.places['weights'], place, both, '0.0')}")
 
     @override
+    @contextmanager
+    def rows(self) -> Generator[None]:
+        yield  # a program has all its units at once
+
+    @override
     def begin(self) -> None:
-        s = self.s
-        for name, operand, index, ok in (
-            ("known", "hidden0", "k", "k_ok"),
-            ("h", "hidden0", "i", "ok"),
-            ("c", "cell0", "i", "ok"),
-        ):
-            value = f"{index} * 0.0"
-            if operand in self.places:
-                place = self.state_place(operand, index)
-                value = s.load(self.places[operand], place, ok, "0.0")
-            s.line(f"{name} = ({value}).to(tl.float32)")
+        self.s.line(f"known = {self.initial_state('hidden0', 'k', 'k_ok')}")
+        self.s.line(f"h = {self.initial_state('hidden0', 'i', 'ok')}")
+        self.s.line(f"c = {self.initial_state('cell0', 'i', 'ok')}")
 
     def projection_offset(self) -> str:
         """Return the offset of the program's columns in the input projection."""
-        time, batch = self.s.extent(self.k["time"]), self.s.extent(self.k["batch"])
-        first = f"(way * {time} * {batch} + item) * {self.gates * self.hidden}"
+        first = f"(way * {self.time} * {self.batch} + item) * {self.gates * self.hidden}"
         return f"{first} + (column % {_GATES}) * {self.hidden} + unit"
 
     def load_projection(self, step: str) -> None:
         """Write the load of a step's input projection, if there is such a step."""
-        stride = f"({self.s.extent(self.k['batch'])} * {self.gates * self.hidden})"
+        stride = f"({self.batch} * {self.gates * self.hidden})"
         place = f"entered + {self.time_step(step)} * {stride}"
         is_there = f"column_ok & (column * 0 + {step} < length)"
         self.s.line(f"e = tl.load({place}, mask={is_there}, other=0.0)")
@@ -218,9 +209,7 @@ class RecurrentClusterWriter(RecurrentWriter):
             self.exchange("reset * h", f"(2 + step % 2) * {size}")
             self.multiply()
             s.line("g2 = e2 + r2")
-        s.line(f"proposed = {tanh('g2')}")
-        s.line("h = (1.0 - update) * proposed + update * h")
-        self.store_state()
+        self.write_gru_candidate("g2")
 
     @override
     def store_state(self) -> None:
@@ -237,7 +226,7 @@ class RecurrentClusterWriter(RecurrentWriter):
         s.line("tl.debug_barrier()  # all warps have read what others will write over")
         s.line(f"tl.store(words + {slot} + i, word, mask=ok)")
         if value == "h":
-            s.store(self.places["emits_every_step"], self.emits_every_step(), "h", "ok")
+            self.emit("h")
             self.load_projection("step + 1")
         s.line(f"place = (words + {slot} + tl.minimum(k, {self.hidden - 1})).to(tl.int64)")
         options = "dtype=tl.int32, is_pure=False, pack=1"

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends.cuda._cost_model import tile_extent
 from smelt.backends.cuda._elementwise import sigmoid, tanh
-from smelt.backends.cuda._kernel_source import Source
+from smelt.backends.cuda._kernel_source import KernelWriter
+from smelt.types import override
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Mapping
 
     from smelt.engine import KernelSpec
 
@@ -18,29 +19,29 @@ _SIDE: Final = 128
 """Rows and columns of the weights' blocks. Chosen without a measurement."""
 
 
-class RecurrentWriter:
-    """Writer of the kernel; vectors are blocks of rows of the hidden state."""
+class RecurrentWriter(KernelWriter):
+    """Writer of the time steps; vectors are blocks of rows of the hidden state."""
 
     def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.s = Source(kernel)
+        super().__init__(kernel)
         self.places: dict[str, int] = dict(kernel["places"])
         self.strides: dict[str, Any] = dict(kernel["states"]) | dict(kernel["others"])
         self.hidden: int = kernel["hidden"]
         self.gates = {"lstm": 4, "gru": 3}[kernel["op"]]
+        self.time, self.batch = (self.s.extent(kernel[name]) for name in ("time", "batch"))
         self.side = min(_SIDE, tile_extent(self.hidden))
 
+    @override
     def write(self) -> str:
-        """Return the text of the kernel."""
         s = self.s
-        time, batch = s.extent(self.k["time"]), s.extent(self.k["batch"])
+        time, batch = self.time, self.batch
         s.line("program = tl.program_id(0).to(tl.int64)")
         s.line(f"way = program // {batch}")
         s.line(f"item = program % {batch}")
         size = f"({self.k['directions']} * {batch} * {self.hidden})"
         s.line(f"state = p{self.places['states']} + program * {self.hidden}")
         s.line(f"kept = state + 2 * {size}")
-        self.find_length(time)
+        self.find_length()
         with self.rows():
             self.begin()
         s.line("tl.debug_barrier()")
@@ -52,9 +53,7 @@ class RecurrentWriter:
             s.line(f"entered = p{self.places['entered']} + {gates} * {self.gates * self.hidden}")
             self.lstm() if self.k["op"] == "lstm" else self.gru(size)
             s.line("tl.debug_barrier()")
-        with s.block(f"for late in range(length, {time}):"), self.rows():
-            s.line("t = item * 0 + late")
-            s.store(self.places["emits_every_step"], self.emits_every_step(), "i * 0.0", "ok")
+        self.write_late_steps()
         with self.rows():
             s.line(f"h = tl.load(state + (length % 2) * {size} + i, mask=ok, other=0.0)")
             self.write_state("hidden", "h")
@@ -63,9 +62,21 @@ class RecurrentWriter:
                 self.write_state("cell", "c")
         return s.text()
 
-    def find_length(self, time: str) -> None:
+    def write_late_steps(self) -> None:
+        """Write zeros for the time steps after the end of the sequence."""
+        with self.s.block(f"for late in range(length, {self.time}):"), self.rows():
+            self.s.line("t = item * 0 + late")
+            self.emit("i * 0.0")
+
+    def emit(self, value: str) -> None:
+        """Write the store of this time step's result."""
+        time, way, item, element = self.k["emits_every_step"]
+        at = self.s.sum_of(("t", time), ("way", way), ("item", item), ("i", element))
+        self.s.store(self.places["emits_every_step"], at, value, "ok")
+
+    def find_length(self) -> None:
         """Write the length of the sequence, checked against the number of time steps."""
-        s = self.s
+        s, time = self.s, self.time
         s.line(f"length = {time}")
         if "lengths" in self.places:
             (along,) = self.strides["lengths"]
@@ -96,18 +107,21 @@ class RecurrentWriter:
 
     def begin(self) -> None:
         """Write the initial states."""
-        s = self.s
         for name, place in (("hidden0", "state"), ("cell0", "kept")):
-            value = "i * 0.0"
-            if name in self.places:
-                value = s.load(self.places[name], self.state_place(name), "ok", "0.0")
-            s.line(f"tl.store({place} + i, ({value}).to(tl.float32), mask=ok)")
+            self.s.line(f"tl.store({place} + i, {self.initial_state(name, 'i', 'ok')}, mask=ok)")
+
+    def initial_state(self, name: str, index: str, ok: str) -> str:
+        """Return an expression of elements of an initial state, which is zero by default."""
+        value = f"{index} * 0.0"
+        if name in self.places:
+            value = self.s.load(self.places[name], self.state_place(name, index), ok, "0.0")
+        return f"({value}).to(tl.float32)"
 
     def lstm(self) -> None:
         """Write a time step of an LSTM."""
         s = self.s
         with self.rows():
-            self.write_gates(("g0", "g1", "g2", "g3"), range(4), "before")
+            self.write_gates({"g0": 0, "g1": 1, "g2": 2, "g3": 3}, "before")
             s.line("c = tl.load(kept + i, mask=ok, other=0.0)")
             self.write_lstm_state()
             s.line("tl.store(kept + i, c, mask=ok)")
@@ -129,12 +143,12 @@ class RecurrentWriter:
         """Write a time step of a GRU. Without ``late_reset`` the whole reset gate comes first."""
         s = self.s
         with self.rows():
-            self.write_gates(("g0", "g1"), range(2), "before")
+            self.write_gates({"g0": 0, "g1": 1}, "before")
             s.line(f"update = {sigmoid('g0')}")
             s.line(f"reset = {sigmoid('g1')}")
             s.line("h = tl.load(before + i, mask=ok, other=0.0)")
             if self.k["late_reset"]:
-                self.write_gates(("recalled",), (2,), "before", input_projection=False)
+                self.write_gates({"recalled": 2}, "before", has_inputs=False)
                 self.add_bias("recalled")
                 s.line(f"g2 = tl.load(entered + {2 * self.hidden} + i, mask=ok, other=0.0)")
                 self.write_gru_candidate("g2 + reset * recalled")
@@ -145,7 +159,7 @@ class RecurrentWriter:
             return
         s.line("tl.debug_barrier()")
         with self.rows():
-            self.write_gates(("g2",), (2,), "kept")
+            self.write_gates({"g2": 2}, "kept")
             s.line(f"update = tl.load(kept + {size} + i, mask=ok, other=0.0)")
             s.line("h = tl.load(before + i, mask=ok, other=0.0)")
             self.write_gru_candidate("g2")
@@ -156,65 +170,49 @@ class RecurrentWriter:
         self.s.line("h = (1.0 - update) * proposed + update * h")
         self.store_state()
 
-    def write_gates(
-        self,
-        names: Sequence[str],
-        gates: Sequence[int],
-        state: str,
-        *,
-        input_projection: bool = True,
-    ) -> None:
-        """Write gates: the input projection plus the recurrent weights times a state."""
+    def write_gates(self, gates: Mapping[str, int], state: str, *, has_inputs: bool = True) -> None:
+        """Write named gates: the input projection plus the recurrent weights times a state."""
         s, hidden = self.s, self.hidden
         weights = self.places["weights"]
-        for name, gate in zip(names, gates, strict=True):
+        for name, gate in gates.items():
             first = f"tl.load(entered + {gate * hidden} + i, mask=ok, other=0.0)"
-            s.line(f"{name} = {first}" if input_projection else f"{name} = i * 0.0")
+            s.line(f"{name} = {first}" if has_inputs else f"{name} = i * 0.0")
         with s.block(f"for chunk in range(0, {hidden}, {self.side}):"):
             s.line(f"k = chunk + tl.arange(0, {self.side})")
             s.line(f"k_ok = k < {hidden}")
             s.line(f"known = tl.load({state} + k, mask=k_ok, other=0.0)")
             s.line("both = k_ok[:, None] & ok[None, :]")
             s.line(f"row = (way * {hidden} + k) * {self.gates * hidden}")
-            for name, gate in zip(names, gates, strict=True):
+            for name, gate in gates.items():
                 place = f"row[:, None] + ({gate * hidden} + i)[None, :]"
                 loaded = s.load(weights, place, "both", "0.0")
                 s.line(f"{name} = {name} + tl.sum({loaded} * known[:, None], axis=0)")
 
     def add_bias(self, name: str) -> None:
         """Write the recurrent bias of a GRU's last gate, if the input projection lacks it."""
-        if "bias" not in self.places:
-            return
-        at = self.row_place("bias", 5 * self.hidden)
-        self.s.line(f"{name} = {name} + {self.s.load(self.places['bias'], at, 'ok', '0.0')}")
+        if "bias" in self.places:
+            self.s.line(f"{name} = {name} + {self.row('bias', 5)}")
 
     def write_peephole(self, name: str, number: int) -> None:
         """Write the peephole connection of a gate, if the op has one."""
-        if "peepholes" not in self.places:
-            return
-        at = self.row_place("peepholes", number * self.hidden)
-        peephole = self.s.load(self.places["peepholes"], at, "ok", "0.0")
-        self.s.line(f"{name} = {name} + {peephole} * c")
+        if "peepholes" in self.places:
+            self.s.line(f"{name} = {name} + {self.row('peepholes', number)} * c")
 
     def store_state(self) -> None:
         """Write the stores of the next hidden state and of this time step's result."""
         self.s.line("tl.store(after + i, h, mask=ok)")
-        self.s.store(self.places["emits_every_step"], self.emits_every_step(), "h", "ok")
-
-    def emits_every_step(self) -> str:
-        """Return the offset of this time step's result."""
-        time, way, item, element = self.k["emits_every_step"]
-        return self.s.sum_of(("t", time), ("way", way), ("item", item), ("i", element))
+        self.emit("h")
 
     def state_place(self, name: str, index: str = "i") -> str:
         """Return the offset of elements of an initial or final state."""
         way, item, element = self.strides[name]
         return self.s.sum_of(("way", way), ("item", item), (index, element))
 
-    def row_place(self, name: str, first: int) -> str:
-        """Return the offset of elements of a direction's row, from ``first`` on."""
+    def row(self, name: str, number: int) -> str:
+        """Return an expression that loads a direction's row of an operand, one of several."""
         way, element = self.strides[name]
-        return f"{self.s.sum_of(('way', way), (f'({first} + i)', element))} + i * 0"
+        at = self.s.sum_of(("way", way), (f"({number * self.hidden} + i)", element))
+        return self.s.load(self.places[name], f"{at} + i * 0", "ok", "0.0")
 
     def write_state(self, name: str, value: str) -> None:
         """Write the store of a final state, if it is a result."""

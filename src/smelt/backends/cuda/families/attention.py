@@ -9,37 +9,37 @@ change of base folded into the scale.
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from smelt.backends import op_as
-from smelt.backends._base import Operands, Refusal, Tactic
+from smelt.backends._base import Operands, Tactic, refuse_if
 from smelt.backends._iteration_space import broadcast_strides
-from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cuda._cost_model import (
     WARP_LANES,
     LaunchWorkload,
     count_of,
     gpu_spec_of,
-    guessed_extent,
     product_seconds,
     seconds_of,
     tile_extent,
 )
 from smelt.backends.cuda._elementwise import literal
 from smelt.backends.cuda._family import CudaFamily
-from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, Source, operand_parameters
-from smelt.backends.cuda.families._epilogue import FLOATS
-from smelt.backends.cuda.families._gemm_operands import format_of_factor
-from smelt.engine import KernelSpec, Launch, Options, parameters
+from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, KernelWriter, kernel_launch
+from smelt.backends.cuda._tile_configs import TileConfig
+from smelt.backends.cuda.families._epilogue import FLOAT_NAMES, FLOATS
+from smelt.backends.cuda.families._product_operands import format_of_factor
+from smelt.engine import parameters
 from smelt.ops import Attention
-from smelt.types import DType, Layout, TensorFormat, ceil_div, override
+from smelt.types import DType, Layout, TensorFormat, ceil_div, guessed_extent, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends.cuda._target import CudaTarget
-    from smelt.engine import Json, Step, View
+    from smelt.engine import KernelSpec, Parameters, Step, View
     from smelt.ir import Node
     from smelt.types import Dim
 
@@ -69,166 +69,14 @@ _LOG2_E: Final = math.log2(math.e)
 """Factor from natural exponents to powers of two."""
 
 
-class AttentionFamily(CudaFamily):
-    """Family of attention with any number of keys and heads of up to 256 elements."""
-
-    name: ClassVar[str] = "attention"
-    supports_reduced_precision: ClassVar[bool] = True
-    uses_int32_offsets: ClassVar[bool] = True
-
-    @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        op = node.op
-        if not isinstance(op, Attention):
-            return
-        if reason := _unsupported_reason(node, op):
-            yield Refusal(self.name, reason)
-            return
-        inputs = tuple(None if v is None else format_of_factor(v) for v in node.inputs)
-        result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
-        for options, seconds in _options(node, op, target):
-            yield Tactic(self.name, options, inputs, (result,), cost_hint=seconds)
-
-    @override
-    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        op = op_as(Attention, node)
-        options = tactic.options
-        q, k, v = (input_view(operands, index) for index in range(3))
-        out = operands.outputs[0]
-        mask = operands.inputs[3] if len(operands.inputs) > 3 else None
-        batch, heads, queries, width = op.split(q.shape)
-        _, _, keys, result_width = op.split(v.shape)
-        scalars = LaunchScalars()
-        views = [q, k, v, *([] if mask is None else [mask]), out]
-        strides = [_strides(op, view) for view in (q, k, v)]
-        if mask is not None:
-            strides.append(broadcast_strides(mask, (batch, heads, queries, keys)))
-        strides.append(_strides(op, out))
-        spec = KernelSpec(
-            self.name,
-            parameters(
-                block=options["block"],
-                extents=scalars.all_json((heads, queries, keys, width, result_width)),
-                strides=tuple(map(scalars.all_json, strides)),
-                scale=op.scale,
-                precision=options["precision"],
-                num_warps=options["num_warps"],
-                num_stages=options["num_stages"],
-                **operand_parameters(views, len(scalars.values)),
-            ),
-        )
-        chunks = batch * heads * ceil_div(queries, options.integers("block")[0])
-        return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
-
-    @override
-    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
-        del target
-        return _AttentionWriter(kernel).write()
-
-
-def _unsupported_reason(node: Node, op: Attention) -> str | None:
-    """Return why the family cannot run a node, or None."""
-    kind = required_input(node, 0).tensor
-    if kind.dtype not in FLOATS:
-        return f"supports floating-point types only, not {kind.dtype.value}"
-    for index in (0, 2):
-        width = op.split(required_input(node, index).tensor.shape)[3]
-        if not isinstance(width, int) or not 0 < width <= _WIDEST_HEAD:
-            return f"the head size is {width}; at most {_WIDEST_HEAD} is supported"
-    keys = op.split(required_input(node, 1).tensor.shape)[2]
-    return "there are no keys" if keys == 0 else None
-
-
-def _options(
-    node: Node, op: Attention, target: CudaTarget
-) -> list[tuple[tuple[tuple[str, Json], ...], float]]:
-    """Return the most promising blocks with their estimated seconds, best first."""
-    q, v = required_input(node, 0).tensor, required_input(node, 2).tensor
-    stored = target.operand_dtype(q.dtype)
-    _, _, queries, width = map(guessed_extent, op.split(q.shape))
-    keys, result_width = map(guessed_extent, op.split(v.shape)[2:])
-    ranked: list[tuple[float, tuple[tuple[str, Json], ...]]] = []
-    for rows, columns, num_warps in _BLOCKS:
-        elements = (rows + columns) * tile_extent(width) + columns * tile_extent(result_width)
-        num_stages = 1 if keys <= columns else 2
-        if elements * num_stages * stored.size_bytes > target.shared_bytes * 3 // 4:
-            continue
-        if columns > 2 * tile_extent(keys) or rows > 2 * tile_extent(queries):
-            continue
-        for precision in _precisions(stored):
-            options = parameters(
-                block=(rows, columns),
-                num_stages=num_stages,
-                precision=precision,
-                num_warps=num_warps,
-            )
-            work = _work(node, op, Options(options), target)
-            ranked.append((seconds_of(work, gpu_spec_of(target)), options))
-    return [
-        (options, s) for s, options in sorted(ranked, key=lambda pair: pair[0])[:_MAX_CANDIDATES]
-    ]
-
-
-def _work(node: Node, op: Attention, options: Options, target: CudaTarget) -> LaunchWorkload:
-    """Return the workload of the programs for a size of blocks."""
-    q, v = required_input(node, 0).tensor, required_input(node, 2).tensor
-    batch, heads, queries, width = map(guessed_extent, op.split(q.shape))
-    keys, result_width = map(guessed_extent, op.split(v.shape)[2:])
-    stored = target.operand_dtype(q.dtype)
-    (rows, columns), size = options.integers("block"), stored.size_bytes
-    num_warps, num_stages = options.integer("num_warps"), options.integer("num_stages")
-    precision_argument = (num_warps, stored, options.text("precision"), gpu_spec_of(target))
-    scores = product_seconds((rows, columns, tile_extent(width)), *precision_argument)
-    accumulators = product_seconds((rows, tile_extent(result_width), columns), *precision_argument)
-    programs = batch * heads * -(-queries // rows)
-    steps, threads = -(-keys // columns), num_warps * WARP_LANES
-    step_bytes = size * columns * (width + result_width)
-    epilogue_bytes = size * rows * (width + result_width)
-    moved_elements = sum(count_of(x) for x in (*node.inputs, node.output) if x is not None)
-    return LaunchWorkload(
-        programs=programs,
-        num_warps=num_warps,
-        registers=28 + 1.15 * rows * (columns + result_width) / threads,
-        shared_bytes=num_stages * step_bytes,
-        steps=steps,
-        num_stages=num_stages,
-        step_seconds=scores + accumulators + _SCORE_SECONDS * rows * columns,
-        step_overhead_seconds=_ROW_SECONDS * rows,
-        dependency_seconds=_DEPENDENCY_SECONDS,
-        step_bytes=step_bytes,
-        epilogue_bytes=epilogue_bytes,
-        accumulators=rows * result_width / threads,
-        l2_read_bytes=float(programs) * (steps * step_bytes + epilogue_bytes),
-        source_bytes=size * (count_of(required_input(node, 1)) + count_of(required_input(node, 2))),
-        moved_bytes=size * moved_elements,
-    )
-
-
-def _precisions(dtype: DType) -> tuple[str, ...]:
-    """Return the precisions of float32 products: three TF32 products, or no tensor cores."""
-    return ("tf32x3", "ieee") if dtype is DType.FLOAT32 else ("ieee",)
-
-
-def _strides(op: Attention, view: View) -> tuple[Dim, ...]:
-    """Return the strides of batch, head, position and element."""
-    if not op.heads:
-        return view.strides
-    batch, position, element = view.strides
-    width = view.shape[2]
-    assert isinstance(width, int)  # noqa: S101  (inference requires it)
-    return (batch, width // op.heads * element, position, element)
-
-
-class _AttentionWriter:
-    """Writer of the kernel of one spec."""
+class _AttentionWriter(KernelWriter):
+    """Writer of an attention."""
 
     def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.s = Source(kernel)
+        super().__init__(kernel)
         self.rows, self.columns = kernel["block"]
         self.heads, self.queries, self.keys, self.width, self.result_width = kernel["extents"]
         self.has_mask = len(self.s.dtypes) > 4
-        self.last = len(self.s.dtypes) - 1
         self.fills_rows = isinstance(self.queries, int) and self.queries % self.rows == 0
         self.fills_columns = isinstance(self.keys, int) and self.keys % self.columns == 0
         self.factor = f" * {literal(kernel['scale'] * _LOG2_E)}"
@@ -238,8 +86,8 @@ class _AttentionWriter:
         self.deferred_factor = "" if self.has_mask or kernel["scale"] <= 0 else self.factor
         self.is_single_block = isinstance(self.keys, int) and self.keys <= self.columns
 
+    @override
     def write(self) -> str:
-        """Return the text of the kernel."""
         s = self.s
         blocks = f"(({s.extent(self.queries)} + {self.rows - 1}) // {self.rows})"
         s.line("program = tl.program_id(0).to(tl.int64)")
@@ -259,10 +107,8 @@ class _AttentionWriter:
         s.line(f"acc = tl.zeros([{self.rows}, {tile_extent(self.result_width)}], tl.float32)")
         if self.is_single_block:
             self.find_keys("0")
-            has_room = (
-                self.columns * tile_extent(self.result_width)
-                <= _MAX_PREFETCHED_VALUES * self.k["num_warps"]
-            )
+            values = self.columns * tile_extent(self.result_width)
+            has_room = values <= _MAX_PREFETCHED_VALUES * self.k["num_warps"]
             if has_room:
                 self.load_values()
             self.score()
@@ -275,7 +121,7 @@ class _AttentionWriter:
         else:
             self.walk()
         s.line("acc = acc / total[:, None]")
-        ok = self.inside(row_ok, "e[None, :]", self.result_width, other=False)
+        ok = self.inside(row_ok, "e[None, :]", self.result_width, has_other=False)
         place = self.place(self.last, "row[:, None]", "e[None, :]")
         s.line(f"tl.store({place}, acc.to({LANGUAGE_TYPES[s.dtypes[self.last]]}){ok})")
         return s.text()
@@ -311,10 +157,8 @@ class _AttentionWriter:
         column_ok = "" if self.fills_columns else "column_ok[None, :]"
         ok = self.inside(column_ok, "d[:, None]", self.width)
         s.line(f"k = tl.load({self.place(1, 'column[None, :]', 'd[:, None]')}{ok})")
-        s.line(
-            f"scores = tl.dot(q, k{self.precision_argument()})"
-            + ("" if self.deferred_factor else self.factor)
-        )
+        factor = "" if self.deferred_factor else self.factor
+        s.line(f"scores = tl.dot(q, k{self.precision_argument()}){factor}")
         if self.has_mask:
             score_mask = "row_ok[:, None] & column_ok[None, :]"
             place = self.place(3, "row[:, None]", "column[None, :]")
@@ -345,10 +189,140 @@ class _AttentionWriter:
         offset = self.s.sum_of((position_index, position), (element_index, element))
         return f"base{operand} + ({offset})"
 
-    def inside(self, positions: str, elements: str, width: int, *, other: bool = True) -> str:
+    def inside(self, positions: str, elements: str, width: int, *, has_other: bool = True) -> str:
         """Return the mask arguments of a load or store, by positions and elements of a head."""
-        covers_head = width == tile_extent(width)
-        mask = " & ".join(
-            c for c in (positions, "" if covers_head else f"({elements} < {width})") if c
+        in_head = "" if width == tile_extent(width) else f"({elements} < {width})"
+        mask = " & ".join(filter(None, (positions, in_head)))
+        return f", mask={mask}" + (", other=0.0" if has_other else "") if mask else ""
+
+
+class AttentionFamily(CudaFamily):
+    """Family of attention with any number of keys and heads of up to 256 elements."""
+
+    name: ClassVar[str] = "attention"
+    writer: ClassVar[type[KernelWriter]] = _AttentionWriter
+    uses_int32_offsets: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
+        op = node.op
+        if not isinstance(op, Attention):
+            return
+        refuse_if(_unsupported_reason(node, op))
+        inputs = tuple(None if v is None else format_of_factor(v) for v in node.inputs)
+        result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
+        for options, seconds in _options(node, op, target):
+            yield Tactic(self.name, options, inputs, (result,), cost_hint=seconds)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        op = op_as(Attention, node)
+        q, k, v = (input_view(operands, index) for index in range(3))
+        out = operands.outputs[0]
+        mask = operands.inputs[3] if len(operands.inputs) > 3 else None
+        batch, heads, queries, width = op.split(q.shape)
+        _, _, keys, result_width = op.split(v.shape)
+        views = [q, k, v, *([] if mask is None else [mask]), out]
+        strides = [_strides(op, view) for view in (q, k, v)]
+        if mask is not None:
+            strides.append(broadcast_strides(mask, (batch, heads, queries, keys)))
+        strides.append(_strides(op, out))
+        launch = kernel_launch(
+            self.name,
+            views,
+            batch * heads * ceil_div(queries, tactic.options.integers("block")[0]),
+            extents=(heads, queries, keys, width, result_width),
+            strides=tuple(strides),
+            scale=op.scale,
+            **tactic.options,
         )
-        return f", mask={mask}" + (", other=0.0" if other else "") if mask else ""
+        return (launch,)
+
+
+def _unsupported_reason(node: Node, op: Attention) -> str | None:
+    """Return why the family cannot run a node, or None."""
+    kind = required_input(node, 0).tensor
+    if kind.dtype not in FLOATS:
+        return f"the input is {kind.dtype.value}; only {FLOAT_NAMES} are supported"
+    for index in (0, 2):
+        width = op.split(required_input(node, index).tensor.shape)[3]
+        if not isinstance(width, int) or not 0 < width <= _WIDEST_HEAD:
+            return (
+                f"the head size is {width}; only constant sizes from 1 to {_WIDEST_HEAD} are "
+                "supported"
+            )
+    keys = op.split(required_input(node, 1).tensor.shape)[2]
+    return "there are no keys" if keys == 0 else None
+
+
+def _options(node: Node, op: Attention, target: CudaTarget) -> list[tuple[Parameters, float]]:
+    """Return the most promising blocks with their estimated seconds, best first."""
+    q, v = required_input(node, 0).tensor, required_input(node, 2).tensor
+    stored = target.operand_dtype(q.dtype)
+    _, _, queries, width = map(guessed_extent, op.split(q.shape))
+    keys, result_width = map(guessed_extent, op.split(v.shape)[2:])
+    # Float32 products are three TF32 products, or avoid tensor cores.
+    precisions = ("tf32x3", "ieee") if stored is DType.FLOAT32 else ("ieee",)
+    ranked: list[tuple[Parameters, float]] = []
+    for rows, columns, num_warps in _BLOCKS:
+        elements = (rows + columns) * tile_extent(width) + columns * tile_extent(result_width)
+        num_stages = 1 if keys <= columns else 2
+        if elements * num_stages * stored.size_bytes > target.shared_bytes * 3 // 4:
+            continue
+        if columns > 2 * tile_extent(keys) or rows > 2 * tile_extent(queries):
+            continue
+        for precision in precisions:
+            options = parameters(
+                block=(rows, columns),
+                num_stages=num_stages,
+                precision=precision,
+                num_warps=num_warps,
+            )
+            config = TileConfig((rows, columns, width), num_warps, num_stages, precision)
+            work = _work(node, op, config, target)
+            ranked.append((options, seconds_of(work, gpu_spec_of(target))))
+    return sorted(ranked, key=itemgetter(1))[:_MAX_CANDIDATES]
+
+
+def _work(node: Node, op: Attention, config: TileConfig, target: CudaTarget) -> LaunchWorkload:
+    """Return the workload of the programs for a size of blocks."""
+    q, v = required_input(node, 0).tensor, required_input(node, 2).tensor
+    batch, heads, queries, width = map(guessed_extent, op.split(q.shape))
+    keys, result_width = map(guessed_extent, op.split(v.shape)[2:])
+    stored = target.operand_dtype(q.dtype)
+    (rows, columns, _), num_stages, size = config.tile, config.num_stages, stored.size_bytes
+    how = (config.num_warps, stored, config.precision, gpu_spec_of(target))
+    scores = product_seconds((rows, columns, tile_extent(width)), *how)
+    accumulators = product_seconds((rows, tile_extent(result_width), columns), *how)
+    programs = batch * heads * -(-queries // rows)
+    steps = -(-keys // columns)
+    step_bytes = size * columns * (width + result_width)
+    epilogue_bytes = size * rows * (width + result_width)
+    moved_elements = sum(count_of(x) for x in (*node.inputs, node.output) if x is not None)
+    return LaunchWorkload(
+        programs=programs,
+        num_warps=config.num_warps,
+        registers=28 + 1.15 * rows * (columns + result_width) / config.threads,
+        shared_bytes=num_stages * step_bytes,
+        steps=steps,
+        num_stages=num_stages,
+        step_seconds=scores + accumulators + _SCORE_SECONDS * rows * columns,
+        step_overhead_seconds=_ROW_SECONDS * rows,
+        dependency_seconds=_DEPENDENCY_SECONDS,
+        step_bytes=step_bytes,
+        epilogue_bytes=epilogue_bytes,
+        accumulators=rows * result_width / config.threads,
+        l2_read_bytes=float(programs) * (steps * step_bytes + epilogue_bytes),
+        source_bytes=size * (count_of(required_input(node, 1)) + count_of(required_input(node, 2))),
+        moved_bytes=size * moved_elements,
+    )
+
+
+def _strides(op: Attention, view: View) -> tuple[Dim, ...]:
+    """Return the strides of batch, head, position and element."""
+    if not op.heads:
+        return view.strides
+    batch, position, element = view.strides
+    width = view.shape[2]
+    assert isinstance(width, int)  # noqa: S101  (inference requires it)
+    return (batch, width // op.heads * element, position, element)

@@ -7,38 +7,35 @@ it is never stored.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from smelt.backends import op_as
-from smelt.backends._base import Operands, Refusal, Tactic
+from smelt.backends._base import Operands, Tactic, refuse_if
 from smelt.backends._fused_programs import root_as, root_of
-from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
-from smelt.backends._pair_nodes import find_pair_nodes, pair_nodes_of
-from smelt.backends.cuda._cost_model import count_of, guessed_extent
+from smelt.backends._pair_nodes import pair_nodes_of
+from smelt.backends.cuda._cost_model import count_of
 from smelt.backends.cuda._family import CudaFamily
-from smelt.backends.cuda._kernel_source import operand_parameters
+from smelt.backends.cuda._kernel_source import KernelWriter, kernel_launch
 from smelt.backends.cuda._product_costs import stem_pool_seconds
 from smelt.backends.cuda._register_operand_kernel import FRAGMENT, ROWS
-from smelt.backends.cuda._stem_pool_kernel import FUSED_STEM_POOL, write_stem_pool
-from smelt.backends.cuda.families._gemm_launches import needs_int64_offsets
+from smelt.backends.cuda._stem_pool_kernel import FUSED_STEM_POOL, StemPoolWriter
+from smelt.backends.cuda.families._conv_problem import in_vectors
+from smelt.backends.cuda.families._product_launches import needs_int64_offsets
 from smelt.backends.cuda.families._stem_problem import StemProblem
-from smelt.backends.cuda.families.stem import factors_of
+from smelt.backends.cuda.families.stem import factors_of, without_factors
 from smelt.backends.cuda.families.stem_direct import (
     COLUMNS,
     StemDirectFamily,
-    in_vectors,
     why_not_direct,
     window_length,
 )
-from smelt.engine import KernelSpec, Launch, parameters
-from smelt.ops import Conv, Fused, MaxPool, Relu, Stage
+from smelt.engine import parameters
+from smelt.ops import Conv, Fused, FusedPair, MaxPool, Relu, Stage
 from smelt.types import (
-    DType,
-    Layout,
-    TensorFormat,
     ceil_div,
     fixed_extent,
+    guessed_extent,
     override,
     symbols_of,
 )
@@ -48,9 +45,9 @@ if TYPE_CHECKING:
 
     from smelt.backends._pair_nodes import PairNodes
     from smelt.backends.cuda._target import CudaTarget
-    from smelt.engine import Step
+    from smelt.engine import Launch, Step
     from smelt.ir import Constant, Node
-    from smelt.types import Dim
+    from smelt.types import Dim, DType
 
 _PROGRAMS_PER_SM: Final = 3
 """Programs per multiprocessor. ResNet-50's stem at batch 128 takes 130 µs with three programs and
@@ -69,30 +66,25 @@ class FusedStemPoolFamily(CudaFamily):
     """Family of 16-bit stems on GPUs with WGMMA, with or without ReLU, and 2-D max pools."""
 
     name: ClassVar[str] = FUSED_STEM_POOL
-    supports_reduced_precision: ClassVar[bool] = True
+    writer: ClassVar[type[KernelWriter]] = StemPoolWriter
     uses_int32_offsets: ClassVar[bool] = True
 
     @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        pair_nodes = find_pair_nodes(node)
-        if pair_nodes is None or not may_pool(pair_nodes.first, pair_nodes.second):
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
+        if not isinstance(node.op, FusedPair):
             return
-        if reason := _unsupported_reason(pair_nodes, target):
-            yield Refusal(self.name, reason)
+        pair_nodes = pair_nodes_of(node)
+        if not may_pool(pair_nodes.first, pair_nodes.second):
             return
+        refuse_if(_unsupported_reason(pair_nodes, target))
         problem = _StemPoolProblem(pair_nodes)
-        (_, *others), output = problem.stem.formats
-        image = TensorFormat(output.dtype, Layout.LINEAR)
+        inputs, output = problem.stem.formats
         max_programs = _PROGRAMS_PER_SM * target.multiprocessors
-        open_batch = symbols_of(problem.images)
-        programs = (
-            [max_programs // fewer for fewer in _PROGRAM_DIVISORS]
-            if open_batch
-            else [max_programs * n for n in _WAVES]
-        )
-        for rows_per_program in dict.fromkeys(
-            problem.rows_per_program(count) for count in programs
-        ):
+        if symbols_of(problem.images):
+            programs = [max_programs // fewer for fewer in _PROGRAM_DIVISORS]
+        else:
+            programs = [max_programs * waves for waves in _WAVES]
+        for rows_per_program in dict.fromkeys(map(problem.rows_per_program, programs)):
             options = parameters(
                 tile=(ROWS, problem.columns, FRAGMENT),
                 rows_per_program=rows_per_program,
@@ -100,9 +92,14 @@ class FusedStemPoolFamily(CudaFamily):
                 num_warps=4,
                 num_stages=1,
             )
-            hint = problem.seconds(rows_per_program, target)
-            tactic = Tactic(self.name, options, (image, *others), (output,), cost_hint=hint)
-            yield replace(tactic, workspace_bytes=problem.stem.pixel_bytes)
+            yield Tactic(
+                self.name,
+                options,
+                inputs,
+                (output,),
+                workspace_bytes=problem.stem.pixel_bytes,
+                cost_hint=problem.seconds(rows_per_program, target),
+            )
 
     @override
     def reduced_precision_tactics(
@@ -118,18 +115,11 @@ class FusedStemPoolFamily(CudaFamily):
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         return _StemPoolProblem(pair_nodes_of(node)).launches(tactic, operands)
 
-    @override
-    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
-        del target
-        return write_stem_pool(kernel)
-
 
 def may_pool(first: Node, second: Node) -> bool:
     """Return whether two nodes are a stem and a max pool of its result."""
-    root = root_of(first)[0]
-    if not isinstance(second.op, MaxPool) or not isinstance(root, Conv):
-        return False
-    return not StemProblem(first).stem_reason
+    are_ops = isinstance(root_of(first)[0], Conv) and isinstance(second.op, MaxPool)
+    return are_ops and not StemProblem(first).stem_reason
 
 
 def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None:
@@ -139,21 +129,21 @@ def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None
     if reason := why_not_direct(StemProblem(first), target):
         return reason
     if target.uses_half2:
-        return "half2: images are stored packed in pairs"
+        return "the images are packed as half2 pairs, which are not supported"
     if pair_nodes.returns_intermediate:
         return "the result of the stem has other readers"
     if _stages(first) not in {(), (Stage(Relu(), (-1,)),)}:
-        return "the epilogue of the stem is more than a bias and a ReLU"
+        return "the epilogue of the stem has more than a bias and a ReLU"
     extents = (*required_input(first, 0).tensor.shape[2:], *first.output.tensor.shape[2:])
     if len(extents) != 4 or not all(isinstance(extent, int) for extent in extents):
-        return "the image needs two spatial axes of known extents"
+        return "the image does not have two spatial axes of known extents"
     if {*root.dilations, *pool.dilations} != {1}:
-        return "the pooling window is dilated"
+        return "the convolution or the pooling window is dilated"
     windows = list(zip(pool.kernel_shape, pool.strides, pool.pad_pairs, strict=True))
     if any(max(pair) >= taps for taps, _, pair in windows):
-        return "a pooling window may contain only padding"
+        return "a pooling window may lie entirely in the padding"
     if not all(0 <= taps - step <= 1 for taps, step, _ in windows):
-        return "pooling windows overlap by more than one element, or leave gaps"
+        return "the pooling windows overlap by more than one element, or leave gaps"
     return None
 
 
@@ -167,10 +157,7 @@ class _StemPoolProblem:
 
     def __init__(self, pair_nodes: PairNodes) -> None:
         self.first = pair_nodes.first
-        self.pool, root = (
-            op_as(MaxPool, pair_nodes.second),
-            root_as(Conv, self.first),
-        )
+        self.pool, root = op_as(MaxPool, pair_nodes.second), root_as(Conv, self.first)
         self.images = pair_nodes.second.output.tensor.shape[0]
         self.pooled = cast("tuple[int, int]", pair_nodes.second.output.tensor.shape[2:])
         self.stem_extents = cast("tuple[int, int]", self.first.output.tensor.shape[2:])
@@ -206,23 +193,20 @@ class _StemPoolProblem:
         keeps_last_row = taps > step
         tiles = (rows_per_program * (taps - keeps_last_row) + keeps_last_row) * column_taps
         programs = guessed_extent(self.strips) * -(-self.pooled[0] // rows_per_program)
-        image, length = (
-            count_of(required_input(self.first, 0)),
-            window_length(self.stem),
-        )
+        image, length = count_of(required_input(self.first, 0)), window_length(self.stem)
         return stem_pool_seconds(image, length, tiles, programs, _PROGRAMS_PER_SM, target)
 
     def launches(self, tactic: Tactic, operands: Operands) -> tuple[Launch, ...]:
         """Return the copy to pixels and the launch over strips."""
-        first, root, options = self.first, self.stem.root, dict[str, Any](tactic.parameters)
-        run = self.stem.run
+        root, run, options = self.stem.root, self.stem.run, without_factors(tactic).options
         copy, runs = self.stem.write_pixels(factors_of(tactic), operands, in_vectors(run))
         bias = [input_view(operands, 2)] if self.stem.bias is not None else []
         out = operands.outputs[0]
-        views = (runs, operands.packed[0], *bias, out)
-        scalars = LaunchScalars()
-        kernel_parameters = parameters(
-            images=scalars.all_json((self.images, runs.strides[0])),
+        strips = kernel_launch(
+            tactic.family,
+            (runs, operands.packed[0], *bias, out),
+            self.strips * -(-self.pooled[0] // options.integer("rows_per_program")),
+            images=(self.images, runs.strides[0]),
             line=fixed_extent(runs.strides[2]),
             lines=root.strides[0],
             pixel=self.stem.width * root.strides[1],
@@ -233,13 +217,10 @@ class _StemPoolProblem:
             pooled=self.pooled,
             pool=self.windows,
             filters=self.filters,
-            strides=scalars.all_json((out.strides[0], *out.strides[2:])),
+            strides=(out.strides[0], *out.strides[2:]),
             bias=bool(bias),
-            has_relu=bool(_stages(first)),
+            has_relu=bool(_stages(self.first)),
             uses_int64_offsets=(needs_int64_offsets(runs), needs_int64_offsets(out)),
-            **{name: value for name, value in options.items() if name != "factors"},
-            **operand_parameters(views, len(scalars.values)),
+            **options,
         )
-        chunks = self.strips * -(-self.pooled[0] // options["rows_per_program"])
-        kernel = KernelSpec(tactic.family, kernel_parameters)
-        return (copy, Launch(kernel, views, (len(views) - 1,), scalars.values, chunks))
+        return (copy, strips)

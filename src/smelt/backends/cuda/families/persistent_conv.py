@@ -13,26 +13,22 @@ from itertools import product
 from math import gcd
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends._base import Refusal, Tactic
-from smelt.backends.cuda._cost_model import (
-    MAX_REGISTERS_PER_THREAD,
-    gpu_spec_of,
-    next_power_of_two,
-)
+from smelt.backends._base import Tactic, refuse_if
+from smelt.backends.cuda._cost_model import MAX_REGISTERS_PER_THREAD, gpu_spec_of, next_power_of_two
 from smelt.backends.cuda._kernel_source import MIN_VECTOR
 from smelt.backends.cuda._product_costs import persistent_seconds
-from smelt.backends.cuda._product_schedules import TileConfig
+from smelt.backends.cuda._tile_configs import TileConfig
 from smelt.backends.cuda.families._conv_problem import ConvProblem, conv_problem_of
-from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
-from smelt.backends.cuda.families._gemm_tiles import OWN_SHARED_BYTES
 from smelt.backends.cuda.families._product_family import ProductFamily
+from smelt.backends.cuda.families._product_operands import wide_operand_reason
+from smelt.backends.cuda.families._tile_candidates import OWN_SHARED_BYTES
 from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smelt.backends.cuda._product_schedules import GemmShape
     from smelt.backends.cuda._target import CudaTarget
+    from smelt.backends.cuda._tile_configs import GemmShape
     from smelt.ir import Node
 
 PERSISTENT: Final = "persistent"
@@ -85,29 +81,25 @@ class PersistentConvFamily(ProductFamily):
     name: ClassVar[str] = PERSISTENT
 
     @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
         problem = conv_problem_of(node)
         if problem is None or problem.reason:
             return  # the other families yield the refusal
         shape = problem.shape(target)
         step = _step_of(problem, shape)
-        if reason := _unsupported_reason(shape, step, target):
-            yield Refusal(self.name, reason)
-            return
+        refuse_if(_unsupported_reason(shape, step, target))
         configs = list(_tile_configs(shape, step, target))
-        if not configs:
-            yield Refusal(
-                self.name,
-                "weights and prefetched tiles exceed shared memory, or there are too few tiles",
-            )
-            return
-        yield from self.unfitted_tactics(problem, shape, configs, _MAX_CANDIDATES, target)
+        reason = (
+            "the weights and the prefetched tiles exceed shared memory or registers, or a thread "
+            f"block would have fewer than {_MIN_TILES} tiles"
+        )
+        yield from self.unfitted_tactics(problem, shape, configs, _MAX_CANDIDATES, target, reason)
 
 
 def _step_of(problem: ConvProblem, shape: GemmShape) -> int:
     """Return the step of the reduction; all of it if that is one step of whole vectors."""
     if problem.is_sum:
-        return gcd(shape.run, problem.second_inner_k, _MAX_STEP)
+        return gcd(shape.run, problem.second_image_channels, _MAX_STEP)
     single_step = next_power_of_two(shape.depth)
     has_single_step = single_step <= _MAX_STEP and shape.depth >= _MIN_FILLED * single_step
     if has_single_step and shape.run % MIN_VECTOR == 0:
@@ -122,11 +114,14 @@ def _unsupported_reason(shape: GemmShape, step: int, target: CudaTarget) -> str 
     if target.capability < _FIRST_WITH_CP_ASYNC:
         return f"{target.architecture} has no asynchronous copies (cp.async)"
     if shape.matrices > 1 or all(shape.columns % columns for _, columns in _TILES):
-        return "grouped convolution, or the filter count is not a multiple of the tile"
+        return (
+            f"the convolution is grouped, or its filter count {shape.columns} is not a multiple of "
+            f"{min(columns for _, columns in _TILES)}"
+        )
     if step < _MIN_STEP or shape.depth > _MAX_STEPS * step:
         return (
-            f"the reduction depth {shape.depth} needs more than {_MAX_STEPS} steps, or steps that "
-            "are too short"
+            f"the reduction depth {shape.depth} needs more than {_MAX_STEPS} steps, or steps of "
+            f"fewer than {_MIN_STEP} elements"
         )
     return None
 

@@ -14,21 +14,23 @@ from itertools import product
 from math import gcd
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends._base import Refusal, Tactic
+from smelt.backends._base import Tactic, refuse_if
+from smelt.backends._fused_programs import root_of
 from smelt.backends.cuda._cost_model import gpu_spec_of
 from smelt.backends.cuda._product_costs import prefetched_registers, prefetched_seconds
-from smelt.backends.cuda._product_schedules import TileConfig
+from smelt.backends.cuda._tile_configs import TileConfig
 from smelt.backends.cuda.families._conv_problem import ConvProblem
-from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
-from smelt.backends.cuda.families._gemm_tiles import OWN_SHARED_BYTES, tiles_for
 from smelt.backends.cuda.families._product_family import ProductFamily, problem_of
+from smelt.backends.cuda.families._product_operands import wide_operand_reason
+from smelt.backends.cuda.families._tile_candidates import OWN_SHARED_BYTES, tiles_for
+from smelt.ops import Conv, ConvSum, Gemm, MatMul
 from smelt.types import override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smelt.backends.cuda._product_schedules import GemmShape
     from smelt.backends.cuda._target import CudaTarget
+    from smelt.backends.cuda._tile_configs import GemmShape
     from smelt.ir import Node
 
 PREFETCH: Final = "prefetch"
@@ -97,15 +99,15 @@ class PrefetchGemmFamily(ProductFamily):
     supports_reversed_tiles: ClassVar[bool] = False
 
     @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
+        if not isinstance(root_of(node)[0], Conv | ConvSum | Gemm | MatMul):
+            return
         problem = problem_of(node)
-        if problem is None or (isinstance(problem, ConvProblem) and problem.reason):
+        if isinstance(problem, ConvProblem) and problem.reason:
             return  # the other families yield the refusal
         shape = problem.shape(target)
         step = gcd(shape.run, shape.depth, _MAX_STEP)
-        if reason := problem.matrix_reason or _unsupported_reason(shape, step, target):
-            yield Refusal(self.name, reason)
-            return
+        refuse_if(problem.matrix_reason or _unsupported_reason(shape, step, target))
         if problem.reason or not tiles_for(shape, target):
             return  # that family yields the refusal, or the reduction is empty
         # All rows have the same weights, so batch axes are rows.
@@ -116,11 +118,9 @@ class PrefetchGemmFamily(ProductFamily):
             for config in _configs(shape, step)
             if _fits(shape, config, target)
         ]
-        if not fitting:
-            yield Refusal(self.name, "the thread blocks do not fit on the GPU in one wave")
-            return
         limit = _MAX_CANDIDATES if shape.depth <= _MAX_DEPTH else _MAX_SPLIT_K_CANDIDATES
-        yield from self.unfitted_tactics(problem, shape, fitting, limit, target)
+        reason = "the thread blocks do not fit on the GPU in one wave"
+        yield from self.unfitted_tactics(problem, shape, fitting, limit, target, reason)
 
 
 def _unsupported_reason(shape: GemmShape, step: int, target: CudaTarget) -> str | None:
@@ -129,8 +129,9 @@ def _unsupported_reason(shape: GemmShape, step: int, target: CudaTarget) -> str 
         return reason
     if not target.uses_pdl:
         return f"{target.architecture} has no programmatic dependent launch (PDL)"
-    return (
-        f"the reduction depth {shape.depth} allows only steps of {step}"
-        if step < _MIN_STEP
-        else None
-    )
+    if step < _MIN_STEP:
+        return (
+            f"the reduction depth {shape.depth} allows only steps of {step} elements; at least "
+            f"{_MIN_STEP} are needed"
+        )
+    return None

@@ -11,17 +11,16 @@ hold all recurrent weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
-from smelt.backends._base import Family, Operands, Refusal, Tactic
-from smelt.backends._launch_scalars import LaunchScalars
-from smelt.backends._node_operands import input_view, required_input
-from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, guessed_extent, memory_seconds
-from smelt.backends.cuda._kernel_source import CLUSTER, Source, cluster_of, operand_parameters
-from smelt.backends.cuda._target import CudaTarget
-from smelt.backends.cuda.families._epilogue import FLOATS
-from smelt.backends.cuda.families._gemm_operands import weights_of
+from smelt.backends._base import NodeRefusedError, Operands, Tactic
+from smelt.backends._node_operands import input_view, required_input, workspace_of
+from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, memory_seconds
+from smelt.backends.cuda._family import CudaFamily
+from smelt.backends.cuda._kernel_source import CLUSTER, KernelWriter, cluster_of, kernel_launch
+from smelt.backends.cuda.families._epilogue import FLOAT_NAMES, FLOATS
+from smelt.backends.cuda.families._product_operands import weights_of
 from smelt.backends.cuda.families._recurrent_cluster import (
     RecurrentClusterWriter,
     cluster_sizes,
@@ -29,15 +28,17 @@ from smelt.backends.cuda.families._recurrent_cluster import (
     pack_for_cluster,
 )
 from smelt.backends.cuda.families._recurrent_kernel import RecurrentWriter
-from smelt.engine import KernelSpec, Launch, View, parameters
+from smelt.engine import View, parameters
 from smelt.ir import Constant
 from smelt.ops import GRU, LSTM, Transpose
-from smelt.types import DType, Layout, TensorFormat, ceil_div, override
+from smelt.types import DType, Layout, TensorFormat, ceil_div, guessed_extent, override
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from smelt.engine import Json, Step
+    from smelt.backends.cuda._kernel_source import KernelField
+    from smelt.backends.cuda._target import CudaTarget
+    from smelt.engine import KernelSpec, Launch, Step
     from smelt.ir import Node
     from smelt.types import Dim
 
@@ -69,43 +70,43 @@ _CLEARED_WORDS: Final = 1024
 """Words that a program clears per iteration. Chosen without a measurement."""
 
 
-class RecurrentFamily(Family[CudaTarget]):
+class RecurrentFamily(CudaFamily):
     """Family of LSTM and GRU with default activations, of any direction, lengths and layout.
 
     A sequence length out of range is reported, and clamped to the range.
     """
 
     name: ClassVar[str] = "recurrent"
-    supports_reduced_precision: ClassVar[bool] = True
 
     @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
         op = node.op
         if not isinstance(op, GRU | LSTM):
             return
         kind = required_input(node, 0).tensor
-        if not op.has_default_activations or kind.dtype not in FLOATS:
-            reason = "only the default activations without clipping, in float32 or narrower,"
-            yield Refusal(self.name, f"{reason} are supported")
-            return
+        if not op.has_default_activations:
+            raise NodeRefusedError("the activations are not the default ones, or clip is set")
+        if kind.dtype not in FLOATS:
+            raise NodeRefusedError(
+                f"the input is {kind.dtype.value}; only {FLOAT_NAMES} are supported"
+            )
         if required_input(node, _WEIGHTS).constant is None:
-            yield Refusal(self.name, "the recurrent weights are not constant")
-            return
+            raise NodeRefusedError("the recurrent weights are not constant")
         inputs = tuple(
             None if v is None or i == _WEIGHTS else TensorFormat(v.tensor.dtype, Layout.LINEAR)
             for i, v in enumerate(node.inputs)
         )
         results = tuple(TensorFormat(v.tensor.dtype, Layout.LINEAR) for v in node.outputs)
         time_steps = guessed_extent(kind.shape[op.layout])
-        workspace = _RecurrentWorkspace.of(node).total * _FLOAT_BYTES
+        states, input_projection = _workspace_elements(node)
+        workspace = (states + input_projection + 1) * _FLOAT_BYTES
         fixed_seconds = LAUNCH_SECONDS + memory_seconds(node, target)
         weights = op.gates * op.hidden_size**2 * kind.dtype.size_bytes
         step_seconds = _TIME_STEP_SECONDS + weights / _WEIGHT_BYTES_PER_SECOND
         single_program = (parameters(num_warps=8), step_seconds)
         sequences = op.directions * guessed_extent(kind.shape[1 - op.layout])
-        flops = (
-            2.0 * time_steps * sequences * op.gates * op.hidden_size * guessed_extent(kind.shape[2])
-        )
+        products = sequences * op.gates * op.hidden_size * guessed_extent(kind.shape[2])
+        flops = 2.0 * time_steps * products
         for precision, (min_seconds, rate) in _PROJECTION_RATES.items():
             if precision != "ieee" and not (target.has_tf32 and kind.dtype is DType.FLOAT32):
                 continue
@@ -134,45 +135,24 @@ class RecurrentFamily(Family[CudaTarget]):
         return (lowering.input_projection(), lowering.time_steps())
 
     @override
-    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
-        del target
+    def writer_of(self, kernel: KernelSpec) -> type[KernelWriter]:
         if kernel["part"] == "input_projection":
-            return _write_input_projection(kernel)
-        return (RecurrentClusterWriter if cluster_of(kernel) > 1 else RecurrentWriter)(
-            kernel
-        ).write()
+            return _InputProjectionWriter
+        return RecurrentClusterWriter if cluster_of(kernel) > 1 else RecurrentWriter
 
 
-@dataclass(frozen=True, slots=True)
-class _RecurrentWorkspace:
-    """Extents of the scratch memory, in float32 elements."""
+def _workspace_elements(node: Node) -> tuple[Dim, Dim]:
+    """Return the float32 elements of all states, and of the input projection.
 
-    state: Dim
-    """Elements of one state of all sequences and directions."""
-    input_projection: Dim
-    """Elements of the input projection."""
-    states: int
-    """Number of states that are stored."""
-
-    @staticmethod
-    def of(node: Node) -> _RecurrentWorkspace:
-        """Return the workspace of a node."""
-        op = cast("GRU | LSTM", node.op)
-        first, second, _ = required_input(node, 0).tensor.shape
-        batch = (second, first)[op.layout]
-        hidden = op.directions * op.hidden_size
-        return _RecurrentWorkspace(
-            batch * hidden, first * second * (hidden * op.gates), 4 * exchange_count(op)
-        )
-
-    @property
-    def total(self) -> Dim:
-        """Elements of all states and of the input projection.
-
-        There are two hidden states, and the cell or the two gates of a GRU. The words that a
-        cluster exchanges are twice as wide as states, and double-buffered.
-        """
-        return self.states * self.state + self.input_projection + 1
+    There are two hidden states, and the cell or the two gates of a GRU. The words that a cluster
+    exchanges are twice as wide as states, and double-buffered.
+    """
+    op = cast("GRU | LSTM", node.op)
+    first, second, _ = required_input(node, 0).tensor.shape
+    batch = (second, first)[op.layout]
+    hidden = op.directions * op.hidden_size
+    states = 4 * exchange_count(op) * (batch * hidden)
+    return states, first * second * (hidden * op.gates)
 
 
 class _RecurrentLowering:
@@ -188,57 +168,43 @@ class _RecurrentLowering:
         self.x = input_view(operands, 0)
         self.errors = operands.errors
         self.weights = operands.packed[0]
-        self.time, self.batch = self.x.shape[:2] if self.op.layout == 0 else self.x.shape[1::-1]
-        workspace, memory = operands.workspace, _RecurrentWorkspace.of(node)
-        assert workspace is not None  # noqa: S101  (the tactic requires it)
-        states = memory.states * memory.state
-        self.entered = _floats(workspace, states, memory.input_projection)
+        self.time, self.batch = self.batch_second(self.x.shape)[:2]
+        workspace = workspace_of(node, operands)
+        states, input_projection = _workspace_elements(node)
+        self.entered = _floats(workspace, states, input_projection)
         self.states = _floats(workspace, 0, states)
         if self.is_cluster:
             words = ceil_div(states, 2)
             self.states = replace(self.states, dtype=DType.INT64, shape=(words,))
-
-    def sequence(self, view: View) -> tuple[Dim, ...]:
-        """Return the strides of time and batch in the input."""
-        return view.strides[:2] if self.op.layout == 0 else view.strides[1::-1]
 
     def input_projection(self) -> Launch:
         """Return the launch of the input projection."""
         op, x, w = self.op, self.x, self.inputs["w"]
         assert w is not None  # noqa: S101  (inference requires it)
         bias = self.inputs.get("bias")
-        views = [x, w, *([] if bias is None else [bias]), self.entered]
-        written = [len(views) - 1]
+        sources = [x, w, *([] if bias is None else [bias])]
+        written = [self.entered, *([self.states] if self.is_cluster else [])]
         rows = op.gates * op.hidden_size
         is_late = isinstance(op, GRU) and op.linear_before_reset
-        scalars = LaunchScalars()
         time_steps = self.time * self.batch
-        cleared_words: Dim = 0
-        if self.is_cluster:
-            written.append(len(views))
-            views.append(self.states)
-            cleared_words = self.states.shape[0]
         bm, bn, _ = tile = _TILES[guessed_extent(time_steps) <= _FEW_TIME_STEPS]
-        spec = KernelSpec(
+        return kernel_launch(
             RecurrentFamily.name,
-            parameters(
-                part="input_projection",
-                tile=tile,
-                precision=self.precision,
-                extents=scalars.all_json((time_steps, self.batch, rows, x.shape[2])),
-                strides=scalars.all_json((*self.sequence(x), x.strides[2])),
-                weights=scalars.all_json(w.strides),
-                biases=() if bias is None else scalars.all_json(bias.strides),
-                recurrent_biases=2 * op.hidden_size if is_late else rows,
-                has_bias=bias is not None,
-                cleared_words=scalars.json(cleared_words),
-                num_warps=4,
-                num_stages=2,
-                **operand_parameters(views, len(scalars.values)),
-            ),
+            [*sources, *written],
+            op.directions * ceil_div(time_steps, bm) * ceil_div(rows, bn),
+            range(len(sources), len(sources) + len(written)),
+            part="input_projection",
+            tile=tile,
+            precision=self.precision,
+            extents=(time_steps, self.batch, rows, x.shape[2]),
+            strides=self.batch_second(x.strides),
+            weights=w.strides,
+            biases=() if bias is None else bias.strides,
+            recurrent_biases=2 * op.hidden_size if is_late else rows,
+            has_bias=bias is not None,
+            cleared_words=self.states.shape[0] if self.is_cluster else 0,
+            num_stages=2,
         )
-        chunks = op.directions * ceil_div(time_steps, bm) * ceil_div(rows, bn)
-        return Launch(spec, tuple(views), tuple(written), scalars.values, chunks)
 
     def time_steps(self) -> Launch:
         """Return the launch of all time steps."""
@@ -250,109 +216,102 @@ class _RecurrentLowering:
         if self.errors is not None:
             operands["errors"] = self.errors
         places = {name: place for place, name in enumerate(operands)}
-        scalars = LaunchScalars()
 
-        def strides(of: Callable[[View], tuple[Dim, ...]], *names: str) -> Json:
-            return tuple((n, scalars.all_json(of(operands[n]))) for n in names if n in operands)
+        def strides(of: Callable[[tuple[Dim, ...]], tuple[Dim, ...]], *names: str) -> KernelField:
+            return tuple((n, of(operands[n].strides)) for n in names if n in operands)
 
-        spec = KernelSpec(
-            RecurrentFamily.name,
-            parameters(
-                part="time_steps",
-                op=op.name,
-                places=tuple(places.items()),
-                time=scalars.json(self.time),
-                batch=scalars.json(self.batch),
-                hidden=op.hidden_size,
-                directions=op.directions,
-                is_reverse=op.direction == "reverse",
-                input_forget=isinstance(op, LSTM) and bool(op.input_forget),
-                late_reset=isinstance(op, GRU) and bool(op.linear_before_reset),
-                emits_every_step=scalars.all_json(self.step_strides(operands["emits_every_step"])),
-                states=strides(self.state_strides, "hidden0", "cell0", "hidden", "cell"),
-                others=strides(lambda view: view.strides, "bias", "lengths", "peepholes"),
-                num_stages=1,
-                **self.options,
-                **operand_parameters(tuple(operands.values()), len(scalars.values)),
-            ),
-        )
         written_names = ("states", *self.results, "errors")
-        written = tuple(places[name] for name in written_names if name in places)
-        chunks = op.directions * self.batch * cluster_of(spec)
-        return Launch(spec, tuple(operands.values()), written, scalars.values, chunks)
+        every_step = operands["emits_every_step"].strides
+        order = (0, 1, 2, 3) if op.layout == 0 else (1, 2, 0, 3)
+        return kernel_launch(
+            RecurrentFamily.name,
+            tuple(operands.values()),
+            op.directions * self.batch * self.options.integer(CLUSTER, 1),
+            [places[name] for name in written_names if name in places],
+            part="time_steps",
+            op=op.name,
+            places=tuple(places.items()),
+            time=self.time,
+            batch=self.batch,
+            hidden=op.hidden_size,
+            directions=op.directions,
+            is_reverse=op.direction == "reverse",
+            input_forget=isinstance(op, LSTM) and bool(op.input_forget),
+            late_reset=isinstance(op, GRU) and bool(op.linear_before_reset),
+            # Of time, direction, batch and element.
+            emits_every_step=tuple(every_step[axis] for axis in order),
+            # Of direction, batch and element.
+            states=strides(self.batch_second, "hidden0", "cell0", "hidden", "cell"),
+            others=strides(tuple, "bias", "lengths", "peepholes"),
+            **self.options,
+        )
 
-    def step_strides(self, view: View) -> tuple[Dim, ...]:
-        """Return the strides of time, direction, batch and element."""
-        order = (0, 1, 2, 3) if self.op.layout == 0 else (1, 2, 0, 3)
-        return tuple(view.strides[axis] for axis in order)
-
-    def state_strides(self, view: View) -> tuple[Dim, ...]:
-        """Return the strides of direction, batch and element."""
-        order = (0, 1, 2) if self.op.layout == 0 else (1, 0, 2)
-        return tuple(view.strides[axis] for axis in order)
+    def batch_second(self, of_axes: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """Return what belongs to three axes, with the batch second in either layout of the op."""
+        first, second, third = of_axes
+        return of_axes if self.op.layout == 0 else (second, first, third)
 
 
 def _floats(workspace: View, first: Dim, count: Dim) -> View:
     """Return a part of the workspace as float32."""
     offset = workspace.offset + first * _FLOAT_BYTES
-    return replace(
-        workspace, offset=offset, dtype=DType.FLOAT32, shape=(count,), strides=(1,), halo=()
-    )
+    return View(workspace.buffer, offset, DType.FLOAT32, (count,), (1,))
 
 
-def _write_input_projection(kernel: KernelSpec) -> str:
-    """Return the text of ``x @ W^T`` of each direction, with both biases."""
-    s = Source(kernel)
-    time_steps, batch, rows, width = map(s.extent, kernel["extents"])
-    along_time, along_batch, along = kernel["strides"]
-    bm, bn, bk = kernel["tile"]
-    column_tiles = f"(({rows} + {bn - 1}) // {bn})"
-    row_tiles = f"(({time_steps} + {bm - 1}) // {bm})"
-    s.line("program = tl.program_id(0).to(tl.int64)")
-    s.line(f"column = (program % {column_tiles}) * {bn} + tl.arange(0, {bn})")
-    s.line(f"m = ((program // {column_tiles}) % {row_tiles}) * {bm} + tl.arange(0, {bm})")
-    s.line(f"way = program // ({column_tiles} * {row_tiles})")
-    s.line(f"row_ok = (m < {time_steps})[:, None]")
-    s.line(f"column_ok = (column < {rows})[None, :]")
-    row_offset = s.sum_of((f"m // {batch}", along_time), (f"m % {batch}", along_batch))
-    s.line(f"line = ({row_offset} + m * 0)[:, None]")
-    s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
-    with s.block(f"for start in range(0, {width}, {bk}):"):
-        s.line(f"k = start + tl.arange(0, {bk})")
-        step = s.sum_of(("k", along))
-        s.line(f"ok = row_ok & (k < {width})[None, :]")
-        s.line(f"a = tl.load(p0 + line + ({step})[None, :], mask=ok, other=0.0)")
-        of_way, of_column, of_k = kernel["weights"]
+class _InputProjectionWriter(KernelWriter):
+    """Writer of ``x @ W^T`` of each direction, with both biases."""
+
+    @override
+    def write(self) -> str:
+        s, k = self.s, self.k
+        time_steps, batch, rows, width = map(s.extent, k["extents"])
+        along_time, along_batch, along = k["strides"]
+        bm, bn, bk = k["tile"]
+        column_tiles = f"(({rows} + {bn - 1}) // {bn})"
+        row_tiles = f"(({time_steps} + {bm - 1}) // {bm})"
+        s.line("program = tl.program_id(0).to(tl.int64)")
+        s.line(f"column = (program % {column_tiles}) * {bn} + tl.arange(0, {bn})")
+        s.line(f"m = ((program // {column_tiles}) % {row_tiles}) * {bm} + tl.arange(0, {bm})")
+        s.line(f"way = program // ({column_tiles} * {row_tiles})")
+        s.line(f"row_ok = (m < {time_steps})[:, None]")
+        s.line(f"column_ok = (column < {rows})[None, :]")
+        row_offset = s.sum_of((f"m // {batch}", along_time), (f"m % {batch}", along_batch))
+        s.line(f"line = ({row_offset} + m * 0)[:, None]")
+        s.line(f"acc = tl.zeros([{bm}, {bn}], tl.float32)")
+        of_way, of_column, of_k = k["weights"]
+        with s.block(f"for start in range(0, {width}, {bk}):"):
+            s.line(f"k = start + tl.arange(0, {bk})")
+            s.line(f"ok = row_ok & (k < {width})[None, :]")
+            step = s.sum_of(("k", along))
+            s.line(f"a = tl.load(p0 + line + ({step})[None, :], mask=ok, other=0.0)")
+            line = s.sum_of(("way", of_way), ("column", of_column))
+            weights = f"({line} + column * 0)[None, :] + ({s.sum_of(('k', of_k))} + k * 0)[:, None]"
+            s.line(f"ok = column_ok & (k < {width})[:, None]")
+            s.line(f"b = tl.load(p1 + {weights}, mask=ok, other=0.0)")
+            s.line(f'acc = tl.dot(a.to(b.dtype), b, acc, input_precision="{k["precision"]}")')
+        if k["has_bias"]:
+            self.add_biases(rows)
+        entered = 2 + k["has_bias"]
+        result_offset = f"((way * {time_steps} + m) * {rows})[:, None] + column[None, :]"
+        s.store(entered, result_offset, "acc", "row_ok & column_ok")
+        if k["cleared_words"]:
+            self.clear(s.extent(k["cleared_words"]))
+        return s.text()
+
+    def add_biases(self, rows: str) -> None:
+        """Write the sum of the input biases and the recurrent ones that no reset gate precedes."""
+        s, (of_way, of_column) = self.s, self.k["biases"]
         line = s.sum_of(("way", of_way), ("column", of_column))
-        weights = f"({line} + column * 0)[None, :] + ({s.sum_of(('k', of_k))} + k * 0)[:, None]"
-        s.line(f"ok = column_ok & (k < {width})[:, None]")
-        s.line(f"b = tl.load(p1 + {weights}, mask=ok, other=0.0)")
-        s.line(f'acc = tl.dot(a.to(b.dtype), b, acc, input_precision="{kernel["precision"]}")')
-    entered = 3 if kernel["has_bias"] else 2
-    if kernel["has_bias"]:
-        _add_biases(s, kernel, rows)
-    result_offset = f"((way * {time_steps} + m) * {rows})[:, None] + column[None, :]"
-    s.store(entered, result_offset, "acc", "row_ok & column_ok")
-    if kernel["cleared_words"]:
-        _clear(s, entered + 1, s.extent(kernel["cleared_words"]))
-    return s.text()
+        at = f"({line} + column * 0)[None, :]"
+        s.line(f"own = tl.load(p2 + {at}, mask=column_ok, other=0.0)")
+        recurrent_mask = f"column_ok & (column < {self.k['recurrent_biases']})[None, :]"
+        recurrent_offset = s.sum_of((rows, of_column))
+        s.line(f"other = tl.load(p2 + {at} + {recurrent_offset}, mask={recurrent_mask}, other=0.0)")
+        s.line("acc = acc + own.to(tl.float32) + other.to(tl.float32)")
 
-
-def _add_biases(s: Source, kernel: KernelSpec, rows: str) -> None:
-    """Write the sum of the input biases and of the recurrent biases that no reset gate precedes."""
-    of_way, of_column = kernel["biases"]
-    line = s.sum_of(("way", of_way), ("column", of_column))
-    at = f"({line} + column * 0)[None, :]"
-    s.line(f"own = tl.load(p2 + {at}, mask=column_ok, other=0.0)")
-    recurrent_mask = f"column_ok & (column < {kernel['recurrent_biases']})[None, :]"
-    recurrent_offset = s.sum_of((rows, of_column))
-    s.line(f"other = tl.load(p2 + {at} + {recurrent_offset}, mask={recurrent_mask}, other=0.0)")
-    s.line("acc = acc + own.to(tl.float32) + other.to(tl.float32)")
-
-
-def _clear(s: Source, operand: int, words: str) -> None:
-    """Write a loop that sets words to zero, divided among programs."""
-    stop_and_step = f"{words}, tl.num_programs(0) * {_CLEARED_WORDS}"
-    with s.block(f"for first in range(tl.program_id(0) * {_CLEARED_WORDS}, {stop_and_step}):"):
-        s.line(f"i = first + tl.arange(0, {_CLEARED_WORDS})")
-        s.store(operand, "i", "i * 0", f"i < {words}")
+    def clear(self, words: str) -> None:
+        """Write a loop that sets the words of the last operand to zero, divided among programs."""
+        s, stop_and_step = self.s, f"{words}, tl.num_programs(0) * {_CLEARED_WORDS}"
+        with s.block(f"for first in range(tl.program_id(0) * {_CLEARED_WORDS}, {stop_and_step}):"):
+            s.line(f"i = first + tl.arange(0, {_CLEARED_WORDS})")
+            s.store(self.last, "i", "i * 0", f"i < {words}")

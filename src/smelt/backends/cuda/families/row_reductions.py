@@ -7,32 +7,27 @@ small ones to occupy the GPU.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from smelt.backends._base import Operands, Refusal, Tactic
+from smelt.backends._base import Operands, Tactic, refuse_if
 from smelt.backends._fused_programs import root_of
 from smelt.backends._iteration_space import Axis, broadcast_strides, coalesce_axes, sort_axes
-from smelt.backends._launch_scalars import LaunchScalars
 from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cuda._cost_model import (
     LAUNCH_SECONDS,
-    guessed_extent,
     memory_seconds,
     tile_extent,
 )
 from smelt.backends.cuda._elementwise import literal, write_stages
+from smelt.backends.cuda._elementwise_kernel import fields_of
 from smelt.backends.cuda._family import CudaFamily
-from smelt.backends.cuda._index_width import MAX_INT32
-from smelt.backends.cuda._kernel_source import Source, operand_parameters
-from smelt.backends.cuda.families._epilogue import (
-    FLOATS,
-    extra_views,
-    plan_epilogue,
-    planned_epilogue,
-)
-from smelt.engine import KernelSpec, Launch, parameters
+from smelt.backends.cuda._index_limits import MAX_INT32
+from smelt.backends.cuda._kernel_source import KernelWriter, kernel_launch
+from smelt.backends.cuda.families._epilogue import FLOAT_NAMES, FLOATS, extra_views, plan_epilogue
+from smelt.engine import parameters
 from smelt.ops import (
     ArgMax,
     ArgMin,
@@ -44,14 +39,14 @@ from smelt.ops import (
     RMSNormalization,
     Softmax,
 )
-from smelt.types import Layout, TensorFormat, ceil_div, element_count, override
+from smelt.types import Layout, TensorFormat, ceil_div, element_count, guessed_extent, override
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from smelt.backends.cuda._target import CudaTarget
-    from smelt.engine import Parameters, Step, View
-    from smelt.ir import Node, Op
+    from smelt.engine import KernelSpec, Parameters, Step, View
+    from smelt.ir import Node
     from smelt.types import Dim
 
 _MAX_COLUMNS: Final = 4096
@@ -91,6 +86,10 @@ _REDUCTIONS: Final = {
 
 ``most`` is the largest element; subtracting it keeps exponentials finite.
 """
+_SOFTMAXES: Final = (Softmax, LogSoftmax, Hardmax)
+"""Ops that write a result for every element of a row, like softmax."""
+_NORMALISATIONS: Final = (LayerNormalization, RMSNormalization)
+"""Ops that normalise rows."""
 _NEUTRAL: Final = {"sum": "0.0", "prod": "1.0", "max": "float('-inf')", "min": "float('inf')"}
 """Neutral element of each reduction."""
 _NEUTRAL_INDEX: Final = {"min": str(1 << 62), "max": "-1"}
@@ -104,210 +103,11 @@ _REDUCTION_STEPS: Final = {
 """Expression of one step of each reduction."""
 
 
-class RowReductionsFamily(CudaFamily):
-    """Family of row reductions, with one or several rows per program."""
-
-    name: ClassVar[str] = "row_reductions"
-    supports_reduced_precision: ClassVar[bool] = True
-
-    @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        op, count = root_of(node)
-        if not (_is_softmax(op) or _is_norm(op) or _is_arg_reduction(op) or op.name in _REDUCTIONS):
-            return
-        kind, out = required_input(node, 0).tensor, node.output.tensor
-        layouts = [Layout.LINEAR]
-        if kind.rank >= 3 and not _is_norm(op):
-            layouts.append(Layout.CHANNELS_LAST)
-        for layout in layouts:
-            result_layout = layout if out.rank == kind.rank else Layout.LINEAR
-            epilogue = plan_epilogue(node, result_layout)
-            reason = _unsupported_reason(node) or (epilogue if isinstance(epilogue, str) else None)
-            if reason or isinstance(epilogue, str):
-                yield Refusal(self.name, str(reason))
-                return
-            others = [
-                None if v is None or op.name in _REDUCTIONS else _linear(v.tensor.dtype)
-                for v in node.inputs[1:count]
-            ]
-            inputs = (TensorFormat(kind.dtype, layout), *others, *epilogue.formats)
-            output = TensorFormat(out.dtype, result_layout)
-            for options, seconds in _options(node, layout, target):
-                yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
-
-    @override
-    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        x, out = input_view(operands, 0), operands.outputs[0]
-        op = root_of(node)[0]
-        affine_views, constants = _affine_inputs(node, operands)
-        extras = extra_views(node, operands)
-        views = [x, *affine_views, *(view for view, _ in extras), out]
-        inner = _inner_axes(node)
-        strides = [broadcast_strides(v, x.shape) for v in affine_views]
-        results = [_result_strides(node, extra_strides, inner) for _, extra_strides in extras]
-        strides = [x.strides, *strides, *results, _result_strides(node, out.strides, inner)]
-        outer = [a for a in range(len(x.shape)) if a not in inner]
-        along = _axes(x.shape, strides, inner)
-        others = _axes(x.shape, strides, outer)
-        scalars = LaunchScalars()
-        length = element_count(tuple(x.shape[a] for a in inner))
-        rows = element_count(tuple(x.shape[a] for a in outer))
-        options = tactic.options
-        columns = _columns(length)
-        block = max(1, options.integer("elements") // columns)
-        spec = KernelSpec(
-            self.name,
-            parameters(
-                op=op.name,
-                own=len(affine_views),
-                constants=constants,
-                along=tuple(a.json(scalars) for a in along),
-                others=tuple(a.json(scalars) for a in others),
-                length=scalars.json(length),
-                rows=scalars.json(rows),
-                tile=(block, columns),
-                epsilon=float(getattr(op, "epsilon", 0.0)),
-                last=bool(getattr(op, "select_last_index", 0)),
-                stages=planned_epilogue(node, tactic.outputs[0].layout).stages,
-                num_warps=options["num_warps"],
-                num_stages=1,
-                **operand_parameters(views, len(scalars.values)),
-            ),
-        )
-        chunks = ceil_div(rows, block)
-        return (Launch(spec, tuple(views), (len(views) - 1,), scalars.values, chunks),)
-
-    @override
-    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
-        del target
-        return _RowWriter(kernel).write()
-
-
-def _affine_inputs(node: Node, operands: Operands) -> tuple[list[View], tuple[bool, ...]]:
-    """Return the scale and shift inputs of a normalisation, and whether each is a weight."""
-    count = root_of(node)[1]
-    inputs = zip(node.inputs[1:count], operands.inputs[1:count], strict=True)
-    present = [(view, value) for value, view in inputs if value is not None and view is not None]
-    return [view for view, _ in present], tuple(v.constant is not None for _, v in present)
-
-
-def _options(node: Node, layout: Layout, target: CudaTarget) -> list[tuple[Parameters, float]]:
-    """Return the most promising program sizes with their estimated seconds, best first."""
-    shape = required_input(node, 0).tensor.shape
-    length = prod(guessed_extent(shape[a]) for a in _inner_axes(node))
-    rows = prod(guessed_extent(extent) for extent in shape) // max(1, length)
-    columns = _columns(length)
-    sizes: dict[tuple[int, int], tuple[float, Parameters]] = {}
-    for elements, num_warps in _SIZES:
-        block = max(1, elements // columns)
-        if block * columns > 2 * elements and length > columns:
-            continue
-        programs = -(-rows // block)
-        waves = -(-programs * num_warps // (_RESIDENT_WARPS * target.multiprocessors))
-        program_seconds = (
-            _ROW_OVERHEAD_SECONDS * -(-length // columns) * block * columns / (num_warps * 512)
-        )
-        is_strided = _reads_across(node, layout)
-        used_bytes = (
-            block * required_input(node, 0).tensor.dtype.size_bytes if is_strided else _LINE_BYTES
-        )
-        traffic_seconds = memory_seconds(node, target) * max(1.0, _LINE_BYTES / used_bytes)
-        seconds = max(traffic_seconds, LAUNCH_SECONDS + waves * program_seconds)
-        options = parameters(elements=elements, num_warps=num_warps)
-        sizes.setdefault((block, num_warps), (seconds * (1 + 0.01 * len(sizes)), options))
-    best = sorted(sizes.values(), key=lambda pair: pair[0])[:_MAX_CANDIDATES]
-    return [(options, seconds) for seconds, options in best]
-
-
-def _reads_across(node: Node, layout: Layout) -> bool:
-    """Return whether neighbours in memory belong to different rows."""
-    rank = required_input(node, 0).tensor.rank
-    return layout.axis_order(rank)[-1] not in _inner_axes(node)
-
-
-def _columns(length: Dim) -> int:
-    """Return how many elements of a row a program processes at once."""
-    known = length if isinstance(length, int) else _GUESSED_COLUMNS
-    return min(_MAX_COLUMNS, tile_extent(known))
-
-
-def _linear(dtype: Any) -> TensorFormat:
-    """Return the linear format of a type."""
-    return TensorFormat(dtype, Layout.LINEAR)
-
-
-def _is_softmax(op: Op) -> bool:
-    """Return whether an op writes a result for every element of a row, like softmax."""
-    return isinstance(op, Softmax | LogSoftmax | Hardmax)
-
-
-def _is_arg_reduction(op: Op) -> bool:
-    """Return whether an op returns the index of an extreme element."""
-    return isinstance(op, ArgMax | ArgMin)
-
-
-def _is_norm(op: Op) -> bool:
-    """Return whether an op is a normalisation."""
-    return isinstance(op, LayerNormalization | RMSNormalization)
-
-
-def _unsupported_reason(node: Node) -> str | None:
-    """Return why the family cannot run a node, or None."""
-    op, count = root_of(node)
-    kind = required_input(node, 0).tensor
-    if kind.dtype not in FLOATS:
-        return f"{kind.dtype.value} is not supported"
-    if kind.rank == 0 or len(node.outputs) > 1:
-        return "only ops with one result and an input of rank at least 1 are supported"
-    listed = node.inputs[1] if op.name in _REDUCTIONS and count > 1 else None
-    if listed is not None and listed.constant is None:
-        return f"the axes {listed.name} are not constant"
-    return None
-
-
-def _inner_axes(node: Node) -> tuple[int, ...]:
-    """Return the axes that a row consists of."""
-    (op, count), rank = root_of(node), required_input(node, 0).tensor.rank
-    if isinstance(op, Softmax | LogSoftmax | Hardmax | ArgMax | ArgMin):
-        return (op.axis % rank,)
-    if isinstance(op, LayerNormalization | RMSNormalization):
-        return tuple(range(op.axis % rank, rank))
-    if isinstance(op, GlobalAveragePool | GlobalMaxPool):
-        return tuple(range(2, rank))
-    axes_input = node.inputs[1] if count > 1 else None
-    constant = None if axes_input is None else axes_input.constant
-    axes = None if constant is None else tuple(int(a) for a in constant.fix())
-    inner_axes: tuple[int, ...] = cast("Any", op).axes(
-        rank, axes
-    )  # every reduction op has this method
-    return inner_axes
-
-
-def _result_strides(node: Node, strides: tuple[Dim, ...], inner: Sequence[int]) -> tuple[Dim, ...]:
-    """Return a result's strides along the input's axes; 0 along the reduced axes."""
-    op, rank = root_of(node)[0], required_input(node, 0).tensor.rank
-    if _is_softmax(op) or _is_norm(op):
-        return strides
-    if len(strides) == rank:
-        return tuple(0 if a in inner else s for a, s in enumerate(strides))
-    remaining = iter(strides)
-    return tuple(0 if a in inner else next(remaining) for a in range(rank))
-
-
-def _axes(
-    shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], chosen: Sequence[int]
-) -> list[Axis]:
-    """Return the coalesced iteration axes of some of the input's axes."""
-    axes = [Axis(shape[a], tuple(s[a] for s in strides)) for a in chosen if shape[a] != 1]
-    return coalesce_axes(sort_axes(axes, 0))
-
-
-class _RowWriter:
+class _RowWriter(KernelWriter):
     """Writer of the kernel of a row reduction."""
 
     def __init__(self, kernel: KernelSpec) -> None:
-        self.k = kernel
-        self.s = Source(kernel)
+        super().__init__(kernel)
         self.along: Any = kernel["along"]
         """Axes within a row: extent, then the stride of every operand."""
         self.others: Any = kernel["others"]
@@ -319,11 +119,8 @@ class _RowWriter:
         self.fits = isinstance(length, int) and length <= self.columns
         """Whether a whole row is held in registers."""
         self.length = self.s.extent(length)
-        self.needs_int64_offsets = (
-            any(map(self.row_needs_int64_offsets, range(1, len(self.along[0]))))
-            if self.along
-            else False
-        )
+        strides = range(1, 2 + self.last if self.along else 1)
+        self.needs_int64_offsets = any(map(self.row_needs_int64_offsets, strides))
 
     def row_needs_int64_offsets(self, stride: int) -> bool:
         """Return whether offsets within a row of an operand may exceed 32 bits.
@@ -336,13 +133,12 @@ class _RowWriter:
                 reach += (axis[0] - 1) * abs(axis[stride])
         return reach > MAX_INT32
 
+    @override
     def write(self) -> str:
-        """Return the text of the kernel."""
         s, op = self.s, self.k["op"]
         s.line(f"row = tl.program_id(0).to(tl.int64) * {self.block} + tl.arange(0, {self.block})")
         s.line(f"row_ok = row < {s.extent(self.k['rows'])}")
-        names = [f"r{n}" for n in range(len(self.others))]
-        s.unravel("row", [axis[0] for axis in self.others], names)
+        names = s.coordinates("row", self.others, "r")
         for operand in range(len(s.dtypes)):
             s.line(f"base{operand} = row * 0 + {s.offset(names, self.others, operand)}")
         if self.fits:
@@ -372,8 +168,7 @@ class _RowWriter:
         wide = ".to(tl.int64)" if self.needs_int64_offsets else ""
         s.line(f"j = {start} + tl.arange(0, {self.columns}){wide}")
         s.line(f"ok = row_ok[:, None] & (j < {self.length})[None, :]")
-        names = [f"j{n}" for n in range(len(self.along))]
-        s.unravel("j", [axis[0] for axis in self.along], names)
+        names = s.coordinates("j", self.along, "j")
         for operand in range(len(s.dtypes)):
             along = s.offset(names, self.along, operand)
             if all(axis[1 + operand] == 0 for axis in self.along):
@@ -411,28 +206,21 @@ class _RowWriter:
     def write_row(self, value: str) -> None:
         """Write the store of an expression of ``x`` for every element of each row."""
         s = self.s
-        last = len(s.dtypes) - 1
-
-        def emit() -> None:
+        with nullcontext() if self.fits else self.row_blocks():
             for number, is_weight in enumerate(self.k["constants"]):
                 if not (self.fits and is_weight):  # otherwise it is loaded before the wait
                     s.line(f"e{number} = {self.read(1 + number)}")
-            s.store(last, f"at{last}", self.write_epilogue(value, "at", "ok"), "ok")
+            self.store("at", value, "ok")
 
-        if self.fits:
-            emit()
-            return
-        with self.row_blocks():
-            emit()
-
-    def write_epilogue(self, value: str, place: str, mask: str) -> str:
-        """Return the variable of a result after the epilogue, whose operands are at ``place``."""
-        if not self.k["stages"]:
-            return value
+    def store(self, place: str, value: str, mask: str) -> None:
+        """Write the epilogue of a result and its store; all operands are at ``place``."""
         s = self.s
-        s.line(f"result = {value}")
-        read = s.extra_reader(1 + self.num_affine_inputs, lambda operand: f"{place}{operand}", mask)
-        return write_stages(s.line, self.k["stages"], read, ["result"])
+        if self.k["stages"]:
+            s.line(f"result = {value}")
+            first = 1 + self.num_affine_inputs
+            read = s.extra_reader(first, lambda operand: s.load(operand, f"{place}{operand}", mask))
+            value = write_stages(s.line, self.k["stages"], read, ["result"])
+        s.store(self.last, f"{place}{self.last}", value, mask)
 
     @contextmanager
     def row_blocks(self) -> Generator[None]:
@@ -451,13 +239,7 @@ class _RowWriter:
             self.s.line("most = tl.where(tl.abs(most) < float('inf'), most, 0.0)")
         self.fold("total", fold, element.format(x="x"))
         count = f"({self.length} * 1.0)"
-        self.write_total(result.format(t="total", n=count))
-
-    def write_total(self, value: str) -> None:
-        """Write the store of an expression for each row."""
-        last = len(self.s.dtypes) - 1
-        value = self.write_epilogue(value, "base", "row_ok")
-        self.s.store(last, f"base{last}", value, "row_ok")
+        self.store("base", result.format(t="total", n=count), "row_ok")
 
     def find(self, op: str) -> None:
         """Write the index of each row's extreme element; NaN is more extreme than any number."""
@@ -473,7 +255,7 @@ class _RowWriter:
         if op == "hardmax":
             self.write_row("tl.where(j[None, :] == place[:, None], 1.0, 0.0)")
         else:
-            self.write_total("place")
+            self.store("base", "place", "row_ok")
 
     def write_softmax(self) -> None:
         """Write a softmax or its logarithm."""
@@ -502,3 +284,161 @@ class _RowWriter:
         value += " * e0" if self.num_affine_inputs > 0 else ""
         value += " + e1" if self.num_affine_inputs > 1 else ""
         self.write_row(value)
+
+
+class RowReductionsFamily(CudaFamily):
+    """Family of row reductions, with one or several rows per program."""
+
+    name: ClassVar[str] = "row_reductions"
+    writer: ClassVar[type[KernelWriter]] = _RowWriter
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
+        op, count = root_of(node)
+        is_known = isinstance(op, (*_SOFTMAXES, *_NORMALISATIONS, ArgMax, ArgMin))
+        if not is_known and op.name not in _REDUCTIONS:
+            return
+        kind, out = required_input(node, 0).tensor, node.output.tensor
+        layouts = [Layout.LINEAR]
+        if kind.rank >= 3 and not isinstance(op, _NORMALISATIONS):
+            layouts.append(Layout.CHANNELS_LAST)
+        refuse_if(_unsupported_reason(node))
+        for layout in layouts:
+            result_layout = layout if out.rank == kind.rank else Layout.LINEAR
+            epilogue = plan_epilogue(node, result_layout)
+            others = [
+                None
+                if v is None or op.name in _REDUCTIONS
+                else TensorFormat(v.tensor.dtype, Layout.LINEAR)
+                for v in node.inputs[1:count]
+            ]
+            inputs = (TensorFormat(kind.dtype, layout), *others, *epilogue.formats)
+            output = TensorFormat(out.dtype, result_layout)
+            for options, seconds in _options(node, layout, target):
+                yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
+
+    @override
+    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        x, out = input_view(operands, 0), operands.outputs[0]
+        op = root_of(node)[0]
+        affine_views, constants = _affine_inputs(node, operands)
+        extras = extra_views(node, operands)
+        views = [x, *affine_views, *(view for view, _ in extras), out]
+        inner = _inner_axes(node)
+        strides = [broadcast_strides(v, x.shape) for v in affine_views]
+        results = [_result_strides(node, extra_strides, inner) for _, extra_strides in extras]
+        strides = [x.strides, *strides, *results, _result_strides(node, out.strides, inner)]
+        outer = [a for a in range(len(x.shape)) if a not in inner]
+        length = element_count(tuple(x.shape[a] for a in inner))
+        rows = element_count(tuple(x.shape[a] for a in outer))
+        options = tactic.options
+        columns = _columns(length)
+        block = max(1, options.integer("elements") // columns)
+        launch = kernel_launch(
+            self.name,
+            views,
+            ceil_div(rows, block),
+            op=op.name,
+            own=len(affine_views),
+            constants=constants,
+            along=_axes(x.shape, strides, inner),
+            others=_axes(x.shape, strides, outer),
+            length=length,
+            rows=rows,
+            tile=(block, columns),
+            epsilon=float(getattr(op, "epsilon", 0.0)),
+            last=bool(getattr(op, "select_last_index", 0)),
+            stages=plan_epilogue(node, tactic.outputs[0].layout).stages,
+            num_warps=options["num_warps"],
+        )
+        return (launch,)
+
+
+def _affine_inputs(node: Node, operands: Operands) -> tuple[list[View], tuple[bool, ...]]:
+    """Return the scale and shift inputs of a normalisation, and whether each is a weight."""
+    count = root_of(node)[1]
+    inputs = zip(node.inputs[1:count], operands.inputs[1:count], strict=True)
+    present = [(view, value) for value, view in inputs if value is not None and view is not None]
+    return [view for view, _ in present], tuple(v.constant is not None for _, v in present)
+
+
+def _options(node: Node, layout: Layout, target: CudaTarget) -> list[tuple[Parameters, float]]:
+    """Return the most promising program sizes with their estimated seconds, best first."""
+    shape = required_input(node, 0).tensor.shape
+    length = prod(guessed_extent(shape[a]) for a in _inner_axes(node))
+    rows = prod(guessed_extent(extent) for extent in shape) // max(1, length)
+    columns = _columns(length)
+    # Neighbours in memory may belong to different rows.
+    is_strided = layout.axis_order(len(shape))[-1] not in _inner_axes(node)
+    element_bytes = required_input(node, 0).tensor.dtype.size_bytes
+    sizes: dict[tuple[int, int], tuple[Parameters, float]] = {}
+    for elements, num_warps in _SIZES:
+        block = max(1, elements // columns)
+        if block * columns > 2 * elements and length > columns:
+            continue
+        programs = -(-rows // block)
+        waves = -(-programs * num_warps // (_RESIDENT_WARPS * target.multiprocessors))
+        passes = -(-length // columns)
+        program_seconds = _ROW_OVERHEAD_SECONDS * passes * block * columns / (num_warps * 512)
+        used_bytes = block * element_bytes if is_strided else _LINE_BYTES
+        traffic_seconds = memory_seconds(node, target) * max(1.0, _LINE_BYTES / used_bytes)
+        seconds = max(traffic_seconds, LAUNCH_SECONDS + waves * program_seconds)
+        options = parameters(elements=elements, num_warps=num_warps)
+        sizes.setdefault((block, num_warps), (options, seconds * (1 + 0.01 * len(sizes))))
+    return sorted(sizes.values(), key=itemgetter(1))[:_MAX_CANDIDATES]
+
+
+def _columns(length: Dim) -> int:
+    """Return how many elements of a row a program processes at once."""
+    known = length if isinstance(length, int) else _GUESSED_COLUMNS
+    return min(_MAX_COLUMNS, tile_extent(known))
+
+
+def _unsupported_reason(node: Node) -> str | None:
+    """Return why the family cannot run a node, or None."""
+    op, count = root_of(node)
+    kind = required_input(node, 0).tensor
+    if kind.dtype not in FLOATS:
+        return f"the input is {kind.dtype.value}; only {FLOAT_NAMES} are supported"
+    if kind.rank == 0 or len(node.outputs) > 1:
+        return "the node has several outputs, or its input has rank 0"
+    listed = node.inputs[1] if op.name in _REDUCTIONS and count > 1 else None
+    if listed is not None and listed.constant is None:
+        return f"the axes {listed.name!r} are not constant"
+    return None
+
+
+def _inner_axes(node: Node) -> tuple[int, ...]:
+    """Return the axes that a row consists of."""
+    (op, count), rank = root_of(node), required_input(node, 0).tensor.rank
+    if isinstance(op, (*_SOFTMAXES, ArgMax, ArgMin)):
+        return (op.axis % rank,)
+    if isinstance(op, _NORMALISATIONS):
+        return tuple(range(op.axis % rank, rank))
+    if isinstance(op, GlobalAveragePool | GlobalMaxPool):
+        return tuple(range(2, rank))
+    axes_input = node.inputs[1] if count > 1 else None
+    constant = None if axes_input is None else axes_input.constant
+    axes = None if constant is None else tuple(int(a) for a in constant.fix())
+    # Every reduction op has this method.
+    inner_axes: tuple[int, ...] = cast("Any", op).axes(rank, axes)
+    return inner_axes
+
+
+def _result_strides(node: Node, strides: tuple[Dim, ...], inner: Sequence[int]) -> tuple[Dim, ...]:
+    """Return a result's strides along the input's axes; 0 along the reduced axes."""
+    op, rank = root_of(node)[0], required_input(node, 0).tensor.rank
+    if isinstance(op, (*_SOFTMAXES, *_NORMALISATIONS)):
+        return strides
+    if len(strides) == rank:
+        return tuple(0 if a in inner else s for a, s in enumerate(strides))
+    remaining = iter(strides)
+    return tuple(0 if a in inner else next(remaining) for a in range(rank))
+
+
+def _axes(
+    shape: tuple[Dim, ...], strides: Sequence[tuple[Dim, ...]], chosen: Sequence[int]
+) -> tuple[tuple[Dim, ...], ...]:
+    """Return the coalesced iteration axes of some of the input's axes, as fields of a kernel."""
+    axes = [Axis(shape[a], tuple(s[a] for s in strides)) for a in chosen if shape[a] != 1]
+    return fields_of(coalesce_axes(sort_axes(axes, 0)))

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from smelt.backends._base import Operands, Refusal, Tactic, with_storage_dtype
+from smelt.backends._base import Operands, Tactic, refuse_if, with_storage_dtype
 from smelt.backends._fused_programs import root_of
 from smelt.backends._node_operands import required_input
-from smelt.backends.cuda._implicit_gemm import write_implicit_gemm
 from smelt.backends.cuda._product_costs import stem_copy_seconds
-from smelt.backends.cuda.families._conv_problem import ConvLowering, end_in_vectors
-from smelt.backends.cuda.families._gemm_operands import as_factor, taps_in_rows
-from smelt.backends.cuda.families._gemm_tiles import tiles_for
+from smelt.backends.cuda.families._conv_problem import end_in_vectors
 from smelt.backends.cuda.families._product_family import ProductFamily
-from smelt.backends.cuda.families._stem_problem import STEM, StemProblem, write_pixel_kernel
+from smelt.backends.cuda.families._product_operands import as_factor, taps_in_rows
+from smelt.backends.cuda.families._stem_problem import STEM, ImagePackingWriter, StemProblem
+from smelt.backends.cuda.families._tile_candidates import tiles_for
 from smelt.engine import parameters
 from smelt.ops import Conv
-from smelt.types import DType, Layout, TensorFormat, override
+from smelt.types import DType, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from smelt.backends.cuda._kernel_source import KernelWriter
     from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import KernelSpec, Step
     from smelt.ir import Constant, Node
@@ -31,37 +31,29 @@ class StemFamily(ProductFamily):
     """Family of dense convolutions of images whose channels do not fill a vector."""
 
     name: ClassVar[str] = STEM
-    lowering: ClassVar[type[ConvLowering]] = ConvLowering
-    """Lowering of the second launch."""
 
     @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
         if not isinstance(root_of(node)[0], Conv):
             return
         problem = StemProblem(node)
-        if reason := problem.stem_reason:
-            yield Refusal(self.name, reason)
-            return
-        (image, *others), output = problem.formats
-        first = TensorFormat(image.dtype if image else output.dtype, Layout.LINEAR)
+        refuse_if(problem.stem_reason)
         shape = problem.shape(target)
-        sizes = shape.size + first.dtype.size_bytes
+        sizes = shape.size + problem.dtype.size_bytes
         copy_seconds = stem_copy_seconds(shape.image, target, sizes)
         for config, seconds in tiles_for(shape, target):
             if config.split_k == 1:
-                hint = seconds + copy_seconds
-                tactic = config.tactic(self.name, (first, *others), output, 0, hint)
+                tactic = self.tactic(problem, config, seconds + copy_seconds)
                 yield replace(tactic, workspace_bytes=problem.pixel_bytes)
 
     @override
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CudaTarget
     ) -> tuple[Tactic, ...]:
-        del target
         made = with_storage_dtype(dtype, node, tactic)
         if required_input(node, 0).producer is None:  # a binding is read directly, in its own type
             made = replace(made, inputs=(tactic.inputs[0], *made.inputs[1:]))
-        options = {**dict(made.parameters), "factors": dtype.value}
+        options = {**made.options, "factors": dtype.value}
         return (replace(made, parameters=parameters(**options)),)
 
     @override
@@ -81,18 +73,16 @@ class StemFamily(ProductFamily):
         pads, kernel_shape = (0,) * len(root.pads), (*root.kernel_shape[:-1], 1)
         unpadded = replace(root, pads=pads, kernel_shape=kernel_shape)
         run_operands = replace(operands, inputs=(runs, *operands.inputs[1:]))
-        lowering = self.lowering(problem, _without_factors(tactic), run_operands, unpadded, run)
-        return (copy, *lowering.launches())
+        product = self.lowering(problem, without_factors(tactic), run_operands, unpadded, run)
+        return (copy, *product.launches())
 
     def run_read(self, run: int) -> int:
         """Return how many elements of a window's row are read."""
         return run
 
     @override
-    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
-        del target
-        is_product = "schedule" in kernel.options
-        return write_implicit_gemm(kernel) if is_product else write_pixel_kernel(kernel)
+    def writer_of(self, kernel: KernelSpec) -> type[KernelWriter]:
+        return super().writer_of(kernel) if "schedule" in kernel.options else ImagePackingWriter
 
 
 def factors_of(tactic: Tactic) -> DType:
@@ -101,7 +91,6 @@ def factors_of(tactic: Tactic) -> DType:
     return DType(options["factors"]) if "factors" in options else tactic.outputs[0].dtype
 
 
-def _without_factors(tactic: Tactic) -> Tactic:
+def without_factors(tactic: Tactic) -> Tactic:
     """Return the tactic without the element type among its parameters."""
-    options = {name: value for name, value in tactic.parameters if name != "factors"}
-    return replace(tactic, parameters=parameters(**options))
+    return replace(tactic, parameters=tuple(p for p in tactic.parameters if p[0] != "factors"))

@@ -14,27 +14,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-import numpy as np
-
-from smelt.backends._base import Refusal, Tactic
+from smelt.backends._base import Tactic, refuse_if
 from smelt.backends._fused_programs import root_of
 from smelt.backends.cuda._kernel_source import VECTOR
 from smelt.backends.cuda._product_costs import register_operand_seconds
-from smelt.backends.cuda._product_schedules import TileConfig
 from smelt.backends.cuda._register_operand_kernel import FRAGMENT, ROWS, RegisterOperandWriter
-from smelt.backends.cuda.families._conv_problem import ConvLowering
-from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
+from smelt.backends.cuda._tile_configs import TileConfig
+from smelt.backends.cuda.families._conv_problem import ConvLowering, in_vectors
+from smelt.backends.cuda.families._product_operands import (
+    end_in_whole,
+    reshaped,
+    taps_first,
+    wide_operand_reason,
+)
 from smelt.backends.cuda.families._stem_problem import StemProblem
 from smelt.backends.cuda.families.stem import StemFamily
 from smelt.ir import Constant
-from smelt.ops import Conv, Pad, Reshape, Transpose
+from smelt.ops import Conv, Transpose
 from smelt.types import fixed_extent, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from smelt.backends.cuda._kernel_source import KernelWriter
     from smelt.backends.cuda._target import CudaTarget
     from smelt.engine import KernelSpec
     from smelt.ir import Node
@@ -72,20 +76,16 @@ class StemDirectFamily(StemFamily):
     lowering: ClassVar[type[ConvLowering]] = _StemDirectLowering
 
     @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
         if not isinstance(root_of(node)[0], Conv) or (problem := StemProblem(node)).stem_reason:
             return  # the plain family yields the refusal
-        if reason := why_not_direct(problem, target):
-            yield Refusal(self.name, reason)
-            return
-        plain = [t for t in super().tactics(node, target) if isinstance(t, Tactic)]
+        refuse_if(why_not_direct(problem, target))
+        plain = list(super().tactics(node, target))
         if not plain:
             return
-        min_hint = (
-            0.0
-            if target.has_fitted_cost_model
-            else _UNFITTED_PENALTY * min(t.cost_hint for t in plain)
-        )
+        min_hint = 0.0
+        if not target.has_fitted_cost_model:
+            min_hint = _UNFITTED_PENALTY * min(t.cost_hint for t in plain)
         for config, seconds in _configs(problem, target):
             hint = max(seconds, min_hint)
             yield replace(plain[0], family=self.name, parameters=config.parameters, cost_hint=hint)
@@ -95,9 +95,8 @@ class StemDirectFamily(StemFamily):
         return _pack_fragments(problem.widened(), problem.root)
 
     @override
-    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
-        del target
-        return RegisterOperandWriter(kernel).write()
+    def writer_of(self, kernel: KernelSpec) -> type[KernelWriter]:
+        return RegisterOperandWriter
 
     @override
     def run_read(self, run: int) -> int:
@@ -119,7 +118,9 @@ def _configs(problem: StemProblem, target: CudaTarget) -> Iterator[tuple[TileCon
             programs=max(1, programs * bn // shape.columns),
             schedule="register_operand",
         )
-        seconds = register_operand_seconds(shape, length, tiles, target, is_full=count == most)
+        seconds = register_operand_seconds(
+            shape, length, tiles, target, has_full_occupancy=count == most
+        )
         yield config, seconds
 
 
@@ -128,13 +129,18 @@ def why_not_direct(problem: StemProblem, target: CudaTarget) -> str | None:
     if reason := wide_operand_reason(target.operand_dtype(problem.dtype)):
         return reason
     if target.capability < _FIRST_WITH_WGMMA:
-        return f"{target.architecture} has no tensor cores that read one operand from shared memory"
+        return (
+            f"{target.architecture} has no tensor cores that read an operand from shared memory "
+            "(WGMMA)"
+        )
     if not isinstance(problem.padded_shape[-2], int):
         return "the image width is symbolic"
     if all(problem.filter_shape[0] % columns for columns in COLUMNS):
-        return "the filter count is not a multiple of the tile"
+        return f"the filter count {problem.filter_shape[0]} is not a multiple of {min(COLUMNS)}"
     if (length := window_length(problem)) > _MAX_WINDOW_ELEMENTS:
-        return f"windows of {length} elements do not fit into registers"
+        return (
+            f"the window has {length} elements; at most {_MAX_WINDOW_ELEMENTS} fit into registers"
+        )
     return None
 
 
@@ -142,11 +148,6 @@ def window_length(problem: StemProblem) -> int:
     """Return the elements of a window as read, padded to whole fragments."""
     rows = prod(problem.root.kernel_shape[:-1])
     return _round_up(rows * in_vectors(problem.run), FRAGMENT)
-
-
-def in_vectors(run: int) -> int:
-    """Return the elements of a window's row as read, padded to whole vectors."""
-    return _round_up(run, VECTOR)
 
 
 def _round_up(count: int, unit: int) -> int:
@@ -160,26 +161,13 @@ def _pack_fragments(wide: Constant, root: Conv) -> Constant:
     Of 32 neighbours, thread ``q`` of four loads eight: ``(q, step, half, two)``. Tensor cores read
     them as ``(step, half, q, two)``.
     """
-    name, (filters, *_) = wide.name, wide.type.shape
-    order = (0, *range(2, wide.type.rank), 1)
+    name, filters = wide.name, fixed_extent(wide.type.shape[0])
     rows = prod(root.kernel_shape[:-1])
 
-    def reshape(source: Constant, label: str, *shape: Any) -> Constant:
-        extents = Constant(f"{name}.{label}_extents", np.array(shape, np.int64))
-        return Constant.derive(f"{name}.{label}", Reshape(), source, extents)
-
-    def pad_last_axis(source: Constant, label: str, unit: int) -> Constant:
-        length = fixed_extent(source.type.shape[-1])
-        after = np.zeros(2 * source.type.rank, np.int64)
-        after[-1] = _round_up(length, unit) - length
-        if not after[-1]:
-            return source
-        amounts = Constant(f"{name}.{label}_amounts", after)
-        return Constant.derive(f"{name}.{label}", Pad(), source, amounts)
-
-    packed = Constant.derive(f"{name}.taps_first", Transpose(order), wide)
-    packed = pad_last_axis(reshape(packed, "rows", filters, rows, -1), "vectors", VECTOR)
-    packed = pad_last_axis(reshape(packed, "windows", filters, -1), "wholes", FRAGMENT)
-    packed = reshape(packed, "read", filters, -1, 4, 2, 2, 2)
+    packed = reshaped(taps_first(wide), f"{name}.rows", filters, rows, -1)
+    packed = end_in_whole(packed, f"{name}.vectors", VECTOR)
+    packed = reshaped(packed, f"{name}.windows", filters, -1)
+    packed = end_in_whole(packed, f"{name}.wholes", FRAGMENT)
+    packed = reshaped(packed, f"{name}.read", filters, -1, 4, 2, 2, 2)
     packed = Constant.derive(f"{name}.taken", Transpose((0, 1, 3, 4, 2, 5)), packed)
-    return reshape(packed, "fragments", filters, -1)
+    return reshaped(packed, f"{name}.fragments", filters, -1)

@@ -10,35 +10,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from smelt.backends._base import Operands, Refusal, Tactic
-from smelt.backends._fused_programs import root_as
+from smelt.backends._base import Tactic, refuse_if
 from smelt.backends._iteration_space import Axis
 from smelt.backends._node_operands import required_input
 from smelt.backends.cuda._cost_model import gpu_spec_of
 from smelt.backends.cuda._kernel_source import VECTOR
 from smelt.backends.cuda._product_costs import window_reuse_seconds
-from smelt.backends.cuda._product_schedules import TileConfig
+from smelt.backends.cuda._tile_configs import TileConfig
 from smelt.backends.cuda._triton import gluon_unavailable_reason
 from smelt.backends.cuda._window_reuse_kernel import (
     WindowReuseWriter,
-    ring_slots,
     shared_window_layout,
 )
-from smelt.backends.cuda.families._conv_problem import ConvLowering, ConvProblem, conv_problem_of
-from smelt.backends.cuda.families._gemm_operands import wide_operand_reason
+from smelt.backends.cuda.families._conv_problem import ConvLowering, conv_problem_of
 from smelt.backends.cuda.families._product_family import ProductFamily
-from smelt.ops import Conv
+from smelt.backends.cuda.families._product_operands import wide_operand_reason
 from smelt.types import DType, fixed_shape, override
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smelt.backends.cuda._cost_model import GpuSpec
-    from smelt.backends.cuda._product_schedules import GemmShape
+    from smelt.backends.cuda._kernel_source import KernelWriter
     from smelt.backends.cuda._target import CudaTarget
-    from smelt.engine import KernelSpec, Step
+    from smelt.backends.cuda._tile_configs import GemmShape
+    from smelt.backends.cuda.families._conv_problem import ConvProblem
+    from smelt.engine import KernelSpec
     from smelt.ir import Node, Value
 
 _WGMMA_CAPABILITY: Final = ("sm_90",)
@@ -68,7 +68,7 @@ _OWN_REGISTERS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
-class _SharedWindow:
+class _WindowReuseProblem:
     """Requirements of a convolution's windows on shared memory."""
 
     extents: tuple[int, ...]
@@ -85,7 +85,7 @@ class _SharedWindow:
     """Share of the slices that is channels."""
 
 
-def _programs_per_sm(config: TileConfig, window: _SharedWindow, gpu: GpuSpec) -> int:
+def _programs_per_sm(config: TileConfig, window: _WindowReuseProblem, gpu: GpuSpec) -> int:
     """Return how many programs fit on a multiprocessor at once."""
     places, filters, width = config.tile
     need = places + window.window_span
@@ -96,51 +96,12 @@ def _programs_per_sm(config: TileConfig, window: _SharedWindow, gpu: GpuSpec) ->
     return gpu.limits.resident_blocks(config.threads, registers, needed_bytes)[0]
 
 
-class WindowReuseConvFamily(ProductFamily):
-    """Family of dense 16-bit convolutions of stride 1 whose channels fill whole vectors."""
-
-    name: ClassVar[str] = "window_reuse"
-    requires_contiguous: ClassVar[bool] = True
-
-    @override
-    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic | Refusal]:
-        problem = conv_problem_of(node)
-        if problem is None or problem.is_sum or problem.dense_reason:
-            return  # the other families yield the refusal
-        if reason := _unsupported_reason(problem, target) or gluon_unavailable_reason():
-            yield Refusal(self.name, reason)
-            return
-        shape, window = problem.shape(target), _window_of(problem)
-        ranked_configs = list(_tile_configs(shape, window, target))
-        if not ranked_configs:
-            yield Refusal(
-                self.name,
-                "windows exceed shared memory or are mostly padding, or there are too few pixels",
-            )
-            return
-        # Among rings with equal estimates, the longest is kept: it comes first.
-        ranked_configs.sort(key=lambda pair: pair[0])
-        best = {(c.tile, c.num_warps): (seconds, c) for seconds, c in reversed(ranked_configs)}
-        yield from self.unfitted_tactics(problem, shape, best.values(), _MAX_CANDIDATES, target)
-
-    @override
-    def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        problem = ConvProblem(node, root_as(Conv, node))
-        return _WindowReuseLowering(problem, tactic, operands).launches()
-
-    @override
-    def generate(self, kernel: KernelSpec, target: CudaTarget) -> str:
-        del target
-        return WindowReuseWriter(kernel).write()
-
-
 class _WindowReuseLowering(ConvLowering):
     """Lowering to a product whose rows are all positions of the padded image."""
 
     @override
     def window_fields(self) -> dict[str, Any]:
-        shape = self.out.shape
-        valid_extents = self.scalars.all_json((shape[0], *shape[2:]))
+        valid_extents = self.scalars.all_json((self.out.shape[0], *self.out.shape[2:]))
         return {**super().window_fields(), "valid_extents": valid_extents}
 
     @override
@@ -154,6 +115,36 @@ class _WindowReuseLowering(ConvLowering):
         return tuple(rows), (-1, *range(len(axes) - 1))
 
 
+class WindowReuseConvFamily(ProductFamily):
+    """Family of dense 16-bit convolutions of stride 1 whose channels fill whole vectors."""
+
+    name: ClassVar[str] = "window_reuse"
+    lowering: ClassVar[type[ConvLowering]] = _WindowReuseLowering
+    requires_contiguous: ClassVar[bool] = True
+
+    @override
+    def tactics(self, node: Node, target: CudaTarget) -> Iterator[Tactic]:
+        problem = conv_problem_of(node)
+        if problem is None or problem.is_sum or problem.dense_reason:
+            return  # the other families yield the refusal
+        refuse_if(_unsupported_reason(problem, target) or gluon_unavailable_reason())
+        shape, window = problem.shape(target), _window_of(problem)
+        # Among rings with equal estimates, the longest is kept: it comes first.
+        ranked = sorted(_tile_configs(shape, window, target), key=itemgetter(0))
+        best = {(c.tile, c.num_warps): (seconds, c) for seconds, c in reversed(ranked)}
+        reason = (
+            "the windows exceed shared memory or are mostly padding, or the pixels are too few to "
+            "occupy the GPU"
+        )
+        yield from self.unfitted_tactics(
+            problem, shape, best.values(), _MAX_CANDIDATES, target, reason
+        )
+
+    @override
+    def writer_of(self, kernel: KernelSpec) -> type[KernelWriter]:
+        return WindowReuseWriter
+
+
 def _unsupported_reason(problem: ConvProblem, target: CudaTarget) -> str | None:
     """Return why the family cannot run a convolution, or None."""
     node, root = problem.node, problem.root
@@ -161,14 +152,20 @@ def _unsupported_reason(problem: ConvProblem, target: CudaTarget) -> str | None:
     if target.architectures != _WGMMA_CAPABILITY:
         return (
             f"{target.architecture} has no tensor cores that read both operands from shared "
-            f"memory (WGMMA)"
+            "memory (WGMMA)"
         )
     if reason := wide_operand_reason(target.operand_dtype(image.dtype)):
         return reason
     if prod(root.kernel_shape) == 1 or any(step > 1 for step in root.strides):
-        return "1x1 windows and strided windows do not share pixels"
+        return (
+            f"the window is {root.kernel_shape} with strides {root.strides}; only windows larger "
+            "than 1x1 with stride 1 are supported"
+        )
     if root.group > 1 or problem.filter_shape[1] % VECTOR:
-        return "grouped convolution, or the channels are not a multiple of the vector width"
+        return (
+            f"the convolution is grouped, or its channel count {problem.filter_shape[1]} is not a "
+            f"multiple of the vector width {VECTOR}"
+        )
     if any(_differs_per_pixel(value, node) for value in node.inputs[problem.root_inputs :]):
         return "the epilogue reads a tensor that differs between pixels"
     extents = (*image.shape[2:], *node.output.tensor.shape[2:])
@@ -185,7 +182,7 @@ def _differs_per_pixel(value: Value | None, node: Node) -> bool:
     return any(extent != 1 for axis, extent in enumerate(shape) if axis != 1)
 
 
-def _window_of(problem: ConvProblem) -> _SharedWindow:
+def _window_of(problem: ConvProblem) -> _WindowReuseProblem:
     """Return the window requirements of a supported convolution."""
     node, root = problem.node, problem.root
     image = fixed_shape(required_input(node, 0).tensor.shape[2:])
@@ -206,20 +203,21 @@ def _window_of(problem: ConvProblem) -> _SharedWindow:
         width = _WIDTHS[0]
     taps, slices = prod(root.kernel_shape), widths[width] // width
     valid_share = prod(result) / prod(extents)
-    return _SharedWindow(
-        extents, window_span, taps, slices, width, valid_share, channels / widths[width]
+    channel_share = channels / widths[width]
+    return _WindowReuseProblem(
+        extents, window_span, taps, slices, width, valid_share, channel_share
     )
 
 
 def _tile_configs(
-    shape: GemmShape, window: _SharedWindow, target: CudaTarget
+    shape: GemmShape, window: _WindowReuseProblem, target: CudaTarget
 ) -> Iterator[tuple[float, TileConfig]]:
     """Yield every configuration that fits, with its estimated seconds."""
     if min(window.valid_share, window.channel_share) < _MIN_FILLED:
         return
     gpu = gpu_spec_of(target)
     for (places, filters, num_warps), max_ring in product(_TILES, _RINGS):
-        ring = ring_slots(window.taps, max_ring)
+        ring = min(max_ring, window.taps + 1)
         is_oversized = filters >= 2 * shape.columns or places >= 2 * shape.rows
         programs = ceil(shape.rows / window.valid_share / places) * ceil(shape.columns / filters)
         fills_gpu = programs >= _MIN_BUSY * target.multiprocessors
