@@ -14,6 +14,7 @@ import pytest
 from smelt.backends.cuda import CompilerPool
 from smelt.devices.cuda import CudaDevice, cuda_device
 from smelt.errors import DeviceError, MissingExtraError
+from smelt.types import Limit
 from tests import requirements_plugin
 
 if TYPE_CHECKING:
@@ -117,6 +118,14 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
         for variable in ("HOME", "USERPROFILE"):
             patch.setenv(variable, str(home))
         yield home
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _same_limits() -> Generator[None]:
+    """Fail where a module's tests leave a limit changed, by which later tests would fail."""
+    before = {limit: limit.most for limit in Limit}
+    yield
+    assert {limit: limit.most for limit in Limit} == before
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ import zlib
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+import pytest
+
 from smelt.errors import SmeltError
 from smelt.nvdla.traces import TraceFile, find_traces, run_trace
 from smelt.types import Limit
@@ -125,9 +127,14 @@ def _archive(mode: _Mode) -> bytes:
 
 def play_trace(data: bytes, folder: Path) -> None:
     """Play a trace by its bytes or, every fourth one, from a folder; or those of an archive."""
-    Limit.MAX_SPAN_BYTES.most = _MAX_BYTES
-    Limit.MAX_MOVED_BYTES.most = 4 * _MAX_BYTES
-    Limit.MAX_TRACE_BYTES.most = _MAX_BYTES
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Limit.MAX_SPAN_BYTES, "most", _MAX_BYTES)
+        patch.setattr(Limit.MAX_MOVED_BYTES, "most", 4 * _MAX_BYTES)
+        patch.setattr(Limit.MAX_TRACE_BYTES, "most", _MAX_BYTES)
+        _play(data, folder)
+
+
+def _play(data: bytes, folder: Path) -> None:
     kind, rest = data[:1], data[1:]
     if kind == b"a":
         _play_archive(rest, folder)
