@@ -21,6 +21,7 @@ import platform
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -296,10 +297,10 @@ def run_tasks(
         for task in tasks
     )
     with private_folder() as home:
-        pool = multiprocessing.get_context("spawn").Pool(jobs, _begin, (home,))
-        yield from pool.imap_unordered(_run, given)
-        pool.close()
-        pool.join()
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(home,)) as pool:
+            for future in as_completed([pool.submit(_run, task) for task in given]):
+                yield future.result()
 
 
 def _begin(home: str) -> None:

@@ -336,27 +336,28 @@ def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(
     assert places[1] == f"{places[0]}, {FEATURE}"
 
 
-# ---- portable
+# ---- self_contained
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_portable_engine_has_no_step_in_python(precision: str) -> None:
+def test_a_self_contained_engine_has_no_step_in_python(precision: str) -> None:
     pytest.importorskip("triton", reason="not installed: smelt-engine[cuda-build]")
     net = smelt.NetworkDefinition("sorted")
     x = net.add_input("x", "float32", (16,))
     running: Any = net.add(ops.CumSum(), x, np.array(1))
     net.mark_output(running)
     with pytest.raises(
-        UnsupportedError, match="portable=True does not allow reference steps, which run in Python"
+        UnsupportedError,
+        match="self_contained=True does not allow reference steps, which run in Python",
     ):
-        smelt.build(net, "cuda:sm_90", precision, tune="none", portable=True)
-    plain = smelt.build(network(), "cpu", tune="none", portable=True)
+        smelt.build(net, "cuda:sm_90", precision, tune="none", self_contained=True)
+    plain = smelt.build(network(), "cpu", tune="none", self_contained=True)
     assert all(isinstance(step, Launch) for step in plain.header.plans[0].steps)
 
 
-def test_libraries_and_portable_exclude_each_other() -> None:
+def test_libraries_and_self_contained_exclude_each_other() -> None:
     with pytest.raises(BuildError, match="give only one of them"):
-        smelt.build(network(), "cpu", libraries=True, portable=True)
+        smelt.build(network(), "cpu", libraries=True, self_contained=True)
 
 
 def test_both_can_be_asked_for_on_the_command_line(
@@ -376,8 +377,8 @@ def test_both_can_be_asked_for_on_the_command_line(
 
     monkeypatch.setattr("smelt.cli._model_options.open_network", open_network)
     target = str(tmp_path / "m.engine")
-    for flags in ([], ["--libraries"], ["--portable"]):
+    for flags in ([], ["--libraries"], ["--self-contained"]):
         runner = click.testing.CliRunner()
         runner.invoke(build_command, ["model.onnx", "-o", target, "--quiet", *flags])
     wanted = [(False, False), (True, False), (False, True)]
-    assert [(o["libraries"], o["portable"]) for o in asked] == wanted
+    assert [(o["libraries"], o["self_contained"]) for o in asked] == wanted

@@ -279,7 +279,7 @@ def test_a_model_is_decoded_for_its_external_data_only_if_a_file_beside_it_is_re
         "build none.onnx --device cuda:sm_1",
         "build none.onnx --device cpu --device cuda:-1",
         "build none.onnx --precision float8",
-        "build none.onnx --libraries --portable",
+        "build none.onnx --libraries --self-contained",
         "build none.onnx --rounding-error 0",
         "compare none.onnx --rounding-error 2",
         "build none.onnx --tune well",
@@ -396,7 +396,7 @@ def test_an_error_is_one_line_on_standard_error(smelt: Smelt, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "detail"),
     [
-        (["--libraries", "--portable"], "--libraries, --portable"),
+        (["--libraries", "--self-contained"], "--libraries, --self-contained"),
         (["--device", "cuda:sm_1"], "--device cuda:sm_90, --device cuda:sm_80,sm_90"),
     ],
 )
@@ -414,7 +414,7 @@ def test_an_error_that_names_arguments_names_the_options_too(
     [
         (Argument("max_batch_size"), "--max-batch-size"),
         (Argument("max_batch_size", 8), "--max-batch-size 8"),
-        (Argument("portable", value=True), "--portable"),
+        (Argument("self_contained", value=True), "--self-contained"),
         (Argument("shapes"), "--shape NAME=1x3x224x224, or 1..8 for a range"),
         (
             Argument("shapes", {"a": (1, 3), "b; c\nd": (2,)}),

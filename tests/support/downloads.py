@@ -139,7 +139,11 @@ def _readable_safetensors() -> Generator[None]:
     module: Any = types.ModuleType("safetensors.numpy")
     module.load_file = _load_safetensors
     parent = types.ModuleType("safetensors")
-    with mock.patch.dict(sys.modules, {"safetensors": parent, "safetensors.numpy": module}):
+    # mock.patch.dict would also remove what a script imports, such as onnx, whose second import
+    # into the same process fails.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "safetensors", parent)
+        patch.setitem(sys.modules, "safetensors.numpy", module)
         yield
 
 

@@ -80,7 +80,7 @@ def build(
     *,
     retunable: bool = False,
     libraries: bool = False,
-    portable: bool = False,
+    self_contained: bool = False,
     rounding_error: float | None = None,
 ) -> Engine:
     """Build an engine from a network.
@@ -117,8 +117,8 @@ def build(
         libraries: whether cuBLASLt's products and cuDNN's convolutions compete with generated
             kernels on a GPU of this machine, by measured time. An engine that uses a library
             requires that version of it wherever it runs.
-        portable: whether the engine must contain all code that it runs: no library and no reference
-            implementation in Python. A node without another tactic is then unsupported.
+        self_contained: whether the engine must contain all code that it runs: no library and no
+            reference implementation in Python. A node without another tactic is then unsupported.
         rounding_error: allowed error of the outputs due to float16 or bfloat16 storage on GPUs,
             relative to their largest magnitude. The network is evaluated on random inputs. If the
             error is larger, as many layers as necessary stay in float32, and a warning says how
@@ -143,7 +143,7 @@ def build(
         tune,
         retunable,
         libraries,
-        portable,
+        self_contained,
         rounding_error,
     )
     return build_graph(_graph_of(network), device, options, progress)

@@ -104,7 +104,7 @@ class BuildOptions:
     tune: str | float | TuningEffort = "fast"
     retunable: bool = False
     libraries: bool = False
-    portable: bool = False
+    self_contained: bool = False
     rounding_error: float | None = None
 
     def __post_init__(self) -> None:
@@ -118,21 +118,21 @@ class BuildOptions:
         for name, least in (("max_batch_size", 1), ("max_workspace_bytes", 0)):
             number = require_int(getattr(self, name), name, BuildError, least=least)
             object.__setattr__(self, name, number)
-        for name in ("retunable", "libraries", "portable"):
+        for name in ("retunable", "libraries", "self_contained"):
             object.__setattr__(self, name, require_bool(getattr(self, name), name, BuildError))
         object.__setattr__(self, "tune", _checked_effort(self.tune))
         if self.timing_cache is not None:
             require_path(self.timing_cache, "a timing cache", BuildError)
         object.__setattr__(self, "rounding_error", _checked_rounding_error(self.rounding_error))
-        if self.libraries and self.portable:
-            libraries, portable = (
+        if self.libraries and self.self_contained:
+            libraries, self_contained = (
                 Argument("libraries", value=True),
-                Argument("portable", value=True),
+                Argument("self_contained", value=True),
             )
             raise BuildError(
-                f"{libraries} allows library kernels, and {portable} forbids them; give only one "
-                "of them",
-                arguments=[libraries, portable],
+                f"{libraries} allows library kernels, and {self_contained} forbids them; give only "
+                "one of them",
+                arguments=[libraries, self_contained],
             )
 
 

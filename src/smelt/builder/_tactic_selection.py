@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from smelt.types import Guard
 
 _LOG = logging.getLogger(__name__)
-_PORTABLE: Final = Argument("portable", value=True)
-_PORTABLE_REFUSAL: Final = f"{_PORTABLE} does not allow reference steps, which run in Python"
+_SELF_CONTAINED: Final = Argument("self_contained", value=True)
+_SELF_CONTAINED_REFUSAL: Final = (
+    f"{_SELF_CONTAINED} does not allow reference steps, which run in Python"
+)
 
 
 @dataclass(slots=True)
@@ -283,9 +285,11 @@ class TacticSelector:
     def _find_candidates(self, node: Node) -> Candidates:
         tools = self.tools
         tactics, refusals = tools.backend.candidates(node, tools.target)
-        if self.options.portable:
+        if self.options.self_contained:
             references = [t for t in tactics if tools.backend.family(t.family).is_reference]
-            refusals += [Refusal(t.family, _PORTABLE_REFUSAL, (_PORTABLE,)) for t in references]
+            refusals += [
+                Refusal(t.family, _SELF_CONTAINED_REFUSAL, (_SELF_CONTAINED,)) for t in references
+            ]
             tactics = [t for t in tactics if t not in references]
         max_bytes = self.options.max_workspace_bytes
         fitting = [t for t in tactics if self._shared_workspace(t) <= max_bytes]

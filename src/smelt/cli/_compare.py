@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _FAILURE_OPTIONS: Final = frozenset(
     {
         *("against", "tolerance", "quantization_steps", "threads", "device", "precision", "tune"),
-        *("max_workspace_bytes", "timing_cache", "libraries", "portable"),
+        *("max_workspace_bytes", "timing_cache", "libraries", "self_contained"),
         "rounding_error",
     }
 )

@@ -49,7 +49,7 @@ class BuildArguments:
     timing_cache: str | None = None
     retunable: bool = False
     libraries: bool = False
-    portable: bool = False
+    self_contained: bool = False
     rounding_error: float | None = None
     explicit: frozenset[str] = frozenset()
     """Names of the options that are on the command line, and not defaults."""
@@ -57,7 +57,7 @@ class BuildArguments:
     def keywords(self, network: NetworkDefinition) -> dict[str, Any]:
         """Return the options that `smelt.build` and `smelt.compare.compare` have in common."""
         names = ("precision", "max_batch_size", "max_workspace_bytes", "tune", "timing_cache")
-        flags = ("libraries", "portable", "rounding_error")
+        flags = ("libraries", "self_contained", "rounding_error")
         return {
             "device": list(self.device) or "cpu",
             "shapes": shapes_from_texts(self.shape, [tensor.name for tensor in network.inputs]),
@@ -151,7 +151,7 @@ _OPTIONS: Final = (
         ),
     ),
     flag_option(
-        "--portable",
+        "--self-contained",
         help=(
             "Allow only machine code that the engine contains: no libraries and no steps in Python."
         ),
@@ -206,7 +206,7 @@ def check_options(arguments: BuildArguments) -> None:
         BuildOptions(
             precision=arguments.precision,
             libraries=arguments.libraries,
-            portable=arguments.portable,
+            self_contained=arguments.self_contained,
             rounding_error=arguments.rounding_error,
         )
     except SmeltError as error:

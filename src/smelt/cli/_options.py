@@ -21,7 +21,7 @@ OPTIONS: Final = {
     "libraries": "--libraries",
     "max_batch_size": "--max-batch-size",
     "max_workspace_bytes": "--max-workspace-bytes",
-    "portable": "--portable",
+    "self_contained": "--self-contained",
     "shapes": "--shape",
     "tune": "--tune",
 }
