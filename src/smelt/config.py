@@ -125,7 +125,7 @@ def _level(text: str) -> str:
     level = text.lower().replace("-", "_")
     level = "verbose" if level == "debug" else level  # DEBUG is the name of this level in logging
     if level not in _LOG_LEVELS:
-        raise ValueError("it is not a severity")
+        raise ValueError("it is not a log level")
     return level
 
 

@@ -219,7 +219,7 @@ def test_who_asks_for_a_rounding_error_hears_why_nothing_is_tried(
     best: Any = net.add(ops.ArgMax(axis=1), net.outputs[0], name="best")
     number: Any = net.add(ops.Cast(DType.FLOAT32), best, name="number")
     net.mark_output(number)
-    detail = "has no effect: the rounding error of small cannot be measured: best needs a value"
+    detail = "has no effect: the rounding error of small cannot be measured: best makes a"
     for error, is_told in ((None, False), (0.01, True)):
         asked: dict[str, Any] = {"precision": "float16", "rounding_error": error}
         smelt.build(net, device="cuda:sm_90", tune="none", **asked)
@@ -415,7 +415,9 @@ def test_an_absent_package_is_named_with_its_extra(
             open_toolchain("cuda")
     monkeypatch.setitem(sys.modules, "triton", None)
     for device in ("cuda", "cuda:sm_90"):
-        with pytest.raises(MissingExtraError, match=r"^triton .*; for Hopper add 'triton<3\.8'$"):
+        with pytest.raises(
+            MissingExtraError, match=r"^triton .*; for Hopper GPUs, add 'triton<3\.8' to it$"
+        ):
             open_toolchain(device)
     with caplog.at_level("WARNING"):
         assert open_toolchain(["cuda:sm_90", "cpu"]).fingerprint.device == "cpu"

@@ -130,7 +130,9 @@ def test_it_says_which_library_it_needs(engine: Engine) -> None:
     report = report_of(read_engine(engine.serialize()), sources=True)
     for kernel in report.kernels:
         problems = [code.problem for code in kernel.codes]
-        assert problems == ["the kernel is a call of cuBLASLt 13.1.2"]
+        assert problems == [
+            "the kernel is a call to cuBLASLt 13.1.2, so its resources are not shown"
+        ]
         assert not kernel.sources
     moved = [launch.moved_bytes for layer in report.plans[0].layers for launch in layer.launches]
     assert moved == [4 * (16 + 256 + 16 + 16)] * 2  # the residual is the first factor
@@ -292,14 +294,14 @@ def test_an_engine_of_both_libraries_needs_both(
     report = report_of(engine, sources=True)
     assert "needs cuBLASLt 13.1.2, cuDNN 9.19.0" in report_to_text(report)
     problems = {code.problem for kernel in report.kernels for code in kernel.codes}
-    assert "the kernel is a call of cuDNN 9.19.0" in problems
+    assert "the kernel is a call to cuDNN 9.19.0, so its resources are not shown" in problems
     again = toolchain_of(engine.header.fingerprint)
     (plan,) = engine.header.plans
     kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]
     assert again.requirements(kernels) == again.libraries == (FEATURE, f"cudnn={CUDNN_VERSION}")
     cudnn.version = 92800
     with pytest.raises(
-        EngineMismatchError, match=r"requires cuDNN 9\.19\.0, and version 9\.28\.0 is installed"
+        EngineMismatchError, match=r"requires cuDNN 9\.19\.0, but version 9\.28\.0 is installed"
     ):
         toolchain_of(engine.header.fingerprint)
 

@@ -372,7 +372,7 @@ def test_a_squeeze_of_whatever_is_one_follows_the_shapes_of_a_plan() -> None:
         assert engine.run({"x": rand(*shape)})["y"].shape == wanted
     with pytest.raises(
         BuildError,
-        match=r"the rank of y depends on the input shapes: the tensor is float32\[3\] and",
+        match=r"the rank of y depends on the input shapes: the tensor is float32\[3\] or",
     ):
         smelt.build(graph, shapes={"x": [(1, 3, 1), (4, 3, 1)]}, tune="none")
     engine = build(graph, x=((1, 3, 1), (2, 3, 1), (4, 3, 1)))
@@ -493,6 +493,6 @@ def test_a_flat_array_does_not_say_how_many_rows_there_are() -> None:
             context.execute(1, arrays)
         arrays[0] = marks.reshape(1, 2, 3)
         with pytest.raises(
-            BindingError, match=r"x: .*\[1, 2, 3\] is not \[n, 3\]: the array has rank 3"
+            BindingError, match=r"x: .*\[1, 2, 3\] does not match \[n, 3\]: the array has rank 3"
         ):
             context.execute(1, arrays)

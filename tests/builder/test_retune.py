@@ -390,7 +390,7 @@ def test_a_build_says_what_it_was_asked_and_cannot_do(
 
 def test_what_is_not_timed_says_how_it_would_be(caplog: pytest.LogCaptureFixture) -> None:
     engine = _built(device="cpu:aarch64", tune="fast")
-    assert "smelt.retune (`smelt retune`) times them" in caplog.text
+    assert "smelt.retune (`smelt retune`) times the tactics" in caplog.text
     caplog.clear()
     smelt.retune(engine, "cpu:aarch64")
     assert "On the machine with that device, retune without `--device`" in caplog.text

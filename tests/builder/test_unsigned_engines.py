@@ -298,7 +298,7 @@ def test_constants_that_no_weights_hold_are_refused_before_they_are_made() -> No
     ):
         program = program_changed(engine.file, "constants", 0, value=row)
         with pytest.raises(
-            EngineFormatError, match=r"more than 8 times the|lacks its elements|too large to list"
+            EngineFormatError, match=r"more than 8 times the|does not list them|too large to list"
         ):
             smelt.load(unsigned(engine, program=program))
 

@@ -56,7 +56,7 @@ def _compare(**options: Any) -> object:
         (lambda: _SMELT.Stream().wait(None), "Stream of cpu cannot be combined with NoneType"),
         (lambda: _compare(inputs={"data": None}), "its array is object"),
         (lambda: _compare(inputs={"data": np.zeros(3)}), "its array is float64.3"),
-        (lambda: report_of(None), "a report is made from an engine"),  # type: ignore[arg-type]
+        (lambda: report_of(None), "report_of expects an engine"),  # type: ignore[arg-type]
         (lambda: _network().add_input("x", None, (1,)), "None is not an element type"),
         (
             lambda: _network().add_input("x", "float32", 3),
@@ -73,7 +73,7 @@ def test_a_wrong_argument_is_told_in_words(call: Callable[[], object], detail: s
 
 _TO_AN_ENGINE: list[tuple[Callable[[Any], object], str]] = [
     (lambda e: e.refit(None), "is None; it must be a dict whose keys are names"),
-    (lambda e: e.refit({3: 0}), "a key of the weights of a refit is 3"),
+    (lambda e: e.refit({3: 0}), "a key of the argument weights of refit is 3"),
     (lambda e: e.save("."), "it is a folder; name a file in it"),
     (lambda e: e.save(None), "a path or an open binary file, not NoneType"),
     (lambda e: e.create_context().execute(1, None), "is None; it must be a list"),

@@ -68,7 +68,7 @@ def test_a_batch_that_the_engine_does_not_have_is_refused(smelt: Smelt, engine: 
     answer = smelt("bench", engine, "--batch", "3")
     assert answer.code == 1
     assert (
-        "the engine's batch is fixed at 1; if the model leaves it open, build an engine for a "
+        "the engine's batch is fixed at 1; if the model has a dynamic batch, build an engine for a "
         "batch of 3" in answer.err
     )
 

@@ -162,7 +162,7 @@ def test_shapes_may_be_fixed_ranges_or_several(
         (["--shape", f"image=1x3x8..1{'0' * 5000}x1"], "MAX_EXTENT is"),
         (["--shape", "image=1x3x\u0661\u0666x16"], "is not a shape"),
         (["--max-workspace-bytes", "\u0661k"], "is not a size"),
-        (["--tune", "\u0661"], "is not none, fast, full or a number"),
+        (["--tune", "\u0661"], "it must be none, fast, full or a number"),
         (["--shape", "image=1..2x3x16x16", "--shape", "image=4x3x16x16"], "one of them is a range"),
         (["--max-workspace-bytes", "much"], "is not a size"),
         (["--shape", "image=8..1x3x16x16"], "8..1 is not a range"),
@@ -203,7 +203,7 @@ def test_an_open_extent_is_an_error_that_names_it_and_the_option(
 ) -> None:
     answer = smelt("build", open_model, "--tune", "none")
     assert answer.code == 1
-    assert "the network has no value for n;" in answer.err
+    assert "the inputs have symbolic extents without a value: n;" in answer.err
     assert "max_batch_size sets only an extent that is named batch" in answer.err
     assert "On the command line: --shape image=1x3x16x16, or 1..8 for a range" in answer.err
 
@@ -386,7 +386,7 @@ def test_a_largest_batch_that_changes_nothing_is_told_with_what_would_if_anythin
     options = ("-o", tmp_path / "m.engine", "--tune", "none", "--max-batch-size", 4, "--quiet")
     fixed = smelt("build", model, *options).err
     assert fixed.startswith("max_batch_size=4 has no effect: ")
-    assert fixed.endswith("where it is fixed\n")
+    assert fixed.endswith("and it is fixed\n")
     left_open = smelt("build", open_model, "--shape", "1x3x16x16", *options).err
     assert left_open.endswith("shapes= (`--shape`) sets it\n")
 

@@ -131,7 +131,7 @@ def test_layers_times_are_shares_of_what_the_device_does_at_best(
     assert "its tactics differ for 1 of" in smelt("inspect", engine, *options).err
     bench["sizes"] = {"batch": 8}
     times.write_text(json.dumps(bench))
-    assert "measured at batch = 8; this engine runs only one size" in smelt(
+    assert "measured at batch = 8; this engine runs at fixed sizes" in smelt(
         "inspect", engine, *options
     ).err.replace("\n", " ")
     times.write_text('{"layers": [{"name": "another", "milliseconds": 1}], "sizes": {}}')
@@ -334,7 +334,7 @@ def test_who_cannot_answer_is_an_error_before_the_model_is_read(smelt: Smelt, ag
     answer = smelt("compare", "missing.onnx", "--against", against)
     assert answer.code == 1
     (line,) = answer.err.splitlines()
-    start = f"error: the network cannot be compared with {against!r}: it is not one of reference"
+    start = f"error: the network cannot be compared with {against!r}; give reference"
     assert line.startswith(start)
 
 

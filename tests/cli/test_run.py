@@ -163,9 +163,9 @@ def test_files_hold_bfloat16_as_two_bytes_each(smelt: Smelt, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "code", "detail"),
     [
-        ([], 1, "1 input has no value: give --input image=FILE.npy (or one --image FILE)"),
+        ([], 1, "1 input has no value: give --input image=FILE.npy (or --image FILE for an image)"),
         (["--input", "picture=random"], 1, "no input 'picture'; it has: image"),
-        (["--input", "image"], 2, "is not NAME=VALUE"),
+        (["--input", "image"], 2, "is not of the form NAME=VALUE"),
         (["--input", "image=none.npy"], 1, "none.npy cannot be read as a .npy array"),
         (
             ["--output", "scores", "--input", "image=zeros"],
@@ -178,9 +178,9 @@ def test_files_hold_bfloat16_as_two_bytes_each(smelt: Smelt, tmp_path: Path) -> 
         (["--mean", "a,b"], 1, "is neither a list of numbers"),
         (["--mean", "1,2"], 1, "--mean has 2 numbers; the input has 3 channels"),
         (["--scale", "1/0"], 2, "is not a number"),
-        (["--resize", "large"], 2, "'large' is not exact"),
+        (["--resize", "large"], 2, "'large' is not valid; it must be exact"),
         (["--resize", "none", "--crop", "40"], 1, "40x32"),
-        (["--crop", "round"], 2, "'round' is not auto"),
+        (["--crop", "round"], 2, "'round' is not valid; it must be auto"),
     ],
 )
 def test_what_cannot_be_run_is_told_in_one_line(

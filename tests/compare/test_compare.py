@@ -390,7 +390,7 @@ def test_an_output_that_is_infinite_here_and_there_is_not_all_the_same(
 
 
 def test_an_unknown_oracle_or_input_is_refused_by_name() -> None:
-    words = "'caffe': it is not one of reference, onnxruntime, openvino, an engine"
+    words = "'caffe'; give reference, onnxruntime, openvino, or the file of an engine"
     with pytest.raises(SmeltError, match=words):
         compare(inception_model(), "caffe")
     with pytest.raises(BindingError, match="'picture'; the inputs are image"):

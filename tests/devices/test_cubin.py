@@ -48,9 +48,9 @@ def test_the_driver_is_given_no_cubin_that_was_cut(length: int) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "what"),
     [
-        (_SECTIONS_END + 8, len(CUBIN), "a segment reaches beyond its end"),
-        (_SECTIONS_END + 32, 1 << 63, "a segment reaches beyond its end"),
-        (_SECTIONS_END + 56 + 32, len(CUBIN) + 1, "a segment reaches beyond its end"),
+        (_SECTIONS_END + 8, len(CUBIN), "a segment extends beyond the end of the code"),
+        (_SECTIONS_END + 32, 1 << 63, "a segment extends beyond the end of the code"),
+        (_SECTIONS_END + 56 + 32, len(CUBIN) + 1, "a segment extends beyond the end of the code"),
         (32, len(CUBIN) - 8, "not a valid cubin"),  # the table of segments
         (54, int.from_bytes(CUBIN[54:62], "little") + 1, "its program headers have"),
     ],

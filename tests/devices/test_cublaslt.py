@@ -153,7 +153,7 @@ def test_a_record_gives_the_call_back(device: CudaDevice, library: StubCublasLt)
     ],
 )  # fmt: skip
 def test_a_malformed_call_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(EngineFormatError, match="call of a library is malformed"):
+    with pytest.raises(EngineFormatError, match="a library call is malformed"):
         MatmulCall.from_fields(CALL.to_fields() | change)
 
 
@@ -216,7 +216,7 @@ def test_another_version_is_refused_with_the_remedy(
     call = chosen(device, CALL)
     library.version = 130200
     with pytest.raises(
-        EngineMismatchError, match=r"requires cuBLASLt 13\.1\.2, and version 13\.2\.0"
+        EngineMismatchError, match=r"requires cuBLASLt 13\.1\.2, but version 13\.2\.0"
     ):
         KernelLoader(device).load(call_to_bytes(call))
 
@@ -227,7 +227,7 @@ def test_without_the_library_the_error_names_the_extra(
     hide_cublaslt(monkeypatch)
     with pytest.raises(
         MissingExtraError,
-        match="cuBLASLt is part of it, and it is in smelt's extra 'cuda-libraries'",
+        match="it contains cuBLASLt and is in smelt's extra 'cuda-libraries'",
     ):
         open_cublaslt(device)
 
@@ -244,7 +244,8 @@ def test_with_a_driver_that_is_too_old_for_the_library_the_error_says_so(
     else:
         hide_cublaslt(monkeypatch)
     what = (
-        "too old for (cuBLASLt 13|the libraries of the extra 'cuda-libraries'); update the driver"
+        "too old for (cuBLASLt 13|the libraries of smelt's extra 'cuda-libraries'); update the "
+        "driver"
     )
     with pytest.raises(DeviceError, match=rf"supports CUDA 12\.8, which is {what}"):
         open_cublaslt(cuda_device(0), VERSION if is_there else None)

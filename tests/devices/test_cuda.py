@@ -88,7 +88,7 @@ def test_a_driver_without_gpus_says_where_to_look() -> None:
 
 
 def test_an_old_driver_is_refused_with_both_versions() -> None:
-    with pytest.raises(DeviceError, match=r"supports CUDA 11\.8, and 12\.0 is required"):
+    with pytest.raises(DeviceError, match=r"supports CUDA 11\.8, but CUDA 12\.0 or newer is"):
         Driver(StubDriver(version=11080))
 
 

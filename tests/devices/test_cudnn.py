@@ -181,7 +181,7 @@ def test_a_record_gives_the_call_back(device: CudaDevice, library: StubCudnn) ->
     ],
 )  # fmt: skip
 def test_a_malformed_call_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(EngineFormatError, match="call of a library is malformed"):
+    with pytest.raises(EngineFormatError, match="a library call is malformed"):
         ConvolutionCall.from_fields(CALL.to_fields() | change)
 
 
@@ -233,7 +233,7 @@ def test_without_the_library_or_with_an_old_one_the_error_says_what_to_do(
     hide_cudnn(monkeypatch)
     with pytest.raises(
         MissingExtraError,
-        match="nvidia-cudnn-cu13 is not installed; cuDNN is part of it, and it is in smelt's extra",
+        match="nvidia-cudnn-cu13 is not installed; it contains cuDNN and is in smelt's extra",
     ):
         open_cudnn(device)
 
@@ -278,7 +278,7 @@ def test_it_is_opened_only_beside_the_cublaslt_that_it_was_made_for(
 
     monkeypatch.setattr(_cudnn, "load_cublaslt", load_cublaslt)
     monkeypatch.setattr(_cublaslt, "open_library", open_twelve)
-    with pytest.raises(MissingExtraError, match="not installed; cuBLASLt 13 is part of it"):
+    with pytest.raises(MissingExtraError, match="not installed; it contains cuBLASLt 13"):
         open_cudnn(device)
     assert not library.live
     library.cuda = 12090

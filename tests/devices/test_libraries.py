@@ -52,7 +52,7 @@ def test_the_first_of_the_version_that_is_wanted_is_taken() -> None:
         return int(_vendor_libraries.find_version("cuDNN", "nvidia-x", opened, int, wanted))
 
     assert [find(wanted) for wanted in (None, 91900, 92800)] == [91900, 91900, 92800]
-    with pytest.raises(EngineMismatchError, match=r"requires cuDNN 9\.1\.0, and version 9\.19\.0"):
+    with pytest.raises(EngineMismatchError, match=r"requires cuDNN 9\.1\.0, but version 9\.19\.0"):
         find(90100)
     with pytest.raises(DeviceError, match=r"cuDNN 9\.19\.0 is too old: 9\.25\.0 or newer"):
         _vendor_libraries.find_version("cuDNN", "nvidia-x", opened, int, 91900, oldest=92500)

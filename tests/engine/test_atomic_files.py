@@ -149,7 +149,7 @@ def test_a_draft_that_a_neighbour_locks_is_made_again(
     write_atomically(tmp_path / "m", iter([b"whole"]))
     assert len(held) == most
     most = 1000
-    with pytest.raises(SmeltError, match="lock or remove each new file in the target's folder"):
+    with pytest.raises(SmeltError, match="lock or remove each temporary file in the same folder"):
         write_atomically(tmp_path / "m", iter([b"another"]))
     assert (tmp_path / "m").read_bytes() == b"whole"
     assert list(tmp_path.iterdir()) == [tmp_path / "m"]

@@ -185,7 +185,7 @@ class _Full:
 def test_whatever_an_object_of_the_application_raises_is_an_error_of_ours() -> None:
     with pytest.raises(EngineFormatError, match="the path of an engine cannot be read: no path"):
         read_engine(_Path())
-    with pytest.raises(EngineFormatError, match="the engine in a _Object cannot be read: no read"):
+    with pytest.raises(EngineFormatError, match="from a source of type _Object: no read"):
         read_engine(cast("Any", _Object()))
     arguments = (rich_header(), affine_data(), CODE, RUNTIME, None)
     with pytest.raises(SmeltError, match="cannot be written to the file: no space"):

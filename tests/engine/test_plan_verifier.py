@@ -75,7 +75,7 @@ def test_a_sound_engine_is_accepted() -> None:
         (replace(view(0, BATCH, COLUMNS), halo=((0, 0), (0, 1))), "of buffer 0"),
         (replace(view(0, BATCH, COLUMNS), halo=((1, 0),)), "rank 2 has a halo of rank 1"),
         (replace(view(0, BATCH, COLUMNS), halo=((0, 0), (-1, 0))), "negative"),
-        (replace(view(0, BATCH, COLUMNS), strides=(1,)), "1 stride and rank 2"),
+        (replace(view(0, BATCH, COLUMNS), strides=(1,)), "view of rank 2 has 1 stride"),
         (
             replace(view(0, BATCH, COLUMNS), shape=(1,) * 65, strides=(1,) * 65),
             "MAX_VIEW_AXES is 64",
@@ -113,10 +113,10 @@ def test_inputs_and_weights_are_never_written(target: int) -> None:
 @pytest.mark.parametrize(
     ("buffer", "words"),
     [
-        (Buffer(Space.ARENA, 1000, 6 * ROW), "ends beyond the arena"),
+        (Buffer(Space.ARENA, 1000, 6 * ROW), "extends beyond the end of the arena"),
         (Buffer(Space.ARENA, -1, 6 * ROW), "the offset -1 and the size"),
-        (Buffer(Space.ARENA, 0, 1 << 60), "of buffer . must be 0 to"),
-        (Buffer(Space.WEIGHTS, 200, 6 * ROW), "ends beyond the weights"),
+        (Buffer(Space.ARENA, 0, 1 << 60), "of buffer . must be from 0 to"),
+        (Buffer(Space.WEIGHTS, 200, 6 * ROW), "extends beyond the end of the weights"),
         (Buffer(Space.INPUT, 1, 6 * ROW), "refers to binding 1, which is not an input"),
         (Buffer(Space.OUTPUT, 0, 6 * ROW), "binding 0, which is not an output"),
         (Buffer(Space.OUTPUT, 7, 6 * ROW), "binding 7, which is not an output"),
@@ -140,7 +140,7 @@ def test_a_buffer_outside_its_space_is_refused(buffer: Buffer, words: str) -> No
         ({"scratch_bytes": 65}, "scratch"),
         ({"writes": (3,)}, "does not exist"),
         ({"writes": (-1,)}, "does not exist"),
-        ({"layer": 2}, "no layer 2"),
+        ({"layer": 2}, "layer 2, which does not exist"),
         ({"scalars": (BATCH * (1 << 62),)}, "does not fit into 64 bits"),
         ({"scalars": (SymbolicDim.symbol("n"),)}, "'n'"),
     ],

@@ -276,7 +276,7 @@ def test_windows_that_only_some_values_let_overlap_are_checked_at_a_run(
     plan = plan_of((Launch(KERNEL, windows, writes),), (52,))
     conditions = RuntimeChecks(header_of(plan), plan)
     conditions.check({"n": 4, "m": 1})
-    with pytest.raises(EngineFormatError, match="operands 0 and 1 overlap, and one is written"):
+    with pytest.raises(EngineFormatError, match="0 and 1 overlap, and the step writes one of them"):
         conditions.check({"n": 5, "m": 1})
 
 

@@ -86,7 +86,7 @@ def test_each_architecture_tells_what_a_kernel_takes_there() -> None:
     ("record", "problem"),
     [
         (b"\xff" * 40, "malformed|beyond"),
-        (struct.pack("<II", 1 << 15, 0) + bytes(1 << 15), "a text of 32768 bytes"),
+        (struct.pack("<II", 1 << 15, 0) + bytes(1 << 15), "a JSON text of 32768 bytes"),
         (CudaKernel("k", b"\x7fELF", 128, 16).to_bytes(), "is not a valid cubin"),
         (CudaKernel("l", make_cubin(Kernel("k")), 128, 16).to_bytes(), "no kernel 'l'"),
     ],

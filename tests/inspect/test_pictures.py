@@ -213,7 +213,7 @@ def test_the_lines_of_a_picture_are_bounded_and_the_shortest_are_drawn(
     assert _count_pieces(svg) == 39 + 2 * 38 + 3 * ((120 - 39 - 2 * 38) // 3)
     assert svg.count("<g><title>") == 40
     (title, *_) = _titles(svg)
-    assert title.endswith(" Of 345 lines, 267 are not drawn: the longest.")
+    assert title.endswith(" The longest 267 of 345 lines are not drawn.")
 
 
 def test_a_dense_graph_of_thousands_of_boxes_is_no_large_picture(report: EngineReport) -> None:

@@ -307,7 +307,7 @@ MISTAKES: list[tuple[Callable[[NetworkDefinition, Tensor], object], str]] = [
     (lambda n, x: n.add_convolution(x, 2, 3, _rand(2, 4, 3, 3), _rand(3)), "bias has 3"),
     (
         lambda n, x: n.add_convolution(x, 2, 3, _rand(72), groups=3),
-        "channel count .*multiple of groups, 3",
+        "channel count .*multiple of the number of groups, 3",
     ),
     (lambda n, x: n.add_convolution(x, 2, (3,), _rand(72)), "kernel .* a list of 2 integers"),
     (lambda n, x: n.add_convolution(x, 2, 30, _rand(2, 4, 30, 30)), "does not fit"),

@@ -201,7 +201,7 @@ def test_a_branch_refuses_extents_that_its_types_take_as_equal() -> None:
     op.infer([flag(), Operand(TensorType(F, (2, N)))])
     branch.outputs = [branch.add(ops.Add(), x, bias, name="sum").output]
     assert [str(guard.what) for guard in branch.nodes[0].guards] == [
-        "axis -1 of [2, n] and [4], which broadcast"
+        "axis -1 of the broadcast shapes [2, n] and [4]"
     ]
     with pytest.raises(ShapeError, match=r"add 'sum': axis -1 .*: 1 \(n\) must equal 4"):
         op.reference(np.asarray(1, np.bool_), np.ones((2, 1), np.float32))
@@ -237,7 +237,7 @@ def test_a_loop_assumes_that_no_trip_changes_an_extent() -> None:
     with collect_guards() as guards:
         assert op.infer([None, flag(), start, capture]) == (TensorType(F, (4,)),)
     assert [str(g.violation({"n": 5})) for g in guards] == [
-        "axis 0 of state 0 before and after a trip: 5 (n) must equal 4"
+        "axis 0 of loop-carried value 0 before and after a trip: 5 (n) must equal 4"
     ]
 
 

@@ -103,7 +103,7 @@ def test_a_step_count_may_be_a_symbol() -> None:
         (
             Conv((3, 3)),
             [(1, 4, 8, 8), (8, 3, 3, 3)],
-            "input has 4 channels, but the weights expect 3 for each of 1 group$",
+            "input has 4 channels, but the weights expect 3: 3 per group, with group=1$",
         ),
         (
             Conv((3, 3), group=3),
@@ -170,7 +170,7 @@ def test_a_step_count_may_be_a_symbol() -> None:
         (
             Crop(offset=(3,)),
             [(1, 3, 8, 8), (1, 3, 6, 6)],
-            "axis 2 of input 0 has 8 elements; a crop to 6 from offset 3 on does not fit",
+            "axis 2 of input 0 has 8 elements; a crop of 6 elements from offset 3 does not fit",
         ),
     ],
 )

@@ -43,7 +43,7 @@ def test_the_guards_of_a_branch_that_is_inlined_are_the_graphs() -> None:
     assert not run_passes(graph, []).guards
     report = run_passes(graph, [InlineBranches()])
     assert [str(guard.violation({"n": 1})) for guard in report.guards] == [
-        "add 'if/then': axis -1 of [n] and [4], which broadcast: 1 (n) must equal 4"
+        "add 'if/then': axis -1 of the broadcast shapes [n] and [4]: 1 (n) must equal 4"
     ]
 
 

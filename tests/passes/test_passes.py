@@ -124,7 +124,7 @@ def test_a_concatenation_whose_inputs_can_be_written_in_place_is_reported() -> N
     b.optimised(join)
     report = run_passes(clone(b.graph), DEFAULT_PIPELINE)
     notes = [note for note in report.notes if "join" in note.before]
-    assert [note.detail for note in notes] == ["its inputs are written directly into it"]
+    assert [note.detail for note in notes] == ["its inputs are written directly into its result"]
 
 
 @pytest.mark.requirement("G-27")

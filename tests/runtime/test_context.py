@@ -166,8 +166,8 @@ def test_results_come_back_in_the_library_of_the_inputs(
         (batch_of(1).astype(np.int32), "dtype int32"),
         (batch_of(1).astype(">f4"), "not in native byte order"),
         ([[1.0] * COLUMNS], "dtype float64"),
-        (batch_of(1)[0], r"shape \[24\] is not \[batch, 24\]: the array has rank 1"),
-        (batch_of(1)[:, 1:], r"shape \[1, 23\] is not \[batch, 24\]: axis 1 must be 24"),
+        (batch_of(1)[0], r"shape \[24\] does not match \[batch, 24\]: the array has rank 1"),
+        (batch_of(1)[:, 1:], r"shape \[1, 23\] does not match \[batch, 24\]: axis 1 must be 24"),
         (np.empty((0, COLUMNS), np.float32), "no plan for batch = 0.*batch 1 to 6"),
         (None, "dtype object"),
         ([[1.0], [1.0, 2.0]], "x: the array cannot be read"),
@@ -245,8 +245,8 @@ def test_bindings_that_do_not_fit_are_refused_by_name(engine: Engine) -> None:
     frozen.flags.writeable = False
     with engine.create_context() as context:
         for bindings, words in (
-            ([x], "the call gives 1 binding, but the engine has 2: x, y"),
-            ([x, y, y], "the call gives 3 bindings"),
+            ([x], "the call passes 1 binding, but the engine has 2: x, y"),
+            ([x, y, y], "the call passes 3 bindings"),
             ([x[:1], y], r"x: .* shape \[1, 24\], expected \[2, 24\]"),
             ([x[:, :20].copy(), y], r"x: the array has shape \[2, 20\]"),
             ([x.astype(np.float16), y], "x: the array has dtype float16"),

@@ -151,7 +151,7 @@ def test_a_library_that_cannot_take_the_outputs_is_named(
     library.from_dlpack = fail  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "odd_library", library)
     value = type("Array", (_Odd,), {"__module__": "odd_library.core"})()
-    with pytest.raises(BindingError, match="odd_library cannot take the outputs: no such dtype"):
+    with pytest.raises(BindingError, match="odd_library cannot import the outputs: no such dtype"):
         engine.run({"x": value})
     nameless = type("Array", (_Odd,), {})
     nameless.__module__ = None  # type: ignore[assignment]

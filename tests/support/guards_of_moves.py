@@ -202,7 +202,7 @@ CASES = (
         ops.Compress(0),
         (X("n"), X(3, dtype=DType.BOOL)),
         {"n": (3, 2)},
-        "the elements of axis 0 of input 0 and of the condition: 2 (n) must be at least 3",
+        "the element counts of axis 0 of input 0 and of the condition: 2 (n) must be at least 3",
     ),
     GuardCase(
         "nms_boxes",
@@ -230,7 +230,7 @@ CASES = (
         _loop(),
         (C(1), None, X("n"), X(4)),
         {"n": (4, 1)},
-        "axis 0 of state 0 before and after a trip: 1 (n) must equal 4",
+        "axis 0 of loop-carried value 0 before and after a trip: 1 (n) must equal 4",
         peers=False,
     ),
     GuardCase(
@@ -263,7 +263,8 @@ CASES = (
         ops.DetectionOutput(2),
         (X(1, "k"), X(1, 4), X(1, 2, 8)),
         {"k": (8, 4)},
-        "the locations for each image, and those that the prior boxes need: 4 (k) must equal 8",
+        "the number of locations for each image and the number that the prior boxes need: 4 (k) "
+        "must equal 8",
         peers=False,
     ),
     GuardCase(
@@ -337,21 +338,21 @@ CASES = (
         ops.Reshape(),
         (X("n", 6), C(4, 3)),
         {"n": (2, 3)},
-        "elements of input 0 and of the result: 18 (6*n) must equal 12",
+        "the element counts of input 0 and of the result: 18 (6*n) must equal 12",
     ),
     GuardCase(
         "reshape_rest",
         ops.Reshape(),
         (X("n", 6), C(-1, 4)),
         {"n": (2, 3)},
-        "elements of input 0 and of the result: 18 (6*n) must equal 16 (4*((6*n) // 4))",
+        "the element counts of input 0 and of the result: 18 (6*n) must equal 16 (4*((6*n) // 4))",
     ),
     GuardCase(
         "reshape_to_symbol",
         ops.Reshape(),
         (X("n", "m"), D("n*m", 1)),
         {"n": (2, 2), "m": (3, 0)},
-        "element 0 of the shape, where 0 would copy an extent: 0 (m*n) must be at least 1",
+        "element 0 of the shape (0 would copy an extent of the input): 0 (m*n) must be at least 1",
     ),
     GuardCase(
         "reshape_by_symbol",
@@ -395,7 +396,7 @@ CASES = (
         ops.Slice(),
         (X("n"), D("0 - n"), C(2**62)),
         {"n": (2, 0)},
-        "the start of the slice on axis 0, which is assumed to be negative: -1 must be at least 0 "
+        "the assumption that the start of the slice on axis 0 is negative: -1 must be at least 0 "
         "(-1*n)",
     ),
     GuardCase(
@@ -432,7 +433,7 @@ CASES = (
         ops.Squeeze(),
         (X("n", 3), C(0)),
         {"n": (1, 2)},
-        "axis 0 of input 0, which is removed: 2 (n) must equal 1",
+        "the removed axis 0 of input 0: 2 (n) must equal 1",
     ),
     GuardCase(
         "squeeze_ones",

@@ -139,7 +139,7 @@ class NodeRefusedError(InternalError):
     """A family cannot run a node: a refusal while tactics are listed, and a bug afterwards."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"a node has tactics, but {reason}")
+        super().__init__(f"a kernel family listed tactics for a node but cannot run it: {reason}")
         self.reason = reason
 
 
@@ -245,8 +245,8 @@ class Family(ABC, Generic[TargetT]):
     def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:
         """Return outputs as windows on input 0; for ``CONCAT``, inputs as windows on output 0."""
         raise TypeError(
-            f"{node}: the family {self.name} writes every output itself, so the tactic {tactic} "
-            f"has no views of {view}"
+            f"{node}: the family {self.name} does not alias inputs and outputs, so the tactic "
+            f"{tactic} has no views of {view}"
         )
 
     def generate(self, kernel: KernelSpec, target: TargetT) -> str:
@@ -256,7 +256,7 @@ class Family(ABC, Generic[TargetT]):
             InternalError: the family's nodes have no kernels of their own.
         """
         del target
-        raise InternalError(f"{kernel.symbol}: the family {self.name} has no kernels of its own")
+        raise InternalError(f"{kernel.symbol}: the family {self.name} generates no kernels")
 
 
 def _has_no_elements(node: Node) -> bool:

@@ -56,7 +56,7 @@ class CodeCache:
         folder = config.cache_directory()
         secret = cache_secret()
         if folder is None or secret is None:
-            _LOG.debug("the kernel cache is disabled: there is no private, writable home directory")
+            _LOG.debug("the kernel cache is disabled: it has no private, writable directory")
             return None
         code = config.private_directory(folder / "code")
         if code is None:

@@ -180,7 +180,10 @@ def unsupported_elementwise_reason(node: Node, unsupported_reason: UnsupportedRe
     shape = node.output.tensor.shape
     for value in node.inputs:
         if value is not None and not _broadcasts(value.tensor.shape, shape):
-            return f"{value.name!r} ({value.tensor}) is not known to broadcast to {list(shape)}"
+            return (
+                f"it is unknown at build time whether {value.name!r} ({value.tensor}) "
+                f"broadcasts to {list(shape)}"
+            )
     return next(
         (r for op, _, dtypes in program_of(node) if (r := unsupported_reason(op, dtypes))), None
     )

@@ -24,7 +24,7 @@ def input_view(operands: Operands, index: int) -> View:
     """Return the memory of an input that the tactic reads. Raises InternalError if it has none."""
     view = operands.inputs[index]
     if view is None:
-        raise InternalError(f"input {index} of a kernel has no memory")
+        raise InternalError(f"no memory is assigned to input {index} of a kernel")
     return view
 
 

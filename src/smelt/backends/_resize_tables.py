@@ -78,7 +78,7 @@ def resize_tables(node: Node, op: Resize) -> list[ResizeTable] | str:
         if weights is not None:
             tables.append(_compress(axis, weights))
     if any(t.taps > _MAX_TAPS for t in tables):
-        return f"more than {_MAX_TAPS} input elements contribute to one output element"
+        return f"more than {_MAX_TAPS} input elements per output element are not supported"
     if not tables:
         return "no axis is resized"
     return sorted(tables, key=lambda t: len(t.indices) / (t.indices.max() + 1))
@@ -91,7 +91,7 @@ def resize_arguments(
     region, scales, sizes = (constant_input(node, i) for i in (1, 2, 3))
     for index, array in ((1, region), (2, scales), (3, sizes)):
         if array is None and index < len(node.inputs) and node.inputs[index] is not None:
-            return "the region, scales or sizes are not constant"
+            return "the crop region, scales or sizes are not constant"
     if sizes is not None and sizes.size:
         if not all(isinstance(e, int) and e > 0 for e in extents):
             return "a resized extent is symbolic or zero"
@@ -128,7 +128,8 @@ def _axis_weights(
         return "a resized extent is symbolic"
     if not 0 < before * max(before, after) <= _MAX_TABLE_ELEMENTS:
         return (
-            f"resizing {before} elements to {after} needs more than {_MAX_TABLE_ELEMENTS:,} weights"
+            f"resizing {before} elements to {after} needs more than {_MAX_TABLE_ELEMENTS:,} "
+            "interpolation weights, the supported maximum"
         )
     outside = resample_columns(op, np.zeros((before, before)), scale, window, 1.0)
     if outside.shape[1] != after:

@@ -61,7 +61,7 @@ class StoredTensor:
         if self.parent is not None and self.window is not None:
             return self.window(self.parent.view())
         if self.buffer < 0:
-            raise InternalError(f"{self.name} has no buffer yet")
+            raise InternalError(f"the tensor {self.name} has no buffer yet")
         strides, offset, _ = self.geometry()
         shape = self.format.layout.stored_shape(self.type.shape)
         return View(self.buffer, offset, self.format.dtype, shape, strides, self.halo)
@@ -198,7 +198,7 @@ class StoragePlanner:
         """Make the outputs of a view op windows on its input."""
         source_value, wanted = node.inputs[0], tactic.inputs[0]
         if source_value is None or wanted is None:
-            raise InternalError(f"{node}: a view needs its first input")
+            raise InternalError(f"{node}: the first input of a view op is missing")
         requires_contiguous = tactic.aliasing is Aliasing.RESHAPE
         source = self._read(source_value, wanted, ((), 0), requires_contiguous=requires_contiguous)
         windows = self._windows(node, tactic, len(node.outputs))

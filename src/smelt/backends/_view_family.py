@@ -110,8 +110,8 @@ class ViewFamily(Family[TargetT]):
         """Yield a tactic for each layout if the slice is a view."""
         if _view_starts(node) is None:
             raise NodeRefusedError(
-                "the starts, axes or steps are not constant, a step is not 1, or a start counts "
-                "back from a symbolic extent"
+                "the starts, axes or steps are not constant, a step is not 1, or a start is "
+                "negative on an axis of symbolic extent"
             )
         for layout in _layouts(required_input(node, 0).tensor):
             yield self._tactic(node, layout, layout, Aliasing.VIEW)
@@ -121,7 +121,7 @@ class ViewFamily(Family[TargetT]):
         kind = required_input(node, 0).tensor
         if _gathered_index(node, op) is None:
             raise NodeRefusedError(
-                "the indices are not one constant index within an axis of known extent"
+                "the index is not a constant scalar that is valid on an axis of known extent"
             )
         rest = [a for a in range(kind.rank) if a != op.axis % kind.rank]
         for before in _layouts(kind):

@@ -31,11 +31,11 @@ def bindings_of(original: Graph, plans: Sequence[PlanBuildState]) -> tuple[Bindi
     for is_input, value, plan_values in pairs:
         dtype, rank = plan_values[0].tensor.dtype, plan_values[0].tensor.rank
         if any(plan_dims.tensor.rank != rank for plan_dims in plan_values):
-            ranks = " and ".join(str(plan_dims.tensor) for plan_dims in plan_values)
+            ranks = " or ".join(str(plan_dims.tensor) for plan_dims in plan_values)
             raise BuildError(
                 f"the rank of {value.name} depends on the input shapes: the tensor is {ranks}; "
-                "build one engine for each shape, or give the op that removes axes (Squeeze) its "
-                "axes"
+                "build one engine for each shape, or set the axes of the op that removes axes "
+                "(Squeeze)"
             )
         # A Squeeze without axes may remove more axes once the symbols have values.
         shape_of_network = (

@@ -361,7 +361,10 @@ class _Build:
         if self.is_retuning:
             return "On the machine with that device, retune without `--device`"
         if self.options.retunable:
-            return "On the machine where the engine runs, smelt.retune (`smelt retune`) times them"
+            return (
+                "On the machine where the engine runs, smelt.retune (`smelt retune`) times the "
+                "tactics"
+            )
         return (
             "An engine that contains its network (retunable=True, `smelt build --retunable`) can "
             "be retuned on the machine where it runs"
@@ -442,7 +445,7 @@ class _Build:
         self.partitions += [(part, plan) for part in partitions]
         if len(self.partitions) > Limit.MAX_PARTITIONS.most:
             raise BuildError(
-                f"the devices {', '.join(kinds)} would alternate too often: "
+                f"the engine would alternate too often between the devices {', '.join(kinds)}: "
                 f"{Limit.MAX_PARTITIONS.excess(len(self.partitions))}; build for one of these "
                 "devices"
             )

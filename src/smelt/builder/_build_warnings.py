@@ -25,7 +25,7 @@ def warn_of_batch(size: int, graph: Graph) -> None:
         "max_batch_size=%d has no effect: the batch of %s is part of its inputs' shapes, %s",
         size,
         sanitize_name(graph.name),
-        "and shapes= (`--shape`) sets it" if is_open else "where it is fixed",
+        "and shapes= (`--shape`) sets it" if is_open else "and it is fixed",
     )
 
 

@@ -151,7 +151,7 @@ def _source(weight: Weight, data: NDArray[np.uint8]) -> Constant:
 def _constant_from_data(data: Any, sources: Sequence[Constant]) -> Constant:
     def resolve(name: str) -> Constant:
         if not name.isdecimal():
-            raise EngineFormatError(f"{name[:60]!r} is not an array of the network")
+            raise EngineFormatError(f"{name[:60]!r} is not the index of an array of the network")
         return sources[int(name)]
 
     return recipe_from_json(as_json(data), resolve)
@@ -166,7 +166,7 @@ def _options_from_data(data: Any) -> BuildOptions:
     values = dict(data)
     shapes = shapes_from_data(values.pop("shapes"))
     if values.keys() != _EMBEDDED_OPTIONS.keys():
-        raise EngineFormatError("the build options have unknown or missing names")
+        raise EngineFormatError("a build option is unknown or missing")
     for name, value in values.items():
         is_number = type(value) is int
         if type(value) not in _EMBEDDED_OPTIONS[name] or (

@@ -177,8 +177,8 @@ def _profile(
         names = ", ".join(sorted(unbound))
         example = Argument("shapes", _example_shapes(inputs))
         raise UnboundSymbolError(
-            f"the network has no value for {names}; give shapes, for example {example} "
-            "(max_batch_size sets only an extent that is named batch)",
+            f"the inputs have symbolic extents without a value: {names}; give shapes, for example "
+            f"{example} (max_batch_size sets only an extent that is named batch)",
             arguments=[example],
         )
     _check_sizes(inputs, profile)
@@ -206,7 +206,7 @@ def _misfit(name: str, shape: Sequence[Dim], problem: str) -> ShapeError:
     fitting = tuple(extent if isinstance(extent, int) else 1 for extent in shape)
     example = Argument("shapes", {name: fitting})
     return ShapeError(
-        f"{_SHAPES} {problem}; one that fits is {example}", node=name, arguments=[example]
+        f"{_SHAPES} {problem}; a shape that fits is {example}", node=name, arguments=[example]
     )
 
 

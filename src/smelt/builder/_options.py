@@ -79,7 +79,7 @@ class TuningEffort:
             what = f"{name} of a tuning effort"
             time = require_float(getattr(self, name), what, BuildError, 0.0, math.inf)
             object.__setattr__(self, name, time)
-        what = "the field network of a tuning effort"
+        what = "the field 'network' of a tuning effort"
         require_instance(self.network, InNetworkEffort, what, BuildError, "an InNetworkEffort")
 
 

@@ -105,8 +105,8 @@ def place(
             if all(s.has_kernel for s in supports) and sum(s.seconds for s in supports) < saved_s:
                 placement.devices |= dict.fromkeys(nodes, around)
                 reason = (
-                    "its inputs and its readers are on the device of the partition, so copies are "
-                    "saved"
+                    "its inputs and its readers are on the device of the partition, so running it "
+                    "there saves copies"
                 )
                 placement.reasons |= {node.name: [reason] for node in nodes}
     return placement

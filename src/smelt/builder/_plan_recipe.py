@@ -302,8 +302,8 @@ def _check_weights_size(constants: Sequence[Constant], weights_bytes: int) -> No
     declared = sum(c.array.nbytes for c in constants if not _is_stored(c.array.size))
     if declared > 8 * weights_bytes:
         raise EngineFormatError(
-            f"the constants declare {declared} bytes, more than 8 times the {weights_bytes} bytes "
-            "of the weights"
+            f"the declared size of the constants is {declared} bytes, more than 8 times the size "
+            f"of the weights, {weights_bytes} bytes"
         )
 
 
@@ -322,7 +322,7 @@ def constant_from_data(data: Any) -> Constant:
     what = f"the constant {name!r} has"
     Limit.MAX_CONSTANT_BYTES.check(count * dtype_.itemsize, what, EngineFormatError)
     if _is_stored(count) != (content is not None):
-        problem = "lacks its elements" if content is None else "is too large to list its elements"
+        problem = "does not list them" if content is None else "is too large to list them"
         raise EngineFormatError(f"the constant {name!r} of {counted(count, 'element')} {problem}")
     if content is None:
         # The elements are in the packed weights; a broadcast zero takes their place here.
@@ -330,7 +330,7 @@ def constant_from_data(data: Any) -> Constant:
     try:
         content_bytes = base64.b64decode(content, validate=True)
     except binascii.Error as error:
-        raise EngineFormatError(f"the constant {name!r} is not valid base64") from error
+        raise EngineFormatError(f"the data of the constant {name!r} is not valid base64") from error
     return Constant(str(name), np.frombuffer(content_bytes, dtype_).reshape(extents))
 
 
@@ -350,7 +350,7 @@ def _checked(tactic: Tactic, node: Node, backend: Backend[Any], target: Target) 
     if reasons := dict.fromkeys(r.reason for r in refusals if r.family == tactic.family):
         # Unless the file was changed, the versions of the compiler and libraries are the cause.
         message += (
-            f": the family {tactic.family} does not support it on this machine "
+            f": the family {tactic.family} does not support this node on this machine "
             f"({'; '.join(reasons)}). Build the engine again here, or trust the key that signed it"
         )
     raise EngineFormatError(message)

@@ -58,7 +58,7 @@ def used_runtime_symbols(
     used = _symbols_in(graph)
     if unknown := sorted(used - profile.keys() - runtime_symbols.keys()):
         raise UnboundSymbolError(
-            "the extents that only a run determines need upper bounds; give them for "
+            "extents that are known only at run time need upper bounds; set those of "
             f"{', '.join(unknown)} in symbol_bounds of the network's graph"
         )
     return {name: bounds for name, bounds in runtime_symbols.items() if name in used}

@@ -327,7 +327,7 @@ class TacticSelector:
                     tuple(t for t in node_candidates.tactics if t != tactic),
                     (
                         *node_candidates.refusals,
-                        self._over_workspace(tactic, size, " including that of its worker threads"),
+                        self._over_workspace(tactic, size, " (with that of its worker threads)"),
                     ),
                 )
         return dropped

@@ -287,7 +287,7 @@ def _available(device: object, attempt: Callable[[str], _T]) -> list[_T]:
     if found:
         return list(found.values())
     raise UnsupportedError(
-        f"none of the devices {names} is available", reasons=reasons, arguments=arguments
+        f"none of the devices {', '.join(names)} is available", reasons=reasons, arguments=arguments
     )
 
 

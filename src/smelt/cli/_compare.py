@@ -38,7 +38,7 @@ _FAILURE_OPTIONS: Final = frozenset(
     metavar="ORACLE|FILE",
     default="reference",
     help=(
-        "What gives the expected outputs: reference (smelt's references in numpy), onnxruntime, "
+        "Source of the expected outputs: reference (smelt's numpy implementation), onnxruntime, "
         "openvino (not for Caffe), another engine of the same network, or a file of outputs "
         "recorded for the given inputs (.npz by name, or .npy for a single output)."
     ),
@@ -63,8 +63,8 @@ _FAILURE_OPTIONS: Final = frozenset(
     type=Count(0),
     default=2,
     help=(
-        "Quantisation steps by which a result of quantised tensors may differ, in addition to "
-        "the tolerance."
+        "Number of quantisation steps by which a tensor that depends on quantised tensors may "
+        "differ, in addition to the tolerance."
     ),
 )
 @input_option(
@@ -216,9 +216,9 @@ def _show(comparison: Comparison) -> None:
     first = comparison.first_difference
     if first is not None:
         where = (
-            "only in fused code: the layer is right if the engine returns all intermediate results"
+            "which disappears if all intermediate results are outputs: the cause is in fused code"
             if first.fused_only
-            else "also if the engine returns all intermediate results"
+            else "which remains if all intermediate results are outputs"
         )
         show(
             f"first difference: layer {sanitize_name(first.layer)} ({first.op}), "
@@ -246,7 +246,7 @@ def _show_cautions(comparison: Comparison) -> None:
     cautions = [error for error in comparison.outputs if error.caution]
     for error in cautions:
         show(
-            f"the comparison of {sanitize_name(error.name)} is weak on these inputs: "
+            f"the comparison of {sanitize_name(error.name)} proves little on these inputs: "
             f"{error.caution}"
         )
     if cautions:

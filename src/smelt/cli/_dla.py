@@ -102,7 +102,7 @@ def _read_loadable(path: str) -> Loadable:
 @configuration_option(help="The hardware configuration.  [default: nv_full, or that of the server]")
 @_EXACT
 @click.option(
-    "--socket", metavar="PATH", help="Run on the server of `smelt dla serve` at this socket."
+    "--socket", metavar="PATH", help="Run on the `smelt dla serve` server at this socket."
 )
 @click.option("--instance", default=0, help="Index of the server's device.")
 @click.option(
@@ -365,7 +365,7 @@ def _show(report: Mapping[str, Any]) -> None:
         verb = "is" if count == 1 else "are"
         say(f"{counted(count, 'input')} without a file {verb} all zeros; give files with --input")
     cycles = report["estimated_cycles"]
-    estimate = f", about {cycles:,} cycles of the hardware" if cycles is not None else ""
+    estimate = f" (estimate for the hardware: {cycles:,} cycles)" if cycles is not None else ""
     show(f"{report['milliseconds']:.1f} ms{estimate}")
     rows = [
         (

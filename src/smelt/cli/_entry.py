@@ -21,7 +21,7 @@ def main() -> None:
         raise SystemExit(
             f"error: the command line needs {package}; run: pip install {' '.join(_PACKAGES)}. "
             f"Python programs can run engines without {package}, with smelt.load; to trust a key "
-            "without the command line, set SMELT_TRUSTED_KEYS to a file with the key's line"
+            "without the command line, set SMELT_TRUSTED_KEYS to a file that contains it"
         ) from error
     except KeyboardInterrupt as error:
         raise SystemExit(130) from error

@@ -50,7 +50,7 @@ class NamedInput(InputFile):
         """Return the text unchanged."""
         name, _, file = str(value).partition("=")
         if not name or not file:
-            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+            self.fail(f"{value!r} is not of the form NAME=VALUE", param, ctx)
         return str(value)
 
 
@@ -128,7 +128,7 @@ def check_writable(path: Path) -> None:
     elif is_special(path):
         if os.access(path, os.W_OK):
             return
-        reason = "it cannot be opened for writing"
+        reason = "it is not a writable device, pipe or open file"
     elif not os.access(folder, os.W_OK):
         reason = f"{folder} is not writable; give a file in another folder"
     else:

@@ -301,7 +301,7 @@ def _check_count(count: int, channels: int, what: str) -> None:
     if count not in (1, channels):
         raise SmeltError(
             f"{what} has {count} numbers; the input has {counted(channels, 'channel')}: give one "
-            "number, or one for each"
+            "number, or one for each channel"
         )
 
 

@@ -85,8 +85,8 @@ def _with_batch(engine: Engine, values: dict[str, int], batch: int) -> dict[str,
     if len(symbols) == 1 and len(leading) == 1:
         return values | {symbols[0]: _checked_batch(engine, symbols[0], batch)}
     raise SmeltError(
-        f"the engine's batch is fixed at {', '.join(map(str, leading))}; if the model leaves it "
-        f"open, build an engine for a batch of {batch} with --shape NAME=1..{batch}x…"
+        f"the engine's batch is fixed at {', '.join(map(str, leading))}; if the model has a "
+        f"dynamic batch, build an engine for a batch of {batch} with --shape NAME=1..{batch}x…"
     )
 
 

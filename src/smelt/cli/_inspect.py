@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 )
 @click.argument("engine_path", metavar="ENGINE", type=ModelFile())
 @flag_option("--layers", help="Layers with formats and tactics (the default).")
-@flag_option("--passes", help="Fused and folded layers, and why others were not.")
+@flag_option("--passes", help="Fused and folded layers, and why other layers were not fused.")
 @flag_option(
     "--tactics", help="The time of every candidate, and why kernel families do not support a layer."
 )
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @flag_option("--kernels", help="The kernels; on GPUs with their registers and memory.")
 @flag_option("--source", help="The source of each kernel, in Triton or LLVM IR.")
 @flag_option("--packed-weights", "weights_", help="The packed weights.")
-@flag_option("--all", "everything", help="All of these except --source.")
+@flag_option("--all", "everything", help="All of the above except --source.")
 @click.option(
     "--profile",
     "profile_path",
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     type=peak_rates,
     metavar="FLOP/S,BYTES/S",
     help=(
-        "Peak rates of the device, for --roofline: 790e12,4.3e12.  [default: those of an H200 "
-        "for code for sm_90, otherwise none]"
+        "Peak rates of the device for --roofline, such as 790e12,4.3e12.  [default: those of an "
+        "H200 if the code is for sm_90, otherwise none]"
     ),
 )
 @click.option(
@@ -214,8 +214,8 @@ class _ProfileFile:
         if not names & self.profile.seconds.keys():
             return "the layers in the file have other names"
         sizes = ", ".join(f"{name} = {size}" for name, size in self.profile.sizes.items())
-        here = " or ".join(filter(None, map(format_plan_sizes, report.plans))) or "only one size"
-        return f"the times were measured at {sizes or 'fixed sizes'}; this engine runs {here}"
+        here = " or ".join(filter(None, map(format_plan_sizes, report.plans))) or "fixed sizes"
+        return f"the times were measured at {sizes or 'fixed sizes'}; this engine runs at {here}"
 
 
 def _json(path: str) -> Any:

@@ -85,9 +85,9 @@ def _end(error: BaseException) -> NoReturn:
 
 
 _REPORT: Final = (
-    "This is a bug in smelt, not in your input. Please report it to the maintainers of the smelt "
-    "that you installed, with the command, the output of `smelt --version`, and the output of the "
-    "command with SMELT_LOG=debug."
+    "This is a bug in smelt, not in your input. Please report it to the maintainers of your smelt "
+    "package, with the command, the output of `smelt --version`, and the output of the command "
+    "with SMELT_LOG=debug."
 )
 
 

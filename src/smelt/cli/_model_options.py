@@ -119,7 +119,10 @@ _OPTIONS: Final = (
         "--max-batch-size",
         default=1,
         type=Count(1),
-        help="Largest batch, if the batch is not part of the network's shapes.",
+        help=(
+            "Largest batch size of a network whose batch is implicit (Caffe) or a symbolic extent "
+            "named batch."
+        ),
     ),
     click.option(
         "--max-workspace-bytes",
@@ -128,8 +131,8 @@ _OPTIONS: Final = (
         metavar="SIZE",
         type=byte_count,
         help=(
-            "Largest scratch memory of a step, and of the scan outputs of an unbounded Loop, "
-            "such as 64MiB or 1048576.  [default: 1GiB]"
+            "Limit on the scratch memory of each step, and on the memory of the scan outputs of "
+            "an unbounded Loop: 64MiB, or a number of bytes.  [default: 1GiB]"
         ),
     ),
     click.option(
@@ -139,7 +142,8 @@ _OPTIONS: Final = (
         type=shape_text,
         help=(
             "Shape of an input. A range has two or three numbers (smallest..best..largest): "
-            "NAME=1..8x3x224x224. Repeated for one input, each shape gets its own plan."
+            "NAME=1..8x3x224x224. If several fixed shapes are given for one input, the engine has "
+            "a plan for each."
         ),
     ),
     *TUNING_OPTIONS,

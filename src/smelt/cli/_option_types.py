@@ -49,7 +49,7 @@ def tuning_effort(text: str) -> str | float:
         seconds = number_from_text(text)
     except (ValueError, ZeroDivisionError):
         raise click.BadParameter(
-            f"{text!r} is not none, fast, full or a number of seconds"
+            f"{text!r} is not valid; it must be none, fast, full or a number of seconds"
         ) from None
     if not 0 <= seconds < 1e9:
         raise click.BadParameter(f"{text!r} is not a number of seconds from 0 to 1e9")
@@ -84,17 +84,17 @@ configuration_option = partial(
 
 def resize_text(text: str) -> str:
     """Return a value of --resize, if it is valid."""
-    return _matching(text, _RESIZE, "exact, none, shorter:256 or WIDTHxHEIGHT")
+    return _matching(text, _RESIZE, "exact, none, shorter:N (such as shorter:256) or WIDTHxHEIGHT")
 
 
 def crop_text(text: str) -> str:
     """Return a value of --crop, if it is valid."""
-    return _matching(text, _CROP, "auto, none, 224 or WIDTHxHEIGHT")
+    return _matching(text, _CROP, "auto, none, a size such as 224, or WIDTHxHEIGHT")
 
 
 def _matching(text: str, pattern: re.Pattern[str], known: str) -> str:
     if pattern.fullmatch(text) is None:
-        raise click.BadParameter(f"{text!r} is not {known}")
+        raise click.BadParameter(f"{text!r} is not valid; it must be {known}")
     return text
 
 
@@ -114,7 +114,7 @@ def peak_rates(text: str) -> tuple[float, ...]:
     rates = numbers(text, example)
     if len(rates) != 2 or min(rates) <= 0:
         raise click.BadParameter(
-            f"{text!r} is not two positive rates FLOP/S,BYTES/S, such as {example}"
+            f"{text!r} is not valid; it must be two positive rates FLOP/S,BYTES/S, as in {example}"
         )
     return rates
 
@@ -146,7 +146,7 @@ def number_from_text(text: str) -> float:
         ZeroDivisionError: the denominator is 0.
     """
     if not text.isascii():
-        raise ValueError(f"{text} is not a number of decimal digits")
+        raise ValueError(f"{text} contains characters that are not ASCII")
     numerator, slash, denominator = text.partition("/")
     number = float(numerator) / float(denominator) if slash else float(numerator)
     if not math.isfinite(number):
@@ -175,8 +175,8 @@ def shapes_from_texts(texts: Iterable[str], inputs: Iterable[str]) -> dict[str, 
         if not equals:
             if len(names) != 1:
                 raise SmeltError(
-                    f"--shape {text} must name its input, as --shape NAME={text}; the inputs are "
-                    f"{', '.join(names)}"
+                    f"--shape {text} does not name an input; write --shape NAME={text}, where NAME "
+                    f"is one of {', '.join(names)}"
                 )
             name = names[0]
         ranges_by_name.setdefault(name, []).append(_range(extents, text))

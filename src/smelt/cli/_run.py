@@ -39,7 +39,7 @@ The possessive quantifiers keep the match linear in the number of spaces.
 
 @click.command(cls=FileCommand, short_help="Run an engine on a picture or on arrays.")
 @click.argument("engine_path", metavar="ENGINE", type=ModelFile())
-@click.option("--image", type=InputFile(), help="Picture for the input that takes pictures.")
+@click.option("--image", type=InputFile(), help="Image file for the input that expects an image.")
 @input_option(
     metavar="NAME=VALUE", help="Array for an input: a .npy file, random or zeros; repeatable."
 )
@@ -48,7 +48,10 @@ The possessive quantifiers keep the match linear in the number of spaces.
     default="exact",
     metavar="SIZE",
     type=resize_text,
-    help="exact (to the input's size), shorter:256 (keeps the aspect ratio), WIDTHxHEIGHT or none.",
+    help=(
+        "New size of the image: exact (that of the input), shorter:256 (of the shorter side; keeps "
+        "the aspect ratio), WIDTHxHEIGHT or none."
+    ),
 )
 @click.option(
     "--crop",
@@ -57,7 +60,10 @@ The possessive quantifiers keep the match linear in the number of spaces.
     flag_value="auto",
     metavar="SIZE",
     type=crop_text,
-    help="auto (a centre crop of the input's size), none, 224 or WIDTHxHEIGHT.",
+    help=(
+        "Size of the centre crop of the image: auto (that of the input), none, 224 (a square) or "
+        "WIDTHxHEIGHT."
+    ),
 )
 @click.option(
     "--filter",
@@ -78,14 +84,20 @@ The possessive quantifiers keep the match linear in the number of spaces.
     "--mean",
     metavar="NUMBERS|FILE",
     type=InputFile(),
-    help="Number(s) subtracted from 0..255, or a .npy or binaryproto file.",
+    help=(
+        "Mean to subtract from the pixels (0..255): one number, one for each channel, or a .npy or "
+        "binaryproto file."
+    ),
 )
 @click.option(
     "--scale",
     metavar="NUMBERS",
     type=numbers,
     default="1",
-    help="Factor(s), applied after the mean.",
+    help=(
+        "Factor for the pixels, applied after the mean is subtracted: one number, or one for each "
+        "channel."
+    ),
 )
 @click.option(
     "--layout",
@@ -107,7 +119,7 @@ The possessive quantifiers keep the match linear in the number of spaces.
     "--save-inputs",
     metavar="FILE.npz",
     type=OutputFile(),
-    help="Write the inputs, too, for `smelt compare --inputs`.",
+    help="Write the inputs to a numpy archive for `smelt compare --inputs`.",
 )
 @THREADS_OPTION
 @json_option()
@@ -238,7 +250,7 @@ def _selected_outputs(engine: Engine, names: tuple[str, ...]) -> list[str]:
         if name not in known:
             raise SmeltError(
                 f"the engine has no output {name!r}; it has: {', '.join(known)}. To have other "
-                "tensors as outputs, build with: smelt build --output NAME"
+                "tensors as outputs, build the engine again with smelt build --output NAME"
             )
     return list(names) or known
 
@@ -266,7 +278,7 @@ def _arrays(
         picture_name = target.name
     if missing:
         names = " ".join(f"--input {b.name}=FILE.npy" for b in missing)
-        picture = " (or one --image FILE)" if image is None else ""
+        picture = " (or --image FILE for an image)" if image is None else ""
         verb = "has" if len(missing) == 1 else "have"
         raise SmeltError(
             f"{counted(len(missing), 'input')} {verb} no value: give {names}{picture}; random or "
@@ -298,13 +310,13 @@ def _picture_input(missing: list[Binding], given: list[Binding]) -> Binding:
             f"{b.name} {b.dtype.value}[{', '.join(map(str, b.shape))}]" for b in missing
         )
         raise SmeltError(
-            "no input can take a picture: the input must have 3 or 4 axes and 1 or 3 channels; "
+            "no input fits an image: the input must have 3 or 4 axes and 1 or 3 channels; "
             f"inputs without an array: {types or 'none'}. Give arrays with --input NAME=FILE.npy"
         )
     if len(candidates) > 1:
         names = ", ".join(b.name for b in candidates)
         raise SmeltError(
-            f"several inputs can take the picture: {names}. Give all but one of them with "
+            f"the image fits several inputs: {names}. Give arrays for all but one of them with "
             "--input NAME=FILE.npy"
         )
     return candidates[0]

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from smelt.engine import TrustedKey
 
 
-@click.group(short_help="Show, add or remove the keys whose engines run here.")
+@click.group(short_help="Show, add or remove the keys trusted to sign engines.")
 def trust() -> None:
-    r"""Show, add or remove the keys whose engines run here.
+    r"""Show, add or remove the keys trusted to sign engines.
 
     An engine contains machine code, which runs only if the engine is signed by a key that you
     trust. These are your own key, which is created when you first build an engine, and the keys

@@ -323,7 +323,7 @@ class _PartComparer:
         """Find the smallest failing part, and save it and its inputs."""
         part = reduce_graph(graph, inputs, self.fails)
         if part is None:
-            reason = "the comparison passes if the shapes are fixed to those of the inputs"
+            reason = "the comparison passes when the shapes are fixed to those of the given inputs"
             return ReducedNetwork((), None, None, reason)
         smallest, arrays = part
         nodes = tuple(str(node) for node in smallest.nodes)

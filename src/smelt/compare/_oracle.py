@@ -208,8 +208,8 @@ def check_oracle(
     """
     if against not in ORACLES and not has_answers(against):
         raise SmeltError(
-            f"the network cannot be compared with {against!r}: it is not one of "
-            f"{', '.join(ORACLES)}, an engine, or a file of recorded outputs (.npz, .npy)"
+            f"the network cannot be compared with {against!r}; give {', '.join(ORACLES)}, or the "
+            "file of an engine or of recorded outputs (.npz, .npy)"
         )
     if against not in ORACLES and compares_parts:
         raise SmeltError(

@@ -26,7 +26,7 @@ _GPU_INDEX: Final = re.compile(r"[0-9]|[1-5][0-9]|6[0-3]")
 
 
 def _processor_advice(detail: str) -> str:
-    return f"{detail!r} is neither a number nor a target such as 'cpu:x86-64-v3'"
+    return f"{detail!r} is neither the index 0 nor the name of a target, as in 'cpu:x86-64-v3'"
 
 
 def _gpu_advice(detail: str) -> str:

@@ -85,7 +85,7 @@ def open_atomic_file(target: Path, mode: int = 0o666) -> Generator[AtomicFile]:
                 return
     raise OSError(
         errno.EBUSY,
-        "other processes lock or remove each new file in the target's folder",
+        "other processes lock or remove each temporary file in the same folder",
         str(target),
     )
 

@@ -106,13 +106,15 @@ class _Verifier:
         if not (0 <= buffer.start <= MAX_BYTES and 0 <= buffer.size_bytes <= MAX_BYTES):
             raise EngineFormatError(
                 f"the offset {buffer.start} and the size {buffer.size_bytes} of buffer {index} "
-                f"must be 0 to {MAX_BYTES:,} bytes ({Limit.MAX_PLAN_BYTES.name})"
+                f"must be from 0 to {MAX_BYTES:,} bytes ({Limit.MAX_PLAN_BYTES.name})"
             )
         if buffer.space in {Space.ARENA, Space.WEIGHTS}:
             is_arena = buffer.space is Space.ARENA
             room = self.plan.arena_bytes if is_arena else self.weights_bytes
             if buffer.start + buffer.size_bytes > room:
-                raise EngineFormatError(f"buffer {index} ends beyond the {buffer.space.value}")
+                raise EngineFormatError(
+                    f"buffer {index} extends beyond the end of the {buffer.space.value}"
+                )
             return buffer.size_bytes
         if buffer.space is Space.ERRORS:
             room = len(self.header.layers) * ERROR_BYTES
@@ -136,7 +138,7 @@ class _Verifier:
 
     def _check_step(self, number: int, step: Step) -> list[Span]:
         if not 0 <= step.layer < len(self.header.layers):
-            raise EngineFormatError(f"there is no layer {step.layer}")
+            raise EngineFormatError(f"the step refers to layer {step.layer}, which does not exist")
         if isinstance(step, HostStep):
             return self._check_host_step(number, step)
         if self.kernels is not None and step.kernel.symbol not in self.kernels:
@@ -169,18 +171,20 @@ class _Verifier:
         # of a partition are in buffers of their own, which the partition verifier checks.
         touches = [self._span(number, v, is_written=w) for v, w in accesses_of(step)]
         if any(self.plan.buffers[touch.buffer].space is Space.ERRORS for touch in touches):
-            raise EngineFormatError("a host step writes an index error record")
+            raise EngineFormatError(
+                "a host step writes an index error record, which only launches may write"
+            )
         return touches
 
     def _span(self, step: int, view: View, *, is_written: bool) -> Span:
         if not 0 <= view.buffer < len(self.plan.buffers):
-            raise EngineFormatError(f"there is no buffer {view.buffer}")
+            raise EngineFormatError(f"a view refers to buffer {view.buffer}, which does not exist")
         rank = len(view.shape)
         if rank > Limit.MAX_VIEW_AXES.most:
             raise EngineFormatError(f"a view has {Limit.MAX_VIEW_AXES.excess(rank)}")
         if len(view.strides) != rank:
             raise EngineFormatError(
-                f"a view has {counted(len(view.strides), 'stride')} and rank {rank}"
+                f"a view of rank {rank} has {counted(len(view.strides), 'stride')}"
             )
         if len(view.halo) not in {0, rank}:
             raise EngineFormatError(f"a view of rank {rank} has a halo of rank {len(view.halo)}")
@@ -195,9 +199,11 @@ class _Verifier:
                 f"{counted(capacity, 'byte')}{_text(self.values)}"
             )
         if is_written and buffer.space in {Space.WEIGHTS, Space.INPUT}:
-            raise EngineFormatError(f"the step writes to the {buffer.space.value}")
+            raise EngineFormatError(
+                f"the step writes to the {buffer.space.value}, which steps may only read"
+            )
         if not is_written and buffer.space is Space.ERRORS:
-            raise EngineFormatError("the step reads an index error record")
+            raise EngineFormatError("the step reads an index error record, which no step may read")
         if buffer.space in {Space.ARENA, Space.WEIGHTS, Space.ERRORS}:
             base, number = buffer.start, 0
         else:
@@ -217,7 +223,9 @@ class _Verifier:
                 self.values,
                 self.overlap_budget,
             ):
-                raise EngineFormatError(f"operands {i} and {j} overlap, and one is written")
+                raise EngineFormatError(
+                    f"operands {i} and {j} overlap, and the step writes one of them"
+                )
 
     # ---- steps among each other
 
@@ -237,14 +245,14 @@ class _Verifier:
     def _value(self, dim: Dim) -> int:
         value = evaluate_dim(dim, self.values)
         if not -(1 << 63) <= value < 1 << 63:
-            raise EngineFormatError(f"{dim} does not fit into 64 bits")
+            raise EngineFormatError(f"the value of {dim} does not fit into 64 bits")
         return value
 
     def _evaluate(self, shape: Sequence[Dim]) -> list[int]:
         extents = [self._value(dim) for dim in shape]
         if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
             raise EngineFormatError(
-                f"the extents {extents} of a view must be 0 to {MAX_EXTENT:,} "
+                f"the extents {extents} of a view must be from 0 to {MAX_EXTENT:,} "
                 f"({Limit.MAX_EXTENT.name}){_text(self.values)}"
             )
         return extents

@@ -131,8 +131,8 @@ def _map_file(file: BufferedReader, path: Path, name: str) -> NDArray[np.uint8]:
         problem = config.other_writers_of_open(file.fileno(), path, num_parents=None)
     if problem:
         raise TrustError(
-            f"{name} cannot be mapped: {problem}, and a change of a mapped file changes the engine "
-            "while it runs. Load it without mapped=True: the file is then copied"
+            f"{name} cannot be mapped: {problem}. A change of a mapped file would change the "
+            "engine while it runs; load it without mapped=True, which copies the file"
         )
     with _reading(name):
         # The mapping lives as long as an array refers to it.
@@ -163,7 +163,7 @@ def _reading(name: str) -> AbstractContextManager[None]:
 
 def _unreadable(source: object, reason: str) -> EngineFormatError:
     kind = type(source).__name__
-    return EngineFormatError(f"the engine in a {kind} cannot be read: {reason}")
+    return EngineFormatError(f"the engine cannot be read from a source of type {kind}: {reason}")
 
 
 def _read_declared(source: object, read: Callable[[int], bytes], prefix: PrefixFormat) -> bytearray:
@@ -194,7 +194,7 @@ def _content_of_buffer(source: BytesLike | BinaryIO, prefix: PrefixFormat) -> En
         data = np.frombuffer(content, np.uint8)
     except (TypeError, ValueError, BufferError) as error:
         raise EngineFormatError(
-            "an engine is given as a path, bytes or an open binary file, not as "
+            "an engine must be given as a path, bytes or an open binary file, not as "
             f"{type(source).__name__}"
         ) from error
 

@@ -95,7 +95,7 @@ class Signature:
     def sign(self, message: bytes) -> bytes:
         """Return the signature for the message that it signs, as its signer would."""
         if message != self.message:
-            raise InternalError("the engine differs from its file after writing and reading")
+            raise InternalError("the engine that was read back differs from the one written")
         return self.signature
 
 
@@ -269,7 +269,7 @@ def check_header(header: EngineHeader) -> None:
     try:
         header_from_data(parse_json(text))
     except ValueError as error:
-        raise EngineFormatError(f"its header cannot be read back: {error}") from error
+        raise EngineFormatError(f"the header of the engine cannot be read back: {error}") from error
 
 
 def _sign(message: bytes, signer: SignerLike | None) -> bytes:
@@ -347,7 +347,7 @@ def _split_section(section: NDArray[np.uint8], source: str) -> Iterator[NDArray[
         prefix = section[start : start + _PREFIX.size].tobytes()
         size = _declared_bytes(prefix) if len(prefix) == _PREFIX.size else 0
         if not _PREFIX.size <= size <= section.size - start:
-            raise damaged(source, f"partition {number} is not an engine of this version")
+            raise damaged(source, f"partition {number} is not an engine of this format version")
         Limit.MAX_PARTITIONS.check(number + 1, f"{source} has", EngineFormatError)
         yield section[start : start + size]
         start, number = start + size, number + 1
@@ -371,7 +371,7 @@ def _entries(text: bytes) -> dict[str, Any]:
     try:
         content = parse_json(text)
     except ValueError as error:
-        raise EngineFormatError(f"its header is not JSON: {error}") from error
+        raise EngineFormatError(f"the header is not JSON: {error}") from error
     if not is_json_object(content) or content.keys() != {"engine", "sections"}:
         raise EngineFormatError(
             "the header must have the fields engine and sections, and no others"
@@ -398,7 +398,7 @@ def _read_sections(content: EngineBytes, table: object, end: int) -> list[NDArra
     for name, (offset, size, checksum) in zip(_SECTIONS, locations, strict=True):
         part, digest = content.section(offset, size)
         if digest != checksum:
-            raise EngineFormatError(f"the checksum of its {name} is wrong")
+            raise EngineFormatError(f"the checksum of the section {name!r} is wrong")
         parts.append(part)
     return parts
 

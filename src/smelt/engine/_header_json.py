@@ -70,7 +70,8 @@ class Codec(Generic[T]):
 
 def _fail(where: str, problem: str) -> EngineFormatError:
     """Return the error for data that is malformed at a place in the header."""
-    return EngineFormatError(f"the engine's header is malformed at {where or 'its top'}: {problem}")
+    place = where or "the top level"
+    return EngineFormatError(f"the engine's header is malformed at {place}: {problem}")
 
 
 def _exactly(kind: type[T], name: str, is_valid: Callable[[T], bool] = lambda _: True) -> Codec[T]:

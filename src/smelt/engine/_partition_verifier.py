@@ -32,7 +32,9 @@ def verify_partitions(header: EngineHeader, partitions: Sequence[EngineHeader]) 
             if not isinstance(step, Submit):
                 continue
             if not 0 <= step.partition < len(partitions):
-                raise EngineFormatError(f"plan {number}: there is no partition {step.partition}")
+                raise EngineFormatError(
+                    f"plan {number}: a step uses partition {step.partition}, which does not exist"
+                )
             try:
                 _verify_step(plan, step, partitions[step.partition])
             except EngineFormatError as error:
@@ -44,7 +46,7 @@ def _verify_step(plan: Plan, step: Submit, partition: EngineHeader) -> None:
     """Check one step. Raises EngineFormatError: it does not fit the partition."""
     if len(partition.plans) != 1 or partition.plans[0].data_dependent_symbols:
         raise EngineFormatError(
-            "the partition must have one plan, all symbols of which follow from its inputs"
+            "the partition must have one plan, and the inputs must determine all of its symbols"
         )
     inner = partition.plans[0]
     ranges = {name: (low, high) for name, low, high in plan.symbols}
@@ -52,15 +54,15 @@ def _verify_step(plan: Plan, step: Submit, partition: EngineHeader) -> None:
         outer_low, outer_high = ranges.get(name, (-1, -1))
         if not low <= outer_low <= outer_high <= high:
             raise EngineFormatError(
-                f"the range {low} to {high} of the symbol {name!r} does not cover its range in the "
-                "engine's plan"
+                f"the range of the symbol {name!r} in the partition, {low} to {high}, does not "
+                "cover its range in the engine's plan"
             )
     bindings = partition.bindings
     views = (*step.inputs, *step.outputs)
     directions = [True] * len(step.inputs) + [False] * len(step.outputs)
     if [binding.is_input for binding in bindings] != directions:
         raise EngineFormatError(
-            "the step's inputs and outputs do not match the partition's bindings in number"
+            "the step's inputs and outputs do not match the partition's bindings in number or order"
         )
     for view, binding, shape in zip(views, bindings, inner.shapes(bindings), strict=True):
         if view.dtype is not binding.dtype or view.shape != shape or not _is_contiguous(view):

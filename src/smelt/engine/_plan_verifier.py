@@ -115,8 +115,10 @@ def _check_symbols(header: EngineHeader, plan: Plan) -> None:
         raise EngineFormatError("a symbol is declared twice")
     for name, low, high in plan.symbols:
         if not 0 <= low <= high <= MAX_EXTENT:
-            detail = Limit.MAX_EXTENT.excess(f"{low} to {high}")
-            raise EngineFormatError(f"the range of the symbol {name!r} is invalid: {detail}")
+            raise EngineFormatError(
+                f"the range of the symbol {name!r} is {low} to {high}; it must be increasing and "
+                f"within 0 to {MAX_EXTENT:,} ({Limit.MAX_EXTENT.name})"
+            )
     sizes = f"{plan.arena_bytes:,} and {plan.scratch_bytes:,}"
     if not 0 <= plan.arena_bytes <= MAX_BYTES or not 0 <= plan.scratch_bytes <= MAX_BYTES:
         raise EngineFormatError(

@@ -159,7 +159,7 @@ class RuntimeChecks:
         )
         if stage > number:
             raise EngineFormatError(
-                f"step {number} depends on a symbol that step {stage} decides later"
+                f"step {number} depends on a symbol that only the later step {stage} determines"
             )
         return stages.setdefault(stage, _StageConditions())
 

@@ -257,7 +257,7 @@ def _key_files(folder: Path) -> list[Path]:
     """Return the key files in a folder; none, with a warning, if other users can write to it."""
     try:
         if problem := config.other_writers(folder):
-            _warn(f"no key in {folder} is trusted: {problem}")
+            _warn(f"the key folder {folder} is ignored: {problem}")
             return []
         return [
             folder / name for name in sorted(os.listdir(folder)) if name.endswith(_PUBLIC_SUFFIX)
@@ -267,7 +267,7 @@ def _key_files(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         pass_on_handler_error(error)
-        _warn(f"no key in {folder} is trusted: {error}")
+        _warn(f"the key folder {folder} is ignored: {error}")
         return []
 
 
@@ -443,9 +443,9 @@ def verify_signature(engine: EngineFile) -> TrustedKey:
             return key
     raise TrustError(
         f"{engine.source} is signed by the key {key_id(signer)}, which is not trusted here. If "
-        "you know its owner, ask for the line that `smelt trust show` prints there and run "
-        "`smelt trust add` here, or set SMELT_TRUSTED_KEYS to a file that has it. Where smelt's "
-        "compiler is installed, smelt.load recompiles the engine instead"
+        "you trust its owner, ask the owner for the line that `smelt trust show` prints, and add "
+        "the key here with `smelt trust add LINE`, or set SMELT_TRUSTED_KEYS to a file with the "
+        "line. Where smelt's compiler is installed, smelt.load recompiles the engine instead"
     )
 
 

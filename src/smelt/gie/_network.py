@@ -246,7 +246,7 @@ class InferNetwork:
             ShapeError: there are not three dims, or they have 2^30 elements or more.
         """
         refuse = partial(ShapeError, node=require_str(name, "the tensor's name", GraphError))
-        extents = require_ints(dims, "the tuple of dims (C, H, W)", refuse, count=3, least=1)
+        extents = require_ints(dims, "the shape (C, H, W) of the input", refuse, count=3, least=1)
         count = math.prod(extents)
         if count >= _INPUT_ELEMENTS:
             raise refuse(f"the input has {count:,} elements; it must have fewer than 2^30")

@@ -57,7 +57,7 @@ def read_field(data: bytes | memoryview, start: int, end: int) -> tuple[int, int
     if size > end - position:
         left = counted(end - position, "byte")
         raise WireError(
-            f"a field declares {counted(size, 'byte')}, and the data has {left} left", start
+            f"a field declares {counted(size, 'byte')}, but the data has {left} left", start
         )
     return number, wire, size, position + size
 

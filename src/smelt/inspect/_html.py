@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 _BUTTONS: Final = (
     ("previous", "&lsaquo;", "previous", "Shift+Enter, N"),
     ("next", "&rsaquo;", "next", "Enter, n"),
-    ("in", "+", "zoom in", "+, or Ctrl and the wheel"),
-    ("out", "&minus;", "zoom out", "-, or Ctrl and the wheel"),
+    ("in", "+", "zoom in", "+, or Ctrl and the mouse wheel"),
+    ("out", "&minus;", "zoom out", "-, or Ctrl and the mouse wheel"),
     ("fit", "All", "show everything", "0"),
 )
 """Value, text, title and keys of each button above a graph."""
@@ -182,10 +182,10 @@ def _plan(report: EngineReport, plan: PlanReport, number: int, space: PageSpace)
 def _memory(plan: PlanReport) -> Iterator[str]:
     yield "<h3>Memory over time</h3>"
     yield (
-        "<p>A box is a tensor: its bytes in the arena on the vertical axis, the steps of its "
-        "lifetime on the horizontal axis."
+        "<p>Each box is a tensor: the vertical axis shows its bytes in the arena, and the "
+        "horizontal axis the steps of its lifetime."
     )
-    yield " Hover over one for its name. The dashed line is the smallest possible arena.</p>"
+    yield " Hover over a box for its name. The dashed line is the lower bound of the arena.</p>"
     yield memory_to_svg(plan)
 
 
@@ -200,8 +200,8 @@ def _graph(drawing: GraphDrawing) -> Iterator[str]:
     yield '<figure class="graph"><div class="tools" role="search">'
     yield '<label>Search <input type="search" placeholder="layer, op, type or tactic"/></label>'
     yield f"{buttons}<output></output></div>"
-    yield '<div class="view" tabindex="0" role="group" aria-label="The graph. Arrows move, plus and'
-    yield ' minus zoom, 0 shows everything, / searches, n goes to the next match.">'
+    yield '<div class="view" tabindex="0" role="group" aria-label="The graph. Arrow keys move'
+    yield ' it, plus and minus zoom, 0 shows everything, / searches, n goes to the next match.">'
     yield f"{drawing.svg}</div></figure>"
 
 
@@ -236,7 +236,10 @@ def _tactic(layer: LayerReport) -> Iterator[str]:
         )
         for candidate in layer.candidates
     ]
-    rows += [('<span class="no">no</span>', "", "", escape(reason)) for reason in layer.refusals]
+    rows += [
+        ('<span class="no">not supported</span>', "", "", escape(reason))
+        for reason in layer.refusals
+    ]
     yield _table(("", "time", "in the network", "candidate"), rows) + "</details>"
 
 
@@ -250,7 +253,7 @@ def _passes(plan: PlanReport) -> Iterator[str]:
                 layers = "".join(f"<li>{layers}</li>" for layers, _ in pairs)
                 pairs = [(_folded(f"{len(pairs)} layers", f"<ul>{layers}</ul>"), escape(detail))]
             rows += [(_code(summary.name), *cells) for cells in pairs]
-    yield _table(("pass", "layers", "change, or why not"), rows) if rows else "<p>Nothing.</p>"
+    yield _table(("pass", "layers", "change, or why not made"), rows) if rows else "<p>Nothing.</p>"
     if plan.storage:
         yield f"<details><summary>{counted(len(plan.storage), 'note')} on storage</summary><ul>"
         yield from (f"<li>{escape(note)}</li>" for note in plan.storage)
@@ -294,12 +297,13 @@ def _kernels(report: EngineReport) -> Iterator[str]:
         )
     has_codes = any(kernel.codes for kernel in report.kernels)
     if has_codes:
-        yield "<p>Registers and local memory (spilled registers) are per thread, shared memory"
+        yield "<p>Registers and local memory (spilled registers) are per thread; shared memory"
         yield (
-            " (static + dynamic) is per block. The resident blocks of a multiprocessor give the "
-            "occupancy,"
+            " (static + dynamic) is per block. 'blocks' is the number of blocks that fit on a "
+            "multiprocessor at once,"
         )
-        yield " the share of its maximum of threads; the resource that limits it is named.</p>"
+        yield " 'occupancy' is their threads as a share of its maximum, and 'limit' is the resource"
+        yield " that limits both.</p>"
     timed = is_timed(report)
     heads = ("kernel", "family", *use_heads(timed=timed), *(CODE_HEADS if has_codes else ()))
     yield f'<div class="wide"><table><tr>{_heads(heads, _CODE_NUMBERS)}</tr>'

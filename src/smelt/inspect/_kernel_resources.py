@@ -53,7 +53,8 @@ class CubinReader:
             return CodeReport(name, problem=str(error))
         if isinstance(kernel, LibraryCall):
             library = LIBRARIES[kernel.provider].of_version(kernel.version)
-            return CodeReport(name, problem=f"the kernel is a call of {library}")
+            problem = f"the kernel is a call to {library}, so its resources are not shown"
+            return CodeReport(name, problem=problem)
         self._budget -= len(kernel.cubin)
         return _code_report(name, kernel)
 
@@ -85,5 +86,7 @@ def _code_report(name: str, kernel: CudaKernel) -> CodeReport:
         blocks=blocks,
         occupancy=None if limits is None else (blocks or 0) * kernel.threads / limits.threads,
         limited_by=limited_by,
-        problem="" if limits is not None else f"the resources of {name} are not known",
+        problem=""
+        if limits is not None
+        else f"the occupancy is unknown: smelt has no multiprocessor limits for {name}",
     )

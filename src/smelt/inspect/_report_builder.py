@@ -100,8 +100,8 @@ def report_of(
     """
     if not hasattr(engine, "header"):
         raise SmeltError(
-            "a report is made from an engine, or from the result of smelt.engine.read_engine, "
-            f"not from {type(engine).__name__}"
+            "report_of expects an engine or the result of smelt.engine.read_engine, not "
+            f"{type(engine).__name__}"
         )
     header, fingerprint = engine.header, engine.header.fingerprint
     _check_arguments(sources, profile, peaks)

@@ -128,8 +128,8 @@ def _omissions(count: int, boxes: int, lines: int, omitted: int) -> Iterator[str
         drawn = f"the first {boxes} are" if boxes else "none is"
         yield f"The graph has {count} boxes, of which {drawn} drawn."
     if omitted:
-        verb = "is" if omitted == 1 else "are"
-        yield f"Of {counted(lines + omitted, 'line')}, {omitted} {verb} not drawn: the longest."
+        longest, verb = ("longest", "is") if omitted == 1 else (f"longest {omitted}", "are")
+        yield f"The {longest} of {counted(lines + omitted, 'line')} {verb} not drawn."
 
 
 def _drawn_graph(boxes: Sequence[_Box], lines: Sequence[Sequence[_Item]], note: str) -> str:

@@ -235,9 +235,9 @@ def _layers(report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]
 
 def format_times_note(report: EngineReport) -> str:
     """Return an explanation of the candidates' times and of the choice among them."""
-    kind = "measured" if report.tuned_on else "cost estimates: no tactic was timed"
+    kind = "measured" if report.tuned_on else "cost estimates, because no tactic was timed"
     return (
-        f"times are {kind}; the chosen tactics have the least total time, with format "
+        f"times are {kind}; the chosen tactics have the least total time, including format "
         "conversions, so the tactic of a layer need not be its fastest; a time in the network "
         "includes the effect on neighbouring layers"
     )
@@ -273,7 +273,7 @@ def format_candidate(candidate: CandidateReport) -> str:
 
 def _passes(_report: EngineReport, plan: PlanReport) -> Iterator[str | TextTable]:
     """Yield the notes of all passes that changed the graph or decided against a change."""
-    yield "passes: changes of each pass, and why others were not made"
+    yield "passes: the changes that each pass made, and why it did not make others"
     effective = [p for p in plan.passes if p.notes or p.nodes_before != p.nodes_after]
     for summary in effective:
         yield f"{summary.name}: {summary.nodes_before} -> {counted(summary.nodes_after, 'node')}"

@@ -340,7 +340,7 @@ class Graph:
         """Remove a node whose results are not read. Raises InternalError when one is in use."""
         for value in node.outputs:
             if value.users or value in self.outputs:
-                raise InternalError(f"{node} cannot be removed while {value.name} is in use")
+                raise InternalError(f"{node} cannot be removed: its result {value.name} is in use")
         for source in node.inputs:
             if source is not None:
                 _remove(source.users, node)

@@ -190,9 +190,8 @@ class Op(ABC):
 def count_excess(name: str, found: int, most: int) -> str:
     """Return the message for a symbol whose value at run time exceeds its maximum."""
     return (
-        f"the symbol {name} is {found}; it must be at most {most}: the maximum that the network "
-        "declares, that max_workspace_bytes allows, or that the output array given to execute can "
-        "hold"
+        f"the symbol {name} is {found}, above its maximum {most}, which is set by the network, by "
+        "max_workspace_bytes or by the size of the output array given to execute"
     )
 
 

@@ -410,8 +410,8 @@ class NetworkDefinition(NetworkBase):
             )
         if channels % groups:
             raise ShapeError(
-                f"the channel count of {x.name} is {channels}; it must be a multiple of groups, "
-                f"{groups}"
+                f"the channel count of {x.name} is {channels}; it must be a multiple of the "
+                f"number of groups, {groups}"
             )
         return channels // groups
 
@@ -457,7 +457,7 @@ class NetworkDefinition(NetworkBase):
         if array.size != math.prod(shape) or (array.ndim > 1 and array.shape != shape):
             raise ShapeError(
                 f"{name} has {counted(array.size, 'number')} in shape {list(array.shape)}; it must "
-                f"have shape {list(shape)}, or be flat with as many elements"
+                f"have shape {list(shape)}, or one axis of {counted(math.prod(shape), 'element')}"
             )
         source = Constant(name, array.reshape(shape))
         if array.dtype == dtype.numpy:

@@ -142,10 +142,10 @@ def broadcast_cases(
     """Yield cases of the ways in which two inputs can broadcast, and one for each dtype."""
     shapes = {
         "same shape": ((2, 3, 4), (2, 3, 4)),
-        "one for each channel": ((2, 3, 4, 5), (3, 1, 1)),
+        "one element for each channel": ((2, 3, 4, 5), (3, 1, 1)),
         "both sides broadcast": ((3, 1, 5), (1, 4, 1)),
         "scalar": ((2, 7), ()),
-        "more axes on the right": ((5,), (2, 3, 5)),
+        "second input has more axes": ((5,), (2, 3, 5)),
         "no elements": ((0, 3), (1, 3)),
     }
     named = [(label, dtypes[0], *pair) for label, pair in shapes.items()]

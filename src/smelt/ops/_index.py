@@ -64,8 +64,8 @@ def vector_length(data: TensorType, indices: TensorType, batch: int = 0) -> int:
     (length,) = require_static(indices.shape[-1:], "the last extent of the indices")
     if length > data.rank - batch:
         raise ShapeError(
-            f"index vectors have length {length}; they must have at most {data.rank - batch}, the "
-            f"number of axes of {data} without batch axes"
+            f"index vectors have {counted(length, 'element')}; they must have at most "
+            f"{data.rank - batch}, the number of axes of {data} without batch axes"
         )
     return length
 

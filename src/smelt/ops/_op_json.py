@@ -261,7 +261,7 @@ class _Reader:
             made = self.value(value, hints[field], depth + 1)
             if not fits_hint(made, hints[field]):
                 raise EngineFormatError(
-                    f"field {field} of op {cls.name} cannot be {_excerpt(made)}"
+                    f"field {field!r} of op {cls.name} has the wrong type: {_excerpt(made)}"
                 )
             values[field] = made
         try:
@@ -403,7 +403,7 @@ def _find_op(name: str, identity: object) -> type[Op]:
         cls = lookup_op(name)
     except SmeltError as error:
         raise EngineFormatError(
-            f"the engine uses an op that is not registered here: {error}"
+            f"the engine uses an op that is not registered in this process: {error}"
         ) from error
     if is_builtin(cls):
         return cls
@@ -430,7 +430,7 @@ def _dtype(name: str) -> DType:
     try:
         return DType(name)
     except ValueError as error:
-        raise EngineFormatError(f"there is no element type {name[:60]!r}") from error
+        raise EngineFormatError(f"the element type {name[:60]!r} is unknown") from error
 
 
 def _enum_member(hint: object, name: str, member: str) -> Enum:
@@ -439,7 +439,7 @@ def _enum_member(hint: object, name: str, member: str) -> Enum:
             value = part.__members__.get(member)
             if value is not None:
                 return value
-    raise EngineFormatError(f"{name[:60]}.{member[:60]} is not a valid value of any field of an op")
+    raise EngineFormatError(f"a field of an op cannot have the value {name[:60]}.{member[:60]}")
 
 
 def _excerpt(data: object) -> str:

@@ -39,7 +39,7 @@ def register_op(cls: type[Op]) -> type[Op]:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w.]{0,99}", name):
         raise GraphError(
             f"op {where} must have a class variable 'name': a string of at most 100 letters, "
-            "digits, _ and ., which starts with a letter or _"
+            "digits, underscores and dots that starts with a letter or an underscore"
         )
     if "__dataclass_params__" not in vars(cls):
         raise GraphError(f"op {where} must be decorated with @dataclass(frozen=True)")

@@ -62,7 +62,7 @@ def _broadcast_dims(a: Dim, b: Dim, shapes: Sequence[Shape], axis: int) -> Dim:
         return b
     texts = " and ".join(shape_text(s) for s in shapes)
     if isinstance(a, int) or isinstance(b, int):
-        if not assume_equal(a, b, f"axis {axis} of {texts}, which broadcast"):
+        if not assume_equal(a, b, f"axis {axis} of the broadcast shapes {texts}"):
             raise ShapeError(
                 f"shapes {texts} do not broadcast: on axis {axis} the extents {a} and {b} differ, "
                 "and neither is 1"
@@ -288,7 +288,8 @@ def window_extent(
     reach = (kernel - 1) * dilation + 1
     padded = extent + pads[0] + pads[1]
     last = padded - reach
-    if not assume_at_least(padded, reach, f"{what} with its padding, and the extent of a window"):
+    guarded = f"the padded extent of {what} and the window extent"
+    if not assume_at_least(padded, reach, guarded):
         dilated = "" if dilation == 1 else f" (kernel {kernel} with dilation {dilation})"
         raise ShapeError(
             f"{what} has {counted(extent, 'element')}, padded by {pads[0]} and {pads[1]}; a "

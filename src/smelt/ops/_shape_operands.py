@@ -33,7 +33,9 @@ def present(inputs: Sequence[Array | None], index: int) -> Array:
     """Return an array that inference has required. Raises InternalError when it is absent."""
     array = input_at(inputs, index)
     if array is None:
-        raise InternalError(f"the reference of an op was called without input {index}")
+        raise InternalError(
+            f"the reference implementation of an op was called without input {index}"
+        )
     return array
 
 

@@ -43,7 +43,7 @@ class Windowed(BuiltinOp):
         largest = max((*self.strides, *self.pads, *self.dilations, prod(kernel)))
         if largest > Limit.MAX_WINDOW.most:
             raise ShapeError(
-                f"the window of {self.name}, or one of its strides, pads or dilations, has "
+                f"the window of {self.name} or one of its strides, pads or dilations is too large: "
                 f"{Limit.MAX_WINDOW.excess(largest)}"
             )
 

@@ -130,9 +130,9 @@ class Div(BroadcastingOp):
             yield Case(f"{dtype} towards zero", cls(), (left.astype(dtype), right.astype(dtype)))
         rows = np.array([[255, 7], [9, 0]], np.uint8)
         yield Case("uint8", cls(), (rows, np.array([2], np.uint8)))
-        yield Case("by zero and minus one", cls(), _CORNER_DIVISIONS)
+        yield Case("by zero and by minus one", cls(), _CORNER_DIVISIONS)
         zeros = np.array([1.0, -1.0, 0.5], np.float32), np.array([0.0, 0.0, 2.0], np.float32)
-        yield Case("float by zero is infinite", cls(), zeros)
+        yield Case("floats divided by zero", cls(), zeros)
         huge = np.array([3e38, 1e38, 5e37], np.float32), np.array([2e38, 2e38, 3e38], np.float32)
         yield Case("huge divisors", cls(), huge)
 
@@ -191,7 +191,7 @@ class Mod(BroadcastingOp):
         yield Case("sign of the dividend", cls(fmod=1), signs)
         floats = np.array([7.5, -7.5, 7.5], np.float32), np.array([2.0, 2.0, -2.0], np.float32)
         yield Case("floats", cls(fmod=1), floats)
-        yield Case("by zero and minus one", cls(), _CORNER_DIVISIONS)
+        yield Case("by zero and by minus one", cls(), _CORNER_DIVISIONS)
         yield Case("uint8", cls(), (np.array([250, 9], np.uint8), np.array([7], np.uint8)))
 
 
@@ -255,7 +255,7 @@ def _ordered(left: Dim, right: Dim) -> tuple[Dim, Dim] | None:
     for smaller, larger in ((right, left), (left, right)):
         if is_never_negative(larger - smaller, least=1):
             assume_at_least(
-                larger, smaller, "the input that was assumed to be larger, and the other input"
+                larger, smaller, "the input assumed larger and the input assumed smaller"
             )
             return smaller, larger
     return None

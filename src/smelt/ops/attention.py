@@ -58,7 +58,10 @@ class Attention(BuiltinOp):
         q, k, v = (self.split(kind.shape) for kind in kinds)
         if not _fit(q, k, v):
             texts = ", ".join(shape_text(kind.shape) for kind in kinds)
-            raise ShapeError(f"the shapes {texts} of queries, keys and values do not match")
+            raise ShapeError(
+                f"the shapes {texts} of queries, keys and values do not match: all must have equal "
+                "batch and heads, queries and keys equal widths, keys and values equal lengths"
+            )
         batch = known(known(q[0], k[0]), v[0])
         scores = (batch, known(q[1], k[1]), q[2], known(k[2], v[2]))
         require_broadcast(optional_type(self, inputs, 3), scores, "the mask of attention")
@@ -84,7 +87,7 @@ class Attention(BuiltinOp):
             return batch, heads, length, width
         batch, length, elements = shape
         if self.heads < 0:
-            raise ShapeError(f"heads of attention is {self.heads}; it must be at least 0")
+            raise ShapeError(f"the number of heads is {self.heads}; it must be at least 0")
         if not isinstance(elements, int) or elements % self.heads:
             raise ShapeError(
                 f"the last extent of the queries, keys or values is {elements}; it must be static "

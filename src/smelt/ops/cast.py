@@ -67,7 +67,7 @@ class Cast(Elementwise):
         yield Case("bool to float32", cls(DType.FLOAT32), (np.array([True, False]),))
         yield Case("int32 wraps to int8", cls(DType.INT8), (np.array([127, 128, -129], np.int32),))
         special = np.array([np.nan, np.inf, -np.inf, 70000.0], np.float32)
-        yield Case("not a number to float16", cls(DType.FLOAT16), (special,))
+        yield Case("NaN and infinity to float16", cls(DType.FLOAT16), (special,))
         beyond = np.array([-np.inf, -1e30, -3e9, -129.5, -0.9, 300, 7e4, 5e9, 1e30, np.inf, np.nan])
         for target in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
             for source in ("float32", "float64"):

@@ -412,11 +412,11 @@ class Loop(BuiltinOp):
             op = cls(_summing_body(), 1)
             yield Case(f"{trips} trips", op, arrays, constants=frozenset({0, 1}))
         counted = (np.asarray(3, np.int64), None, state, step)
-        yield Case("trips only known when run", cls(_summing_body(), 1), counted)
+        yield Case("number of trips known only at run time", cls(_summing_body(), 1), counted)
         no = (np.asarray(3, np.int64), ~yes, state, step)
-        yield Case("a condition that is false at once", cls(_summing_body(), 1), no)
+        yield Case("condition false before the first trip", cls(_summing_body(), 1), no)
         until = (None, yes, np.asarray(1, np.float32), np.asarray(10, np.float32))
-        yield Case("until the body says so", cls(_bounded_body(), 1), until)
+        yield Case("until the body ends the loop", cls(_bounded_body(), 1), until)
 
 
 def _check_scans(first: Sequence[Array], scans: Sequence[Array], trip: int) -> None:
@@ -445,15 +445,15 @@ def _same_state(
         return new
     if isinstance(old, TensorType) and isinstance(new, TensorType) and old.rank == new.rank:
         pairs = tuple(zip(old.shape, new.shape, strict=True))
+        named = f"loop-carried value {index} before and after a trip"
         if old.dtype is new.dtype and all(
-            not symbols_of(b) <= outside
-            or assume_equal(a, b, f"axis {axis} of state {index} before and after a trip")
+            not symbols_of(b) <= outside or assume_equal(a, b, f"axis {axis} of {named}")
             for axis, (a, b) in enumerate(pairs)
         ):
             return TensorType(new.dtype, tuple(known(a, b) for a, b in pairs))
     raise ShapeError(
         f"loop-carried value {index} enters the body as {old} and leaves it as {new}; its dtype "
-        "and shape must stay the same (a scan output collects results that grow)"
+        "and shape must stay the same (use a scan output for results that grow)"
     )
 
 

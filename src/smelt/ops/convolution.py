@@ -75,8 +75,8 @@ class Conv(Grouped):
         require_groups(self.group, filters, "filters", "axis 0 of input 1")
         if not assume_equal(x.shape[1], depth * self.group, "axis 1 of inputs 0 and 1"):
             raise ShapeError(
-                f"the input has {counted(x.shape[1], 'channel')}, but the weights expect {depth} "
-                f"for each of {counted(self.group, 'group')}"
+                f"the input has {counted(x.shape[1], 'channel')}, but the weights expect "
+                f"{depth * self.group}: {depth} per group, with group={self.group}"
             )
         require_shape(optional_type(self, inputs, 2), (filters,), "the bias of conv")
         return (TensorType(x.dtype, (x.shape[0], filters, *counts)),)

@@ -289,9 +289,8 @@ class DetectionOutput(BuiltinOp):
     @staticmethod
     def _check_extent(kind: TensorType, wanted: Dim, what: str) -> None:
         extent = element_count(kind.shape[1:])
-        if not assume_equal(
-            extent, wanted, f"the {what} for each image, and those that the prior boxes need"
-        ):
+        named = f"the number of {what} for each image and the number that the prior boxes need"
+        if not assume_equal(extent, wanted, named):
             raise ShapeError(
                 f"the number of {what} for each image is {extent}; the prior boxes need {wanted}"
             )

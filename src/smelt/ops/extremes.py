@@ -42,7 +42,9 @@ class ArgExtreme(BuiltinOp):
         (data,) = input_types(self, inputs, 1, dtypes=NUMBERS)
         axis = normalize_axis(self.axis, data.rank)
         if not assume_at_least(data.shape[axis], 1, f"axis {axis} of input 0"):
-            raise ShapeError(f"axis {axis} of {data} has no elements for {self.name}")
+            raise ShapeError(
+                f"axis {axis} of {data} has no elements; {self.name} needs at least one"
+            )
         kept = (1,) if self.keepdims else ()
         shape = (*data.shape[:axis], *kept, *data.shape[axis + 1 :])
         return (TensorType(DType.INT64, shape),)

@@ -461,9 +461,10 @@ class Compress(BuiltinOp):
 
     @staticmethod
     def _check(length: Dim, extent: Dim, what: str) -> None:
-        if not assume_at_least(extent, length, f"the elements of {what} and of the condition"):
+        named = f"the element counts of {what} and of the condition"
+        if not assume_at_least(extent, length, named):
             raise ShapeError(
-                f"the condition has {counted(length, 'element')}, more than the {extent} of {what}"
+                f"the condition has {counted(length, 'element')}, but {what} has only {extent}"
             )
 
     @override

@@ -341,7 +341,10 @@ class Einsum(BuiltinOp):
         before, dot, after = term.partition(".")
         free = kind.rank - len(before) - len(after)
         if free < 0 or (free and not dot):
-            raise ShapeError(f"term {term!r} of einsum {self.equation!r} does not match {kind}")
+            raise ShapeError(
+                f"the number of labels in term {term!r} of einsum {self.equation!r} does not match "
+                f"the rank of {kind}"
+            )
         shape = (*kind.shape[: len(before)], *kind.shape[len(before) + free :])
         own: dict[str, Dim] = {}
         for label, extent in zip(before + after, shape, strict=True):
@@ -353,7 +356,7 @@ class Einsum(BuiltinOp):
             if 1 not in (other, extent) and not assume_equal(other, extent, what):
                 raise ShapeError(
                     f"label {label!r} of einsum {self.equation!r} has the extents {other} and "
-                    f"{extent}"
+                    f"{extent}; they must be equal"
                 )
             extents[label] = (
                 extent if other == 1 else other if extent == 1 else known(other, extent)

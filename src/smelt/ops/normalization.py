@@ -351,7 +351,7 @@ class LpNormalization(BuiltinOp):
         yield Case("magnitudes", cls(axis=0, p=1), (floats(9, 3),))
         yield Case("zero_row", cls(), (np.array([[0, 0, 0], [3, 0, -4]], np.float32),))
         tiny = np.full((2, 4), 1e-25, np.float32)
-        yield Case("squares that are too small", cls(), (tiny,))
+        yield Case("squares that underflow", cls(), (tiny,))
         yield Case("float16", cls(), (floats(5, 17, dtype=np.float16),), HALF_TOLERANCE)
 
 

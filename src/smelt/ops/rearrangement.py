@@ -90,9 +90,9 @@ class Tile(BuiltinOp):
             assume_at_least(count, 0, f"the repeats of axis {axis}")
             for axis, count in enumerate(repeats)
         ):
-            texts = f"{shape_text(repeats)} for {shape_text(data.shape)}"
             raise ShapeError(
-                f"repeats of tile must be one number of at least 0 for each axis, not {texts}"
+                f"the repeats of tile are {shape_text(repeats)} for the shape "
+                f"{shape_text(data.shape)}; there must be one number of at least 0 for each axis"
             )
         shape = tuple(bounded(d * r) for d, r in zip(data.shape, repeats, strict=True))
         return (TensorType(data.dtype, shape),)

@@ -136,7 +136,7 @@ class Reshape(BuiltinOp):
             if isinstance(divide_dims(extent, copied), int):
                 continue
             if not assume_at_least(
-                extent, 1, f"element {axis} of the shape, where 0 would copy an extent"
+                extent, 1, f"element {axis} of the shape (0 would copy an extent of the input)"
             ):
                 raise ShapeError(
                     f"reshape to {shape_text(wanted)} has the extent {extent}; it must be at least "
@@ -158,10 +158,11 @@ class Reshape(BuiltinOp):
         if quotient is None and not (isinstance(total, int) and isinstance(known, int)):
             raise ShapeError(
                 f"the -1 of {shape_text(tuple(resolved))} cannot be inferred for "
-                f"{shape_text(shape)}: {total} elements are not known to be a multiple of "
-                f"{known}; give every extent of the shape, or fix the values of the symbols"
+                f"{shape_text(shape)}: the number of elements, {total}, is not known to be a "
+                f"multiple of {known}; give every extent of the shape, or fix the values of the "
+                "symbols"
             )
-        what = "elements of input 0 and of the result"
+        what = "the element counts of input 0 and of the result"
         if quotient is None or not (
             assume_at_least(known, 1, "the product of the extents other than -1")
             and assume_equal(total, quotient * known, what)
@@ -216,7 +217,7 @@ def _may_be_equal(a: Dim, b: Dim) -> bool:
     gap = a - b
     if is_never_negative(gap - 1, least=1) or is_never_negative(-gap - 1, least=1):
         return False
-    return assume_equal(b, a, "elements of input 0 and of the result")
+    return assume_equal(b, a, "the element counts of input 0 and of the result")
 
 
 class Flatten(BuiltinOp):
@@ -291,8 +292,11 @@ class Squeeze(BuiltinOp):
             return (TensorType(data.dtype, _without_ones(data.shape)),)
         removed = {normalize_axis(a, data.rank) for a in axes}
         for axis in removed:
-            if not assume_equal(data.shape[axis], 1, f"axis {axis} of input 0, which is removed"):
-                raise ShapeError(f"axis {axis} of {shape_text(data.shape)} does not have extent 1")
+            if not assume_equal(data.shape[axis], 1, f"the removed axis {axis} of input 0"):
+                raise ShapeError(
+                    f"squeeze cannot remove axis {axis} of {shape_text(data.shape)}: its extent is "
+                    "not 1"
+                )
         kept = tuple(d for i, d in enumerate(data.shape) if i not in removed)
         return (TensorType(data.dtype, kept),)
 
@@ -310,7 +314,7 @@ class Squeeze(BuiltinOp):
     @classmethod
     def cases(cls) -> Iterator[Case]:
         one = frozenset({1})
-        yield Case("every axis of one", cls(), (sample(1, 3, 1, 2),))
+        yield Case("every axis of extent 1", cls(), (sample(1, 3, 1, 2),))
         yield Case("one axis", cls(), (sample(1, 3, 1), np.array([0])), constants=one)
         yield Case("negative axis", cls(), (sample(1, 3, 1), np.array([-1])), constants=one)
         yield Case("two axes", cls(), (sample(1, 3, 1), np.array([2, 0])), constants=one)

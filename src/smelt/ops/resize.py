@@ -388,7 +388,7 @@ def _special_cases(make: type[Resize], data: Array, up: Array) -> Iterator[Case]
         halved = (data, half_region, up)
         yield Case(f"crop to twice, {nearest}", part, halved, constants=frozenset({1, 2}))
     line = (sample(1, 2, 7), None, np.array([1, 1, 3], np.float32))
-    yield Case("one axis of space", make(mode="linear"), line, constants=two)
+    yield Case("one spatial axis", make(mode="linear"), line, constants=two)
 
 
 def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
@@ -410,8 +410,8 @@ def _scaled(extents: Sequence[Dim], scales: Operand | None) -> list[Dim]:
         ratio = Fraction(scale)
         if ratio.denominator > 1 << 12:
             raise ShapeError(
-                f"resize cannot multiply the symbolic extent {extent} by {scale}: fix the value of "
-                f"{', '.join(sorted(symbols_of(extent)))} in the model"
+                f"resize cannot multiply the symbolic extent {extent} by {scale} exactly: fix the "
+                f"value of {', '.join(sorted(symbols_of(extent)))} in the model"
             )
         scaled.append(extent * ratio.numerator // ratio.denominator)
     return scaled
@@ -427,6 +427,6 @@ def _can_resize(extent: Dim, size: Dim, axis: int) -> bool:
 
     If symbols decide it, a guard is recorded.
     """
-    what = f"axis {axis} of input 0, which is resized"
+    what = f"the resized axis {axis} of input 0"
     is_negative = isinstance(size, int) and size < 0
     return (size == 0 or assume_at_least(extent, 1, what)) and not is_negative

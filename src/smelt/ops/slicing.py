@@ -151,9 +151,9 @@ class Slice(BuiltinOp):
             "backwards": ([-1], [-(2**63)], [1], [-1]),
             "backwards in steps": ([20, 3], [-9, 0], [2, 1], [-2, -3]),
             "beyond the extents": ([-100], [100], [0], [3]),
-            "backwards from before the front": ([-9], [-(2**63)], [1], [-1]),
+            "backwards from before the start": ([-9], [-(2**63)], [1], [-1]),
             "nothing": ([3], [1], [1], [1]),
-            "in steps beyond every extent": ([0, -1], [5, -9], [0, 2], [2**63 - 1, -(2**63)]),
+            "steps larger than every extent": ([0, -1], [5, -9], [0, 2], [2**63 - 1, -(2**63)]),
         }
         for label, (starts, ends, axes, steps) in rows.items():
             lists = (starts, ends, axes, steps)
@@ -195,7 +195,7 @@ def _clamp_bound(bound: Dim, limits: tuple[int, Dim], extent: Dim, what: str) ->
     if is_never_negative(bound, least=1):
         assume_at_least(bound, 0, what)
     elif is_never_negative(-bound - 1, least=1):
-        assume_at_least(-1, bound, f"{what}, which is assumed to be negative")
+        assume_at_least(-1, bound, f"the assumption that {what} is negative")
         bound = bound + extent
         if not is_never_negative(bound - low, least=1):
             raise _undecided(bound, low)
@@ -288,8 +288,8 @@ class Split(BuiltinOp):
             last = extent - length * (parts - 1)
             if last < 0:
                 raise ShapeError(
-                    f"the extent of the axis of split is {extent}, which is too small for {parts} "
-                    f"parts of {length}, of which only the last may be shorter"
+                    f"the extent of the axis of split is {extent}; it is too small for {parts} "
+                    f"parts of length {length}, even if the last part is shorter"
                 )
             return (*(length,) * (parts - 1), last)
         exact = extent // parts
@@ -369,8 +369,8 @@ class Crop(BuiltinOp):
             start, extent, available = offsets[axis], like.shape[axis], x.shape[axis]
             if not assume_at_least(available, start + extent, f"axis {axis} of inputs 0 and 1"):
                 raise ShapeError(
-                    f"axis {axis} of input 0 has {counted(available, 'element')}; a crop to "
-                    f"{extent} from offset {start} on does not fit"
+                    f"axis {axis} of input 0 has {counted(available, 'element')}; a crop of "
+                    f"{counted(extent, 'element')} from offset {start} does not fit"
                 )
         return (TensorType(x.dtype, (*x.shape[:first], *like.shape[first:])),)
 
@@ -429,7 +429,7 @@ class Concat(BuiltinOp):
                 ):
                     texts = f"{shape_text(first.shape)} and {shape_text(kind.shape)}"
                     raise ShapeError(
-                        f"shapes {texts} differ on an axis other than {axis}, the concatenated one"
+                        f"shapes {texts} differ on an axis other than the concatenated axis {axis}"
                     )
                 else:
                     shape[position] = known(shape[position], extent)

@@ -48,7 +48,7 @@ def unfusable_pair_reason(graph: Graph, first: Node, second: Node) -> str | None
     """
     intermediate = first.output
     if second.inputs[0] is not intermediate or intermediate in second.inputs[1:]:
-        return f"{second} does not read {intermediate.name!r} as its first input alone"
+        return f"{second} does not read {intermediate.name!r} as its first input only"
     order = {node: position for position, node in enumerate(graph.nodes)}
     early = [user for user in intermediate.users if order[user] < order[second]]
     return f"{early[0]} reads {intermediate.name!r} before {second}" if early else None

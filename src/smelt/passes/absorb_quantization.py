@@ -69,7 +69,7 @@ def _product(graph: Graph, node: Node, names: FreshNames) -> str | None:
     weights, weight_scale = quantised
     depth = _reduction_length(node, weights)
     if depth * _MAX_PRODUCT > _MAX_SUM:
-        return f"sums of {depth} products may not fit into int32"
+        return f"sums of {depth} products might not fit into int32"
     reason = ops.combined_overflow_reason(ops.Mul(), weight_scale.constant, params.scale.constant)
     if reason is not None:
         return f"its scales cannot be folded: {reason}"
@@ -186,7 +186,7 @@ def _mean(graph: Graph, node: Node, names: FreshNames) -> str | None:
     if quantised is None or quantised[1].dtype not in _BYTE_TYPES or quantised[1].axis is not None:
         return ""
     if isinstance(node.op, ops.AveragePool) and node.op.count_include_pad and any(node.op.pads):
-        return "it averages padding, which is 0 and not the zero point"
+        return "its average includes padding, whose value is 0 instead of the zero point"
     x, params = quantised
     emit = NodeEmitter(graph, node, names)
     mean = emit.op(node.op, x, hint="integers")

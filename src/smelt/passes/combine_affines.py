@@ -66,7 +66,7 @@ def _loss_reason(node: Node, producer: Node, first: Value, second: Value) -> str
     """Return why folding the two constants would change the results, or None."""
     is_product = isinstance(node.op, ops.Mul) and isinstance(producer.op, ops.Mul)
     if is_product and second.constant is not None and not second.constant.array.all():
-        return "the second factor has a 0, which makes NaN of a first product that overflows"
+        return "the second factor contains 0: the result is NaN if the first product overflows"
     return ops.combined_overflow_reason(node.op, first.constant, second.constant)
 
 

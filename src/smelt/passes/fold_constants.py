@@ -72,7 +72,8 @@ class _Budget:
         operands = [None if value is None else value.operand for value in node.inputs]
         work = node.op.count_work(operands, [value.type for value in node.outputs])
         if not isinstance(work, int) or work > self.left_work:
-            return f"folding it takes {Limit.MAX_FOLDED_WORK.excess(str(work))} for all constants"
+            excess = Limit.MAX_FOLDED_WORK.excess(str(work))
+            return f"folding the node takes {excess} for all constants together"
         self.left_bytes -= size
         self.left_work -= work
         return ""

@@ -132,8 +132,8 @@ def _precision_loss_reason(root: Node, user: Node, factor: Value, storage: DType
     if error <= max(_ROUNDING[storage], _rounding_error(unscaled, storage)):
         return None
     return (
-        f"the scaled weights would have a rounding error of {error:.1g} of their largest magnitude "
-        f"in {storage.value}"
+        f"in {storage.value}, the scaled weights would have a rounding error of {error:.1g} of "
+        "their largest magnitude"
     )
 
 

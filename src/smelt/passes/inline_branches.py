@@ -24,7 +24,10 @@ class InlineBranches(NodePass):
         inputs = list(node.inputs)
         branch = "then_branch" if truth else "else_branch"
         if not _inline(graph, node, node.op.regions[0 if truth else 1], names):
-            reason = f"its {branch} returns a value that cannot take the name of an output"
+            reason = (
+                f"its {branch} returns an input, a constant or the same value twice as outputs of "
+                "the network"
+            )
             return Note.refusal(node.layers, reason)
         remove_dead(graph, inputs)
         return Note(node.layers, node.layers, f"always computes its {branch}")

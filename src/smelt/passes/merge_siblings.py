@@ -85,7 +85,7 @@ class MergeSiblings(Pass):
             return f"{value.name!r} is an output of the network"
         limit = self.max_channels if isinstance(root_of(node.op), ops.Conv) else self.max_features
         if _channels(node) > limit:
-            return f"its {_channels(node)} channels occupy the whole device (more than {limit})"
+            return f"its {_channels(node)} channels occupy the whole device (the limit is {limit})"
         if not self.into_concat and any(isinstance(u.op, ops.Concat) for u in value.users):
             return "its result is written directly into a concatenation"
         return None

@@ -30,7 +30,7 @@ def _remove(graph: Graph, node: Node) -> Note | None:
     if source.type != value.type or not (value.users or graph.is_output(value)):
         return None
     if not substitute(graph, value, source):
-        return Note.refusal(node.layers, f"it defines the output {value.name!r}")
+        return Note.refusal(node.layers, f"it is needed to produce the output {value.name!r}")
     fix_numbers(*(other for other in node.inputs if other is not source))
     graph.remove(node)
     return Note(node.layers, (), f"{node.op.name} changes nothing")

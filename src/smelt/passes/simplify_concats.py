@@ -145,7 +145,7 @@ def _split_of_concat(graph: Graph, node: Node) -> Note | None:
     for source, part in pairs:
         substitute(graph, part, source)
     graph.remove(node)
-    return Note(node.layers, (), f"it splits the result of {concat.name}")
+    return Note(node.layers, (), f"it restores the inputs of {concat.name}")
 
 
 def _candidates(graph: Graph) -> list[Note]:
@@ -160,7 +160,7 @@ def _candidates(graph: Graph) -> list[Note]:
             reason = f"these inputs are copied into its result: {', '.join(blocked)}"
             notes.append(Note.refusal(node.layers, reason))
         else:
-            detail = "its inputs are written directly into it"
+            detail = "its inputs are written directly into its result"
             notes.append(Note(node.layers, node.layers, detail))
     return notes
 

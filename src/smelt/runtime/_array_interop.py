@@ -213,7 +213,7 @@ def exporter_for(values: object) -> Callable[[NDArray[Any], DType], Any] | None:
     def refused(reason: str) -> BindingError:
         name = library.__name__
         return BindingError(
-            f"{name} cannot take the outputs: {reason}; pass numpy arrays as inputs"
+            f"{name} cannot import the outputs: {reason}; pass numpy arrays as inputs"
         )
 
     def export(array: NDArray[Any], dtype: DType) -> Any:  # returns an array of that library

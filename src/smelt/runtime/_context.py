@@ -287,7 +287,7 @@ class ExecutionContext(Closeable):
         if len(arrays) != len(self._indexed_bindings):
             names = ", ".join(binding.name for _, binding, _ in self._indexed_bindings)
             raise BindingError(
-                f"the call gives {counted(len(arrays), 'binding')}, but the engine has "
+                f"the call passes {counted(len(arrays), 'binding')}, but the engine has "
                 f"{len(self._indexed_bindings)}: {names}"
             )
         shapes: list[tuple[int, ...] | None] = []

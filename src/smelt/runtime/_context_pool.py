@@ -98,9 +98,9 @@ class ContextPool:
                     return context
             if {user for _, (_, user) in leases} == {thread}:
                 raise ContextError(
-                    f"each context of the engine ({len(leases)} in all) is in use by this thread, "
-                    "in calls that this one interrupts or is called from; allow more contexts "
-                    "(contexts=), or create one (create_context)"
+                    f"all contexts of the engine ({len(leases)}) are in use by this thread, in "
+                    "calls that have not returned; pass a larger contexts= to run, or create a "
+                    "context with create_context"
                 )
             with suppress_own(Empty):
                 self._returns.get(timeout=_RECHECK_SECONDS)

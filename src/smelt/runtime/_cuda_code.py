@@ -161,7 +161,7 @@ def _no_gpu_error(error: DeviceError | MissingExtraError, file: EngineFile) -> S
         alternative = (
             "retune it with device='cpu' (`smelt retune ENGINE --device cpu -o NEW.engine`)"
         )
-    advice = f". It runs where such a GPU is; for this machine's processor, {alternative}"
+    advice = f". It runs on a machine with such a GPU; for this machine's processor, {alternative}"
     if isinstance(error, DeviceError):
         return DeviceError(f"{lead}{error}{advice}")
     return MissingExtraError(error.package, error.extra, lead=lead, advice=error.advice + advice)

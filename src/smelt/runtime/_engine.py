@@ -342,7 +342,7 @@ class Engine(Closeable):
         # Imported here because refits are rare and load all ops.
         from smelt.runtime._refit import refitted_sources, refitted_weights
 
-        weights = require_dict(weights, "the weights of a refit", BindingError)
+        weights = require_dict(weights, "the argument weights of refit", BindingError)
         with self._lock:
             code, file = self.loaded_code, self._file
             headers = [file.header, *(part.header for part in file.partitions)]

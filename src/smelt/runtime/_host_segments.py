@@ -93,8 +93,9 @@ class ReferenceSegment(_HostSegment):
         results = evaluate(self._op, inputs, self._where, values)
         if len(results) < len(self._step.outputs):
             raise InternalError(
-                f"the reference of {self._op.name} returns {counted(len(results), 'result')}, but "
-                f"the step has {len(self._step.outputs)}"
+                f"the reference implementation of {self._op.name} returns "
+                f"{counted(len(results), 'result')}, but the step has "
+                f"{counted(len(self._step.outputs), 'output')}"
             )
         self._set_decided_symbols(results, values)
         for view, result in zip(self._step.outputs, results, strict=False):

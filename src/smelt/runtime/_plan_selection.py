@@ -61,12 +61,14 @@ def _shape_error(
 ) -> BindingError:
     """Return the error for a shape, with the arguments that would allow a larger batch."""
     expected = ", ".join(map(str, binding.shape))
-    message = f"{binding.name}: the array's shape {list(shape)} is not [{expected}]: {reason}"
+    message = (
+        f"{binding.name}: the array's shape {list(shape)} does not match [{expected}]: {reason}"
+    )
     if arguments:
         names = " or ".join(map(str, arguments))
         message += (
-            f"; to allow larger batches, build the engine with {names} from a model with an open "
-            "batch"
+            f"; to allow larger batches, build the engine with {names} from a model with a dynamic "
+            "batch size"
         )
     return BindingError(message, arguments=arguments)
 
@@ -147,7 +149,7 @@ def values_from_batch(
         raise _batch_too_large(batch_size, header.max_batch_size)
     elif batch_size != 1:
         raise ContextError(
-            "this engine's batch is part of its shapes, so it follows from the arrays: pass 1, "
+            "this engine takes its batch size from the shapes of the arrays: pass batch size 1, "
             f"not {batch_size}"
         )
     for binding, shape in inputs:
@@ -214,7 +216,7 @@ def find_plan(header: EngineHeader, values: dict[str, int]) -> int:
         return fitting[0]
     wanted = ", ".join(f"{name} = {value}" for name, value in values.items())
     raise BindingError(
-        f"the engine has no plan for {wanted}; it has: "
+        f"the engine has no plan for {wanted}; its plans are for "
         + "; or ".join(_describe_ranges(plan) for plan in header.plans)
     )
 
@@ -223,8 +225,8 @@ def _batch_too_large(batch: int, maximum: int) -> ContextError:
     larger = Argument("max_batch_size", batch)
     return ContextError(
         f"the batch size is {batch}, but the engine was built for at most {maximum}; "
-        f"build it for more ({larger}, or a shape with a range where the batch is part of the "
-        "shapes), or run the batch in parts",
+        f"build it for a larger batch ({larger}, or a shape range if the model's shapes contain "
+        "the batch), or run the batch in parts",
         arguments=[larger],
     )
 

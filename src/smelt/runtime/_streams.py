@@ -159,7 +159,9 @@ def gpu_named(device: str | None) -> CudaDevice:
 def _same_kind(own: Stream | Event, other: object) -> object:
     if not isinstance(other, Stream | Event):
         kind = type(other).__name__
-        raise DeviceError(f"{_describe(own)} cannot be combined with {kind}")
+        raise DeviceError(
+            f"{_describe(own)} cannot be combined with {kind}; pass a smelt.Stream or smelt.Event"
+        )
     if isinstance(own.native, CpuEvent | CpuStream) != isinstance(
         other.native, CpuEvent | CpuStream
     ):

@@ -126,7 +126,8 @@ class PlanFixture(ABC):
                 own if there is none before it.
         """
         raise InternalError(
-            f"{type(self).__name__} supports only one order of {len(plan_runs)} plans"
+            f"{type(self).__name__} runs launches in one order only and cannot compare "
+            f"{len(plan_runs)} plans with it"
         )
 
     @abstractmethod

@@ -127,5 +127,5 @@ def _entries(path: Path) -> dict[str, object]:
     fields = fields_of(document)
     entries = fields.get("seconds")
     if fields.get("format") != _FORMAT or not is_json_object(entries):
-        raise ValueError(f"the format field is not {_FORMAT!r}")
+        raise ValueError(f"its format is not {_FORMAT!r}, or it has no timings")
     return entries

@@ -138,7 +138,7 @@ class SymbolicDim:
             return _divide_exactly(self, divisor)
         if divisor <= 0:
             raise ZeroDivisionError(
-                f"{self} cannot be divided by {divisor}: a divisor of a dimension is positive"
+                f"{self} cannot be divided by {divisor}: the divisor must be positive"
             )
         if divisor == 1:
             return self

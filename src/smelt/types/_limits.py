@@ -41,7 +41,7 @@ class Limit(Enum):
         "inputs or outputs",
         "inputs or outputs of a network; inputs and outputs of an engine together",
     )
-    MAX_HEADER_ROWS = (1 << 18, "rows", "each other list in the header of an engine")
+    MAX_HEADER_ROWS = (1 << 18, "rows", "each of the other lists in the header of an engine")
     MAX_KEY_BYTES = (1 << 16, "bytes", "a file of keys")
     MAX_CODE_BYTES = (1 << 26, "bytes", "a kernel in the code cache")
     MAX_TIMINGS_BYTES = (1 << 26, "bytes", "a timing cache")
@@ -114,7 +114,7 @@ class Limit(Enum):
     MAX_FOLLOWED_ATOMS = (
         1 << 18,
         "symbols and quotients",
-        "formulas of elements that inference computes while a network is read",
+        "formulas of tensor elements that shape inference computes while a network is read",
     )
     MAX_RECIPE_PARTS = (1 << 17, "parts", "the recipes of an engine's weights and scales")
     MAX_FOLDED_WORK = (1 << 33, "operations", "computations on constants at build time")
@@ -134,7 +134,7 @@ class Limit(Enum):
     MAX_EXPANDED_BYTES = (
         1 << 30,
         "bytes",
-        "nodes that functions of an ONNX model repeat, and its sparse tensors as dense ones",
+        "nodes that the functions of an ONNX model add, and its sparse tensors in dense form",
     )
     MAX_CLIENTS = (
         32,

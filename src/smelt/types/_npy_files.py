@@ -158,8 +158,8 @@ def _check_name(name: str) -> None:
         size = -1
     if not 0 <= size <= _MAX_NAME_BYTES or "\0" in name:
         raise SmeltError(
-            f"the array {name[:80]!r} cannot be saved in an .npz archive: its name is not text of "
-            f"at most {_MAX_NAME_BYTES:,} bytes without NUL; rename it in the model"
+            f"the array {name[:80]!r} cannot be saved in an .npz archive: its name must be UTF-8 "
+            f"text of at most {_MAX_NAME_BYTES:,} bytes without NUL; rename it in the model"
         )
 
 
@@ -240,7 +240,7 @@ def _read_header(file: IO[bytes], size: int) -> ArrayHeader:
     """Read the header of a .npy file and check that its array fills the file of ``size`` bytes."""
     length_bytes = _LENGTH_BYTES.get(file.read(_MAGIC_BYTES))
     if length_bytes is None:
-        raise ValueError("it does not begin like a .npy file")
+        raise ValueError("it does not begin with the signature of a .npy file")
     length = int.from_bytes(file.read(length_bytes), "little")
     text = file.read(min(length, _MAX_HEADER_BYTES)).decode("latin-1")
     match = _HEADER.fullmatch(text)

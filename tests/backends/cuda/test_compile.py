@@ -342,7 +342,7 @@ _DAMAGES: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda b: b.replace(b'"threads"', b'"thrEads"'), "malformed"),
     (lambda b: b.replace(b"{", b"["), "malformed"),
     (lambda b: b.replace(b": 4096", b": -409"), "shared memory"),
-    (lambda b: b.replace(b'words": 2', b'words": 9'), "words of scratch addresses"),
+    (lambda b: b.replace(b'words": 2', b'words": 9'), "words for scratch addresses"),
 ]
 
 

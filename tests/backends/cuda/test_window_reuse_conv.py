@@ -134,7 +134,7 @@ def test_who_loads_an_engine_of_them_with_another_triton_is_told_what_to_do(
     )
     with pytest.raises(
         EngineFormatError,
-        match=r"window_reuse does not support it .*\(triton 3\.8 has none; 3\.6 has\)",
+        match=r"window_reuse does not support this node .*\(triton 3\.8 has none; 3\.6 has\)",
     ):
         _plan_recipe._checked(tactic, node, backend, _HOPPER)  # pyright: ignore[reportPrivateUsage]
 

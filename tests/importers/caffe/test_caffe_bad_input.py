@@ -239,7 +239,7 @@ BAD_NETWORKS: list[tuple[str, type[SmeltError], str]] = [
         ModelFormatError,
         "'r'.*include",
     ),
-    ("layer {", ModelFormatError, "prototxt, line:column 1"),
+    ("layer {", ModelFormatError, "prototxt cannot be parsed at line:column 1"),
     ("layer { name: 3 }", ModelFormatError, "1:15"),
     ('layer { name: "a" }\nlayers { name: "b" type: RELU }', ModelFormatError, "mixes"),
     ("layers { type: NOTHING_KNOWN }", ModelFormatError, "NOTHING_KNOWN"),
@@ -286,7 +286,7 @@ BAD_MODELS = [
         caffemodel({"conv1": [random_array(2)]}),
         "'conv' needs weights.*no layer of that name.*'conv1'",
     ),
-    (caffemodel({"conv": [random_array(2, 3, 3, 3)]}), "'conv' needs more than the 1 blob that"),
+    (caffemodel({"conv": [random_array(2, 3, 3, 3)]}), "needs more weights.* has only 1 blob for"),
     (caffemodel({"conv": [random_array(2, 3, 5, 3)]}), r"'conv'.*\[2, 3, 5, 3\].*\[2, 3, 3, 3\]"),
     (_with_blob(data=[1.0], shape=[1 << 40, 1 << 40]), "declares .* elements, but has 1"),
     (
@@ -306,11 +306,11 @@ BAD_MODELS = [
     (b"", "has no layers"),
     (b"\x00\x01", "invalid number 0"),
     (b"\xff" * 20, "a varint is cut off, or longer than 10 bytes"),
-    (b"\xa2\x06\xff\xff\xff\xff\x0f", r"a field declares \d+ bytes, and the data has 0 bytes left"),
+    (b"\xa2\x06\xff\xff\xff\xff\x0f", r"a field declares \d+ bytes, but the data has 0 bytes left"),
     (b"\xa3\x06", "wire type 3"),
     (b"\x12\x02\x0a\x00", "V0"),
     (b"\x08\x01" * 1_000_001, "1,000,001 fields; the limit MAX_WEIGHT_FIELDS is 1,000,000"),
-    (TEXT.encode(), "is text, not a caffemodel: are prototxt and caffemodel swapped"),
+    (TEXT.encode(), "is text, not a caffemodel: are the prototxt and the caffemodel swapped"),
 ]
 
 
@@ -325,7 +325,7 @@ def test_swapped_files_are_told(tmp_path: Path) -> None:
     prototxt.write_text(TEXT)
     model.write_bytes(MODEL)
     with pytest.raises(
-        ModelFormatError, match=r"net\.caffemodel is not text.*prototxt comes first"
+        ModelFormatError, match=r"net\.caffemodel is not text.*Give the prototxt first"
     ):
         import_caffe(model, prototxt)
     import_caffe(prototxt, str(model))

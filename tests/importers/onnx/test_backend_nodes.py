@@ -47,7 +47,7 @@ REFUSED: Final[Sequence[str]] = (
     r"Scan is not supported",
     r"ops of domain (ai\.onnx\.ml|ai\.onnx\.preview(\.training)?) are not supported",
     r"training mode",
-    r"a constant of strings is not supported",
+    r"string constants are not supported",
     r"attribute '\w+' has type type_proto",
     r"blocked quantisation \(block_size\) is not supported",
     r"indices in column-major order",

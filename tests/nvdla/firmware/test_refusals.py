@@ -249,7 +249,7 @@ def test_a_fixed_address_for_a_dynamic_region_is_refused() -> None:
         ({}, {"src_precision": 1, "dst_precision": 1}, "the precision is INT16"),
         ({}, {"batch_num": 2}, "the batch number is 2, but that of operation 0"),
         ({}, {"conv_mode": 1}, "the convolution mode is 1"),
-        ({"dst_data": replace(cube(memory_type=FLY), width=2)}, {}, "the source is (1, 1, 8)"),
+        ({"dst_data": replace(cube(memory_type=FLY), width=2)}, {}, "the source is 1 x 1 x 8"),
         ({"dst_data": cube()}, {}, "operation 0, the fused parent, writes to memory"),
     ],
 )

@@ -115,7 +115,7 @@ def test_a_network_that_contradicts_itself_is_named(blobs: dict[str, bytes], tex
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"addresses": ()}, "which does not exist"),
+        ({"addresses": ()}, "which is not in the address list"),
         ({"addresses": (Address(0, 9),)}, "memory 9"),
         ({"addresses": (Address(0, 0, 41),)}, "which has 40 bytes"),
         ({"addresses": (Address(0, 0, 0, 41),)}, "which has 40 bytes"),

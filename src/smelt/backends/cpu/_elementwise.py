@@ -103,11 +103,11 @@ class _EmittedOp:
 def unsupported_op_reason(op: Op, dtypes: Sequence[DType]) -> str | None:
     """Return why `emit_op` cannot compute an op on arguments of these types, or None if it can."""
     if op.name not in EMITTERS:
-        return f"no kernel is generated for {op.name}"
+        return f"the kernel generator does not support the op {op.name}"
     allowed = _ALLOWED.get(op.name, _FLOATS)
     unsupported = [d.value for d in dtypes if d not in allowed]
     if unsupported:
-        return f"{op.name} of {', '.join(unsupported)} is not supported"
+        return f"{op.name} of {' and '.join(dict.fromkeys(unsupported))} is not supported"
     if op.name == "cast" and DType(cast("Any", op).to) not in _ANY:
         return f"a cast to {DType(cast('Any', op).to).value} is not supported"
     if op.name == "mod" and dtypes[0].is_float:

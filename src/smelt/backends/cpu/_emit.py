@@ -385,7 +385,7 @@ class Emitter:
         yield loop
         if len(loop.carry) != len(carried):
             raise InternalError(
-                f"{self.symbol}: a loop carries {len(carried)} values, not {len(loop.carry)}"
+                f"{self.symbol}: a loop carries {len(carried)} values but updates {len(loop.carry)}"
             )
         following = self.emit("i64", f"add nsw i64 {index.text}, {step}")
         back = self.block
@@ -456,4 +456,4 @@ def _literal(value: float, element: str) -> str:
             value = float(np.float32(value))
     if element in {"float", "double"}:
         return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
-    raise InternalError(f"LLVM IR has no literal of type {element}")
+    raise InternalError(f"LLVM IR literals of type {element} are not supported")

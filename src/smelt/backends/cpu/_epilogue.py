@@ -111,7 +111,7 @@ def plan_epilogue(node: Node) -> Epilogue:
         refuse_if(unsupported_op_reason(op, dtypes))
         if any(0 <= a < first for a in arguments):
             raise NodeRefusedError(
-                f"{op.name} of the epilogue reads an input of {root_of(node)[0].name}"
+                f"the epilogue op {op.name} reads an input of {root_of(node)[0].name} directly"
             )
         moved = tuple(positions.get(a, a) for a in arguments)
         stages.append((op_as_json(op), moved, tuple(d.value for d in dtypes)))

@@ -57,7 +57,8 @@ def relocate_x86_64(image: bytearray, place: int, kind: int, target: int, addend
         _relax_got_load(image, place)
     elif kind not in {_X86_PC32, _X86_PLT32}:
         raise BuildError(
-            f"the code is not position-independent: x86-64 relocation {kind} is absolute or unknown"
+            f"the code is not position-independent: x86-64 relocation type {kind} is absolute or "
+            "unknown"
         )
     struct.pack_into("<i", image, place, target + addend - place)
 
@@ -92,7 +93,7 @@ def relocate_aarch64(image: bytearray, place: int, kind: int, target: int, adden
         _ARM_FIELDS[kind](image, place, value)
     else:
         raise BuildError(
-            f"the code is not position-independent: aarch64 relocation {kind} is absolute or "
+            f"the code is not position-independent: aarch64 relocation type {kind} is absolute or "
             "unknown"
         )
 
@@ -159,7 +160,7 @@ def _set_bits(image: bytearray, place: int, start: int, width: int, value: int) 
 def _check_reach(value: int, width: int) -> None:
     """Raise BuildError if a value does not fit into a signed field of ``width`` bits."""
     if not -(1 << width - 1) <= value < 1 << width - 1:
-        raise BuildError("the branch target is out of range: the image is too large for aarch64")
+        raise BuildError("a branch target is out of range: the code is too large for aarch64")
 
 
 _CODE_ALIGN: Final = 64

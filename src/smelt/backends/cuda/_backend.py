@@ -261,7 +261,7 @@ class CudaBackend(Backend[CudaTarget]):
 
     @override
     def clear_halo(self, view: View, value: int = 0) -> tuple[Step, ...]:
-        raise InternalError(f"GPU kernels read no halos, but {view} has one to fill with {value}")
+        raise InternalError(f"{view} has a halo to fill with {value}, but GPU kernels use no halos")
 
     @property
     @override

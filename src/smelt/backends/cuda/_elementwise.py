@@ -431,9 +431,10 @@ _ALLOWED: Final[dict[str, frozenset[DType]]] = {
 def unsupported_op_reason(op: Op, dtypes: Sequence[DType]) -> str | None:
     """Return why there is no expression for an op on these types, or None."""
     if op.name not in EXPRESSIONS:
-        return f"no kernel is generated for {op.name}"
+        return f"the kernel generator does not support the op {op.name}"
     bad = [d.value for d in dtypes if d not in _ALLOWED.get(op.name, _FLOATS)]
-    return f"{op.name} of {', '.join(bad)} is not supported" if bad else None
+    kinds = " and ".join(dict.fromkeys(bad))
+    return f"{op.name} of {kinds} is not supported" if bad else None
 
 
 def write_stages(

@@ -59,7 +59,7 @@ def index_limits_of(node: Node) -> tuple[Guard, ...]:
     add_limit(
         _MAX_GEMM_ROWS,
         _row_extents(node),
-        "the limit of 32-bit indexing and the rows of the implicit GEMM",
+        "32-bit indexing limits the rows of the implicit GEMM",
     )
     for value in (*node.inputs, *node.outputs):
         if value is None or value.constant is not None:
@@ -70,7 +70,7 @@ def index_limits_of(node: Node) -> tuple[Guard, ...]:
         add_limit(
             MAX_INT32_ELEMENTS,
             shape,
-            f"the limit of 32-bit indexing and the elements of {value.name!r}",
+            f"32-bit indexing limits the elements of {value.name!r}",
         )
     return tuple(guards)
 

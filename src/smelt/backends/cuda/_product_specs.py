@@ -101,7 +101,7 @@ class ImplicitGemmKernel:
         """Inner K, which only matrix products may leave to run time."""
         if isinstance(self.run, int):
             return self.run
-        raise InternalError(f"the inner K of a {self.schedule} kernel is symbolic: {self.run}")
+        raise InternalError(f"the inner K of a {self.schedule} kernel must be known at build time")
 
     @classmethod
     def of(cls, kernel: KernelSpec) -> Self:

@@ -105,13 +105,13 @@ def _missing_triton() -> MissingExtraError:
     if sys.platform == "linux" and machine == "x86_64":
         advice = (
             "it is in smelt's extra 'cuda-build': run pip install "
-            f"'{DISTRIBUTION}[cuda-build]'; for Hopper add 'triton<3.8'"
+            f"'{DISTRIBUTION}[cuda-build]'; for Hopper GPUs, add 'triton<3.8' to it"
         )
         return MissingExtraError("triton", "cuda-build", advice=advice)
     advice = (
-        "smelt's extra 'cuda-build' has it for Linux on x86-64 only, and this is "
-        f"{platform.system()} on {machine}: build on an x86-64 Linux machine, for example with "
-        f"{example} (no GPU is needed), and run the engine on this machine"
+        "smelt's extra 'cuda-build' provides triton for Linux on x86-64 only, and this machine "
+        f"runs {platform.system()} on {machine}: build on an x86-64 Linux machine, for example "
+        f"with {example} (no GPU is needed), and run the engine on this machine"
     )
     return MissingExtraError("triton", "cuda-build", advice=advice, arguments=[example])
 

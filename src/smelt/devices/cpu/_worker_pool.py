@@ -191,7 +191,7 @@ class WorkerPool:
                 except DeviceError as error:
                     config.log_once(
                         logging.WARNING,
-                        f"runs have {counted(len(lease.workers) + 1, 'thread')} instead of "
+                        f"engines run with {counted(len(lease.workers) + 1, 'thread')} instead of "
                         f"{count + 1}: {error}",
                     )
                     break

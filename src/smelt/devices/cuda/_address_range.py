@@ -49,7 +49,7 @@ class ReservedAddressRange(Resource):
         minimum = granularity.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self._granule = int(device.call("cuMemGetAllocationGranularity", self._properties, minimum))
         reserved_bytes = -(-size_bytes // self._granule) * self._granule
-        what = f"{tag}: {size_bytes} bytes of addresses cannot be reserved on {device!r}"
+        what = f"{tag}: {size_bytes} bytes of address space cannot be reserved on {device!r}"
         pointer: Any = device.call("cuMemAddressReserve", reserved_bytes, 0, 0, 0, what=what)
         self.address = int(pointer)
         self._mapped: set[int] = set()

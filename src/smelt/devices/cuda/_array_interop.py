@@ -175,8 +175,8 @@ def _from_dlpack(value: Any, stream: CudaStream) -> GpuArrayView:
 
 def _elsewhere(number: object, stream: CudaStream) -> str:
     return (
-        f"the array is on cuda:{number}, and the stream is on cuda:{stream.device.index}; move "
-        "the array"
+        f"the array is on cuda:{number}, but the stream is on cuda:{stream.device.index}; copy the "
+        "array to the GPU of the stream"
     )
 
 

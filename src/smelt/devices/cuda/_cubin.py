@@ -89,10 +89,10 @@ def check_is_whole(cubin: bytes | memoryview) -> None:
             if section.kind != _WITHOUT_CONTENT:
                 found.content(section)
         if any(end > len(cubin) for end in found.segment_ends()):
-            raise IndexError("a segment reaches beyond its end")
+            raise IndexError("a segment extends beyond the end of the code")
     except (struct.error, LookupError, ValueError, OverflowError) as error:
         raise EngineFormatError(
-            f"code of {len(cubin)} bytes is not a valid cubin: {error}"
+            f"the code of {len(cubin)} bytes is not a valid cubin: {error}"
         ) from error
 
 
@@ -131,7 +131,7 @@ class _Cubin:
     def content(self, section: _Section) -> memoryview:
         end = section.offset + section.size
         if end > len(self.data):
-            raise IndexError("a section reaches beyond its end")
+            raise IndexError("a section extends beyond the end of the code")
         return self.data[section.offset : end]
 
     def segment_ends(self) -> Iterator[int]:

@@ -161,7 +161,7 @@ class MatmulCall(LibraryCall):
             and self.precision in _COMPUTE and self.activation in _ACTIVATIONS
         )  # fmt: skip
         if not known:
-            raise ValueError("a type, the precision or the activation is unknown")
+            raise ValueError("an element type, the precision or the activation is unknown")
         kinds = [type(x) for x in (self.alpha, self.adds, self.bias)]
         # The second comparison is false for NaN, too.
         if kinds != [float, bool, bool] or not abs(self.alpha) <= LARGEST_ALPHA:
@@ -349,14 +349,14 @@ def load_cublaslt(device: CudaDevice, version: int | None = None, major: int | N
     except MissingExtraError as error:
         if newest >= MAJOR_OF_EXTRA:
             raise
-        raise _driver_is_too_old(device, f"the libraries of the extra {EXTRA!r}") from error
+        raise _driver_is_too_old(device, f"the libraries of smelt's extra {EXTRA!r}") from error
 
 
 def _driver_is_too_old(device: CudaDevice, what: str) -> DeviceError:
     newest = device.driver.version // 1000
     return DeviceError(
         f"the NVIDIA driver supports CUDA {dotted_cuda(device.driver.version)}, which is too old "
-        f"for {what}; update the driver (CUDA {MAJOR_OF_EXTRA}.0 or newer), or install "
+        f"for {what}; update the driver to CUDA {MAJOR_OF_EXTRA}.0 or newer, or install "
         f"{cublas_package(newest)} and {cudnn_package(newest)} instead of the extra and build the "
         f"engine again here, or build it without {LIBRARIES_ARGUMENT}",
         arguments=[LIBRARIES_ARGUMENT],

@@ -149,13 +149,15 @@ class ConvolutionCall(LibraryCall):
         _check_extents(self.pads, 0)
         _check_extents(self.shape, 1)
         if self.images[1] % self.filters[1] or self.filters[0] % self.groups:
-            raise ValueError("the channels or the filters are not divisible by the groups")
+            raise ValueError(
+                "the number of channels or of filters is not divisible by the number of groups"
+            )
         self.check_common_fields()
         known = (self.factors in _TYPES, self.result in _TYPES, self.precision in _PRECISIONS)
         if not all(known):
-            raise ValueError("a type or the precision is unknown")
+            raise ValueError("an element type or the precision is unknown")
         if any(type(x) is not bool for x in (self.adds, self.bias, self.relu)):
-            raise ValueError("one of adds, bias and relu is not true or false")
+            raise ValueError("adds, bias and relu must each be true or false")
         _check_extents((self.engine, *(knob for knob, _ in self.knobs)), 0)
         _check_extents((value for _, value in self.knobs), -_MAX_EXTENT)
         if len(self.knobs) > _MAX_KNOBS:
@@ -451,7 +453,7 @@ def _is_exact(call: ConvolutionCall, notes: Sequence[int]) -> bool:
 
 def _check_extents(numbers: Iterable[Any], least: int) -> None:
     if any(type(x) is not int or not least <= x <= _MAX_EXTENT for x in numbers):
-        raise ValueError("an extent or a number is out of range")
+        raise ValueError("an extent, stride, dilation, pad, engine or knob is out of range")
 
 
 def _drop(library: Cudnn, descriptors: Descriptors) -> None:

@@ -83,8 +83,8 @@ class Driver:
             raise DeviceError(f"the NVIDIA driver cannot be loaded{_reason(error)}") from error
         if self.version < OLDEST_VERSION:
             raise DeviceError(
-                f"the NVIDIA driver supports CUDA {dotted_cuda(self.version)}, and "
-                f"{dotted_cuda(OLDEST_VERSION)} is required; update the driver"
+                f"the NVIDIA driver supports CUDA {dotted_cuda(self.version)}, but CUDA "
+                f"{dotted_cuda(OLDEST_VERSION)} or newer is required; update the driver"
             )
 
     def call(self, name: str, *arguments: Any, what: str | None = None) -> Any:

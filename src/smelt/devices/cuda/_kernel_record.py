@@ -33,7 +33,7 @@ _LIMITS: Final = {
     "dynamic_shared_bytes": ("bytes of dynamic shared memory", 0, 1 << 20),
     # Every GPU with clusters supports eight blocks.
     "cluster": ("blocks in a cluster", 1, 8),
-    "scratch_words": ("words of scratch addresses", 0, 2),
+    "scratch_words": ("argument words for scratch addresses", 0, 2),
 }
 """For each number of a kernel, what it counts, and its least and largest value."""
 
@@ -108,7 +108,7 @@ def read_record(
         if not isinstance(name, str) or name not in LIBRARIES:
             raise EngineFormatError(f"a kernel's record calls the unknown library {shown(name)}")
         if cubin:
-            raise EngineFormatError(f"a kernel's record calls {name} and has machine code, too")
+            raise EngineFormatError(f"a kernel's record calls {name} but also has machine code")
         return LIBRARIES[name].read(fields)
     except (struct.error, ValueError, TypeError, KeyError, RecursionError) as error:
         raise EngineFormatError(f"a kernel's record is malformed: {error}") from error
@@ -147,8 +147,8 @@ def _parts(view: memoryview, offset: int) -> tuple[memoryview, memoryview, int]:
         raise EngineFormatError("a kernel's record reaches beyond the engine's code")
     if text_size > _MAX_TEXT_BYTES:
         raise EngineFormatError(
-            f"a kernel's record has a text of {text_size} bytes; at most {_MAX_TEXT_BYTES} are "
-            "allowed"
+            f"a kernel's record has a JSON text of {text_size} bytes; at most {_MAX_TEXT_BYTES} "
+            "are allowed"
         )
     after = end + (offset - end) % _ALIGNMENT_BYTES
     return view[start:middle], view[middle:end], after
@@ -167,8 +167,8 @@ def _kernel_from_fields(fields: Mapping[str, object], cubin: memoryview) -> Cuda
     for field, (name, least, most) in _LIMITS.items():
         if not least <= numbers[field] <= most:
             raise EngineFormatError(
-                f"the record of kernel {entry} is damaged: it has {numbers[field]} {name}, not "
-                f"{least} to {most}; copy the engine again, or build it again"
+                f"the record of kernel {entry} is damaged: it has {numbers[field]} {name}, but "
+                f"{least} to {most} are allowed; copy the engine again, or build it again"
             )
     # Copied last: in an untrusted file, each of many invalid records could span all the code.
     return CudaKernel(entry, bytes(cubin), supports_pdl=is_pdl, **numbers)

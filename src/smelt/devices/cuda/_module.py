@@ -47,7 +47,7 @@ class CudaModule(Resource):
         """
         check_is_whole(code)
         self.device = device
-        what = f"code of {len(code)} bytes cannot be loaded on {device!r}"
+        what = f"the code of {len(code)} bytes cannot be loaded on {device!r}"
         self._library: Any = device.call("cuLibraryLoadData", code, [], [], 0, [], [], 0, what=what)
         self._functions: dict[tuple[str, int], CudaFunction] = {}
         self.release_by(device.give_back, "cuLibraryUnload", self._library)

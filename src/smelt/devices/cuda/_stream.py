@@ -162,8 +162,8 @@ def handle_of(stream: object) -> int:
         reported = protocol() if callable(protocol) else protocol
         if reported[0] != 0:
             raise DeviceError(
-                f"the stream implements version {reported[0]} of __cuda_stream__; version 0 is "
-                "supported"
+                f"the stream implements version {reported[0]} of __cuda_stream__; only version "
+                "0 is supported"
             )
         return int(reported[1])
     for name in _HANDLE_NAMES:

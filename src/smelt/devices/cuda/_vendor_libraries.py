@@ -99,7 +99,7 @@ class LibraryCall(ABC):
             made.check()
         except (ValueError, TypeError, KeyError) as error:
             raise EngineFormatError(
-                f"a call of a library is malformed: {error}; the engine is damaged: build it again"
+                f"a library call is malformed: {error}; the engine is damaged: build it again"
             ) from error
         return made
 
@@ -253,7 +253,7 @@ def find_version(
             return api
     if not found:
         advice = (
-            f"{title} is part of it, and it is in smelt's extra {EXTRA!r}: run pip install "
+            f"it contains {title} and is in smelt's extra {EXTRA!r}: run pip install "
             f"'{DISTRIBUTION}[{EXTRA}]'; or set SMELT_CUDA_LIBRARIES to the folder of {title}"
         )
         raise MissingExtraError(package, EXTRA, advice=advice)
@@ -265,7 +265,7 @@ def find_version(
         )
     dotted = dotted_version(wanted)
     raise EngineMismatchError(
-        f"this engine requires {title} {dotted}, and version {dotted_version(found[0])} is "
+        f"this engine requires {title} {dotted}, but version {dotted_version(found[0])} is "
         f"installed; install {package}=={dotted}.*, or set SMELT_CUDA_LIBRARIES to the folder of "
         f"{title} {dotted}, or "
         f"build the engine again here (without {LIBRARIES_ARGUMENT} the engine needs no library)",

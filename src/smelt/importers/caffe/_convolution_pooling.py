@@ -195,7 +195,7 @@ def _check_windows(
             count = -(-(extent - k) // s) + 1
             if (count - 1) * s >= extent > 0 and count > 1:
                 raise step.shape_error(
-                    f"the last window starts at {(count - 1) * s}, outside an extent of {extent}: "
+                    f"the last window starts at {(count - 1) * s} on an axis of extent {extent}: "
                     "Caffe's result there is undefined; use a stride no larger than the kernel"
                 )
 

@@ -78,7 +78,7 @@ def _database_shapes(layer: Layer, channels: Mapping[str, int]) -> list[Sequence
 
     The extents of an image are known if it is cropped or resized.
     """
-    unknown = f"the shape is in the data that the {layer} reads, not in the prototxt; {_ADVICE}"
+    unknown = f"its shape is in the data that the {layer} reads, not in the prototxt; {_ADVICE}"
     labels: list[Sequence[int] | str] = [unknown] * (len(layer.tops) - 1)
     image = layer.parameters("image_data_param")
     size = layer.parameters("transform_param").crop_size

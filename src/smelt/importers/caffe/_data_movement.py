@@ -113,7 +113,7 @@ def convert_reshape(step: LayerContext) -> list[Value]:
 def _extent(step: LayerContext, axis: int, extent: int) -> Dim:
     """Return the extent of an axis after reshaping; -1 if it is inferred."""
     if extent < -1:
-        raise step.shape_error(f"an extent of shape is {extent}; it must be -1 or larger")
+        raise step.shape_error(f"`shape` contains the extent {extent}; it must be -1 or larger")
     source = step.shape[axis] if axis < step.rank else None
     if extent == 0:
         if source is None:
@@ -177,7 +177,9 @@ def convert_crop(step: LayerContext) -> list[Value]:
     p = step.parameters
     axis, target = step.axis(p.axis), step.inputs[1].tensor.shape
     if len(target) != step.rank:
-        raise step.shape_error(f"the ranks of {step.x.tensor} and {step.inputs[1].tensor} differ")
+        raise step.shape_error(
+            f"the bottoms have different ranks: {step.x.tensor} and {step.inputs[1].tensor}"
+        )
     offsets = [int(o) for o in p.offset] or [0]
     axes = list(range(axis, step.rank))
     if len(offsets) not in (1, len(axes)):
@@ -197,8 +199,8 @@ def convert_crop(step: LayerContext) -> list[Value]:
             )
         if start + extent > source:
             raise step.shape_error(
-                f"axis {a} of the input has {counted(source, 'element')}; a crop to {extent} from "
-                f"offset {start} on does not fit"
+                f"axis {a} of the input has {counted(source, 'element')}; a crop of {extent} from "
+                f"offset {start} does not fit"
             )
         bounds.append((start, start + extent, a))
     if not bounds:

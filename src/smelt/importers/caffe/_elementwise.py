@@ -189,7 +189,7 @@ def _weight_extents(step: LayerContext, axis: int, count: int) -> tuple[int, ...
     stop = step.rank if count == -1 else start + count
     if not start < stop <= step.rank:
         raise step.shape_error(
-            f"num_axes {count} from axis {axis} on is out of range for an input of rank {step.rank}"
+            f"axis {axis} and num_axes {count} are out of range for an input of rank {step.rank}"
         )
     return _static_extents(step, step.shape[start:stop])
 
@@ -222,7 +222,8 @@ def _second_bottom(step: LayerContext, axis: int) -> tuple[Value, tuple[Dim, ...
     start = 0 if axis == 0 or not shape else step.axis(axis)
     if tuple(step.shape[start : start + len(shape)]) != tuple(shape):
         raise step.shape_error(
-            f"the second bottom {second.tensor} does not match {step.x.tensor} from axis {start} on"
+            f"the second bottom {second.tensor} does not match the extents of the first, "
+            f"{step.x.tensor}, from axis {start} on"
         )
     if start + len(shape) == step.rank:
         return second, shape

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from smelt.ir import Array
 
 _ADVICE: Final = {
-    Limit.MAX_PROTOTXT_BYTES: "is it the caffemodel? The prototxt comes first",
+    Limit.MAX_PROTOTXT_BYTES: "is it the caffemodel? Give the prototxt first",
     Limit.MAX_MODEL_BYTES: "check that it is the right file",
 }
 _CONTROL: Final = frozenset(range(32)) - {9, 10, 11, 12, 13}
@@ -52,8 +52,8 @@ def read_caffemodel(source: Path | bytes | str) -> tuple[list[StoredLayer], str]
     data, what = _read(source, "caffemodel", Limit.MAX_MODEL_BYTES)
     if _is_prototxt(data):
         raise ModelFormatError(
-            f"{what} is text, not a caffemodel: are prototxt and caffemodel swapped? "
-            "The prototxt comes first"
+            f"{what} is text, not a caffemodel: are the prototxt and the caffemodel swapped? "
+            "Give the prototxt first"
         )
     layers = CaffemodelReader(data, what).read_layers()
     if any(layer.is_v0 for layer in layers):
@@ -109,6 +109,6 @@ def _is_prototxt(data: bytes) -> bool:
 def _binary_file_message(what: str, position: int) -> str:
     """Return the error message for a binary file in place of a prototxt."""
     return (
-        f"{what} is not text (byte {position}): is it a caffemodel? The prototxt comes first, "
+        f"{what} is not text (at byte {position}): is it a caffemodel? Give the prototxt first, "
         "then the caffemodel"
     )

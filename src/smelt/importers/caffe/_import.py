@@ -171,7 +171,7 @@ class _Importer:
         if name not in self._blobs:
             last_blobs = ", ".join(list(self._blobs)[-8:])
             raise GraphError(
-                f"there is no blob {name!r} for an output; the last blobs are {last_blobs}"
+                f"there is no blob {name!r} to use as an output; the last blobs are {last_blobs}"
             )
         return self._blobs[name]
 

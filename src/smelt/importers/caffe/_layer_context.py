@@ -172,7 +172,7 @@ class LayerContext:
             )
         if blobs:
             found = counted(len(blobs), "blob")
-            problem = f"needs more than the {found} that {self.weights.what} has for it"
+            problem = f"needs more weights, but {self.weights.what} has only {found} for this layer"
         else:
             close = similar_names(self.layer.name, self.weights.blobs)
             hint = f" (similar names: {', '.join(map(repr, close))})" if close else ""
@@ -191,8 +191,8 @@ class LayerContext:
         array = self.blob(index)
         if [d for d in array.shape if d != 1] != [d for d in shape if d != 1]:
             raise self.shape_error(
-                f"blob {index} of {self.weights.what} is {list(array.shape)} where the prototxt "
-                f"expects {list(shape)}: the two files do not belong to the same network"
+                f"blob {index} of {self.weights.what} has the shape {list(array.shape)}, but the "
+                f"prototxt requires {list(shape)}: the two files do not belong to the same network"
             )
         return self.store(array.reshape(shape), role or _ROLES[index])
 

@@ -84,7 +84,7 @@ def parse_prototxt(text: str, what: str) -> Prototxt:
         raise ModelFormatError(f"{what} is empty; give the network's prototxt")
     if not (net.layer or net.layers):
         raise ModelFormatError(
-            f"{what} has no layers: is it a solver's prototxt? Give that of the network"
+            f"{what} has no layers: is it a solver's prototxt? Give the network's prototxt"
         )
     if len(net.layer) + len(net.layers) > MAXIMUM_LAYERS:
         raise ModelFormatError(f"{what} has more than {MAXIMUM_LAYERS} layers")
@@ -119,11 +119,14 @@ def _parse(text: str, what: str) -> Any:
             return net
     except text_format.ParseError as error:
         raise ModelFormatError(
-            f"{what}, line:column {_clean(error)} Correct the text, or give the network's prototxt"
+            f"{what} cannot be parsed at line:column {_clean(error)} Correct the text, or give the "
+            "network's prototxt"
         ) from error
     except (RecursionError, UnicodeError, ValueError) as error:
         reason = str(error)[:200] or type(error).__name__
-        raise ModelFormatError(f"{what} cannot be parsed ({reason}): is it a network?") from error
+        raise ModelFormatError(
+            f"{what} cannot be parsed ({reason}): is it the prototxt of a network?"
+        ) from error
 
 
 def _with_breaks(line: str) -> str:

@@ -80,7 +80,7 @@ def check_attributes(
             )
     for name, attribute in schema.attributes.items():
         if attribute.required and name not in seen:
-            raise ModelFormatError(f"{where}: attribute {name!r} is required and missing")
+            raise ModelFormatError(f"{where}: attribute {name!r} is required but missing")
 
 
 def _text(data: bytes, label: str) -> str:

@@ -178,12 +178,12 @@ def _external_path(folder: Path, location: str, where: str) -> Path:
         except OSError as error:  # not a valid file name
             pass_on_handler_error(error)
             raise ModelFormatError(
-                f"{where}: external data {location!r} cannot be read: {error.strerror}"
+                f"{where}: its external data {location!r} cannot be read: {error.strerror}"
             ) from error
         if is_link:
             raise ModelFormatError(
-                f"{where}: external data {location!r} contains the symbolic link {path}; replace "
-                "it by the file itself"
+                f"{where}: the path of the external data, {location!r}, contains the symbolic link "
+                f"{path}; replace the link with its target"
             )
     return path
 

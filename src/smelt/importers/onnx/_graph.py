@@ -182,7 +182,7 @@ def _find_implementation(
     version = scope.opsets.get(domain)
     if version is None:
         raise ModelFormatError(
-            f"{where} is of domain {domain or 'ai.onnx'!r}, for which the model has no opset import"
+            f"{where} is in domain {domain or 'ai.onnx'!r}, for which the model has no opset import"
         )
     if domain:
         rule = custom_rule(domain, proto.op_type)

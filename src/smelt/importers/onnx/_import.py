@@ -127,7 +127,9 @@ def _mark_outputs(scope: Scope, names: Sequence[str]) -> None:
                 if matches
                 else f"; the last values are {last_names}"
             )
-            raise GraphError(f"ONNX model {graph.name!r} has no value {name!r} for an output{hint}")
+            raise GraphError(
+                f"ONNX model {graph.name!r} has no value {name!r} to use as an output{hint}"
+            )
         if graph.is_output(value):
             raise GraphError(f"output {name!r} is listed twice; list it once")
         if value.producer is None:
@@ -155,7 +157,7 @@ def _warn_of_wrong_shapes(scope: Scope, proto: GraphProto) -> None:
             continue
         if not agrees(value.tensor.shape, declared):
             text = ", ".join("?" if extent is None else str(extent) for extent in declared)
-            wrong.append(f"{entry.name!r} is declared [{text}] but is {value.tensor}")
+            wrong.append(f"{entry.name!r} is declared as [{text}] but is {value.tensor}")
     if wrong:
         rest = f" and {len(wrong) - _MAX_WARNINGS} more" if len(wrong) > _MAX_WARNINGS else ""
         logger.warning(

@@ -86,7 +86,7 @@ class NodeContext:
         """
         value = self.optional(index)
         if value is None:
-            raise ModelFormatError(f"{self.where}: input {index} is required and missing")
+            raise ModelFormatError(f"{self.where}: input {index} is required but missing")
         return value
 
     def optional(self, index: int) -> Value | None:
@@ -107,7 +107,7 @@ class NodeContext:
         """
         value = self.attributes.get(name, default)
         if not isinstance(value, kind):
-            raise ModelFormatError(f"{self.where}: attribute {name!r} is required and missing")
+            raise ModelFormatError(f"{self.where}: attribute {name!r} is required but missing")
         return value
 
     def integer(self, name: str, default: int) -> int:
@@ -241,7 +241,7 @@ def make_op(cls: type[Op], name: str, attributes: Mapping[str, object], where: s
             entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
         )
         if required and key not in attributes:
-            raise ModelFormatError(f"{where}: attribute {key!r} is required and missing")
+            raise ModelFormatError(f"{where}: attribute {key!r} is required but missing")
     values = {
         key: _coerce(str(fields[key].type), value, where) for key, value in attributes.items()
     }

@@ -127,7 +127,7 @@ def _kernel_of(context: NodeContext, weights: Value) -> tuple[int, ...]:
     if declared:
         if not agrees(shape, declared):
             raise context.shape_error(
-                f"kernel_shape {list(declared)} does not fit weights {weights.tensor}"
+                f"kernel_shape {list(declared)} does not match the weights {weights.tensor}"
             )
         return declared
     if not all(isinstance(extent, int) for extent in shape):
@@ -171,8 +171,8 @@ def _resolve_pads(
         return (0,) * (2 * rank)
     if len(extents) != rank:
         raise context.shape_error(
-            f"the kernel has {counted(rank, 'extent')}; the number of spatial axes of the input is "
-            f"{len(extents)}, and both must be equal"
+            f"the kernel has {counted(rank, 'extent')}; it must have one for each spatial axis of "
+            f"the input ({len(extents)})"
         )
     strides, dilations = _steps(context, rank)
     if min(strides, default=1) < 1:

@@ -189,7 +189,7 @@ def constant(context: NodeContext) -> list[Value]:
         return [context.constant(np.array(value, np.float32))]
     if form in {"value_int", "value_ints"}:
         return [context.constant(np.array(value, np.int64))]
-    raise UnsupportedError("a constant of strings is not supported")
+    raise UnsupportedError("string constants are not supported")
 
 
 def constant_of_shape(context: NodeContext) -> list[Value]:

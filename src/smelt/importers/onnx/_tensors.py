@@ -143,7 +143,10 @@ def array_from_sparse(tensor: onnx.SparseTensorProto, external: ExternalData, wh
     if any(extent < 0 for extent in shape):
         raise ModelFormatError(f"{where}: sparse shape {list(shape)} has a negative extent")
     if indices.dtype != np.int64 or indices.ndim not in (1, 2) or len(indices) != len(values):
-        raise ModelFormatError(f"{where}: sparse indices must be int64, one entry for each value")
+        raise ModelFormatError(
+            f"{where}: sparse indices must be an int64 array of rank 1 or 2, with one entry for "
+            "each value"
+        )
     if indices.ndim == 2:
         is_inside = indices.shape[1] == len(shape) <= Limit.MAX_RANK.most and bool(
             ((indices >= 0) & (indices < np.array(shape, np.int64))).all()

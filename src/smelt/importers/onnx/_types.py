@@ -105,7 +105,8 @@ def tensor_type(proto: TypeProto, owner: str, symbols: SymbolTable, where: str) 
     size = dtype.size_bytes * prod(extent for extent in shape if isinstance(extent, int))
     if size > _MAX_TENSOR_BYTES:
         raise ModelFormatError(
-            f"{where} is {result}: {size} bytes are more than a machine can address"
+            f"{where} is {result}, which takes at least {size} bytes; the maximum is "
+            f"{_MAX_TENSOR_BYTES}"
         )
     return result
 

@@ -63,8 +63,8 @@ def _check(context: OperationContext, operation: CdpOperation, surface: CdpSurfa
         (source.width, source.height, source.channel)
         == (target.width, target.height, target.channel),
         f"the source is {source.width} x {source.height} x {source.channel} (width, height, "
-        f"channels), the destination {target.width} x {target.height} x {target.channel}; they "
-        "must be equal",
+        f"channels) and the destination is {target.width} x {target.height} x {target.channel}; "
+        "they must be equal",
     )
     context.require(
         operation.in_precision == operation.out_precision,

@@ -58,7 +58,7 @@ def check_stream(context: OperationContext, parent: int, source: Stream, target:
     where = f"operation {parent}, the fused parent,"
     context.require(ends[0], f"the source is on the fly, but {where} writes to memory")
     context.require(ends[1], f"the source is in memory, but {where} passes data on the fly")
-    extents = [(cube.width, cube.height, cube.channel) for cube in (output, input_)]
+    extents = [f"{cube.width} x {cube.height} x {cube.channel}" for cube in (output, input_)]
     context.require(
         extents[0] == extents[1],
         f"the source is {extents[1]} (width, height, channels), but {where} produces {extents[0]}",
@@ -185,7 +185,9 @@ def _type_name(op_type: int) -> str:
 def _check_heads(graph: TaskGraph) -> Iterator[str]:
     for op_type, head in enumerate(graph.heads):
         if not -1 <= head < graph.num_operations:
-            yield f"op_head[{_type_name(op_type)}] is {head}, which is not an operation"
+            yield (
+                f"op_head[{_type_name(op_type)}] is {head}, which is not the index of an operation"
+            )
         elif head != -1 and graph.operations[head].op_type != op_type:
             kind = _type_name(op_type)
             yield f"op_head[{kind}] refers to {graph.name(head)}; expected {kind}"
@@ -212,7 +214,7 @@ def _check_edges(graph: TaskGraph, node: int) -> Iterator[str]:
     for slot, edge, op_type in graph.edges(node):
         where = f"{slot} of {graph.name(index)}"
         if not 0 <= edge.index < graph.num_operations:
-            yield f"{where} is {edge.index}, which is not an operation"
+            yield f"{where} is {edge.index}, which is not the index of an operation"
         elif edge.index == index:
             yield f"{where} refers to the operation itself"
         elif graph.operations[edge.index].op_type != op_type:

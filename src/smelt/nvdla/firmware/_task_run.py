@@ -242,7 +242,7 @@ class TaskRun:
             return
         if target.remaining == 0:
             raise NvError.INVALID_STATE.error(
-                f"{source.name} raised {event.name.lower()}, but {target.name} has no dependency "
+                f"{source.name} raised the event {event.name}, but {target.name} has no dependency "
                 f"left: the dependency count of {target.name} is too small"
             )
         target.remaining -= 1

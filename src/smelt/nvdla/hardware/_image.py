@@ -137,8 +137,8 @@ def read_image(
     reach = (shape.output_width - 1) * step + shape.channels
     if shape.kernel_width != 1 or reach > lines.shape[1]:
         raise NvError.BAD_VALUE.error(
-            f"CSC has a kernel width of {shape.kernel_width}, and its windows span {reach} "
-            f"elements of a line; for pixels the width must be 1, and a padded line has "
+            f"CSC's kernel width is {shape.kernel_width}, and its windows span {reach} elements; "
+            "for pixels the width must be 1, and the windows must fit into a padded line of "
             f"{lines.shape[1]} elements"
         )
     windows = np.lib.stride_tricks.as_strided(

@@ -228,9 +228,9 @@ def check_buffer(operation: Operation, shape: ConvolutionShape) -> None:
     has_mask = cdma.get("WEIGHT_FORMAT")
     if data_banks + weight_banks + has_mask > configuration.buffer_banks:
         raise NvError.INVALID_SIZE.error(
-            f"D_BANK: {counted(data_banks, 'bank')} of data and {weight_banks} of weights"
-            f"{' and one of their mask' if has_mask else ''} are more than the buffer's"
-            f" {configuration.buffer_banks} banks"
+            f"D_BANK: the operation uses {data_banks + weight_banks + has_mask} banks (data:"
+            f" {data_banks}, weights: {weight_banks}, weight mask: {has_mask}), but the convolution"
+            f" buffer has only {configuration.buffer_banks}"
         )
     needed = _entries_per_line(operation, shape.precision)
     if entries < needed:
@@ -241,7 +241,7 @@ def check_buffer(operation: Operation, shape: ConvolutionShape) -> None:
     lines = (cdma.get("DATAIN_HEIGHT") + 1) * (cdma.get("BATCHES") + 1)
     if lines * entries > data_banks * configuration.buffer_depth:
         raise NvError.INVALID_SIZE.error(
-            f"D_BANK: the data needs {lines * entries} entries (lines: {lines}, entries of a line:"
+            f"D_BANK: the data needs {lines * entries} entries (lines: {lines}, entries per line:"
             f" {entries}), but {counted(data_banks, 'data bank')} can hold only"
             f" {data_banks * configuration.buffer_depth}"
         )

@@ -166,9 +166,10 @@ def run_pdp(operation: Operation, flying: Array | None) -> None:
         source = operation.registers["PDP_RDMA"].surface("SRC", extents, target.atom_bytes)
         cube = operation.dma.read_cube(source, DTYPES[precision])
     if cube.shape != expected or cube.dtype != DTYPES[precision]:
+        wanted, passed = (" x ".join(map(str, extents)) for extents in (expected, cube.shape))
         raise NvError.BAD_VALUE.error(
-            f"PDP expects {expected} (height, width, channels) {precision.name.lower()} elements, "
-            f"but SDP passes {cube.shape} {cube.dtype}"
+            f"PDP expects {wanted} (height, width, channels) {precision.name.lower()} elements, "
+            f"but SDP passes {passed} elements of {cube.dtype}"
         )
     operation.dma.write_cube(target, _pool_in_tiles(operation, cube, (columns, rows)))
     outputs = target.surfaces * rows.size_out * columns.size_out

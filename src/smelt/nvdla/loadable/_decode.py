@@ -35,7 +35,7 @@ from smelt.nvdla.loadable._emulator_descriptors import (
     read_emu_operation,
 )
 from smelt.nvdla.loadable._model import Address, Interface, Memory, Task, Version
-from smelt.types import Limit
+from smelt.types import Limit, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -192,8 +192,8 @@ class AddressContents:
         entry = self.addresses.get(task.address_list[index])
         if entry is None:
             raise ModelFormatError(
-                f"task {task.id}: address {index} refers to entry {task.address_list[index]} of "
-                "the address list, which does not exist"
+                f"task {task.id}: address {index} refers to entry {task.address_list[index]}, "
+                "which is not in the address list"
             )
         memory = self.memories.get(entry.mem_id)
         if memory is None:
@@ -203,7 +203,7 @@ class AddressContents:
         available = memory.size - entry.offset
         if available < 0 or entry.size > available:
             raise ModelFormatError(
-                f"address {entry.id} stands for {entry.size} bytes at offset {entry.offset} of "
+                f"address {entry.id} covers {entry.size} bytes at offset {entry.offset} of "
                 f"memory {memory.id}, which has {memory.size} bytes"
             )
         return memory, entry.offset, entry.size or available
@@ -336,7 +336,7 @@ def _check_graph(view: DlaTaskView) -> None:
         if edge.target >= count:
             raise ModelFormatError(
                 f"task {view.task.id}: operation {edge.source} refers to operation "
-                f"{edge.target}, but the task has {count}, numbered from 0"
+                f"{edge.target}, but the task has {counted(count, 'operation')}, numbered from 0"
             )
     for kind, head in zip(OperationType, view.network.op_head, strict=True):
         if head >= count:
@@ -352,7 +352,9 @@ def _read_luts(
     if not network.num_luts or network.lut_data_index < 0:
         return ()
     size = LutParameters.size_bytes()
-    data = contents.read(task, network.lut_data_index, size * network.num_luts, "the lookup tables")
+    data = contents.read(
+        task, network.lut_data_index, size * network.num_luts, "the list of lookup tables"
+    )
     return tuple(LutParameters.from_bytes(data, size * i) for i in range(network.num_luts))
 
 
@@ -363,10 +365,10 @@ def _read_rois(
     if not network.num_rois or network.roi_array_index < 0 or network.dynamic_roi:
         return ()
     head, size = RoiArray.size_bytes(), Roi.size_bytes()
-    data = contents.read(task, network.roi_array_index, head, "the regions of interest")
+    data = contents.read(task, network.roi_array_index, head, "the list of regions of interest")
     count = min(RoiArray.from_bytes(data).array_length, network.num_rois, _MAX_ROIS)
     data = contents.read(
-        task, network.roi_array_index, head + size * count, "the regions of interest"
+        task, network.roi_array_index, head + size * count, "the list of regions of interest"
     )
     return tuple(Roi.from_bytes(data, head + size * i) for i in range(count))
 

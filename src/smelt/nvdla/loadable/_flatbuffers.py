@@ -113,7 +113,8 @@ class TableReader:
             self._claim(at, width, where)
         elif offset + width > size:
             raise ModelFormatError(
-                f"{where} lies outside its table: it has {width} bytes at byte {offset} of {size}"
+                f"{where} lies outside its table: it has {width} bytes at byte {offset}, but the "
+                f"table has {size}"
             )
         kind = slot.kind
         if not isinstance(kind, str):

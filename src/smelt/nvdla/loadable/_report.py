@@ -103,7 +103,7 @@ def _operation_lines(view: OperationView) -> Iterator[str]:
         + (" (fused parent)" if edge.is_fused else "")
         for edge in view.edges()
     ]
-    events = ", ".join(followers) or "nothing waits for it"
+    events = ", ".join(followers) or "no operation waits for this one"
     yield f"  {view.index:3} {view.type.name:5} {waits}; {events}"
     for name, cube in cubes_of(view):
         yield f"        {name:11} {_format_cube(cube)}"

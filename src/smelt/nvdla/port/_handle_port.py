@@ -146,7 +146,7 @@ class HandlePort(ABC, Generic[D, M]):
                 offset lies outside its memory; otherwise the code that the device reports.
         """
         device = self._device(session_handle, device_handle)
-        tasks = require_list(tasks, "the tasks of a submission", NvError.BAD_PARAMETER.error)
+        tasks = require_list(tasks, "the task list of a submission", NvError.BAD_PARAMETER.error)
         for task in tasks:
             _check_types(task)
         with device.lock:
@@ -162,8 +162,8 @@ class HandlePort(ABC, Generic[D, M]):
                     size = device.memory[address.handle].data.nbytes
                     if not 0 <= address.offset < max(size, 1):
                         raise NvError.INVALID_ADDRESS.error(
-                            f"task {task.task_id}: address {index} is at byte {address.offset} of "
-                            f"memory of {size} bytes"
+                            f"task {task.task_id}: address {index} is at byte {address.offset}, "
+                            f"outside its memory of {size} bytes"
                         )
             memory = {handle: device.memory[handle].memory for handle in handles}
             self._run(device.key, tasks, memory)
@@ -196,8 +196,8 @@ class HandlePort(ABC, Generic[D, M]):
                 `alloc_mem`, or the memory was freed before.
         """
         device = self._device(session_handle, device_handle)
-        handle = require_int(mem_handle, "the handle of memory", NvError.BAD_PARAMETER.error)
-        size = require_int(size, "the size of memory", NvError.BAD_PARAMETER.error)
+        handle = require_int(mem_handle, "the memory handle", NvError.BAD_PARAMETER.error)
+        size = require_int(size, "the memory size", NvError.BAD_PARAMETER.error)
         with device.lock:
             allocation = device.memory.get(handle)
             if allocation is None:
@@ -206,8 +206,9 @@ class HandlePort(ABC, Generic[D, M]):
                 )
             if allocation.data is not data or size != data.nbytes:
                 raise NvError.BAD_PARAMETER.error(
-                    f"memory {mem_handle} has {allocation.data.nbytes} bytes at another address: "
-                    "pass the array that alloc_mem returned, and its size"
+                    f"the array or the size does not match memory {mem_handle} of "
+                    f"{allocation.data.nbytes} bytes: pass the array that alloc_mem returned, and "
+                    "its size"
                 )
             self._free(device.key, allocation.memory)
             del device.memory[handle]

@@ -82,7 +82,8 @@ def write_tensor(
     expected = (tensor.dims.c, tensor.dims.h, tensor.dims.w)
     if array.shape != expected:
         raise NvError.BAD_PARAMETER.error(
-            f"tensor {tensor.name!r} has shape {expected} (CxHxW), but the array has {array.shape}"
+            f"tensor {tensor.name!r} has shape {list(expected)} (CxHxW), but the array has shape "
+            f"{list(array.shape)}"
         )
     if array.dtype.kind not in "biuf":
         raise NvError.BAD_PARAMETER.error(
@@ -102,8 +103,8 @@ def _convert(tensor: NvDlaTensor, array: NDArray[np.generic]) -> NDArray[np.gene
         is_integer = array.dtype.kind in "biu"
         if not is_integer or array.min() < limits.min or array.max() > limits.max:
             raise NvError.BAD_VALUE.error(
-                f"tensor {tensor.name!r} holds {dtype.name}; an array of {array.dtype} from "
-                f"{array.min()} to {array.max()} must be quantised first"
+                f"tensor {tensor.name!r} holds {dtype.name}; an array of {array.dtype} with values "
+                f"from {array.min()} to {array.max()} must be quantised first"
             )
     return np.ascontiguousarray(array, dtype)
 

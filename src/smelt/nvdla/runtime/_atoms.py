@@ -59,6 +59,7 @@ class AtomLayout:
         )
         if offset.size and int(offset.max()) >= size_bytes:
             raise NvError.INVALID_ADDRESS.error(
-                f"{what} accesses byte {int(offset.max())} of memory of {size_bytes} bytes"
+                f"{what} accesses byte {int(offset.max())}, outside its memory of {size_bytes} "
+                "bytes"
             )
         return offset

@@ -103,8 +103,8 @@ class DlaImage:
         expected = width * height * channel * kind.value.element_bytes
         if len(elements) != expected:
             raise ModelFormatError(
-                f"an image of {channel}x{height}x{width} {kind.name} needs {expected} bytes after "
-                f"the header, but the file has {len(elements)}"
+                f"the header declares {channel}x{height}x{width} elements of format {kind.name}, "
+                f"which need {expected} bytes, but {len(elements)} bytes follow the header"
             )
         return cls(
             kind, width, height, channel, line_stride, surface_stride, size, elements, is_2018
@@ -119,8 +119,8 @@ class DlaImage:
         number = self.format.value.number_2018 if self.is_2018 else self.format.value.number_2019
         if number is None:
             raise NvError.NOT_SUPPORTED.error(
-                f"files with the format numbers of 2018 cannot hold the format {self.format.name}; "
-                "set is_2018=False"
+                f"the format {self.format.name} has no number in DIMG files of 2018; set "
+                "is_2018=False"
             )
         fields = (self.width, self.height, self.channel)
         strides = (self.line_stride, self.surface_stride, self.size)

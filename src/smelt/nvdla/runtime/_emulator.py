@@ -98,17 +98,17 @@ def _run(
     kind = _find_format(source, layout)
     if target.format != source.format:
         raise NvError.NOT_SUPPORTED.error(
-            f"an emulated operation reads format {source.format} and writes format "
-            f"{target.format}; they must be the same"
+            f"the operation reads format {source.format} and writes format {target.format}; the "
+            "formats must be equal"
         )
     if kind not in _ATOM_BYTES:
-        raise NvError.NOT_SUPPORTED.error(f"the emulator does not support {kind.name}")
+        raise NvError.NOT_SUPPORTED.error(f"the emulator does not support format {kind.name}")
     values = _load(source, kind, addresses)
     offsets = _byte_offsets(target, kind, addresses, "target")
     if offsets.shape[:3] != values.shape:
         raise NvError.INVALID_SIZE.error(
-            f"an emulated operation reads {values.shape} (CxHxW) and writes {offsets.shape[:3]}; "
-            "the extents must be equal"
+            f"the operation reads shape {list(values.shape)} (CxHxW) and writes shape "
+            f"{list(offsets.shape[:3])}; the shapes must be equal"
         )
     with np.errstate(all="ignore"):
         if isinstance(operation, EmuPowerOperation):
@@ -139,7 +139,7 @@ def _byte_offsets(
         element_bytes,
         buffer.address_index_offset,
     )
-    return layout.byte_offsets(memory.nbytes, f"the {what} of an emulated operation")
+    return layout.byte_offsets(memory.nbytes, f"the {what}")
 
 
 def _load(buffer: EmuBuffer, kind: EmuFormat, addresses: Sequence[Bytes]) -> Floats:

@@ -266,7 +266,7 @@ class Runtime(Closeable):
         self._devices[instance].free(pinned)
 
     def _find_memory(self, h_mem: int) -> tuple[int, PinnedMemory]:
-        handle = require_int(h_mem, "the handle of memory", NvError.BAD_PARAMETER.error)
+        handle = require_int(h_mem, "the memory handle", NvError.BAD_PARAMETER.error)
         allocation = self._system_memory.get(handle)
         if allocation is None:
             raise _unknown_memory(handle)

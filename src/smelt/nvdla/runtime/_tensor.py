@@ -92,7 +92,7 @@ def check_change(old: NvDlaTensor, new: NvDlaTensor) -> None:
             )
     if len(new.stride) != NUM_STRIDES:
         raise NvError.BAD_PARAMETER.error(
-            f"tensor {old.name!r}: the description has {len(new.stride)} strides, expected "
+            f"tensor {old.name!r}: the description has {len(new.stride)} strides; it must have "
             f"{NUM_STRIDES}"
         )
     for stride in new.stride:

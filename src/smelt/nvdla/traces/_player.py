@@ -282,7 +282,7 @@ class _Player:
         register = self.machine.register_map.by_address.get(command.address)
         name = register.full_name if register else f"{command.address:#x}"
         raise _MismatchError(
-            f"register {name} with mask {command.mask:#x} is {value:#x},"
+            f"register {name} with mask {command.mask:#x} is {value:#x};"
             f" expected {command.comparison} {command.expected:#x}"
         )
 

@@ -139,7 +139,7 @@ def check_images(node: Node, dimensions: tuple[int, ...] = (1, 2)) -> None:
     if not isinstance(channels, int):
         raise NodeRefusedError(f"the number of channels, {channels}, is not known at build time")
     if channels == 0:
-        raise NodeRefusedError("there are no channels")
+        raise NodeRefusedError("the result has 0 channels")
 
 
 class PixelFamily(Family[CpuTarget], ABC):

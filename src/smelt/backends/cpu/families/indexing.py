@@ -251,7 +251,7 @@ def _launch(node: Node, views: tuple[View, View, View, View], batch: int) -> Lau
     else:
         rank, length = len(indices.shape) - 1, indices.shape[-1]
         if not isinstance(length, int):
-            raise InternalError(f"{node}: index vectors of length {length} are not supported")
+            raise InternalError(f"{node}: the index vectors have the symbolic length {length}")
         outer = [*pointed.strides[:batch], *[0] * (rank - batch)]
         items = list(
             zip(indices.shape[:-1], indices.strides[:-1], flat.strides[:rank], outer, strict=True)

@@ -49,7 +49,7 @@ class ShapeValuesFamily(Family["CpuTarget"]):
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         (view,) = operands.outputs
         if node.output.dims is None:
-            raise InternalError(f"the elements of {node.output.name} are not known as dimensions")
+            raise InternalError(f"the elements of {node.output.name} have no symbolic expressions")
         scalars = LaunchScalars()
         spec = kernel_spec(
             self.name,

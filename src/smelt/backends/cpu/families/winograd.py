@@ -135,7 +135,7 @@ class WinogradFamily(Family[CpuTarget]):
         if s2d_block > 1 and elements > lanes:
             raise NodeRefusedError(
                 f"a row of a space-to-depth block has {elements} elements, which do not fit into "
-                f"a vector of {lanes}"
+                f"a vector of {lanes} elements"
             )
         for size in _choices(node):
             for tile in register_tiles(target)[:_TILES]:

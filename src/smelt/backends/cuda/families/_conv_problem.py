@@ -90,7 +90,7 @@ class ConvProblem(ImageProblem, ProductProblem):
             return reason
         if reason := super().unsupported_reason():
             return reason
-        return "there are no filters" if self.filter_shape[0] == 0 else None
+        return "the convolution has no filters" if self.filter_shape[0] == 0 else None
 
     def _why_no_sum(self, second: Conv) -> str | None:
         """Return why no kernel adds the second convolution, or None."""
@@ -168,7 +168,7 @@ def required_conv(node: Node) -> ConvProblem:
     """Return the description of a convolution or a sum. Raises InternalError for any other op."""
     problem = conv_problem_of(node)
     if problem is None:
-        raise InternalError(f"{node} is not a convolution or a sum of two")
+        raise InternalError(f"{node} is neither a convolution nor a sum of two convolutions")
     return problem
 
 

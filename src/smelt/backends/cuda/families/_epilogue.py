@@ -60,7 +60,9 @@ def plan_epilogue(node: Node, layout: Layout, first_extra: int = 0) -> Epilogue:
         kinds = [DType.FLOAT32] * len(stage.arguments)
         refuse_if(unsupported_op_reason(stage.op, kinds))
         if any(0 <= a < count for a in stage.arguments):
-            raise NodeRefusedError(f"{stage.op.name} of the epilogue reads an input of {root.name}")
+            raise NodeRefusedError(
+                f"the epilogue op {stage.op.name} reads an input of {root.name} directly"
+            )
         arguments = tuple(positions[a] if a >= 0 else a for a in stage.arguments)
         stages.append((op_as_json(stage.op), arguments, tuple(k.value for k in kinds)))
     return Epilogue(tuple(stages), tuple(formats))

@@ -38,7 +38,7 @@ def weights_of(node: Node, index: int = 1) -> Constant:
     """Return the constant input of a node that has tactics only if the input is constant."""
     weights = required_input(node, index).constant
     if weights is None:
-        raise InternalError(f"{node} has tactics, but its weights are not constant")
+        raise InternalError(f"the weights of {node} are not constant, but its tactics require that")
     return weights
 
 

@@ -63,7 +63,7 @@ class StemProblem(ConvProblem):
         if root.group > 1:
             return "grouped convolution is not supported"
         if depth % 8 == 0 or depth > _WIDTHS[-1]:
-            return f"convolutions of {depth} input channels are handled by the conv family"
+            return f"convolutions with {depth} input channels are handled by the conv family"
         if root.dilations[-1] > 1:
             return "the window is dilated along its rows"
         if required_input(self.node, 0).tensor.shape[0] == 0:

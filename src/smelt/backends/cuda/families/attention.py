@@ -252,7 +252,7 @@ def _unsupported_reason(node: Node, op: Attention) -> str | None:
                 "supported"
             )
     keys = op.split(required_input(node, 1).tensor.shape)[2]
-    return "there are no keys" if keys == 0 else None
+    return "the number of keys is 0" if keys == 0 else None
 
 
 def _options(node: Node, op: Attention, target: CudaTarget) -> list[tuple[Parameters, float]]:

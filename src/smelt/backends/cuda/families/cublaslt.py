@@ -104,7 +104,7 @@ def _match_conv(root: Conv, x: Value, y: Value) -> LibraryOperation:
     refuse_if(variable_weights_reason(y))
     if {*root.kernel_shape, *root.strides, root.group} != {1} or any(root.pads):
         raise NodeRefusedError(
-            "the convolution is not 1x1 and ungrouped with stride 1 and no padding"
+            "the convolution is not pointwise (1x1, ungrouped, stride 1, no padding)"
         )
     filters, depth = fixed_shape(y.tensor.shape)[:2]
     rows = math.prod(fixed_shape(x.tensor.shape)) // depth
@@ -135,7 +135,7 @@ def _match_matmul(x: Value, y: Value) -> LibraryOperation:
         count = math.prod(batch)
     else:
         raise NodeRefusedError(
-            "the batch axes of the operands differ, or the second operand is constant"
+            "the batch axes of the operands differ, or the second operand is a batched constant"
         )
     return _product(count, (rows, second[-1], depth), (False, y.constant is not None))
 

@@ -114,7 +114,7 @@ def _unsupported_pair_reason(first: Node, second: Node) -> str | None:
     conv, then = root_of(first)[0], root_of(second)[0]
     conv = conv.first if isinstance(conv, ConvSum) else conv
     if not isinstance(conv, Conv) or not isinstance(then, Conv):
-        return "the two ops are not both convolutions"
+        return "at least one of the two ops is not a convolution"
     if conv.group > 1 or then.group > 1:
         return "grouped convolution is not supported"
     if set(then.kernel_shape) != {1} or any(then.pads) or set(then.strides) != {1}:

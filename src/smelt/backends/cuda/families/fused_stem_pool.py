@@ -131,7 +131,7 @@ def _unsupported_reason(pair_nodes: PairNodes, target: CudaTarget) -> str | None
     if target.uses_half2:
         return "the images are packed as half2 pairs, which are not supported"
     if pair_nodes.returns_intermediate:
-        return "the result of the stem has other readers"
+        return "the result of the stem convolution has other readers than the pooling"
     if _stages(first) not in {(), (Stage(Relu(), (-1,)),)}:
         return "the epilogue of the stem has more than a bias and a ReLU"
     extents = (*required_input(first, 0).tensor.shape[2:], *first.output.tensor.shape[2:])

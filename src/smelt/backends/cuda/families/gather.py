@@ -101,7 +101,7 @@ class GatherFamily(CudaFamily):
         epilogue = plan_epilogue(node, Layout.LINEAR)
         if epilogue.stages and data.dtype not in FLOATS:
             raise NodeRefusedError(
-                f"an epilogue is computed in float32, which cannot hold {data.dtype.value}"
+                f"an epilogue is computed in float32; {data.dtype.value} data is not supported"
             )
         data_format, index_format = (TensorFormat(k.dtype, Layout.LINEAR) for k in (data, indices))
         result_bytes = count_of(node.output) * data.dtype.size_bytes

@@ -141,7 +141,7 @@ def _unsupported_reason(node: Node, target: CudaTarget) -> str | None:
     root, count = root_of(node)
     out = node.outputs[0].tensor
     if target.narrow_dtype.size_bytes != DType.FLOAT16.size_bytes or out.dtype not in FLOATS:
-        return "half2 packing needs a 16-bit type"
+        return "half2 packing needs a 16-bit floating-point type"
     if out.rank < _MIN_RANK or out.shape[0] == 1:
         return "half2 packing needs a batch of at least two images"
     if isinstance(root, Concat | Split) and root.axis % out.rank != 1:

@@ -102,7 +102,7 @@ class ResampleFamily(CudaFamily):
             raise NodeRefusedError(f"interpolation of {kind.dtype.value} is not supported")
         if prod(table.taps for table in tables) > _MAX_TAPS:
             raise NodeRefusedError(
-                f"more than {_MAX_TAPS} input elements contribute to one output element"
+                f"more than {_MAX_TAPS} input elements per output element are not supported"
             )
         absent = (None,) * (len(node.inputs) - 1)
         for layout in layouts_of(kind.rank):

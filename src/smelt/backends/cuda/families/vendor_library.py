@@ -221,16 +221,14 @@ class LibraryFamily(CudaFamily, Generic[CallT, LibraryT]):
         for number, stage in enumerate(stages, 1):
             others = [argument for argument in stage.arguments if argument != -number]
             if operation.activation or len(others) + 1 != len(stage.arguments):
-                raise NodeRefusedError(
-                    f"{stage.op.name} of the epilogue exceeds what the library can fuse"
-                )
+                raise NodeRefusedError(f"the library cannot fuse the epilogue op {stage.op.name}")
             if isinstance(stage.op, Add) and others and others[0] >= count:
                 operation = _with_addend(node, operation, others[0])
             elif name := self.activation(stage.op):
                 operation = replace(operation, activation=name)
             else:
                 raise NodeRefusedError(
-                    f"{stage.op.name} of the epilogue is not an activation of the library"
+                    f"the library has no fused activation for the epilogue op {stage.op.name}"
                 )
         return operation
 
@@ -261,7 +259,8 @@ def _with_addend(node: Node, operation: LibraryOperation, position: int) -> Libr
     if value.constant is None and operation.addend is None and shape == result_shape:
         return replace(operation, addend=position)
     raise NodeRefusedError(
-        f"{value.name!r} ({value.tensor}) is neither a bias nor a tensor of the result's shape"
+        f"the library cannot add {value.name!r} ({value.tensor}); it adds at most one constant "
+        "bias and one non-constant tensor of the result's shape"
     )
 
 
@@ -306,4 +305,4 @@ def _check_alignment(view: View, layout: Layout) -> None:
     rows = zip(view.shape, view.strides, contiguous_strides(kind, order), strict=True)
     is_contiguous = all(extent == 1 or stride == contiguous for extent, stride, contiguous in rows)
     if not is_contiguous or not isinstance(view.offset, int) or view.offset % ALIGNED_BYTES:
-        raise InternalError(f"an operand of a library call is not contiguous: {view}")
+        raise InternalError(f"an operand of a library call is not contiguous and aligned: {view}")
