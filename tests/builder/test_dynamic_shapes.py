@@ -272,7 +272,7 @@ def test_a_count_that_can_never_be_as_an_op_needs_it_is_refused_with_the_op() ->
         engine = smelt.build(graph, shapes={"x": shapes}, tune="none")
         agree(graph, engine, x=np.ones(2, np.float32))
     agree(graph, smelt.build(graph, shapes={"x": (6,)}, tune="none"), x=np.ones(6, np.float32))
-    with pytest.raises(ShapeError, match=r"'six': elements .*: 0 \(k\) must equal 6"):
+    with pytest.raises(ShapeError, match=r"'six': the element counts .*: 0 \(k\) must equal 6"):
         smelt.build(graph, shapes={"x": (0,)}, tune="none")
 
 

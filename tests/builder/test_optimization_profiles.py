@@ -93,7 +93,7 @@ def test_inputs_that_share_a_symbol_must_agree() -> None:
         ({"x": [(1, 3, 8, 8), (1, 3, 8)]}, BuildError, "differ in rank"),
         ({"x": ((1, 3, 8, 8), (1, 3, 9, 9))}, BuildError, "smallest, best, largest"),
         ({"x": ((1, 3, 9, 9), (1, 3, 8, 8), (1, 3, 9, 9))}, BuildError, "smallest <= best"),
-        (None, UnboundSymbolError, "no value for h, n, w"),
+        (None, UnboundSymbolError, "without a value: h, n, w"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused_with_what_is_wrong(

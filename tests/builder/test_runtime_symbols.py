@@ -89,7 +89,7 @@ def test_a_count_beyond_the_memory_is_refused_before_the_first_trip(
         assert len(context.run(feeds(100))["negated"]) == 100
         monkeypatch.setattr(ops.Identity, "reference", _fail)
         for trips in (101, 1 << 20):
-            with pytest.raises(ShapeError, match=f"loop.*count is {trips}.*at most 100.*{LIMIT}"):
+            with pytest.raises(ShapeError, match=f"loop.*count is {trips}.*maximum 100.*{LIMIT}"):
                 context.run(feeds(trips))
         with pytest.raises(ShapeError, match="MAX_LOOP_TRIPS"):
             context.run(feeds(1 << 62))
@@ -109,7 +109,7 @@ def test_more_memory_is_room_for_more() -> None:
 def test_a_condition_that_comes_too_late_is_refused_at_its_trip() -> None:
     with build(counting_loop(ends=True), 16 * 100) as engine:
         assert len(engine.run(feeds(1 << 62, 99))["negated"]) == 100
-        with pytest.raises(ShapeError, match=f"count is 101.*at most 100.*{LIMIT}"):
+        with pytest.raises(ShapeError, match=f"count is 101.*maximum 100.*{LIMIT}"):
             engine.run(feeds(1 << 62, 1 << 61))
 
 
@@ -127,7 +127,7 @@ def test_more_elements_than_a_network_declares_are_refused_at_the_step_that_find
         for count in (5, 4, 9, 4):
             inputs = {"x": np.array([1] * count + [0] * (9 - count), np.float32)}
             if count > 4:
-                with pytest.raises(ShapeError, match=f"found.*count is {count}.*at most 4"):
+                with pytest.raises(ShapeError, match=f"found.*count is {count}.*maximum 4"):
                     context.run(inputs)
                 continue
             assert np.array_equal(context.run(inputs)["negated"], [[0, -1, -2, -3]])
@@ -187,7 +187,7 @@ def test_an_array_given_to_execute_bounds_the_count_as_well() -> None:
         for trips in (20, 3):
             context.execute(1, [*feeds(trips).values(), out])
             assert np.array_equal(out[:trips], -np.arange(trips))
-        with pytest.raises(ShapeError, match=r"count is 21.*at most 20.*execute"):
+        with pytest.raises(ShapeError, match=r"count is 21.*maximum 20.*execute"):
             context.execute(1, [*feeds(21).values(), out])
         with pytest.raises(BindingError, match="negated"):
             context.execute(1, [*feeds(3).values(), out.reshape(4, 5)])

@@ -213,6 +213,22 @@ def test_a_table_is_not_replaced_by_a_refit() -> None:
     assert all(w.recipe is None for w in loaded.header.weights if "indices" in w.name)
 
 
+def test_elements_by_which_plans_decide_are_not_replaced_by_a_refit() -> None:
+    """The axis of the sum is part of the code; the addition reads it as a weight, too."""
+    graph = Graph("decided")
+    axis = graph.add_constant(np.array([1]), "axis")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (2, 3)))
+    numbers = graph.add_input("numbers", TensorType(DType.INT64, (4,)))
+    graph.outputs += [graph.add(ops.ReduceSum(), x, axis, name="sum").output]
+    graph.outputs += [graph.add(ops.Add(), numbers, axis, name="add").output]
+    engine = build(graph)
+    weights = tuple(
+        replace(w, recipe=("recipe", (("source", "evil"),))) for w in engine.header.weights
+    )
+    loaded = smelt.load(unsigned(engine, weights=weights))
+    assert [(w.name, w.recipe) for w in loaded.header.weights] == [("axis", None)]
+
+
 def test_indices_that_are_not_those_of_the_program_are_checked_by_kernels() -> None:
     """A refit may have replaced them."""
     engine = picked_engine()

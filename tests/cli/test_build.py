@@ -195,7 +195,7 @@ def test_a_shape_without_a_name_is_refused_where_there_are_several_inputs(
     path = save_model(two_inputs_model(), tmp_path / "two.onnx")
     answer = smelt("build", path, "--shape", "2x6")
     assert answer.code == 1
-    assert "the inputs are a, b" in answer.err
+    assert "NAME is one of a, b" in answer.err
 
 
 def test_an_open_extent_is_an_error_that_names_it_and_the_option(

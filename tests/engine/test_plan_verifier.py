@@ -80,7 +80,7 @@ def test_a_sound_engine_is_accepted() -> None:
             replace(view(0, BATCH, COLUMNS), shape=(1,) * 65, strides=(1,) * 65),
             "MAX_VIEW_AXES is 64",
         ),
-        (view(9, BATCH, COLUMNS), "no buffer 9"),
+        (view(9, BATCH, COLUMNS), "buffer 9, which does not exist"),
         (view(0, BATCH + 1, COLUMNS), "of buffer 0"),
         (view(0, BATCH - 3, COLUMNS), "the extents"),
         (view(0, SymbolicDim.symbol("n"), COLUMNS), "needs a value for the symbol 'n'"),

@@ -299,7 +299,7 @@ def test_inputs_with_their_batch_stay_below_two_to_the_thirtieth() -> None:
 @pytest.mark.parametrize("dims", [(), (4,), (9, 8), (1, 4, 9, 8)])
 def test_inputs_have_three_dims(dims: tuple[int, ...]) -> None:
     network = gie.InferNetwork()
-    with pytest.raises(ShapeError, match=r"dims \(C, H, W\) is"):
+    with pytest.raises(ShapeError, match=r"shape \(C, H, W\) of the input is"):
         network.add_input("data", gie.DataType.FLOAT, dims)
 
 

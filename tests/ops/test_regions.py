@@ -143,7 +143,7 @@ def test_a_loop_that_a_condition_ends_is_refused_at_the_trip_that_is_too_many(
         return (x,)
 
     monkeypatch.setattr(ops.Identity, "reference", listen)
-    with pytest.raises(ShapeError, match=r"loop_count is 4; .*at most 3.*max_workspace"):
+    with pytest.raises(ShapeError, match=r"loop_count is 4, .*maximum 3.*max_workspace"):
         op.reference_within(most, trips, None, np.asarray(1 << 40))
     assert begun == [0, 1, 2]
 

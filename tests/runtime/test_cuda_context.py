@@ -207,7 +207,7 @@ def test_sizes_that_a_run_decides_trim_the_outputs(stub: StubDriver, where: str)
             y.synchronize()
             memory: Any = (ctypes.c_int64 * wanted.size).from_address(y.allocation.address)
             np.testing.assert_array_equal(np.array(memory).reshape(y.shape), wanted)
-        with pytest.raises(ShapeError, match=r"count is 24.*at most 20"):
+        with pytest.raises(ShapeError, match=r"count is 24.*maximum 20"):
             context.run({"x": np.ones((6, 4), np.float32)})
 
 

@@ -278,13 +278,15 @@ class RegeneratedEngine:
             actual = (weight.offset, weight.dtype, weight.shape)
             if actual != (offset, constant.type.dtype, shape):
                 raise _mismatch_error("weights")
-            is_table = not any(source in model_constants for source in constant.sources())
+            sources = list(constant.sources())
+            is_table = not any(source in model_constants for source in sources)
             if is_table or (constant.is_fixed and _is_stored(constant.array.size)):
                 expected = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8)
                 if not np.array_equal(data[offset : offset + expected.size], expected):
                     raise _mismatch_error("tables")
-            # A refit must not replace a table.
-            yield replace(weight, recipe=None) if is_table else weight
+            # A refit must replace neither a table nor elements by which the plans decide.
+            is_fixed = is_table or any(source.is_fixed for source in sources)
+            yield replace(weight, recipe=None) if is_fixed else weight
 
 
 def _mismatch_error(what: str) -> EngineFormatError:
