@@ -451,16 +451,15 @@ def _fitting_dims(
 ) -> tuple[Dim, ...] | None:
     """Return the known elements if the dtype of the result can represent them, otherwise None.
 
-    A shape computed from elements that wrap around would be wrong. In types narrower than int64,
-    elements that overflow become unknown; if symbols decide it, a guard assumes that they fit.
-    Raises ShapeError when an element overflows int64.
+    A shape computed from elements that wrap around would be wrong, so elements that overflow become
+    unknown. If symbols decide whether they fit into a type narrower than int64, a guard assumes it.
+    Raises ShapeError when a symbolic element overflows int64.
     """
     first = types[0] if types else None
     if dims is None or not isinstance(first, TensorType) or not first.dtype.is_integer:
         return dims
     if first.dtype is DType.INT64:
-        _check_int64(dims)
-        return dims
+        return dims if _fit_int64(dims) else None
     with collect_guards():
         is_held = _assume_fits_dtype(dims, first.dtype)
     return dims if is_held and _assume_fits_dtype(dims, first.dtype) else None
@@ -482,11 +481,16 @@ def _assume_fits_dtype(dims: Sequence[Dim], dtype: DType) -> bool:
     return all(assume_at_least(high, dim, what) and assume_at_least(dim, low, what) for dim in dims)
 
 
-def _check_int64(dims: Sequence[Dim]) -> None:
+def _fit_int64(dims: Sequence[Dim]) -> bool:
+    """Return whether int64 can represent the elements; one that wraps is not known as a dimension.
+
+    Raises ShapeError when an element depends on a symbol by a factor that int64 cannot represent:
+    the error says more than that of the op that needs the element.
+    """
     for dim in dims:
         factors = [dim] if isinstance(dim, int) else [factor for _, factor in dim.terms]
-        for factor in factors:
-            if not -(1 << 63) <= factor < 1 << 63:
-                raise ShapeError(
-                    f"an element of the result is {dim}, which does not fit into int64"
-                )
+        if not all(-(1 << 63) <= factor < 1 << 63 for factor in factors):
+            if isinstance(dim, int):
+                return False
+            raise ShapeError(f"an element of the result is {dim}, which does not fit into int64")
+    return True
