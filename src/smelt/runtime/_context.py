@@ -10,6 +10,7 @@ from numpy import ndarray
 
 from smelt.errors import BindingError, ContextError
 from smelt.runtime._array_interop import check_apart, start_addresses
+from smelt.runtime._plan_executor import NamedRun
 from smelt.runtime._plan_selection import (
     call_for_arrays,
     call_from_values,
@@ -158,7 +159,7 @@ class ExecutionContext(Closeable):
         staged_call = self._staged_calls.get(shapes)
         if staged_call is None:
             staged_call = self._staged_call_for_shapes(shapes)
-        return self._executor.run(staged_call, arrays, inputs, requested)
+        return self._executor.run(NamedRun(staged_call, arrays, inputs, requested))
 
     def _resolve_output_names(self, names: object) -> list[IndexedBinding]:
         """Return the outputs with the given names. Raises BindingError: a name is unknown."""

@@ -45,7 +45,7 @@ from smelt.runtime._streams import native_event, native_stream
 from smelt.types import evaluate_dim, override
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from smelt.runtime._cuda_code import CudaCode
     from smelt.runtime._engine import Engine
     from smelt.runtime._index_errors import ErrorWords
-    from smelt.runtime._plan_executor import IndexedBinding
+    from smelt.runtime._plan_executor import NamedRun
     from smelt.runtime._segments import InputsConsumed
     from smelt.runtime._staging import StagedCall
 
@@ -141,27 +141,14 @@ class CudaExecutor(PlanExecutor):
     # ---- by name
 
     @override
-    def run(
-        self,
-        staged_call: StagedCall,
-        arrays: list[Any],
-        inputs: Mapping[str, Any],
-        requested: Sequence[IndexedBinding],
-    ) -> dict[str, Any]:
+    def run(self, run: NamedRun) -> dict[str, Any]:
         with self.device.selected():
             for index, binding, _ in self.indexed_bindings:
-                if binding.is_input and isinstance(arrays[index], GpuArrayView):
-                    name = binding.name
-                    return self._compute_on_gpu(staged_call, arrays, inputs[name], requested)
-            return self._compute_to_host(staged_call, arrays, inputs, requested)
+                if binding.is_input and isinstance(run.arrays[index], GpuArrayView):
+                    return self._compute_on_gpu(run, run.inputs[binding.name])
+            return self._compute_to_host(run)
 
-    def _compute_on_gpu(
-        self,
-        staged_call: StagedCall,
-        arrays: list[Any],
-        like: Any,
-        requested: Sequence[IndexedBinding],
-    ) -> dict[str, Any]:
+    def _compute_on_gpu(self, run: NamedRun, like: Any) -> dict[str, Any]:
         """Run with results on the GPU, on the current stream of the inputs' library.
 
         The run is not waited for, unless launches may report indices out of range.
@@ -169,16 +156,16 @@ class CudaExecutor(PlanExecutor):
         allocator = OutputAllocator(like, self.device)
         handle = allocator.current_stream()
         stream = self._stream if handle is None else self._foreign_stream(handle)
-        call, results = staged_call.call, dict[int, Any]()
+        call, arrays, results = run.staged_call.call, run.arrays, dict[int, Any]()
 
         def make(index: int, binding: Binding, shape: Sequence[int]) -> int:
             results[index], address = allocator.empty(binding, shape)
             return address
 
-        for index, binding, _ in requested:
+        for index, binding, _ in run.requested:
             empty = partial(make, index, binding)
             arrays[index] = empty if call.data_dependent_symbols else empty(call.shapes[index])
-        values = self._enqueue_run(staged_call, arrays, stream, None, allocator.framework)
+        values = self._enqueue_run(run.staged_call, arrays, stream, None, allocator.framework)
         # Memory of arrays of the same library is released in the order of its stream.
         own = allocator.framework
         self._finish_queued(
@@ -197,27 +184,21 @@ class CudaExecutor(PlanExecutor):
             binding.name: allocator.finish(
                 results[index], [evaluate_dim(dim, values) for dim in call.extents[index]], stream
             )
-            for index, binding, _ in requested
+            for index, binding, _ in run.requested
         }
 
-    def _compute_to_host(
-        self,
-        staged_call: StagedCall,
-        arrays: list[Any],
-        inputs: Mapping[str, Any],
-        requested: Sequence[IndexedBinding],
-    ) -> dict[str, Any]:
+    def _compute_to_host(self, run: NamedRun) -> dict[str, Any]:
         """Run with results on the host."""
-        shapes, extents = staged_call.call.shapes, staged_call.call.extents
-        for index, _, dtype in requested:
-            arrays[index] = np.empty(shapes[index], dtype)
-        values = self._enqueue_run(staged_call, arrays, self._stream, None)
+        call, arrays = run.staged_call.call, run.arrays
+        for index, _, dtype in run.requested:
+            arrays[index] = np.empty(call.shapes[index], dtype)
+        values = self._enqueue_run(run.staged_call, arrays, self._stream, None)
         self._finish(arrays)
         results: dict[str, NDArray[Any]] = {
-            binding.name: trimmed(extents[index], arrays[index], values)
-            for index, binding, _ in requested
+            binding.name: trimmed(call.extents[index], arrays[index], values)
+            for index, binding, _ in run.requested
         }
-        return self.exported(results, inputs, requested)
+        return run.exported(results)
 
     # ---- by index
 

@@ -26,7 +26,7 @@ from smelt.runtime._streams import Event, Stream, native_event, native_stream
 from smelt.types import override, require_int
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smelt.runtime._engine import Engine
     from smelt.runtime._index_errors import ErrorWords
     from smelt.runtime._loaded_code import LoadedCode
-    from smelt.runtime._plan_executor import IndexedBinding
+    from smelt.runtime._plan_executor import NamedRun
     from smelt.runtime._segments import SegmentFactory
     from smelt.runtime._staging import StagedCall, Staging
 
@@ -70,13 +70,8 @@ class HostExecutor(PlanExecutor):
         self._memories.errors = resources.errors_address
 
     @override
-    def run(
-        self,
-        staged_call: StagedCall,
-        arrays: list[Any],
-        inputs: Mapping[str, Any],
-        requested: Sequence[IndexedBinding],
-    ) -> dict[str, Any]:
+    def run(self, run: NamedRun) -> dict[str, Any]:
+        staged_call, arrays = run.staged_call, run.arrays
         call = staged_call.call
         for index, staged in staged_call.outputs:
             if staged is None:
@@ -84,14 +79,14 @@ class HostExecutor(PlanExecutor):
                 arrays[index] = self._resources.new_array(call.shapes[index], dtype)
         values = self._perform(staged_call, arrays, None)
         results: dict[str, Any] = {}
-        for index, binding, _ in requested:
+        for index, binding, _ in run.requested:
             staged = staged_call.staged_arrays[index]
             results[binding.name] = arrays[index] if staged is None else staged.copy()
         if values is not call.values:
-            for index, binding, _ in requested:
+            for index, binding, _ in run.requested:
                 result = results[binding.name]
                 results[binding.name] = trimmed(call.extents[index], result, values)
-        return self.exported(results, inputs, requested)
+        return run.exported(results)
 
     @override
     def execute(self, staged_call: StagedCall, arrays: list[Any]) -> None:

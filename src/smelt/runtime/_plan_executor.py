@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy import ndarray
@@ -42,6 +43,26 @@ class Profiler(Protocol):
     def report_layer_time(self, name: str, milliseconds: float, /) -> None:
         """Receive the time of one layer of the optimised network."""
         ...
+
+
+@dataclass(slots=True)
+class NamedRun:
+    """A run by name."""
+
+    staged_call: StagedCall
+    arrays: list[Any]
+    """Array of each binding; None for an output. The run sets those of the outputs."""
+    inputs: Mapping[str, Any]
+    """Arrays that the application passed, by name."""
+    requested: Sequence[IndexedBinding]
+    """Outputs to return."""
+
+    def exported(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Return results as arrays of the first library among the inputs that is not numpy."""
+        for value in self.inputs.values():
+            if type(value) is not ndarray and (export := exporter_for(value)) is not None:
+                return {b.name: export(results[b.name], b.dtype) for _, b, _ in self.requested}
+        return results
 
 
 class PlanExecutor(ABC):
@@ -149,27 +170,8 @@ class PlanExecutor(ABC):
             failure.check()
 
     @abstractmethod
-    def run(
-        self,
-        staged_call: StagedCall,
-        arrays: list[Any],
-        inputs: Mapping[str, Any],
-        requested: Sequence[IndexedBinding],
-    ) -> dict[str, Any]:
-        """Run on arrays by binding index; return new arrays of the requested outputs by name.
-
-        ``inputs`` are the arrays that the application passed.
-        """
-
-    @staticmethod
-    def exported(
-        results: dict[str, Any], inputs: Mapping[str, Any], requested: Sequence[IndexedBinding]
-    ) -> dict[str, Any]:
-        """Return results as arrays of the first library among the inputs that is not numpy."""
-        for value in inputs.values():
-            if type(value) is not ndarray and (export := exporter_for(value)) is not None:
-                return {b.name: export(results[b.name], b.dtype) for _, b, _ in requested}
-        return results
+    def run(self, run: NamedRun) -> dict[str, Any]:
+        """Run on arrays by binding index; return new arrays of the requested outputs by name."""
 
     @abstractmethod
     def execute(self, staged_call: StagedCall, arrays: list[Any]) -> None:
