@@ -71,7 +71,6 @@ def bench(
     seconds: float | None,
     warmup: int,
     inputs: tuple[str, ...],
-    output_names: tuple[str, ...],
     profile: bool,
     as_json: bool,
     build_arguments: BuildArguments,
@@ -87,7 +86,6 @@ def bench(
       smelt bench model.engine --threads 1 --batch 4 --iterations 200 --json
       smelt bench model.onnx --shape input=1x3x224x224 --profile
     """
-    del output_names
     if (
         is_model(engine_path)
         and batch is not None

@@ -57,7 +57,6 @@ def build(
     model: str,
     destination: str,
     build_arguments: BuildArguments,
-    output_names: tuple[str, ...],
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -83,7 +82,6 @@ def build(
       smelt build model.onnx --device cuda:sm_90 --precision float16
       smelt build model.onnx --device cuda:sm_90 --retunable
     """
-    del output_names  # part of the build's arguments
     make_engine(
         Path(destination),
         partial(build_engine, model, build_arguments),

@@ -89,7 +89,6 @@ def compare(
     against: str,
     inputs: tuple[str, ...],
     inputs_file: str | None,
-    output_names: tuple[str, ...],
     as_json: bool,
     build_arguments: BuildArguments,
     **how: Any,
@@ -112,7 +111,6 @@ def compare(
     from smelt.cli._progress import ProgressLine
     from smelt.compare import check_oracle
 
-    del output_names
     check_options(build_arguments)
     check_oracle(against, model, build_arguments.weights, compares_parts=how["reduce"] is not None)
     with ProgressLine(quiet=as_json) as progress:

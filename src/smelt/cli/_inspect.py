@@ -73,7 +73,6 @@ def inspect(
     engine_path: str,
     html: str | None,
     svg: str | None,
-    output_names: tuple[str, ...],
     as_json: bool,
     everything: bool,
     profile_path: str | None,
@@ -100,7 +99,6 @@ def inspect(
     from smelt.engine import write_atomically
     from smelt.inspect import SECTIONS, report_to_html, report_to_json, report_to_text
 
-    del output_names
     check_suffix(".svg", "a picture in SVG", svg)
     engine = _open(engine_path, build_arguments, quiet=as_json)
     sources = sections["source"] or (html is not None and _has_short_sources(engine))

@@ -183,8 +183,7 @@ def build_options(function: F) -> F:
         explicit = frozenset(
             name for name in names if source(name) is click.core.ParameterSource.COMMANDLINE
         )
-        shared_options = {"output_names"}  # also an argument of the command itself
-        build_values = {n: values[n] if n in shared_options else values.pop(n) for n in names}
+        build_values = {name: values.pop(name) for name in names}
         return function(build_arguments=BuildArguments(**build_values, explicit=explicit), **values)
 
     wrapped: Any = collect

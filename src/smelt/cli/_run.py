@@ -131,7 +131,6 @@ def run(
     inputs: tuple[str, ...],
     top: int,
     labels: str | None,
-    output_names: tuple[str, ...],
     save: str | None,
     save_inputs: str | None,
     threads: int | None,
@@ -163,7 +162,7 @@ def run(
     engine = open_engine(
         engine_path, build_arguments, quiet=as_json, shared_options=frozenset({"output_names"})
     )
-    selected = _selected_outputs(engine, output_names)
+    selected = _selected_outputs(engine, build_arguments.output_names)
     arrays, target = _arrays(engine, image, inputs, prepared)
     with engine.create_context(threads=threads) as context:
         start = time.perf_counter()
