@@ -13,7 +13,7 @@ from smelt.builder import build, devices_to_run
 from smelt.compare._delta_debugging import reduce_graph
 from smelt.compare._error_metrics import TOLERANCES, ErrorTolerances, OutputError
 from smelt.compare._inputs import fix_shapes, input_sets, inputs_of, shapes_of_inputs
-from smelt.compare._layers import LayerDifference, find_first_difference, layer_errors
+from smelt.compare._layers import LayerComparer, LayerDifference
 from smelt.compare._onnx_export import model_from_graph
 from smelt.compare._oracle import (
     EXTERNAL_ORACLES,
@@ -284,13 +284,11 @@ class _PartComparer:
         first: LayerDifference | None = None
         if layers:
             oracle = make_oracle(self.against, fixed, message)
-            part_oracle = partial(make_part_oracle, self.against)
-            errors = layer_errors(fixed, inputs, oracle, self.tolerances, self.run, part_oracle)
+            comparer = LayerComparer(fixed, inputs, oracle, self.tolerances, self.run)
+            errors = comparer.errors(partial(make_part_oracle, self.against))
             rows = tuple((" + ".join(node.layers) or node.name, error) for node, error in errors)
             if not (comparison.passed and all(error.passed for _, error in errors)):
-                first = find_first_difference(
-                    fixed, inputs, oracle, self.tolerances, self.run, errors
-                )
+                first = comparer.find_first_difference(errors)
         reduction = None
         if reduce is not None and (first is not None or not comparison.passed):
             reduction = self.reduce(fixed, inputs, require_path(reduce, "the smallest part"))

@@ -60,49 +60,84 @@ def compared_values(graph: Graph) -> list[tuple[Node, Value]]:
     ]
 
 
-def layer_errors(
-    graph: Graph,
-    inputs: Mapping[str, Array],
-    oracle: Oracle,
-    tolerances: ErrorTolerances,
-    run: Run,
-    make_oracle: MakePartOracle,
-) -> list[tuple[Node, OutputError]]:
-    """Return the error of each intermediate result, in an engine that has them all as outputs.
+@dataclass(frozen=True, slots=True)
+class LayerComparer:
+    """Compares the layers of a network with an oracle."""
 
-    An error of one quantisation step can grow to many steps within a few layers, even if all of
-    them are right. A layer that depends on quantised tensors is therefore compared with the
-    reference of this single layer on the inputs that the engine computed. Steps are then allowed
-    only for layers that round to steps themselves.
+    graph: Graph
+    """The network."""
+    inputs: Mapping[str, Array]
+    """Its inputs."""
+    oracle: Oracle
+    """The oracle for the network."""
+    tolerances: ErrorTolerances
+    """Allowed errors."""
+    run: Run
+    """Runs an engine."""
 
-    Args:
-        graph: the network.
-        inputs: its inputs.
-        oracle: the oracle for the network.
-        tolerances: allowed errors.
-        run: runs an engine.
-        make_oracle: returns the oracle for a single layer.
-    """
-    exact = replace(tolerances, quantized={})
-    compared = compared_values(graph)
-    names = [value.name for _, value in compared]
-    actual = run(with_outputs(graph, names), inputs)
-    expected = oracle.values(inputs, [name for name in names if name not in tolerances.quantized])
-    known = {value: np.asarray(inputs[value.name]) for value in graph.inputs}
-    known |= {value: actual[value.name] for _, value in compared}
-    for node, value in compared:
-        if value.name in tolerances.quantized:
-            expected |= _reference_of_node(graph, node, known, make_oracle)
-    return [
-        (
-            node,
-            (tolerances if isinstance(node.op, _ROUNDING) else exact).error(
-                value.name, actual[value.name], expected[value.name]
-            ),
-        )
-        for node, value in compared
-        if value.name in expected
-    ]
+    def errors(self, make_oracle: MakePartOracle) -> list[tuple[Node, OutputError]]:
+        """Return the error of each intermediate result, in an engine that has them all as outputs.
+
+        An error of one quantisation step can grow to many steps within a few layers, even if all of
+        them are right. A layer that depends on quantised tensors is therefore compared with the
+        reference of this single layer on the inputs that the engine computed. Steps are then
+        allowed only for layers that round to steps themselves.
+
+        Args:
+            make_oracle: returns the oracle for a single layer.
+        """
+        tolerances, exact = self.tolerances, replace(self.tolerances, quantized={})
+        compared = compared_values(self.graph)
+        names = [value.name for _, value in compared]
+        actual = self.run(with_outputs(self.graph, names), self.inputs)
+        unquantized = [name for name in names if name not in tolerances.quantized]
+        expected = self.oracle.values(self.inputs, unquantized)
+        known = {value: np.asarray(self.inputs[value.name]) for value in self.graph.inputs}
+        known |= {value: actual[value.name] for _, value in compared}
+        for node, value in compared:
+            if value.name in tolerances.quantized:
+                expected |= _reference_of_node(self.graph, node, known, make_oracle)
+        return [
+            (
+                node,
+                (tolerances if isinstance(node.op, _ROUNDING) else exact).error(
+                    value.name, actual[value.name], expected[value.name]
+                ),
+            )
+            for node, value in compared
+            if value.name in expected
+        ]
+
+    def find_first_difference(
+        self, errors: Sequence[tuple[Node, OutputError]]
+    ) -> LayerDifference | None:
+        """Return the first layer that differs, or None.
+
+        An engine with all intermediate results as outputs fuses fewer layers. If all of its results
+        are right although the network's are not, engines with a single intermediate result as
+        output are tried, from a wrong output towards the inputs. Tensors that depend on quantised
+        ones are not used in this search, because they may be right and still differ by many steps.
+
+        Args:
+            errors: the result of `errors`.
+        """
+        tolerances = self.tolerances
+        for node, error in errors:
+            if not error.passed:
+                return _difference(node, error, fused_only=False)
+        producers = {e.name: node for node, e in errors if e.name not in tolerances.quantized}
+        expected = self.oracle.values(self.inputs, list(producers))
+
+        def error_at(name: str) -> OutputError:
+            actual = self.run(with_outputs(self.graph, [name]), self.inputs)[name]
+            return tolerances.error(name, actual, expected[name])
+
+        first: OutputError | None = None
+        suspects = [value.name for value in self.graph.outputs if value.name in producers]
+        while (wrong := _first_wrong(suspects, error_at)) is not None:
+            first = wrong
+            suspects = _ancestors(producers[first.name], producers)
+        return None if first is None else _difference(producers[first.name], first, fused_only=True)
 
 
 def _reference_of_node(
@@ -124,47 +159,6 @@ def _reference_of_node(
         return make_oracle(part).values(arrays, names)
     except UnsupportedError:
         return {}
-
-
-def find_first_difference(
-    graph: Graph,
-    inputs: Mapping[str, Array],
-    oracle: Oracle,
-    tolerances: ErrorTolerances,
-    run: Run,
-    errors: Sequence[tuple[Node, OutputError]],
-) -> LayerDifference | None:
-    """Return the first layer that differs, or None.
-
-    An engine with all intermediate results as outputs fuses fewer layers. If all of its results are
-    right although the network's are not, engines with a single intermediate result as output are
-    tried, from a wrong output towards the inputs. Tensors that depend on quantised ones are not
-    used in this search, because they may be right and still differ by many steps.
-
-    Args:
-        graph: the network.
-        inputs: its inputs.
-        oracle: the oracle for the network.
-        tolerances: allowed errors.
-        run: runs an engine.
-        errors: the result of `layer_errors`.
-    """
-    for node, error in errors:
-        if not error.passed:
-            return _difference(node, error, fused_only=False)
-    producers = {e.name: node for node, e in errors if e.name not in tolerances.quantized}
-    expected = oracle.values(inputs, list(producers))
-
-    def error_at(name: str) -> OutputError:
-        actual = run(with_outputs(graph, [name]), inputs)[name]
-        return tolerances.error(name, actual, expected[name])
-
-    first: OutputError | None = None
-    suspects = [value.name for value in graph.outputs if value.name in producers]
-    while (wrong := _first_wrong(suspects, error_at)) is not None:
-        first = wrong
-        suspects = _ancestors(producers[first.name], producers)
-    return None if first is None else _difference(producers[first.name], first, fused_only=True)
 
 
 def _first_wrong(
