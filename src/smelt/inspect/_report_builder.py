@@ -55,7 +55,7 @@ from smelt.types import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from smelt.engine import EngineHeader, LayerInfo, Plan, Step, Weight
+    from smelt.engine import EngineHeader, Plan, Step, Weight
     from smelt.inspect._report import ReportT
 
 
@@ -191,7 +191,7 @@ def _plans(
             roofline_model = RooflineModel({**plan.largest, **profile.sizes}, peaks, profile)
             profile = None  # a run uses the first plan that fits
         known: Mapping[str, object] = record[number] if number < len(record) else {}
-        yield _plan(header, number, known, ranges[number], roofline_model)
+        yield _PlanReporter(header, number, known, ranges[number], roofline_model).report()
 
 
 def _weight(weight: Weight) -> WeightReport:
@@ -293,54 +293,113 @@ def _has_own_memory(header: EngineHeader) -> bool:
     return kind is not None and kind.has_own_memory
 
 
-def _plan(
-    header: EngineHeader,
-    number: int,
-    record: Mapping[str, object],
-    layers: range,
-    roofline_model: RooflineModel,
-) -> PlanReport:
-    """Return the report on one plan.
+@dataclass(frozen=True, slots=True)
+class _PlanReporter:
+    """Reports on one plan."""
 
-    Args:
-        header: header of the engine.
-        number: index of the plan.
-        record: its entry in the build report, which is not validated.
-        layers: indices of its layers.
-        roofline_model: sizes, peak rates and times for the layers' work.
-    """
-    plan = header.plans[number]
-    kinds = [is_host for is_host, _ in groupby(isinstance(s, HostStep) for s in plan.steps)]
-    host_steps = [step for step in plan.steps if isinstance(step, HostStep)]
-    references = tuple(_op_name(step) for step in host_steps if isinstance(step, HostCall))
-    memory = tuple(reported_lifetimes(record)) or tuple(lifetimes_of_plan(plan))
-    layer_reports = tuple(_layers(header, layers, plan.steps, record, roofline_model))
-    bound = record.get("lower_bound_bytes")
-    return PlanReport(
-        symbols=plan.symbols,
-        steps=len(plan.steps),
-        segments=len(kinds),
-        native_segments=kinds.count(False),
-        host_segments=kinds.count(True),
-        reference_steps=len(references),
-        reference_ops=references,
-        host_copy_bytes=sum(_copied_bytes(step, plan) for step in host_steps)
-        if _has_own_memory(header)
-        else 0,
-        arena_bytes=plan.arena_bytes,
-        arena_lower_bound_bytes=bound if isinstance(bound, int) else max_live_bytes(memory),
-        scratch_bytes=plan.scratch_bytes,
-        layers=layer_reports,
-        passes=tuple(_passes(record)),
-        storage=_texts(record.get("storage")),
-        memory=memory,
-        source_nodes=tuple(
-            (_text(n.get("name")), _text(n.get("op"))) for n in _records(record.get("source"))
-        ),
-        nodes=tuple(map(_node, _records(record.get("nodes")))),
-        counted_at=tuple((name, roofline_model.sizes[name]) for name in plan.largest),
-        work=total_work([layer.work for layer in layer_reports if layer.work is not None]),
-    )
+    header: EngineHeader
+    """Header of the engine."""
+    number: int
+    """Index of the plan."""
+    record: Mapping[str, object]
+    """Its entry in the build report, which is not validated."""
+    layers: range
+    """Indices of its layers."""
+    roofline_model: RooflineModel
+    """Sizes, peak rates and times for the layers' work."""
+
+    def report(self) -> PlanReport:
+        """Return the report on the plan."""
+        plan = self.header.plans[self.number]
+        kinds = [is_host for is_host, _ in groupby(isinstance(s, HostStep) for s in plan.steps)]
+        host_steps = [step for step in plan.steps if isinstance(step, HostStep)]
+        references = tuple(_op_name(step) for step in host_steps if isinstance(step, HostCall))
+        memory = tuple(reported_lifetimes(self.record)) or tuple(lifetimes_of_plan(plan))
+        layer_reports = tuple(self._layers(plan.steps))
+        bound = self.record.get("lower_bound_bytes")
+        return PlanReport(
+            symbols=plan.symbols,
+            steps=len(plan.steps),
+            segments=len(kinds),
+            native_segments=kinds.count(False),
+            host_segments=kinds.count(True),
+            reference_steps=len(references),
+            reference_ops=references,
+            host_copy_bytes=sum(_copied_bytes(step, plan) for step in host_steps)
+            if _has_own_memory(self.header)
+            else 0,
+            arena_bytes=plan.arena_bytes,
+            arena_lower_bound_bytes=bound if isinstance(bound, int) else max_live_bytes(memory),
+            scratch_bytes=plan.scratch_bytes,
+            layers=layer_reports,
+            passes=tuple(_passes(self.record)),
+            storage=_texts(self.record.get("storage")),
+            memory=memory,
+            source_nodes=tuple(
+                (_text(n.get("name")), _text(n.get("op")))
+                for n in _records(self.record.get("source"))
+            ),
+            nodes=tuple(map(_node, _records(self.record.get("nodes")))),
+            counted_at=tuple((name, self.roofline_model.sizes[name]) for name in plan.largest),
+            work=total_work([layer.work for layer in layer_reports if layer.work is not None]),
+        )
+
+    def _layers(self, steps: Sequence[Step]) -> Iterator[LayerReport]:
+        """Yield the report on each layer of the plan."""
+        own: dict[int, list[Step]] = {index: [] for index in self.layers}
+        for step in steps:
+            own.setdefault(step.layer, []).append(step)
+        nodes = {
+            _text(node.get("name")): node for node in reversed(_records(self.record.get("nodes")))
+        }
+        nodes.pop("", None)  # layers that the planner added have no node
+        for index in self.layers:
+            node = _text(dict(self.header.layers[index].details).get("node"))
+            yield self._layer(index, own[index], nodes.get(node, {}))
+
+    def _layer(self, index: int, own: Sequence[Step], known: Mapping[str, object]) -> LayerReport:
+        """Return the report on one layer.
+
+        Args:
+            index: index of the layer.
+            own: its steps.
+            known: the node's entry in the build report, which is not validated.
+        """
+        info = self.header.layers[index]
+        details = dict(info.details)
+        node = _text(details.get("node"))
+        chosen = _formats((known.get("input_formats"), known.get("output_formats")))
+        return LayerReport(
+            index=index,
+            name=info.name,
+            kind=info.kind,
+            op=_text(known.get("op")) or info.kind,
+            tactic=info.tactic,
+            node=node,
+            inputs=_texts(details.get("inputs")),
+            outputs=_texts(details.get("outputs")),
+            input_formats=tuple(
+                format_ if isinstance(format_, str) else None
+                for format_ in items_of(known.get("input_formats"))
+            ),
+            output_formats=_texts(known.get("output_formats")),
+            steps=len(own),
+            is_reference=any(isinstance(step, HostCall) for step in own),
+            candidates=tuple(
+                _candidates(
+                    _field(self.record, "candidates", node),
+                    [
+                        _formats(items_of(pair))
+                        for pair in items_of(_field(self.record, "formats", node))
+                    ],
+                    _field(self.record, "in_network", node),
+                    (info.tactic, chosen),
+                )
+            ),
+            refusals=_texts(_field(self.record, "refusals", node)),
+            launches=self.roofline_model.launches(own),
+            work=self.roofline_model.work(info.name, known.get("flop") if node else "0", own),
+        )
 
 
 def _op_name(step: HostCall) -> str:
@@ -362,76 +421,6 @@ def _copied_bytes(step: HostStep, plan: Plan) -> int:
                 extents = [evaluate_dim(extent, plan.largest) for extent in view.shape]
                 total += math.prod(extents) * view.dtype.size_bytes
     return total
-
-
-def _layers(
-    header: EngineHeader,
-    layers: range,
-    steps: Sequence[Step],
-    record: Mapping[str, object],
-    roofline_model: RooflineModel,
-) -> Iterator[LayerReport]:
-    """Yield the report on each layer of a plan."""
-    own: dict[int, list[Step]] = {index: [] for index in layers}
-    for step in steps:
-        own.setdefault(step.layer, []).append(step)
-    nodes = {_text(node.get("name")): node for node in reversed(_records(record.get("nodes")))}
-    nodes.pop("", None)  # layers that the planner added have no node
-    for index in layers:
-        info = header.layers[index]
-        node = _text(dict(info.details).get("node"))
-        yield _layer(index, info, own[index], record, nodes.get(node, {}), roofline_model)
-
-
-def _layer(
-    index: int,
-    info: LayerInfo,
-    own: Sequence[Step],
-    record: Mapping[str, object],
-    known: Mapping[str, object],
-    roofline_model: RooflineModel,
-) -> LayerReport:
-    """Return the report on one layer.
-
-    Args:
-        index: index of the layer.
-        info: its entry in the header.
-        own: its steps.
-        record: the plan's entry in the build report, which is not validated.
-        known: the node's entry in the build report, which is not validated.
-        roofline_model: sizes, peak rates and times for its work.
-    """
-    details = dict(info.details)
-    node = _text(details.get("node"))
-    chosen = _formats((known.get("input_formats"), known.get("output_formats")))
-    return LayerReport(
-        index=index,
-        name=info.name,
-        kind=info.kind,
-        op=_text(known.get("op")) or info.kind,
-        tactic=info.tactic,
-        node=node,
-        inputs=_texts(details.get("inputs")),
-        outputs=_texts(details.get("outputs")),
-        input_formats=tuple(
-            format_ if isinstance(format_, str) else None
-            for format_ in items_of(known.get("input_formats"))
-        ),
-        output_formats=_texts(known.get("output_formats")),
-        steps=len(own),
-        is_reference=any(isinstance(step, HostCall) for step in own),
-        candidates=tuple(
-            _candidates(
-                _field(record, "candidates", node),
-                [_formats(items_of(pair)) for pair in items_of(_field(record, "formats", node))],
-                _field(record, "in_network", node),
-                (info.tactic, chosen),
-            )
-        ),
-        refusals=_texts(_field(record, "refusals", node)),
-        launches=roofline_model.launches(own),
-        work=roofline_model.work(info.name, known.get("flop") if node else "0", own),
-    )
 
 
 def _candidates(
