@@ -17,6 +17,7 @@ from smelt.builder._build_report import describe_plan
 from smelt.builder._embedded_network import embed_network
 from smelt.builder._options import BuildOptions
 from smelt.builder._plan_recipe import PlanRecipe, plan_recipes_json
+from smelt.builder._tactic_selection import PlanBuildState
 from smelt.devices.cpu import abi
 from smelt.devices.cuda import CudaKernel
 from smelt.engine import (
@@ -157,7 +158,10 @@ def _report(graph: Graph, tactics: dict[Node, Tactic], made: BuiltPlan) -> str:
     times = {n.name: [(str(tactics[n]), 1e-5), ("reference()", 2e-3)] for n in graph.nodes}
     choice = TacticChoice(tactics, times)
     refusals = {n.name: ["gemm: no product"] for n in graph.nodes}
-    return json.dumps([describe_plan(graph, graph, passes, choice, refusals, made)])
+    plan = PlanBuildState(
+        {}, {}, {}, graph, passes, choice=choice, assembled=made, refusals=refusals
+    )
+    return json.dumps([describe_plan(graph, plan)])
 
 
 WEIGHT_BYTES: Final = 1 << 16

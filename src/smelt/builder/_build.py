@@ -279,7 +279,7 @@ class _Build:
             weights=(),
             symbols=image.symbols,
             runtime_symbols=runtime.symbols,
-            report=json.dumps([_report(p, self.graph) for p in plans]),
+            report=json.dumps([describe_plan(self.graph, p) for p in plans]),
             program=plan_recipes_json(
                 [p.program for p in plans], self.weights, [v.name for v in self.graph.outputs]
             ),
@@ -521,10 +521,3 @@ def specialise(graph: Graph, values: Mapping[str, int]) -> None:
             raise guard.violation({})
     graph.guards = tuple(guard for guard in bound if guard.symbols)
     graph.infer()
-
-
-def _report(plan: PlanBuildState, source: Graph) -> dict[str, object]:
-    assert plan.assembled is not None  # noqa: S101
-    assert plan.choice is not None  # noqa: S101  (both are set by earlier stages)
-    built = plan.graph, plan.report, plan.choice, plan.refusals, plan.assembled
-    return {**describe_plan(source, *built), "workspace_bytes": plan.workspace_bytes}

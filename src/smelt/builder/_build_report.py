@@ -10,42 +10,33 @@ from smelt.ir import Operand
 from smelt.ops import Fused, FusedPair
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from smelt.backends import BuiltPlan, Tactic
+    from smelt.backends import Tactic
+    from smelt.builder._tactic_selection import PlanBuildState
     from smelt.ir import Graph, Node, Op
     from smelt.tuner import TacticChoice
 
 
-def describe_plan(
-    source: Graph,
-    graph: Graph,
-    passes: Mapping[str, object],
-    choice: TacticChoice,
-    refusals: Mapping[str, Sequence[str]],
-    assembled: BuiltPlan,
-) -> dict[str, object]:
-    """Return the build report of one plan as JSON-serialisable values.
+def describe_plan(source: Graph, plan: PlanBuildState) -> dict[str, object]:
+    """Return the build report of one plan, which is assembled, as JSON-serialisable values.
 
-    Args:
-        source: the network before optimisation.
-        graph: the optimised network.
-        passes: the report of the passes.
-        choice: the chosen tactics and their times.
-        refusals: for each node name, the families that cannot run the node, and why.
-        assembled: the plan.
+    ``source`` is the network before optimisation.
     """
+    choice, assembled = plan.choice, plan.assembled
+    assert choice is not None  # noqa: S101
+    assert assembled is not None  # noqa: S101  (both are set by earlier stages)
+    nodes = plan.graph.nodes
     return {
-        **passes,
+        **plan.report,
         "source": [{"name": n.name, "op": n.op.name} for n in source.nodes],
-        "nodes": [_describe_node(n, choice.tactics[n]) for n in graph.nodes],
+        "nodes": [_describe_node(n, choice.tactics[n]) for n in nodes],
         "candidates": choice.times,
-        "formats": {n.name: detail for n in graph.nodes if (detail := _formats(n, choice))},
+        "formats": {n.name: detail for n in nodes if (detail := _formats(n, choice))},
         "in_network": choice.in_network_times,
-        "refusals": {name: list(reasons) for name, reasons in refusals.items() if reasons},
+        "refusals": {name: list(reasons) for name, reasons in plan.refusals.items() if reasons},
         "storage": assembled.notes,
         "lower_bound_bytes": assembled.lower_bound_bytes,
         "memory": assembled.live_ranges,
+        "workspace_bytes": plan.workspace_bytes,
     }
 
 
