@@ -196,7 +196,7 @@ def picked(tactics: list[Tactic], family: str, kept: int) -> list[Tactic]:
     """A family's tactics and the most promising others; none if it has none."""
     own = [t for t in tactics if t.family == family]
     others = [t for t in tactics if t.family != family]
-    return [*own, *sorted(others, key=lambda t: t.cost_hint)[:kept]] if own else []
+    return [*own, *sorted(others, key=lambda t: t.estimated_seconds)[:kept]] if own else []
 
 
 @dataclass(slots=True)

@@ -42,7 +42,10 @@ REPEATS = TimingRepeats(7)
 def graph_of(path: Path, backend: CudaBackend) -> Graph:
     """The model, optimised."""
     graph = clone(smelt.network_from_onnx(str(path)).graph)
-    passes = pipeline(non_fusable_ops=backend.non_fusable_ops, composite_ops=backend.composite_ops)
+    passes = pipeline(
+        non_fusable_ops=backend.non_fusable_ops,
+        supported_composite_ops=backend.supported_composite_ops,
+    )
     run_passes(graph, passes, lambda _: None)
     return graph
 
@@ -69,8 +72,10 @@ def work_of(
             found[text] = (first, tactics, count + 1)
             continue
         every, _ = backend.candidates(node, target)
-        tactics = sorted((t for t in every if not is_not_timed(t)), key=lambda t: t.cost_hint)
-        if any(is_not_timed(t) and not t.runs_on_host for t in every):
+        tactics = sorted(
+            (t for t in every if not is_not_timed(t)), key=lambda t: t.estimated_seconds
+        )
+        if any(is_not_timed(t) and not t.is_host_step for t in every):
             continue
         if not tactics:
             print(f"  no kernel: {node}", flush=True)
@@ -143,7 +148,8 @@ def row_of(
     order = sorted(range(len(tactics)), key=lambda i: times[i])
     best = order[0]
     finite = [i for i in order if math.isfinite(times[i])]
-    hints = [tactics[i].cost_hint for i in finite]
+    estimates = [tactic.estimated_seconds for tactic in tactics]
+    hints = [estimates[i] for i in finite]
     real = [times[i] for i in finite]
     return {
         "node": node.name,
@@ -156,14 +162,14 @@ def row_of(
         "roofline_us": round(roofline(node) * 1e6, 2),
         "best": str(tactics[best]) if finite else None,
         "best_us": round(times[best] * 1e6, 2) if finite else None,
-        "hint_us": round(tactics[best].cost_hint * 1e6, 2),
-        "hint_rank": sorted(t.cost_hint for t in tactics).index(tactics[best].cost_hint),
-        "hinted_us": round(times[min(finite, key=lambda i: tactics[i].cost_hint)] * 1e6, 2)
+        "hint_us": round(estimates[best] * 1e6, 2),
+        "hint_rank": sorted(estimates).index(estimates[best]),
+        "hinted_us": round(times[min(finite, key=lambda i: estimates[i])] * 1e6, 2)
         if finite
         else None,
         "correlation": correlation(hints, real),
         "all": [
-            (str(tactics[i]), round(times[i] * 1e6, 2), round(tactics[i].cost_hint * 1e6, 2))
+            (str(tactics[i]), round(times[i] * 1e6, 2), round(estimates[i] * 1e6, 2))
             for i in finite
         ],
         "refused": [

@@ -163,7 +163,7 @@ def families_of(target: str, unit: str) -> Iterator[tuple[Op, frozenset[str], bo
 
 def _kernel_families(node: Node, mode: _Mode) -> set[str]:
     tactics = candidates_in(mode.storage, _backend(mode.target_name), node, mode.target)[0]
-    return {tactic.family for tactic in tactics if not tactic.runs_on_host}
+    return {tactic.family for tactic in tactics if not tactic.is_host_step}
 
 
 def _families_after_passes(graph: Graph, mode: _Mode) -> frozenset[str]:
@@ -171,7 +171,10 @@ def _families_after_passes(graph: Graph, mode: _Mode) -> frozenset[str]:
     backend = _backend(mode.target_name)
     run_passes(
         graph,
-        pipeline(non_fusable_ops=backend.non_fusable_ops, composite_ops=backend.composite_ops),
+        pipeline(
+            non_fusable_ops=backend.non_fusable_ops,
+            supported_composite_ops=backend.supported_composite_ops,
+        ),
     )
     found = [_kernel_families(node, mode) for node in graph.nodes]
     return frozenset[str]().union(*found) if all(found) else frozenset()
@@ -298,7 +301,8 @@ def _tactics(mode: _Mode, node: Node) -> list[Tactic]:
     if mode.storage is not DType.FLOAT32:
         # Else results, which nothing but a binding takes here, would stay float32.
         own = [
-            with_storage_dtype(mode.storage, node, tactic, narrows_outputs=True) for tactic in own
+            with_storage_dtype(mode.storage, node, tactic, narrows_all_outputs=True)
+            for tactic in own
         ]
     if mode.turns:
         own = [replace(tactic, reversed_tile_order=True) for tactic in own]

@@ -69,7 +69,7 @@ def lowered(backend: CudaBackend, node: Node, tactic: Tactic) -> list[Launch]:
         return views[-1]
 
     inputs: list[View | None] = []
-    for value, fmt in zip(node.inputs, tactic.inputs, strict=True):
+    for value, fmt in zip(node.inputs, tactic.input_formats, strict=True):
         known = value is not None and fmt is not None
         inputs.append(
             place(value.tensor.shape, fmt.dtype, fmt.layout.axis_order(value.tensor.rank))
@@ -78,7 +78,7 @@ def lowered(backend: CudaBackend, node: Node, tactic: Tactic) -> list[Launch]:
         )
     outputs = tuple(
         place(v.tensor.shape, f.dtype, f.layout.axis_order(v.tensor.rank))
-        for v, f in zip(node.outputs, tactic.outputs, strict=True)
+        for v, f in zip(node.outputs, tactic.output_formats, strict=True)
     )
     family = backend.family(tactic.family)
     packed = tuple(
@@ -109,10 +109,10 @@ def candidates_of(
     """The tactics of a node that are picked, their kernels being compiled."""
     found: list[Candidate] = []
     assign_precision([node], storage, supports_mixed_precision=True)
-    tactics = [t for t in backend.candidates(node, target)[0] if not t.runs_on_host]
+    tactics = [t for t in backend.candidates(node, target)[0] if not t.is_host_step]
     for tactic in pick(tactics):
         if storage is not DType.FLOAT32:
-            tactic = with_storage_dtype(storage, node, tactic, narrows_outputs=True)
+            tactic = with_storage_dtype(storage, node, tactic, narrows_all_outputs=True)
         steps = lowered(backend, node, tactic)
         records = [
             submit(compiled, s.kernel, backend.generate(s.kernel, target), target) for s in steps
@@ -287,7 +287,7 @@ class CandidateBench:
         self.results: dict[int, Any] = {}
         self.names: dict[int, str] = {}
         count = 0
-        for index, (value, fmt) in enumerate(zip(node.inputs, tactic.inputs, strict=True)):
+        for index, (value, fmt) in enumerate(zip(node.inputs, tactic.input_formats, strict=True)):
             if value is not None and fmt is not None:
                 self.places[count] = index
                 count += 1

@@ -33,6 +33,6 @@ def test_named_default_activations_have_the_kernels_of_unnamed_ones(
         ]
         node = graph.add(op, x, *weights, name="one")
         tactics, _ = tools.backend.candidates(node, tools.target)
-        found.append({str(tactic) for tactic in tactics if not tactic.runs_on_host})
+        found.append({str(tactic) for tactic in tactics if not tactic.is_host_step})
     assert found[0] == found[1]
     assert found[0]

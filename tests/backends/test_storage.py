@@ -335,10 +335,10 @@ def test_what_is_stored_in_another_layout_is_copied_once(layout: Layout, copies:
 
 def strided_where_possible(node: Node, tactics: Sequence[Tactic]) -> Tactic:
     """Windows for transposes, and products that read and write through them."""
-    real = [t for t in tactics if not t.runs_on_host]
+    real = [t for t in tactics if not t.is_host_step]
 
     def effort(tactic: Tactic) -> tuple[bool, int, int]:
-        forms = [f for f in (*tactic.inputs, *tactic.outputs) if f is not None]
+        forms = [f for f in (*tactic.input_formats, *tactic.output_formats) if f is not None]
         last = sum(f.layout is LAST for f in forms)
         strided = sum(f.layout is STRIDED for f in forms)
         joins = tactic.aliasing is Aliasing.CONCAT

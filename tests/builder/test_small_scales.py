@@ -101,7 +101,7 @@ def test_a_scale_goes_into_weights_that_keep_their_digits(
     scale: float, storage: DType, *, is_folded: bool
 ) -> None:
     graph = _scaled_product(scale)
-    report = run_passes(graph, pipeline(storage=storage))
+    report = run_passes(graph, pipeline(storage_dtype=storage))
     (node,) = graph.nodes
     assert isinstance(node.op, ops.Fused) is not is_folded
     assert any("would have a rounding error" in str(note) for note in report.notes) is not is_folded
@@ -123,13 +123,13 @@ class _Rejecting(CostModelTimer):
         if node.name != self.name:
             return times
         wrong = [
-            not tactic.runs_on_host
-            and (not self.narrow_alone or tactic.inputs[0] != node_format(tactic))
+            not tactic.is_host_step
+            and (not self.narrow_alone or tactic.input_formats[0] != node_format(tactic))
             for tactic in tactics
         ]
         times = [math.inf if bad else t for bad, t in zip(wrong, times, strict=True)]
         self.is_rejected = all(
-            t.runs_on_host for t, s in zip(tactics, times, strict=True) if s < math.inf
+            t.is_host_step for t, s in zip(tactics, times, strict=True) if s < math.inf
         )
         return times
 
@@ -141,7 +141,7 @@ class _Rejecting(CostModelTimer):
 
 def node_format(tactic: Tactic) -> object:
     """The first format of a tactic as float32."""
-    first = tactic.inputs[0]
+    first = tactic.input_formats[0]
     return None if first is None else type(first)(DType.FLOAT32, first.layout)
 
 

@@ -36,12 +36,12 @@ def test_every_tactic_is_right_at_the_sizes_of_networks(case: Case, name: str) -
     if not set(target.features) <= set(detect_host().features):
         pytest.skip(f"this processor does not run {name}")
     trials = list(trials_of_cases([case], backend, target))
-    assert not all(trial.tactic.runs_on_host for trial in trials)
+    assert not all(trial.tactic.is_host_step for trial in trials)
     runner = TrialRunner(trials, backend, target)
     wrong = [
         reason
         for number, trial in enumerate(trials)
-        if not trial.tactic.runs_on_host
+        if not trial.tactic.is_host_step
         for reason in failures(trial, runner, number)
     ]
     assert not wrong, "\n".join(wrong)

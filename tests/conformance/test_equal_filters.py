@@ -41,7 +41,7 @@ def test_equal_filters_give_equal_channels_by_every_tactic(kind: str, count: int
     case = Case(kind, op, (x, weights), tolerance=1e-4, constants=frozenset({1}))
     backend, target = single_job_backend(), host_target()
     every = trials_of_cases([case], backend, target)
-    trials = [t for t in every if not t.symbols and not t.tactic.runs_on_host]
+    trials = [t for t in every if not t.symbols and not t.tactic.is_host_step]
     runner = TrialRunner(trials, backend, target)
     for trial in trials:
         with runner.engine(trial).create_context(threads=1) as context:

@@ -52,7 +52,7 @@ def _ways(picking: Picking) -> Iterator[tuple[Family[CpuTarget], Node, Tactic, d
         node = make_node(picking.op, picking.arrays, frozenset(), symbols)
         values = {name: picking.arrays[i].shape[axis] for (i, axis), name in symbols.items()}
         for tactic in backend.candidates(node, host_target())[0]:
-            if not tactic.runs_on_host and tactic.aliasing is Aliasing.NONE:
+            if not tactic.is_host_step and tactic.aliasing is Aliasing.NONE:
                 yield backend.family(tactic.family), node, tactic, values
 
 

@@ -44,7 +44,7 @@ def test_plans_of_any_tactics_pass_the_verifier_and_are_made_again_alike(
 
     def seconds(_: CostModelTimer, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         del node
-        return [source.uniform(1e-3, 1e-2) + (10 if t.runs_on_host else 0) for t in tactics]
+        return [source.uniform(1e-3, 1e-2) + (10 if t.is_host_step else 0) for t in tactics]
 
     with (
         mock.patch.object(CostModelTimer, "seconds", seconds),

@@ -42,7 +42,7 @@ def test_an_engine_of_any_tactics_in_any_formats_computes_what_the_references_do
 
     def seconds(_: CostModelTimer, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         del node
-        return [source.uniform(1e-3, 1e-2) + (10 if t.runs_on_host else 0) for t in tactics]
+        return [source.uniform(1e-3, 1e-2) + (10 if t.is_host_step else 0) for t in tactics]
 
     with mock.patch.object(CostModelTimer, "seconds", seconds):
         _check(graph)

@@ -44,7 +44,7 @@ CALL = MatmulCall(
     transposed=(False, True),
     factors=DType.FLOAT32,
     result=DType.FLOAT32,
-    precision="ieee",
+    input_precision="ieee",
     alpha=0.5,
     adds=True,
     bias=True,
@@ -72,7 +72,7 @@ def _wanted(operands: CallOperands, call: MatmulCall) -> Array:
 
 def chosen(device: CudaDevice, call: MatmulCall, number: int = 0) -> MatmulCall:
     """The call with one of the algorithms that the library proposes."""
-    proposed = open_cublaslt(device).algorithms(call, count=4, most_workspace_bytes=1 << 20)
+    proposed = open_cublaslt(device).algorithms(call, count=4, max_workspace_bytes=1 << 20)
     algorithm, room = proposed[number]
     return replace(call, algorithm=algorithm, workspace_bytes=room)
 
@@ -143,7 +143,7 @@ def test_a_record_gives_the_call_back(device: CudaDevice, library: StubCublasLt)
     "change",
     [
         {"rows": 0}, {"depth": -1}, {"columns": 1 << 31}, {"matrices": 1.0}, {"factors": "int8"},
-        {"factors": "float128"}, {"precision": "fast"}, {"activation": "tanh"}, {"alpha": 1},
+        {"factors": "float128"}, {"input_precision": "fast"}, {"activation": "tanh"}, {"alpha": 1},
         {"version": "13"}, {"workspace_bytes": -1}, {"workspace_bytes": 1 << 50},
         {"algorithm": "xy"}, {"algorithm": "00" * 65}, {"transposed": [True]}, {"transposed": 1},
         {"bias": 1}, {"more": 1}, {"version": True},
@@ -183,7 +183,7 @@ def test_what_the_library_refuses_is_told_with_its_status(
     with CudaStream(device) as stream, pytest.raises(CublasError, match=r"INVALID_VALUE \(7\)"):
         rows.launch_all(stream)
     library.refuses_heuristics = True
-    assert open_cublaslt(device).algorithms(CALL, count=4, most_workspace_bytes=0) == []
+    assert open_cublaslt(device).algorithms(CALL, count=4, max_workspace_bytes=0) == []
 
 
 def test_an_algorithm_that_this_gpu_cannot_run_is_refused_when_it_is_loaded(
@@ -204,7 +204,7 @@ def test_an_algorithm_has_the_room_that_it_says_it_needs_when_it_is_checked(
     opened = open_cublaslt(device)
     library.hidden_bytes = 1024
     rooms = {
-        most: opened.algorithms(CALL, count=4, most_workspace_bytes=most) for most in (4096, 8192)
+        most: opened.algorithms(CALL, count=4, max_workspace_bytes=most) for most in (4096, 8192)
     }
     assert [[room for _, room in found] for found in rooms.values()] == [[0], [0, 5120]]
     assert KernelLoader(device).load(call_to_bytes(chosen(device, CALL, 1)))

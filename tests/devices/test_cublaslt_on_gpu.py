@@ -72,7 +72,7 @@ class _Product:
 def _calls() -> list[MatmulCall]:
     plain = MatmulCall(
         version=0, matrices=1, rows=96, columns=64, depth=256, transposed=(False, True),
-        factors=DType.FLOAT16, result=DType.FLOAT16, precision="ieee", alpha=1.0,
+        factors=DType.FLOAT16, result=DType.FLOAT16, input_precision="ieee", alpha=1.0,
         adds=False, bias=True, activation="relu",
     )  # fmt: skip
     return [
@@ -94,8 +94,8 @@ def test_every_algorithm_multiplies_rightly_and_alike_each_time(
     gpu: CudaDevice, library: CublasLt, number: int
 ) -> None:
     call = replace(_calls()[number], version=library.version)
-    proposed = library.algorithms(call, count=8, most_workspace_bytes=32 << 20)
-    proposed += library.algorithms(call, count=8, most_workspace_bytes=0)
+    proposed = library.algorithms(call, count=8, max_workspace_bytes=32 << 20)
+    proposed += library.algorithms(call, count=8, max_workspace_bytes=0)
     assert proposed
 
     def check() -> None:

@@ -77,7 +77,7 @@ def _first(array: Array) -> Array:
 
 _PLAIN = ConvolutionCall(
     version=0, images=(4, 64, 14, 14), filters=(96, 64, 3, 3), strides=(1, 1), dilations=(1, 1),
-    pads=(1, 1, 1, 1), factors=DType.FLOAT16, result=DType.FLOAT16, precision="ieee",
+    pads=(1, 1, 1, 1), factors=DType.FLOAT16, result=DType.FLOAT16, input_precision="ieee",
     adds=False, bias=True, relu=True,
 )  # fmt: skip
 _ONE_TAP: dict[str, Any] = {"filters": (96, 64, 1, 1), "pads": (0, 0, 0, 0)}
@@ -104,7 +104,7 @@ _CALLS = {
     ),
     "bfloat16": replace(_PLAIN, factors=DType.BFLOAT16, result=DType.BFLOAT16, adds=True),
     "float32": replace(_PLAIN, **_FLOAT32, adds=True),
-    "tf32": replace(_PLAIN, **_FLOAT32, precision="tf32", adds=True),
+    "tf32": replace(_PLAIN, **_FLOAT32, input_precision="tf32", adds=True),
     "odd channels": replace(_PLAIN, images=(1, 5, 9, 9), filters=(7, 5, 3, 3)),
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ def test_every_plan_convolves_rightly_and_alike_each_time(
     proposed = library.engines(call, count=_COUNT)
     assert proposed
     wanted = _Convolution(call).wanted()
-    bound = _TF32_ERROR if call.precision == "tf32" else None
+    bound = _TF32_ERROR if call.input_precision == "tf32" else None
 
     def check() -> None:
         for engine in proposed:

@@ -14,12 +14,15 @@ from tests.support.trials import graph_of
 
 def _is_left_to_the_host(op: type[Op], backend: CudaBackend) -> bool:
     """Whether a build leaves any of the op's cases as it is."""
-    passes = pipeline(non_fusable_ops=backend.non_fusable_ops, composite_ops=backend.composite_ops)
+    passes = pipeline(
+        non_fusable_ops=backend.non_fusable_ops,
+        supported_composite_ops=backend.supported_composite_ops,
+    )
     for graph in map(graph_of, op.cases()):
         run_passes(graph, passes)
         for node in graph.nodes:
             tactics, _ = backend.candidates(node, CudaTarget(90))
-            if node.op.name == op.name and all(tactic.runs_on_host for tactic in tactics):
+            if node.op.name == op.name and all(tactic.is_host_step for tactic in tactics):
                 return True
     return False
 

@@ -120,7 +120,7 @@ class _Written:
 def test_it_becomes_one_op_that_makes_the_same(way: _Way) -> None:
     written = _Written(way)
     made = clone(written.graph)
-    run_passes(made, pipeline(composite_ops=CpuBackend.composite_ops))
+    run_passes(made, pipeline(supported_composite_ops=CpuBackend.supported_composite_ops))
     assert [node.op.name for node in made.nodes].count("attention") == 1
     assert not {"softmax", "mat_mul"} & {node.op.name for node in made.nodes}
     _assert_alike(interpret(made, written.given), interpret(written.graph, written.given))

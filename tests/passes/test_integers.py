@@ -83,7 +83,7 @@ def test_the_passes_keep_every_sum(
 ) -> None:
     graph, given = _network(what, kinds, x_zero, w_zero)
     made = clone(graph)
-    run_passes(made, pipeline(composite_ops=["int8_products"] if kernels else []))
+    run_passes(made, pipeline(supported_composite_ops=["int8_products"] if kernels else []))
     np.testing.assert_array_equal(interpret(made, given)["y"], interpret(graph, given)["y"])
 
 
@@ -114,7 +114,7 @@ def test_short_sums_of_weights_that_vary_need_no_reference_either() -> None:
 
 
 def test_engines_for_processors_multiply_bytes() -> None:
-    assert "int8_products" in CpuBackend.composite_ops
+    assert "int8_products" in CpuBackend.supported_composite_ops
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint32, np.uint8])

@@ -298,7 +298,7 @@ def test_what_follows_picked_lines_is_computed_with_them_where_there_is_code(
         picked = graph.add(ops.Gather(), table, places, name=name)
         added = graph.add_constant(np.ones((3, 4), kind), f"{name}.added")
         graph.outputs += graph.add(ops.Add(), picked.output, added, name=f"{name}.sum").outputs
-    run_passes(graph, pipeline(composite_ops=composite_ops))
+    run_passes(graph, pipeline(supported_composite_ops=composite_ops))
     floats = [("floats", "floats.sum")] if composite_ops else [("floats",), ("floats.sum",)]
     others = [("counts",), ("counts.sum",), ("doubles",), ("doubles.sum",)]
     assert layers(graph) == [*floats, *others]
@@ -318,10 +318,10 @@ def test_ops_of_several_are_made_for_a_backend_that_has_code_for_them() -> None:
         ("attention", "conv_sum"),
         ("int8_products",),
     ):
-        names = {one.name for one in pipeline(composite_ops=wanted)}
+        names = {one.name for one in pipeline(supported_composite_ops=wanted)}
         assert names & set(made.values()) == {made[op] for op in wanted}
     assert [one.name for one in pipeline()] == [
-        one.name for one in pipeline(composite_ops=("fused_pair", "int8_products"))
+        one.name for one in pipeline(supported_composite_ops=("fused_pair", "int8_products"))
     ]
 
 

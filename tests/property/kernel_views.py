@@ -84,10 +84,10 @@ class Bench:
     def tactics(self, node: Node) -> list[Tactic]:
         """The tactics that launch kernels for a node."""
         every = candidates_in(self.storage, self.backend, node, self.target)[0]
-        found = [t for t in every if not t.runs_on_host and t.aliasing is Aliasing.NONE]
+        found = [t for t in every if not t.is_host_step and t.aliasing is Aliasing.NONE]
         if self.storage is DType.FLOAT32:
             return found
-        return [with_storage_dtype(self.storage, node, t, narrows_outputs=True) for t in found]
+        return [with_storage_dtype(self.storage, node, t, narrows_all_outputs=True) for t in found]
 
 
 def try_kernel(data: bytes, recipe: str, note: Note) -> Counter[str]:

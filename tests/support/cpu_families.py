@@ -213,7 +213,9 @@ def _lower(
     """The launches of a tactic on memory of its own, and the outputs' views."""
     halos = tactic.halos or ((),) * len(arrays)
     inputs: list[View | None] = []
-    for value, array, form, halo in zip(node.inputs, arrays, tactic.inputs, halos, strict=True):
+    for value, array, form, halo in zip(
+        node.inputs, arrays, tactic.input_formats, halos, strict=True
+    ):
         if form is None or array is None or value is None:
             inputs.append(None)
         else:
@@ -226,7 +228,7 @@ def _lower(
             )
             inputs.append(view)
     packed = tuple(memory.hold(c.array) for c in family.pack(node, tactic))
-    outputs = _outputs(memory, node, tactic.outputs, values, spare)
+    outputs = _outputs(memory, node, tactic.output_formats, values, spare)
     workspace = None
     if tactic.workspace_bytes != 0:
         workspace = memory.reserve(_known(tactic.workspace_bytes, values))

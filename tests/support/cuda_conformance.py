@@ -205,7 +205,7 @@ def trials_for(request: Request, backend: CudaBackend, target: CudaTarget) -> li
         every = narrow_trials(cases, backend, target, DType(request.storage))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        made = [trial for trial in every if not trial.tactic.runs_on_host]
+        made = [trial for trial in every if not trial.tactic.is_host_step]
     made = _spread(made, _FEW.get(request.storage, len(made)))
     return made[request.part :: request.parts]
 
@@ -225,7 +225,13 @@ def _spread(trials: Sequence[Trial], count: int) -> list[Trial]:
 def _numbers_of(trial: Trial) -> tuple[object, ...]:
     """What decides the types of all numbers, and how they lie."""
     tactic = trial.tactic
-    return (trial.case.name, tactic.family, tactic.inputs, tactic.outputs, trial.symbols)
+    return (
+        trial.case.name,
+        tactic.family,
+        tactic.input_formats,
+        tactic.output_formats,
+        trial.symbols,
+    )
 
 
 def _cases(name: str) -> Sequence[Case]:

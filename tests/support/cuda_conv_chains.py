@@ -30,5 +30,7 @@ def row_of(kinds: str, batch: int) -> tuple[Graph, dict[Node, Tactic]]:
         value = graph.add(op, *inputs, name=f"{kind}{number}").output
     graph.outputs.append(value)
     candidates = {node: backend.candidates(node, TARGET)[0] for node in graph.nodes}
-    least = {key: min(found, key=lambda t: t.cost_hint) for key, found in candidates.items()}
+    least = {
+        key: min(found, key=lambda t: t.estimated_seconds) for key, found in candidates.items()
+    }
     return graph, least

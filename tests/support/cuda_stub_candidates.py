@@ -206,4 +206,6 @@ def node_of(dtype: DType) -> Node:
 
 def tactic_of(kind: str, dtype: DType, hint: float = 1e-6) -> Tactic:
     linear = TensorFormat(dtype, Layout.LINEAR)
-    return Tactic("candidates", parameters(kind=kind), (linear, linear), (linear,), cost_hint=hint)
+    return Tactic(
+        "candidates", parameters(kind=kind), (linear, linear), (linear,), estimated_seconds=hint
+    )

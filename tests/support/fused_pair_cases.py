@@ -83,4 +83,4 @@ def _pooled(backend: CudaBackend, target: CudaTarget) -> list[Trial]:
 
 def _programs(trial: Trial) -> int:
     """How many programs walk down the rows; 0 where each does one tile."""
-    return cast("int", dict(trial.tactic.parameters).get("programs", 0))
+    return cast("int", dict(trial.tactic.parameters).get("row_programs", 0))

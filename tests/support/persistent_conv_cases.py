@@ -116,4 +116,4 @@ def check_persistent(trials: Sequence[Trial]) -> None:
 
 def _programs(trial: Trial) -> int:
     """How many programs share a stretch of columns."""
-    return cast("int", dict(trial.tactic.parameters)["programs"])
+    return cast("int", dict(trial.tactic.parameters)["row_programs"])

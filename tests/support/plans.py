@@ -37,10 +37,10 @@ def pick(layouts: Mapping[str, Layout] | None = None, default: Layout = LINEAR) 
 
     def choose(node: Node, tactics: Sequence[Tactic]) -> Tactic:
         wanted = chosen.get(node.name, default)
-        real = [t for t in tactics if not t.runs_on_host]
+        real = [t for t in tactics if not t.is_host_step]
 
         def misses(tactic: Tactic) -> int:
-            forms = [f for f in (*tactic.inputs, *tactic.outputs) if f is not None]
+            forms = [f for f in (*tactic.input_formats, *tactic.output_formats) if f is not None]
             return sum(f.layout is not wanted for f in forms)
 
         return min(real, key=misses)

@@ -71,7 +71,7 @@ class Trial:
     """Inputs that are multiplied as tf32."""
 
     def __str__(self) -> str:
-        layouts = [*self.tactic.inputs, *self.tactic.outputs]
+        layouts = [*self.tactic.input_formats, *self.tactic.output_formats]
         formats = " ".join("-" if f is None else f.layout.value for f in layouts)
         batch = " with a symbolic batch" if self.symbols else ""
         return f"{self.case.name} by {self.tactic} on {formats}{batch}"
@@ -109,7 +109,7 @@ class Trial:
 
 def smallest_step(tactic: Tactic) -> float:
     """Distance of numbers next to zero in the types that a tactic's results are stored in."""
-    is_half = any(fmt.dtype is DType.FLOAT16 for fmt in tactic.outputs)
+    is_half = any(fmt.dtype is DType.FLOAT16 for fmt in tactic.output_formats)
     return float(np.finfo(np.float16).smallest_subnormal) if is_half else 0.0
 
 
@@ -245,7 +245,10 @@ def _traits(trial: Trial) -> list[str]:
     tactic = trial.tactic
     traits = [f"case {trial.case.name}", f"symbols {len(trial.symbols)}", tactic.family]
     traits += [f"{tactic.family} {name}={value}" for name, value in tactic.parameters]
-    traits += [f"operand {n} {fmt}" for n, fmt in enumerate((*tactic.inputs, *tactic.outputs))]
+    traits += [
+        f"operand {n} {fmt}"
+        for n, fmt in enumerate((*tactic.input_formats, *tactic.output_formats))
+    ]
     return sorted(set(traits))
 
 
@@ -261,7 +264,7 @@ def narrow_trials(
         wide = backend.candidates(node, target)[0]
         for tactic in _spread(candidates_in(storage, backend, node, target)[0]):
             if tactic not in wide:
-                made = with_storage_dtype(storage, node, tactic, narrows_outputs=True)
+                made = with_storage_dtype(storage, node, tactic, narrows_all_outputs=True)
                 yield _trial(narrow, graph, made, backend, wanted, ())
 
 
@@ -299,7 +302,7 @@ def tf32_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) -> It
         graph = graph_of(case)
         loose = replace(case, tolerance=max(case.tolerance, exact if factors else rough))
         for tactic in _spread(backend.candidates(graph.nodes[0], target)[0]):
-            if dict(tactic.parameters).get("precision") == TF32:
+            if dict(tactic.parameters).get("input_precision") == TF32:
                 yield replace(_trial(loose, graph, tactic, backend, wanted, ()), factors=factors)
 
 
@@ -331,11 +334,11 @@ def strange_trials(cases: Iterable[Case], backend: Backend[Any], target: Any) ->
         (node,) = graph.nodes
         goals = (target, replace(target, uses_half2=True))
         tactics = [t for goal in goals for t in candidates_in(half, backend, node, goal)[0]]
-        for tactic in {t.family: t for t in tactics if not t.runs_on_host}.values():
-            made = with_storage_dtype(half, node, tactic, narrows_outputs=True)
+        for tactic in {t.family: t for t in tactics if not t.is_host_step}.values():
+            made = with_storage_dtype(half, node, tactic, narrows_all_outputs=True)
             yield _trial(strange, graph, made, backend, wanted, ())
         wide = backend.candidates(node, replace(target, allows_tf32=True))[0]
-        ways = {(t.family, dict(t.parameters).get("precision")): t for t in wide}
+        ways = {(t.family, dict(t.parameters).get("input_precision")): t for t in wide}
         for (_, precision), tactic in ways.items():
             if precision is not None:
                 yield _trial(strange, graph, tactic, backend, wanted, ())

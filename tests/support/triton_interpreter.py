@@ -462,7 +462,7 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     if how == REVERSED_TILES:
         return _reversed_tile_trials(op, backend)
     if (own := _of_own_cases(how, backend)) is not None:
-        return [trial for trial in own if not trial.tactic.runs_on_host]
+        return [trial for trial in own if not trial.tactic.is_host_step]
     cases = list(op.cases())
     # Which windows end beside what is strange, and which numbers meet it, the case decides.
     if how not in {"all", "covering", HALF2, STRANGE}:
@@ -474,14 +474,14 @@ def _chosen(op: type[Op], how: str, backend: CudaBackend) -> list[Trial]:
     elif how == STRANGE:
         # To multiply in parts is the compiler's affair.
         tried = strange_trials(cases, backend, TARGET)
-        found = (t for t in tried if dict(t.tactic.parameters).get("precision") in _WHOLE)
+        found = (t for t in tried if dict(t.tactic.parameters).get("input_precision") in _WHOLE)
     elif how == TF32:
         found = tf32_trials(cases, backend, replace(TARGET, allows_tf32=True))
     elif how in {DType.FLOAT16.value, DType.BFLOAT16.value}:
         found = narrow_trials(cases, backend, TARGET, DType(how))
     else:
         found = trials_of_cases(cases, backend, TARGET)
-    trials = [trial for trial in found if not trial.tactic.runs_on_host]
+    trials = [trial for trial in found if not trial.tactic.is_host_step]
     if how in {"all", STRANGE}:
         return trials
     if how == "covering":
@@ -538,7 +538,7 @@ def check_hostile(op: type[Op]) -> tuple[int, list[str]]:
     wrong: list[str] = []
     cases = [case for case in op.cases() if op is Resize or has_places(case)]
     every = trials_of_cases(cases, backend, TARGET)
-    tried = [trial for trial in every if not trial.tactic.runs_on_host]
+    tried = [trial for trial in every if not trial.tactic.is_host_step]
     for trial in sample(tried, 0, key=lambda t: (t.case.op, len(t.tactic.parameters))):
         runs: list[tuple[Trial, list[Array] | None]]
         runs = [(hostile, None) for hostile in with_hostile_weights(trial)]

@@ -90,7 +90,7 @@ def timer(backend: CpuBackend, cache: TimingCache) -> BenchmarkTimer:
 
 def kernels(node: Node) -> list[Tactic]:
     found = CpuBackend().candidates(node, host_target())[0]
-    return [t for t in found if not t.runs_on_host and t.aliasing is Aliasing.NONE]
+    return [t for t in found if not t.is_host_step and t.aliasing is Aliasing.NONE]
 
 
 def test_a_right_kernel_gets_its_time() -> None:
@@ -106,7 +106,7 @@ def test_a_wrong_or_moving_kernel_never_wins(
     change: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = relu_node()
-    reference = [t for t in CpuBackend().candidates(node, host_target())[0] if t.runs_on_host]
+    reference = [t for t in CpuBackend().candidates(node, host_target())[0] if t.is_host_step]
     cache = TimingCache()
     with caplog.at_level(logging.WARNING):
         times = timer(SpoiltBackend(change), cache).seconds(node, [*kernels(node), *reference])
@@ -164,7 +164,7 @@ def test_when_time_is_up_estimates_are_believed() -> None:
     backend = SpoiltBackend()
     late = BenchmarkTimer(bench(backend), TimingCache(), max_timed=3, repeats=3, seconds=-1.0)
     late.announce([(node, kernels(node))])
-    assert late.seconds(node, kernels(node)) == [t.cost_hint for t in kernels(node)]
+    assert late.seconds(node, kernels(node)) == [t.estimated_seconds for t in kernels(node)]
     assert backend.compiled == 0
 
 
@@ -176,9 +176,9 @@ def test_of_a_node_whose_tensors_are_beyond_the_limit_estimates_are_believed(
     limit = SimpleNamespace(most=2 * 3 * 40 * 4 - 1, excess=str)
     monkeypatch.setattr(CpuBench, "trial_limit", limit)
     found = timer(backend, TimingCache())
-    assert found.seconds(node, kernels(node)) == [t.cost_hint for t in kernels(node)]
+    assert found.seconds(node, kernels(node)) == [t.estimated_seconds for t in kernels(node)]
     limit.most += 1
-    assert found.seconds(node, kernels(node)) != [t.cost_hint for t in kernels(node)]
+    assert found.seconds(node, kernels(node)) != [t.estimated_seconds for t in kernels(node)]
 
 
 class SlowRuns:

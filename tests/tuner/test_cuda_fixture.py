@@ -107,7 +107,7 @@ class Stage:
 def test_nodes_of_the_first_plan_are_stamped_and_wholes_are_timed_without_stamps() -> None:
     stage = Stage()
     assignments = [stage.assignment("slow", "fast"), stage.assignment("fast", "fast")]
-    times = stage.rehearsal.milliseconds(assignments, runs=3, seconds=10.0)
+    times = stage.rehearsal.milliseconds(assignments, runs=3, max_seconds=10.0)
     assert [t.shape for t in times] == [(3, 3), (3, 3)]
     assert times[0][0] == pytest.approx([0.02, 0.03, 0.03])
     assert times[1][0] == pytest.approx([0.02, 0.03, 0.02])
@@ -116,7 +116,7 @@ def test_nodes_of_the_first_plan_are_stamped_and_wholes_are_timed_without_stamps
 def test_a_plan_whose_code_cannot_be_had_takes_forever_and_harms_no_other() -> None:
     stage = Stage()
     assignments = [stage.assignment("slow", "fast"), stage.assignment("broken", "fast")]
-    right, broken = stage.rehearsal.milliseconds(assignments, runs=2, seconds=10.0)
+    right, broken = stage.rehearsal.milliseconds(assignments, runs=2, max_seconds=10.0)
     assert right[0] == pytest.approx([0.02, 0.03, 0.03])
     assert np.isinf(broken).all()
 
@@ -141,7 +141,7 @@ def test_a_plan_that_a_library_refuses_takes_forever_and_harms_no_other(
     monkeypatch.setattr(_cuda_plan_fixture, "KernelLoader", Loader)
     stage = Stage()
     assignments = [stage.assignment("slow", "fast"), stage.assignment("refused", "fast")]
-    right, refused = stage.rehearsal.milliseconds(assignments, runs=2, seconds=10.0)
+    right, refused = stage.rehearsal.milliseconds(assignments, runs=2, max_seconds=10.0)
     assert right[0] == pytest.approx([0.02, 0.03, 0.03])
     assert np.isinf(refused).all()
     assert f"is rejected: {error}" in caplog.text
@@ -156,7 +156,7 @@ def test_what_is_faster_in_the_network_wins_there() -> None:
 
 def test_nothing_is_left_on_the_gpu() -> None:
     stage = Stage()
-    stage.rehearsal.milliseconds([stage.assignment("slow", "fast")], runs=1, seconds=10.0)
+    stage.rehearsal.milliseconds([stage.assignment("slow", "fast")], runs=1, max_seconds=10.0)
     gc.collect()
     assert set(stage.stub.live_kinds()) == {"context"}
 
@@ -170,9 +170,9 @@ class Overlapping:
         self.nodes = stage.graph.nodes
 
     def milliseconds(
-        self, assignments: Sequence[dict[Node, Tactic]], *, runs: int, seconds: float
+        self, assignments: Sequence[dict[Node, Tactic]], *, runs: int, max_seconds: float
     ) -> list[NDArray[np.float64]]:
-        assert seconds > 0
+        assert max_seconds > 0
         found: list[NDArray[np.float64]] = []
         for assignment in assignments:
             early = [assignment[node].uses_pdl for node in self.nodes]
@@ -223,7 +223,7 @@ def test_a_plan_that_computes_something_else_even_once_is_out(
     stage = Stage(Racing(each=each))
     calm = stage.assignment("slow", "fast")
     with caplog.at_level(logging.WARNING):
-        times = stage.rehearsal.milliseconds([calm, early(calm)], runs=2, seconds=10.0)
+        times = stage.rehearsal.milliseconds([calm, early(calm)], runs=2, max_seconds=10.0)
     assert np.isfinite(times[0]).all()
     assert np.isinf(times[1]).all() == is_rejected
     assert ("chain: plan 2 of 2 is rejected: the results" in caplog.text) == is_rejected
@@ -245,7 +245,7 @@ def test_a_plan_that_goes_backwards_must_compute_what_it_does_forwards(
     reversed_tile_order = {
         key: replace(tactic, reversed_tile_order=True) for key, tactic in forwards.items()
     }
-    times = stage.rehearsal.milliseconds([forwards, reversed_tile_order], runs=1, seconds=10.0)
+    times = stage.rehearsal.milliseconds([forwards, reversed_tile_order], runs=1, max_seconds=10.0)
     assert np.isfinite(times[0]).all()
     assert np.isinf(times[1]).all() == is_rejected
 
@@ -267,7 +267,7 @@ class Watching(ClockedStub):
 
 def test_plans_are_compared_on_fresh_inputs_in_memory_that_holds_nothing_of_them() -> None:
     stage = Stage(stub := Watching())
-    stage.rehearsal.milliseconds([stage.assignment("slow", "fast")], runs=1, seconds=10.0)
+    stage.rehearsal.milliseconds([stage.assignment("slow", "fast")], runs=1, max_seconds=10.0)
     compared = stub.seen[2 : 2 + 3 * 4 * 2]  # behind the run that is stamped
     assert len({read for read, _ in compared[::2]}) == 3
     assert {written for _, written in compared} == {b"\xff" * 48}
@@ -282,9 +282,9 @@ class Lucky:
         self.nodes, self.calls = stage.graph.nodes, 0
 
     def milliseconds(
-        self, assignments: Sequence[dict[Node, Tactic]], *, runs: int, seconds: float
+        self, assignments: Sequence[dict[Node, Tactic]], *, runs: int, max_seconds: float
     ) -> list[NDArray[np.float64]]:
-        assert seconds > 0
+        assert max_seconds > 0
         self.calls += 1
         found: list[NDArray[np.float64]] = []
         for assignment in assignments:

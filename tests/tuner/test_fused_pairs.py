@@ -63,7 +63,7 @@ class _Prices:
             cost = self.costs[node.layers]
         inputs = tuple(None if v and v.constant else _FORMAT for v in node.inputs)
         outputs = (_FORMAT,) * len(node.outputs)
-        return (Tactic("priced", (), inputs, outputs, cost_hint=cost * 1e-6),)
+        return (Tactic("priced", (), inputs, outputs, estimated_seconds=cost * 1e-6),)
 
     def chains(self, graph: Graph) -> FusedPairTimings:
         """The chains of a graph."""
@@ -158,7 +158,7 @@ def test_chains_that_compute_alike_keep_the_tactics_of_their_places() -> None:
         is_last = all(not value.users for value in node.outputs)
         kind = DType.FLOAT32 if is_last else DType.FLOAT16
         outputs = (TensorFormat(kind),) * len(node.outputs)
-        return tuple(replace(tactic, outputs=outputs) for tactic in prices.tactics(node))
+        return tuple(replace(tactic, output_formats=outputs) for tactic in prices.tactics(node))
 
     held = TacticChoice()
     for node in graph.nodes:
@@ -170,7 +170,7 @@ def test_chains_that_compute_alike_keep_the_tactics_of_their_places() -> None:
     assert len(chains.pair_groups) == 2
     made, _ = chains.graph_with(chains.pair_groups)
     choice = chains.choice(made, held)
-    pair_groups = [choice.tactics[node].outputs[0].dtype for node in made.nodes]
+    pair_groups = [choice.tactics[node].output_formats[0].dtype for node in made.nodes]
     assert pair_groups == [DType.FLOAT16, DType.FLOAT32]
 
 

@@ -59,7 +59,7 @@ def optimised(net: smelt.NetworkDefinition) -> Graph:
 def test_every_node_of_every_plan_is_stamped_in_each_run() -> None:
     graph = optimised(small_network())
     assignments = [first_tactics(graph)] * 2
-    made = rehearsal(graph, batch=2).milliseconds(assignments, runs=3, seconds=10.0)
+    made = rehearsal(graph, batch=2).milliseconds(assignments, runs=3, max_seconds=10.0)
     assert len(made) == 2
     for times in made:
         assert len(times) >= 3
@@ -73,7 +73,7 @@ def test_when_time_is_up_there_is_still_one_run() -> None:
     (times,) = rehearsal(graph, batch=1).milliseconds(
         [first_tactics(graph)],
         runs=50,
-        seconds=0.0,
+        max_seconds=0.0,
     )
     assert len(times) == 1
 
@@ -100,7 +100,7 @@ def test_plans_before_one_that_cannot_be_prepared_are_closed(
     monkeypatch.setattr(_in_network_trial, "split_plan", split_first_plan_only)
     monkeypatch.setattr(NativeSegment, "close", note_and_close)
     with pytest.raises(MemoryError):
-        rehearsal(graph, batch=1).milliseconds([first_tactics(graph)] * 2, runs=1, seconds=1.0)
+        rehearsal(graph, batch=1).milliseconds([first_tactics(graph)] * 2, runs=1, max_seconds=1.0)
     assert made
     assert closed == made
 
@@ -112,7 +112,7 @@ def test_indices_among_the_weights_are_what_they_are() -> None:
     indices = graph.add_constant(np.arange(39_999, -1, -1), "indices")
     y = graph.add(ops.Gather(axis=0), x, indices, name="gather").output
     graph.outputs = [graph.add(ops.Relu(), y, name="relu").output]
-    (times,) = rehearsal(graph).milliseconds([first_tactics(graph)], runs=2, seconds=10.0)
+    (times,) = rehearsal(graph).milliseconds([first_tactics(graph)], runs=2, max_seconds=10.0)
     assert (times[:, -1] > 0).all()
 
 
@@ -124,9 +124,9 @@ def test_what_python_does_is_left_out() -> None:
     graph.outputs = [graph.add(ops.Relu(), slow.output, name="last").output]
     tactics = first_tactics(graph)
     reference = CpuBackend(jobs=1).candidates(slow, host_target())[0][-1]
-    assert reference.runs_on_host
+    assert reference.is_host_step
     tactics[slow] = reference
-    (times,) = rehearsal(graph, n=3).milliseconds([tactics], runs=2, seconds=10.0)
+    (times,) = rehearsal(graph, n=3).milliseconds([tactics], runs=2, max_seconds=10.0)
     ends = times[0]
     assert ends[0] == pytest.approx(ends[1])
     assert ends[2] > ends[1]

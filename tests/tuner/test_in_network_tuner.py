@@ -55,9 +55,9 @@ class FakeStage:
         return (1.0 if assignment[node] == self.held[node] else 1.1) if found is None else found
 
     def milliseconds(
-        self, assignments: Sequence[Assignment], *, runs: int, seconds: float
+        self, assignments: Sequence[Assignment], *, runs: int, max_seconds: float
     ) -> list[NDArray[np.float64]]:
-        assert seconds > 0
+        assert max_seconds > 0
         self.played.append(list(assignments))
         count = len(self.graph.nodes)
         each = [

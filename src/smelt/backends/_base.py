@@ -51,10 +51,10 @@ class Tactic:
 
     family: str
     parameters: Parameters
-    inputs: tuple[TensorFormat | None, ...]
+    input_formats: tuple[TensorFormat | None, ...]
     """Format in which each input must be stored; None for a constant that the family packs, or an
     absent input."""
-    outputs: tuple[TensorFormat, ...]
+    output_formats: tuple[TensorFormat, ...]
     halos: tuple[Halo, ...] = ()
     """Halo that each input must have; () if no input needs one."""
     halo_value: int = 0
@@ -67,10 +67,10 @@ class Tactic:
     reversed_tile_order: bool = False
     """Whether launches process their tiles last to first, because the last tiles of their input are
     still in the cache."""
-    runs_on_host: bool = False
+    is_host_step: bool = False
     """Whether the host runs the node, by the op's numpy reference or in an engine of another
     device. Such a tactic has no kernel to time."""
-    cost_hint: float = field(default=0.0, compare=False)
+    estimated_seconds: float = field(default=0.0, compare=False)
     """Estimated seconds, by which slow candidates are discarded before any is timed."""
 
     @property
@@ -92,7 +92,7 @@ def with_storage_dtype(
     tactic: Tactic,
     *,
     narrows_constants: bool = False,
-    narrows_outputs: bool = False,
+    narrows_all_outputs: bool = False,
 ) -> Tactic:
     """Return the tactic with every float32 tensor that it reads or writes stored as ``dtype``.
 
@@ -102,7 +102,7 @@ def with_storage_dtype(
         tactic: tactic to change.
         narrows_constants: also store constants as ``dtype``. They are small and stay float32
             otherwise; a family that only moves its constants needs them converted.
-        narrows_outputs: store all outputs as ``dtype``, not only those whose `Value.storage` it
+        narrows_all_outputs: store all outputs as ``dtype``, not only those whose `Value.storage` it
             is. A family sets this if its outputs must have the type of its inputs.
     """
 
@@ -112,14 +112,14 @@ def with_storage_dtype(
         is_kept = value.constant is not None and not narrows_constants
         return fmt if is_kept else replace(fmt, dtype=dtype)
 
-    inputs = map(stored, node.inputs, tactic.inputs)
+    inputs = map(stored, node.inputs, tactic.input_formats)
     output_formats = (
         replace(f, dtype=dtype)
-        if f.dtype is DType.FLOAT32 and (v.storage is dtype or narrows_outputs)
+        if f.dtype is DType.FLOAT32 and (v.storage is dtype or narrows_all_outputs)
         else f
-        for v, f in zip(node.outputs, tactic.outputs, strict=True)
+        for v, f in zip(node.outputs, tactic.output_formats, strict=True)
     )
-    return replace(tactic, inputs=tuple(inputs), outputs=tuple(output_formats))
+    return replace(tactic, input_formats=tuple(inputs), output_formats=tuple(output_formats))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ class Backend(ABC, Generic[TargetT]):
 
     name: ClassVar[str]
     families: tuple[Family[TargetT], ...]
-    composite_ops: ClassVar[tuple[str, ...]] = ()
+    supported_composite_ops: ClassVar[tuple[str, ...]] = ()
     """Composite ops that passes may form, because the backend has code for them."""
     non_fusable_ops: ClassVar[tuple[str, ...]] = ()
     """Elementwise ops that passes must not fuse, because the backend cannot generate code for them

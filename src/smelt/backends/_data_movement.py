@@ -67,7 +67,7 @@ class DataMovementFamily(Family[TargetT]):
                     (),
                     (TensorFormat(source.dtype, before), *absent),
                     (TensorFormat(source.dtype, after),),
-                    cost_hint=1e-5 if before is after else 2e-5,
+                    estimated_seconds=1e-5 if before is after else 2e-5,
                 )
 
     @override

@@ -172,7 +172,7 @@ def elementwise_tactics(
             None if v is None else operand_format(v, layout, result_type.rank) for v in node.inputs
         )
         output = TensorFormat(result_type.dtype, layout)
-        yield Tactic(family, (), inputs, (output,), cost_hint=seconds)
+        yield Tactic(family, (), inputs, (output,), estimated_seconds=seconds)
 
 
 def unsupported_elementwise_reason(node: Node, unsupported_reason: UnsupportedReason) -> str | None:

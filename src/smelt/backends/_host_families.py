@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smelt.types import Dim
 
 _REFERENCE_SECONDS = 1e3
-"""Cost hint in seconds, so large that any kernel is preferred to the reference."""
+"""Estimated seconds, so large that any kernel is preferred to the reference."""
 
 
 class ReferenceFamily(Family[TargetT]):
@@ -96,4 +96,4 @@ def _host_tactic(family: str, parameters: Parameters, node: Node, seconds: float
     """Return the tactic of a node that the host runs, on contiguous tensors of its own dtypes."""
     inputs = tuple(None if v is None else linear_format(v) for v in node.inputs)
     outputs = tuple(linear_format(v) for v in node.outputs)
-    return Tactic(family, parameters, inputs, outputs, runs_on_host=True, cost_hint=seconds)
+    return Tactic(family, parameters, inputs, outputs, is_host_step=True, estimated_seconds=seconds)

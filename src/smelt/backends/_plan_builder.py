@@ -209,7 +209,7 @@ class _PlanBuilder:
         written = [*action.outputs, *filter(None, [action.workspace])]
         # The offset of a halo may depend on a runtime symbol that the reference determines: the
         # halo is filled after it.
-        is_late = action.tactic.runs_on_host
+        is_late = action.tactic.is_host_step
         is_cleared = not is_late and self._clear(written)
         self._append(*self._compute(action), action.tactic, after_clearing=is_cleared)
         if is_late:
@@ -305,7 +305,7 @@ def build_plan(
     weights: WeightStore,
     *,
     symbols: tuple[tuple[str, int, int], ...] = (),
-    guards: Iterable[Guard] = (),
+    assumed_guards: Iterable[Guard] = (),
     first_layer: int = 0,
 ) -> BuiltPlan:
     """Build the plan of a graph.
@@ -316,7 +316,8 @@ def build_plan(
         backend: backend whose families lower the nodes.
         weights: store of packed constants, shared by the plans of an engine.
         symbols: (name, smallest, largest) of every symbol in the graph.
-        guards: conditions assumed before the graph was optimised; the graph's own are added.
+        assumed_guards: conditions assumed before the graph was optimised; the graph's own are
+            added.
         first_layer: index of the plan's first layer among the engine's layers.
 
     Raises:
@@ -324,7 +325,7 @@ def build_plan(
     """
     storage = StoragePlanner(graph, tactics, backend).run()
     graph_guards = (g for node in graph.nodes for g in (*node.guards, *backend.shape_guards(node)))
-    open_guards = _open_guards((*guards, *graph_guards), symbols)
+    open_guards = _open_guards((*assumed_guards, *graph_guards), symbols)
     outputs = tuple(value.tensor.shape for value in graph.outputs)
     return _PlanBuilder(storage, backend, weights, symbols, open_guards, outputs, first_layer).run()
 
@@ -377,8 +378,8 @@ def _layer_info(node: Node, tactic: Tactic) -> LayerInfo:
     """Return the inspector's record of a node and its tactic."""
     inputs = tuple(
         "-" if v is None else stored_type(v, f)
-        for v, f in zip(node.inputs, tactic.inputs, strict=True)
+        for v, f in zip(node.inputs, tactic.input_formats, strict=True)
     )
-    outputs = tuple(map(stored_type, node.outputs, tactic.outputs))
+    outputs = tuple(map(stored_type, node.outputs, tactic.output_formats))
     details = (("inputs", inputs), ("node", node.name), ("outputs", outputs))
     return LayerInfo(" + ".join(node.layers) or node.name, node.op.name, str(tactic), details)

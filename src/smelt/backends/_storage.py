@@ -148,7 +148,7 @@ class StoragePlanner:
         halos = tactic.halos or ((),) * len(node.inputs)
         requires_contiguous = self.backend.family(tactic.family).requires_contiguous
         inputs: list[StoredTensor | None] = []
-        for value, wanted, halo in zip(node.inputs, tactic.inputs, halos, strict=True):
+        for value, wanted, halo in zip(node.inputs, tactic.input_formats, halos, strict=True):
             if tactic.aliasing is Aliasing.CONCAT or value is None or wanted is None:
                 inputs.append(None)
             else:
@@ -158,7 +158,9 @@ class StoragePlanner:
                         value, wanted, halo_and_value, requires_contiguous=requires_contiguous
                     )
                 )
-        outputs = [self._new_home(v, f) for v, f in zip(node.outputs, tactic.outputs, strict=True)]
+        outputs = [
+            self._new_home(v, f) for v, f in zip(node.outputs, tactic.output_formats, strict=True)
+        ]
         for home in outputs:
             home.must_be_contiguous = home.must_be_contiguous or requires_contiguous
         if tactic.aliasing is Aliasing.CONCAT:
@@ -196,13 +198,13 @@ class StoragePlanner:
 
     def _plan_view(self, node: Node, tactic: Tactic) -> None:
         """Make the outputs of a view op windows on its input."""
-        source_value, wanted = node.inputs[0], tactic.inputs[0]
+        source_value, wanted = node.inputs[0], tactic.input_formats[0]
         if source_value is None or wanted is None:
             raise InternalError(f"{node}: the first input of a view op is missing")
         requires_contiguous = tactic.aliasing is Aliasing.RESHAPE
         source = self._read(source_value, wanted, ((), 0), requires_contiguous=requires_contiguous)
         windows = self._windows(node, tactic, len(node.outputs))
-        for value, fmt, window in zip(node.outputs, tactic.outputs, windows, strict=True):
+        for value, fmt, window in zip(node.outputs, tactic.output_formats, windows, strict=True):
             stored = self._new(value, fmt, source.space)
             stored.parent, stored.window = source, window
             stored.covers_parent = tactic.aliasing is not Aliasing.VIEW

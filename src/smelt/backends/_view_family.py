@@ -165,7 +165,7 @@ class ViewFamily(Family[TargetT]):
         """Return the tactic for the narrow type, and for float32 between ops that compute in it."""
         del target
         narrow = with_storage_dtype(
-            dtype, node, tactic, narrows_constants=True, narrows_outputs=True
+            dtype, node, tactic, narrows_constants=True, narrows_all_outputs=True
         )
         return (narrow,) if narrow == tactic else (narrow, tactic)
 
@@ -191,10 +191,10 @@ class ViewFamily(Family[TargetT]):
             case Gather():
                 return (_without_axis(node, node.op, view),)
             case _ if tactic.aliasing is Aliasing.SQUEEZE:
-                return (_with_units(node.output.tensor, tactic.outputs[0].layout, view),)
+                return (_with_units(node.output.tensor, tactic.output_formats[0].layout, view),)
             case _:
                 kind = node.output.tensor
-                strides = contiguous_strides(kind, tactic.outputs[0].layout)
+                strides = contiguous_strides(kind, tactic.output_formats[0].layout)
                 return (replace(view, shape=kind.shape, strides=strides, halo=()),)
 
     @override

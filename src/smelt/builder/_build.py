@@ -385,7 +385,7 @@ class _Build:
                 self.tools.backend,
                 self.weights,
                 symbols=plan.symbols,
-                guards=plan.guards,
+                assumed_guards=plan.guards,
                 first_layer=first_layer,
             )
             first_layer += len(plan.assembled.layers)
@@ -482,7 +482,7 @@ class _Build:
 def _support(tools: Toolchain, node: Node) -> NodeSupport:
     """Return how a device supports a node in float32."""
     tactics, refusals = tools.backend.candidates(node, tools.target)
-    hints = [tactic.cost_hint for tactic in tactics if not tactic.runs_on_host]
+    hints = [tactic.estimated_seconds for tactic in tactics if not tactic.is_host_step]
     device = tools.fingerprint.device
     reasons = [f"{device}, {refusal}" for refusal in refusals]
     reasons = reasons or [f"{device} has no kernel family for the op"]

@@ -61,13 +61,13 @@ def _flop(node: Node) -> str | None:
 def _formats(node: Node, choice: TacticChoice) -> list[tuple[list[str | None], list[str]]]:
     """Return the formats of each candidate of a node; nothing if all have the same formats."""
     tactics = [tactic for tactic, _ in choice.candidate_times.get(node, ())]
-    if len({(t.inputs, t.outputs) for t in tactics if not t.runs_on_host}) < 2:
+    if len({(t.input_formats, t.output_formats) for t in tactics if not t.is_host_step}) < 2:
         return []
-    return [(_input_formats(tactic), list(map(str, tactic.outputs))) for tactic in tactics]
+    return [(_input_formats(tactic), list(map(str, tactic.output_formats))) for tactic in tactics]
 
 
 def _input_formats(tactic: Tactic) -> list[str | None]:
-    return [None if f is None else str(f) for f in tactic.inputs]
+    return [None if f is None else str(f) for f in tactic.input_formats]
 
 
 def _describe_node(node: Node, tactic: Tactic) -> dict[str, object]:
@@ -79,10 +79,10 @@ def _describe_node(node: Node, tactic: Tactic) -> dict[str, object]:
         "layers": list(node.layers),
         "inputs": names,
         "outputs": [v.name for v in node.outputs],
-        "types": list(map(stored_type, node.outputs, tactic.outputs)),
+        "types": list(map(stored_type, node.outputs, tactic.output_formats)),
         "flop": _flop(node),
         "input_formats": _input_formats(tactic),
-        "output_formats": [str(f) for f in tactic.outputs],
+        "output_formats": [str(f) for f in tactic.output_formats],
         "tactic": str(tactic),
         "is_reference": tactic.family == ReferenceFamily.name,
         "aliasing": tactic.aliasing.value,

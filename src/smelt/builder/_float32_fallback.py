@@ -174,14 +174,14 @@ def rounded_inputs(node: Node, candidates: Candidates, backend: Backend[Any]) ->
     tactic supports is refused later, with its reasons.
     """
     tactics = candidates.tactics
-    if not tactics or tactics[0].aliasing is not Aliasing.NONE or tactics[0].runs_on_host:
+    if not tactics or tactics[0].aliasing is not Aliasing.NONE or tactics[0].is_host_step:
         return ()
-    tactic = min(tactics, key=lambda t: t.cost_hint)
+    tactic = min(tactics, key=lambda t: t.estimated_seconds)
     packed = backend.family(tactic.family).pack(node, tactic)
     is_narrow = any(constant.type.dtype in _NARROW_TYPES for constant in packed)
 
     def is_rounded(position: int, value: Value | None) -> bool:
-        fmt = tactic.inputs[position]
+        fmt = tactic.input_formats[position]
         if value is None or value.tensor.dtype is not DType.FLOAT32:
             return False
         is_factor = position == 0 or (fmt is None and value.tensor.rank > 1)

@@ -62,15 +62,15 @@ TACTIC: Final = codec.record_row(
     Tactic,
     family=codec.TEXT,
     parameters=codec.NAMED_JSON,
-    inputs=codec.tuple_of(codec.or_none(_FORMAT)),
-    outputs=codec.tuple_of(_FORMAT),
+    input_formats=codec.tuple_of(codec.or_none(_FORMAT)),
+    output_formats=codec.tuple_of(_FORMAT),
     halos=codec.tuple_of(codec.tuple_of(codec.row(codec.INT, codec.INT))),
     halo_value=codec.INT,
     workspace_bytes=codec.DIM_TEXT,
     aliasing=codec.enum_of(Aliasing),
     uses_pdl=codec.BOOL,
     reversed_tile_order=codec.BOOL,
-    runs_on_host=codec.BOOL,
+    is_host_step=codec.BOOL,
 )
 """Codec of tactics; one that was read is not checked yet."""
 
@@ -203,7 +203,7 @@ class RegeneratedEngine:
             backend,
             self.weights,
             symbols=_SYMBOLS.read(data["symbols"], "the symbols of a plan"),
-            guards=GUARDS.read(data["guards"], "the guards of a plan"),
+            assumed_guards=GUARDS.read(data["guards"], "the guards of a plan"),
             first_layer=first_layer,
         )
         self.graphs.append(graph)

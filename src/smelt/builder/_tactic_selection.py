@@ -239,7 +239,7 @@ class TacticSelector:
         """Warn about nodes all of whose timed candidates were rejected."""
         for node in self.plan.graph.nodes:
             if reason := timer.wrong_result_reason(node):
-                is_slow = choice.tactics[node].runs_on_host
+                is_slow = choice.tactics[node].is_host_step
                 consequence = (
                     "runs on the host, which is slow" if is_slow else "runs an unchecked kernel"
                 )

@@ -212,8 +212,8 @@ class Toolchain(ABC):
         backend = self.backend
         return pipeline(
             non_fusable_ops=backend.non_fusable_ops,
-            composite_ops=backend.composite_ops,
-            storage=storage,
+            supported_composite_ops=backend.supported_composite_ops,
+            storage_dtype=storage,
         )
 
 

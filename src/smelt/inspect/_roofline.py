@@ -168,7 +168,7 @@ class RooflineModel:
 def _factors(launch: Launch) -> str:
     """Return the type of a launch's first operand, or its rounding of float32, such as tf32."""
     dtype = launch.operands[0].dtype if launch.operands else DType.FLOAT32
-    rounding = dict(launch.kernel.parameters).get("precision")
+    rounding = dict(launch.kernel.parameters).get("input_precision")
     if dtype is DType.FLOAT32 and rounding in ("tf32", "tf32x3"):
         return str(rounding)
     return dtype.value

@@ -89,8 +89,8 @@ def pipeline(
     *,
     non_fusable_ops: Collection[str] = (),
     non_decomposed_ops: Collection[str] = (),
-    composite_ops: Collection[str] = ("fused_pair", "int8_products"),
-    storage: DType = DType.FLOAT32,
+    supported_composite_ops: Collection[str] = ("fused_pair", "int8_products"),
+    storage_dtype: DType = DType.FLOAT32,
 ) -> tuple[Pass, ...]:
     """Return the passes for one build.
 
@@ -99,26 +99,30 @@ def pipeline(
             and do not fuse convolutions with depthwise ones.
         non_fusable_ops: names of elementwise ops for which a backend has no generated code.
         non_decomposed_ops: names of ops that a backend implements better than their decomposition.
-        composite_ops: names of composite ops that a backend implements: ``"fused_pair"``,
+        supported_composite_ops: names of composite ops that a backend implements: ``"fused_pair"``,
             ``"attention"``, ``"conv_sum"``, ``"gather"`` (a Gather with an epilogue), and
             ``"int8_products"`` (products of bytes).
-        storage: element type in which float32 weights will be stored.
+        storage_dtype: element type in which float32 weights will be stored.
     """
     passes: list[Pass] = []
     for graph_pass in DEFAULT_PIPELINE:
-        if _COMPOSITE_OPS.get(type(graph_pass)) not in (None, *composite_ops):
+        if _COMPOSITE_OPS.get(type(graph_pass)) not in (None, *supported_composite_ops):
             continue
         match graph_pass:
             case PromoteHalf() | FuseConvDepthwise() if precision != "float32":
                 continue
             case FoldScaleShift():
-                passes.append(replace(graph_pass, storage=storage))
+                passes.append(replace(graph_pass, storage=storage_dtype))
             case FoldZeroPoints():
-                passes.append(replace(graph_pass, kernels="int8_products" in composite_ops))
+                passes.append(
+                    replace(graph_pass, kernels="int8_products" in supported_composite_ops)
+                )
             case FuseEpilogues():
                 excluded = tuple(sorted(non_fusable_ops))
                 passes.append(
-                    replace(graph_pass, excluded=excluded, gathers="gather" in composite_ops)
+                    replace(
+                        graph_pass, excluded=excluded, gathers="gather" in supported_composite_ops
+                    )
                 )
             case Decompose():
                 passes.append(replace(graph_pass, excluded=tuple(sorted(non_decomposed_ops))))

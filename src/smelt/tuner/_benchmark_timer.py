@@ -133,13 +133,13 @@ class BenchmarkTimer:
         Views and references keep their estimates. If nothing could be measured, the tactics that
         were selected for measurement keep theirs, too.
         """
-        times = [t.cost_hint if is_not_timed(t) else math.inf for t in tactics]
+        times = [t.estimated_seconds if is_not_timed(t) else math.inf for t in tactics]
         chosen = self._best_by_estimate(tactics)
         for i, seconds in self._measured(node, tactics, chosen).items():
             times[i] = seconds
         self._wrong_result_reasons.pop(node.name, None)
         if chosen and all(times[i] == math.inf for i in chosen):
-            best = min(chosen, key=lambda i: tactics[i].cost_hint)
+            best = min(chosen, key=lambda i: tactics[i].estimated_seconds)
             reason = self.bench.refused.get((node.name, str(tactics[best])), "")
             self._wrong_result_reasons[node.name] = f"{tactics[best]}: {reason}"
         return _without_unknown_times(times, tactics, chosen)
@@ -198,12 +198,12 @@ class BenchmarkTimer:
         for i, tactic in enumerate(tactics):
             if not is_not_timed(tactic):
                 dot_product = dict(tactic.parameters).get("dot_product")
-                key = (tactic.inputs, tactic.outputs, tactic.family, dot_product)
+                key = (tactic.input_formats, tactic.output_formats, tactic.family, dot_product)
                 groups.setdefault(key, []).append(i)
         best: list[int] = []
         for group in groups.values():
-            group.sort(key=lambda i: tactics[i].cost_hint)
-            is_slow = tactics[group[0]].cost_hint > SLOW_SECONDS
+            group.sort(key=lambda i: tactics[i].estimated_seconds)
+            is_slow = tactics[group[0]].estimated_seconds > SLOW_SECONDS
             best += group[: self.max_timed_slow if is_slow else self.max_timed]
         return sorted(best)
 
@@ -233,7 +233,9 @@ def node_text(node: Node) -> str:
 
 def tactic_text(tactic: Tactic) -> str:
     """Describe a tactic with its formats."""
-    formats = " ".join("-" if f is None else str(f) for f in (*tactic.inputs, *tactic.outputs))
+    formats = " ".join(
+        "-" if f is None else str(f) for f in (*tactic.input_formats, *tactic.output_formats)
+    )
     return f"{tactic} | {formats}"
 
 
@@ -247,14 +249,18 @@ def _without_unknown_times(
     """
     is_measured = any(math.isfinite(times[i]) for i in chosen)
     resolved = [
-        seconds if not math.isnan(seconds) else math.inf if is_measured else tactic.cost_hint
+        seconds
+        if not math.isnan(seconds)
+        else math.inf
+        if is_measured
+        else tactic.estimated_seconds
         for seconds, tactic in zip(times, tactics, strict=True)
     ]
     if any(map(math.isfinite, resolved)):
         return resolved
-    return [math.inf if i in chosen else t.cost_hint for i, t in enumerate(tactics)]
+    return [math.inf if i in chosen else t.estimated_seconds for i, t in enumerate(tactics)]
 
 
 def is_not_timed(tactic: Tactic) -> bool:
     """Return whether a tactic is never timed: views cost nothing, references are the fallback."""
-    return tactic.runs_on_host or tactic.aliasing.value != "none"
+    return tactic.is_host_step or tactic.aliasing.value != "none"

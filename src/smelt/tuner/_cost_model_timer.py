@@ -39,12 +39,12 @@ class CostModelTimer:
         """Do nothing: there are no measurements to prepare."""
 
     def seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """Return the cost hints of the tactics."""
+        """Return the estimated seconds of the tactics."""
         del node
-        return [tactic.cost_hint for tactic in tactics]
+        return [tactic.estimated_seconds for tactic in tactics]
 
     def verified_seconds(self, node: Node, tactics: Sequence[Tactic]) -> list[float]:
-        """Return the cost hints: nothing is measured, so nothing is verified."""
+        """Return the estimated seconds: nothing is measured, so nothing is verified."""
         return self.seconds(node, tactics)
 
     def wrong_result_reason(self, node: Node) -> str:

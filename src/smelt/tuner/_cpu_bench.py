@@ -272,7 +272,7 @@ def _check(
 
     Results must be equal in both runs and match the reference within the tolerance.
     """
-    for window, array, fmt in zip(bound_node.inputs, arrays, tactic.inputs, strict=True):
+    for window, array, fmt in zip(bound_node.inputs, arrays, tactic.input_formats, strict=True):
         if window is not None and fmt is not None:
             if array is None:
                 raise InternalError(f"{tactic} reads an input that is missing")
@@ -281,7 +281,7 @@ def _check(
     run_list.run()
     first_results = [window.copy() for window in bound_node.outputs]
     run_list.run()
-    results = zip(bound_node.outputs, first_results, expected, tactic.outputs, strict=True)
+    results = zip(bound_node.outputs, first_results, expected, tactic.output_formats, strict=True)
     for window, first_result, reference, fmt in results:
         if not np.array_equal(window, first_result, equal_nan=is_float_dtype(window.dtype)):
             return "the results differ between runs"

@@ -227,7 +227,7 @@ class CudaBench:
         rows, words, blocks = list[CudaLaunch](), list[int](), list[int]()
         for number in sets:
             for launch, kernel in zip(trial.isolated.launches, trial.kernels, strict=True):
-                operand_words = argument_words(launch, trial.sets[number], self.sizes)
+                operand_words = argument_words(launch, trial.address_sets[number], self.sizes)
                 words += operand_words
                 rows.append(CudaLaunch(kernel, len(operand_words), len(rows)))
                 blocks.append(self.value(launch.chunks))
@@ -241,7 +241,7 @@ class CudaBench:
         self, trial: _LoadedTactic, repeats: TimingRepeats, launches_per_graph: int
     ) -> float:
         """Return the seconds of a trial's launches: the median over replays of a graph."""
-        stream, count = self.measurer.stream, len(trial.sets)
+        stream, count = self.measurer.stream, len(trial.address_sets)
         # The last sets load the activations into the cache, with weights that are not used again.
         warm_up = RunListGraph(self.rows(trial, range(count - _ACTIVATION_SETS, count)), stream)
         timed = RunListGraph(
@@ -260,7 +260,7 @@ class _LoadedTactic:
 
     isolated: IsolatedNode
     kernels: list[LoadedKernel | LoadedCall]
-    sets: list[list[int]]
+    address_sets: list[list[int]]
     """Addresses of all allocations, for each memory set; launches alternate between the sets."""
     outputs: list[list[PoisonedMemory]] = field(default_factory=list["list[PoisonedMemory]"])
     """Memory of the outputs, for each set of activations."""
@@ -336,7 +336,7 @@ class _NodeBench:
                     addresses.append(weights[index][number % copies])
                 elif index in outputs:
                     position = outputs[index]
-                    key = ("output", position, tactic.outputs[position], set_index)
+                    key = ("output", position, tactic.output_formats[position], set_index)
                     memory = self._allocation(key, allocation.size_bytes)
                     addresses.append(memory.address)
                     if number < _ACTIVATION_SETS:
@@ -349,7 +349,7 @@ class _NodeBench:
                     size_bytes = allocation.size_bytes
                     trial.workspace = self._allocation(("workspace", size_bytes), size_bytes)
                     addresses.append(trial.workspace.address)
-            trial.sets.append(addresses)
+            trial.address_sets.append(addresses)
         return trial
 
     def _weights(self, isolated: IsolatedNode, tactic: Tactic) -> dict[int, list[int]]:
@@ -367,7 +367,7 @@ class _NodeBench:
                 key: object = ("packed", self._keys.key(allocation.content))
                 read = partial(_packed_bytes, allocation.content)
             else:
-                key = ("constant", inputs[index], tactic.inputs[inputs[index]])
+                key = ("constant", inputs[index], tactic.input_formats[inputs[index]])
                 read = partial(self._stored_input, isolated, tactic, inputs[index], 0)
             memory = self._allocation((key, copies), stride * copies, read, copies)
             addresses[index] = [memory.address + stride * k for k in range(copies)]
@@ -377,7 +377,7 @@ class _NodeBench:
         self, isolated: IsolatedNode, tactic: Tactic, position: int, set_index: int
     ) -> NDArray[np.uint8]:
         """Return the bytes of an input in the storage format of a tactic."""
-        view, fmt = isolated.inputs[position], tactic.inputs[position]
+        view, fmt = isolated.inputs[position], tactic.input_formats[position]
         array = self.data[set_index][0][position]
         assert view is not None and fmt is not None and array is not None  # noqa: S101, PT018
         allocation = isolated.allocations[view.buffer]
@@ -395,7 +395,13 @@ class _NodeBench:
         allocation: NodeAllocation,
     ) -> int:
         """Return the address of an input; its memory is written when it is first used."""
-        key = ("input", position, tactic.inputs[position], tactic.halos[position:], set_index)
+        key = (
+            "input",
+            position,
+            tactic.input_formats[position],
+            tactic.halos[position:],
+            set_index,
+        )
         read = partial(self._stored_input, isolated, tactic, position, set_index)
         return self._allocation(key, allocation.size_bytes, read).address
 
@@ -433,7 +439,7 @@ class _NodeBench:
         expected = self.data[set_index][1]
         outputs = zip(trial.outputs[set_index], trial.isolated.outputs, expected, strict=True)
         for position, (memory, view, result) in enumerate(outputs):
-            fmt = tactic.outputs[position]
+            fmt = tactic.output_formats[position]
             reference = to_stored_layout(result, fmt.layout)
             key = ("expected", position, fmt, set_index, memory.size_bytes)
             count = memory.size_bytes // fmt.dtype.size_bytes
@@ -492,7 +498,7 @@ class _NodeBench:
         for memories in trial.outputs:
             for memory in memories:
                 self.measurer.fill(memory, POISON)
-        is_long = _LONG_SECONDS < tactic.cost_hint < math.inf
+        is_long = _LONG_SECONDS < tactic.estimated_seconds < math.inf
         launches_per_graph = _LAUNCHES_PER_LONG_GRAPH if is_long else _LAUNCHES_PER_GRAPH
         return self.cuda_bench.median(trial, repeats, launches_per_graph)
 
@@ -502,7 +508,7 @@ def _packed_bytes(constant: Constant) -> NDArray[np.uint8]:
 
 
 def _tolerance(tactic: Tactic) -> float:
-    if dict(tactic.parameters).get("precision") == "tf32":
+    if dict(tactic.parameters).get("input_precision") == "tf32":
         return _TF32_TOLERANCE
     return _TOLERANCES.get(storage_dtype_of([tactic]), _TOLERANCE)
 
@@ -511,7 +517,7 @@ def _by_rank(work: Sequence[tuple[Node, Tactic]]) -> list[tuple[Node, Tactic]]:
     """Order work by rank: the best estimate of every node, then every second best, and so on."""
     ranks: dict[Node, int] = {}
     ranked: list[tuple[int, int]] = []
-    order = sorted(range(len(work)), key=lambda i: (work[i][1].cost_hint, i))
+    order = sorted(range(len(work)), key=lambda i: (work[i][1].estimated_seconds, i))
     for i in order:
         node = work[i][0]
         ranks[node] = ranks.get(node, -1) + 1

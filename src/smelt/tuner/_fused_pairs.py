@@ -56,7 +56,9 @@ def propose_fused_pairs(
 
     def least(node: Node) -> float:
         if node not in least_seconds:
-            least_seconds[node] = min((t.cost_hint for t in list_tactics(node)), default=math.inf)
+            least_seconds[node] = min(
+                (t.estimated_seconds for t in list_tactics(node)), default=math.inf
+            )
         return least_seconds[node]
 
     for group in _disjoint_groups(graph, _pairs(graph, can_fuse_pair)):
@@ -67,10 +69,10 @@ def propose_fused_pairs(
             for node_indices in group
         ]
         for node_indices, chain in zip(group, chains, strict=True):
-            tactics = [t for t in list_tactics(chain) if not t.runs_on_host]
+            tactics = [t for t in list_tactics(chain) if not t.is_host_step]
             separate_seconds = sum(least(graph.nodes[index]) for index in node_indices)
             ratio = 1.0 if separate_seconds > 2 * SLOW_SECONDS else _MAX_ESTIMATED_RATIO
-            fused_seconds = min((t.cost_hint for t in tactics), default=math.inf)
+            fused_seconds = min((t.estimated_seconds for t in tactics), default=math.inf)
             if fused_seconds < ratio * separate_seconds:
                 proposals.append(PairProposal(node_indices, chain, tuple(tactics)))
     return sorted(proposals, key=lambda proposal: proposal.node_indices[::-1])

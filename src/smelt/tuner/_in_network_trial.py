@@ -164,7 +164,7 @@ class InNetworkTrial:
         self.times_whole_plan, self.prepare_seconds = times_whole_plan, prepare_seconds
 
     def milliseconds(
-        self, assignments: Sequence[Assignment], *, runs: int, seconds: float
+        self, assignments: Sequence[Assignment], *, runs: int, max_seconds: float
     ) -> list[NDArray[np.float64]]:
         """Time the plans of several assignments in interleaved runs.
 
@@ -177,7 +177,7 @@ class InNetworkTrial:
         Args:
             assignments: tactics of all nodes; one plan is built of each.
             runs: number of runs of each plan, after a first run that is not counted.
-            seconds: time limit; at least one run is made of each plan.
+            max_seconds: time limit; at least one run is made of each plan.
         """
         fixture = self.open_fixture(assignments)
         timed_plans: list[_TimedPlan] = []
@@ -190,7 +190,7 @@ class InNetworkTrial:
                 self._reject_nondeterministic(
                     timed_plans, fixture, _first_with_same_kernels(assignments)
                 )
-            return self._run_interleaved(timed_plans, fixture, runs, seconds)
+            return self._run_interleaved(timed_plans, fixture, runs, max_seconds)
         finally:
             for timed_plan in timed_plans:
                 for segment in timed_plan.segments:

@@ -66,7 +66,7 @@ class PlanTimer(Protocol):
     """Seconds that it takes to prepare a plan."""
 
     def milliseconds(
-        self, assignments: Sequence[Assignment], *, runs: int, seconds: float
+        self, assignments: Sequence[Assignment], *, runs: int, max_seconds: float
     ) -> list[NDArray[np.float64]]:
         """Return an array of shape (runs, nodes + 1) in milliseconds for each assignment.
 
@@ -311,7 +311,9 @@ class InNetworkTuner:
         self, assignments: Sequence[Assignment], runs: int
     ) -> list[NDArray[np.float64]]:
         """Time plans, and record those with infinite times as rejected in the timing cache."""
-        times = self.plan_timer.milliseconds(assignments, runs=runs, seconds=self._seconds_left())
+        times = self.plan_timer.milliseconds(
+            assignments, runs=runs, max_seconds=self._seconds_left()
+        )
         for assignment, plan_times in zip(assignments, times, strict=True):
             if not np.isfinite(plan_times).all():
                 self.cache.put(f"{self._context(assignment)} | rejected", 0.0)
@@ -350,7 +352,8 @@ class InNetworkTuner:
         same_formats = [
             (tactic, seconds)
             for tactic, seconds in self.choice.candidate_times[node]
-            if (tactic.inputs, tactic.outputs) == (current.inputs, current.outputs)
+            if (tactic.input_formats, tactic.output_formats)
+            == (current.input_formats, current.output_formats)
             and not is_not_timed(tactic)
         ]
         limit = (

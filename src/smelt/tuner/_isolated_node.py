@@ -124,11 +124,11 @@ def lower_isolated_node(
             fill=fill,
             is_constant=v.constant is not None,
         )
-        for v, f, h in zip(node.inputs, tactic.inputs, halos, strict=True)
+        for v, f, h in zip(node.inputs, tactic.input_formats, halos, strict=True)
     ]
     outputs = [
         allocation_plan.view(StoredTensor(v.name, v.tensor, f, Space.ARENA))
-        for v, f in zip(node.outputs, tactic.outputs, strict=True)
+        for v, f in zip(node.outputs, tactic.output_formats, strict=True)
     ]
     packed: list[View] = []
     for constant in family.pack(node, tactic):
@@ -195,7 +195,9 @@ def to_stored_layout(array: Array, layout: Layout) -> Array:
 
 def storage_dtype_of(tactics: Sequence[Tactic]) -> DType:
     """Return the least precise storage type of the tactics; float32 if none is narrow."""
-    formats = {f.dtype for t in tactics for f in (*t.inputs, *t.outputs) if f is not None}
+    formats = {
+        f.dtype for t in tactics for f in (*t.input_formats, *t.output_formats) if f is not None
+    }
     return next((dtype for dtype in _NARROW_DTYPES if dtype in formats), DType.FLOAT32)
 
 

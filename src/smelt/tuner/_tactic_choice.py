@@ -114,24 +114,32 @@ def choose(
         for position, value in enumerate(node.inputs):
             if value is None or value.constant is not None:
                 continue
-            required = [tactic.inputs[position] for tactic, _ in options[number]]
+            required = [tactic.input_formats[position] for tactic, _ in options[number]]
             if value.producer is None:
                 costs[number] = costs[number] + [
                     copies.price(value, linear_format(value), r) for r in required
                 ]
                 continue
             producer = index[value.producer]
-            formats = [t.outputs[value.producer.outputs.index(value)] for t, _ in options[producer]]
+            formats = _formats_of(value, value.producer, options[producer])
             matrix = np.array([[copies.price(value, p, r) for r in required] for p in formats])
             edges[producer, number] = edges.get((producer, number), 0.0) + matrix
     for value in graph.outputs:
         if value.producer is not None:
             source, target = index[value.producer], linear_format(value)
-            formats = [t.outputs[value.producer.outputs.index(value)] for t, _ in options[source]]
+            formats = _formats_of(value, value.producer, options[source])
             costs[source] = costs[source] + [copies.price(value, p, target) for p in formats]
     for node, entries, chosen in zip(graph.nodes, options, solve(costs, edges), strict=True):
         choice.tactics[node] = entries[chosen][0]
     return choice
+
+
+def _formats_of(
+    value: Value, producer: Node, entries: Sequence[tuple[Tactic, float]]
+) -> list[TensorFormat]:
+    """Return the format in which each of the producer's tactics stores a value."""
+    output = producer.outputs.index(value)
+    return [tactic.output_formats[output] for tactic, _ in entries]
 
 
 def _best_by_format(
@@ -164,7 +172,7 @@ def _best_by_format(
     )
     best: dict[object, tuple[Tactic, float]] = {}
     for tactic, time in timed:
-        best.setdefault((tactic.inputs, tactic.outputs), (tactic, time))
+        best.setdefault((tactic.input_formats, tactic.output_formats), (tactic, time))
     return list(best.values())
 
 

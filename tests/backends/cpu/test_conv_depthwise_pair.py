@@ -51,7 +51,7 @@ def _network(*, residual: bool = False) -> Graph:
 def _built_by(graph: Graph, family: str) -> smelt.Engine:
     def seconds(_: CostModelTimer, node: Node, tactics: Sequence[Tactic]) -> list[float]:
         del node
-        return [t.cost_hint + (t.family not in (family, "conv")) for t in tactics]
+        return [t.estimated_seconds + (t.family not in (family, "conv")) for t in tactics]
 
     with mock.patch.object(CostModelTimer, "seconds", seconds):
         return smelt.build(graph, tune="none")

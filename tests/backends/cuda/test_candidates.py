@@ -19,4 +19,4 @@ def test_a_node_that_no_kernel_computes_is_told_why(op: type[Op]) -> None:
     for case in op.cases():
         for node in graph_of(case).nodes:
             tactics, refusals = backend.candidates(node, target)
-            assert refusals or not all(t.runs_on_host for t in tactics), (case.name, node)
+            assert refusals or not all(t.is_host_step for t in tactics), (case.name, node)

@@ -242,7 +242,7 @@ def test_targets_that_do_not_exist_are_refused_with_an_example(name: str) -> Non
 def test_what_a_family_cannot_run_is_refused_with_its_reason() -> None:
     _, node = _node(MaxPool((2, 2)), DType.FLOAT64)
     tactics, refusals = CudaBackend().candidates(node, _HOPPER)
-    assert all(tactic.runs_on_host for tactic in tactics)
+    assert all(tactic.is_host_step for tactic in tactics)
     assert [str(refusal) for refusal in refusals] == ["pool: max_pool of float64 is not supported"]
     assert all(isinstance(refusal, Refusal) for refusal in refusals)
 
@@ -265,7 +265,7 @@ def test_a_kernel_that_needs_more_shared_memory_than_there_is_does_not_compile(
     backend = CudaBackend(pool=compilers)
     graph, node = _node(_PADDED)
     tactics, _ = backend.candidates(node, _HOPPER)
-    some = next(t for t in tactics if not t.runs_on_host)
+    some = next(t for t in tactics if not t.is_host_step)
     options = {**dict(some.parameters), "tile": (64, 64, 128), "num_stages": 6, "split_k": 1}
     largest = replace(some, parameters=parameters(**options))
     kernels = _launched(graph, largest, backend)

@@ -74,7 +74,7 @@ def test_what_is_added_must_be_stored_as_the_result_is(bench: Bench, is_last: bo
         graph.outputs = graph.add(ops.Sigmoid(), node.output, name="next").outputs
     tactics, refusals = candidates_in(DType.FLOAT16, bench.backend, node, HOPPER)
     assert bool(tactics) is not is_last
-    assert {t.outputs[0].dtype for t in tactics} <= {DType.FLOAT16}
+    assert {t.output_formats[0].dtype for t in tactics} <= {DType.FLOAT16}
     detail = "the addend differs from the result in type: float16 and float32"
     assert (detail in {r.reason for r in refusals}) is is_last
 
@@ -83,10 +83,10 @@ def test_float32_is_rounded_only_where_tf32_is_asked_for(bench: Bench) -> None:
     (node,) = graph_of(next(_own_cases())).nodes
     for target, precisions in ((HOPPER, {"ieee", "tf32"}), (CudaTarget(90), {"ieee"})):
         tactics, _ = bench.backend.candidates(node, target)
-        assert {dict(t.parameters)["precision"] for t in tactics} == precisions
+        assert {dict(t.parameters)["input_precision"] for t in tactics} == precisions
     (node,) = graph_of(list(_own_cases())[1]).nodes
     narrow, _ = candidates_in(DType.FLOAT16, bench.backend, node, HOPPER)
-    assert {dict(t.parameters)["precision"] for t in narrow} == {"ieee"}
+    assert {dict(t.parameters)["input_precision"] for t in narrow} == {"ieee"}
 
 
 def test_a_tactic_says_which_version_it_is_of_and_how_much_room_it_takes(bench: Bench) -> None:
@@ -142,7 +142,7 @@ def test_operands_are_never_windows(bench: Bench) -> None:
     chosen = {
         node: min(
             whole.candidates(node, HOPPER)[0],
-            key=lambda t: (t.family != FAMILY, t.runs_on_host, t.aliasing.value == "none"),
+            key=lambda t: (t.family != FAMILY, t.is_host_step, t.aliasing.value == "none"),
         )
         for node in graph.nodes
     }

@@ -63,7 +63,7 @@ def test_what_varies_or_rounds_is_not_offered(bench: Bench) -> None:
 
     def engines(target: CudaTarget, precision: str) -> list[object]:
         said = (dict(t.parameters) for t in bench.backend.candidates(node, target)[0])
-        return [s["engine"] for s in said if s["precision"] == precision]
+        return [s["engine"] for s in said if s["input_precision"] == precision]
 
     assert engines(CudaTarget(90), "ieee") == engines(HOPPER, "ieee") == [10, 41, 10]
     assert engines(HOPPER, "tf32") == [51]
@@ -93,4 +93,6 @@ def test_the_residual_must_be_stored_as_the_result_is(bench: Bench) -> None:
     graph = graph_of(_own_cases()[0])
     graph.outputs = graph.add(ops.Sigmoid(), graph.nodes[0].output, name="next").outputs
     tactics, _ = candidates_in(DType.FLOAT16, bench.backend, graph.nodes[0], HOPPER)
-    assert {(t.inputs[3], t.outputs[0]) for t in tactics} == {(tactics[0].outputs[0],) * 2}
+    assert {(t.input_formats[3], t.output_formats[0]) for t in tactics} == {
+        (tactics[0].output_formats[0],) * 2
+    }

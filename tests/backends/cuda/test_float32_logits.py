@@ -56,9 +56,11 @@ def _types(node: Node | None) -> tuple[set[DType], set[DType]]:
     """In which types the kernels for a node read its first operand, and write its result."""
     assert node is not None
     tactics, _ = candidates_in(DType.FLOAT16, CudaBackend(jobs=1), node, CudaTarget(90))
-    own = [t for t in tactics if not t.runs_on_host and t.aliasing is Aliasing.NONE]
+    own = [t for t in tactics if not t.is_host_step and t.aliasing is Aliasing.NONE]
     assert own
-    return {t.inputs[0].dtype for t in own if t.inputs[0]}, {t.outputs[0].dtype for t in own}
+    return {t.input_formats[0].dtype for t in own if t.input_formats[0]}, {
+        t.output_formats[0].dtype for t in own
+    }
 
 
 _NARROW, _WIDE = {DType.FLOAT16}, {DType.FLOAT32}
@@ -135,7 +137,7 @@ def test_the_mask_of_a_softmax_is_read_as_it_is_stored() -> None:
     assign_precision(net.graph.nodes, DType.FLOAT16, supports_mixed_precision=True)
     assert masked.producer is not None
     tactics, _ = CudaBackend(jobs=1).candidates(masked.producer, CudaTarget(90))
-    own = [t for t in tactics if not t.runs_on_host]
-    read = {tuple(fmt.dtype for fmt in t.inputs if fmt) for t in own}
+    own = [t for t in tactics if not t.is_host_step]
+    read = {tuple(fmt.dtype for fmt in t.input_formats if fmt) for t in own}
     assert own
     assert read == {(DType.FLOAT32, DType.FLOAT16)}

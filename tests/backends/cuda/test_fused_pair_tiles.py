@@ -57,7 +57,7 @@ def test_the_largest_chain_that_is_offered_fits_into_shared_memory(
     pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     target, backend = CudaTarget(capability), CudaBackend(pool=compilers)
     graph, node = _chain(*shape)
-    tiles = [t for t in _offered(node, target) if not dict(t.parameters)["programs"]]
+    tiles = [t for t in _offered(node, target) if not dict(t.parameters)["row_programs"]]
     for tactic in {tiles[0], max(tiles, key=lambda t: _size(t, shape[1]))}:
         plan = build_plan(graph, {node: tactic}, backend, WeightStore()).plan
         kernels = [step.kernel for step in plan.steps if isinstance(step, Launch)]

@@ -139,7 +139,7 @@ def test_nothing_is_read_that_was_not_copied(pool: MaxPool, conv: Conv) -> None:
 
 
 def _launches(graph: Graph, node: Node, tactic: Tactic) -> tuple[Launch, Launch]:
-    stored = with_storage_dtype(_HALF, node, tactic, narrows_outputs=True)
+    stored = with_storage_dtype(_HALF, node, tactic, narrows_all_outputs=True)
     steps = build_plan(graph, {node: stored}, CudaBackend(), WeightStore()).plan.steps
     launches = [step for step in steps if isinstance(step, Launch)]
     (copy,) = (s for s in launches if "channels" in dict(s.kernel.parameters))

@@ -76,7 +76,7 @@ def _kernels(op: Op, *shapes: tuple[int, ...], axes: tuple[int, ...] | None = No
     graph.outputs += node.outputs
     backend = CudaBackend(jobs=1)
     tactic = backend.candidates(node, CudaTarget(90))[0][0]
-    assert not tactic.runs_on_host
+    assert not tactic.is_host_step
     steps = build_plan(graph, {node: tactic}, backend, WeightStore()).plan.steps
     launches = [step for step in steps if isinstance(step, Launch)]
     return "\n".join(backend.generate(launch.kernel, CudaTarget(90)) for launch in launches)
@@ -123,5 +123,7 @@ def test_a_large_factor_that_is_turned_over_is_copied() -> None:
         w = graph.add_constant(np.zeros((width, 8), np.float16), "w")
         node = graph.add(MatMul(), turned, w, name="node")
         tactics, _ = CudaBackend(jobs=1).candidates(node, CudaTarget(90))
-        formats = {t.inputs[0].layout for t in tactics if t.family == "gemm" and t.inputs[0]}
+        formats = {
+            t.input_formats[0].layout for t in tactics if t.family == "gemm" and t.input_formats[0]
+        }
         assert formats == {layout}

@@ -41,7 +41,7 @@ def _tactics(net: _Network, value: Value, *kept: str) -> list[Any]:
     assert node is not None
     assign_precision(net.graph.nodes, DType.FLOAT16, kept, supports_mixed_precision=True)
     found, _ = CudaBackend(jobs=1).candidates(node, _TARGET)
-    own = [t for t in found if not t.runs_on_host]
+    own = [t for t in found if not t.is_host_step]
     assert own
     return own
 
@@ -49,7 +49,7 @@ def _tactics(net: _Network, value: Value, *kept: str) -> list[Any]:
 def _types(net: _Network, value: Value, *kept: str) -> tuple[set[DType], set[DType]]:
     """In which types what makes a value reads its first operand, and stores the value."""
     own = _tactics(net, value, *kept)
-    return {t.inputs[0].dtype for t in own}, {t.outputs[0].dtype for t in own}
+    return {t.input_formats[0].dtype for t in own}, {t.output_formats[0].dtype for t in own}
 
 
 def _packed(node: Node, tactic: Any) -> set[DType]:
@@ -103,7 +103,9 @@ def test_windows_are_of_one_type() -> None:
     flat = net.add(Reshape(), net.first, shape)
     net.graph.outputs += [net.conv(flat, "kept"), net.add(Relu(), flat)]
     windows = [t for t in _tactics(net, flat, "kept") if t.aliasing is not Aliasing.NONE]
-    assert all(t.inputs[0].dtype is t.outputs[0].dtype is DType.FLOAT32 for t in windows)
+    assert all(
+        t.input_formats[0].dtype is t.output_formats[0].dtype is DType.FLOAT32 for t in windows
+    )
 
 
 def test_logits_of_a_kept_layer_stay_in_float32() -> None:

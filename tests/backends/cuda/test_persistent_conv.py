@@ -41,7 +41,7 @@ def test_they_are_never_the_first_by_estimate(channels: int) -> None:
     _, node = _convolution(32, channels, 512, Conv((1, 1)))
     tactics, _ = CudaBackend().candidates(node, _HOPPER)
     assert 1 <= len(_persistent_tactics(node)) <= 3
-    assert min(tactics, key=lambda t: t.cost_hint).family == "conv"
+    assert min(tactics, key=lambda t: t.estimated_seconds).family == "conv"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_weights_of_no_or_open_extents_are_refused_like_everywhere(
     tactics, refusals = CudaBackend().candidates(
         graph.add(Conv((1, 1)), x, w, name="node"), _HOPPER
     )
-    assert all(tactic.runs_on_host for tactic in tactics)
+    assert all(tactic.is_host_step for tactic in tactics)
     assert {r.family for r in refusals if reason in r.reason} >= {"conv", "stem"}
 
 

@@ -35,7 +35,7 @@ def _tactics(
 def test_they_are_offered_and_never_the_first_by_estimate(rows: int | SymbolicDim) -> None:
     tactics = _tactics(rows, 384, 384, _HOPPER, DType.FLOAT16)
     assert 1 <= sum(tactic.family == "prefetch" for tactic in tactics) <= 3
-    assert min(tactics, key=lambda t: t.cost_hint).family == "gemm"
+    assert min(tactics, key=lambda t: t.estimated_seconds).family == "gemm"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_convolution_of_no_channels_has_none_ahead() -> None:
     weights = graph.add_constant(np.ones((64, 0, 1, 1), np.float32), "w")
     node = graph.add(Conv((1, 1)), x, weights, name="node")
     tactics, _ = candidates_in(DType.FLOAT16, CudaBackend(), node, _HOPPER)
-    assert all(tactic.runs_on_host for tactic in tactics)
+    assert all(tactic.is_host_step for tactic in tactics)
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_convolutions_of_whole_steps_have_their_weights_ahead(
     graph.outputs += node.outputs
     tactics, _ = candidates_in(DType.FLOAT16, CudaBackend(), node, _HOPPER)
     assert any(tactic.family == "prefetch" for tactic in tactics) == is_offered
-    assert min(tactics, key=lambda t: t.cost_hint).family == "conv"
+    assert min(tactics, key=lambda t: t.estimated_seconds).family == "conv"

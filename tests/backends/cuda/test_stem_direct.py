@@ -45,7 +45,7 @@ def _direct(node: Node, target: CudaTarget = _HOPPER, storage: DType = _HALF) ->
 def test_they_are_expected_to_be_the_fastest() -> None:
     _, node = _stem()
     tactics, _ = candidates_in(_HALF, CudaBackend(), node, _HOPPER)
-    assert min(tactics, key=lambda t: t.cost_hint).family == "stem_direct"
+    assert min(tactics, key=lambda t: t.estimated_seconds).family == "stem_direct"
 
 
 @pytest.mark.parametrize("name", ["sm_100", "sm_120", "sm_90,sm_100"])
@@ -54,7 +54,7 @@ def test_where_nothing_was_timed_they_are_offered_behind_others(name: str) -> No
     target = target_named(name)
     assert _direct(node, target)
     tactics, _ = candidates_in(_HALF, CudaBackend(), node, target)
-    assert min(tactics, key=lambda t: t.cost_hint).family != "stem_direct"
+    assert min(tactics, key=lambda t: t.estimated_seconds).family != "stem_direct"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_nothing_is_read_that_was_not_copied(op: Conv) -> None:
     read = [t for t in tactics if t.family in {"stem", "stem_direct", "persistent"}]
     assert read
     for tactic in read:
-        stored = with_storage_dtype(_HALF, node, tactic, narrows_outputs=True)
+        stored = with_storage_dtype(_HALF, node, tactic, narrows_all_outputs=True)
         steps = build_plan(graph, {node: stored}, CudaBackend(), WeightStore()).plan.steps
         launches = [step for step in steps if isinstance(step, Launch)]
         (copy,) = (s for s in launches if "channels" in dict(s.kernel.parameters))
@@ -107,7 +107,7 @@ def test_pixels_do_not_go_through_shared_memory(compilers: CompilerPool) -> None
     pytest.importorskip("triton", reason="not installed: the extra cuda-build")
     graph, node = _stem()
     backend = CudaBackend(pool=compilers)
-    tactic = with_storage_dtype(_HALF, node, _direct(node)[0], narrows_outputs=True)
+    tactic = with_storage_dtype(_HALF, node, _direct(node)[0], narrows_all_outputs=True)
     plan = build_plan(graph, {node: tactic}, backend, WeightStore()).plan
     (kernel,) = (
         s.kernel for s in plan.steps if isinstance(s, Launch) and s.kernel.family == tactic.family

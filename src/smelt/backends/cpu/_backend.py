@@ -79,7 +79,11 @@ class CpuBackend(Backend[CpuTarget]):
 
     name: ClassVar[str] = "cpu"
     source_language: ClassVar[str] = "LLVM IR"
-    composite_ops: ClassVar[tuple[str, ...]] = ("attention", "fused_pair", "int8_products")
+    supported_composite_ops: ClassVar[tuple[str, ...]] = (
+        "attention",
+        "fused_pair",
+        "int8_products",
+    )
     plan_passes: tuple[PlanPass, ...] = (prefetch_weights,)
 
     def __init__(self, cache: ObjectCache | None = None, *, jobs: int | None = None) -> None:

@@ -143,7 +143,7 @@ def _group_small_launches(plan: UnallocatedPlan) -> None:
 def _touched_bytes(node: Node, tactic: Tactic, sizes: Mapping[str, int]) -> int:
     """Return how many bytes a node reads and writes, without packed weights."""
     values = (*node.inputs, *node.outputs)
-    formats = (*tactic.inputs, *tactic.outputs)
+    formats = (*tactic.input_formats, *tactic.output_formats)
     return sum(
         evaluate_dim(element_count(value.tensor.shape), sizes) * fmt.dtype.size_bytes
         for value, fmt in zip(values, formats, strict=True)
@@ -158,7 +158,7 @@ class CudaBackend(Backend[CudaTarget]):
     source_language: ClassVar[str] = "Triton"
     supports_mixed_precision: ClassVar[bool] = True
     has_short_sources: ClassVar[bool] = True
-    composite_ops: ClassVar[tuple[str, ...]] = ("attention", "conv_sum", "gather")
+    supported_composite_ops: ClassVar[tuple[str, ...]] = ("attention", "conv_sum", "gather")
     non_fusable_ops: ClassVar[tuple[str, ...]] = tuple(
         sorted(op.name for op in ALL_OPS if op.name not in EXPRESSIONS)
     )
@@ -231,7 +231,7 @@ class CudaBackend(Backend[CudaTarget]):
         model's types.
         """
         is_fixed = tactic.family in self._fixed_type_families
-        if is_fixed or tactic.aliasing is not Aliasing.NONE or tactic.runs_on_host:
+        if is_fixed or tactic.aliasing is not Aliasing.NONE or tactic.is_host_step:
             return tactic
 
         def stored(value: Value | None, fmt: TensorFormat | None) -> Any:
@@ -239,9 +239,11 @@ class CudaBackend(Backend[CudaTarget]):
                 return fmt
             return replace(fmt, dtype=value.storage) if fmt.dtype is DType.FLOAT32 else fmt
 
-        others = map(stored, node.inputs[1:], tactic.inputs[1:])
-        outputs = tuple(map(stored, node.outputs, tactic.outputs))
-        return replace(tactic, inputs=(*tactic.inputs[:1], *others), outputs=outputs)
+        others = map(stored, node.inputs[1:], tactic.input_formats[1:])
+        outputs = tuple(map(stored, node.outputs, tactic.output_formats))
+        return replace(
+            tactic, input_formats=(*tactic.input_formats[:1], *others), output_formats=outputs
+        )
 
     @override
     def can_fuse_pair(self, first: Node, second: Node) -> bool:
@@ -249,7 +251,7 @@ class CudaBackend(Backend[CudaTarget]):
 
     @override
     def launch_variants(self, tactic: Tactic) -> tuple[Tactic, ...]:
-        if tactic.runs_on_host or tactic.aliasing is not Aliasing.NONE:
+        if tactic.is_host_step or tactic.aliasing is not Aliasing.NONE:
             return ()  # it launches no kernels
         forwards = replace(tactic, reversed_tile_order=False)
         return tuple(replace(forwards, uses_pdl=uses_pdl) for uses_pdl in (False, True))

@@ -222,7 +222,7 @@ def element_launch(
         fields: further parameters of the kernel.
     """
     x, *_, out = views
-    order = tactic.outputs[0].layout.axis_order(len(out.shape))
+    order = tactic.output_formats[0].layout.axis_order(len(out.shape))
     last = out.shape[order[-1]]
     column_tile = tile_side(guessed_extent(last), _TILE_ELEMENTS)
     row_tile = _TILE_ELEMENTS // column_tile

@@ -59,7 +59,7 @@ class FusedPairWriter(PersistentWriter):
     def write(self) -> str:
         s = self.s
         s.narrow_scalars()
-        if self.k.programs:
+        if self.k.row_programs:
             self.prepare_second()
             self.write_persistent()
             return s.text()
@@ -169,7 +169,7 @@ class FusedPairWriter(PersistentWriter):
     def add_second(self, sums: str) -> None:
         """Write the first product's epilogue and the second product, added to ``sums``."""
         s = self.s
-        value = self.write_epilogue(self.k.stages, bias=self.k.bias)
+        value = self.write_epilogue(self.k.stages, has_bias=self.k.bias)
         factor = LANGUAGE_TYPES[s.dtypes[self.weights]]
         if self.pair.returns_intermediate:
             kind = LANGUAGE_TYPES[s.dtypes[self.last]]
@@ -190,7 +190,7 @@ class FusedPairWriter(PersistentWriter):
     def finish(self) -> None:
         self.s.line("acc = sums")
         with self.second_operands():
-            result = self.write_epilogue(self.pair.second_stages, bias=self.pair.second_bias)
+            result = self.write_epilogue(self.pair.second_stages, has_bias=self.pair.second_bias)
             self.store(self.last, result)
 
     @contextmanager

@@ -195,8 +195,8 @@ class ImplicitGemmWriter(TileWriter):
     def multiply_by(self, pixels: str, weights: str) -> None:
         """Write the product of loaded operands, added to ``acc``."""
         s, b = self.s, self.s.dtypes[1]
-        precision = f', input_precision="{self.k.precision}"' if b is DType.FLOAT32 else ""
-        if b is DType.FLOAT32 and self.k.precision == TF32:
+        precision = f', input_precision="{self.k.input_precision}"' if b is DType.FLOAT32 else ""
+        if b is DType.FLOAT32 and self.k.input_precision == TF32:
             self.round_to_tf32(pixels)
             if not self.k.constants[1]:
                 self.round_to_tf32(weights)
@@ -257,7 +257,7 @@ class PersistentWriter(ImplicitGemmWriter):
             options: options of ``tl.range``, such as the number of pipeline stages.
         """
         s, count = self.s, self.row_tiles
-        extents = f"{first}, {count}, {self.k.programs}"
+        extents = f"{first}, {count}, {self.k.row_programs}"
         loop = f"tl.range({extents}, {options})" if options else f"range({extents})"
         with s.block(f"for {'walked' if s.is_tile_order_reversed else 'down'} in {loop}:"):
             if s.is_tile_order_reversed:

@@ -198,7 +198,7 @@ def _tiled_work(shape: GemmShape, config: TileConfig, gpu: GpuSpec) -> LaunchWor
         steps=steps,
         num_stages=config.num_stages,
         step_seconds=product_seconds(
-            config.tile, config.num_warps, shape.dtype, config.precision, gpu
+            config.tile, config.num_warps, shape.dtype, config.input_precision, gpu
         ),
         step_overhead_seconds=_STEP_OVERHEAD_SECONDS * bk,
         dependency_seconds=_DEPENDENCY_SECONDS * bk,
@@ -255,7 +255,7 @@ def prefetched_seconds(shape: GemmShape, config: TileConfig, gpu: GpuSpec) -> fl
         registers=prefetched_registers(shape, config),
         shared_bytes=(bm + bn) * depth * size,
         step_seconds=product_seconds(
-            (bm, bn, depth), config.num_warps, shape.dtype, config.precision, gpu
+            (bm, bn, depth), config.num_warps, shape.dtype, config.input_precision, gpu
         ),
         step_bytes=float(bm * depth * size),
         epilogue_bytes=float(epilogue_bytes),
@@ -285,7 +285,7 @@ def persistent_seconds(
     shared_seconds = shared_elements * size / _SHARED_BYTES_PER_SECOND
     tile_seconds = max(products_seconds, load_seconds, shared_seconds)
     row_tiles = -(-shape.rows // bm)
-    tiles_per_program = -(-row_tiles // config.programs)
+    tiles_per_program = -(-row_tiles // config.row_programs)
     program_seconds = tiles_per_program * max(
         programs_per_sm * tile_seconds, products_seconds + _PERSISTENT_TILE_SECONDS
     )

@@ -59,7 +59,7 @@ class ImplicitGemmKernel:
     """Factor of the sums."""
     stages: Json
     """Program of the epilogue."""
-    precision: str
+    input_precision: str
     """How float32 operands are multiplied: "ieee", "tf32x3" or "tf32"."""
     clamps_edges: bool
     """Whether rows and columns past the end read the elements of the last ones instead of being
@@ -78,7 +78,7 @@ class ImplicitGemmKernel:
     """Distance between two partial sums, in elements."""
     num_warps: int
     num_stages: int = 1
-    programs: int = 0
+    row_programs: int = 0
     """Persistent programs that share a block of columns; 0 without persistence."""
     factors: int = 2
     """Number of operands of the reduction: A and B, and A of a second image if there is one; 1 for

@@ -50,16 +50,16 @@ class GemmShape:
 class TileConfig:
     """Parameters of a product's tactic, whatever its schedule."""
 
-    omitted_if_empty: ClassVar[tuple[str, ...]] = ("programs", "schedule")
+    omitted_if_empty: ClassVar[tuple[str, ...]] = ("row_programs", "schedule")
     """Parameters that tactics do not mention if they are 0 or empty."""
     tile: tuple[int, int, int]
     """Rows, columns and step of the reduction."""
     num_warps: int
     num_stages: int
-    precision: str = "ieee"
+    input_precision: str = "ieee"
     prefetches_epilogue: bool = False
     split_k: int = 1
-    programs: int = 0
+    row_programs: int = 0
     """Persistent programs that share a block of columns; 0 if each program computes one tile."""
     schedule: str = ""
     """Schedule of `ImplicitGemmKernel`; empty for the one that the family always has."""

@@ -208,14 +208,14 @@ class TileWriter(KernelWriter):
 
     def finish(self) -> None:
         """Write the epilogue and the store of the result."""
-        self.store(self.last, self.write_epilogue(self.k.stages, bias=self.k.bias))
+        self.store(self.last, self.write_epilogue(self.k.stages, has_bias=self.k.bias))
 
-    def write_epilogue(self, stages: Json, *, bias: bool) -> str:
+    def write_epilogue(self, stages: Json, *, has_bias: bool) -> str:
         """Write the epilogue of ``acc`` and return its result; the bias is epilogue operand 0."""
         line, alpha, scale = self.s.line, self.k.alpha, self.k.bias_scale
         if alpha != 1.0:
             line(f"acc = acc * {literal(alpha)}")
-        if bias:
+        if has_bias:
             text = self.read(0) + (f" * {literal(scale)}" if scale != 1.0 else "")
             line(f"acc = acc + {text}")
         return write_stages(line, stages, self.read, ["acc"])

@@ -337,7 +337,7 @@ class WindowReuseWriter(TileWriter):
     def finish(self) -> None:
         """Write the epilogue, which must not depend on positions, then the transposed store."""
         s, kind = self.s, LANGUAGE_TYPES[self.s.dtypes[self.last]]
-        s.line(f"result = ({self.write_epilogue(self.k.stages, bias=self.k.bias)}).to({kind})")
+        s.line(f"result = ({self.write_epilogue(self.k.stages, has_bias=self.k.bias)}).to({kind})")
         self.transpose_result(s.dtypes[self.last])
         self.find_rows()
         self.column = "filter"

@@ -31,15 +31,15 @@ def axes_of(
 
 
 def windows_of(
-    root: MaxPool | AveragePool | ConvTranspose, x: View, *, num_pads: int
+    root: MaxPool | AveragePool | ConvTranspose, x: View, *, pads_per_axis: int
 ) -> tuple[tuple[Dim, ...], ...]:
-    """Return the window's axes, with ``num_pads`` of the two paddings of each."""
+    """Return the window's axes, with ``pads_per_axis`` of the two paddings of each."""
     return tuple(
         (
             root.kernel_shape[a],
             root.strides[a],
             root.dilations[a],
-            *root.pad_pairs[a][:num_pads],
+            *root.pad_pairs[a][:pads_per_axis],
             x.shape[2 + a],
             x.strides[2 + a],
         )

@@ -158,7 +158,7 @@ class MatmulCall(LibraryCall):
         self.check_common_fields()
         known = (
             self.factors in _TYPES and self.result in _TYPES
-            and self.precision in _COMPUTE and self.activation in _ACTIVATIONS
+            and self.input_precision in _COMPUTE and self.activation in _ACTIVATIONS
         )  # fmt: skip
         if not known:
             raise ValueError("an element type, the precision or the activation is unknown")
@@ -183,7 +183,7 @@ class CublasLt(LoadedLibrary):
             raise CublasError(name, status)
 
     def algorithms(
-        self, call: MatmulCall, *, count: int, most_workspace_bytes: int
+        self, call: MatmulCall, *, count: int, max_workspace_bytes: int
     ) -> list[tuple[str, int]]:
         """Return the algorithms that the library proposes for a call, with their workspaces.
 
@@ -196,7 +196,7 @@ class CublasLt(LoadedLibrary):
             self._made("MatmulPreference") as wishes,
         ):
             wish = partial(self._set, "MatmulPreference", wishes)
-            wish(_PREFER_WORKSPACE, ctypes.c_uint64(most_workspace_bytes))
+            wish(_PREFER_WORKSPACE, ctypes.c_uint64(max_workspace_bytes))
             wish(_PREFER_REDUCTIONS, ctypes.c_uint32(_SUMS_IN_FLOAT32))
             for kind in _PREFER_ALIGNMENTS:
                 wish(kind, ctypes.c_uint32(ALIGNED_BYTES))
@@ -214,7 +214,7 @@ class CublasLt(LoadedLibrary):
             for result in found[: number.value]:
                 # For some algorithms the library reports a larger workspace than in its proposal.
                 required = self._required_workspace_bytes(described, ctypes.addressof(result))
-                if not result.state and required is not None and required <= most_workspace_bytes:
+                if not result.state and required is not None and required <= max_workspace_bytes:
                     algorithm = bytes(result.algorithm).rstrip(b"\0").hex()
                     proposals.append((algorithm, max(required, int(result.workspace_bytes))))
         return proposals
@@ -274,7 +274,7 @@ class CublasLt(LoadedLibrary):
         layouts += [(result, call.columns, call.rows)] * 2
         epilogue = _ACTIVATIONS[call.activation] | _BIAS_EPILOGUE * call.bias
         with self.device.selected(), ExitStack() as stack:
-            compute = _COMPUTE[call.precision]
+            compute = _COMPUTE[call.input_precision]
             what = stack.enter_context(self._made("MatmulDesc", compute, _FLOAT32))
             describe = partial(self._set, "MatmulDesc", what)
             for kind, transposed in zip(_DESC_TRANSPOSES, (second, first), strict=True):

@@ -153,7 +153,7 @@ class ConvolutionCall(LibraryCall):
                 "the number of channels or of filters is not divisible by the number of groups"
             )
         self.check_common_fields()
-        known = (self.factors in _TYPES, self.result in _TYPES, self.precision in _PRECISIONS)
+        known = (self.factors in _TYPES, self.result in _TYPES, self.input_precision in _PRECISIONS)
         if not all(known):
             raise ValueError("an element type or the precision is unknown")
         if any(type(x) is not bool for x in (self.adds, self.bias, self.relu)):
@@ -448,7 +448,7 @@ def _is_exact(call: ConvolutionCall, notes: Sequence[int]) -> bool:
     if not {_VARIES, _NARROWS_SUMS}.isdisjoint(notes):
         return False
     rounds = not {_TENSOR_CORE, _NARROWS_INPUTS}.isdisjoint(notes)
-    return call.factors is not DType.FLOAT32 or rounds == (call.precision == "tf32")
+    return call.factors is not DType.FLOAT32 or rounds == (call.input_precision == "tf32")
 
 
 def _check_extents(numbers: Iterable[Any], least: int) -> None:

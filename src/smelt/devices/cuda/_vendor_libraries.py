@@ -77,7 +77,7 @@ class LibraryCall(ABC):
     """Type of the two factors; those of a convolution are the images and the filters."""
     result: DType
     """Type of the result, the added tensor and the bias."""
-    precision: str
+    input_precision: str
     """How float32 is multiplied: "ieee" or "tf32"."""
     adds: bool
     """Whether a tensor of the result's shape is added."""

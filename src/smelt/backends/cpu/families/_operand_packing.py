@@ -81,7 +81,7 @@ def packed_tactic(
         ),
         (TensorFormat(node.output.tensor.dtype, layout),),
         (halo, *[()] * (len(node.inputs) - 1)) if halo else (),
-        cost_hint=seconds,
+        estimated_seconds=seconds,
     )
 
 
@@ -193,13 +193,13 @@ def reduced_precision_products(
     directly; else it converts them to float32.
     """
     narrow = with_storage_dtype(dtype, node, tactic)
-    first = narrow.inputs[0]
+    first = narrow.input_formats[0]
     dot_product = dot_product_for(dtype, target)
     if dot_product.group == 1 or first is None or first.dtype is not dot_product.factor:
         return (narrow,)
     options = {**dict(narrow.parameters), "dot_product": dot_product.name}
-    cost = narrow.cost_hint / dot_product.group
-    return (replace(narrow, parameters=parameters(**options), cost_hint=cost),)
+    cost = narrow.estimated_seconds / dot_product.group
+    return (replace(narrow, parameters=parameters(**options), estimated_seconds=cost),)
 
 
 # ---- recorded transforms

@@ -331,7 +331,7 @@ class RecurrentFamily(Family["CpuTarget"], ABC):
             inputs,
             (LINEAR,) * len(node.outputs),
             workspace_bytes=input_projection_bytes(node, op, target.vector_bits // 32),
-            cost_hint=1e-4,
+            estimated_seconds=1e-4,
         )
 
     @override

@@ -95,7 +95,7 @@ class AttentionFamily(Family[CpuTarget]):
                 yield replace(
                     tactic,
                     workspace_bytes=0 if queries else _WorkspaceLayout.of(node, tactic).size_bytes,
-                    cost_hint=seconds * (1.0 if queries else _UNFUSED_COST),
+                    estimated_seconds=seconds * (1.0 if queries else _UNFUSED_COST),
                 )
 
     @override
@@ -237,7 +237,10 @@ def _pairs(nodes: _AttentionNodes, target: CpuTarget) -> list[tuple[Tactic, Tact
     ]
     count = element_count(nodes.scores.output.tensor.shape)
     seconds = (count if isinstance(count, int) else 1 << 14) * _SECONDS_PER_SCORE
-    return [(a, b, a.cost_hint + b.cost_hint + seconds) for a, b in zip(*candidates, strict=False)]
+    return [
+        (a, b, a.estimated_seconds + b.estimated_seconds + seconds)
+        for a, b in zip(*candidates, strict=False)
+    ]
 
 
 # ---- memory

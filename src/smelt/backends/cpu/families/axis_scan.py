@@ -49,7 +49,7 @@ class AxisScanFamily(Family["CpuTarget"]):
             inputs = (TensorFormat(source.tensor.dtype, layout), *(None for _ in node.inputs[1:]))
             result_layout = layout if keeps_rank else Layout.LINEAR
             results = tuple(TensorFormat(v.tensor.dtype, result_layout) for v in node.outputs)
-            yield Tactic(self.name, (), inputs, results, cost_hint=5e-6)
+            yield Tactic(self.name, (), inputs, results, estimated_seconds=5e-6)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

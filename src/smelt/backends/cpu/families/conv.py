@@ -68,7 +68,7 @@ class ConvFamily(ProductFamily):
         for options, seconds in _candidates(node, root, target):
             tactic = packed_tactic(self.name, node, options, seconds, halo=halo)
             for first in _layouts(node):
-                yield replace(tactic, inputs=(first, *tactic.inputs[1:]))
+                yield replace(tactic, input_formats=(first, *tactic.input_formats[1:]))
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:

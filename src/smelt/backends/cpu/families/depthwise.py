@@ -114,7 +114,7 @@ class DepthwiseFamily(Family[CpuTarget]):
             root_as(Conv, node),
             tactic,
             operands,
-            num_packed_operands=1 + has_bias,
+            num_root_operands=1 + has_bias,
             bias=has_bias,
             block=tactic.options["block"],
         )
@@ -132,20 +132,20 @@ def depthwise_launch(
     tactic: Tactic,
     operands: Operands,
     *,
-    num_packed_operands: int,
+    num_root_operands: int,
     **own: Json,
 ) -> Launch:
     """Return the launch of a depthwise kernel.
 
-    The kernel reads the image, the first ``num_packed_operands`` packed operands and the epilogue's
-    operands. ``own`` are the parameters that only this family has.
+    The kernel reads the image, the first ``num_root_operands`` packed operands, which are the
+    root's, and the epilogue's operands. ``own`` are the parameters that only this family has.
     """
     options, scalars = tactic.options, LaunchScalars()
     window = spatial_pair(root.kernel_shape, 1)
     pixels, extras = pixel_loop_of(
         node,
         operands,
-        operands.packed[num_packed_operands:],
+        operands.packed[num_root_operands:],
         scalars,
         options.integer("lanes"),
         window[0] * window[1],
@@ -165,7 +165,7 @@ def depthwise_launch(
         columns=options["columns"],
         **own,
     )
-    views = (x, *operands.packed[:num_packed_operands], *extras, operands.outputs[0])
+    views = (x, *operands.packed[:num_root_operands], *extras, operands.outputs[0])
     return pixel_launch(kernel, pixels, node, views, scalars)
 
 

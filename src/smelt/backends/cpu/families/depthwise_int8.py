@@ -103,7 +103,7 @@ class DepthwiseInt8Family(Family[CpuTarget]):
             root_as(ConvInteger, node),
             tactic,
             operands,
-            num_packed_operands=2,
+            num_root_operands=2,
             dot_product=tactic.options["dot_product"],
         )
         return (launch,)

@@ -50,7 +50,7 @@ class FillFamily(Family["CpuTarget"]):
         if isinstance(node.op, Range):
             check_dtype("the result", result.dtype, *_RANGES)
             inputs = (result, None, result)
-        yield Tactic(self.name, (), inputs, (result,), cost_hint=1e-6)
+        yield Tactic(self.name, (), inputs, (result,), estimated_seconds=1e-6)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

@@ -80,7 +80,7 @@ class FusedConvDepthwiseFamily(Family[CpuTarget]):
         b, *_ = _SECOND.tactics(pair_nodes.second, target)
         if not _is_known(pair_nodes):
             raise NodeRefusedError("the image's height or width is not known at build time")
-        by_formats = {a.inputs: a for a in reversed(first)}
+        by_formats = {a.input_formats: a for a in reversed(first)}
         for options, seconds in _candidates(pair_nodes, target):
             for a in by_formats.values():
                 yield joined_tactic(self.name, options, a, b, seconds)
@@ -166,7 +166,7 @@ def _candidates(pair_nodes: PairNodes, target: CpuTarget) -> Iterator[tuple[Para
     """Yield the options and estimated seconds of the `_KEPT` best tilings."""
     lanes, geometry = target.vector_bits // 32, _Geometry.of(pair_nodes)
     problem = problem_of(pair_nodes.first, root_as(Conv, pair_nodes.first))
-    second = min(t.cost_hint for t in _SECOND.tactics(pair_nodes.second, target))
+    second = min(t.estimated_seconds for t in _SECOND.tactics(pair_nodes.second, target))
     # Both estimates include the traffic of the intermediate tensor, which is not stored here.
     stored = 4 * geometry.height * geometry.width * geometry.channels * (problem.images or 1)
     saved = 2 * stored / MEMORY_BYTES_PER_SECOND

@@ -98,7 +98,7 @@ class GemmFamily(Family[CpuTarget]):
         for options, seconds in _candidates(node, target):
             for result in _result_formats(node):
                 formats = (*root_formats, *extra_formats)
-                tactic = Tactic(self.name, options, formats, (result,), cost_hint=seconds)
+                tactic = Tactic(self.name, options, formats, (result,), estimated_seconds=seconds)
                 yield replace(tactic, workspace_bytes=_workspace_bytes(node, tactic))
 
     @override

@@ -50,7 +50,7 @@ class IndexPredicateFamily(Family["CpuTarget"]):
             None if v is None or i == 1 else linear_format(v) for i, v in enumerate(node.inputs)
         )
         result = (linear_format(node.output),)
-        yield Tactic(self.name, (), inputs, result, cost_hint=5e-6)
+        yield Tactic(self.name, (), inputs, result, estimated_seconds=5e-6)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

@@ -104,14 +104,16 @@ class GatherFamily(Family["CpuTarget"]):
             return
         check_indices(required_input(node, 1))
         data, indices = (linear_format(required_input(node, k)) for k in (0, 1))
-        yield Tactic(self.name, (), (data, indices), (data,), cost_hint=5e-6)
+        yield Tactic(self.name, (), (data, indices), (data,), estimated_seconds=5e-6)
 
     @override
     def reduced_precision_tactics(
         self, node: Node, tactic: Tactic, dtype: DType, target: CpuTarget
     ) -> tuple[Tactic, ...]:
         return (
-            with_storage_dtype(dtype, node, tactic, narrows_constants=True, narrows_outputs=True),
+            with_storage_dtype(
+                dtype, node, tactic, narrows_constants=True, narrows_all_outputs=True
+            ),
         )
 
     @override
@@ -205,7 +207,7 @@ class ScatterFamily(Family["CpuTarget"]):
         if (reduction := _reduction(node)) != "none":
             check_dtype(f"the result of the reduction {reduction!r}", result.dtype, *_REDUCIBLE)
         inputs = tuple(None if v is None else linear_format(v) for v in node.inputs)
-        yield Tactic(self.name, (), inputs, (result,), cost_hint=2e-5)
+        yield Tactic(self.name, (), inputs, (result,), estimated_seconds=2e-5)
 
     @override
     def reports_index_errors(self, node: Node) -> bool:

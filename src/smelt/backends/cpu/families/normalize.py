@@ -60,7 +60,7 @@ class NormalizeFamily(Family["CpuTarget"]):
         for layout in layouts:
             fmt = TensorFormat(DType.FLOAT32, layout)
             inputs = (fmt, *(None if v is None else LINEAR for v in node.inputs[1:]))
-            yield Tactic(self.name, (), inputs, (fmt,), cost_hint=5e-6)
+            yield Tactic(self.name, (), inputs, (fmt,), estimated_seconds=5e-6)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

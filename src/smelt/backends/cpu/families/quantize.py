@@ -52,7 +52,7 @@ class QuantizeFamily(Family["CpuTarget"]):
         for layout in layouts_of(node.outputs[0].tensor.rank):
             inputs = (first and replace(first, layout=layout), *others)
             results = (replace(result, layout=layout), *range_results)
-            yield Tactic(self.name, (), inputs, results, cost_hint=5e-6)
+            yield Tactic(self.name, (), inputs, results, estimated_seconds=5e-6)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

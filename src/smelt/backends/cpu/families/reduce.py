@@ -112,7 +112,7 @@ class ReduceFamily(Family["CpuTarget"]):
                 if result_layout in (layout, Layout.LINEAR):
                     formats = (TensorFormat(dtype, layout), *absent)
                     result = (TensorFormat(dtype, result_layout),)
-                    yield Tactic(self.name, (), formats, result, cost_hint=5e-6)
+                    yield Tactic(self.name, (), formats, result, estimated_seconds=5e-6)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

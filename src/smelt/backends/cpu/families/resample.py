@@ -64,7 +64,7 @@ class ResampleFamily(Family["CpuTarget"]):
                 (form, *absent),
                 (form,),
                 workspace_bytes=workspace,
-                cost_hint=1e-5 if layout is Layout.CHANNELS_LAST else 2e-5,
+                estimated_seconds=1e-5 if layout is Layout.CHANNELS_LAST else 2e-5,
             )
 
     @override
@@ -82,7 +82,7 @@ class ResampleFamily(Family["CpuTarget"]):
             if number < len(tables) - 1:
                 workspace = workspace_of(node, operands)
                 strides = contiguous_strides(
-                    TensorType(result.dtype, shape), tactic.outputs[0].layout
+                    TensorType(result.dtype, shape), tactic.output_formats[0].layout
                 )
                 destination = replace(
                     workspace,

@@ -43,7 +43,7 @@ class ShapeValuesFamily(Family["CpuTarget"]):
                 f"the result has {count} elements; at most {_MAX_ELEMENTS} are computed"
             )
         form = linear_format(node.output)
-        yield Tactic(self.name, (), (None,) * len(node.inputs), (form,), cost_hint=1e-7)
+        yield Tactic(self.name, (), (None,) * len(node.inputs), (form,), estimated_seconds=1e-7)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

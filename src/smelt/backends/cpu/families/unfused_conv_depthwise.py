@@ -62,14 +62,17 @@ def conv_depthwise_pair(node: Node) -> PairNodes | None:
 
 def joined_tactic(family: str, options: Parameters, a: Tactic, b: Tactic, seconds: float) -> Tactic:
     """Return the tactic of a pair, with the operands of a tactic of each of its nodes."""
-    halos = (*(a.halos or ((),) * len(a.inputs)), *(b.halos or ((),) * len(b.inputs))[1:])
+    halos = (
+        *(a.halos or ((),) * len(a.input_formats)),
+        *(b.halos or ((),) * len(b.input_formats))[1:],
+    )
     return Tactic(
         family,
         options,
-        (*a.inputs, *b.inputs[1:]),
-        b.outputs,
+        (*a.input_formats, *b.input_formats[1:]),
+        b.output_formats,
         halos if any(map(any, halos)) else (),
-        cost_hint=seconds,
+        estimated_seconds=seconds,
     )
 
 
@@ -100,7 +103,7 @@ class UnfusedConvDepthwiseFamily(Family[CpuTarget]):
     def _both(self, pair_nodes: PairNodes, a: Tactic, b: Tactic) -> Tactic:
         """Return the tactic that combines a tactic of each convolution."""
         options = parameters(first=(a.family, a.parameters), second=(b.family, b.parameters))
-        tactic = joined_tactic(self.name, options, a, b, a.cost_hint + b.cost_hint)
+        tactic = joined_tactic(self.name, options, a, b, a.estimated_seconds + b.estimated_seconds)
         size = _intermediate_bytes(pair_nodes, DType.FLOAT32) + a.workspace_bytes
         return replace(tactic, workspace_bytes=size)
 
@@ -112,7 +115,7 @@ class UnfusedConvDepthwiseFamily(Family[CpuTarget]):
         pair_nodes, (a, _) = pair_nodes_of(node), _parts(tactic)
         narrow = with_storage_dtype(dtype, node, tactic)
         of_first, dot_product = dict(a.parameters), dot_product_for(dtype, target)
-        input_format = narrow.inputs[0]
+        input_format = narrow.input_formats[0]
         stored = input_format.dtype if input_format else None
         if a.family == ConvFamily.name and stored is dot_product.factor:
             of_first["dot_product"] = dot_product.name
@@ -157,7 +160,7 @@ class UnfusedConvDepthwiseFamily(Family[CpuTarget]):
 
 def _best(tactics: Sequence[Tactic]) -> list[Tactic]:
     """Return the two tactics with the least estimated cost."""
-    return sorted(tactics, key=lambda t: t.cost_hint)[:2]
+    return sorted(tactics, key=lambda t: t.estimated_seconds)[:2]
 
 
 def _parts(tactic: Tactic) -> tuple[Tactic, Tactic]:

@@ -73,7 +73,7 @@ class ProductFamily(CudaFamily):
     def tactic(self, problem: ProductProblem, config: TileConfig, seconds: float) -> Tactic:
         """Return the tactic with some parameters; split-K needs memory for its partial sums."""
         inputs, output = problem.formats
-        tactic = Tactic(self.name, config.parameters, inputs, (output,), cost_hint=seconds)
+        tactic = Tactic(self.name, config.parameters, inputs, (output,), estimated_seconds=seconds)
         if config.split_k == 1:
             return tactic
         sums = element_count(problem.node.output.tensor.shape) * config.split_k

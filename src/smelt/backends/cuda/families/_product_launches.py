@@ -139,7 +139,7 @@ def launch_of(
         columns=scalars.all_json((columns.extent, *columns.strides)),
         uses_int64_offsets=tuple(map(needs_int64_offsets, views)),
     )
-    row_programs = kernel.programs or ceil_div(iteration_space.row_count, kernel.tile[0])
+    row_programs = kernel.row_programs or ceil_div(iteration_space.row_count, kernel.tile[0])
     column_programs = ceil_div(columns.extent, kernel.tile[1])
     chunks = iteration_space.matrices * kernel.split_k * column_programs * row_programs
     spec = kernel.spec(family, views, len(scalars.values))

@@ -97,13 +97,13 @@ def wide_operand_reason(dtype: DType) -> str | None:
 
 def factor_type(tactic: Tactic) -> DType:
     """Return the element type in which a tactic's operands are stored."""
-    return cast("TensorFormat", tactic.inputs[0]).dtype
+    return cast("TensorFormat", tactic.input_formats[0]).dtype
 
 
 def as_factor(weights: Constant, dtype: DType, tactic: Tactic) -> Constant:
     """Return packed weights in the element type and precision that the tactic multiplies in."""
     if dtype is not weights.type.dtype:
         weights = Constant.derive(f"{weights.name}.{dtype.value}", Cast(dtype), weights)
-    if dtype is DType.FLOAT32 and tactic.options.get("precision") == TF32:
+    if dtype is DType.FLOAT32 and tactic.options.get("input_precision") == TF32:
         weights = Constant.derive(f"{weights.name}.{TF32}", RoundMantissa(), weights)
     return weights

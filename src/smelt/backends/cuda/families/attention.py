@@ -121,7 +121,7 @@ class _AttentionWriter(KernelWriter):
         else:
             self.walk()
         s.line("acc = acc / total[:, None]")
-        ok = self.inside(row_ok, "e[None, :]", self.result_width, has_other=False)
+        ok = self.inside(row_ok, "e[None, :]", self.result_width, is_load=False)
         place = self.place(self.last, "row[:, None]", "e[None, :]")
         s.line(f"tl.store({place}, acc.to({LANGUAGE_TYPES[s.dtypes[self.last]]}){ok})")
         return s.text()
@@ -181,7 +181,7 @@ class _AttentionWriter(KernelWriter):
     def precision_argument(self) -> str:
         """Return the precision argument of a product."""
         is_single = self.s.dtypes[0] is DType.FLOAT32
-        return f', input_precision="{self.k["precision"]}"' if is_single else ""
+        return f', input_precision="{self.k["input_precision"]}"' if is_single else ""
 
     def place(self, operand: int, position_index: str, element_index: str) -> str:
         """Return the addresses of an operand's elements."""
@@ -189,11 +189,11 @@ class _AttentionWriter(KernelWriter):
         offset = self.s.sum_of((position_index, position), (element_index, element))
         return f"base{operand} + ({offset})"
 
-    def inside(self, positions: str, elements: str, width: int, *, has_other: bool = True) -> str:
+    def inside(self, positions: str, elements: str, width: int, *, is_load: bool = True) -> str:
         """Return the mask arguments of a load or store, by positions and elements of a head."""
         in_head = "" if width == tile_extent(width) else f"({elements} < {width})"
         mask = " & ".join(filter(None, (positions, in_head)))
-        return f", mask={mask}" + (", other=0.0" if has_other else "") if mask else ""
+        return f", mask={mask}" + (", other=0.0" if is_load else "") if mask else ""
 
 
 class AttentionFamily(CudaFamily):
@@ -212,7 +212,7 @@ class AttentionFamily(CudaFamily):
         inputs = tuple(None if v is None else format_of_factor(v) for v in node.inputs)
         result = TensorFormat(node.output.tensor.dtype, Layout.LINEAR)
         for options, seconds in _options(node, op, target):
-            yield Tactic(self.name, options, inputs, (result,), cost_hint=seconds)
+            yield Tactic(self.name, options, inputs, (result,), estimated_seconds=seconds)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -275,7 +275,7 @@ def _options(node: Node, op: Attention, target: CudaTarget) -> list[tuple[Parame
             options = parameters(
                 block=(rows, columns),
                 num_stages=num_stages,
-                precision=precision,
+                input_precision=precision,
                 num_warps=num_warps,
             )
             config = TileConfig((rows, columns, width), num_warps, num_stages, precision)
@@ -291,7 +291,7 @@ def _work(node: Node, op: Attention, config: TileConfig, target: CudaTarget) -> 
     keys, result_width = map(guessed_extent, op.split(v.shape)[2:])
     stored = target.operand_dtype(q.dtype)
     (rows, columns, _), num_stages, size = config.tile, config.num_stages, stored.size_bytes
-    how = (config.num_warps, stored, config.precision, gpu_spec_of(target))
+    how = (config.num_warps, stored, config.input_precision, gpu_spec_of(target))
     scores = product_seconds((rows, columns, tile_extent(width)), *how)
     accumulators = product_seconds((rows, tile_extent(result_width), columns), *how)
     programs = batch * heads * -(-queries // rows)

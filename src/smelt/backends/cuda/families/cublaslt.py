@@ -75,7 +75,7 @@ class CublasLtFamily(LibraryFamily[MatmulCall, CublasLt]):
     def proposals(self, call: MatmulCall) -> Iterable[Proposal]:
         lists = (
             self.loaded_library.algorithms(
-                call, count=_REQUESTED_ALGORITHMS, most_workspace_bytes=limit
+                call, count=_REQUESTED_ALGORITHMS, max_workspace_bytes=limit
             )
             for limit in _WORKSPACES
         )

@@ -121,7 +121,7 @@ class DeconvFamily(CudaFamily):
         products = count_of(node.output) * depth // root.group * prod(window)
         seconds = deconvolution_seconds(node, products, target)
         inputs, output = problem.formats
-        yield Tactic(self.name, (), inputs, (output,), cost_hint=seconds)
+        yield Tactic(self.name, (), inputs, (output,), estimated_seconds=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -147,7 +147,7 @@ class DeconvFamily(CudaFamily):
             [x, operands.packed[0], *(view for view, _ in extras), out],
             root.group * ceil_div(columns, sides[0]) * ceil_div(positions, _ROWS),
             axes=axes_of(x, out, extras),
-            windows=windows_of(root, x, num_pads=1),
+            windows=windows_of(root, x, pads_per_axis=1),
             group=root.group,
             depth=depth // root.group,
             columns=columns,

@@ -48,7 +48,7 @@ class _DepthwiseLowering(ConvLowering):
             schedule="depthwise",
             run=1,
             inner_k_strides=(0, 0),
-            precision="",
+            input_precision="",
             prefetches_weights=False,
             **self.window_fields(),
             **self.options,
@@ -84,7 +84,7 @@ class DepthwiseFamily(ProductFamily):
             config = TileConfig((size // width, width, 1), _WARPS, num_stages=1)
             seconds = depthwise_seconds(shape, config, gpu_spec_of(target))
             options = parameters(tile=config.tile, num_warps=_WARPS)
-            yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
+            yield Tactic(self.name, options, inputs, (output,), estimated_seconds=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:

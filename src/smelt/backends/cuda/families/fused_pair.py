@@ -91,7 +91,7 @@ class FusedPairConvFamily(CudaFamily):
         inputs = (*first, *second[1:])
         outputs = (out, intermediate) if pair_nodes.returns_intermediate else (out,)
         for choice, seconds in _tiles_of(pair_nodes, target):
-            yield Tactic(self.name, choice.parameters, inputs, outputs, cost_hint=seconds)
+            yield Tactic(self.name, choice.parameters, inputs, outputs, estimated_seconds=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -219,7 +219,7 @@ class _FusedPairProblem:
                     second_tile=second_tile,
                     num_warps=num_warps,
                     num_stages=num_stages,
-                    programs=programs,
+                    row_programs=programs,
                     prefetches_epilogue=True,
                 )
 
@@ -313,7 +313,7 @@ class _FusedPairLowering(ConvLowering):
         )
         space, last = self.iteration_space(), len(self.views) - 1
         launch = launch_of(self.tactic.family, kernel, space, self.views, self.scalars)
-        row_programs = kernel.programs or ceil_div(space.row_count, kernel.tile[0])
+        row_programs = kernel.row_programs or ceil_div(space.row_count, kernel.tile[0])
         return replace(
             launch,
             writes=(self.weight_operand - 1, last) if self.returns_intermediate else (last,),

@@ -98,7 +98,7 @@ class FusedStemPoolFamily(CudaFamily):
                 inputs,
                 (output,),
                 workspace_bytes=problem.stem.pixel_bytes,
-                cost_hint=problem.seconds(rows_per_program, target),
+                estimated_seconds=problem.seconds(rows_per_program, target),
             )
 
     @override

@@ -107,7 +107,7 @@ class GatherFamily(CudaFamily):
         result_bytes = count_of(node.output) * data.dtype.size_bytes
         seconds = LAUNCH_SECONDS + result_bytes * _SECONDS_PER_BYTE
         inputs = (data_format, index_format, *epilogue.formats)
-        yield Tactic(self.name, (), inputs, (data_format,), cost_hint=seconds)
+        yield Tactic(self.name, (), inputs, (data_format,), estimated_seconds=seconds)
 
     @override
     def reports_index_errors(self, node: Node) -> bool:

@@ -67,7 +67,7 @@ class Half2Family(CudaFamily):
             yield Tactic(self.name, (), inputs, outputs, aliasing=aliasing)
             return
         for options, seconds in _options(node, target):
-            yield Tactic(self.name, options, inputs, outputs, cost_hint=seconds)
+            yield Tactic(self.name, options, inputs, outputs, estimated_seconds=seconds)
 
     @override
     def reduced_precision_tactics(
@@ -78,7 +78,7 @@ class Half2Family(CudaFamily):
         Kernels write 16 bits for every reader, also for a softmax, whose logits are stored wider.
         """
         is_narrow = tactic.aliasing is not Aliasing.NONE or bool(node.output.users)
-        return (with_storage_dtype(dtype, node, tactic, narrows_outputs=is_narrow),)
+        return (with_storage_dtype(dtype, node, tactic, narrows_all_outputs=is_narrow),)
 
     @override
     def views(self, node: Node, tactic: Tactic, view: View) -> tuple[View, ...]:

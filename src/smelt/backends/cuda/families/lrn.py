@@ -80,7 +80,9 @@ class LrnFamily(CudaFamily):
             )
         for layout in layouts_of(kind.rank):
             fmt = TensorFormat(kind.dtype, layout)
-            yield Tactic(self.name, (), (fmt,), (fmt,), cost_hint=memory_seconds(node, target))
+            yield Tactic(
+                self.name, (), (fmt,), (fmt,), estimated_seconds=memory_seconds(node, target)
+            )
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:

@@ -71,7 +71,7 @@ def _fits(shape: GemmShape, config: TileConfig, programs_per_sm: int, target: Cu
     return (
         programs_per_sm * needed_bytes <= target.shared_bytes
         and programs_per_sm * registers <= gpu_spec_of(target).limits.registers
-        and -(-shape.rows // bm) >= _MIN_TILES * config.programs
+        and -(-shape.rows // bm) >= _MIN_TILES * config.row_programs
     )
 
 
@@ -140,7 +140,7 @@ def _tile_configs(
         num_warps = 8 if bm * bn >= _EIGHT_WARPS_ELEMENTS else 4
         for num_stages in _STAGE_COUNTS:
             config = TileConfig(
-                (bm, bn, step), num_warps, num_stages, programs=programs, schedule=PERSISTENT
+                (bm, bn, step), num_warps, num_stages, row_programs=programs, schedule=PERSISTENT
             )
             if _fits(shape, config, programs_per_sm, target):
                 gpu = gpu_spec_of(target)

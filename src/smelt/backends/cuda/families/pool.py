@@ -123,7 +123,7 @@ class PoolFamily(CudaFamily):
         image = TensorFormat(kind, Layout.CHANNELS_LAST)
         inputs = (image, *epilogue.formats)
         for options, cost in pool_options(node, target):
-            yield Tactic(self.name, options, inputs, (image,), cost_hint=cost)
+            yield Tactic(self.name, options, inputs, (image,), estimated_seconds=cost)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -161,7 +161,7 @@ def pool_launch(
         [x, *(view for view, _ in extras), out],
         ceil_div(places, position_tile) * ceil_div(channels, channel_tile),
         axes=axes_of(x, out, extras),
-        windows=windows_of(root, x, num_pads=2),
+        windows=windows_of(root, x, pads_per_axis=2),
         places=places,
         tile=(position_tile, channel_tile),
         is_mean=isinstance(root, AveragePool),

@@ -112,9 +112,9 @@ class RecurrentFamily(CudaFamily):
                 continue
             clusters = cluster_sizes(op, sequences, target)
             for launch_options, time_step in (single_program, *clusters):
-                options = parameters(precision=precision, **dict(launch_options))
+                options = parameters(input_precision=precision, **dict(launch_options))
                 seconds = fixed_seconds + min_seconds + flops / rate + time_steps * time_step
-                tactic = Tactic(self.name, options, inputs, results, cost_hint=seconds)
+                tactic = Tactic(self.name, options, inputs, results, estimated_seconds=seconds)
                 yield replace(tactic, workspace_bytes=workspace)
 
     @override
@@ -160,7 +160,7 @@ class _RecurrentLowering:
 
     def __init__(self, node: Node, tactic: Tactic, operands: Operands) -> None:
         self.node, self.options = node, tactic.options
-        self.precision = self.options.pop("precision")
+        self.input_precision = self.options.pop("input_precision")
         self.is_cluster = CLUSTER in self.options
         self.op = cast("GRU | LSTM", node.op)
         self.inputs = dict(zip(_INPUTS, operands.inputs, strict=False))
@@ -195,7 +195,7 @@ class _RecurrentLowering:
             range(len(sources), len(sources) + len(written)),
             part="input_projection",
             tile=tile,
-            precision=self.precision,
+            input_precision=self.input_precision,
             extents=(time_steps, self.batch, rows, x.shape[2]),
             strides=self.batch_second(x.strides),
             weights=w.strides,
@@ -288,7 +288,7 @@ class _InputProjectionWriter(KernelWriter):
             weights = f"({line} + column * 0)[None, :] + ({s.sum_of(('k', of_k))} + k * 0)[:, None]"
             s.line(f"ok = column_ok & (k < {width})[:, None]")
             s.line(f"b = tl.load(p1 + {weights}, mask=ok, other=0.0)")
-            s.line(f'acc = tl.dot(a.to(b.dtype), b, acc, input_precision="{k["precision"]}")')
+            s.line(f'acc = tl.dot(a.to(b.dtype), b, acc, input_precision="{k["input_precision"]}")')
         if k["has_bias"]:
             self.add_biases(rows)
         entered = 2 + k["has_bias"]

@@ -108,7 +108,7 @@ class ResampleFamily(CudaFamily):
         for layout in layouts_of(kind.rank):
             fmt = TensorFormat(kind.dtype, layout)
             seconds = memory_seconds(node, target)
-            yield Tactic(self.name, (), (fmt, *absent), (fmt,), cost_hint=seconds)
+            yield Tactic(self.name, (), (fmt, *absent), (fmt,), estimated_seconds=seconds)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:

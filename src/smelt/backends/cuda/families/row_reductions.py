@@ -315,7 +315,7 @@ class RowReductionsFamily(CudaFamily):
             inputs = (TensorFormat(kind.dtype, layout), *others, *epilogue.formats)
             output = TensorFormat(out.dtype, result_layout)
             for options, seconds in _options(node, layout, target):
-                yield Tactic(self.name, options, inputs, (output,), cost_hint=seconds)
+                yield Tactic(self.name, options, inputs, (output,), estimated_seconds=seconds)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
@@ -348,7 +348,7 @@ class RowReductionsFamily(CudaFamily):
             tile=(block, columns),
             epsilon=float(getattr(op, "epsilon", 0.0)),
             last=bool(getattr(op, "select_last_index", 0)),
-            stages=plan_epilogue(node, tactic.outputs[0].layout).stages,
+            stages=plan_epilogue(node, tactic.output_formats[0].layout).stages,
             num_warps=options["num_warps"],
         )
         return (launch,)

@@ -52,7 +52,7 @@ class StemFamily(ProductFamily):
     ) -> tuple[Tactic, ...]:
         made = with_storage_dtype(dtype, node, tactic)
         if required_input(node, 0).producer is None:  # a binding is read directly, in its own type
-            made = replace(made, inputs=(tactic.inputs[0], *made.inputs[1:]))
+            made = replace(made, input_formats=(tactic.input_formats[0], *made.input_formats[1:]))
         options = {**made.options, "factors": dtype.value}
         return (replace(made, parameters=parameters(**options)),)
 
@@ -88,7 +88,7 @@ class StemFamily(ProductFamily):
 def factors_of(tactic: Tactic) -> DType:
     """Return the element type that the product is computed in."""
     options = tactic.options
-    return DType(options["factors"]) if "factors" in options else tactic.outputs[0].dtype
+    return DType(options["factors"]) if "factors" in options else tactic.output_formats[0].dtype
 
 
 def without_factors(tactic: Tactic) -> Tactic:

@@ -85,10 +85,12 @@ class StemDirectFamily(StemFamily):
             return
         min_hint = 0.0
         if not target.has_fitted_cost_model:
-            min_hint = _UNFITTED_PENALTY * min(t.cost_hint for t in plain)
+            min_hint = _UNFITTED_PENALTY * min(t.estimated_seconds for t in plain)
         for config, seconds in _configs(problem, target):
             hint = max(seconds, min_hint)
-            yield replace(plain[0], family=self.name, parameters=config.parameters, cost_hint=hint)
+            yield replace(
+                plain[0], family=self.name, parameters=config.parameters, estimated_seconds=hint
+            )
 
     @override
     def pack_filters(self, problem: StemProblem) -> Constant:
@@ -115,7 +117,7 @@ def _configs(problem: StemProblem, target: CudaTarget) -> Iterator[tuple[TileCon
             (ROWS, bn, FRAGMENT),
             num_warps=4,
             num_stages=1,
-            programs=max(1, programs * bn // shape.columns),
+            row_programs=max(1, programs * bn // shape.columns),
             schedule="register_operand",
         )
         seconds = register_operand_seconds(

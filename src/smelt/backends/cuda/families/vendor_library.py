@@ -139,7 +139,7 @@ class LibraryFamily(CudaFamily, Generic[CallT, LibraryT]):
         return self.call(
             operation,
             factors=factor_type(tactic),
-            result=tactic.outputs[0].dtype,
+            result=tactic.output_formats[0].dtype,
             adds=operation.addend is not None,
             bias=operation.bias is not None,
             workspace_bytes=options.pop("workspace", 0),
@@ -148,7 +148,9 @@ class LibraryFamily(CudaFamily, Generic[CallT, LibraryT]):
 
     def _call_options(self, precision: str, **proposal: Json) -> Parameters:
         """Return the parameters of a tactic."""
-        return parameters(precision=precision, version=self.loaded_library.version, **proposal)
+        return parameters(
+            input_precision=precision, version=self.loaded_library.version, **proposal
+        )
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -160,7 +162,7 @@ class LibraryFamily(CudaFamily, Generic[CallT, LibraryT]):
             bias = cast("Constant", required_input(node, operation.bias).constant)
             if bias.type.rank != 1:
                 bias = reshaped(bias, f"{bias.name}.flat", -1)
-            if (dtype := tactic.outputs[0].dtype) is not bias.type.dtype:
+            if (dtype := tactic.output_formats[0].dtype) is not bias.type.dtype:
                 bias = Constant.derive(f"{bias.name}.{dtype.value}", Cast(dtype), bias)
             packed.append(bias)
         return tuple(packed)
@@ -280,17 +282,19 @@ def _stored(family: str, node: Node, operation: LibraryOperation, narrow_dtype: 
         for position, value in enumerate(node.inputs)
     ]
     output = TensorFormat(result_type.dtype, layout)
-    tactic = Tactic(family, (), tuple(inputs), (output,), cost_hint=math.inf)
-    return with_storage_dtype(narrow_dtype, node, tactic, narrows_outputs=bool(node.output.users))
+    tactic = Tactic(family, (), tuple(inputs), (output,), estimated_seconds=math.inf)
+    return with_storage_dtype(
+        narrow_dtype, node, tactic, narrows_all_outputs=bool(node.output.users)
+    )
 
 
 def _unsupported_reason(stored: Tactic, operation: LibraryOperation) -> str | None:
     """Return why the library does not support the stored types of the operands, or None."""
-    first, second = stored.inputs[:2]
+    first, second = stored.input_formats[:2]
     if second is not None and first is not None and first.dtype is not second.dtype:
         return f"the operands differ in type: {first.dtype.value} and {second.dtype.value}"
-    addend = None if operation.addend is None else stored.inputs[operation.addend]
-    result = stored.outputs[0].dtype
+    addend = None if operation.addend is None else stored.input_formats[operation.addend]
+    result = stored.output_formats[0].dtype
     if addend is not None and addend.dtype is not result:
         return (
             f"the addend differs from the result in type: {addend.dtype.value} and {result.value}"
