@@ -494,7 +494,7 @@ def _rebuilt(engine: smelt.Engine, change: Callable[[EngineHeader], EngineHeader
     first, *rest = file.partitions
     parts = [replace(first, header=change(first.header)), *rest]
     return serialize_engine(
-        file.header, file.weights, file.code, file.runtime_code, None, file.sources, parts
+        file.header, file.weights, file.code, file.runtime_code, None, file.network_arrays, parts
     )
 
 
@@ -540,7 +540,7 @@ def _with_steps(engine: smelt.Engine, change: Callable[[Submit], Submit], parts:
     header = replace(file.header, plans=(replace(plan, steps=steps),))
     parted = file.partitions[:parts]
     return serialize_engine(
-        header, file.weights, file.code, file.runtime_code, None, file.sources, parted
+        header, file.weights, file.code, file.runtime_code, None, file.network_arrays, parted
     )
 
 
@@ -575,9 +575,8 @@ def test_a_partition_is_in_the_file_and_has_none_itself() -> None:
     with pytest.raises(EngineFormatError, match="partition 1, which does not exist"):
         Engine.load(_with_steps(engine, lambda s: s, parts=1), trust="always")
     file = engine.file
-    nested = serialize_engine(
-        file.header, file.weights, file.code, file.runtime_code, None, file.sources, file.partitions
-    )
+    own = file.header, file.weights, file.code, file.runtime_code
+    nested = serialize_engine(*own, None, file.network_arrays, file.partitions)
     start, end = _section(nested, "partitions")
     cut = nested[: start + 100] + bytes(end - start - 100) + nested[end:]
     with pytest.raises(EngineFormatError, match="checksum"):

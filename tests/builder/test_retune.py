@@ -92,7 +92,7 @@ def _require_right(engine: Engine, factor: Any = _FACTOR) -> None:
 def _require_same(made: Engine, wanted: Engine) -> None:
     one, other = _file(made), _file(wanted)
     assert _without_clock(one.header) == _without_clock(other.header)
-    for part in ("weights", "sources", "code", "runtime_code"):
+    for part in ("weights", "network_arrays", "code", "runtime_code"):
         assert bytes(getattr(one, part)) == bytes(getattr(other, part))
 
 
@@ -143,7 +143,9 @@ def test_an_engine_names_the_machine_whose_clock_chose_and_not_its_target(
 def test_weights_are_what_they_were_refitted_to() -> None:
     factor = weights(16, 8, seed=2)
     with _built() as engine:
-        (name,) = {source.name for source in engine.header.sources if source.shape == factor.shape}
+        (name,) = {
+            source.name for source in engine.header.network_arrays if source.shape == factor.shape
+        }
         engine.refit({name: factor})
         _require_right(smelt.retune(engine, tune="none"), factor)
         with pytest.raises(BindingError, match=r"float64\[16, 8\] does not fit"):
@@ -166,7 +168,7 @@ def test_small_weights_that_were_alike_are_refitted_apart() -> None:
         x = net.add_activation(y, "sigmoid", name=f"{name} sigmoid")
     net.mark_output(x)
     with smelt.build(net, tune="none", retunable=True) as engine:
-        one, two = (source.name for source in engine.header.sources)
+        one, two = (source.name for source in engine.header.network_arrays)
         bias = weights(16)
         engine.refit({two: bias, one: -bias})
         wanted = _ROWS
@@ -180,14 +182,14 @@ def test_small_weights_that_were_alike_are_refitted_apart() -> None:
 
 def test_what_weights_are_derived_from_is_kept_as_it_was() -> None:
     engine = _built(_halves())
-    halves = [s.dtype for s in engine.header.sources if len(s.shape) == 4]
+    halves = [s.dtype for s in engine.header.network_arrays if len(s.shape) == 4]
     assert halves == [DType.FLOAT16] * 2
     _require_same(smelt.retune(engine, _ELSEWHERE, tune="none", retunable=True), engine)
 
 
 def test_an_engine_that_keeps_no_network_says_how_to_build_one() -> None:
     engine = _built(retunable=False)
-    assert not _file(engine).sources.size
+    assert not _file(engine).network_arrays.size
     with pytest.raises(BuildError, match=r"does not contain its network.*retunable=True"):
         smelt.retune(engine)
 
@@ -197,7 +199,9 @@ def test_a_refused_engine_that_keeps_its_network_says_so() -> None:
     header = replace(
         file.header, fingerprint=replace(file.header.fingerprint, architecture="riscv64")
     )
-    data = serialize_engine(header, file.weights, file.code, file.runtime_code, None, file.sources)
+    data = serialize_engine(
+        header, file.weights, file.code, file.runtime_code, None, file.network_arrays
+    )
     with pytest.raises(EngineMismatchError, match="smelt retune"):
         smelt.Engine.load(data, trust="always")
     assert smelt.retune(data, tune="none").device == "cpu"
@@ -206,7 +210,7 @@ def test_a_refused_engine_that_keeps_its_network_says_so() -> None:
 def test_a_strangers_engine_is_retuned_and_none_of_its_code_runs() -> None:
     file = _file(_built())
     hostile = bytes(len(file.code))
-    data = serialize_engine(file.header, file.weights, hostile, hostile, None, file.sources)
+    data = serialize_engine(file.header, file.weights, hostile, hostile, None, file.network_arrays)
     _require_right(smelt.retune(data, tune="none"))
     _require_right(smelt.retune(smelt.load(data), tune="none"))
 
@@ -234,16 +238,18 @@ def test_a_damaged_network_is_refused(kind: str) -> None:
     document = json.loads(file.header.network)
     text = _DAMAGE[kind](document)
     header = replace(file.header, network=str(text or json.dumps(document)))
-    data = serialize_engine(header, file.weights, file.code, file.runtime_code, None, file.sources)
+    data = serialize_engine(
+        header, file.weights, file.code, file.runtime_code, None, file.network_arrays
+    )
     with pytest.raises(EngineFormatError, match=r"its embedded network is not valid"):
         smelt.retune(data)
 
 
-def test_sources_outside_of_the_file_are_refused() -> None:
+def test_network_arrays_outside_of_the_file_are_refused() -> None:
     file = _file(_built())
-    for sources in (file.sources[:64], b""):
+    for network_arrays in (file.network_arrays[:64], b""):
         data = serialize_engine(
-            file.header, file.weights, file.code, file.runtime_code, None, sources
+            file.header, file.weights, file.code, file.runtime_code, None, network_arrays
         )
         for read in (smelt.retune, smelt.load):
             with pytest.raises(EngineFormatError, match="lies outside its section"):
@@ -254,7 +260,7 @@ _FLOATS = Weight("w", DType.FLOAT32, (16, 8), 0)
 
 
 @pytest.mark.parametrize(
-    ("sources", "detail"),
+    ("network_arrays", "detail"),
     [
         ((replace(_FLOATS, shape=(0, 1 << 62, 1 << 62)),), "is not valid.*too big"),
         ((replace(_FLOATS, shape=(1,) * 99),), "MAX_RANK"),
@@ -262,11 +268,13 @@ _FLOATS = Weight("w", DType.FLOAT32, (16, 8), 0)
     ],
 )
 def test_arrays_that_cannot_be_a_networks_are_refused(
-    sources: tuple[Weight, ...], detail: str
+    network_arrays: tuple[Weight, ...], detail: str
 ) -> None:
     file = _file(_built())
-    header = replace(file.header, sources=sources)
-    data = serialize_engine(header, file.weights, file.code, file.runtime_code, None, file.sources)
+    header = replace(file.header, network_arrays=network_arrays)
+    data = serialize_engine(
+        header, file.weights, file.code, file.runtime_code, None, file.network_arrays
+    )
     with pytest.raises(EngineFormatError, match=detail):
         smelt.retune(data)
 
@@ -283,7 +291,7 @@ def test_a_network_that_makes_much_of_little_is_refused(monkeypatch: pytest.Monk
         network = json.dumps({**document, "constants": constants})
         header = replace(file.header, network=network)
         return serialize_engine(
-            header, file.weights, file.code, file.runtime_code, None, file.sources
+            header, file.weights, file.code, file.runtime_code, None, file.network_arrays
         )
 
     _require_right(smelt.retune(altered(2), tune="none"))

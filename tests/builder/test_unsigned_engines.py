@@ -170,7 +170,12 @@ def test_lists_of_a_header_are_bounded(limit: Limit, monkeypatch: pytest.MonkeyP
 
 def test_what_is_text_alone_is_passed_on_and_changes_nothing() -> None:
     engine = picture_engine()
-    text = {"report": "[1", "metadata": (("\u202e", "\ud800"),), "network": "{", "sources": ()}
+    text = {
+        "report": "[1",
+        "metadata": (("\u202e", "\ud800"),),
+        "network": "{",
+        "network_arrays": (),
+    }
     fingerprint = replace(engine.header.fingerprint, tuned_on="\n\x1b[2J")
     symbols = (("main", 5),)
     changed = unsigned(engine, **text, fingerprint=fingerprint, symbols=symbols)

@@ -66,7 +66,7 @@ _RECORDS = (
     Weight,
 )
 SIGNER = Signer(bytes(range(32)))
-CODE, RUNTIME, SOURCES = b"code" * 10, b"runtime" * 1000, b"source" * 2
+CODE, RUNTIME, NETWORK_ARRAYS = b"code" * 10, b"runtime" * 1000, b"source" * 2
 
 
 def rich_header() -> EngineHeader:
@@ -83,7 +83,7 @@ def rich_header() -> EngineHeader:
     )
     (plan,) = header.plans
     plans = (replace(plan, steps=(*plan.steps, host)),)
-    return replace(header, plans=plans, network="{}", sources=(source,))
+    return replace(header, plans=plans, network="{}", network_arrays=(source,))
 
 
 def data(**parts: Any) -> bytes:
@@ -93,7 +93,7 @@ def data(**parts: Any) -> bytes:
         "code": CODE,
         "runtime_code": RUNTIME,
         "signer": SIGNER,
-        "sources": SOURCES,
+        "network_arrays": NETWORK_ARRAYS,
         **parts,
     }
     return serialize_engine(**chosen)
@@ -104,7 +104,7 @@ def test_an_engine_reads_back_as_it_was_written() -> None:
     assert engine.header == rich_header()
     assert engine.weights.tobytes() == affine_data()
     assert (engine.code, engine.runtime_code) == (CODE, RUNTIME)
-    assert engine.sources.tobytes() == SOURCES
+    assert engine.network_arrays.tobytes() == NETWORK_ARRAYS
     assert engine.signature is not None
     assert engine.signature.public_key == SIGNER.public_key
 
@@ -223,7 +223,7 @@ def test_weights_of_a_path_are_aligned_and_read_only(tmp_path: Path, mapped: boo
     path = tmp_path / "m.engine"
     path.write_bytes(data())
     file = read_engine(path, mapped=mapped)
-    for part in (file.weights, file.sources):
+    for part in (file.weights, file.network_arrays):
         assert part.ctypes.data % 4096 == 0
         assert not part.flags.writeable
     assert file.weights.tobytes() == affine_data()

@@ -26,7 +26,7 @@ MADE = Fingerprint("cpu", "x86_64", ("avx2", "fma"), "linux", 1, "0.1.0")
 
 
 def check(made: Fingerprint) -> None:
-    check_compatibility(made, abi=1, smelt_version="0.1.0", host=HERE)
+    check_compatibility(made, runtime_abi=1, runtime_version="0.1.0", host=HERE)
 
 
 def test_an_equal_or_wider_machine_runs_an_engine() -> None:

@@ -117,7 +117,8 @@ def forge(chance: random.Random) -> Forgery:
     if chance.random() < 0.35:
         file = _lying(file, chance, changes)
     return Forgery(
-        serialize_engine(file.header, file.weights, b"", b"", None, file.sources), tuple(changes)
+        serialize_engine(file.header, file.weights, b"", b"", None, file.network_arrays),
+        tuple(changes),
     )
 
 

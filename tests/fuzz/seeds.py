@@ -235,7 +235,7 @@ def plan_seeds() -> Iterator[bytes]:
     for report in ("[]", '[{"candidates": {"relu": [[1, 2], 3]}, "memory": [["a", 1]]}]'):
         yield json.dumps(header_to_data(replace(header, report=report))).encode()
     kept = Weight("w", DType.FLOAT32, (8, 4), 64)
-    header = replace(header, sources=(kept,), network="{}")
+    header = replace(header, network_arrays=(kept,), network="{}")
     yield json.dumps(header_to_data(replace(header, weights=(_recipe_weight(),)))).encode()
     for plan in _odd_plans():
         yield json.dumps(header_to_data(replace(header, plans=(plan,)))).encode()
@@ -339,7 +339,9 @@ def retunable_file() -> EngineFile:
     """An engine without plans that keeps arrays of many types."""
     kept = embed_network(_kept_graph(), BuildOptions())
     fingerprint = Fingerprint("cpu", "x86_64", (), "linux", abi.ABI_VERSION, VERSION)
-    header = EngineHeader("kept", fingerprint, (), None, (), (), (), sources=kept.sources)
+    header = EngineHeader(
+        "kept", fingerprint, (), None, (), (), (), network_arrays=kept.network_arrays
+    )
     return EngineFile(header, np.zeros(0, np.uint8), b"", b"", None, "the engine", kept.data)
 
 

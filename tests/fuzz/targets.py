@@ -60,7 +60,7 @@ from smelt.inspect import H200, Profile, report_of, report_to_json, report_to_te
 from smelt.inspect._kernel_resources import CubinReader
 from smelt.ir import Constant, collect_constants, print_graph
 from smelt.ops import op_from_json, op_to_json, recipe_from_json
-from smelt.runtime._refit import refitted_sources, refitted_weights
+from smelt.runtime._refit import refitted_network_arrays, refitted_weights
 from smelt.tuner import TimingCache, check_timings
 from smelt.types import (
     SymbolicDim,
@@ -317,11 +317,11 @@ def _run_plan(data: bytes) -> None:
 def _refit(header: EngineHeader) -> None:
     """Refit an engine whose weights lie where they may, as those of every loaded engine do."""
     plain = replace(header, plans=(Plan((), (), (), 0, 0),), symbols=(), bindings=())
-    old = np.zeros(seeds.WEIGHT_BYTES, np.uint8)
-    verify_plans(plain, weights_bytes=old.size, code_bytes=seeds.CODE_BYTES, sources_bytes=old.size)
+    old = np.zeros(size := seeds.WEIGHT_BYTES, np.uint8)
+    verify_plans(plain, weights_bytes=size, code_bytes=seeds.CODE_BYTES, network_arrays_bytes=size)
     for arrays in _NEW_WEIGHTS:
         with contextlib.suppress(SmeltError):
-            refitted_sources(header, old, arrays)
+            refitted_network_arrays(header, old, arrays)
         with contextlib.suppress(SmeltError):
             refitted_weights([header], [old], arrays)
 

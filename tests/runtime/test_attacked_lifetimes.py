@@ -172,7 +172,7 @@ def test_an_interrupted_submission_is_queued_or_not_and_nobody_waits_for_ever(
 def test_an_interrupted_refit_leaves_runs_and_files_with_the_same_weights(
     engine: smelt.Engine,
 ) -> None:
-    for name in ("replace", "upload_weights", "refitted_sources", "__enter__"):
+    for name in ("replace", "upload_weights", "refitted_network_arrays", "__enter__"):
         with contextlib.suppress(KeyboardInterrupt):
             _interrupted_in(name, lambda: engine.refit({"w": np.full((8, 8), 5, np.float32)}))
         with smelt.load(engine.serialize(sign=False)) as loaded:

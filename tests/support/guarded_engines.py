@@ -185,7 +185,7 @@ class _Places:
             protect(base + room.start + room.size, _PAGE, readable=False)
         arena_bytes = max((room.start + room.size for room in self.arena), default=0) + _PAGE
         plans = tuple(replace(plan, arena_bytes=arena_bytes) for plan in self.plans)
-        header = replace(file.header, plans=plans, weights=(), sources=())
+        header = replace(file.header, plans=plans, weights=(), network_arrays=())
         return Engine.create(header, weights, file.code, file.runtime_code)
 
     def guard(self, base: int) -> None:

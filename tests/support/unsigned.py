@@ -28,7 +28,7 @@ def unsigned(engine: Engine, **changes: Any) -> bytes:
     file = engine.file
     weights = changes.pop("weights_data", file.weights)
     header = replace(file.header, **changes)
-    return serialize_engine(header, weights, b"", b"", None, file.sources)
+    return serialize_engine(header, weights, b"", b"", None, file.network_arrays)
 
 
 def program_changed(file: EngineFile, *path: str | int, value: Any) -> str:

@@ -284,7 +284,7 @@ class _Build:
                 [p.program for p in plans], self.weights, [v.name for v in self.graph.outputs]
             ),
             network=embedded.text,
-            sources=embedded.sources,
+            network_arrays=embedded.network_arrays,
         )
         # The plans are packed: by which constants they decide is known, and a partition must not
         # offer these for a refit.

@@ -55,7 +55,7 @@ class EmbeddedNetwork:
 
     text: str = ""
     """JSON text in the engine's header; empty if the engine contains no network."""
-    sources: tuple[Weight, ...] = ()
+    network_arrays: tuple[Weight, ...] = ()
     """Descriptions of the network's arrays."""
     data: NDArray[np.uint8] = dataclasses.field(default_factory=lambda: np.zeros(0, np.uint8))
     """The arrays' contents."""
@@ -64,20 +64,20 @@ class EmbeddedNetwork:
 @shared_formula_limit
 def embed_network(graph: Graph, options: BuildOptions) -> EmbeddedNetwork:
     """Return a network and its build options in the form in which an engine stores them."""
-    sources, numbers = WeightStore(), dict[int, int]()
+    store, numbers = WeightStore(), dict[int, int]()
     constants: list[Any] = []
     positions: dict[Constant, int] = {}
 
     def position(constant: Constant) -> int:
         if constant not in positions:
             positions[constant] = len(constants)
-            constants.append(recipe_to_json(constant, source_name))
+            constants.append(recipe_to_json(constant, array_name))
         return positions[constant]
 
-    def source_name(constant: Constant) -> str:
+    def array_name(constant: Constant) -> str:
         """Return the name of an array in recipes: its position, because names may repeat."""
-        sources.place(constant)
-        return str(numbers.setdefault(sources.key(constant), len(numbers)))
+        store.place(constant)
+        return str(numbers.setdefault(store.key(constant), len(numbers)))
 
     written = graph_to_data(graph, position)
     _check_recipes(constants, BuildError)
@@ -89,10 +89,10 @@ def embed_network(graph: Graph, options: BuildOptions) -> EmbeddedNetwork:
     }
     text = json.dumps(document, separators=(",", ":"))
     entries = (
-        Weight(source.name, source.type.dtype, source.array.shape, offset)
-        for source, offset in sources.entries
+        Weight(constant.name, constant.type.dtype, constant.array.shape, offset)
+        for constant, offset in store.entries
     )
-    return EmbeddedNetwork(text, tuple(entries), sources.data())
+    return EmbeddedNetwork(text, tuple(entries), store.data())
 
 
 # ---- reading
@@ -116,11 +116,11 @@ def read_embedded_network(file: EngineFile) -> tuple[Graph, BuildOptions]:
             "retunable=True (`smelt build --retunable`), or from the model on this machine"
         )
     try:
-        sources = _read_sources(header.sources, file.sources)
+        network_arrays = _read_network_arrays(header.network_arrays, file.network_arrays)
         document: Any = parse_json(header.network)
         options = _options_from_data(document["options"])
         _check_recipes(document["constants"], EngineFormatError)
-        constants = [_constant_from_data(data, sources) for data in document["constants"]]
+        constants = [_constant_from_data(data, network_arrays) for data in document["constants"]]
         compute_untrusted(*constants)
         return graph_from_data(document["graph"], constants), options
     except EngineMismatchError:
@@ -135,24 +135,24 @@ def _check_recipes(constants: Sequence[Any], refuse: Callable[[str], SmeltError]
     Limit.MAX_RECIPE_PARTS.check(parts, "the network's constants have", refuse)
 
 
-def _read_sources(weights: Sequence[Weight], data: NDArray[np.uint8]) -> list[Constant]:
-    sources = [_source(weight, data) for weight in weights]
-    if sum(source.array.nbytes for source in sources) > data.size:
+def _read_network_arrays(weights: Sequence[Weight], data: NDArray[np.uint8]) -> list[Constant]:
+    constants = [_network_array(weight, data) for weight in weights]
+    if sum(constant.array.nbytes for constant in constants) > data.size:
         raise EngineFormatError("the arrays overlap")
-    return sources
+    return constants
 
 
-def _source(weight: Weight, data: NDArray[np.uint8]) -> Constant:
+def _network_array(weight: Weight, data: NDArray[np.uint8]) -> Constant:
     size = math.prod(weight.shape) * weight.dtype.size_bytes
     content = data[weight.offset : weight.offset + size]
     return Constant(weight.name, content.view(weight.dtype.numpy).reshape(weight.shape))
 
 
-def _constant_from_data(data: Any, sources: Sequence[Constant]) -> Constant:
+def _constant_from_data(data: Any, network_arrays: Sequence[Constant]) -> Constant:
     def resolve(name: str) -> Constant:
         if not name.isdecimal():
             raise EngineFormatError(f"{name[:60]!r} is not the index of an array of the network")
-        return sources[int(name)]
+        return network_arrays[int(name)]
 
     return recipe_from_json(as_json(data), resolve)
 

@@ -115,7 +115,13 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
     )
     partitions = tuple(_regenerate(part, None).file for part in file.partitions)
     return Engine.create(
-        header, file.weights, image.code, runtime.code, file.sources, partitions, device=device
+        header,
+        file.weights,
+        image.code,
+        runtime.code,
+        file.network_arrays,
+        partitions,
+        device=device,
     )
 
 

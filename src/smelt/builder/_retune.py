@@ -67,5 +67,7 @@ def _read_verified(source: str | os.PathLike[str] | BytesLike | BinaryIO) -> Eng
     if file.signature is not None:
         check_signature(file.signature, file.source)
     # Plans are not used; to verify hostile ones could take minutes.
-    verify_weights(file.header, weights_bytes=file.weights.size, sources_bytes=file.sources.size)
+    verify_weights(
+        file.header, weights_bytes=file.weights.size, network_arrays_bytes=file.network_arrays.size
+    )
     return file

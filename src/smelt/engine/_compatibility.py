@@ -17,14 +17,14 @@ _REBUILD: Final = (
 
 
 def check_compatibility(
-    fingerprint: Fingerprint, *, abi: int, smelt_version: str, host: Host | None = None
+    fingerprint: Fingerprint, *, runtime_abi: int, runtime_version: str, host: Host | None = None
 ) -> None:
     """Check that code with a fingerprint can run on a machine.
 
     Args:
         fingerprint: fingerprint of the engine.
-        abi: version of the device's calling convention.
-        smelt_version: version of smelt.
+        runtime_abi: version of the device's calling convention.
+        runtime_version: version of smelt.
         host: the machine to run on; None for this one.
 
     Raises:
@@ -34,8 +34,8 @@ def check_compatibility(
     pairs = (
         ("processor architecture", fingerprint.architecture, machine.architecture),
         ("operating system", fingerprint.system, machine.system),
-        ("kernel interface", str(fingerprint.abi), str(abi)),
-        ("smelt version", fingerprint.version, smelt_version),
+        ("kernel interface", str(fingerprint.abi), str(runtime_abi)),
+        ("smelt version", fingerprint.version, runtime_version),
     )
     differences = [
         f"{what}: the engine was built for {built}, but this machine has {here}"

@@ -6,11 +6,12 @@ bytes                 content
 0 .. 64               magic, format version, length of the header, length of the file, zeros
 64 .. 64 + header     JSON: the engine's header, and each section's offset, size and SHA-256
 next 128              signature: kind, public key, ed25519 signature of all bytes before it
-multiples of 4096     weights, sources, partitions, code, native runtime; zeros between them
+multiples of 4096     weights, network arrays, partitions, code, native runtime; zeros between
 ====================  ==========================================================================
 
-The sources are the arrays of the embedded network, if the engine contains one. The partitions are
-the engines of other devices, one after another, each an unsigned engine file without partitions.
+The network arrays are those of the embedded network, if the engine contains one. The partitions
+are the engines of other devices, one after another, each an unsigned engine file without
+partitions.
 The header holds the sections' checksums, so the signature covers the whole file. A reader checks
 every length and offset before it uses them, and copies bytes while it checks them
 (`_engine_reader.py`).
@@ -67,7 +68,7 @@ _PREFIX: Final = struct.Struct("<8sIIQQ32x")
 _SIGNATURE: Final = struct.Struct("<I32s64s28x")
 _UNSIGNED: Final = 0
 _ED25519: Final = 1
-_SECTIONS: Final = ("weights", "sources", "partitions", "code", "runtime")
+_SECTIONS: Final = ("weights", "network_arrays", "partitions", "code", "runtime")
 
 
 class SignerLike(Protocol):
@@ -111,7 +112,7 @@ class EngineFile:
     signature: Signature | None
     source: str
     """Origin of the file, for messages."""
-    sources: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    network_arrays: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     """Arrays of the embedded network, stored like the weights."""
     partitions: tuple[EngineFile, ...] = ()
     """Engines of other devices, which steps of the plans submit; these have no partitions."""
@@ -128,11 +129,13 @@ def serialize_engine(
     code: bytes,
     runtime_code: bytes,
     signer: SignerLike | None,
-    sources: BytesLike = b"",
+    network_arrays: BytesLike = b"",
     partitions: Sequence[EngineFile] = (),
 ) -> bytes:
     """Return the bytes of an engine file, unsigned if ``signer`` is None."""
-    return b"".join(engine_parts(header, weights, code, runtime_code, signer, sources, partitions))
+    return b"".join(
+        engine_parts(header, weights, code, runtime_code, signer, network_arrays, partitions)
+    )
 
 
 def write_engine(
@@ -213,16 +216,16 @@ def engine_parts(
     code: bytes,
     runtime_code: bytes,
     signer: SignerLike | None,
-    sources: BytesLike = b"",
+    network_arrays: BytesLike = b"",
     partitions: Sequence[EngineFile] = (),
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of an engine file in parts, for `write_engine`."""
     nested = b"".join(
-        serialize_engine(p.header, p.weights, p.code, p.runtime_code, None, p.sources)
+        serialize_engine(p.header, p.weights, p.code, p.runtime_code, None, p.network_arrays)
         for p in partitions
     )
     _check_partition_headers(np.frombuffer(nested, np.uint8), "the engine")
-    contents = (weights, sources, nested, code, runtime_code)
+    contents = (weights, network_arrays, nested, code, runtime_code)
     sections = [np.frombuffer(content, np.uint8) for content in contents]
     text, total = _header_text(header, sections)
     prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(text), total)
@@ -285,8 +288,8 @@ def read_engine(
 
     Args:
         source: the engine; its content is copied.
-        mapped: map the weights and sources of a path instead of copying them. Only this user and
-            root may be able to write to the file.
+        mapped: map the weights and network arrays of a path instead of copying them. Only this user
+            and root may be able to write to the file.
 
     Raises:
         EngineFormatError: the source is truncated, damaged or not an engine.
@@ -313,7 +316,9 @@ def _read(content: EngineBytes, *, is_partition: bool = False) -> EngineFile:
         header = header_from_data(entries["engine"])
         signature = _signature(content.copy(len(message), _SIGNATURE.size), message)
         end = len(message) + _SIGNATURE.size
-        weights, sources, nested, code, runtime = _read_sections(content, entries["sections"], end)
+        weights, network_arrays, nested, code, runtime = _read_sections(
+            content, entries["sections"], end
+        )
     except EngineFormatError as error:
         raise damaged(source, error) from error
     if is_partition and (nested.size or signature is not None):
@@ -325,7 +330,7 @@ def _read(content: EngineBytes, *, is_partition: bool = False) -> EngineFile:
         runtime.tobytes(),
         signature,
         source,
-        sources,
+        network_arrays,
         tuple(_partitions(nested, source)),
     )
 

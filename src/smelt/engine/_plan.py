@@ -402,8 +402,8 @@ class EngineHeader:
     network: str = ""
     """JSON text of the embedded network and the build options; empty if the engine cannot be
     retuned."""
-    sources: tuple[Weight, ...] = ()
-    """Arrays of the embedded network, stored in the engine's sources section."""
+    network_arrays: tuple[Weight, ...] = ()
+    """Arrays of the embedded network, stored in the engine's section of that name."""
     given: tuple[RefittableArray, ...] = ()
     """Arrays of the model that recipes of weights use."""
     scales: tuple[Json, ...] = ()

@@ -42,7 +42,7 @@ _MAX_CORNER_SYMBOLS: Final = 4
 
 
 def verify_plans(
-    header: EngineHeader, *, weights_bytes: int, code_bytes: int, sources_bytes: int = 0
+    header: EngineHeader, *, weights_bytes: int, code_bytes: int, network_arrays_bytes: int = 0
 ) -> tuple[RuntimeChecks | None, ...]:
     """Verify every plan of an engine, its symbols and its weights.
 
@@ -59,15 +59,15 @@ def verify_plans(
         raise EngineFormatError("two bindings have the same name")
     if not header.plans:
         raise EngineFormatError("the engine has no plan")
-    verify_weights(header, weights_bytes=weights_bytes, sources_bytes=sources_bytes)
+    verify_weights(header, weights_bytes=weights_bytes, network_arrays_bytes=network_arrays_bytes)
     kernels = frozenset(name for name, _ in header.symbols)
     return tuple(
-        verify_plan(header, plan, weights_bytes=weights_bytes, number=number, kernels=kernels)
+        verify_plan(header, plan, weights_bytes=weights_bytes, plan_index=number, kernels=kernels)
         for number, plan in enumerate(header.plans)
     )
 
 
-def verify_weights(header: EngineHeader, *, weights_bytes: int, sources_bytes: int) -> None:
+def verify_weights(header: EngineHeader, *, weights_bytes: int, network_arrays_bytes: int) -> None:
     """Verify that the weights and the arrays of the embedded network are in their sections.
 
     Raises:
@@ -75,7 +75,7 @@ def verify_weights(header: EngineHeader, *, weights_bytes: int, sources_bytes: i
     """
     for kind, weights, section_bytes in (
         ("weight", header.weights, weights_bytes),
-        ("source", header.sources, sources_bytes),
+        ("network array", header.network_arrays, network_arrays_bytes),
     ):
         for weight in weights:
             size = int(np.prod([*weight.shape, weight.dtype.size_bytes], dtype=object))
@@ -88,7 +88,7 @@ def verify_plan(
     plan: Plan,
     *,
     weights_bytes: int,
-    number: int = 0,
+    plan_index: int = 0,
     kernels: frozenset[str] | None = None,
 ) -> RuntimeChecks | None:
     """Verify one plan; ``kernels`` are the symbols that its launches may name, None for any.
@@ -106,7 +106,7 @@ def verify_plan(
         check_lifetimes(plan)
         return RuntimeChecks(header, plan) if plan.is_open else None
     except (EngineFormatError, UnboundSymbolError) as error:
-        raise EngineFormatError(f"plan {number}: {error}") from error
+        raise EngineFormatError(f"plan {plan_index}: {error}") from error
 
 
 def _check_symbols(header: EngineHeader, plan: Plan) -> None:

@@ -173,15 +173,15 @@ class Engine(Closeable):
         weights: BytesLike,
         code: bytes,
         runtime_code: bytes,
-        sources: BytesLike = b"",
+        network_arrays: BytesLike = b"",
         partitions: tuple[EngineFile, ...] = (),
         *,
         device: str | None = None,
     ) -> Engine:
         """Create an engine from parts that this process has generated itself."""
-        weights_array, sources_array = (_read_only(part) for part in (weights, sources))
+        own_weights, own_arrays = (_read_only(part) for part in (weights, network_arrays))
         file = EngineFile(
-            header, weights_array, code, runtime_code, None, "the engine", sources_array, partitions
+            header, own_weights, code, runtime_code, None, "the engine", own_arrays, partitions
         )
         return cls(file, device=device, allow_other_machine=True)
 
@@ -340,7 +340,7 @@ class Engine(Closeable):
                 or another weight that was folded together with one of these is not given.
         """
         # Imported here because refits are rare and load all ops.
-        from smelt.runtime._refit import refitted_sources, refitted_weights
+        from smelt.runtime._refit import refitted_network_arrays, refitted_weights
 
         weights = require_dict(weights, "the argument weights of refit", BindingError)
         with self._lock:
@@ -348,7 +348,7 @@ class Engine(Closeable):
             headers = [file.header, *(part.header for part in file.partitions)]
             current = [code.weights, *code.weights.partitions]
             packed = refitted_weights(headers, [loaded.bytes for loaded in current], weights)
-            sources = refitted_sources(file.header, file.sources, weights)
+            network_arrays = refitted_network_arrays(file.header, file.network_arrays, weights)
             codes = [code, *(part.loaded_code for part in self.partitions)]
             uploaded, *others = (c.upload_weights(p) for c, p in zip(codes, packed, strict=True))
             uploaded = replace(uploaded, partitions=tuple(others))
@@ -356,7 +356,7 @@ class Engine(Closeable):
             refitted = replace(
                 file,
                 weights=packed[0],
-                sources=sources,
+                network_arrays=network_arrays,
                 signature=None,
                 partitions=tuple(replace(part, weights=own) for part, own in parts),
             )
@@ -400,7 +400,7 @@ class Engine(Closeable):
         """Return the parts of an engine file."""
         signer = self._signer(file, sign=sign)
         own = file.header, file.weights, file.code, file.runtime_code
-        return engine_parts(*own, signer, file.sources, file.partitions)
+        return engine_parts(*own, signer, file.network_arrays, file.partitions)
 
     def _signer(self, file: EngineFile, *, sign: bool | None) -> SignerLike | None:
         """Return the signer: the original of an unchanged engine, else this user's key, or None."""
@@ -452,7 +452,7 @@ def _verified_plans(file: EngineFile, *, is_from_file: bool) -> tuple[RuntimeChe
             file.header,
             weights_bytes=file.weights.size,
             code_bytes=len(file.code),
-            sources_bytes=file.sources.size,
+            network_arrays_bytes=file.network_arrays.size,
         )
 
 

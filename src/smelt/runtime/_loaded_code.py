@@ -129,7 +129,10 @@ def check_machine(built_for: Fingerprint) -> DeviceRuntime:
         )
     runtime = runtime_of(kind)
     check_compatibility(
-        built_for, abi=runtime.abi_version, smelt_version=VERSION, host=runtime.host(built_for)
+        built_for,
+        runtime_abi=runtime.abi_version,
+        runtime_version=VERSION,
+        host=runtime.host(built_for),
     )
     return runtime
 

@@ -158,7 +158,7 @@ class _DerivedConstant:
         return array
 
 
-def refitted_sources(
+def refitted_network_arrays(
     header: EngineHeader, old: NDArray[np.uint8], arrays: Mapping[str, NDArray[Any]]
 ) -> NDArray[np.uint8]:
     """Return the arrays of the embedded network, with ``arrays`` replaced.
@@ -166,13 +166,13 @@ def refitted_sources(
     Raises:
         BindingError: an array has another shape or dtype than the one that it replaces.
     """
-    replaced = [source for source in header.sources if source.name in arrays]
+    replaced = [entry for entry in header.network_arrays if entry.name in arrays]
     if not replaced:
         return old
     arrays_bytes = old.copy()
-    for source in replaced:
-        array = _array(source.name, arrays[source.name])
-        _store(source, array, arrays_bytes, _describe(source.name, array))
+    for entry in replaced:
+        array = _array(entry.name, arrays[entry.name])
+        _store(entry, array, arrays_bytes, _describe(entry.name, array))
     arrays_bytes.flags.writeable = False
     return arrays_bytes
 
