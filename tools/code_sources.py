@@ -460,7 +460,12 @@ def built_network(name: str, target: str, precision: str) -> BuiltNetwork:
     with mock.patch(home, cpu_target), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         engine = smelt.build(
-            network, f"{kind}:{target}", precision, tune="none", shapes=shapes, rounding_error=None
+            network,
+            f"{kind}:{target}",
+            precision,
+            tune="none",
+            shapes=shapes,
+            max_rounding_error=None,
         )
     with engine:
         return _generated(engine, target)

@@ -198,7 +198,7 @@ def test_layers_without_which_answers_would_be_wrong_stay_in_float32(
 
 @needs_triton
 def test_layers_are_rounded_where_that_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    asked: dict[str, Any] = {"precision": "float16", "rounding_error": 1}
+    asked: dict[str, Any] = {"precision": "float16", "max_rounding_error": 1}
     made = smelt.build(network_of_differences(), device="cuda:sm_90", tune="none", **asked)
     assert "in float32" not in caplog.text
     assert "keep-float32" not in made.header.report
@@ -207,8 +207,8 @@ def test_layers_are_rounded_where_that_is_asked_for(caplog: pytest.LogCaptureFix
 def test_a_rounding_error_that_changes_nothing_is_said_to(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    smelt.build(small_network(), device="null", rounding_error=1e-3)
-    assert "rounding_error= (`--rounding-error`) has no effect" in caplog.text
+    smelt.build(small_network(), device="null", max_rounding_error=1e-3)
+    assert "max_rounding_error= (`--max-rounding-error`) has no effect" in caplog.text
 
 
 @needs_triton
@@ -221,15 +221,15 @@ def test_who_asks_for_a_rounding_error_hears_why_nothing_is_tried(
     net.mark_output(number)
     detail = "has no effect: the rounding error of small cannot be measured: best makes a"
     for error, is_told in ((None, False), (0.01, True)):
-        asked: dict[str, Any] = {"precision": "float16", "rounding_error": error}
+        asked: dict[str, Any] = {"precision": "float16", "max_rounding_error": error}
         smelt.build(net, device="cuda:sm_90", tune="none", **asked)
         assert (detail in caplog.text) is is_told
 
 
 @pytest.mark.parametrize("error", [0, -1, 2, float("nan"), "0.1"])
 def test_a_rounding_error_that_cannot_be_meant_is_refused(error: Any) -> None:
-    with pytest.raises(BuildError, match=r"rounding_error is .*above 0.* at most 1"):
-        smelt.build(small_network(), rounding_error=error)
+    with pytest.raises(BuildError, match=r"max_rounding_error is .*above 0.* at most 1"):
+        smelt.build(small_network(), max_rounding_error=error)
 
 
 def test_an_altered_plan_is_not_generated(engine: Engine) -> None:

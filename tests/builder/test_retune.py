@@ -106,7 +106,7 @@ def test_it_has_the_shapes_that_were_asked_for(kind: str) -> None:
 
 def test_without_a_clock_it_is_what_a_build_from_the_model_is() -> None:
     options = {"precision": "float16", "max_batch_size": 3, "max_workspace_bytes": 1 << 20}
-    options["rounding_error"] = 1
+    options["max_rounding_error"] = 1
     network = _halves()
     engine, wanted = _built(network, **options), _built(network, device="cpu", **options)
     for device, like in ((_ELSEWHERE, engine), (None, wanted)):

@@ -413,7 +413,7 @@ def test_an_empty_name_is_no_file(smelt: Smelt) -> None:
         "run none.onnx --save",
         "inspect none.onnx --html",
         "inspect none.onnx --svg",
-        "compare none.onnx --reduce",
+        "compare none.onnx --reduce-to",
         "dla run none --output",
     ],
 )

@@ -274,7 +274,7 @@ def test_a_wrong_engine_exits_with_1_and_names_layer_and_smallest_part(
     monkeypatch.setattr(room, "build", wrong)
     part = tmp_path / "part.onnx"
     options = ("--tune", "none", "--tolerance", "1e-3")
-    answer = smelt("compare", model, *options, "--layers", "--reduce", part)
+    answer = smelt("compare", model, *options, "--layers", "--reduce-to", part)
     assert answer.code == 1
     assert "DIFFERS" in answer.out
     assert "first difference: layer wide_relu (relu)" in answer.out
@@ -290,7 +290,7 @@ def test_where_nothing_fails_no_part_is_saved_and_that_is_said(
     smelt: Smelt, model: Path, tmp_path: Path
 ) -> None:
     part = tmp_path / "part.onnx"
-    answer = smelt("compare", model, "--tune", "none", "--reduce", part)
+    answer = smelt("compare", model, "--tune", "none", "--reduce-to", part)
     assert answer.code == 0
     assert f"{part} is not written" in answer.err
     assert not part.exists()
@@ -348,7 +348,7 @@ def test_a_caffe_model_is_refused_for_openvino_in_one_line(smelt: Smelt) -> None
 def test_a_part_is_not_written_over_what_is_compared_with(
     smelt: Smelt, model: Path, engine: Path
 ) -> None:
-    answer = smelt("compare", model, "--against", engine, "--reduce", engine)
+    answer = smelt("compare", model, "--against", engine, "--reduce-to", engine)
     assert answer.code == 2
     assert "is an output and also another file of this command" in answer.err
 

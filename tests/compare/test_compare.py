@@ -172,7 +172,7 @@ def test_the_smallest_failing_part_is_saved_with_inputs_on_which_it_fails(
 ) -> None:
     _plant(monkeypatch, _is_deep_relu)
     path = tmp_path / "part.onnx"
-    reduction = compare(inception_model(), reduce=path, tune="none").reduction
+    reduction = compare(inception_model(), reduce_to=path, tune="none").reduction
     assert reduction is not None
     assert reduction.nodes == ("relu 'deep_relu'",)
     model = onnx.load_model_from_string(path.read_bytes())
@@ -213,7 +213,7 @@ def test_a_part_that_fails_only_as_a_whole_is_kept_whole(
 ) -> None:
     _plant(monkeypatch, _is_fused_deep_relu)
     path = tmp_path / "part.onnx"
-    reduction = compare(inception_model(), reduce=path, tune="none").reduction
+    reduction = compare(inception_model(), reduce_to=path, tune="none").reduction
     assert reduction is not None
     assert reduction.nodes == ("conv 'deep'", "relu 'deep_relu'")
     graph = network_from_onnx(path).graph
@@ -222,7 +222,7 @@ def test_a_part_that_fails_only_as_a_whole_is_kept_whole(
 
 
 def test_nothing_is_reduced_where_nothing_fails(tmp_path: Path) -> None:
-    found = compare(inception_model(), reduce=tmp_path / "part.onnx", tune="none")
+    found = compare(inception_model(), reduce_to=tmp_path / "part.onnx", tune="none")
     assert found.reduction is None
     assert list(tmp_path.iterdir()) == []
 

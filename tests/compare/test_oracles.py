@@ -63,7 +63,7 @@ def test_a_wrong_engine_fails_against_openvino_and_is_reduced(
 ) -> None:
     monkeypatch.setattr(room, "build", _build_wrongly)
     part = tmp_path / "part.onnx"
-    found = compare(inception_model(), "openvino", layers=True, reduce=part, tune="none")
+    found = compare(inception_model(), "openvino", layers=True, reduce_to=part, tune="none")
     assert not found.passed
     assert found.first_difference is not None
     assert found.first_difference.tensor == "wide_relu"
@@ -188,7 +188,7 @@ def test_parts_are_reduced_only_with_who_answers_for_parts(golden: Path, tmp_pat
     with pytest.raises(
         SmeltError, match=r"golden.npz gives results for the whole network only.*reference"
     ):
-        compare(inception_model(), golden, _picture(), reduce=tmp_path / "part.onnx")
+        compare(inception_model(), golden, _picture(), reduce_to=tmp_path / "part.onnx")
 
 
 def test_open_extents_follow_the_inputs_that_a_recording_is_for(tmp_path: Path) -> None:

@@ -91,9 +91,9 @@ def test_a_trained_network_answers_on_a_gpu_as_elsewhere(
         pytest.skip("a rounded score may choose another box, which says nothing about errors")
     given, wanted = model.inputs(shared), _wanted(model, shared)
     del gpu
-    rounding_error = _ROUNDING_ERRORS.get((model.name, precision))
+    max_rounding_error = _ROUNDING_ERRORS.get((model.name, precision))
     with model.build(
-        shared, device="cuda", precision=precision, rounding_error=rounding_error
+        shared, device="cuda", precision=precision, max_rounding_error=max_rounding_error
     ) as engine:
         mine = _run_often(engine, given)
     _check_errors(mine, wanted, model, shared, precision)

@@ -81,7 +81,7 @@ def build(
     retunable: bool = False,
     libraries: bool = False,
     self_contained: bool = False,
-    rounding_error: float | None = None,
+    max_rounding_error: float | None = None,
 ) -> Engine:
     """Build an engine from a network.
 
@@ -119,7 +119,7 @@ def build(
             requires that version of it wherever it runs.
         self_contained: whether the engine must contain all code that it runs: no library and no
             reference implementation in Python. A node without another tactic is then unsupported.
-        rounding_error: allowed error of the outputs due to float16 or bfloat16 storage on GPUs,
+        max_rounding_error: allowed error of the outputs due to float16 or bfloat16 storage on GPUs,
             relative to their largest magnitude. The network is evaluated on random inputs. If the
             error is larger, as many layers as necessary stay in float32, and a warning says how
             many. 1 allows any error. None means 3e-3 in float16 and 2e-2 in bfloat16, and skips
@@ -144,7 +144,7 @@ def build(
         retunable,
         libraries,
         self_contained,
-        rounding_error,
+        max_rounding_error,
     )
     return build_graph(_graph_of(network), device, options, progress)
 
@@ -341,12 +341,12 @@ class _Build:
             warn_of_precision(options.precision, tools, targets_without_precision)
         if self.effort is not None and not tools.can_measure:
             warn_of_estimates(tools.name, self._advice())
-        if options.rounding_error is not None and not (
+        if options.max_rounding_error is not None and not (
             tools.backend.supports_mixed_precision and options.precision in MIXED
         ):
             _LOG.warning(
-                "rounding_error= (`--rounding-error`) has no effect: it applies only to GPUs, with "
-                "precision %s",
+                "max_rounding_error= (`--max-rounding-error`) has no effect: it applies only to "
+                "GPUs, with precision %s",
                 " or ".join(MIXED),
             )
         if options.libraries and (self.effort is None or not tools.libraries):
@@ -467,7 +467,11 @@ class _Build:
         used = symbols_of(*(extent for v in part.graph.values() for extent in v.tensor.shape))
         ranges = plan.profile | plan.runtime_symbols
         options = dataclasses.replace(
-            self.options, precision="float32", retunable=False, libraries=False, rounding_error=None
+            self.options,
+            precision="float32",
+            retunable=False,
+            libraries=False,
+            max_rounding_error=None,
         )
         build = _Build(
             part.graph,

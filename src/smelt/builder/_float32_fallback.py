@@ -149,8 +149,8 @@ def report_float32_layers(
     _LOG.warning(
         "%d of %d layers of %s stay in float32: with all layers in %s, the error on random inputs "
         "would be %.2g of the outputs' largest magnitude; with these layers in float32 it is %.2g. "
-        "rounding_error= (`--rounding-error`) is the allowed error, %g; 1 keeps no layer in "
-        "float32",
+        "max_rounding_error= (`--max-rounding-error`) is the allowed error, %g; 1 keeps no layer "
+        "in float32",
         len(nodes),
         len(graph.nodes),
         sanitize_name(graph.name),
@@ -161,7 +161,7 @@ def report_float32_layers(
     )
     notes = tuple(Note(node.layers, node.layers, "stays in float32") for node in nodes)
     count = len(graph.nodes)
-    options = {"rounding_error": max_error}
+    options = {"max_rounding_error": max_error}
     record = PassRecord("keep-float32", options, bool(notes), count, count, 0.0, notes)
     report: list[dict[str, Any]] = PassPipelineReport(graph.name, [record]).to_json()["passes"]
     return report[0]

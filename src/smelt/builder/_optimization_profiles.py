@@ -72,7 +72,7 @@ def optimization_profiles_of(
         ShapeError: a shape contradicts the network.
         UnboundSymbolError: a symbol of the network has no value.
     """
-    max_batch_size = require_int(max_batch_size, "max_batch_size", BuildError, least=1)
+    max_batch_size = require_int(max_batch_size, "max_batch_size", BuildError, minimum=1)
     inputs = {value.name: value for value in graph.inputs}
     shapes = {} if shapes is None else require_dict(shapes, "shapes", BuildError)
     for name in shapes:

@@ -73,7 +73,7 @@ class TuningEffort:
     def __post_init__(self) -> None:
         for name in ("candidates", "repeats", "runs_per_mean"):
             what = f"{name} of a tuning effort"
-            number = require_int(getattr(self, name), what, BuildError, least=1)
+            number = require_int(getattr(self, name), what, BuildError, minimum=1)
             object.__setattr__(self, name, number)
         for name in ("seconds", "seconds_per_trial", "min_sample_seconds"):
             what = f"{name} of a tuning effort"
@@ -105,7 +105,7 @@ class BuildOptions:
     retunable: bool = False
     libraries: bool = False
     self_contained: bool = False
-    rounding_error: float | None = None
+    max_rounding_error: float | None = None
 
     def __post_init__(self) -> None:
         if not _is_precision(self.precision):
@@ -116,14 +116,16 @@ class BuildOptions:
                 "QuantizeLinear and DequantizeLinear compute in int8"
             )
         for name, least in (("max_batch_size", 1), ("max_workspace_bytes", 0)):
-            number = require_int(getattr(self, name), name, BuildError, least=least)
+            number = require_int(getattr(self, name), name, BuildError, minimum=least)
             object.__setattr__(self, name, number)
         for name in ("retunable", "libraries", "self_contained"):
             object.__setattr__(self, name, require_bool(getattr(self, name), name, BuildError))
         object.__setattr__(self, "tune", _checked_effort(self.tune))
         if self.timing_cache is not None:
             require_path(self.timing_cache, "a timing cache", BuildError)
-        object.__setattr__(self, "rounding_error", _checked_rounding_error(self.rounding_error))
+        object.__setattr__(
+            self, "max_rounding_error", _checked_max_rounding_error(self.max_rounding_error)
+        )
         if self.libraries and self.self_contained:
             libraries, self_contained = (
                 Argument("libraries", value=True),
@@ -157,8 +159,8 @@ def _is_precision(name: object) -> bool:
     return isinstance(name, str) and name in PRECISIONS
 
 
-def _checked_rounding_error(value: object) -> float | None:
-    """Check and return the option ``rounding_error``.
+def _checked_max_rounding_error(value: object) -> float | None:
+    """Check and return the option ``max_rounding_error``.
 
     Raises:
         BuildError: the value is not a number in (0, 1].
@@ -168,8 +170,8 @@ def _checked_rounding_error(value: object) -> float | None:
 
     def range_error(_: str) -> BuildError:
         return BuildError(
-            f"rounding_error is {shown(value)}; it must be a number above 0 and at most 1: the "
+            f"max_rounding_error is {shown(value)}; it must be a number above 0 and at most 1: the "
             "allowed error as a fraction of the outputs' largest magnitude (1 allows any error)"
         )
 
-    return require_float(value, "rounding_error", range_error, math.ulp(0.0), 1.0)
+    return require_float(value, "max_rounding_error", range_error, math.ulp(0.0), 1.0)

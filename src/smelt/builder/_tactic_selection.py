@@ -169,12 +169,12 @@ class TacticSelector:
     def _find_float32_layers(self) -> None:
         """Find the layers that must stay in float32 so that the outputs' error is allowed."""
         plan, options = self.plan, self.options
-        max_error = options.rounding_error or ROUNDING_ERRORS.get(options.precision, 1.0)
+        max_error = options.max_rounding_error or ROUNDING_ERRORS.get(options.precision, 1.0)
         storage = self._narrow_storage()
         if (
             storage is None
             or max_error >= 1
-            or not (options.rounding_error or is_small(plan.graph, plan.smallest_batch_sizes))
+            or not (options.max_rounding_error or is_small(plan.graph, plan.smallest_batch_sizes))
         ):
             return
         rounded_inputs_by_node = {node.name: self._rounded(node) for node in plan.graph.nodes}
@@ -183,8 +183,8 @@ class TacticSelector:
                 plan.graph, rounded_inputs_by_node, storage, plan.smallest_batch_sizes, max_error
             )
         except BuildError as error:
-            level = logging.WARNING if options.rounding_error else logging.DEBUG
-            _LOG.log(level, "rounding_error= (`--rounding-error`) has no effect: %s", error)
+            level = logging.WARNING if options.max_rounding_error else logging.DEBUG
+            _LOG.log(level, "max_rounding_error= (`--max-rounding-error`) has no effect: %s", error)
             return
         if float32_layers is not None:
             plan.float32_layers = float32_layers.names

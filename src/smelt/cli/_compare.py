@@ -24,7 +24,7 @@ _FAILURE_OPTIONS: Final = frozenset(
     {
         *("against", "tolerance", "quantization_steps", "threads", "device", "precision", "tune"),
         *("max_workspace_bytes", "timing_cache", "libraries", "self_contained"),
-        "rounding_error",
+        "max_rounding_error",
     }
 )
 """Options that affect whether a part of the network fails."""
@@ -47,7 +47,7 @@ _FAILURE_OPTIONS: Final = frozenset(
     "--layers", is_flag=True, help="Compare every layer, and report the first that differs."
 )
 @click.option(
-    "--reduce",
+    "--reduce-to",
     metavar="OUT.onnx",
     type=OutputFile(second_suffix=".npz"),
     help="Save the smallest part of the network that fails, and its inputs (.npz).",
@@ -76,7 +76,7 @@ _FAILURE_OPTIONS: Final = frozenset(
     "inputs_file",
     metavar="FILE.npz",
     type=InputFile(),
-    help="Inputs by name, as written by --reduce or `smelt run --save-inputs`.",
+    help="Inputs by name, as written by --reduce-to or `smelt run --save-inputs`.",
 )
 @click.option("--seed", type=Count(0), default=0, help="Seed of the random inputs.")
 @THREADS_OPTION
@@ -105,14 +105,14 @@ def compare(
       smelt compare model.onnx --against yesterday.engine
       smelt compare model.onnx --against golden.npz --input x=x.npy
       smelt compare deploy.prototxt --weights net.caffemodel --json
-      smelt compare model.onnx --shape input=1x3x224x224 --reduce smallest.onnx
+      smelt compare model.onnx --shape input=1x3x224x224 --reduce-to smallest.onnx
       smelt compare smallest.onnx --inputs smallest.npz
     """
     from smelt.cli._progress import ProgressLine
     from smelt.compare import check_oracle
 
     check_options(build_arguments)
-    check_oracle(against, model, build_arguments.weights, compares_parts=how["reduce"] is not None)
+    check_oracle(against, model, build_arguments.weights, reduces=how["reduce_to"] is not None)
     with ProgressLine(quiet=as_json) as progress:
         progress("parse", 0, 1)
         network = open_network(model, build_arguments)
@@ -130,7 +130,7 @@ def compare(
         print_json(_to_json(comparison))
     else:
         _show(comparison)
-        _show_reduction(comparison, how["reduce"], _options_to_repeat())
+        _show_reduction(comparison, how["reduce_to"], _options_to_repeat())
     if not comparison.passed:
         raise SystemExit(1)
 
@@ -272,7 +272,7 @@ def _show_reduction(comparison: Comparison, path: str | None, options: list[str]
 
     Args:
         comparison: the comparison.
-        path: file of the smallest part, if --reduce was given.
+        path: file of the smallest part, if --reduce-to was given.
         options: words of the options with which it fails.
     """
     reduction = comparison.reduction

@@ -87,14 +87,14 @@ def _read_loadable(path: str) -> Loadable:
 @click.argument("path", metavar="FILE", type=InputFile())
 @click.option(
     "--input",
-    "inputs",
+    "input_files",
     multiple=True,
     type=InputFile(),
     help="Next input: .npy (CxHxW), .dimg, or raw memory; repeatable.  [default: zeros]",
 )
 @click.option(
     "--output",
-    "outputs",
+    "output_files",
     multiple=True,
     type=OutputFile(),
     help="File for the next output: .npy, .dimg, or raw memory; repeatable.",
@@ -114,8 +114,8 @@ def _read_loadable(path: str) -> Loadable:
 def run(
     *,
     path: str,
-    inputs: tuple[str, ...],
-    outputs: tuple[str, ...],
+    input_files: tuple[str, ...],
+    output_files: tuple[str, ...],
     configuration: str | None,
     exact_fp16: bool,
     socket: str | None,
@@ -147,7 +147,7 @@ def run(
     with port, create_runtime(port, max_devices=instance + 1 if socket else 1) as runtime:
         runtime.load(loadable, instance)
         hardware = _checked_hardware(port.hardware, configuration, socket)
-        results = _run_once(runtime, inputs, outputs, hardware.atom_bytes)
+        results = _run_once(runtime, input_files, output_files, hardware.atom_bytes)
     cycles = driver.machines[0].total_cycles if driver is not None else None
     if record_trace is not None and isinstance(driver, TracedDriver):
         driver.write_trace(record_trace)
@@ -178,14 +178,14 @@ def _check_options(
 
 
 @dla.command(short_help="Serve simulated devices to other processes.")
-@click.argument("path", metavar="SOCKET")
+@click.argument("socket", metavar="SOCKET")
 @configuration_option(
     default="nv_full",
     help="The hardware: nv_full, nv_large, nv_small, nv_small_256, …",
 )
 @_EXACT
-@click.option("--devices", default=1, type=Count(1, 64), help="Number of devices.")
-def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> None:
+@click.option("--devices", "num_devices", default=1, type=Count(1, 64), help="Number of devices.")
+def serve(*, socket: str, configuration: str, exact_fp16: bool, num_devices: int) -> None:
     r"""Serve simulated devices at the Unix socket SOCKET, until interrupted.
 
     The kernel-mode driver and the hardware model run in this process, the user-mode driver runs in
@@ -198,10 +198,11 @@ def serve(*, path: str, configuration: str, exact_fp16: bool, devices: int) -> N
     """
     from smelt.nvdla.port import MachineDriver, PortServer
 
-    check_writable(Path(path))
-    driver: Driver = MachineDriver(configuration, devices, exact_fp16=exact_fp16)
-    with _ended_by_sigterm(), PortServer(path, driver) as server:
-        say(f"serving {counted(devices, configuration + ' device')} at {path}; stop with Ctrl-C")
+    check_writable(Path(socket))
+    driver: Driver = MachineDriver(configuration, num_devices, exact_fp16=exact_fp16)
+    with _ended_by_sigterm(), PortServer(socket, driver) as server:
+        devices = counted(num_devices, f"{configuration} device")
+        say(f"serving {devices} at {socket}; stop with Ctrl-C")
         server.serve_forever()
 
 
@@ -254,11 +255,14 @@ def _checked_hardware(
 
 
 def _run_once(
-    runtime: Runtime, inputs: tuple[str, ...], outputs: tuple[str, ...], atom_bytes: int
+    runtime: Runtime, input_files: tuple[str, ...], output_files: tuple[str, ...], atom_bytes: int
 ) -> dict[str, Any]:
     """Bind memory to all tensors, run once, write the output files, and describe the outputs."""
     num_inputs, num_outputs = runtime.get_num_input_tensors(), runtime.get_num_output_tensors()
-    for files, count, kind in ((inputs, num_inputs, "input"), (outputs, num_outputs, "output")):
+    for files, count, kind in (
+        (input_files, num_inputs, "input"),
+        (output_files, num_outputs, "output"),
+    ):
         if len(files) > count:
             raise SmeltError(
                 f"--{kind} is given {counted(len(files), 'time')}; the network has "
@@ -268,8 +272,8 @@ def _run_once(
         tensor = runtime.get_input_tensor_desc(number)
         pinned = runtime.allocate_system_memory(tensor.buffer_size)
         runtime.bind_input_tensor(number, pinned.mem_handle)
-        if number < len(inputs):
-            _read_input(Path(inputs[number]), tensor, pinned.data, atom_bytes)
+        if number < len(input_files):
+            _read_input(Path(input_files[number]), tensor, pinned.data, atom_bytes)
     bound: list[tuple[NvDlaTensor, NDArray[Any]]] = []
     for number in range(num_outputs):
         tensor = runtime.get_output_tensor_desc(number)
@@ -279,11 +283,11 @@ def _run_once(
     start = time.perf_counter()
     runtime.submit()
     milliseconds = (time.perf_counter() - start) * 1e3
-    for file, (tensor, data) in zip(outputs, bound, strict=False):
+    for file, (tensor, data) in zip(output_files, bound, strict=False):
         _write_output(Path(file), tensor, data, atom_bytes)
     return {
         "milliseconds": milliseconds,
-        "zero_inputs": num_inputs - len(inputs),
+        "zero_inputs": num_inputs - len(input_files),
         "outputs": [_describe(tensor, data, atom_bytes) for tensor, data in bound],
     }
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @flag_option("--kernels", help="The kernels; on GPUs with their registers and memory.")
 @flag_option("--source", help="The source of each kernel, in Triton or LLVM IR.")
 @flag_option("--packed-weights", "weights_", help="The packed weights.")
-@flag_option("--all", "everything", help="All of the above except --source.")
+@flag_option("--all", "all_sections", help="All of the above except --source.")
 @click.option(
     "--profile",
     "profile_path",
@@ -74,7 +74,7 @@ def inspect(
     html: str | None,
     svg: str | None,
     as_json: bool,
-    everything: bool,
+    all_sections: bool,
     profile_path: str | None,
     peaks: tuple[float, ...] | None,
     build_arguments: BuildArguments,
@@ -111,7 +111,7 @@ def inspect(
         print_json(report_to_json(report))
         return
     wanted = {name.rstrip("_") for name, is_set in sections.items() if is_set}
-    if everything:
+    if all_sections:
         wanted |= set(SECTIONS) - {"source"}
     if html is not None or svg is not None:
         for path in filter(None, (html, svg)):

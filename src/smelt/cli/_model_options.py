@@ -50,14 +50,14 @@ class BuildArguments:
     retunable: bool = False
     libraries: bool = False
     self_contained: bool = False
-    rounding_error: float | None = None
+    max_rounding_error: float | None = None
     explicit: frozenset[str] = frozenset()
     """Names of the options that are on the command line, and not defaults."""
 
     def keywords(self, network: NetworkDefinition) -> dict[str, Any]:
         """Return the options that `smelt.build` and `smelt.compare.compare` have in common."""
         names = ("precision", "max_batch_size", "max_workspace_bytes", "tune", "timing_cache")
-        flags = ("libraries", "self_contained", "rounding_error")
+        flags = ("libraries", "self_contained", "max_rounding_error")
         return {
             "device": list(self.device) or "cpu",
             "shapes": shapes_from_texts(self.shape, [tensor.name for tensor in network.inputs]),
@@ -161,7 +161,7 @@ _OPTIONS: Final = (
         ),
     ),
     click.option(
-        "--rounding-error",
+        "--max-rounding-error",
         type=FiniteFloat(0),
         help=(
             "Allowed error of the outputs from 16-bit storage, relative to their largest "
@@ -210,7 +210,7 @@ def check_options(arguments: BuildArguments) -> None:
             precision=arguments.precision,
             libraries=arguments.libraries,
             self_contained=arguments.self_contained,
-            rounding_error=arguments.rounding_error,
+            max_rounding_error=arguments.max_rounding_error,
         )
     except SmeltError as error:
         raise click.UsageError(error_text(error)) from error

@@ -95,7 +95,7 @@ def compare(  # gate: options of one question, each with its default
     *,
     weights: str | os.PathLike[str] | bytes | None = None,
     layers: bool = False,
-    reduce: str | os.PathLike[str] | None = None,
+    reduce_to: str | os.PathLike[str] | None = None,
     tolerance: float | None = None,
     quantization_steps: int = ALLOWED_QUANTIZATION_STEPS,
     shapes: Mapping[str, ShapeSpec] | None = None,
@@ -117,9 +117,9 @@ def compare(  # gate: options of one question, each with its default
         inputs: arrays by the input's name; missing ones are random.
         weights: the caffemodel of a prototxt.
         layers: whether to compare every intermediate result, and find the first that differs.
-        reduce: ONNX file for the smallest failing part, which is written if the comparison fails;
-            its inputs are saved to an .npz file of the same name. Not supported with a file as
-            oracle, which gives results for the whole network only.
+        reduce_to: ONNX file for the smallest failing part, which is written if the comparison
+            fails; its inputs are saved to an .npz file of the same name. Not supported with a file
+            as oracle, which gives results for the whole network only.
         tolerance: largest allowed error, relative to an output's largest magnitude; None for the
             default: 1e-4, or in less than float32 3e-3 (float16, half2), 1e-2 (tf32) or 2e-2
             (bfloat16).
@@ -139,7 +139,7 @@ def compare(  # gate: options of one question, each with its default
         MissingExtraError: the oracle is not installed.
     """
     against = str(require_path(against, "the oracle"))
-    check_oracle(against, model, weights, compares_parts=reduce is not None)
+    check_oracle(against, model, weights, reduces=reduce_to is not None)
     graph, message = _open(model, weights, outputs, against)
     device = devices_to_run(
         options.get("device", "cpu"),
@@ -150,7 +150,7 @@ def compare(  # gate: options of one question, each with its default
     if tolerance is not None:
         tolerance = require_float(tolerance, "tolerance", BindingError, 0.0, math.inf)
     quantization_steps = require_int(
-        quantization_steps, "quantization_steps", BindingError, least=0
+        quantization_steps, "quantization_steps", BindingError, minimum=0
     )
     layers = require_bool(layers, "layers", BindingError)
     if is_recording(against):
@@ -173,9 +173,11 @@ def compare(  # gate: options of one question, each with its default
         errors, failing = _worst_errors(graph, sets, oracle, context, tolerances)
     trial = _PartComparer(against, tolerances, threads, engine_options)
     comparison: Comparison = Comparison(graph.name, against, errors)
-    if not layers and (reduce is None or comparison.passed):
+    if not layers and (reduce_to is None or comparison.passed):
         return comparison
-    return trial.explain(comparison, graph, sets[failing], message, layers=layers, reduce=reduce)
+    return trial.explain(
+        comparison, graph, sets[failing], message, layers=layers, reduce_to=reduce_to
+    )
 
 
 def _check_all_given(path: str, graph: Graph, inputs: Mapping[str, Array]) -> None:
@@ -216,7 +218,7 @@ def _worst_errors(
         for name, array in expected.items():
             first, second = (np.asarray(result[name]) for result in results)
             is_nondeterministic = first.tobytes() != second.tobytes()
-            error = tolerances.error(name, first, array, is_nondeterministic=is_nondeterministic)
+            error = tolerances.error(name, first, array, varies_between_runs=is_nondeterministic)
             if name not in worst or _rank(error) > _rank(worst[name]):
                 worst[name] = error
                 failing = failing if error.passed else number
@@ -267,7 +269,7 @@ class _PartComparer:
         message: onnx.ModelProto | None,
         *,
         layers: bool,
-        reduce: str | os.PathLike[str] | None,
+        reduce_to: str | os.PathLike[str] | None,
     ) -> Comparison:
         """Return the comparison with its first differing layer and its smallest failing part.
 
@@ -277,7 +279,7 @@ class _PartComparer:
             inputs: inputs on which an output fails, or the first ones.
             message: ONNX model of the network, if an external oracle needs it.
             layers: whether to compare the intermediate results.
-            reduce: ONNX file for the smallest failing part, if requested.
+            reduce_to: ONNX file for the smallest failing part, if requested.
         """
         fixed = fix_shapes(graph, inputs)
         rows: tuple[tuple[str, OutputError], ...] = ()
@@ -290,8 +292,8 @@ class _PartComparer:
             if not (comparison.passed and all(error.passed for _, error in errors)):
                 first = comparer.find_first_difference(errors)
         reduction = None
-        if reduce is not None and (first is not None or not comparison.passed):
-            reduction = self.reduce(fixed, inputs, require_path(reduce, "the smallest part"))
+        if reduce_to is not None and (first is not None or not comparison.passed):
+            reduction = self.reduce(fixed, inputs, require_path(reduce_to, "the smallest part"))
         return replace(comparison, layers=rows, first_difference=first, reduction=reduction)
 
     def run(self, graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:

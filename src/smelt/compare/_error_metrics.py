@@ -71,9 +71,12 @@ class ErrorTolerances:
         return default if self.tolerance is None else self.tolerance
 
     def error(
-        self, name: str, actual: Array, expected: Array, *, is_nondeterministic: bool = False
+        self, name: str, actual: Array, expected: Array, *, varies_between_runs: bool = False
     ) -> OutputError:
-        """Return the error of ``actual``; ``is_nondeterministic`` is as in `OutputError`."""
+        """Return the error of ``actual``.
+
+        ``varies_between_runs`` becomes the error's `is_nondeterministic`.
+        """
         step = self.quantized.get(name)
         magnitude, absolute, relative = _errors(actual, expected, is_real=step is not None)
         limit = self.limit(expected)
@@ -91,7 +94,7 @@ class ErrorTolerances:
             absolute,
             relative,
             limit,
-            is_nondeterministic,
+            varies_between_runs,
             steps,
             allowed,
         )

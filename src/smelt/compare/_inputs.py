@@ -100,7 +100,7 @@ def input_sets(
         max_batch_size: batch, if the network leaves it open.
         seed: seed of the random inputs of the first plan.
     """
-    seed = require_int(seed, "seed", BindingError, least=0)
+    seed = require_int(seed, "seed", BindingError, minimum=0)
     sets: list[dict[str, Array]] = []
     for number, profile in enumerate(optimization_profiles_of(graph, shapes, max_batch_size)):
         sizes = {name: bounds.best for name, bounds in profile.items()}

@@ -92,7 +92,7 @@ class InferBuilder(LoggingFactory):
         """Check the options and the network, build the engine, and log its layers."""
         if not self._is_open:
             raise ContextError("this builder was destroyed; create another")
-        max_batch_size = require_int(self.max_batch_size, "max_batch_size", BuildError, least=1)
+        max_batch_size = require_int(self.max_batch_size, "max_batch_size", BuildError, minimum=1)
         check_network(network)
         network.check(max_batch_size)
         is_half = (

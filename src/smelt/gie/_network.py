@@ -143,7 +143,7 @@ class InferLayer:
         """Set the zeros (H, W) on either side, and infer the dependent shapes again."""
         self._windowed("pads")
         refuse = partial(ShapeError, node=self.name)
-        self.layer.update(pads=require_ints(padding, "padding", refuse, count=2, least=0) * 2)
+        self.layer.update(pads=require_ints(padding, "padding", refuse, count=2, minimum=0) * 2)
         self._network.apply_formula(self)
 
     @property
@@ -212,7 +212,7 @@ class InferNetwork:
         Raises:
             ShapeError: an input has too many elements, or the groups of a layer were not set.
         """
-        max_batch_size = require_int(max_batch_size, "max_batch_size", BuildError, least=1)
+        max_batch_size = require_int(max_batch_size, "max_batch_size", BuildError, minimum=1)
         for tensor in self.definition.inputs:
             count = max_batch_size * math.prod(fixed_extents(tensor.shape, tensor.name))
             if count >= _INPUT_ELEMENTS:
@@ -246,7 +246,7 @@ class InferNetwork:
             ShapeError: there are not three dims, or they have 2^30 elements or more.
         """
         refuse = partial(ShapeError, node=require_str(name, "the tensor's name", GraphError))
-        extents = require_ints(dims, "the shape (C, H, W) of the input", refuse, count=3, least=1)
+        extents = require_ints(dims, "the shape (C, H, W) of the input", refuse, count=3, minimum=1)
         count = math.prod(extents)
         if count >= _INPUT_ELEMENTS:
             raise refuse(f"the input has {count:,} elements; it must have fewer than 2^30")
@@ -298,7 +298,7 @@ class InferNetwork:
         if weight_groups is None:
             raise GraphError("only convolutions and deconvolutions have groups", node=layer.name)
         if weight_groups != require_int(
-            groups, "groups", partial(ShapeError, node=layer.name), least=1
+            groups, "groups", partial(ShapeError, node=layer.name), minimum=1
         ):
             raise ShapeError(
                 f"the weights are for {counted(weight_groups, 'group')}, not {groups}; their shape "
@@ -556,8 +556,8 @@ def fixed_extents(shape: Shape, name: str, count: int | None = None) -> tuple[in
 
 def _groups_of(weights: ArrayLike, count: int, x: Tensor, kernel_size: tuple[int, int]) -> int:
     """Return the number of groups that follows from the number of weights; 1 if none fits."""
-    count = require_int(count, "nb_output_maps", ShapeError, least=1)
-    extents = require_ints(kernel_size, "kernel_size", ShapeError, count=2, least=1)
+    count = require_int(count, "nb_output_maps", ShapeError, minimum=1)
+    extents = require_ints(kernel_size, "kernel_size", ShapeError, count=2, minimum=1)
     channels, *_ = fixed_extents(x.shape[:1], x.name, 1)
     dense_size = count * channels * math.prod(extents)  # number of weights without groups
     size = require_array(weights, "weights", GraphError).size

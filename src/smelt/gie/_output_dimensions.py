@@ -51,7 +51,7 @@ def attributes_for(op: Op, dims: Pair, result: object, name: str) -> dict[str, o
     """
     windowed: Any = op
     refuse = partial(ShapeError, node=name)
-    sizes = require_ints(result, "the result of the formula", refuse, count=len(dims), least=1)
+    sizes = require_ints(result, "the result of the formula", refuse, count=len(dims), minimum=1)
     pairs = [
         _end_padding(windowed, axis, dims[axis], sizes[axis])
         for axis in range(len(windowed.strides))

@@ -100,7 +100,7 @@ class CaffeParser(Destroyable):
 
     def set_protobuf_buffer_size(self, size_bytes: int) -> None:
         """Set the largest size of a model file in bytes; without it, files of any size are read."""
-        self._buffer_bytes = require_int(size_bytes, "the buffer's size", ContextError, least=0)
+        self._buffer_bytes = require_int(size_bytes, "the buffer's size", ContextError, minimum=0)
 
     def parse_binary_proto(self, path: str | os.PathLike[str]) -> BinaryProtoBlob:
         """Read a blob from a file of its own, such as a mean image.

@@ -59,7 +59,7 @@ def report_to_text(
     """
     require_instance(report, EngineReport, "the report", SmeltError, "a report from report_of")
     if width is not None:
-        width = require_int(width, "width", SmeltError, least=1)
+        width = require_int(width, "width", SmeltError, minimum=1)
     sections = require_list(sections, "sections", SmeltError)
     unknown = [
         section for section in sections if not isinstance(section, str) or section not in SECTIONS

@@ -498,7 +498,7 @@ def _extent(extent: object, shape: list[object]) -> Dim:
             raise ShapeError(f"extent {shown(extent)} in {shown(shape)}: {error}") from error
     if isinstance(extent, SymbolicDim):
         return extent
-    return require_int(extent, f"an extent in {shown(shape)}", ShapeError, least=1)
+    return require_int(extent, f"an extent in {shown(shape)}", ShapeError, minimum=1)
 
 
 def _dtype(dtype: Any) -> DType:

@@ -487,14 +487,14 @@ def _choose(table: dict[str, type[Op]], name: str, what: str, attributes: dict[s
 def _counts(count: object, groups: object) -> tuple[int, int]:
     """Check and return the number of filters (or results) and of groups."""
     numbers = (("count", count), ("groups", groups))
-    filter_count, group_count = (require_int(n, name, ShapeError, least=1) for name, n in numbers)
+    filter_count, group_count = (require_int(n, name, ShapeError, minimum=1) for name, n in numbers)
     return filter_count, group_count
 
 
-def _each(numbers: object, axes: int, what: str, least: int) -> tuple[int, ...]:
+def _each(numbers: object, axes: int, what: str, minimum: int) -> tuple[int, ...]:
     """Return one number per axis; a single number applies to all axes."""
     per_axis = numbers if hasattr(numbers, "__iter__") else (numbers,) * axes
-    return require_ints(per_axis, what, ShapeError, count=axes, least=least)
+    return require_ints(per_axis, what, ShapeError, count=axes, minimum=minimum)
 
 
 def _fixed(extents: Sequence[Dim], layer: str) -> tuple[int, ...]:

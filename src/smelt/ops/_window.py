@@ -34,7 +34,7 @@ class Windowed(BuiltinOp):
 
     def __post_init__(self) -> None:
         what = f"kernel_shape of {self.name}"
-        kernel = require_ints(self.kernel_shape, what, ShapeError, least=1)
+        kernel = require_ints(self.kernel_shape, what, ShapeError, minimum=1)
         rank = len(kernel)
         object.__setattr__(self, "kernel_shape", kernel)
         fields = (("strides", 1, rank), ("pads", 0, 2 * rank), ("dilations", 1, rank))
@@ -50,7 +50,7 @@ class Windowed(BuiltinOp):
     def _numbers(self, field: str, default: int, length: int) -> tuple[int, ...]:
         """Return the numbers of an attribute; an empty one becomes ``length`` times the default."""
         what = f"{field} of {self.name}"
-        numbers = require_ints(getattr(self, field), what, ShapeError, least=default)
+        numbers = require_ints(getattr(self, field), what, ShapeError, minimum=default)
         return require_ints(numbers or (default,) * length, what, ShapeError, count=length)
 
     @property

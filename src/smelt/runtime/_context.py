@@ -302,7 +302,7 @@ class ExecutionContext(Closeable):
                 array = arrays[index] = self._convert_binding(array, binding, dtype)
             shapes.append(None if isinstance(array, int) else array.shape)
         if type(batch_size) is not int:
-            batch_size = require_int(batch_size, "the batch size", ContextError, least=1)
+            batch_size = require_int(batch_size, "the batch size", ContextError, minimum=1)
         key = (batch_size, tuple(shapes))
         staged_call = self._staged_calls.get(key)
         if staged_call is None:

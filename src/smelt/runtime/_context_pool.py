@@ -71,7 +71,7 @@ class ContextPool:
             ContextError: ``max_contexts`` is not a positive number, or the pool is closed.
             SmeltError: any error of creating a context or of the run.
         """
-        max_contexts = require_int(max_contexts, "contexts", ContextError, least=1)
+        max_contexts = require_int(max_contexts, "contexts", ContextError, minimum=1)
         lease, context = [_ContextLease()], None
         try:
             context = self._acquire(lease, max_contexts)

@@ -202,4 +202,4 @@ def thread_count(threads: int | None) -> int:
     """Return the number of threads of a context. Raises ContextError: it is not positive."""
     if threads is None:
         return default_thread_count()
-    return require_int(threads, "threads", ContextError, least=1, most=_MAX_THREADS)
+    return require_int(threads, "threads", ContextError, minimum=1, maximum=_MAX_THREADS)

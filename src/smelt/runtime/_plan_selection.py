@@ -140,7 +140,7 @@ def values_from_batch(
             symbol and it is not 1.
         BindingError: an input's array is neither flat nor has the rank of the input.
     """
-    require_int(batch_size, "the batch size", ContextError, least=1)
+    require_int(batch_size, "the batch size", ContextError, minimum=1)
     inputs = [(b, s) for b, s in zip(header.bindings, shapes, strict=True) if b.is_input]
     values: dict[str, int] = {}
     if any(BATCH in symbols_of(*binding.shape) for binding, _ in inputs):

@@ -76,32 +76,39 @@ def application_errors(refuse: Callable[[str], SmeltError]) -> Generator[None]:
 
 
 def require_int(
-    value: object, name: str, error: Raised, *, least: int | None = None, most: int | None = None
+    value: object,
+    name: str,
+    error: Raised,
+    *,
+    minimum: int | None = None,
+    maximum: int | None = None,
 ) -> int:
-    """Return an integer (also numpy's) from ``least`` to ``most``; refuse bools and floats."""
+    """Return an integer (also numpy's) from ``minimum`` to ``maximum``; refuse bools and floats."""
     number = _as_integer(value)
     if number is None and isinstance(value, int) and not isinstance(value, bool):
         raise error(f"{name} is {shown(value)}, which does not fit into 64 bits")
-    if number is None or not _is_within(number, least, most):
-        raise error(f"{name} is {shown(value)}; it must be an integer{_range_text(least, most)}")
+    if number is None or not _is_within(number, minimum, maximum):
+        raise error(
+            f"{name} is {shown(value)}; it must be an integer{_range_text(minimum, maximum)}"
+        )
     return number
 
 
 def require_ints(
-    value: object, name: str, error: Raised, *, count: int | None = None, least: int | None = None
+    value: object, name: str, error: Raised, *, count: int | None = None, minimum: int | None = None
 ) -> tuple[int, ...]:
-    """Return a list of ``count`` integers, each at least ``least``; refuse a single integer."""
+    """Return a list of ``count`` integers, each at least ``minimum``; refuse a single integer."""
     items = _as_list(value)
     integers = [_as_integer(item) for item in items or ()]
     numbers = tuple(number for number in integers if number is not None)
     is_valid = items is not None and len(numbers) == len(integers) <= _MAX_NUMBERS
-    is_valid = is_valid and all(_is_within(number, least, None) for number in numbers)
+    is_valid = is_valid and all(_is_within(number, minimum, None) for number in numbers)
     if not is_valid or count not in (None, len(numbers)):
         wanted = "integers" if count is None else counted(count, "integer")
         if len(integers) > _MAX_NUMBERS:
             wanted = f"at most {_MAX_NUMBERS} integers"
         raise error(
-            f"{name} is {shown(value)}; it must be a list of {wanted}{_range_text(least, None)}"
+            f"{name} is {shown(value)}; it must be a list of {wanted}{_range_text(minimum, None)}"
         )
     return numbers
 
@@ -216,14 +223,14 @@ def _as_list(value: object, most: int = _MAX_NUMBERS + 1) -> list[Any] | None:
     return _value_or_none(lambda items: list(islice(items, most)), items)
 
 
-def _is_within(number: int, least: int | None, most: int | None) -> bool:
-    return (least is None or number >= least) and (most is None or number <= most)
+def _is_within(number: int, minimum: int | None, maximum: int | None) -> bool:
+    return (minimum is None or number >= minimum) and (maximum is None or number <= maximum)
 
 
-def _range_text(least: int | None, most: int | None) -> str:
+def _range_text(minimum: int | None, maximum: int | None) -> str:
     """Return the end of a message that says which integers are valid."""
-    if least is None and most is None:
+    if minimum is None and maximum is None:
         return ""
-    if most is None:
-        return f" of at least {least}"
-    return f" of at most {most}" if least is None else f" from {least} to {most}"
+    if maximum is None:
+        return f" of at least {minimum}"
+    return f" of at most {maximum}" if minimum is None else f" from {minimum} to {maximum}"

@@ -103,7 +103,7 @@ def _convolve(
         weights[shape] += [step.weight(1, (count,))] if p.bias_term else []
     kind = ops.ConvTranspose if transposed else ops.Conv
     op = kind(kernel_shape=kernel, strides=strides, pads=pads * 2, dilations=dilations, group=group)
-    return step.add(op, x, *weights[shape], name=str(number) if number else "")
+    return step.add(op, x, *weights[shape], part=str(number) if number else "")
 
 
 def _output_count(step: LayerContext) -> int:
@@ -137,7 +137,7 @@ def convert_inner_product(step: LayerContext) -> list[Value]:
     weights = step.weight(0, (depth, count) if p.transpose else (count, depth))
     bias = [step.weight(1, (count,))] if p.bias_term else []
     if axis == 1:
-        x = step.add(ops.Flatten(axis=1), step.x, name="flatten") if step.rank > 2 else step.x
+        x = step.add(ops.Flatten(axis=1), step.x, part="flatten") if step.rank > 2 else step.x
         return [step.add(ops.Gemm(trans_b=not p.transpose), x, weights, *bias)]
     return [_stacked_product(step, axis, depth, weights, bias)]
 
@@ -153,7 +153,7 @@ def _stacked_product(
         x = step.reshape(x, (*step.shape[:axis], depth), "flatten")
     if not bias:
         return step.add(ops.MatMul(), x, weights)
-    return step.add(ops.Add(), step.add(ops.MatMul(), x, weights, name="product"), *bias)
+    return step.add(ops.Add(), step.add(ops.MatMul(), x, weights, part="product"), *bias)
 
 
 def refuse_pooling(p: Any) -> str | None:

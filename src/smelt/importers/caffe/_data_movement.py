@@ -30,7 +30,7 @@ def convert_identity(step: LayerContext) -> list[Value]:
     if tops == step.layer.bottoms:
         return [step.x]
     return [
-        step.add(ops.Identity(), step.x, name=str(number) if number else "")
+        step.add(ops.Identity(), step.x, part=str(number) if number else "")
         for number in range(len(tops))
     ]
 
@@ -230,7 +230,7 @@ def convert_shuffle_channel(step: LayerContext) -> list[Value]:
     batch, rest = step.shape[0], step.shape[2:]
     grouped = step.reshape(step.x, (batch, group, channels // group, *rest), "parted")
     perm = (0, 2, 1, *range(3, step.rank + 1))
-    transposed = step.add(ops.Transpose(perm=perm), grouped, name="dealt")
+    transposed = step.add(ops.Transpose(perm=perm), grouped, part="dealt")
     return [step.reshape(transposed, (batch, channels, *rest))]
 
 
@@ -251,14 +251,14 @@ def convert_arg_max(step: LayerContext) -> list[Value]:
             op = ops.ReduceMax(keepdims=True)
             return [step.add(op, step.x, step.integers([axis], "axes"))]
         return [_position(step, step.x, axis, "")]
-    flat = step.add(ops.Flatten(axis=1), step.x, name="flatten")
+    flat = step.add(ops.Flatten(axis=1), step.x, part="flatten")
     batch, rest = step.shape[0], [1] * max(1, step.rank - 2)
     if not p.out_max_val:
         return [step.reshape(_position(step, flat, 1, "position"), (batch, 1, *rest))]
     maximum = step.add(
-        ops.ReduceMax(keepdims=True), flat, step.integers([1], "axes"), name="maximum"
+        ops.ReduceMax(keepdims=True), flat, step.integers([1], "axes"), part="maximum"
     )
-    both = step.add(ops.Concat(axis=1), _position(step, flat, 1, "position"), maximum, name="both")
+    both = step.add(ops.Concat(axis=1), _position(step, flat, 1, "position"), maximum, part="both")
     return [step.reshape(both, (batch, 2, *rest))]
 
 
@@ -266,8 +266,8 @@ def _position(step: LayerContext, value: Value, axis: int, name: str) -> Value:
     """Return the position of the maximum as float32."""
     # Caffe selects the last of equal elements.
     op = ops.ArgMax(axis=axis, keepdims=True, select_last_index=True)
-    index = step.add(op, value, name="index")
-    return step.add(ops.Cast(DType.FLOAT32), index, name=name)
+    index = step.add(op, value, part="index")
+    return step.add(ops.Cast(DType.FLOAT32), index, part=name)
 
 
 _REDUCTIONS: Final[Mapping[int, Op]] = {
@@ -290,7 +290,7 @@ def convert_reduction(step: LayerContext) -> list[Value]:
     axes = step.integers(range(axis, step.rank), "axes")
     scaled = p.coeff != 1
     op = _REDUCTIONS[p.operation]
-    result = step.add(op, step.x, axes, name="reduced" if scaled else "")
+    result = step.add(op, step.x, axes, part="reduced" if scaled else "")
     if scaled:
         result = step.add(ops.Mul(), result, step.number(p.coeff, "coeff"))
     return [result]
@@ -300,13 +300,13 @@ def convert_embed(step: LayerContext) -> list[Value]:
     """Select rows of the weights by index, and optionally add a bias."""
     p = step.parameters
     weights = step.weight(0, (int(p.input_dim), int(p.num_output)))
-    index = step.add(ops.Cast(DType.INT64), step.x, name="signed_index")
+    index = step.add(ops.Cast(DType.INT64), step.x, part="signed_index")
     # Gather counts negative indices from the end; in Caffe they are out of range.
-    is_negative = step.add(ops.Less(), index, step.integers([0], "zero"), name="is_negative")
+    is_negative = step.add(ops.Less(), index, step.integers([0], "zero"), part="is_negative")
     outside = step.integers([int(p.input_dim)], "outside")
-    index = step.add(ops.Where(), is_negative, outside, index, name="index")
+    index = step.add(ops.Where(), is_negative, outside, index, part="index")
     table = step.graph.add_constant(weights)
     if not p.bias_term:
         return [step.add(ops.Gather(axis=0), table, index)]
-    rows = step.add(ops.Gather(axis=0), table, index, name="rows")
+    rows = step.add(ops.Gather(axis=0), table, index, part="rows")
     return [step.add(ops.Add(), rows, step.weight(1, (int(p.num_output),)))]

@@ -103,14 +103,14 @@ def _run(step: LayerContext, chain: Sequence[tuple[str, Op, Constant | None]]) -
         return step.add(ops.Identity(), value)
     for number, (name, op, argument) in enumerate(chain, 1):
         inputs = [value] if argument is None else [value, argument]
-        value = step.add(op, *inputs, name="" if number == len(chain) else name)
+        value = step.add(op, *inputs, part="" if number == len(chain) else name)
     return value
 
 
 def convert_threshold(step: LayerContext) -> list[Value]:
     """Return 1 where the input is greater than the threshold, and 0 elsewhere."""
     limit = step.number(step.parameters.threshold, "threshold")
-    above = step.add(ops.Greater(), step.x, limit, name="above")
+    above = step.add(ops.Greater(), step.x, limit, part="above")
     return [step.add(ops.Cast(DType.FLOAT32), above)]
 
 
@@ -164,7 +164,7 @@ def convert_scale(step: LayerContext) -> list[Value]:
         return [step.add(ops.Mul(), step.x, factor)]
     blob = step.weight(2 - len(step.inputs), _static_extents(step, extents), "bias")
     bias = _align_axes(step, blob, p.axis)
-    return [step.add(ops.Add(), step.add(ops.Mul(), step.x, factor, name="product"), bias)]
+    return [step.add(ops.Add(), step.add(ops.Mul(), step.x, factor, part="product"), bias)]
 
 
 def convert_bias(step: LayerContext) -> list[Value]:
@@ -254,7 +254,7 @@ def convert_eltwise(step: LayerContext) -> list[Value]:
         value
         if coefficient == 1
         else step.add(
-            ops.Mul(), value, step.number(coefficient, f"coeff{number}"), name=f"scaled{number}"
+            ops.Mul(), value, step.number(coefficient, f"coeff{number}"), part=f"scaled{number}"
         )
         for number, (value, coefficient) in enumerate(
             zip(step.inputs, coefficients or [1.0] * len(step.inputs), strict=True)
@@ -264,7 +264,7 @@ def convert_eltwise(step: LayerContext) -> list[Value]:
     result = terms[0]
     for number, term in enumerate(terms[1:], 1):
         result = step.add(
-            kind(), result, term, name="" if number == len(terms) - 1 else f"{name}{number}"
+            kind(), result, term, part="" if number == len(terms) - 1 else f"{name}{number}"
         )
     return [result]
 
@@ -281,14 +281,14 @@ def convert_mvn(step: LayerContext) -> list[Value]:
     if missing > 0:
         x = step.reshape(x, (*step.shape, *[1] * missing), "image")
     axes = step.integers(range(1 if p.across_channels else 2, x.tensor.rank), "axes")
-    mean = step.add(ops.ReduceMean(keepdims=True), x, axes, name="mean")
+    mean = step.add(ops.ReduceMean(keepdims=True), x, axes, part="mean")
     if not p.normalize_variance:
         return [step.add(ops.Sub(), x, mean)]
-    centred = step.add(ops.Sub(), x, mean, name="centred")
-    squares = step.add(ops.Mul(), centred, centred, name="squares")
-    variance = step.add(ops.ReduceMean(keepdims=True), squares, axes, name="variance")
-    deviation = step.add(ops.Sqrt(), variance, name="deviation")
-    divisor = step.add(ops.Add(), deviation, step.number(p.eps, "eps"), name="divisor")
+    centred = step.add(ops.Sub(), x, mean, part="centred")
+    squares = step.add(ops.Mul(), centred, centred, part="squares")
+    variance = step.add(ops.ReduceMean(keepdims=True), squares, axes, part="variance")
+    deviation = step.add(ops.Sqrt(), variance, part="deviation")
+    divisor = step.add(ops.Add(), deviation, step.number(p.eps, "eps"), part="divisor")
     return [step.add(ops.Div(), centred, divisor)]
 
 

@@ -107,16 +107,16 @@ class LayerContext:
 
     # ---- nodes
 
-    def add(self, op: Op, *inputs: Value | Constant | None, name: str = "") -> Value:
+    def add(self, op: Op, *inputs: Value | Constant | None, part: str = "") -> Value:
         """Add a node with one result.
 
-        The last node of a layer has the layer's name, the others ``layer:name``.
+        The last node of a layer has the layer's name, the others ``layer:part``.
         """
         values = [self.graph.add_constant(v) if isinstance(v, Constant) else v for v in inputs]
         node = self.graph.add(
             op,
             *values,
-            name=self.names.make(f"{self.layer.name}:{name}") if name else self.layer.name,
+            name=self.names.make(f"{self.layer.name}:{part}") if part else self.layer.name,
             layers=(self.layer.name,),
         )
         return node.output
@@ -148,7 +148,7 @@ class LayerContext:
                 "depend on the batch"
             )
         constant = self.integers(target, f"{name or 'reshape'}.shape")
-        return self.add(ops.Reshape(), value, constant, name=name)
+        return self.add(ops.Reshape(), value, constant, part=name)
 
     # ---- weights
 

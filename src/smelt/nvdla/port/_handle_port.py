@@ -114,7 +114,7 @@ class HandlePort(ABC, Generic[D, M]):
         with self._table_lock:
             devices = self._devices(session_handle)
             instance = require_int(
-                instance, "the device instance", NvError.BAD_PARAMETER.error, least=0
+                instance, "the device instance", NvError.BAD_PARAMETER.error, minimum=0
             )
             key = self._open_device(instance)
             device_handle = next(self._numbers)

@@ -164,7 +164,7 @@ class MachineDriver:
             "a Configuration or the name of one",
         )
         num_devices = require_int(
-            num_devices, "the number of devices", NvError.BAD_PARAMETER.error, least=1
+            num_devices, "the number of devices", NvError.BAD_PARAMETER.error, minimum=1
         )
         self.configuration: Final = configuration
         self.hardware: Final = DeviceHardware(configuration.name, configuration.atom_bytes)
