@@ -85,13 +85,13 @@ def convert_own(refuse: Callable[[Any], BaseException], *kinds: type[Exception])
         raise refuse(error) from error
 
 
-def path_mode(path: str | os.PathLike[str], *, is_followed: bool = True) -> int:
+def path_mode(path: str | os.PathLike[str], *, follow_symlinks: bool = True) -> int:
     """Return the mode of what is at a path; 0 if nothing is there or it is not accessible.
 
     `os.path.isdir` and its like take the error of a handler for this answer.
     """
     try:
-        return os.stat(path, follow_symlinks=is_followed).st_mode
+        return os.stat(path, follow_symlinks=follow_symlinks).st_mode
     except (OSError, ValueError) as error:
         pass_on_handler_error(error)
         return 0

@@ -63,7 +63,7 @@ def pickings(dtype: str) -> Iterator[Picking]:
     """Every op whose kernels compute addresses from indices, by each of their ways."""
 
     def indices(*shape: int) -> Array:
-        return sample(*shape, dtype=dtype, low=-EXTENT, high=EXTENT)
+        return sample(*shape, dtype=dtype, int_low=-EXTENT, int_high=EXTENT)
 
     vectors = frozenset({(1, 1)})
     deep = frozenset({(1, 2)})

@@ -341,7 +341,7 @@ def _check_mean(path: str, channels: int, header: ArrayHeader) -> None:
 
 
 def _read_binaryproto(path: str) -> NDArray[Any]:
-    if not path_mode(path, is_followed=False):
+    if not path_mode(path, follow_symlinks=False):
         raise SmeltError(
             f"--mean {path!r} is neither a list of numbers (such as 104,117,123) nor an existing "
             "file (.npy, or Caffe's binaryproto)"

@@ -152,7 +152,7 @@ def _user_secret(path: Path) -> bytes:
 
 def _create_private(path: Path, text: str) -> None:
     """Create a file atomically that other users cannot read. Raises FileExistsError."""
-    if path_mode(path, is_followed=False):
+    if path_mode(path, follow_symlinks=False):
         raise FileExistsError(path)
     with open_atomic_file(path, 0o600) as draft:
         draft.file.write(text.encode())
@@ -186,7 +186,7 @@ def _read_secret(path: Path) -> bytes:
 
 def _other_owner(number: int, path: Path) -> str:
     """Return why another user may have written an open key file; "" if none can have."""
-    if stat.S_ISLNK(path_mode(path, is_followed=False)):
+    if stat.S_ISLNK(path_mode(path, follow_symlinks=False)):
         return "it is a symbolic link"
     return config.other_writers_of_open(number, path, num_parents=1)
 

@@ -77,7 +77,7 @@ class _FieldSpec:
     count: int
     since_0_12: bool
     """Whether structures without offsets lack the field."""
-    register: str
+    source_register: str
     """Register that the field is a copy of, or an empty text."""
 
 
@@ -88,7 +88,7 @@ def at(
     *,
     since_0_12: bool = False,
     default: Any = 0,
-    register: str = "",
+    source_register: str = "",
 ) -> Any:
     """Declare a field of a structure.
 
@@ -98,9 +98,10 @@ def at(
         count: Number of elements; the field's value is a tuple if there is more than one.
         since_0_12: Whether structures of the layout without offsets lack the field.
         default: Default value of one element of a scalar type.
-        register: Register that the firmware copies to the field; ``{group}`` in it is the group.
+        source_register: Register that the firmware copies to the field; ``{group}`` in it is the
+            group.
     """
-    metadata = {"field_spec": _FieldSpec(offset, kind, count, since_0_12, register)}
+    metadata = {"field_spec": _FieldSpec(offset, kind, count, since_0_12, source_register)}
     if isinstance(kind, str):
         value = default if count == 1 else (default,) * count
         return field(default=value, metadata=metadata)

@@ -95,7 +95,7 @@ class Comparison(BroadcastingOp):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(cls(), *cls.case_dtypes, low=-2, high=3)
+        yield from broadcast_cases(cls(), *cls.case_dtypes, int_low=-2, int_high=3)
         left = np.array([np.nan, 1.0, np.inf, -0.0], np.float32)
         right = np.array([np.nan, np.nan, np.inf, 0.0], np.float32)
         yield Case("NaN, infinity and negative zero", cls(), (left, right))
@@ -137,7 +137,7 @@ class Variadic(BroadcastingOp):
 
 
 def broadcast_cases(
-    op: BroadcastingOp, *dtypes: str, low: int = -9, high: int = 10
+    op: BroadcastingOp, *dtypes: str, int_low: int = -9, int_high: int = 10
 ) -> Iterator[Case]:
     """Yield cases of the ways in which two inputs can broadcast, and one for each dtype."""
     shapes = {
@@ -151,7 +151,7 @@ def broadcast_cases(
     named = [(label, dtypes[0], *pair) for label, pair in shapes.items()]
     named += [(dtype, dtype, (3, 17), (3, 1)) for dtype in dtypes[1:]]
     for label, dtype, left, right in named:
-        x = sample(*left, dtype=dtype, low=low, high=high)
-        y = sample(*right, dtype=dtype, low=low, high=high - 1)
+        x = sample(*left, dtype=dtype, int_low=int_low, int_high=int_high)
+        y = sample(*right, dtype=dtype, int_low=int_low, int_high=int_high - 1)
         yield Case(label, op, (x, y), HALF_TOLERANCE if dtype == "float16" else 1e-4)
     yield from corner_pairs(op, op.dtypes)

@@ -46,7 +46,7 @@ def known_dims(inputs: Sequence[Operand | None], index: int) -> tuple[Dim, ...] 
 
 
 def dims_at(
-    op: Op, inputs: Sequence[Operand | None], index: int, what: str, *, scalar: bool = False
+    op: Op, inputs: Sequence[Operand | None], index: int, what: str, *, allows_scalar: bool = False
 ) -> tuple[Dim, ...] | None:
     """Return the elements of an optional integer vector, or None if it is absent.
 
@@ -55,7 +55,7 @@ def dims_at(
         inputs: operands of the op.
         index: position of the input.
         what: name of the vector in messages.
-        scalar: whether a tensor of rank 0 is accepted, too.
+        allows_scalar: whether a tensor of rank 0 is accepted, too.
 
     Raises ShapeError when the input is not a vector, or its elements are not known.
     """
@@ -63,7 +63,7 @@ def dims_at(
     if operand is None or kind is None:
         return None
     named = f"{what} (input {index} of {op.name})"
-    require_rank(kind, named, 0 if scalar else 1, 1)
+    require_rank(kind, named, 0 if allows_scalar else 1, 1)
     if operand.dims is None:
         raise ShapeError(
             f"{named} must be known before a run: give a constant, or compute this input from "
@@ -74,7 +74,7 @@ def dims_at(
 
 def number_at(op: Op, inputs: Sequence[Operand | None], index: int, what: str) -> Dim:
     """Return the only element of an integer input. Raises ShapeError: not one known number."""
-    dims = dims_at(op, inputs, index, what, scalar=True) or ()
+    dims = dims_at(op, inputs, index, what, allows_scalar=True) or ()
     if len(dims) != 1:
         raise ShapeError(
             f"{what} (input {index} of {op.name}) has {len(dims)} numbers; it must have one"
@@ -83,10 +83,10 @@ def number_at(op: Op, inputs: Sequence[Operand | None], index: int, what: str) -
 
 
 def ints_at(
-    op: Op, inputs: Sequence[Operand | None], index: int, what: str, *, scalar: bool = False
+    op: Op, inputs: Sequence[Operand | None], index: int, what: str, *, allows_scalar: bool = False
 ) -> tuple[int, ...] | None:
     """Return `dims_at` as ints. Raises ShapeError when an element is symbolic."""
-    dims = dims_at(op, inputs, index, what, scalar=scalar)
+    dims = dims_at(op, inputs, index, what, allows_scalar=allows_scalar)
     if dims is None:
         return None
     for dim in dims:
@@ -128,15 +128,15 @@ def divide_dims(count: Dim, divisor: Dim) -> Dim | None:
         return None
 
 
-def sample(*shape: int, dtype: str = "float32", low: int = -9, high: int = 10) -> Array:
+def sample(*shape: int, dtype: str = "float32", int_low: int = -9, int_high: int = 10) -> Array:
     """Return pseudo-random data for a case, which depends only on the arguments."""
-    seed = zlib.crc32(repr((shape, dtype, low, high)).encode())
+    seed = zlib.crc32(repr((shape, dtype, int_low, int_high)).encode())
     kind = np.dtype(dtype)
     source = np.random.default_rng(seed)
     if kind == np.bool_:
         return np.asarray(source.integers(0, 2, shape), np.bool_)
     if kind.kind == "u":
-        return np.asarray(source.integers(max(low, 0), high, shape), kind)
+        return np.asarray(source.integers(max(int_low, 0), int_high, shape), kind)
     if kind.kind == "i":
-        return np.asarray(source.integers(low, high, shape), kind)
-    return np.asarray(source.uniform(low, high, shape) / 4, kind)
+        return np.asarray(source.integers(int_low, int_high, shape), kind)
+    return np.asarray(source.uniform(int_low, int_high, shape) / 4, kind)

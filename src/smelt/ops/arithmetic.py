@@ -123,7 +123,7 @@ class Div(BroadcastingOp):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(cls(), "float32", "float16", "float64", low=2, high=12)
+        yield from broadcast_cases(cls(), "float32", "float16", "float64", int_low=2, int_high=12)
         left = np.array([7, -7, 7, -7, 0, 6, -1], np.int32)
         right = np.array([2, 2, -2, -2, 5, 3, 2], np.int32)
         for dtype in ("int32", "int64", "int8"):
@@ -183,8 +183,8 @@ class Mod(BroadcastingOp):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(cls(), "int32", "int64", "int8", low=-9, high=0)
-        for case in broadcast_cases(cls(fmod=1), "float32", "float64", low=1, high=12):
+        yield from broadcast_cases(cls(), "int32", "int64", "int8", int_low=-9, int_high=0)
+        for case in broadcast_cases(cls(fmod=1), "float32", "float64", int_low=1, int_high=12):
             yield replace(case, name=f"{case.name}, fmod")
         signs = np.array([7, -7, 7, -7, 6], np.int64), np.array([3, 3, -3, -3, 3], np.int64)
         yield Case("sign of the divisor", cls(), signs)
@@ -228,10 +228,10 @@ class Pow(BroadcastingOp):
     @override
     @classmethod
     def cases(cls) -> Iterator[Case]:
-        yield from broadcast_cases(cls(), "float32", "float16", "float64", low=1, high=12)
+        yield from broadcast_cases(cls(), "float32", "float16", "float64", int_low=1, int_high=12)
         for base, exponent in (("int32", "int32"), ("float32", "int64"), ("int64", "float32")):
-            x = sample(3, 5, dtype=base, low=1, high=9)
-            y = sample(5, dtype=exponent, low=1, high=4)
+            x = sample(3, 5, dtype=base, int_low=1, int_high=9)
+            y = sample(5, dtype=exponent, int_low=1, int_high=4)
             yield Case(f"{base} to the {exponent}", cls(), (x, y))
         corners = np.array([0.0, 0.0, -2.0, -2.0, 1.0, 4.0], np.float32)
         exponents = np.array([0.0, 3.0, 2.0, 3.0, -5.0, 0.5], np.float32)

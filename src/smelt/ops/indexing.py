@@ -281,7 +281,7 @@ class ScatterElements(BuiltinOp):
         yield Case("columns", cls(1), (sample(2, 3), indices, updates))
         repeated = np.array([[1, 1, 1]], np.int32)
         for reduction in ("add", "mul", "max", "min"):
-            arrays = (sample(1, 5), repeated, sample(1, 3, low=-5))
+            arrays = (sample(1, 5), repeated, sample(1, 3, int_low=-5))
             yield Case(reduction, cls(1, reduction), arrays)
         whole = sample(2, 3, dtype="int64")
         yield Case("int64", cls(1), (whole, indices, whole))
@@ -337,10 +337,12 @@ class ScatterND(BuiltinOp):
         yield Case("slices", cls(), (sample(3, 4, 2), pairs, sample(2, 1, 2)))
         repeated = np.array([[1], [1]])
         for reduction in ("add", "mul", "max", "min"):
-            yield Case(reduction, cls(reduction), (sample(3, 2), repeated, sample(2, 2, low=-5)))
+            yield Case(
+                reduction, cls(reduction), (sample(3, 2), repeated, sample(2, 2, int_low=-5))
+            )
         everything = np.zeros((2, 0), np.int64)
         for reduction in ("none", "add"):
-            inputs = (sample(4, 3), everything, sample(2, 4, 3, low=-5))
+            inputs = (sample(4, 3), everything, sample(2, 4, 3, int_low=-5))
             yield Case(f"everything, {reduction}", cls(reduction), inputs)
         integers = sample(8, dtype="int64"), np.array([[4]]), sample(1, dtype="int64")
         yield Case("int64", cls(), integers)
@@ -517,4 +519,4 @@ class NonZero(BuiltinOp):
         yield Case("matrix", cls(), (np.array([[1, 0, 2], [0, 0, -3]], np.float32),))
         yield Case("bool", cls(), (sample(3, 4, dtype="bool"),))
         yield Case("none", cls(), (np.zeros((2, 3), np.int64),))
-        yield Case("three axes", cls(), (sample(2, 3, 4, dtype="int64", low=-1, high=2),))
+        yield Case("three axes", cls(), (sample(2, 3, 4, dtype="int64", int_low=-1, int_high=2),))

@@ -105,17 +105,17 @@ class Reduction(BuiltinOp):
             "empty axes": (1, []),
         }
         for label, (keepdims, axes) in rows.items():
-            arrays = (sample(2, 3, 4, 5, low=low), np.array(axes, np.int64))
+            arrays = (sample(2, 3, 4, 5, int_low=low), np.array(axes, np.int64))
             yield Case(label, cls(keepdims), arrays, constants=one)
-        yield Case("all axes", cls(), (sample(3, 17, low=low),))
-        yield Case("to a scalar", cls(0), (sample(3, 2, low=low),))
-        nothing = (sample(2, 3, low=low), np.array([], np.int64))
+        yield Case("all axes", cls(), (sample(3, 17, int_low=low),))
+        yield Case("to a scalar", cls(0), (sample(3, 2, int_low=low),))
+        nothing = (sample(2, 3, int_low=low), np.array([], np.int64))
         yield Case("empty axes with noop_with_empty_axes", cls(1, 1), nothing, constants=one)
-        yield Case("scalar", cls(), (sample(low=low),))
+        yield Case("scalar", cls(), (sample(int_low=low),))
         if cls.has_empty_case:
             yield Case("of nothing", cls(0), (sample(2, 0), np.array([1])), constants=one)
         for dtype in cls.case_dtypes:
-            arrays = (sample(3, 9, dtype=dtype, low=low), np.array([1]))
+            arrays = (sample(3, 9, dtype=dtype, int_low=low), np.array([1]))
             tolerance = HALF_TOLERANCE if dtype == "float16" else 1e-4
             yield Case(dtype, cls(0), arrays, tolerance, constants=one)
 
@@ -368,7 +368,7 @@ class CumSum(BuiltinOp):
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         data, _ = input_types(self, inputs, 2)
         require_dtype(data, NUMBERS, "input 0 of cum_sum")
-        axes = ints_at(self, inputs, 1, "the axis", scalar=True) or ()
+        axes = ints_at(self, inputs, 1, "the axis", allows_scalar=True) or ()
         if len(axes) != 1:
             raise ShapeError(f"the axis of cum_sum must be one number, not {shape_text(axes)}")
         normalize_axis(axes[0], data.rank)

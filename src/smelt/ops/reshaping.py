@@ -350,7 +350,7 @@ class Unsqueeze(BuiltinOp):
     @override
     def infer(self, inputs: Sequence[Operand | None], /) -> tuple[ValueType, ...]:
         data, _ = input_types(self, inputs, 2)
-        axes = ints_at(self, inputs, 1, "the axes", scalar=True) or ()
+        axes = ints_at(self, inputs, 1, "the axes", allows_scalar=True) or ()
         rank = data.rank + len(axes)
         inserted = {normalize_axis(a, rank) for a in axes}
         if len(inserted) < len(axes):

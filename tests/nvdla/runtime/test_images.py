@@ -72,10 +72,12 @@ def test_the_stable_hash_replaces_what_the_official_one_does() -> None:
 
 def test_format_numbers_moved_in_2019() -> None:
     old = DlaImage(ImageFormat.F16_CXHWX_X16_F, 1, 1, 1, 32, 32, 32, b"\0\0")
-    new = DlaImage(ImageFormat.F16_CXHWX_X16_F, 1, 1, 1, 32, 32, 32, b"\0\0", is_2018=False)
+    new = DlaImage(
+        ImageFormat.F16_CXHWX_X16_F, 1, 1, 1, 32, 32, 32, b"\0\0", uses_2018_numbers=False
+    )
     assert old.to_bytes()[8] == 42
     assert new.to_bytes()[8] == 43
-    assert DlaImage.from_bytes(new.to_bytes(), is_2018=False) == new
+    assert DlaImage.from_bytes(new.to_bytes(), uses_2018_numbers=False) == new
     with pytest.raises(NvdlaError) as caught:
         DlaImage(ImageFormat.F8_CXHWX_X8_I, 1, 1, 1, 8, 8, 8, b"\0").to_bytes()
     assert caught.value.status is NvError.NOT_SUPPORTED

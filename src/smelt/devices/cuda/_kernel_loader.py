@@ -49,21 +49,21 @@ class LoadedKernel:
         """Number of zero words behind its arguments."""
         return self.kernel.scratch_words
 
-    def config(self, blocks: int, *, uses_pdl: bool = True) -> LaunchConfig:
+    def config(self, blocks: int, *, allows_pdl: bool = True) -> LaunchConfig:
         """Return the configuration of a launch; it uses PDL only if the kernel supports it."""
         return LaunchConfig(
             (blocks, 1, 1),
             self.kernel.threads,
             self.kernel.dynamic_shared_bytes,
-            uses_pdl=uses_pdl and self.kernel.supports_pdl,
+            uses_pdl=allows_pdl and self.kernel.supports_pdl,
             cluster_size=self.kernel.cluster,
         )
 
     def launch(
-        self, blocks: int, arguments: LaunchArguments, stream: CudaStream, *, uses_pdl: bool
+        self, blocks: int, arguments: LaunchArguments, stream: CudaStream, *, allows_pdl: bool
     ) -> None:
         """Enqueue a launch. Raises CudaError: the driver rejects it, or earlier work failed."""
-        launch(self.function, self.config(blocks, uses_pdl=uses_pdl), arguments, stream)
+        launch(self.function, self.config(blocks, allows_pdl=allows_pdl), arguments, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ class LoadedCall:
     queue: Launcher
 
     def launch(
-        self, blocks: int, arguments: LaunchArguments, stream: CudaStream, *, uses_pdl: bool
+        self, blocks: int, arguments: LaunchArguments, stream: CudaStream, *, allows_pdl: bool
     ) -> None:
         """Enqueue the call. Raises LibraryError: the library rejects it."""
-        del uses_pdl
+        del allows_pdl
         if len(arguments.words) != self.call.words:
             raise EngineFormatError(
                 f"a library call has {len(arguments.words)} operands; {self.call.words} are "

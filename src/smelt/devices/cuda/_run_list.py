@@ -78,10 +78,10 @@ class CudaRunList:
             for row, (start, first) in zip(rows, starts, strict=True)
         ]
 
-    def launch(self, row: int, stream: CudaStream, *, uses_pdl: bool = True) -> None:
+    def launch(self, row: int, stream: CudaStream, *, allows_pdl: bool = True) -> None:
         """Enqueue one row. Raises DeviceError: the launch is rejected, or earlier work failed."""
-        pdl = uses_pdl and self.rows[row].uses_pdl and not self._follows_call(row)
-        self.rows[row].kernel.launch(self.blocks[row], self.arguments[row], stream, uses_pdl=pdl)
+        pdl = allows_pdl and self.rows[row].uses_pdl and not self._follows_call(row)
+        self.rows[row].kernel.launch(self.blocks[row], self.arguments[row], stream, allows_pdl=pdl)
 
     def _follows_call(self, row: int) -> bool:
         """Return whether a row depends on a library call, after which PDL is not safe."""
@@ -142,8 +142,8 @@ class RunListGraph(CudaGraph):
         calls = any(not rows.rows[number].kernel.can_update_in_graph for number in selected)
         super().__init__(stream, record, is_relaxed=calls)
 
-    def _record_row(self, stream: CudaStream, row: int, *, uses_pdl: bool = True) -> None:
-        self._list.launch(row, stream, uses_pdl=uses_pdl)
+    def _record_row(self, stream: CudaStream, row: int, *, allows_pdl: bool = True) -> None:
+        self._list.launch(row, stream, allows_pdl=allows_pdl)
         if row in self._updatable_rows and self._list.blocks[row]:
             self._nodes[row] = captured_nodes(stream)[0]
 
@@ -153,7 +153,7 @@ class RunListGraph(CudaGraph):
         for row in part:
             if row in timing_events:
                 timing_events[row].record_in_graph(stream)
-            self._record_row(stream, row, uses_pdl=False)
+            self._record_row(stream, row, allows_pdl=False)
         if part.stop in timing_events:
             timing_events[part.stop].record_in_graph(stream)
 

@@ -110,7 +110,7 @@ def _branch(context: NodeContext, name: str) -> onnx.GraphProto:
 def _inline(context: NodeContext, branch: onnx.GraphProto) -> list[Value]:
     """Add the nodes of a branch to the graph around it, and return its outputs."""
     outer = context.scope
-    scope = outer.nested(outer.graph, f"{context.name}/", inlined=True)
+    scope = outer.nested(outer.graph, f"{context.name}/", shares_graph=True)
     outer.state.fill(scope, branch)
     return [scope.require(entry.name, context.where) for entry in branch.output]
 

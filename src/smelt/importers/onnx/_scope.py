@@ -165,7 +165,7 @@ class Scope:
     opsets: Mapping[str, int]
     parent: Scope | None = None
     """The scope around a region, whose values it captures. A function has none."""
-    inlined: bool = False
+    shares_graph: bool = False
     """Whether the nodes are added to the graph of the parent, so that nothing is captured."""
     prefix: str = ""
     """Prefix of the names of nodes and values that are not visible in the model."""
@@ -186,14 +186,14 @@ class Scope:
                 f"{Limit.MAX_REGION_DEPTH.excess(self.depth)}; does a function call itself?"
             )
 
-    def nested(self, graph: Graph, prefix: str, *, inlined: bool = False) -> Scope:
+    def nested(self, graph: Graph, prefix: str, *, shares_graph: bool = False) -> Scope:
         """Return the scope of a region, into whose graph its nodes are added."""
         return Scope(
             self.state,
             graph,
             self.opsets,
             parent=self,
-            inlined=inlined,
+            shares_graph=shares_graph,
             prefix=prefix,
             references=self.references,
             depth=self.depth + 1,
@@ -214,7 +214,7 @@ class Scope:
                 node=reader,
             )
         outer = self.parent.lookup(name, reader)
-        if self.inlined:
+        if self.shares_graph:
             return outer
         self.values[name] = None if outer is None else self._capture(name, outer)
         return self.values[name]

@@ -51,9 +51,9 @@ class UnitDriver(ABC):
         """Return the statistics of an operation that has completed in a group."""
         statistics = DESCRIPTOR_CLASSES[self.op_type].statistics
         values = {
-            name: registers.read(field.register.format(group=group))
+            name: registers.read(field.source_register.format(group=group))
             for name, field in statistics.field_specs.items()
-            if field.register
+            if field.source_register
         }
         return statistics(**values | {"runtime": runtime_us})
 

@@ -388,73 +388,73 @@ Surface = BdmaSurface | ConvSurface | SdpSurface | PdpSurface | CdpSurface | Rub
 class BdmaStatistics(Descriptor):
     """Counters of a bridge DMA operation; the runtime is in microseconds."""
 
-    read_stall: int = at(0, "u32", register="BDMA.STATUS_GRP{group}_READ_STALL")
-    write_stall: int = at(4, "u32", register="BDMA.STATUS_GRP{group}_WRITE_STALL")
+    read_stall: int = at(0, "u32", source_register="BDMA.STATUS_GRP{group}_READ_STALL")
+    write_stall: int = at(4, "u32", source_register="BDMA.STATUS_GRP{group}_WRITE_STALL")
     runtime: int = at(8, "u32")
 
 
 class ConvStatistics(Descriptor):
     """Counters of a convolution; the runtime is in microseconds."""
 
-    data_read_stall: int = at(0, "u32", register="CDMA.D_PERF_DAT_READ_STALL")
-    weight_read_stall: int = at(4, "u32", register="CDMA.D_PERF_WT_READ_STALL")
-    data_read_latency: int = at(8, "u32", register="CDMA.D_PERF_DAT_READ_LATENCY")
-    weight_read_latency: int = at(12, "u32", register="CDMA.D_PERF_WT_READ_LATENCY")
-    saturation_count: int = at(16, "u32", register="CACC.D_OUT_SATURATION")
-    nan_data_num: int = at(20, "u32", register="CDMA.D_NAN_INPUT_DATA_NUM")
-    nan_weight_num: int = at(24, "u32", register="CDMA.D_NAN_INPUT_WEIGHT_NUM")
-    inf_data_num: int = at(28, "u32", register="CDMA.D_INF_INPUT_DATA_NUM")
-    inf_weight_num: int = at(32, "u32", register="CDMA.D_INF_INPUT_WEIGHT_NUM")
+    data_read_stall: int = at(0, "u32", source_register="CDMA.D_PERF_DAT_READ_STALL")
+    weight_read_stall: int = at(4, "u32", source_register="CDMA.D_PERF_WT_READ_STALL")
+    data_read_latency: int = at(8, "u32", source_register="CDMA.D_PERF_DAT_READ_LATENCY")
+    weight_read_latency: int = at(12, "u32", source_register="CDMA.D_PERF_WT_READ_LATENCY")
+    saturation_count: int = at(16, "u32", source_register="CACC.D_OUT_SATURATION")
+    nan_data_num: int = at(20, "u32", source_register="CDMA.D_NAN_INPUT_DATA_NUM")
+    nan_weight_num: int = at(24, "u32", source_register="CDMA.D_NAN_INPUT_WEIGHT_NUM")
+    inf_data_num: int = at(28, "u32", source_register="CDMA.D_INF_INPUT_DATA_NUM")
+    inf_weight_num: int = at(32, "u32", source_register="CDMA.D_INF_INPUT_WEIGHT_NUM")
     runtime: int = at(36, "u32")
 
 
 class SdpStatistics(Descriptor):
     """Counters of an SDP operation; the runtime is in microseconds."""
 
-    nan_input_num: int = at(0, "u32", register="SDP.D_STATUS_NAN_INPUT_NUM")
-    inf_input_num: int = at(4, "u32", register="SDP.D_STATUS_INF_INPUT_NUM")
-    nan_output_num: int = at(8, "u32", register="SDP.D_STATUS_NAN_OUTPUT_NUM")
-    wdma_write_stall: int = at(12, "u32", register="SDP.D_PERF_WDMA_WRITE_STALL")
-    lut_underflow: int = at(16, "u32", register="SDP.D_PERF_LUT_UFLOW")
-    lut_overflow: int = at(20, "u32", register="SDP.D_PERF_LUT_OFLOW")
-    lut_hybrid: int = at(24, "u32", register="SDP.D_PERF_LUT_HYBRID")
-    lut_le_hit: int = at(28, "u32", register="SDP.D_PERF_LUT_LE_HIT")
-    lut_lo_hit: int = at(32, "u32", register="SDP.D_PERF_LUT_LO_HIT")
-    saturation_count: int = at(36, "u32", register="SDP.D_PERF_OUT_SATURATION")
+    nan_input_num: int = at(0, "u32", source_register="SDP.D_STATUS_NAN_INPUT_NUM")
+    inf_input_num: int = at(4, "u32", source_register="SDP.D_STATUS_INF_INPUT_NUM")
+    nan_output_num: int = at(8, "u32", source_register="SDP.D_STATUS_NAN_OUTPUT_NUM")
+    wdma_write_stall: int = at(12, "u32", source_register="SDP.D_PERF_WDMA_WRITE_STALL")
+    lut_underflow: int = at(16, "u32", source_register="SDP.D_PERF_LUT_UFLOW")
+    lut_overflow: int = at(20, "u32", source_register="SDP.D_PERF_LUT_OFLOW")
+    lut_hybrid: int = at(24, "u32", source_register="SDP.D_PERF_LUT_HYBRID")
+    lut_le_hit: int = at(28, "u32", source_register="SDP.D_PERF_LUT_LE_HIT")
+    lut_lo_hit: int = at(32, "u32", source_register="SDP.D_PERF_LUT_LO_HIT")
+    saturation_count: int = at(36, "u32", source_register="SDP.D_PERF_OUT_SATURATION")
     runtime: int = at(40, "u32")
 
 
 class PdpStatistics(Descriptor):
     """Counters of a pooling operation; the runtime is in microseconds."""
 
-    inf_input_num: int = at(0, "u32", register="PDP.D_INF_INPUT_NUM")
-    nan_input_num: int = at(4, "u32", register="PDP.D_NAN_INPUT_NUM")
-    nan_output_num: int = at(8, "u32", register="PDP.D_NAN_OUTPUT_NUM")
-    write_stall: int = at(12, "u32", register="PDP.D_PERF_WRITE_STALL")
+    inf_input_num: int = at(0, "u32", source_register="PDP.D_INF_INPUT_NUM")
+    nan_input_num: int = at(4, "u32", source_register="PDP.D_NAN_INPUT_NUM")
+    nan_output_num: int = at(8, "u32", source_register="PDP.D_NAN_OUTPUT_NUM")
+    write_stall: int = at(12, "u32", source_register="PDP.D_PERF_WRITE_STALL")
     runtime: int = at(16, "u32")
 
 
 class CdpStatistics(Descriptor):
     """Counters of a normalisation; the runtime is in microseconds."""
 
-    nan_input_num: int = at(0, "u32", register="CDP.D_NAN_INPUT_NUM")
-    inf_input_num: int = at(4, "u32", register="CDP.D_INF_INPUT_NUM")
-    nan_output_num: int = at(8, "u32", register="CDP.D_NAN_OUTPUT_NUM")
-    write_stall: int = at(12, "u32", register="CDP.D_PERF_WRITE_STALL")
-    lut_uflow: int = at(16, "u32", register="CDP.D_PERF_LUT_UFLOW")
-    lut_oflow: int = at(20, "u32", register="CDP.D_PERF_LUT_OFLOW")
-    lut_hybrid: int = at(24, "u32", register="CDP.D_PERF_LUT_HYBRID")
-    lut_le_hit: int = at(28, "u32", register="CDP.D_PERF_LUT_LE_HIT")
-    lut_lo_hit: int = at(32, "u32", register="CDP.D_PERF_LUT_LO_HIT")
-    saturation_count: int = at(36, "u32", register="CDP.D_OUT_SATURATION")
+    nan_input_num: int = at(0, "u32", source_register="CDP.D_NAN_INPUT_NUM")
+    inf_input_num: int = at(4, "u32", source_register="CDP.D_INF_INPUT_NUM")
+    nan_output_num: int = at(8, "u32", source_register="CDP.D_NAN_OUTPUT_NUM")
+    write_stall: int = at(12, "u32", source_register="CDP.D_PERF_WRITE_STALL")
+    lut_uflow: int = at(16, "u32", source_register="CDP.D_PERF_LUT_UFLOW")
+    lut_oflow: int = at(20, "u32", source_register="CDP.D_PERF_LUT_OFLOW")
+    lut_hybrid: int = at(24, "u32", source_register="CDP.D_PERF_LUT_HYBRID")
+    lut_le_hit: int = at(28, "u32", source_register="CDP.D_PERF_LUT_LE_HIT")
+    lut_lo_hit: int = at(32, "u32", source_register="CDP.D_PERF_LUT_LO_HIT")
+    saturation_count: int = at(36, "u32", source_register="CDP.D_OUT_SATURATION")
     runtime: int = at(40, "u32")
 
 
 class RubikStatistics(Descriptor):
     """Counters of a reshape; the runtime is in microseconds."""
 
-    read_stall: int = at(0, "u32", register="RBK.D_PERF_READ_STALL")
-    write_stall: int = at(4, "u32", register="RBK.D_PERF_WRITE_STALL")
+    read_stall: int = at(0, "u32", source_register="RBK.D_PERF_READ_STALL")
+    write_stall: int = at(4, "u32", source_register="RBK.D_PERF_WRITE_STALL")
     runtime: int = at(8, "u32")
 
 

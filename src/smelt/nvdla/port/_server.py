@@ -187,7 +187,7 @@ def _status_of(path: Path) -> os.stat_result | None:
 def _listen(path: Path) -> socket.socket:
     """Return a listening socket at a path; raise NvdlaError if the path cannot be used."""
     with locked_folder(path.parent):  # no other server binds between the check and the bind
-        if path_mode(path, is_followed=False):
+        if path_mode(path, follow_symlinks=False):
             _remove_stale(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

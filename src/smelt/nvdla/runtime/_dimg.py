@@ -71,16 +71,16 @@ class DlaImage:
     size: int
     """Size in bytes of the memory that held the image."""
     elements: bytes
-    is_2018: bool = True
+    uses_2018_numbers: bool = True
     """Whether the file uses the format numbers of 2018."""
 
     @classmethod
-    def from_bytes(cls, data: Buffer, *, is_2018: bool = True) -> DlaImage:
+    def from_bytes(cls, data: Buffer, *, uses_2018_numbers: bool = True) -> DlaImage:
         """Read a DIMG file.
 
         Args:
             data: Contents of the file.
-            is_2018: Whether the file uses the format numbers of 2018.
+            uses_2018_numbers: Whether the file uses the format numbers of 2018.
 
         Raises:
             ModelFormatError: If the file is malformed.
@@ -97,7 +97,7 @@ class DlaImage:
                 f"the image header starts with {magic!r}, version {version}; expected {_MAGIC!r}, "
                 "version 0"
             )
-        kind = _format_of(number, is_2018=is_2018)
+        kind = _format_of(number, uses_2018_numbers=uses_2018_numbers)
         elements = content[_HEADER.size :]
         width, height, channel, line_stride, surface_stride, size = fields
         expected = width * height * channel * kind.value.element_bytes
@@ -107,7 +107,15 @@ class DlaImage:
                 f"which need {expected} bytes, but {len(elements)} bytes follow the header"
             )
         return cls(
-            kind, width, height, channel, line_stride, surface_stride, size, elements, is_2018
+            kind,
+            width,
+            height,
+            channel,
+            line_stride,
+            surface_stride,
+            size,
+            elements,
+            uses_2018_numbers,
         )
 
     def to_bytes(self) -> bytes:
@@ -116,11 +124,15 @@ class DlaImage:
         Raises:
             NvdlaError: NOT_SUPPORTED if the format had no number in 2018 but the file uses these.
         """
-        number = self.format.value.number_2018 if self.is_2018 else self.format.value.number_2019
+        number = (
+            self.format.value.number_2018
+            if self.uses_2018_numbers
+            else self.format.value.number_2019
+        )
         if number is None:
             raise NvError.NOT_SUPPORTED.error(
                 f"the format {self.format.name} has no number in DIMG files of 2018; set "
-                "is_2018=False"
+                "uses_2018_numbers=False"
             )
         fields = (self.width, self.height, self.channel)
         strides = (self.line_stride, self.surface_stride, self.size)
@@ -177,10 +189,10 @@ def image_from_tensor(tensor: NvDlaTensor, memory: Bytes, *, stable_hash: bool =
     return replace(image, elements=data.tobytes())
 
 
-def _format_of(number: int, *, is_2018: bool) -> ImageFormat:
+def _format_of(number: int, *, uses_2018_numbers: bool) -> ImageFormat:
     for kind in ImageFormat:
         layout = kind.value
-        if number == (layout.number_2018 if is_2018 else layout.number_2019):
+        if number == (layout.number_2018 if uses_2018_numbers else layout.number_2019):
             return kind
     raise ModelFormatError(f"the image has the unknown format number {number}")
 
