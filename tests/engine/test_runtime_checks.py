@@ -177,7 +177,9 @@ def test_a_decided_symbol_is_checked_after_the_step_that_decides_it() -> None:
 def test_a_step_before_the_one_that_decides_its_symbol_is_refused() -> None:
     call = HostCall(op_to_json(NonZero("n")), (), (contiguous(0, N),), sizes=(("n", 0, 0),))
     plan = plan_of((Launch(KERNEL, (contiguous(1, N),), (0,)), call), (36, 36))
-    with pytest.raises(EngineFormatError, match="step 0 depends on a symbol that only the later step 1 determines"):
+    with pytest.raises(
+        EngineFormatError, match="step 0 depends on a symbol that only the later step 1 determines"
+    ):
         verify_plan(header_of(plan), plan, weights_bytes=0)
 
 
