@@ -9,11 +9,19 @@ import pytest
 
 import smelt
 from smelt import ops
-from smelt.errors import BindingError, BuildError, ContextError, IndexRangeError, ShapeError
+from smelt.errors import (
+    BindingError,
+    BuildError,
+    ContextError,
+    IndexRangeError,
+    ShapeError,
+    UnboundSymbolError,
+)
 from smelt.interp import interpret
 from smelt.ir import Graph
 from smelt.runtime import Stream
 from smelt.types import DType, SymbolicDim, TensorType
+from tests.support.verdicts import compare_verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -496,3 +504,29 @@ def test_a_flat_array_does_not_say_how_many_rows_there_are() -> None:
             BindingError, match=r"x: .*\[1, 2, 3\] does not match \[n, 3\]: the array has rank 3"
         ):
             context.execute(1, arrays)
+
+
+def test_a_bound_of_unknown_symbols_is_refused() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor("n", 3))
+    graph.symbol_bounds["count"] = SymbolicDim.symbol("ghost")
+    graph.outputs = [graph.add(ops.NonZero("count"), x, name="found").output]
+    with pytest.raises(UnboundSymbolError, match="the bound of count is ghost, but the network"):
+        build(graph, x=((1, 3), (2, 3), (9, 3)))
+
+
+def test_an_extent_that_is_negative_for_each_count_is_refused_by_the_run() -> None:
+    graph = Graph()
+    x = graph.add_input("x", tensor("n", 3))
+    graph.symbol_bounds["count"] = 3 * N
+    found = graph.add(ops.NonZero("count"), x, name="found").output
+    rows = graph.add(ops.Shape(start=1, end=2), found, name="rows").output
+    nine = graph.add_constant(np.array([9]), "nine")
+    extent = graph.add(ops.Sub(), rows, nine, name="extent").output
+    one = graph.add_constant(np.ones(1, np.float32), "one")
+    graph.outputs = [graph.add(ops.Expand(), one, extent, name="expand").output]
+    engine = build(graph, x=((1, 3), (1, 3), (1, 3)))
+    with engine.create_context() as context:
+        compare_verdicts(context)
+        with pytest.raises(ShapeError, match=r"-6 .* must be at least 0"):
+            context.run({"x": np.ones((1, 3), np.float32)})

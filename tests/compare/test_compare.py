@@ -29,6 +29,7 @@ from smelt.ops import (
     Log,
     MatMul,
     Mul,
+    NonZero,
     QuantizeLinear,
     Relu,
     Softmax,
@@ -429,3 +430,13 @@ def test_an_engine_of_narrow_numbers_is_held_to_the_bound_of_its_precision(
     found = compare(inception_model(), precision=precision)
     assert found.passed
     assert {error.tolerance for error in found.outputs} == {bound}
+
+
+def test_layers_are_compared_where_a_bound_depends_on_a_fixed_symbol() -> None:
+    graph = Graph("found")
+    n = SymbolicDim.symbol("n")
+    x = graph.add_input("x", TensorType(DType.FLOAT32, (n,)))
+    graph.symbol_bounds["count"] = n
+    graph.outputs = [graph.add(NonZero("count"), x, name="found").output]
+    inputs = {"x": np.array([1, 0, 2], np.float32)}
+    assert compare(graph, inputs=inputs, shapes={"x": (3,)}, layers=True, tune="none").passed

@@ -327,3 +327,10 @@ def test_bounds_that_rounding_could_make_wrong_prove_nothing() -> None:
     plan = plan_of((Launch(KERNEL, (contiguous(0, 1, offset=offset),), (0,)),), (36,))
     with pytest.raises(EngineFormatError, match="does not fit into 64 bits"):
         RuntimeChecks(header_of(plan), plan)
+
+
+def test_a_step_that_determines_an_unknown_symbol_is_refused() -> None:
+    call = HostCall(op_to_json(NonZero("n")), (), (contiguous(0, N),), sizes=(("ghost", 0, 0),))
+    plan = plan_of((call,), (36,))
+    with pytest.raises(EngineFormatError, match="determines the undefined symbol 'ghost'"):
+        verify_plan(header_of(plan), plan, weights_bytes=0)

@@ -11,10 +11,11 @@ import pytest
 
 import smelt
 from smelt import ops
-from smelt.errors import GraphError, ShapeError
+from smelt.errors import GraphError, ShapeError, SmeltError
 from smelt.interp import interpret
 from smelt.ir import verify
 from smelt.network import NetworkDefinition, Tensor
+from tests.support.small_models import boxes_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -400,3 +401,29 @@ def test_the_network_of_a_tensor_is_not_replaced() -> None:
     with pytest.raises(AttributeError, match="no setter"):
         x.network = NetworkDefinition("other")
     assert x.network is network
+
+
+def test_the_shape_of_an_input_stays_where_it_bounds_a_count_of_the_run() -> None:
+    net = smelt.network_from_onnx(boxes_model())
+    net.inputs[0].shape = (1, 8, 4)
+    with pytest.raises(GraphError, match="'boxes' cannot be changed, because the bounds of ext"):
+        net.inputs[0].shape = (1, 9, 4)
+    assert net.inputs[0].shape == (1, 8, 4)
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.complex64])
+def test_weights_have_a_type_that_a_network_can_hold(dtype: type) -> None:
+    net = NetworkDefinition()
+    x = net.add_input("x", "float32", (1, 4, 4))
+    with pytest.raises(GraphError, match="has element type"):
+        net.add_convolution(x, 1, 1, np.ones((1, 1, 1, 1), dtype))
+    with pytest.raises(GraphError, match="has element type"):
+        net.add(ops.Add(), x, np.ones(4, dtype))
+
+
+def test_a_time_is_no_number() -> None:
+    net = NetworkDefinition()
+    x = net.add_input("x", "float32", (1, 4, 4))
+    alpha: Any = np.timedelta64(5, "s")
+    with pytest.raises(SmeltError, match="must be a"):
+        net.add_activation(x, "leaky_relu", alpha=alpha)

@@ -13,7 +13,7 @@ import pytest
 import smelt
 import smelt.passes
 from smelt import ops
-from smelt.errors import GraphError, InternalError
+from smelt.errors import DeviceError, GraphError, InternalError
 from smelt.interp import interpret
 from smelt.ir import Constant, Graph, Node, clone, print_graph
 from smelt.passes import (
@@ -381,3 +381,20 @@ def test_casts_that_stay_are_not_promoted_again() -> None:
     text = print_graph(graph)
     assert not smelt.passes.PromoteHalf().apply(graph).modified
     assert print_graph(graph) == text
+
+
+@dataclass(frozen=True)
+class Exhaust(Pass):
+    """Compute a value that does not fit into memory."""
+
+    name: ClassVar[str] = "exhaust"
+    discovers_values: ClassVar[bool] = True
+
+    @override
+    def apply(self, graph: Graph) -> PassResult:
+        raise DeviceError(f"{graph.name} needs more memory")
+
+
+def test_values_that_do_not_fit_into_memory_are_no_fault_of_the_pass() -> None:
+    with pytest.raises(DeviceError, match="net needs more memory"):
+        run_passes(Builder().graph, [Exhaust()])

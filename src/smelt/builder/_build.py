@@ -519,9 +519,11 @@ def specialise(graph: Graph, values: Mapping[str, int]) -> None:
     for value in graph.inputs:
         type_ = value.tensor
         value.type = type(type_)(type_.dtype, tuple(substitute_dim(d, values) for d in type_.shape))
-    bound = [guard.at(values) for guard in graph.guards]
-    for guard in bound:
+    for symbol, bound in graph.symbol_bounds.items():
+        graph.symbol_bounds[symbol] = substitute_dim(bound, values)
+    guards = [guard.at(values) for guard in graph.guards]
+    for guard in guards:
         if not guard.symbols and not guard.holds({}):
             raise guard.violation({})
-    graph.guards = tuple(guard for guard in bound if guard.symbols)
+    graph.guards = tuple(guard for guard in guards if guard.symbols)
     graph.infer()

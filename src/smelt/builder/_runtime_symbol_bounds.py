@@ -90,6 +90,11 @@ def _maxima(graph: Graph, ranges: Mapping[str, tuple[int, int]], trips: int) -> 
     maxima: dict[str, int] = {}
     for name, bound in graph.symbol_bounds.items():
         known_ranges = {**ranges, **{symbol: (0, high) for symbol, high in maxima.items()}}
+        if unknown := sorted(symbols_of(bound) - known_ranges.keys()):
+            raise UnboundSymbolError(
+                f"the bound of {name} is {bound}, but the network does not determine "
+                f"{', '.join(unknown)}; correct symbol_bounds of the network's graph"
+            )
         limit = trips if name in unbounded else MAX_EXTENT
         maxima[name] = min(max(bounds_of(bound, known_ranges)[1], 0), limit)
     return maxima

@@ -354,5 +354,12 @@ def _read_binaryproto(path: str) -> NDArray[Any]:
 def _to_dtype(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
-        array = np.clip(np.rint(array), limits.min, limits.max)
+        # As floats, the largest integers round up to a number that is out of range.
+        rounded = np.rint(array.astype(np.float64))
+        with np.errstate(invalid="ignore"):
+            integers = rounded.astype(dtype)
+        integers[rounded <= limits.min] = limits.min
+        integers[rounded >= limits.max] = limits.max
+        integers[np.isnan(rounded)] = 0
+        return integers
     return array.astype(dtype)

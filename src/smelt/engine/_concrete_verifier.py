@@ -132,8 +132,9 @@ class _Verifier:
             )
         binding = bindings[buffer.start]
         size = binding.dtype.size_bytes
-        for extent in self._evaluate(self.max_shapes[buffer.start]):
-            size *= extent
+        for extent in self.max_shapes[buffer.start]:
+            # The largest extent is negative where every count is refused: a run that finds one.
+            size *= max(self._value(extent), 0)
         return min(size, buffer.size_bytes)
 
     def _check_step(self, number: int, step: Step) -> list[Span]:

@@ -127,6 +127,8 @@ def _check_symbols(header: EngineHeader, plan: Plan) -> None:
         )
     _check_outputs(header, plan, frozenset(names))
     input_symbols = symbols_of(*(d for b in header.bindings if b.is_input for d in b.shape))
+    if undefined := plan.data_dependent_symbols.keys() - set(names):
+        raise EngineFormatError(f"a step determines the undefined symbol {min(undefined)!r}")
     if duplicates := input_symbols & plan.data_dependent_symbols.keys():
         raise EngineFormatError(
             f"the symbol {min(duplicates)!r} is defined both by an input and by a step"

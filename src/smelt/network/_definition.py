@@ -360,7 +360,8 @@ class NetworkBase:
         """Change the shape of an input and infer all shapes again.
 
         Raises:
-            GraphError: the value is not an input.
+            GraphError: the value is not an input, or an extent known only at run time has a bound,
+                which was computed for the old shape.
             ShapeError: a layer does not accept the new shape; the old shape is then restored.
         """
         if not any(value is graph_input for graph_input in self._graph.inputs):
@@ -370,6 +371,12 @@ class NetworkBase:
             )
         new_type = TensorType(value.tensor.dtype, self._full_shape(shape))
         old_type = value.type
+        if new_type != old_type and (bounded := self._graph.symbol_bounds):
+            raise GraphError(
+                f"the shape of {value.name!r} cannot be changed, because the bounds of extents "
+                f"that are known only at run time ({', '.join(bounded)}) depend on shapes; change "
+                "it in the model"
+            )
         with self._undone_on_error(lambda: setattr(value, "type", old_type)):
             value.type = new_type
 

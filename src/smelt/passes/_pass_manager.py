@@ -8,13 +8,15 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from smelt.errors import GraphError, IndexRangeError, InternalError, SmeltError
+from smelt.errors import DeviceError, GraphError, IndexRangeError, InternalError, SmeltError
 from smelt.ir import Graph, Value, verify
 from smelt.passes._base import Note, Pass, PassResult
 from smelt.signal_errors import pass_on_handler_error
 from smelt.types import Guard, Relation, Shape, TensorType, symbols_of
 
 _LOG = logging.getLogger(__name__)
+_DISCOVERED_ERRORS = (GraphError, IndexRangeError, DeviceError)
+"""Errors that values cause, when a pass computes them at build time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def run_passes(
         GraphError: the graph is not well formed, does not meet a pass's preconditions, or is wrong
             for values that a pass determined.
         IndexRangeError: an index among these values is out of range.
+        DeviceError: the process is out of memory for these values.
         InternalError: a pass produced an invalid graph; the message names it and its predecessors.
     """
     verify(graph)
@@ -135,7 +138,7 @@ def _run(graph: Graph, graph_pass: Pass, report: PassPipelineReport) -> PassResu
             graph.infer()  # infers the regions of the nodes, too
     except SmeltError as error:
         pass_on_handler_error(error)
-        if graph_pass.discovers_values and isinstance(error, GraphError | IndexRangeError):
+        if graph_pass.discovers_values and isinstance(error, _DISCOVERED_ERRORS):
             raise
         raise InternalError(f"pass {graph_pass.name} failed {_after(report)}: {error}") from error
     verify(graph, during=f"pass {graph_pass.name}, {_after(report)}")

@@ -120,7 +120,8 @@ def require_float(
     number = math.nan
     untyped: Any = value
     if isinstance(value, Real) and not isinstance(untyped, bool):
-        with suppress_own(OverflowError):
+        # TypeError: numpy's timedelta64 is an integer type for `numbers`.
+        with suppress_own(OverflowError, TypeError):
             number = float(value)
     if not low <= number <= high:
         is_any = (low, high) == (-_LARGEST, _LARGEST)

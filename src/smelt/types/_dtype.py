@@ -83,11 +83,12 @@ def _bfloat16() -> np.dtype[Any]:
 
 
 _FLOATS = frozenset({DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+_FLOAT_NAMES = frozenset(dtype.value for dtype in _FLOATS)
 
 
 def is_float_dtype(dtype: np.dtype[Any]) -> bool:
-    """Whether a numpy dtype is floating-point; numpy's ``kind`` does not include bfloat16."""
-    return dtype.kind == "f" or dtype.name == DType.BFLOAT16.value
+    """Whether a numpy dtype is one of the floating-point types, in any byte order."""
+    return dtype.name in _FLOAT_NAMES
 
 
 def random_array(

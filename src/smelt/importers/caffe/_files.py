@@ -76,7 +76,7 @@ def read_mean(source: Path | bytes | str) -> Array:
     """
     data, what = _read(source, "mean file", Limit.MAX_MODEL_BYTES)
     array = CaffemodelReader(data, what).read_blob("the mean image").array()
-    if array.size == 0:
+    if array.size == 0 or array.ndim == 0:
         raise ModelFormatError(
             f"{what} has no mean image: give a binaryproto that compute_image_mean wrote"
         )
