@@ -142,3 +142,11 @@ def test_the_initialisers_of_all_graphs_are_counted_before_they_become_arrays(
     monkeypatch.setattr(Limit.MAX_IMPORTED_WEIGHTS, "most", 5)
     with pytest.raises(ModelFormatError, match="6 initialisers; the limit MAX_IMPORTED_WEIGHTS"):
         import_onnx(model)
+
+
+def test_nodes_that_are_not_supported_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes are a node, and 60 us pass until its refusal is known."""
+    nodes = [helper.make_node("Nope", ["x"], [f"y{n}"]) for n in range(11)]
+    monkeypatch.setattr(Limit.MAX_IMPORTED_NODES, "most", 10)
+    with pytest.raises(ModelFormatError, match="11 nodes; the limit MAX_IMPORTED_NODES is 10"):
+        import_onnx(_model(nodes))

@@ -92,6 +92,7 @@ def _add_node(scope: Scope, proto: NodeProto) -> None:
     try:
         _convert(scope, proto, name)
     except UnsupportedError as error:
+        scope.state.count(Limit.MAX_IMPORTED_NODES, 1)
         _note_problem(scope, proto, name, error)
         _use_declared_types(scope, proto)
         _check_regions(scope, proto.attribute)
