@@ -118,11 +118,7 @@ def _means(kind: np.dtype[np.generic]) -> Iterator[Case]:
 def _chains(kind: np.dtype[np.generic]) -> Iterator[Case]:
     """Yield a quantised addition and a change of scale."""
     zero, scale = np.array(9, kind), np.array(0.7, np.float32)
-    stages = (
-        Stage(_DEQUANTIZE, (3, 4, 2)),
-        Stage(Add(), (-1, -2)),
-        Stage(_QUANTIZE, (-3, 4, 2)),
-    )
+    stages = (Stage(_DEQUANTIZE, (3, 4, 2)), Stage(Add(), (-1, -2)), Stage(_QUANTIZE, (-3, 4, 2)))
     x, y = any_integers(2, 33, 5, 5, dtype=kind), any_integers(2, 33, 5, 5, seed=1, dtype=kind)
     arrays = (x, scale, zero, y, np.array(0.9, np.float32))
     op = Fused(_DEQUANTIZE, 3, stages)

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smelt.errors import InternalError, ShapeError
-from smelt.ir import (
-    Case,
-    Graph,
-    Operand,
-    check_array,
-    check_guards,
-    clone,
-    count_excess,
-    evaluate,
-)
+from smelt.ir import Case, Graph, Operand, check_array, check_guards, clone, count_excess, evaluate
 from smelt.ops._base import BuiltinOp
 from smelt.ops._shape import INDICES, known, optional_type, require_dtype
 from smelt.ops._shape_operands import input_at, known_dims, present, sample

@@ -13,15 +13,7 @@ from smelt.ops._base import BuiltinOp
 from smelt.ops._reference_numerics import widen
 from smelt.ops._shape import NUMBERS, input_type, input_types, normalize_axis, require_dtype
 from smelt.ops._shape_operands import number_at, present, sample
-from smelt.types import (
-    Dim,
-    DType,
-    TensorType,
-    ValueType,
-    assume_at_least,
-    element_count,
-    override,
-)
+from smelt.types import Dim, DType, TensorType, ValueType, assume_at_least, element_count, override
 
 _SORT_OPERATIONS: Final = 64
 """Operations in the time of sorting one element with its index: some 50 ns."""

@@ -10,13 +10,7 @@ import numpy as np
 from smelt.errors import ShapeError
 from smelt.ir import Array, Case, Operand
 from smelt.ops._base import BuiltinOp
-from smelt.ops._shape import (
-    NUMBERS,
-    input_type,
-    input_types,
-    require_scalar,
-    shape_text,
-)
+from smelt.ops._shape import NUMBERS, input_type, input_types, require_scalar, shape_text
 from smelt.ops._shape_operands import (
     MAXIMUM_DIMS,
     count_elements,

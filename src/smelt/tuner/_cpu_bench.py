@@ -212,12 +212,7 @@ class CpuBench:
             waits = index if launch.waits else waits
             rows.append(RunListRow(addresses[launch.kernel.symbol], len(operand_words), waits))
         run_list = RunList(
-            rows,
-            self.runtime,
-            worker_pool(),
-            self.memory,
-            threads=threads,
-            scratch=scratch,
+            rows, self.runtime, worker_pool(), self.memory, threads=threads, scratch=scratch
         )
         run_list.words[:] = words
         run_list.set_chunks([evaluate_dim(launch.chunks, self.sizes) for launch in launches])

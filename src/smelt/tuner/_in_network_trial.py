@@ -198,10 +198,7 @@ class InNetworkTrial:
             fixture.close()
 
     def _reject_nondeterministic(
-        self,
-        timed_plans: Sequence[_TimedPlan],
-        fixture: PlanFixture,
-        references: Sequence[int],
+        self, timed_plans: Sequence[_TimedPlan], fixture: PlanFixture, references: Sequence[int]
     ) -> None:
         """Mark plans as rejected whose results depend on whether launches overlap."""
         plan_runs = [
@@ -223,11 +220,7 @@ class InNetworkTrial:
             segment.run(self.sizes, fixture.memories, timed=timed)
 
     def _run_interleaved(
-        self,
-        timed_plans: Sequence[_TimedPlan],
-        fixture: PlanFixture,
-        runs: int,
-        seconds: float,
+        self, timed_plans: Sequence[_TimedPlan], fixture: PlanFixture, runs: int, seconds: float
     ) -> list[NDArray[np.float64]]:
         """Run the plans alternately until there are enough runs or ``seconds`` have passed."""
         deadline = time.perf_counter() + seconds

@@ -57,9 +57,7 @@ def index_limits_of(node: Node) -> tuple[Guard, ...]:
             guards.append(Guard(limit, Relation.AT_LEAST, count, description, location))
 
     add_limit(
-        _MAX_GEMM_ROWS,
-        _row_extents(node),
-        "32-bit indexing limits the rows of the implicit GEMM",
+        _MAX_GEMM_ROWS, _row_extents(node), "32-bit indexing limits the rows of the implicit GEMM"
     )
     for value in (*node.inputs, *node.outputs):
         if value is None or value.constant is not None:
@@ -68,9 +66,7 @@ def index_limits_of(node: Node) -> tuple[Guard, ...]:
         is_transposed = value.producer is not None and isinstance(value.producer.op, Transpose)
         shape = value.tensor.shape[0 if is_transposed else 1 :]
         add_limit(
-            MAX_INT32_ELEMENTS,
-            shape,
-            f"32-bit indexing limits the elements of {value.name!r}",
+            MAX_INT32_ELEMENTS, shape, f"32-bit indexing limits the elements of {value.name!r}"
         )
     return tuple(guards)
 

@@ -30,11 +30,7 @@ from smelt.backends.cpu.families._operand_packing import (
     reshape,
     transpose,
 )
-from smelt.backends.cpu.families._pixel_loops import (
-    CHANNEL_AXIS,
-    check_float_images,
-    spatial_pair,
-)
+from smelt.backends.cpu.families._pixel_loops import CHANNEL_AXIS, check_float_images, spatial_pair
 from smelt.backends.cpu.families._tiling import TilingProblem, ranked_tilings, static_extent
 from smelt.ops import Conv, ConvInteger
 from smelt.types import Dim, TensorFormat, fixed_extent, fixed_shape, override

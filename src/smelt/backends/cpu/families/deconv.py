@@ -34,11 +34,7 @@ from smelt.backends.cpu.families._operand_packing import (
     reshape,
     transpose,
 )
-from smelt.backends.cpu.families._pixel_loops import (
-    CHANNEL_AXIS,
-    check_float_images,
-    spatial_pair,
-)
+from smelt.backends.cpu.families._pixel_loops import CHANNEL_AXIS, check_float_images, spatial_pair
 from smelt.backends.cpu.families._tiling import (
     Tiling,
     TilingProblem,

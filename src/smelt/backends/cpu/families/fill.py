@@ -21,14 +21,7 @@ from smelt.types import DType, TensorFormat, override
 if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
     from smelt.ir import Node
-_RANGES: Final = (
-    DType.FLOAT32,
-    DType.FLOAT64,
-    DType.INT64,
-    DType.INT32,
-    DType.INT16,
-    DType.INT8,
-)
+_RANGES: Final = (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32, DType.INT16, DType.INT8)
 """Element types of supported ranges."""
 
 

@@ -9,14 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from smelt.backends import (
-    LaunchScalars,
-    NodeRefusedError,
-    Operands,
-    Tactic,
-    root_as,
-    root_of,
-)
+from smelt.backends import LaunchScalars, NodeRefusedError, Operands, Tactic, root_as, root_of
 from smelt.backends._node_operands import input_view
 from smelt.backends.cpu._emit import Int, Reg
 from smelt.backends.cpu._kernel_spec import kernel_spec

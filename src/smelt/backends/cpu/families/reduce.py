@@ -41,10 +41,7 @@ if TYPE_CHECKING:
     from smelt.ir import Node
 
 _OPS: Final = (ReduceSum, ReduceMean, ReduceMax, ReduceMin, ReduceProd)
-_POOLS: Final[dict[type, str]] = {
-    GlobalAveragePool: ReduceMean.name,
-    GlobalMaxPool: ReduceMax.name,
-}
+_POOLS: Final[dict[type, str]] = {GlobalAveragePool: ReduceMean.name, GlobalMaxPool: ReduceMax.name}
 """Global pools as reductions over the spatial axes, for linear layouts, where these are
 contiguous."""
 _INDEPENDENT_SUMS: Final = 4

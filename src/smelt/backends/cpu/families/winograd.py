@@ -244,12 +244,7 @@ class WinogradFamily(Family[CpuTarget]):
         return Launch(kernel, views, (1,), scalars.values, planes.batch * planes.down)
 
     def _transform_out(
-        self,
-        node: Node,
-        planes: _Planes,
-        operands: Operands,
-        packed: Sequence[View],
-        lanes: int,
+        self, node: Node, planes: _Planes, operands: Operands, packed: Sequence[View], lanes: int
     ) -> Launch:
         """Return the launch that transforms products back; a chunk is a row of tiles."""
         scalars, has_bias = LaunchScalars(), bias_of(node) is not None

@@ -141,10 +141,7 @@ def _match_matmul(x: Value, y: Value) -> LibraryOperation:
 
 
 def _product(
-    matrices: int,
-    extents: tuple[int, int, int],
-    transposed: tuple[bool, bool],
-    alpha: float = 1.0,
+    matrices: int, extents: tuple[int, int, int], transposed: tuple[bool, bool], alpha: float = 1.0
 ) -> LibraryOperation:
     """Return the operation of a batched product of so many rows and columns, and such a depth."""
     sizes = dict(zip(("rows", "columns", "depth"), extents, strict=True))

@@ -32,13 +32,7 @@ from smelt.backends.cuda.families.stem_direct import (
 )
 from smelt.engine import parameters
 from smelt.ops import Conv, Fused, FusedPair, MaxPool, Relu, Stage
-from smelt.types import (
-    ceil_div,
-    fixed_extent,
-    guessed_extent,
-    override,
-    symbols_of,
-)
+from smelt.types import ceil_div, fixed_extent, guessed_extent, override, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,11 +10,7 @@ from smelt.backends._node_operands import input_view, required_input
 from smelt.backends.cuda._cost_model import count_of, memory_seconds
 from smelt.backends.cuda._elementwise_kernel import tile_side
 from smelt.backends.cuda._family import CudaFamily
-from smelt.backends.cuda._kernel_source import (
-    LANGUAGE_TYPES,
-    KernelWriter,
-    kernel_launch,
-)
+from smelt.backends.cuda._kernel_source import LANGUAGE_TYPES, KernelWriter, kernel_launch
 from smelt.backends.cuda._window_writer import WindowWriter, axes_of, windows_of
 from smelt.backends.cuda.families._epilogue import FLOATS, extra_views, plan_epilogue
 from smelt.engine import parameters

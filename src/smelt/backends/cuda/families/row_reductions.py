@@ -16,11 +16,7 @@ from smelt.backends._base import Operands, Tactic, refuse_if
 from smelt.backends._fused_programs import root_of
 from smelt.backends._iteration_space import Axis, broadcast_strides, coalesce_axes, sort_axes
 from smelt.backends._node_operands import input_view, required_input
-from smelt.backends.cuda._cost_model import (
-    LAUNCH_SECONDS,
-    memory_seconds,
-    tile_extent,
-)
+from smelt.backends.cuda._cost_model import LAUNCH_SECONDS, memory_seconds, tile_extent
 from smelt.backends.cuda._elementwise import literal, write_stages
 from smelt.backends.cuda._elementwise_kernel import fields_of
 from smelt.backends.cuda._family import CudaFamily

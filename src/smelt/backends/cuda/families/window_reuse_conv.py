@@ -21,10 +21,7 @@ from smelt.backends.cuda._kernel_source import VECTOR
 from smelt.backends.cuda._product_costs import window_reuse_seconds
 from smelt.backends.cuda._tile_configs import TileConfig
 from smelt.backends.cuda._triton import gluon_unavailable_reason
-from smelt.backends.cuda._window_reuse_kernel import (
-    WindowReuseWriter,
-    shared_window_layout,
-)
+from smelt.backends.cuda._window_reuse_kernel import WindowReuseWriter, shared_window_layout
 from smelt.backends.cuda.families._conv_problem import ConvLowering, conv_problem_of
 from smelt.backends.cuda.families._product_family import ProductFamily
 from smelt.backends.cuda.families._product_operands import wide_operand_reason
