@@ -107,18 +107,13 @@ class DepthwiseFamily(Family[CpuTarget]):
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
+        root, block = root_as(Conv, node), tactic.options["block"]
         has_bias = bias_of(node) is not None
-        launch = depthwise_launch(
-            self.name,
-            node,
-            root_as(Conv, node),
-            tactic,
-            operands,
-            num_root_operands=1 + has_bias,
-            bias=has_bias,
-            block=tactic.options["block"],
+        return (
+            depthwise_launch(
+                node, root, tactic, operands, 1 + has_bias, bias=has_bias, block=block
+            ),
         )
-        return (launch,)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:
@@ -126,13 +121,12 @@ class DepthwiseFamily(Family[CpuTarget]):
 
 
 def depthwise_launch(
-    family: str,
     node: Node,
     root: Conv | ConvInteger,
     tactic: Tactic,
     operands: Operands,
-    *,
     num_root_operands: int,
+    /,
     **own: Json,
 ) -> Launch:
     """Return the launch of a depthwise kernel.
@@ -142,20 +136,15 @@ def depthwise_launch(
     """
     options, scalars = tactic.options, LaunchScalars()
     window = spatial_pair(root.kernel_shape, 1)
-    pixels, extras = pixel_loop_of(
-        node,
-        operands,
-        operands.packed[num_root_operands:],
-        scalars,
-        options.integer("lanes"),
-        window[0] * window[1],
-    )
+    lanes, constants = options.integer("lanes"), operands.packed[num_root_operands:]
+    work = window[0] * window[1]
+    pixels, extras = pixel_loop_of(node, operands, constants, scalars, lanes, work)
     x = input_view(operands, 0)
     row, column = spatial_pair(x.strides[2:], 0)
     before = spatial_pair([p[0] for p in root.pad_pairs], 0)
     start: Dim = row * -before[0] + column * -before[1]
     kernel = kernel_spec(
-        family,
+        tactic.family,
         pixels=pixels.as_json(),
         window=window,
         steps=spatial_pair(root.strides, 1),

@@ -89,24 +89,13 @@ class DepthwiseInt8Family(Family[CpuTarget]):
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
         lanes = tactic.options.integer("lanes")
         taps = _pack_taps(constant_of(node.inputs[1]), lanes)
-        return (
-            taps,
-            pack_bias(zero_point_bias(node), 1, lanes),
-            *pack_epilogue_constants(node, CHANNEL_AXIS),
-        )
+        bias = pack_bias(zero_point_bias(node), 1, lanes)
+        return (taps, bias, *pack_epilogue_constants(node, CHANNEL_AXIS))
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
-        launch = depthwise_launch(
-            self.name,
-            node,
-            root_as(ConvInteger, node),
-            tactic,
-            operands,
-            num_root_operands=2,
-            dot_product=tactic.options["dot_product"],
-        )
-        return (launch,)
+        root, dot_product = root_as(ConvInteger, node), tactic.options["dot_product"]
+        return (depthwise_launch(node, root, tactic, operands, 2, dot_product=dot_product),)
 
     @override
     def generate(self, kernel: KernelSpec, target: CpuTarget) -> str:

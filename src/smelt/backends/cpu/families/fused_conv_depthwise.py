@@ -279,29 +279,20 @@ class _Lowering:
         product, extras = implicit_gemm_of(node, self.tactic, operands, weight_count)
         views = (input_view(operands, 0), *operands.packed[:weight_count], *extras)
         panels = _row_panels(product, self.options, (*views, intermediate), self.scalars)
-        image_strides = [
-            product.a.images[0],
-            *[0] * weight_count,
-            *(w.images[0] for w in product.extras),
-        ]
+        extra_strides = (w.images[0] for w in product.extras)
+        image_strides = [product.a.images[0], *[0] * weight_count, *extra_strides]
         images = [s * v.dtype.size_bytes for s, v in zip(image_strides, views, strict=True)]
         return panels.spec(ConvFamily.name), self.scalars.all_json(images), views
 
     def second(self, packed: int) -> tuple[PixelLoopSpec, tuple[View, ...]]:
         """Return the loops over the result's pixels, and the depthwise operands but the image."""
-        node, options = self.pair_nodes.second, self.options
+        node, lanes = self.pair_nodes.second, self.options.integer("lanes")
         inputs = (None, *self.operands.inputs[len(self.pair_nodes.first.inputs) :])
         operands = Operands(inputs, self.operands.outputs, self.operands.packed[packed:])
         weight_count = 1 + (bias_of(node) is not None)
-        pixels, extras = pixel_loop_of(
-            node,
-            operands,
-            operands.packed[weight_count:],
-            self.scalars,
-            options.integer("lanes"),
-            1,
-        )
-        return pixels, (*operands.packed[:weight_count], *extras)
+        weights, constants = operands.packed[:weight_count], operands.packed[weight_count:]
+        pixels, extras = pixel_loop_of(node, operands, constants, self.scalars, lanes, 1)
+        return pixels, (*weights, *extras)
 
 
 def _row_panels(
@@ -310,9 +301,8 @@ def _row_panels(
     """Return the first convolution's microkernel; a chunk is one row of one panel of one image."""
     image = dataclasses.replace(product, images=(), b_images=())
     image = image.map_strides(lambda w: dataclasses.replace(w, images=()))
-    panels_spec = image.panels(
-        TypedParameters({**options, "parallel_split": "rows"}), views, scalars
-    )
+    row_options = TypedParameters({**options, "parallel_split": "rows"})
+    panels_spec = image.panels(row_options, views, scalars)
     tile = _tile(product.problem, options.integer("pixels"), panels_spec.vectors)
     height, width = cast("int", panels_spec.height), cast("int", panels_spec.width)
     across = -(-width // tile[1])
