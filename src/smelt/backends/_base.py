@@ -74,6 +74,11 @@ class Tactic:
     """Estimated seconds, by which slow candidates are discarded before any is timed."""
 
     @property
+    def formats(self) -> tuple[TensorFormat | None, ...]:
+        """Formats of the inputs, then of the results."""
+        return (*self.input_formats, *self.output_formats)
+
+    @property
     def options(self) -> TypedParameters:
         """Parameters by name."""
         return TypedParameters(self.parameters)

@@ -198,7 +198,7 @@ class BenchmarkTimer:
         for i, tactic in enumerate(tactics):
             if not is_not_timed(tactic):
                 dot_product = dict(tactic.parameters).get("dot_product")
-                key = (tactic.input_formats, tactic.output_formats, tactic.family, dot_product)
+                key = (tactic.formats, tactic.family, dot_product)
                 groups.setdefault(key, []).append(i)
         best: list[int] = []
         for group in groups.values():
@@ -233,9 +233,7 @@ def node_text(node: Node) -> str:
 
 def tactic_text(tactic: Tactic) -> str:
     """Describe a tactic with its formats."""
-    formats = " ".join(
-        "-" if f is None else str(f) for f in (*tactic.input_formats, *tactic.output_formats)
-    )
+    formats = " ".join("-" if f is None else str(f) for f in tactic.formats)
     return f"{tactic} | {formats}"
 
 

@@ -19,6 +19,7 @@ from smelt.tuner._isolated_node import (
     IsolatedNode,
     argument_words,
     cast_to_storage,
+    large_error_reason,
     lower_isolated_copy,
     lower_isolated_node,
     random_inputs_and_reference,
@@ -131,18 +132,12 @@ class CpuBench:
         ]
         weight_cache = _PackedWeightCache(self.memory)
         with ExitStack() as cleanup:  # workers may still read a run list: wait once for all
-            times = [
-                self._time(
-                    node,
-                    tactic,
-                    self._bind_memory(lowered_node, weight_cache),
-                    addresses,
-                    trials,
-                    repeats,
-                    cleanup,
+            times: list[float] = []
+            for tactic, lowered_node in zip(tactics, lowered, strict=True):
+                bound_node = self._bind_memory(lowered_node, weight_cache)
+                times.append(
+                    self._time(node, tactic, bound_node, addresses, trials, repeats, cleanup)
                 )
-                for tactic, lowered_node in zip(tactics, lowered, strict=True)
-            ]
         del code
         return times
 
@@ -280,13 +275,9 @@ def _check(
     for window, first_result, reference, fmt in results:
         if not np.array_equal(window, first_result, equal_nan=is_float_dtype(window.dtype)):
             return "the results differ between runs"
-        if (
-            error := relative_error(first_result, reference, smallest_nonzero(fmt.dtype))
-        ) > tolerance:
-            return (
-                f"the error is {error:.1e} of the largest magnitude; at most {tolerance:.1e} is "
-                "accepted"
-            )
+        error = relative_error(first_result, reference, smallest_nonzero(fmt.dtype))
+        if error > tolerance:
+            return large_error_reason(error, tolerance)
     return None
 
 

@@ -26,6 +26,7 @@ from smelt.tuner._cuda_measurer import POISON, CudaMeasurer
 from smelt.tuner._isolated_node import (
     argument_words,
     cast_to_storage,
+    large_error_reason,
     lower_isolated_copy,
     lower_isolated_node,
     random_inputs_and_reference,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from smelt.engine import View
     from smelt.ir import Array, Constant, Node
     from smelt.tuner._cuda_measurer import PoisonedMemory
-    from smelt.tuner._isolated_node import IsolatedNode, NodeAllocation, TimingRepeats
+    from smelt.tuner._isolated_node import IsolatedNode, TimingRepeats
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCES: Final = {DType.FLOAT16: 3e-3, DType.BFLOAT16: 2e-2}
@@ -331,22 +332,20 @@ class _NodeBench:
         for number in range(sets):
             addresses: list[int] = []
             set_index = number % _ACTIVATION_SETS
-            for index, allocation in enumerate(isolated.allocations):
+            for index, size_bytes in enumerate(a.size_bytes for a in isolated.allocations):
                 if index in weights:
                     addresses.append(weights[index][number % copies])
                 elif index in outputs:
                     position = outputs[index]
                     key = ("output", position, tactic.output_formats[position], set_index)
-                    memory = self._allocation(key, allocation.size_bytes)
+                    memory = self._allocation(key, size_bytes)
                     addresses.append(memory.address)
                     if number < _ACTIVATION_SETS:
                         trial.outputs[set_index].append(memory)
                 elif index in inputs:
-                    addresses.append(
-                        self._input(isolated, tactic, inputs[index], set_index, allocation)
-                    )
+                    position = inputs[index]
+                    addresses.append(self._input(isolated, tactic, position, set_index, size_bytes))
                 else:
-                    size_bytes = allocation.size_bytes
                     trial.workspace = self._allocation(("workspace", size_bytes), size_bytes)
                     addresses.append(trial.workspace.address)
             trial.address_sets.append(addresses)
@@ -387,23 +386,13 @@ class _NodeBench:
         return host
 
     def _input(
-        self,
-        isolated: IsolatedNode,
-        tactic: Tactic,
-        position: int,
-        set_index: int,
-        allocation: NodeAllocation,
+        self, isolated: IsolatedNode, tactic: Tactic, position: int, set_index: int, size_bytes: int
     ) -> int:
         """Return the address of an input; its memory is written when it is first used."""
-        key = (
-            "input",
-            position,
-            tactic.input_formats[position],
-            tactic.halos[position:],
-            set_index,
-        )
+        fmt, halos = tactic.input_formats[position], tactic.halos[position:]
+        key = ("input", position, fmt, halos, set_index)
         read = partial(self._stored_input, isolated, tactic, position, set_index)
-        return self._allocation(key, allocation.size_bytes, read).address
+        return self._allocation(key, size_bytes, read).address
 
     # ---- result checks
 
@@ -454,10 +443,7 @@ class _NodeBench:
             magnitude = self._magnitudes[set_index][position]
             error = max(0.0, error - smallest_nonzero(fmt.dtype)) / magnitude
             if error > _tolerance(tactic):
-                return (
-                    f"the error is {error:.1e} of the largest magnitude; at most "
-                    f"{_tolerance(tactic):.1e} is accepted"
-                )
+                return large_error_reason(error, _tolerance(tactic))
         return None
 
     @cached_property

@@ -274,9 +274,8 @@ class InNetworkTuner:
         The seconds of a candidate include its effect on the nodes in the judged spans.
         """
         trial_plans, plan_of_candidate = _schedule_trials(groups, assignment, self.timed, max_plans)
-        runs = self._milliseconds(
-            [assignment, *(t.assignment for t in trial_plans)], self.effort.runs
-        )
+        assignments = [assignment, *(t.assignment for t in trial_plans)]
+        runs = self._milliseconds(assignments, self.effort.runs)
         if not np.isfinite(runs[0]).all():
             return {}
         position = {node: i for i, node in enumerate(self.graph.nodes)}
@@ -311,9 +310,8 @@ class InNetworkTuner:
         self, assignments: Sequence[Assignment], runs: int
     ) -> list[NDArray[np.float64]]:
         """Time plans, and record those with infinite times as rejected in the timing cache."""
-        times = self.plan_timer.milliseconds(
-            assignments, runs=runs, max_seconds=self._seconds_left()
-        )
+        left = self._seconds_left()
+        times = self.plan_timer.milliseconds(assignments, runs=runs, max_seconds=left)
         for assignment, plan_times in zip(assignments, times, strict=True):
             if not np.isfinite(plan_times).all():
                 self.cache.put(f"{self._context(assignment)} | rejected", 0.0)
@@ -352,9 +350,7 @@ class InNetworkTuner:
         same_formats = [
             (tactic, seconds)
             for tactic, seconds in self.choice.candidate_times[node]
-            if (tactic.input_formats, tactic.output_formats)
-            == (current.input_formats, current.output_formats)
-            and not is_not_timed(tactic)
+            if tactic.formats == current.formats and not is_not_timed(tactic)
         ]
         limit = (
             min((seconds for _, seconds in same_formats), default=0.0) * self.effort.max_slowdown
@@ -432,17 +428,15 @@ class InNetworkTuner:
         graph = graph_of(assignment, self.graphs)
         position = {node: i for i, node in enumerate(graph.nodes)}
         codegen_version = f"{VERSION} {self.backend.codegen_version}"
-        digest = hashlib.sha256(
-            f"{codegen_version} {self.where} {sorted(self.sizes.items())}".encode()
-        )
+        conditions = f"{codegen_version} {self.where} {sorted(self.sizes.items())}"
+        digest = hashlib.sha256(conditions.encode())
         for node in graph.nodes:
             producers = [
                 None if v is None or v.producer is None else position[v.producer]
                 for v in node.inputs
             ]
-            digest.update(
-                f"\n{node_text(node)} {producers} {tactic_text(assignment[node])}".encode()
-            )
+            text = f"\n{node_text(node)} {producers} {tactic_text(assignment[node])}"
+            digest.update(text.encode())
         return f"network {digest.hexdigest()[:24]}"
 
 

@@ -146,9 +146,8 @@ def lower_isolated_node(
         errors = error_view(len(allocation_plan.allocations))
         allocation_plan.allocations.append(NodeAllocation(ERROR_BYTES))
     operands = Operands(tuple(inputs), tuple(outputs), tuple(packed), workspace, errors)
-    return IsolatedNode(
-        family.lower(node, tactic, operands), allocation_plan.allocations, inputs, outputs
-    )
+    steps = family.lower(node, tactic, operands)
+    return IsolatedNode(steps, allocation_plan.allocations, inputs, outputs)
 
 
 def lower_isolated_copy(
@@ -156,15 +155,11 @@ def lower_isolated_copy(
 ) -> IsolatedNode:
     """Lower a copy of a tensor from the model's axis order to channels last."""
     allocation_plan = _AllocationPlan(sizes)
-    views = [
-        allocation_plan.view(
-            StoredTensor("copied", kind, TensorFormat(kind.dtype, layout), Space.ARENA)
-        )
-        for layout in (Layout.LINEAR, Layout.CHANNELS_LAST)
-    ]
-    return IsolatedNode(
-        backend.reformat(*views), allocation_plan.allocations, [views[0]], [views[1]]
-    )
+    formats = [TensorFormat(kind.dtype, f) for f in (Layout.LINEAR, Layout.CHANNELS_LAST)]
+    stored = [StoredTensor("copied", kind, form, Space.ARENA) for form in formats]
+    source, destination = map(allocation_plan.view, stored)
+    steps = backend.reformat(source, destination)
+    return IsolatedNode(steps, allocation_plan.allocations, [source], [destination])
 
 
 def tensor_view(view: View, memory: NDArray[np.uint8], sizes: Mapping[str, int]) -> NDArray[Any]:
@@ -195,10 +190,8 @@ def to_stored_layout(array: Array, layout: Layout) -> Array:
 
 def storage_dtype_of(tactics: Sequence[Tactic]) -> DType:
     """Return the least precise storage type of the tactics; float32 if none is narrow."""
-    formats = {
-        f.dtype for t in tactics for f in (*t.input_formats, *t.output_formats) if f is not None
-    }
-    return next((dtype for dtype in _NARROW_DTYPES if dtype in formats), DType.FLOAT32)
+    dtypes = {f.dtype for tactic in tactics for f in tactic.formats if f is not None}
+    return next((dtype for dtype in _NARROW_DTYPES if dtype in dtypes), DType.FLOAT32)
 
 
 def random_inputs_and_reference(
@@ -280,6 +273,11 @@ def cast_to_storage(array: Array, stored: DType) -> Array:
 def smallest_nonzero(stored: DType) -> float:
     """Return the spacing of float16 numbers near zero, which bounds the accuracy; else 0."""
     return float(np.finfo(np.float16).smallest_subnormal) if stored is DType.FLOAT16 else 0.0
+
+
+def large_error_reason(error: float, tolerance: float) -> str:
+    """Return why results are rejected whose relative error exceeds the tolerance."""
+    return f"the error is {error:.1e} of the largest magnitude; at most {tolerance:.1e} is accepted"
 
 
 def largest_error(actual: Array, wanted: Array) -> tuple[float, float]:

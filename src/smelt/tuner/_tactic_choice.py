@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
+NamedTimes = dict[str, list[tuple[str, float]]]
+"""Texts of tactics with their seconds, by node name."""
+TimedTactics = list[tuple["Tactic", float]]
+"""Tactics with their seconds."""
+
 
 class Timer(Protocol):
     """Interface of timers: returns the costs of tactics and of format copies in seconds."""
@@ -65,17 +70,11 @@ class TacticChoice:
 
     tactics: dict[Node, Tactic] = field(default_factory=dict["Node", "Tactic"])
     """The chosen tactic of each node."""
-    times: dict[str, list[tuple[str, float]]] = field(
-        default_factory=dict[str, "list[tuple[str, float]]"]
-    )
+    times: NamedTimes = field(default_factory=NamedTimes)
     """Candidates of each node with their seconds, fastest first, as text by node name."""
-    candidate_times: dict[Node, list[tuple[Tactic, float]]] = field(
-        default_factory=dict["Node", "list[tuple[Tactic, float]]"]
-    )
+    candidate_times: dict[Node, TimedTactics] = field(default_factory=dict["Node", TimedTactics])
     """Candidates of each node with their seconds, fastest first."""
-    in_network_times: dict[str, list[tuple[str, float]]] = field(
-        default_factory=dict[str, "list[tuple[str, float]]"]
-    )
+    in_network_times: NamedTimes = field(default_factory=NamedTimes)
     """Seconds of candidates measured in the whole plan, by node name, fastest first. They include
     the effect on the nodes around."""
 
@@ -100,7 +99,7 @@ def choose(
         UnsupportedError: a node has no candidate, or all its candidates give wrong results.
     """
     choice = TacticChoice()
-    options: list[list[tuple[Tactic, float]]] = []
+    options: list[TimedTactics] = []
     progress(0, len(graph.nodes))
     timer.announce([(node, candidates[node].tactics) for node in graph.nodes])
     for node in graph.nodes:
@@ -134,9 +133,7 @@ def choose(
     return choice
 
 
-def _formats_of(
-    value: Value, producer: Node, entries: Sequence[tuple[Tactic, float]]
-) -> list[TensorFormat]:
+def _formats_of(value: Value, producer: Node, entries: TimedTactics) -> list[TensorFormat]:
     """Return the format in which each of the producer's tactics stores a value."""
     output = producer.outputs.index(value)
     return [tactic.output_formats[output] for tactic, _ in entries]
@@ -144,7 +141,7 @@ def _formats_of(
 
 def _best_by_format(
     node: Node, candidates: Candidates, timer: Timer, choice: TacticChoice
-) -> list[tuple[Tactic, float]]:
+) -> TimedTactics:
     """Time the candidates of a node; return the fastest of each combination of formats."""
     if not candidates.tactics:
         reasons = [str(refusal) for refusal in candidates.refusals] or [
@@ -162,17 +159,11 @@ def _best_by_format(
     timed = sorted(zip(candidates.tactics, seconds, strict=True), key=lambda pair: pair[1])
     choice.candidate_times[node] = timed
     choice.times[node.name] = [(str(tactic), time) for tactic, time in timed]
-    best_tactic, best_time = choice.times[node.name][0]
-    _LOG.debug(
-        "%s: the best of %d tactics is %s, %.1e s",
-        sanitize_name(node.name),
-        len(timed),
-        best_tactic,
-        best_time,
-    )
+    best_text = "%s: the best of %d tactics is %s, %.1e s"
+    _LOG.debug(best_text, sanitize_name(node.name), len(timed), *choice.times[node.name][0])
     best: dict[object, tuple[Tactic, float]] = {}
     for tactic, time in timed:
-        best.setdefault((tactic.input_formats, tactic.output_formats), (tactic, time))
+        best.setdefault(tactic.formats, (tactic, time))
     return list(best.values())
 
 

@@ -143,10 +143,9 @@ def _group_small_launches(plan: UnallocatedPlan) -> None:
 def _touched_bytes(node: Node, tactic: Tactic, sizes: Mapping[str, int]) -> int:
     """Return how many bytes a node reads and writes, without packed weights."""
     values = (*node.inputs, *node.outputs)
-    formats = (*tactic.input_formats, *tactic.output_formats)
     return sum(
         evaluate_dim(element_count(value.tensor.shape), sizes) * fmt.dtype.size_bytes
-        for value, fmt in zip(values, formats, strict=True)
+        for value, fmt in zip(values, tactic.formats, strict=True)
         if value is not None and fmt is not None
     )
 
