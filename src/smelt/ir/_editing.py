@@ -76,31 +76,19 @@ def clone(graph: Graph) -> Graph:
 
     def copy(value: Value) -> Value:
         if value not in copies:
-            copies[value] = Value(
-                value.name,
-                value.type,
-                constant=value.constant,
-                dims=value.dims,
-                storage=value.storage,
-            )
+            copies[value] = dataclasses.replace(value, producer=None, users=[])
         return copies[value]
 
     result = Graph(graph.name, symbol_bounds=dict(graph.symbol_bounds), guards=graph.guards)
     result.inputs = [copy(value) for value in graph.inputs]
     for node in graph.nodes:
         inputs = [value and copy(value) for value in node.inputs]
-        twin = Node(
-            node.name,
-            _clone_regions(node.op),
-            inputs,
-            layers=node.layers,
-            guards=node.guards,
-            precision=node.precision,
-        )
+        outputs = [copy(value) for value in node.outputs]
+        op = _clone_regions(node.op)
+        twin = dataclasses.replace(node, op=op, inputs=inputs, outputs=outputs)
         for value in inputs:
             if value is not None:
                 value.users.append(twin)
-        twin.outputs = [copy(value) for value in node.outputs]
         for value in twin.outputs:
             value.producer = twin
         result.nodes.append(twin)
