@@ -20,14 +20,10 @@ def fuse_pair_nodes(graph: Graph, first: Node, second: Node) -> Node:
     intermediate = first.output
     is_shared = graph.is_output(intermediate) or len(intermediate.users) > 1
     names = (second.output.name, *[intermediate.name] * is_shared)
+    op = ops.FusedPair(first.op, len(first.inputs), second.op, returns_intermediate=is_shared)
+    inputs, layers = (*first.inputs, *second.inputs[1:]), merged_layers(first, second)
     pair = graph.add(
-        ops.FusedPair(first.op, len(first.inputs), second.op, returns_intermediate=is_shared),
-        *first.inputs,
-        *second.inputs[1:],
-        name=second.name,
-        output_names=names,
-        before=second,
-        layers=merged_layers(first, second),
+        op, *inputs, name=second.name, output_names=names, before=second, layers=layers
     )
     pair.precision = second.precision
     for value, fused in zip((second.output, intermediate), pair.outputs, strict=False):

@@ -102,12 +102,7 @@ def run_passes(
         )
         report.records.append(record)
         _collect_guards(graph, guards)
-        _LOG.debug(
-            "pass %s: number of nodes %d -> %d",
-            graph_pass.name,
-            record.nodes_before,
-            record.nodes_after,
-        )
+        _LOG.debug("pass %s: number of nodes %d -> %d", record.name, before, record.nodes_after)
         if listener is not None:
             listener(record)
     known = symbols_of(*(d for value in graph.values() for d in _extents(value)))

@@ -49,15 +49,9 @@ def _inline(graph: Graph, node: Node, branch: Graph, names: FreshNames) -> bool:
     for inner_node in region.nodes:
         inputs = [replacements.get(v, v) if v is not None else None for v in inner_node.inputs]
         label = names.make(f"{node.name}/{inner_node.name}")
-        rest = [names.make(f"{label}:{i}") for i in range(1, len(inner_node.outputs))]
-        copy = graph.add(
-            inner_node.op,
-            *inputs,
-            name=label,
-            output_names=[label, *rest],
-            before=node,
-            layers=node.layers,
-        )
+        op, layers = inner_node.op, node.layers
+        labels = [label, *(names.make(f"{label}:{i}") for i in range(1, len(inner_node.outputs)))]
+        copy = graph.add(op, *inputs, name=label, output_names=labels, before=node, layers=layers)
         replacements.update((a, b) for a, b in zip(inner_node.outputs, copy.outputs, strict=True))
     for outer, inner in zip(list(node.outputs), region.outputs, strict=True):
         source = replacements.get(inner, inner)

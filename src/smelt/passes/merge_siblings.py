@@ -57,12 +57,8 @@ class MergeSiblings(Pass):
             if reason is None:
                 chosen.append(node)
             else:
-                notes.append(
-                    Note.refusal(
-                        node.layers,
-                        f"not merged with other layers that read its input, because {reason}",
-                    )
-                )
+                kept = f"not merged with other layers that read its input, because {reason}"
+                notes.append(Note.refusal(node.layers, kept))
         # At most one part may have another number of channels. It goes last, so that every part
         # starts at a multiple.
         aligned = [n for n in chosen if _channels(n) % self.channel_multiple == 0]
@@ -162,14 +158,10 @@ def _build(graph: Graph, siblings: Sequence[Node], names: FreshNames) -> Node:
     name = names.make("+".join(node.name for node in siblings))
     wide = graph.add(siblings[0].op, *inputs, name=name, before=first, layers=layers)
     sizes = emit.integers(*map(_channels, siblings), hint="split")
+    op, label = ops.Split(channel_axis(wide)), names.make(f"{name}/split")
+    results = [node.output.name for node in siblings]
     split = graph.add(
-        ops.Split(channel_axis(wide)),
-        wide.output,
-        sizes,
-        name=names.make(f"{name}/split"),
-        output_names=[node.output.name for node in siblings],
-        before=first,
-        layers=layers,
+        op, wide.output, sizes, name=label, output_names=results, before=first, layers=layers
     )
     for node, part in zip(siblings, split.outputs, strict=True):
         graph.replace_uses(node.output, part)

@@ -105,8 +105,9 @@ def pipeline(
         storage_dtype: element type in which float32 weights will be stored.
     """
     passes: list[Pass] = []
+    composites = frozenset(supported_composite_ops)
     for graph_pass in DEFAULT_PIPELINE:
-        if _COMPOSITE_OPS.get(type(graph_pass)) not in (None, *supported_composite_ops):
+        if _COMPOSITE_OPS.get(type(graph_pass)) not in (None, *composites):
             continue
         match graph_pass:
             case PromoteHalf() | FuseConvDepthwise() if precision != "float32":
@@ -114,16 +115,10 @@ def pipeline(
             case FoldScaleShift():
                 passes.append(replace(graph_pass, storage=storage_dtype))
             case FoldZeroPoints():
-                passes.append(
-                    replace(graph_pass, kernels="int8_products" in supported_composite_ops)
-                )
+                passes.append(replace(graph_pass, kernels="int8_products" in composites))
             case FuseEpilogues():
-                excluded = tuple(sorted(non_fusable_ops))
-                passes.append(
-                    replace(
-                        graph_pass, excluded=excluded, gathers="gather" in supported_composite_ops
-                    )
-                )
+                excluded, gathers = tuple(sorted(non_fusable_ops)), "gather" in composites
+                passes.append(replace(graph_pass, excluded=excluded, gathers=gathers))
             case Decompose():
                 passes.append(replace(graph_pass, excluded=tuple(sorted(non_decomposed_ops))))
             case _:
