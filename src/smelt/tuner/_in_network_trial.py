@@ -302,13 +302,9 @@ class CpuPlanFixture(PlanFixture):
         self.code = MappedCode(image.code)
         max_scratch_bytes = max((s.scratch_bytes for s in launches), default=0)
         scratch = Scratch(memory, max_scratch_bytes, threads)
+        kernels = {name: self.code.address + offset for name, offset in image.symbols}
         self.segment_factory = CpuSegmentFactory(
-            {name: self.code.address + offset for name, offset in image.symbols},
-            runtime,
-            worker_pool(),
-            memory,
-            threads,
-            scratch,
+            kernels, runtime, worker_pool(), memory, threads, scratch
         )
         # Random indices may be out of range; the error records are written and ignored.
         errors = memory.allocate(max(len(plan.layers) for plan in built) * ERROR_BYTES, "trial")
