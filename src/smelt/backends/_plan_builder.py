@@ -159,18 +159,9 @@ class _PlanBuilder:
         offsets, arena_bytes = assign_offsets(live_ranges, unallocated.complete_before_step)
         for number, offset in zip(arena, offsets, strict=True):
             unallocated.buffers[number] = replace(unallocated.buffers[number], start=offset)
-        scratch = max(
-            (s.scratch_bytes for s in unallocated.steps if isinstance(s, Launch)), default=0
-        )
-        plan = Plan(
-            self.symbols,
-            tuple(unallocated.buffers),
-            tuple(unallocated.steps),
-            arena_bytes,
-            scratch,
-            self.guards,
-            self.outputs,
-        )
+        buffers, steps = tuple(unallocated.buffers), tuple(unallocated.steps)
+        scratch = max((s.scratch_bytes for s in steps if isinstance(s, Launch)), default=0)
+        plan = Plan(self.symbols, buffers, steps, arena_bytes, scratch, self.guards, self.outputs)
         names = tuple(
             (tensor.name, offset, life.size_bytes, life.first_step, life.last_step)
             for tensor, offset, life in zip(arena.values(), offsets, live_ranges, strict=True)

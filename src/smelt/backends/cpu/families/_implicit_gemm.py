@@ -135,12 +135,10 @@ class ImplicitGemm:
                 column=0 if self.width == 1 else w.column,
             )
 
-        product = replace(
-            self,
-            images=tuple(self.images[i] for i in kept_axes),
-            b_images=tuple(self.b_images[i] for i in kept_axes),
+        images, b_images = (
+            tuple(dims[i] for i in kept_axes) for dims in (self.images, self.b_images)
         )
-        return product.map_strides(change)
+        return replace(self, images=images, b_images=b_images).map_strides(change)
 
     def _images_are_rows(self) -> bool:
         """Return whether the last image axis can be merged into the row of pixels."""
@@ -157,12 +155,9 @@ class ImplicitGemm:
         product = self.map_strides(
             lambda w: replace(w, images=w.images[:-1], column=w.images[-1] if single else w.column)
         )
-        return replace(
-            product,
-            images=self.images[:-1],
-            b_images=self.b_images[:-1],
-            width=self.width * self.images[-1],
-        )
+        *images, last = self.images
+        b_images, width = self.b_images[:-1], self.width * last
+        return replace(product, images=tuple(images), b_images=b_images, width=width)
 
     @property
     def problem(self) -> TilingProblem:
@@ -193,14 +188,8 @@ class ImplicitGemm:
         chunks: Dim = self.groups
         for extent in (*product.images, *product._counts(panels)):
             chunks = chunks * extent
-        return Launch(
-            panels.spec(family),
-            views,
-            (len(views) - 1,),
-            scalars.values,
-            chunks,
-            scratch_bytes=panels.scratch_bytes,
-        )
+        spec, scratch = panels.spec(family), panels.scratch_bytes
+        return Launch(spec, views, (len(views) - 1,), scalars.values, chunks, scratch)
 
     def _counts(self, panels: MicrokernelSpec) -> tuple[Dim, Dim, Dim]:
         """Return the number of chunks along panels, along rows and along columns of tiles."""

@@ -227,12 +227,8 @@ class RecurrentWriter(_GateKernelWriter, ABC):
             with e.loop(0, time) as steps:
                 mirrored = e.i64(e.sub(e.sub(time, 1), steps.index))
                 time_step = e.select(runs_in_reverse, mirrored, steps.index)
-                self.step(
-                    e.at(input_projection, e.mul(time_step, self.row_bytes)),
-                    time_step,
-                    direction,
-                    item,
-                )
+                projected = e.at(input_projection, e.mul(time_step, self.row_bytes))
+                self.step(projected, time_step, direction, item)
         return e.module()
 
     @abstractmethod

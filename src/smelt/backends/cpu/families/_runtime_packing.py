@@ -69,11 +69,8 @@ def _transpose_panel(e: Emitter, at: Reg, packed: Reg, shape: tuple[Int, int], s
     )
     remainder = words % _TRANSPOSE_TILE if isinstance(words, int) else None
     # The width of a panel of three vectors is not a multiple of the tile.
-    transposer.rectangle(
-        AxisRange(0, width, width % _TRANSPOSE_TILE),
-        AxisRange(0, words, remainder),
-        _TRANSPOSE_TILE,
-    )
+    rows, columns = AxisRange(0, width, width % _TRANSPOSE_TILE), AxisRange(0, words, remainder)
+    transposer.rectangle(rows, columns, _TRANSPOSE_TILE)
 
 
 @dataclass(frozen=True, slots=True)

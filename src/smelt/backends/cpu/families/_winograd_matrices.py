@@ -83,14 +83,8 @@ def winograd_scheme(window: int, stride: int, size: int) -> WinogradScheme:
         inputs.append(read)
         weights.append(met)
         outputs.append(a)
-    return WinogradScheme(
-        window,
-        stride,
-        size,
-        _rows(np.concatenate(inputs)),
-        _rows(np.concatenate(weights)),
-        _rows(np.concatenate(outputs, axis=1)),
-    )
+    joined = (np.concatenate(inputs), np.concatenate(weights), np.concatenate(outputs, axis=1))
+    return WinogradScheme(window, stride, size, *map(_rows, joined))
 
 
 def _filter(size: int, taps: int) -> tuple[Array, Array, Array]:

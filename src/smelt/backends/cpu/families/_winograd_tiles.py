@@ -297,14 +297,9 @@ def fuse_launches(
         chunks=as_json(products.chunks),
         tiles=(tiles.fused_rows, tiles.down, tiles.image_bytes, tiles.row_bytes),
     )
-    return Launch(
-        kernel,
-        tuple(views),
-        (len(views) - 1,),
-        (*first.scalars, *products.scalars, *last.scalars),
-        batch * ceil_div(tiles.down, tiles.fused_rows),
-        scratch_bytes=sum(tiles.image_bytes),
-    )
+    scalars = (*first.scalars, *products.scalars, *last.scalars)
+    chunks, scratch = batch * ceil_div(tiles.down, tiles.fused_rows), sum(tiles.image_bytes)
+    return Launch(kernel, tuple(views), (len(views) - 1,), scalars, chunks, scratch)
 
 
 def write_fused_kernel(kernel: KernelSpec, generate: Callable[[KernelSpec], str]) -> str:

@@ -74,14 +74,10 @@ class DepthwiseInt8Family(Family[CpuTarget]):
         _check_window(root)
         width, count = node.output.tensor.shape[-1], element_count(node.output.tensor.shape)
         work = (count if isinstance(count, int) else 1 << 16) / target.vector_bits
-        for rank, size in enumerate(
-            dict.fromkeys(even_width(width, maximum) for maximum in (8, 14, 4))
-        ):
-            options = parameters(
-                lanes=target.vector_bits // 32,
-                columns=size,
-                dot_product=int8_dot_product(target).name,
-            )
+        lanes, dot_product = target.vector_bits // 32, int8_dot_product(target).name
+        sizes = dict.fromkeys(even_width(width, maximum) for maximum in (8, 14, 4))
+        for rank, size in enumerate(sizes):
+            options = parameters(lanes=lanes, columns=size, dot_product=dot_product)
             seconds = 300 * work / CYCLES_PER_SECOND * (1 + 0.02 * rank)
             yield int8_tactic(self.name, node, options, seconds)
 

@@ -250,15 +250,10 @@ class _Lowering:
             scalars=len(self.scalars.values),
         )
         views = (*views, *others, self.operands.outputs[0])
-        count = pair_nodes.second.output.tensor.shape[0]
-        return Launch(
-            kernel,
-            views,
-            (len(views) - 1,),
-            self.scalars.values,
-            count * blocks * -(-geometry.channels // self.width),
-            scratch_bytes=geometry.scratch_bytes(rows, self.width),
-        )
+        panels = -(-geometry.channels // self.width)
+        chunks = pair_nodes.second.output.tensor.shape[0] * blocks * panels
+        scratch = geometry.scratch_bytes(rows, self.width)
+        return Launch(kernel, views, (len(views) - 1,), self.scalars.values, chunks, scratch)
 
     def first(
         self, geometry: _Geometry, packed: int

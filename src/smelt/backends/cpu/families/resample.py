@@ -23,13 +23,14 @@ from smelt.backends.cpu._emit import Emitter, Int, Reg, vector_type
 from smelt.backends.cpu._loop_nest import LoopNest, write_loop_nest
 from smelt.backends.cpu._refusals import check_dtype
 from smelt.backends.cpu.families._vectors import ElementConversion, load, store
+from smelt.engine import View
 from smelt.errors import InternalError
 from smelt.ops import Resize
 from smelt.types import Dim, DType, Layout, TensorFormat, TensorType, element_count, override
 
 if TYPE_CHECKING:
     from smelt.backends.cpu._target import CpuTarget
-    from smelt.engine import KernelSpec, Launch, Step, View
+    from smelt.engine import KernelSpec, Launch, Step
     from smelt.ir import Constant, Node
 
 
@@ -47,9 +48,8 @@ class ResampleFamily(Family["CpuTarget"]):
         if isinstance(tables, str):
             raise NodeRefusedError(tables)
         if any(table.is_weighted for table in tables):
-            check_dtype(
-                "the interpolated input", required_input(node, 0).tensor.dtype, DType.FLOAT32
-            )
+            source = required_input(node, 0).tensor
+            check_dtype("the interpolated input", source.dtype, DType.FLOAT32)
         kind = node.output.tensor
         size = kind.dtype.size_bytes
         workspace: Dim = 0
@@ -58,14 +58,10 @@ class ResampleFamily(Family["CpuTarget"]):
         absent = (None,) * (len(node.inputs) - 1)
         for layout in layouts_of(kind.rank):
             form = TensorFormat(kind.dtype, layout)
-            yield Tactic(
-                self.name,
-                (),
-                (form, *absent),
-                (form,),
-                workspace_bytes=workspace,
-                estimated_seconds=1e-5 if layout is Layout.CHANNELS_LAST else 2e-5,
-            )
+            seconds = 1e-5 if layout is Layout.CHANNELS_LAST else 2e-5
+            inputs = (form, *absent)
+            tactic = Tactic(self.name, (), inputs, (form,), estimated_seconds=seconds)
+            yield replace(tactic, workspace_bytes=workspace)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:
@@ -74,24 +70,17 @@ class ResampleFamily(Family["CpuTarget"]):
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
         source, result = input_view(operands, 0), operands.outputs[0]
-        tables = tables_of(node)
+        tables, dtype = tables_of(node), result.dtype
         launches: list[Step] = []
         offset: Dim = 0
         for number, (table, shape) in enumerate(zip(tables, _shapes(node, tables), strict=True)):
             destination = result
             if number < len(tables) - 1:
                 workspace = workspace_of(node, operands)
-                strides = contiguous_strides(
-                    TensorType(result.dtype, shape), tactic.output_formats[0].layout
-                )
-                destination = replace(
-                    workspace,
-                    offset=workspace.offset + offset,
-                    dtype=result.dtype,
-                    shape=shape,
-                    strides=strides,
-                )
-                offset = offset + element_count(shape) * result.dtype.size_bytes
+                kind, layout = TensorType(dtype, shape), tactic.output_formats[0].layout
+                strides, start = contiguous_strides(kind, layout), workspace.offset + offset
+                destination = View(workspace.buffer, start, dtype, shape, strides)
+                offset = offset + element_count(shape) * dtype.size_bytes
             table_views = operands.packed[2 * number : 2 * number + 2]
             launches.append(_launch(table, source, table_views, destination))
             source = destination

@@ -66,14 +66,9 @@ def joined_tactic(family: str, options: Parameters, a: Tactic, b: Tactic, second
         *(a.halos or ((),) * len(a.input_formats)),
         *(b.halos or ((),) * len(b.input_formats))[1:],
     )
-    return Tactic(
-        family,
-        options,
-        (*a.input_formats, *b.input_formats[1:]),
-        b.output_formats,
-        halos if any(map(any, halos)) else (),
-        estimated_seconds=seconds,
-    )
+    inputs, has_halos = (*a.input_formats, *b.input_formats[1:]), any(map(any, halos))
+    tactic = Tactic(family, options, inputs, b.output_formats, estimated_seconds=seconds)
+    return replace(tactic, halos=halos) if has_halos else tactic
 
 
 class UnfusedConvDepthwiseFamily(Family[CpuTarget]):
@@ -121,13 +116,9 @@ class UnfusedConvDepthwiseFamily(Family[CpuTarget]):
             of_first["dot_product"] = dot_product.name
         first_workspace = tactic.workspace_bytes - _intermediate_bytes(pair_nodes, DType.FLOAT32)
         options = {**dict(narrow.parameters), "first": (a.family, parameters(**of_first))}
-        return (
-            replace(
-                narrow,
-                parameters=parameters(**options, intermediate=dtype.value),
-                workspace_bytes=_intermediate_bytes(pair_nodes, dtype) + first_workspace,
-            ),
-        )
+        own = parameters(**options, intermediate=dtype.value)
+        size = _intermediate_bytes(pair_nodes, dtype) + first_workspace
+        return (replace(narrow, parameters=own, workspace_bytes=size),)
 
     @override
     def pack(self, node: Node, tactic: Tactic) -> tuple[Constant, ...]:

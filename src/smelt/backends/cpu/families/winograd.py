@@ -209,19 +209,16 @@ class WinogradFamily(Family[CpuTarget]):
         lanes, vectors = options.integer("lanes"), options.integer("vectors")
         panels = panel_count(planes.filters, lanes * vectors)
         first, second = planes.windows(operands)
-        products = planes.product().launch(
-            self.name,
-            parameters(**{**options, "parallel_split": "both"}),
-            (first, *operands.packed[:panels], second),
-        )
+        weights, others = operands.packed[:panels], operands.packed[panels:]
+        product_options = parameters(**{**options, "parallel_split": "both"})
         launches = (
             self._transform_in(node, planes, operands, lanes),
-            products,
-            self._transform_out(node, planes, operands, operands.packed[panels:], lanes),
+            planes.product().launch(self.name, product_options, (first, *weights, second)),
+            self._transform_out(node, planes, operands, others, lanes),
         )
         if not options.integer("fused_rows"):
             return launches
-        views = (input_view(operands, 0), *operands.packed[:panels], *launches[2].operands[1:])
+        views = (input_view(operands, 0), *weights, *launches[2].operands[1:])
         return (fuse_launches(launches, planes.tile_rows, views, planes.batch),)
 
     def _transform_in(self, node: Node, planes: _Planes, operands: Operands, lanes: int) -> Launch:

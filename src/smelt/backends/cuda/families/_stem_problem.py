@@ -97,13 +97,9 @@ class StemProblem(ConvProblem):
     def shape(self, target: CudaTarget) -> GemmShape:
         """Return the sizes of the product that the second launch computes."""
         shape = super().shape(target)
-        return replace(
-            shape,
-            depth=self.run * prod(self.root.kernel_shape[:-1]),
-            windows=False,
-            run=_CACHED_RUN,
-            image=self.width * shape.image // self.filter_shape[1],
-        )
+        depth = self.run * prod(self.root.kernel_shape[:-1])
+        image = self.width * shape.image // self.filter_shape[1]
+        return replace(shape, depth=depth, windows=False, run=_CACHED_RUN, image=image)
 
     def widened(self) -> Constant:
         """Return the filters padded with zeros to the channels of a pixel."""

@@ -86,14 +86,9 @@ class FusedStemPoolFamily(CudaFamily):
                 num_warps=4,
                 num_stages=1,
             )
-            yield Tactic(
-                self.name,
-                options,
-                inputs,
-                (output,),
-                workspace_bytes=problem.stem.pixel_bytes,
-                estimated_seconds=problem.seconds(rows_per_program, target),
-            )
+            seconds = problem.seconds(rows_per_program, target)
+            tactic = Tactic(self.name, options, inputs, (output,), estimated_seconds=seconds)
+            yield replace(tactic, workspace_bytes=problem.stem.pixel_bytes)
 
     @override
     def reduced_precision_tactics(

@@ -121,13 +121,9 @@ class _Half2ConvLowering(ConvLowering):
     def __init__(self, problem: ConvProblem, tactic: Tactic, operands: Operands) -> None:
         root = problem.root
         before, after = zip(*root.pad_pairs, strict=True)
-        deeper = Conv(
-            (*root.kernel_shape, 1),
-            (*root.strides, 1),
-            (*before, 0, *after, 0),
-            (*root.dilations, 1),
-            root.group,
-        )
+        along_axes = (root.kernel_shape, root.strides, root.dilations)
+        kernel, strides, dilations = ((*numbers, 1) for numbers in along_axes)
+        deeper = Conv(kernel, strides, (*before, 0, *after, 0), dilations, root.group)
         super().__init__(problem, tactic, operands, deeper)
         rank = len(self.out.shape)
         self.extras = [
@@ -204,13 +200,10 @@ def _pairs_as_channels(view: View) -> View:
 def _with_pair_axis(root: MaxPool | AveragePool) -> MaxPool | AveragePool:
     """Return the pool with one more leading axis, which no window moves along."""
     before, after = zip(*root.pad_pairs, strict=True)
-    return replace(
-        root,
-        kernel_shape=(1, *root.kernel_shape),
-        strides=(1, *root.strides),
-        pads=(0, *before, 0, *after),
-        dilations=(1, *root.dilations),
-    )
+    along_axes = (root.kernel_shape, root.strides, root.dilations)
+    kernel, strides, dilations = ((1, *numbers) for numbers in along_axes)
+    pads = (0, *before, 0, *after)
+    return replace(root, kernel_shape=kernel, strides=strides, pads=pads, dilations=dilations)
 
 
 def _broadcast_over_pair(view: View, out: View) -> View:

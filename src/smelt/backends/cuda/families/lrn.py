@@ -78,11 +78,10 @@ class LrnFamily(CudaFamily):
                 f"the window has {_neighbours(node.op)} elements; at most {_MAX_NEIGHBOURS} are "
                 "supported"
             )
+        seconds = memory_seconds(node, target)
         for layout in layouts_of(kind.rank):
             fmt = TensorFormat(kind.dtype, layout)
-            yield Tactic(
-                self.name, (), (fmt,), (fmt,), estimated_seconds=memory_seconds(node, target)
-            )
+            yield Tactic(self.name, (), (fmt,), (fmt,), estimated_seconds=seconds)
 
     @override
     def lower(self, node: Node, tactic: Tactic, operands: Operands) -> tuple[Step, ...]:
