@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from smelt.builder._build import build, specialise
     from smelt.builder._load_engine import load
-    from smelt.builder._optimization_profiles import (
-        ShapeSpec,
-        optimization_profiles_of,
-    )
+    from smelt.builder._optimization_profiles import ShapeSpec, optimization_profiles_of
     from smelt.builder._options import EFFORTS, BuildOptions, ProgressCallback, TuningEffort
     from smelt.builder._retune import retune
     from smelt.builder._toolchain import devices_to_run

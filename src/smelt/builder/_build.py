@@ -17,11 +17,7 @@ import numpy as np
 from smelt.backends import WeightStore, build_plan
 from smelt.builder._bindings import bindings_of
 from smelt.builder._build_report import describe_plan
-from smelt.builder._build_warnings import (
-    warn_of_batch,
-    warn_of_estimates,
-    warn_of_precision,
-)
+from smelt.builder._build_warnings import warn_of_batch, warn_of_estimates, warn_of_precision
 from smelt.builder._embedded_network import EmbeddedNetwork, embed_network
 from smelt.builder._optimization_profiles import BATCH, SymbolRanges, optimization_profiles_of
 from smelt.builder._options import (
@@ -47,13 +43,7 @@ from smelt.network import NetworkDefinition
 from smelt.passes import run_passes
 from smelt.runtime import Engine
 from smelt.tuner import TimingCache, check_timings
-from smelt.types import (
-    Limit,
-    enough_memory_for,
-    require_callable,
-    substitute_dim,
-    symbols_of,
-)
+from smelt.types import Limit, enough_memory_for, require_callable, substitute_dim, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

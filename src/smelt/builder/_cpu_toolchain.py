@@ -35,12 +35,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import CodeImage, Tactic
     from smelt.backends.cpu import CpuTarget
-    from smelt.builder._toolchain import (
-        FusedPairAlternatives,
-        Purpose,
-        TunedGraph,
-        TuningRequest,
-    )
+    from smelt.builder._toolchain import FusedPairAlternatives, Purpose, TunedGraph, TuningRequest
     from smelt.devices import DeviceName
     from smelt.devices.cpu import NativeRuntime
     from smelt.engine import KernelSpec

@@ -46,12 +46,7 @@ if TYPE_CHECKING:
 
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
-    from smelt.builder._toolchain import (
-        FusedPairAlternatives,
-        Purpose,
-        TunedGraph,
-        TuningRequest,
-    )
+    from smelt.builder._toolchain import FusedPairAlternatives, Purpose, TunedGraph, TuningRequest
     from smelt.devices import DeviceName
     from smelt.devices.cuda import CudaDevice, LoadedLibrary
     from smelt.engine import KernelSpec
@@ -111,10 +106,7 @@ class CudaToolchain(Toolchain):
     workers = 0
 
     def __init__(
-        self,
-        target: CudaTarget,
-        index: int | None = None,
-        libraries: Sequence[LoadedLibrary] = (),
+        self, target: CudaTarget, index: int | None = None, libraries: Sequence[LoadedLibrary] = ()
     ) -> None:
         """Create a toolchain for ``target``, which is GPU number ``index`` unless that is None.
 

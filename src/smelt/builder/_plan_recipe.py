@@ -89,9 +89,7 @@ class PlanRecipe:
 
 @shared_formula_limit
 def plan_recipes_json(
-    plans: Sequence[PlanRecipe],
-    weights: WeightStore,
-    outputs: Sequence[str],
+    plans: Sequence[PlanRecipe], weights: WeightStore, outputs: Sequence[str]
 ) -> str:
     """Return the recipes of an engine as JSON text, with graph, tactics and symbols of each plan.
 
