@@ -53,12 +53,7 @@ def _default_destination() -> str:
 @json_option(help="Describe the engine as JSON on stdout.")
 @QUIET_OPTION
 def build(
-    *,
-    model: str,
-    destination: str,
-    build_arguments: BuildArguments,
-    as_json: bool,
-    quiet: bool,
+    *, model: str, destination: str, build_arguments: BuildArguments, as_json: bool, quiet: bool
 ) -> None:
     r"""Build an engine from MODEL, an .onnx file or Caffe's deploy.prototxt.
 
