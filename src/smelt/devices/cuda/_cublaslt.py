@@ -340,11 +340,7 @@ def load_cublaslt(device: CudaDevice, version: int | None = None, major: int | N
     title = _TITLE if major is None else f"{_TITLE} {major}"
     try:
         return find_version(
-            title,
-            cublas_package(wanted or MAJOR_OF_EXTRA),
-            opened,
-            CublasLt.version_of,
-            version,
+            title, cublas_package(wanted or MAJOR_OF_EXTRA), opened, CublasLt.version_of, version
         )
     except MissingExtraError as error:
         if newest >= MAJOR_OF_EXTRA:
