@@ -404,11 +404,7 @@ class InferNetwork:
         return self._windowed(output, groups)
 
     def add_fully_connected(
-        self,
-        x: Tensor,
-        nb_outputs: int,
-        weights: ArrayLike,
-        bias: ArrayLike | None = None,
+        self, x: Tensor, nb_outputs: int, weights: ArrayLike, bias: ArrayLike | None = None
     ) -> InferLayer:
         """Add a fully connected layer from C x H x W to K x 1 x 1.
 

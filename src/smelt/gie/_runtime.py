@@ -65,11 +65,7 @@ class InferContext(Destroyable):
         return True
 
     def enqueue(
-        self,
-        batch_size: int,
-        bindings: Sequence[Any],
-        stream: Stream,
-        event: Event | None = None,
+        self, batch_size: int, bindings: Sequence[Any], stream: Stream, event: Event | None = None
     ) -> bool:
         """Enqueue one run on a stream and return True.
 
