@@ -64,10 +64,7 @@ def _resize(step: LayerContext, size: Sequence[int], mode: str, corners: str) ->
         )
     sizes = step.integers(size, "sizes")
     op = ops.Resize(
-        mode=mode,
-        coordinate_transformation_mode=corners,
-        nearest_mode="floor",
-        axes=(2, 3),
+        mode=mode, coordinate_transformation_mode=corners, nearest_mode="floor", axes=(2, 3)
     )
     return step.add(op, step.x, None, None, sizes)
 

@@ -228,10 +228,7 @@ def _check_counts(proto: NodeProto, schema: onnx.defs.OpSchema, where: str) -> N
 
 
 def _bind_results(
-    context: NodeContext,
-    results: Sequence[Value | None],
-    first_node: int,
-    first_constant: int,
+    context: NodeContext, results: Sequence[Value | None], first_node: int, first_constant: int
 ) -> None:
     """Bind the results of a node to the names that the model gives them.
 

@@ -201,10 +201,7 @@ def constant_of_shape(context: NodeContext) -> list[Value]:
             f"{context.where}: value has {array.size} elements; it must have one"
         )
     return context.emit_all(
-        "ConstantOfShape",
-        context.input(0),
-        dtype=DType.from_numpy(array.dtype),
-        value=array.item(),
+        "ConstantOfShape", context.input(0), dtype=DType.from_numpy(array.dtype), value=array.item()
     )
 
 

@@ -96,8 +96,7 @@ def custom_rule(domain: str, op_type: str) -> Converter | None:
 
 def _registered(cls: type[Op], context: NodeContext) -> list[Value]:
     return context.apply(
-        make_op(cls, context.op_type, context.attributes, context.where),
-        *context.inputs,
+        make_op(cls, context.op_type, context.attributes, context.where), *context.inputs
     )
 
 
