@@ -40,13 +40,7 @@ from smelt.types import counted
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from smelt.inspect._report import (
-        EngineReport,
-        KernelReport,
-        LayerReport,
-        PassNote,
-        PlanReport,
-    )
+    from smelt.inspect._report import EngineReport, KernelReport, LayerReport, PassNote, PlanReport
     from smelt.inspect._svg_graph import GraphDrawing
 
 _BUTTONS: Final = (
