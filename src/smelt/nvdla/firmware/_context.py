@@ -121,8 +121,7 @@ class OperationContext:
     def write_converter(self, block: str, prefix: str, converter: Converter, shift: str) -> None:
         """Set a converter's fields, whose names start with ``prefix``; ``shift`` ends the last."""
         self.write_signed(
-            block,
-            **{f"{prefix}_OFFSET": converter.offset, f"{prefix}_SCALE": converter.scale},
+            block, **{f"{prefix}_OFFSET": converter.offset, f"{prefix}_SCALE": converter.scale}
         )
         self.write(block, **{f"{prefix}_{shift}": converter.truncate})
 

@@ -117,11 +117,7 @@ def _program_cacc(
     if target.type != MemoryType.ON_THE_FLY:
         address = context.resolve_cube(target, "the destination")
     for block in ("CACC", "CMAC_A", "CMAC_B"):
-        context.write(
-            block,
-            CONV_MODE=operation.conv_mode,
-            PROC_PRECISION=operation.out_precision,
-        )
+        context.write(block, CONV_MODE=operation.conv_mode, PROC_PRECISION=operation.out_precision)
     context.write_extents("CACC", target, "DATAOUT_")
     context.write_word("CACC.D_DATAOUT_ADDR", address & 0xFFFFFFFF)
     context.write("CACC", BATCHES=operation.batch - 1)

@@ -65,8 +65,7 @@ def check_stream(context: OperationContext, parent: int, source: Stream, target:
     )
     for what, values in _common_properties(producer, consumer).items():
         context.require(
-            values[0] == values[1],
-            f"the {what} is {values[1]}, but that of {where} is {values[0]}",
+            values[0] == values[1], f"the {what} is {values[1]}, but that of {where} is {values[0]}"
         )
 
 

@@ -91,7 +91,5 @@ def _program_output(
         context.write_word("RBK.D_CONTRACT_STRIDE_0", surfaces * surface.src_data.surf_stride)
         context.write_word("RBK.D_CONTRACT_STRIDE_1", operation.stride_y * target.line_stride)
         context.write(
-            "RBK",
-            DECONV_X_STRIDE=operation.stride_x - 1,
-            DECONV_Y_STRIDE=operation.stride_y - 1,
+            "RBK", DECONV_X_STRIDE=operation.stride_x - 1, DECONV_Y_STRIDE=operation.stride_y - 1
         )

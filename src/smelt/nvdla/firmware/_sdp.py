@@ -197,17 +197,13 @@ def _program_x_stage(context: OperationContext, name: str, stage: SdpStage) -> N
     source = int(stage.mode != StageMode.PER_LAYER)
     if stage.type in (StageType.ADD, StageType.BOTH):
         context.write(
-            "SDP",
-            **{f"{name}_ALU_SRC": source, f"{name}_ALU_SHIFT_VALUE": stage.shift_value},
+            "SDP", **{f"{name}_ALU_SRC": source, f"{name}_ALU_SHIFT_VALUE": stage.shift_value}
         )
     if stage.mode == StageMode.PER_LAYER:
         context.write_signed("SDP", **{f"{name}_ALU_OPERAND": stage.alu_operand})
         context.write_signed("SDP", **{f"{name}_MUL_OPERAND": stage.mul_operand})
     # The multiplier's shift applies even if the multiplier is bypassed.
-    context.write(
-        "SDP",
-        **{f"{name}_MUL_SRC": source, f"{name}_MUL_SHIFT_VALUE": stage.truncate},
-    )
+    context.write("SDP", **{f"{name}_MUL_SRC": source, f"{name}_MUL_SHIFT_VALUE": stage.truncate})
 
 
 def _program_y_stage(context: OperationContext, stage: SdpStage) -> None:

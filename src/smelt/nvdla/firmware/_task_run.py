@@ -51,14 +51,7 @@ class TaskStatistics:
     duration_s: float
 
 
-ENGINES: Final = (
-    BdmaDriver(),
-    ConvDriver(),
-    SdpDriver(),
-    PdpDriver(),
-    CdpDriver(),
-    RubikDriver(),
-)
+ENGINES: Final = (BdmaDriver(), ConvDriver(), SdpDriver(), PdpDriver(), CdpDriver(), RubikDriver())
 """The engines, indexed by `OperationType`."""
 _DONE: Final = OperationEvent.COMPLETED
 _INTERRUPTS: Final = {

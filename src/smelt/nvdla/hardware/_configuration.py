@@ -82,11 +82,7 @@ class Configuration:
 
 
 NV_LARGE: Final = Configuration(
-    name="nv_large",
-    has_winograd=True,
-    has_compression=True,
-    has_batch=True,
-    has_sram=True,
+    name="nv_large", has_winograd=True, has_compression=True, has_batch=True, has_sram=True
 )
 NV_FULL: Final = replace(
     NV_LARGE,

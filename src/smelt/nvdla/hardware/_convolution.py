@@ -23,11 +23,7 @@ from smelt.nvdla.hardware._exact_convolution import correlate_exact
 from smelt.nvdla.hardware._image import pad_value, read_features, read_image, read_weights
 from smelt.nvdla.hardware._memory import check_buffer, common_field
 from smelt.nvdla.hardware._running_operation import add_products, ceil_div
-from smelt.nvdla.hardware._winograd import (
-    check_winograd,
-    convolve_winograd,
-    extend_channels,
-)
+from smelt.nvdla.hardware._winograd import check_winograd, convolve_winograd, extend_channels
 from smelt.types import Limit
 
 if TYPE_CHECKING:

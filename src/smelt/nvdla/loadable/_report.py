@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 from smelt.errors import sanitize_name
 from smelt.nvdla._errors import NvdlaError
 from smelt.nvdla.loadable._decode import DlaTaskView, EmuTaskView
-from smelt.nvdla.loadable._descriptors import (
-    BdmaSurface,
-    DataCube,
-    MemoryType,
-    OperationEvent,
-)
+from smelt.nvdla.loadable._descriptors import BdmaSurface, DataCube, MemoryType, OperationEvent
 from smelt.nvdla.loadable._emulator_descriptors import EmuOperationType, find_emu_format
 from smelt.nvdla.loadable._model import (
     DataCategory,
