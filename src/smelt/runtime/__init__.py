@@ -10,12 +10,7 @@ from smelt.runtime._host_step_memory import MemoryMap
 from smelt.runtime._loaded_code import DeviceRuntime, LoadedWeights, check_device, check_machine
 from smelt.runtime._plan_executor import Profiler
 from smelt.runtime._plan_splitter import split_plan
-from smelt.runtime._segments import (
-    CpuSegmentFactory,
-    NativeSegment,
-    Segment,
-    SegmentFactory,
-)
+from smelt.runtime._segments import CpuSegmentFactory, NativeSegment, Segment, SegmentFactory
 from smelt.runtime._streams import Event, Stream, gpu_named
 
 if TYPE_CHECKING:

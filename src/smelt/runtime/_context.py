@@ -246,11 +246,7 @@ class ExecutionContext(Closeable):
         self._executor.execute(staged_call, arrays)
 
     def enqueue(
-        self,
-        batch_size: int,
-        bindings: Sequence[Any],
-        stream: Any,
-        input_consumed: Any = None,
+        self, batch_size: int, bindings: Sequence[Any], stream: Any, input_consumed: Any = None
     ) -> None:
         """Enqueue one run on a stream and return without waiting for it.
 

@@ -34,11 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.devices.cuda import (
-        CudaDevice,
-        LoadedCall,
-        LoadedKernel,
-    )
+    from smelt.devices.cuda import CudaDevice, LoadedCall, LoadedKernel
     from smelt.engine import EngineFile, Fingerprint
     from smelt.runtime._engine import Engine
 

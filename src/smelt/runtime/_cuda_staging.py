@@ -172,12 +172,7 @@ class CudaStaging:
         return target
 
     def download_output(
-        self,
-        index: int,
-        target: Any,
-        capacity_bytes: int,
-        size_bytes: int,
-        stream: CudaStream,
+        self, index: int, target: Any, capacity_bytes: int, size_bytes: int, stream: CudaStream
     ) -> None:
         """Enqueue a copy of an output from its buffer to a GPU address or to the host.
 

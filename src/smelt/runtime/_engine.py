@@ -52,14 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices import AllocationTracker
-    from smelt.engine import (
-        Binding,
-        BytesLike,
-        EngineHeader,
-        LayerInfo,
-        RuntimeChecks,
-        SignerLike,
-    )
+    from smelt.engine import Binding, BytesLike, EngineHeader, LayerInfo, RuntimeChecks, SignerLike
     from smelt.runtime._loaded_code import LoadedCode
 
 _LOG = logging.getLogger(__name__)
@@ -269,11 +262,7 @@ class Engine(Closeable):
         return ExecutionContext(self, create_executor(self, threads, tracker))
 
     def run(
-        self,
-        inputs: Mapping[str, Any],
-        outputs: Iterable[str] | None = None,
-        *,
-        contexts: int = 2,
+        self, inputs: Mapping[str, Any], outputs: Iterable[str] | None = None, *, contexts: int = 2
     ) -> dict[str, Any]:
         """Run once and return the outputs, by name; from any thread, several at once.
 

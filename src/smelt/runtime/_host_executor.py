@@ -16,11 +16,7 @@ from smelt.devices.cpu import (
     default_thread_count,
 )
 from smelt.errors import ContextError
-from smelt.runtime._array_interop import (
-    address_of,
-    contiguous_array,
-    trimmed,
-)
+from smelt.runtime._array_interop import address_of, contiguous_array, trimmed
 from smelt.runtime._plan_executor import PlanExecutor, wait_for
 from smelt.runtime._streams import Event, Stream, native_event, native_stream
 from smelt.types import override, require_int
