@@ -533,7 +533,7 @@ def test_large_launches_take_turns_where_the_whole_plan_is_faster_so(
     tuning: Any = PairKinds().draft().tuning
     tuning.graph = graph
     best = open_toolchain("cuda").tune_in_network(
-        TunedGraph(tuning, TacticChoice(tactics=tactics)), None, 0.0
+        TunedGraph(tuning, TacticChoice(tactics=tactics)), 0.0
     )
     assert any(tactic.reversed_tile_order for tactic in best.choice.tactics.values()) is turns
 

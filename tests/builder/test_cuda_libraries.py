@@ -333,7 +333,7 @@ def test_times_of_whole_plans_are_kept_apart_from_those_without_the_library(
     )
     for asked in (False, True):
         open_toolchain("cuda", libraries=asked).tune_in_network(
-            TunedGraph(tuning, TacticChoice()), None, 0.0
+            TunedGraph(tuning, TacticChoice()), 0.0
         )
     assert places[1] == f"{places[0]}, {FEATURE}"
 

@@ -22,7 +22,7 @@ from smelt.tuner import CostModelTimer
 from tests.support.cuda_networks import InterpretedGpu
 
 if TYPE_CHECKING:
-    from smelt.builder._toolchain import FusedPairAlternatives, TunedGraph
+    from smelt.builder._toolchain import TunedGraph
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,9 +63,8 @@ def _estimate(*_: object) -> CostModelTimer:
     return CostModelTimer()
 
 
-def _leave(
-    _self: object, draft: TunedGraph, others: FusedPairAlternatives | None, _spent_s: float
-) -> TunedGraph:
+def _leave(_self: object, draft: TunedGraph, _spent_s: float) -> TunedGraph:
+    others = draft.alternatives
     return draft if others is None else others.by_estimates(draft)
 
 

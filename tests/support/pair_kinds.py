@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -46,4 +47,4 @@ class PairKinds:
 
     def best(self, tools: Toolchain) -> TunedGraph:
         others: Any = FusedPairAlternatives(self, self.draft)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-        return tools.tune_in_network(self.draft(), others, 0.0)
+        return tools.tune_in_network(replace(self.draft(), alternatives=others), 0.0)

@@ -31,11 +31,11 @@ from smelt.tuner import (
 from smelt.types import Limit, counted, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from smelt.backends import CodeImage, Tactic
+    from smelt.backends import Tactic
     from smelt.backends.cpu import CpuTarget
-    from smelt.builder._toolchain import FusedPairAlternatives, Purpose, TunedGraph, TuningRequest
+    from smelt.builder._toolchain import LinkedCode, Progress, Purpose, TunedGraph, TuningRequest
     from smelt.devices import DeviceName
     from smelt.devices.cpu import NativeRuntime
     from smelt.engine import KernelSpec
@@ -125,10 +125,8 @@ class CpuToolchain(Toolchain):
         )
 
     @override
-    def tune_in_network(
-        self, draft: TunedGraph, alternatives: FusedPairAlternatives | None, spent_s: float
-    ) -> TunedGraph:
-        del alternatives  # fused pairs are not tuned on CPUs
+    def tune_in_network(self, draft: TunedGraph, spent_s: float) -> TunedGraph:
+        # Fused pairs are not tuned on CPUs.
         tuning = draft.tuning
         if tuning.effort is None or not self.can_measure:
             return draft
@@ -164,9 +162,7 @@ class CpuToolchain(Toolchain):
         return draft
 
     @override
-    def link(
-        self, kernels: Sequence[KernelSpec], progress: Callable[[int, int], None]
-    ) -> tuple[CodeImage, CodeImage]:
+    def link(self, kernels: Sequence[KernelSpec], progress: Progress) -> LinkedCode:
         progress(0, 1)
         image = self.backend.compile(kernels, self.target)
         progress(1, 1)

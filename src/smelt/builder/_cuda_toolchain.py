@@ -42,11 +42,11 @@ from smelt.tuner import (
 from smelt.types import Limit, override
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from smelt.backends import Tactic
     from smelt.backends.cuda import CudaTarget
-    from smelt.builder._toolchain import FusedPairAlternatives, Purpose, TunedGraph, TuningRequest
+    from smelt.builder._toolchain import LinkedCode, Progress, Purpose, TunedGraph, TuningRequest
     from smelt.devices import DeviceName
     from smelt.devices.cuda import CudaDevice, LoadedLibrary
     from smelt.engine import KernelSpec
@@ -235,45 +235,37 @@ class CudaToolchain(Toolchain):
         )
 
     @override
-    def tune_in_network(
-        self, draft: TunedGraph, alternatives: FusedPairAlternatives | None, spent_s: float
-    ) -> TunedGraph:
+    def tune_in_network(self, draft: TunedGraph, spent_s: float) -> TunedGraph:
         """Tune a draft in whole plans, or choose by estimates if nothing can be timed."""
         tuning = draft.tuning
         if tuning.effort is None or self.index is None:
-            return self._with_estimated_pairs(draft, alternatives)
+            return self._with_estimated_pairs(draft)
         if not tuning.fits(Limit.MAX_GPU_TRIAL_BYTES):
             return draft
         trial = self._trial(draft, cuda_device(self.index), spent_s)
         trial.run()
-        tuned = self._with_fused_pairs(trial, draft, alternatives)
+        tuned = self._with_fused_pairs(trial, draft)
         self._try_reversed_tile_order(trial, tuned)
         return tuned
 
     @staticmethod
-    def _with_fused_pairs(
-        trial: InNetworkTuner, draft: TunedGraph, alternatives: FusedPairAlternatives | None
-    ) -> TunedGraph:
+    def _with_fused_pairs(trial: InNetworkTuner, draft: TunedGraph) -> TunedGraph:
         """Return the draft, or a version with the fused pairs that make the whole plan faster.
 
         Each kind of pair is first tried alone, then those that gained are tried together.
         """
+        alternatives = draft.alternatives
         kinds = [] if alternatives is None else alternatives.chains.faster(_MAX_PAIR_TIME_RATIO)
         if alternatives is None or not kinds or time.perf_counter() > draft.tuning.deadline:
             return draft
-        draft_seconds, alternatives_by_kind = _compare(
-            trial, draft, [alternatives.draft([kind]) for kind in kinds]
-        )
-        faster_kinds = [
-            kind
-            for kind, (seconds, _) in zip(kinds, alternatives_by_kind, strict=True)
-            if seconds < draft_seconds
-        ]
+        single_kinds = [alternatives.draft([kind]) for kind in kinds]
+        draft_seconds, timed_kinds = _compare(trial, draft, single_kinds)
+        pairs = zip(kinds, timed_kinds, strict=True)
+        faster_kinds = [kind for kind, (seconds, _) in pairs if seconds < draft_seconds]
         if not faster_kinds:
             return draft
-        draft_seconds, [(fused_seconds, fused_draft)] = _compare(
-            trial, draft, [alternatives.draft(faster_kinds)]
-        )
+        fused_drafts = [alternatives.draft(faster_kinds)]
+        draft_seconds, [(fused_seconds, fused_draft)] = _compare(trial, draft, fused_drafts)
         return fused_draft if fused_seconds < draft_seconds * (1 - _MIN_MEASURED_GAIN) else draft
 
     def _try_reversed_tile_order(self, trial: InNetworkTuner, draft: TunedGraph) -> None:
@@ -288,14 +280,13 @@ class CudaToolchain(Toolchain):
         if alternating_seconds < forward_seconds * (1 - _MIN_MEASURED_GAIN):
             choice.tactics = alternating
 
-    def _with_estimated_pairs(
-        self, draft: TunedGraph, alternatives: FusedPairAlternatives | None
-    ) -> TunedGraph:
+    def _with_estimated_pairs(self, draft: TunedGraph) -> TunedGraph:
         """Return a draft with the fused pairs that are estimated to be faster.
 
         The draft stays as it is if the cost model is not fitted to the target, or if the compiler
         rejects a pair.
         """
+        alternatives = draft.alternatives
         if alternatives is None or not self.target.has_fitted_cost_model:
             return draft
         fused_draft = alternatives.by_estimates(draft)
@@ -308,10 +299,9 @@ class CudaToolchain(Toolchain):
         if not pairs:
             return True
         families = {draft.choice.tactics[node].family for node in pairs}
-        plan = build_plan(
-            tuning.graph, draft.choice.tactics, backend, WeightStore(), symbols=tuning.symbols
-        ).plan
-        kernels = [launch.kernel for launch in plan.launches]
+        tactics, symbols = draft.choice.tactics, tuning.symbols
+        built = build_plan(tuning.graph, tactics, backend, WeightStore(), symbols=symbols)
+        kernels = [launch.kernel for launch in built.plan.launches]
         backend.begin(kernels, self.target)
         try:
             for kernel in kernels:
@@ -364,11 +354,7 @@ class CudaToolchain(Toolchain):
     def hint(self, refusals: Iterable[str]) -> str:
         missing = gluon_unavailable_reason()
         # These tactics are only chosen if they are timed.
-        if (
-            missing is None
-            or not self.can_measure
-            or not any(missing in refusal for refusal in refusals)
-        ):
+        if missing is None or not self.can_measure or not any(missing in r for r in refusals):
             return ""
         return (
             f"faster convolution kernels are not available: {missing}; run: pip install "
@@ -376,9 +362,7 @@ class CudaToolchain(Toolchain):
         )
 
     @override
-    def link(
-        self, kernels: Sequence[KernelSpec], progress: Callable[[int, int], None]
-    ) -> tuple[CodeImage, CodeImage]:
+    def link(self, kernels: Sequence[KernelSpec], progress: Progress) -> LinkedCode:
         unique = list({kernel.symbol: kernel for kernel in kernels}.values())
         self._kernels.begin(unique, self.target)
         for done, kernel in enumerate(unique):  # takes minutes if no code is cached
@@ -402,9 +386,8 @@ def _compare(
         for other in alternatives
         for uses_pdl in (False, True)
     ]
-    draft_seconds, *seconds = trial.plan_seconds(
-        [variant.choice.tactics for variant in (draft, *variants)]
-    )
+    assignments = [variant.choice.tactics for variant in (draft, *variants)]
+    draft_seconds, *seconds = trial.plan_seconds(assignments)
     timed = list(zip(seconds, variants, strict=True))
     pairs = zip(timed[::2], timed[1::2], strict=True)
     return draft_seconds, [min(both, key=lambda pair: pair[0]) for both in pairs]

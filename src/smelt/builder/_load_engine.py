@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from smelt.backends import CodeImage
-    from smelt.builder._toolchain import Toolchain
+    from smelt.builder._toolchain import LinkedCode, Toolchain
     from smelt.engine import BytesLike, EngineFile, KernelSpec
     from smelt.runtime import Trust
 
@@ -125,9 +124,7 @@ def _regenerate(file: EngineFile, device: str | None) -> Engine:
     )
 
 
-def _link(
-    tools: Toolchain, kernels: Sequence[KernelSpec], source: str
-) -> tuple[CodeImage, CodeImage]:
+def _link(tools: Toolchain, kernels: Sequence[KernelSpec], source: str) -> LinkedCode:
     """Return the code of kernels.
 
     Raises:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from smelt.backends import Refusal
@@ -136,17 +137,16 @@ class TacticSelector:
         self._find_float32_layers()
         timer = self.tools.timer(self._tuning(plan.graph))
         proposals = self._proposals(timer)
-        draft, alternatives = self._draft(plan.graph, timer), None
+        draft = self._draft(plan.graph, timer)
         if self._keep_rejected_in_float32(timer):
             proposals = self._proposals(timer)
             draft = self._draft(plan.graph, timer)
         self._warn_of_rejected(draft.choice, timer)
         if proposals:
             chains = FusedPairTimings(plan.graph, proposals, self._tactics, timer)
-            alternatives = FusedPairAlternatives(
-                chains, lambda kinds: self._draft_with_pairs(chains, kinds, draft.choice)
-            )
-        tuned = self.tools.tune_in_network(draft, alternatives, time.perf_counter() - start)
+            form = partial(self._draft_with_pairs, chains, draft.choice)
+            draft = replace(draft, alternatives=FusedPairAlternatives(chains, form))
+        tuned = self.tools.tune_in_network(draft, time.perf_counter() - start)
         if tuned.report is not None:
             plan.report["passes"] += tuned.report.to_json()["passes"]
         plan.graph, plan.choice = tuned.tuning.graph, tuned.choice
@@ -270,7 +270,7 @@ class TacticSelector:
         return TunedGraph(self._tuning(graph), choice)
 
     def _draft_with_pairs(
-        self, chains: FusedPairTimings, kinds: Sequence[EquivalentPairs], current: TacticChoice
+        self, chains: FusedPairTimings, current: TacticChoice, kinds: Sequence[EquivalentPairs]
     ) -> TunedGraph:
         """The choice where chains of some kinds are formed, and else all stays as it is held."""
         graph, report = chains.graph_with(kinds)
@@ -287,10 +287,10 @@ class TacticSelector:
         tactics, refusals = tools.backend.candidates(node, tools.target)
         if self.options.self_contained:
             references = [t for t in tactics if tools.backend.family(t.family).is_reference]
+            tactics = [t for t in tactics if t not in references]
             refusals += [
                 Refusal(t.family, _SELF_CONTAINED_REFUSAL, (_SELF_CONTAINED,)) for t in references
             ]
-            tactics = [t for t in tactics if t not in references]
         max_bytes = self.options.max_workspace_bytes
         fitting = [t for t in tactics if self._shared_workspace(t) <= max_bytes]
         refusals += [

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from smelt.tuner import EquivalentPairs, FusedPairTimings, TacticChoice, Timer, TimingCache
     from smelt.types import DType, Limit
 
+    Progress = Callable[[int, int], None]
+    """Function that is called with the number of parts that are done, and their total."""
+    LinkedCode = tuple[CodeImage, CodeImage]
+    """The code of an engine's kernels, and its runtime code."""
+
 Purpose = Literal["build", "retune", "run"]
 """What a toolchain is opened for."""
 
@@ -63,7 +68,7 @@ class TuningRequest:
     timings: TimingCache
     fits_workspace: Callable[[Node, Tactic], bool]
     """Return whether a tactic of a node stays within the workspace limit."""
-    progress: Callable[[int, int], None]
+    progress: Progress
     """Called with the number of trials in the network that are done, and their total."""
 
     def fits(self, limit: Limit) -> bool:
@@ -79,6 +84,8 @@ class TunedGraph:
     choice: TacticChoice
     report: PassPipelineReport | None = None
     """Changes to the graph of the plan, for the build report."""
+    alternatives: FusedPairAlternatives | None = None
+    """Variants with fused pairs, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,21 +159,16 @@ class Toolchain(ABC):
         """Return the timer that ranks candidates."""
 
     @abstractmethod
-    def tune_in_network(
-        self, draft: TunedGraph, alternatives: FusedPairAlternatives | None, spent_s: float
-    ) -> TunedGraph:
+    def tune_in_network(self, draft: TunedGraph, spent_s: float) -> TunedGraph:
         """Compare the best candidates in the whole plan, and return the best graph.
 
         Args:
             draft: the choice by isolated times.
-            alternatives: variants with fused pairs, if there are any.
             spent_s: time in seconds that the choice of the draft took.
         """
 
     @abstractmethod
-    def link(
-        self, kernels: Sequence[KernelSpec], progress: Callable[[int, int], None]
-    ) -> tuple[CodeImage, CodeImage]:
+    def link(self, kernels: Sequence[KernelSpec], progress: Progress) -> LinkedCode:
         """Return the code of the kernels, and the runtime code that every engine contains.
 
         ``progress`` is called with the number of compiled kernels and their total.
