@@ -24,26 +24,22 @@ def bindings_of(original: Graph, plans: Sequence[PlanBuildState]) -> tuple[Bindi
     for plan in plans[1:]:
         fixed = {n: v for n, v in fixed.items() if plan.fixed.get(n) == v}
     pairs = [(True, v, [p.graph.inputs[i] for p in plans]) for i, v in enumerate(original.inputs)]
-    pairs += [
-        (False, v, [p.graph.outputs[i] for p in plans]) for i, v in enumerate(original.outputs)
-    ]
+    outputs = enumerate(original.outputs)
+    pairs += [(False, v, [p.graph.outputs[i] for p in plans]) for i, v in outputs]
     bindings: list[Binding] = []
     for is_input, value, plan_values in pairs:
-        dtype, rank = plan_values[0].tensor.dtype, plan_values[0].tensor.rank
-        if any(plan_dims.tensor.rank != rank for plan_dims in plan_values):
-            ranks = " or ".join(str(plan_dims.tensor) for plan_dims in plan_values)
+        tensors = [plan_value.tensor for plan_value in plan_values]
+        dtype, rank = tensors[0].dtype, tensors[0].rank
+        if any(tensor.rank != rank for tensor in tensors):
+            ranks = " or ".join(map(str, tensors))
             raise BuildError(
                 f"the rank of {value.name} depends on the input shapes: the tensor is {ranks}; "
                 "build one engine for each shape, or set the axes of the op that removes axes "
                 "(Squeeze)"
             )
         # A Squeeze without axes may remove more axes once the symbols have values.
-        shape_of_network = (
-            value.tensor.shape if value.tensor.rank == rank else plan_values[0].tensor.shape
-        )
-        axes = zip(
-            shape_of_network, *(plan_dims.tensor.shape for plan_dims in plan_values), strict=True
-        )
+        network_shape = (value.tensor if value.tensor.rank == rank else tensors[0]).shape
+        axes = zip(network_shape, *(tensor.shape for tensor in tensors), strict=True)
         # The shape in the plans is more specific: passes may have resolved symbols.
         shape = (
             plan_dims[0] if len({*plan_dims}) == 1 else substitute_dim(dim, fixed)

@@ -383,31 +383,22 @@ class _Build:
 
     def _optimise(self, profile: SymbolRanges, number: int, count: int) -> PlanBuildState:
         """Run the passes on a copy of the graph for one optimization profile."""
-        is_open = any(symbol_range.low != symbol_range.high for symbol_range in profile.values())
-        if is_open and self.given_profile is None:
+        fixed = {name: b.low for name, b in profile.items() if b.low == b.high}
+        if len(fixed) < len(profile) and self.given_profile is None:
             # Inference must succeed at the bounds and at the tuned values, too: this reports the
             # input or layer that fails there. A partition may have symbols that a run determines.
             for end in ("low", "best", "high"):
-                specialise(
-                    clone(self.graph),
-                    {n: getattr(symbol_range, end) for n, symbol_range in profile.items()},
-                )
+                specialise(clone(self.graph), {n: getattr(b, end) for n, b in profile.items()})
         graph = clone(self.graph)
-        fixed = {
-            name: symbol_range.low
-            for name, symbol_range in profile.items()
-            if symbol_range.low == symbol_range.high
-        }
         specialise(graph, fixed)
         runtime_symbols = bound_runtime_symbols(graph, profile, self.options.max_workspace_bytes)
         storage = self.tools.storage(PRECISIONS[self.options.precision])
-        report = run_passes(
-            graph, self.tools.passes(storage), lambda _: self.progress("optimise", number, count)
-        )
+        passes = self.tools.passes(storage)
+        report = run_passes(graph, passes, lambda _: self.progress("optimise", number, count))
         for note in report.notes:
             _LOG.info("%s", sanitize_name(str(note)))
         self.progress("optimise", number + 1, count)
-        open_ranges = {n: symbol_range for n, symbol_range in profile.items() if n not in fixed}
+        open_ranges = {name: b for name, b in profile.items() if name not in fixed}
         plan = PlanBuildState(
             open_ranges,
             fixed,
