@@ -53,14 +53,12 @@ def find_gpu(fingerprint: Fingerprint, name: str | None) -> tuple[CudaDevice, in
         DeviceError: the GPU does not exist.
     """
     device = gpu_named(name)
-    properties = device.properties
-    architecture_index = matching_architecture(
-        fingerprint.architecture.split(","), properties.capability
-    )
+    properties, built_for = device.properties, fingerprint.architecture
+    architecture_index = matching_architecture(built_for.split(","), properties.capability)
     if architecture_index is None:
-        both = Argument("device", f"cuda:{fingerprint.architecture},{properties.architecture}")
+        both = Argument("device", f"cuda:{built_for},{properties.architecture}")
         raise EngineMismatchError(
-            f"this engine was built for {fingerprint.architecture}, but {device!r} needs code for "
+            f"this engine was built for {built_for}, but {device!r} needs code for "
             f"{properties.architecture}; build it again for that architecture, or for both: {both}",
             arguments=[both],
         )

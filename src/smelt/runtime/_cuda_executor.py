@@ -334,9 +334,8 @@ class CudaExecutor(PlanExecutor):
     def _wait_for_failed_run(self) -> None:
         """Wait for a run that failed or was interrupted, and discard its index errors."""
         if self._is_unfinished:
-            self.device.call(
-                "cuStreamSynchronize", self._stream.handle
-            )  # its end may not be recorded
+            # Its end may not be recorded.
+            self.device.call("cuStreamSynchronize", self._stream.handle)
             self._done.synchronize()
             if self._errors is not None:
                 self._errors.forget()
@@ -404,14 +403,11 @@ class CudaExecutor(PlanExecutor):
 
     def _keep_alive_until_done(self, stream: CudaStream, arrays: list[Any]) -> None:
         """Keep arrays alive until the work that is enqueued now is complete."""
+        free_events = self._free_events
         while self._kept_alive and self._kept_alive[0][0].query():
-            self._free_events.append(self._kept_alive.popleft()[0])
+            free_events.append(self._kept_alive.popleft()[0])
         if arrays:
-            end = (
-                self._free_events.pop()
-                if self._free_events
-                else CudaEvent(self.device, times=False)
-            )
+            end = free_events.pop() if free_events else CudaEvent(self.device, times=False)
             end.record(stream)
             self._kept_alive.append((end, arrays))
 

@@ -85,11 +85,8 @@ class HostExecutor(PlanExecutor):
         return run.exported(results)
 
     @override
-    def execute(self, staged_call: StagedCall, arrays: list[Any]) -> None:
-        self._execute(staged_call, arrays, None)
-
-    def _execute(
-        self, staged_call: StagedCall, arrays: list[Any], consumed: CompletionFlag | None
+    def execute(
+        self, staged_call: StagedCall, arrays: list[Any], consumed: CompletionFlag | None = None
     ) -> None:
         self._perform(staged_call, arrays, consumed)
         for index, staged in staged_call.outputs:
@@ -152,7 +149,7 @@ class HostExecutor(PlanExecutor):
     ) -> None:
         """Run on the application's memory, in a stream's thread; the caller holds the lock."""
         self.lock.check_open()
-        self._execute(staged_call, arrays, consumed)
+        self.execute(staged_call, arrays, consumed)
 
     def _perform(
         self, staged_call: StagedCall, arrays: list[Any], consumed: CompletionFlag | None

@@ -60,16 +60,12 @@ class Staging:
         input_symbols = symbols_of(*(dim for b in header.bindings if b.is_input for dim in b.shape))
         total = 0
         shapes = [plan.shapes(header.bindings) for plan in header.plans]
-        for index, (binding, *binding_shapes) in enumerate(
-            zip(header.bindings, *shapes, strict=True)
-        ):
+        rows = zip(header.bindings, *shapes, strict=True)
+        for index, (binding, *binding_shapes) in enumerate(rows):
             # Data-dependent outputs may fill only a part of their buffer, so they are not staged.
             if symbols_of(*(dim for shape in binding_shapes for dim in shape)) <= input_symbols:
-                largest = (
-                    max(map(_largest_count, binding_shapes, header.plans))
-                    * binding.dtype.size_bytes
-                )
-                self._capacities[index] = min(largest, STAGED_BYTES)
+                count = max(map(_largest_count, binding_shapes, header.plans))
+                self._capacities[index] = min(count * binding.dtype.size_bytes, STAGED_BYTES)
                 self._starts[index] = total
                 total += -(-self._capacities[index] // _ALIGNMENT) * _ALIGNMENT
         self._memory = memory.allocate(total, "bindings")
@@ -88,14 +84,12 @@ class Staging:
         pairs = zip(staged_arrays, self._starts, strict=True)
         addresses = [0 if staged is None else base + start for staged, start in pairs]
         indexed = list(zip(enumerate(staged_arrays), self._bindings, strict=True))
+        shaped = zip(call.shapes, self._bindings, strict=True)
         return StagedCall(
             call,
             staged_arrays,
             addresses,
-            tuple(
-                prod(shape) * b.dtype.size_bytes
-                for shape, b in zip(call.shapes, self._bindings, strict=True)
-            ),
+            tuple(prod(shape) * binding.dtype.size_bytes for shape, binding in shaped),
             all(staged is not None for staged in staged_arrays),
             tuple(pair for pair, binding in indexed if binding.is_input),
             tuple(pair for pair, binding in indexed if not binding.is_input),

@@ -162,9 +162,8 @@ def _same_kind(own: Stream | Event, other: object) -> object:
         raise DeviceError(
             f"{_describe(own)} cannot be combined with {kind}; pass a smelt.Stream or smelt.Event"
         )
-    if isinstance(own.native, CpuEvent | CpuStream) != isinstance(
-        other.native, CpuEvent | CpuStream
-    ):
+    are_on_cpu = {isinstance(thing.native, CpuEvent | CpuStream) for thing in (own, other)}
+    if len(are_on_cpu) > 1:
         raise DeviceError(
             f"{_describe(own)} cannot be combined with {_describe(other)}: one is on the CPU, the "
             "other on a GPU; call synchronize instead"
