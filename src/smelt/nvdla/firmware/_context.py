@@ -132,14 +132,8 @@ class OperationContext:
 
     def write_extents(self, block: str, cube: DataCube, prefix: str = "") -> None:
         """Set the fields of width, height and channels, whose names start with ``prefix``."""
-        self.write(
-            block,
-            **{
-                f"{prefix}WIDTH": cube.width - 1,
-                f"{prefix}HEIGHT": cube.height - 1,
-                f"{prefix}CHANNEL": cube.channel - 1,
-            },
-        )
+        extents = {"WIDTH": cube.width, "HEIGHT": cube.height, "CHANNEL": cube.channel}
+        self.write(block, **{f"{prefix}{name}": extent - 1 for name, extent in extents.items()})
 
     def write_surface(self, name: str, cube: DataCube, address: int) -> None:
         """Set the registers of address and strides, whose names start with ``name``."""

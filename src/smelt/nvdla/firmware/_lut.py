@@ -91,13 +91,9 @@ def _write_slopes(
     shift_bits = 0 if is_float else _SHIFT_BITS  # a slope in half precision needs no shift
     for table, name in (("LE", "linear_exp"), ("LO", "linear_only")):
         for part, mask in (("scale", _HALF_WORD), ("shift", shift_bits)):
-            context.write(
-                block,
-                **{
-                    f"LUT_{table}_SLOPE_{field}_{part.upper()}": getattr(
-                        lut, f"{name}_{side}_{part}"
-                    )
-                    & mask
-                    for field, side in (("UFLOW", "underflow"), ("OFLOW", "overflow"))
-                },
-            )
+            slopes = {
+                f"LUT_{table}_SLOPE_{field}_{part.upper()}": mask
+                & getattr(lut, f"{name}_{side}_{part}")
+                for field, side in (("UFLOW", "underflow"), ("OFLOW", "overflow"))
+            }
+            context.write(block, **slopes)

@@ -82,14 +82,12 @@ def _program_output(
         return
     context.write_word("RBK.D_DAOUT_SURF_STRIDE", target.surf_stride)
     if operation.mode == RubikMode.CONTRACT:
+        stride_x, stride_y = operation.stride_x, operation.stride_y
         context.require(
-            operation.stride_x >= 1 and operation.stride_y >= 1,
-            f"the strides are {operation.stride_x} and {operation.stride_y}; each must be at "
-            "least 1",
+            stride_x >= 1 and stride_y >= 1,
+            f"the strides are {stride_x} and {stride_y}; each must be at least 1",
         )
         surfaces = -(-target.channel * Precision(operation.precision).size_bytes // _ATOM_BYTES)
         context.write_word("RBK.D_CONTRACT_STRIDE_0", surfaces * surface.src_data.surf_stride)
-        context.write_word("RBK.D_CONTRACT_STRIDE_1", operation.stride_y * target.line_stride)
-        context.write(
-            "RBK", DECONV_X_STRIDE=operation.stride_x - 1, DECONV_Y_STRIDE=operation.stride_y - 1
-        )
+        context.write_word("RBK.D_CONTRACT_STRIDE_1", stride_y * target.line_stride)
+        context.write("RBK", DECONV_X_STRIDE=stride_x - 1, DECONV_Y_STRIDE=stride_y - 1)

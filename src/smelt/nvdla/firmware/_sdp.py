@@ -222,13 +222,8 @@ def _program_y_operand(context: OperationContext, unit: str, stage: SdpStage) ->
     """Program the operand of the stage Y's ``ALU`` or ``MUL`` unit."""
     converter = stage.alu_cvt if unit == "ALU" else stage.mul_cvt
     is_register = stage.mode == StageMode.PER_LAYER
-    context.write(
-        "SDP",
-        **{
-            f"EW_{unit}_SRC": int(not is_register),
-            f"EW_{unit}_CVT_BYPASS": int(not converter.enable),
-        },
-    )
+    fields = {"SRC": not is_register, "CVT_BYPASS": not converter.enable}
+    context.write("SDP", **{f"EW_{unit}_{field}": int(value) for field, value in fields.items()})
     if is_register:
         operand = stage.alu_operand if unit == "ALU" else stage.mul_operand
         context.write_signed("SDP", **{f"EW_{unit}_OPERAND": operand})

@@ -333,9 +333,9 @@ def read_weight_elements(operation: Operation, precision: Precision, count: int)
     space = cdma.space("WEIGHT_RAM_TYPE")
     address = cdma.address("D_WEIGHT_ADDR_LOW", "D_WEIGHT_ADDR_HIGH")
     is_compressed = bool(cdma.get("WEIGHT_FORMAT"))
-    dtype = DTYPES[precision]
+    dtype, element_bytes = DTYPES[precision], precision.size_bytes
     if not is_compressed:
-        size_bytes = count * precision.size_bytes
+        size_bytes = count * element_bytes
         data = operation.dma.read_bytes(space, address, size_bytes, "CDMA.D_WEIGHT_ADDR")
         return _flush(operation, data.view(dtype))
     if not operation.configuration.has_compression:
@@ -349,10 +349,8 @@ def read_weight_elements(operation: Operation, precision: Precision, count: int)
         "CDMA.D_WMB_ADDR",
     )
     mask = np.unpackbits(mask_bytes, count=count, bitorder="little").astype(bool)
-    stored = int(mask.sum())
-    data = operation.dma.read_bytes(
-        space, address, stored * precision.size_bytes, "CDMA.D_WEIGHT_ADDR"
-    )
+    size_bytes = int(mask.sum()) * element_bytes
+    data = operation.dma.read_bytes(space, address, size_bytes, "CDMA.D_WEIGHT_ADDR")
     elements = np.zeros(count, dtype)
     elements[mask] = data.view(dtype)
     return _flush(operation, elements)

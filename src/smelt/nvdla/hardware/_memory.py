@@ -89,11 +89,8 @@ class Surface:
     @property
     def extent_bytes(self) -> int:
         """Bytes from the start of the first atom to the end of the last one."""
-        return (
-            (self.surfaces - 1) * self.surface_stride
-            + (self.height - 1) * self.line_stride
-            + self.width * self.atom_bytes
-        )
+        last_line = (self.surfaces - 1) * self.surface_stride + (self.height - 1) * self.line_stride
+        return last_line + self.width * self.atom_bytes
 
     def batches(self, count: int, stride: int) -> list[Surface]:
         """Return the surfaces of a batch, ``stride`` bytes apart; this one is the first."""
@@ -271,9 +268,8 @@ def _entries_per_line(operation: Operation, precision: Precision) -> int:
     atoms = ceil_div(channels * precision.size_bytes, configuration.atom_bytes)
     if cdma.get("CONV_MODE"):  # tiles of 4 x 4, strides folded into channels
         folded = atoms * (cdma.get("CONV_Y_STRIDE") + 1)
-        return ceil_div(
-            padded * folded * configuration.atom_bytes, configuration.buffer_width_bytes
-        )
+        line_bytes = padded * folded * configuration.atom_bytes
+        return ceil_div(line_bytes, configuration.buffer_width_bytes)
     return _entries_of_atoms(atoms, width, configuration)
 
 

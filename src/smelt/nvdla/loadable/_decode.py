@@ -349,27 +349,25 @@ def _check_graph(view: DlaTaskView) -> None:
 def _read_luts(
     contents: AddressContents, task: Task, network: NetworkDescriptor
 ) -> tuple[LutParameters, ...]:
-    if not network.num_luts or network.lut_data_index < 0:
+    count, index = network.num_luts, network.lut_data_index
+    if not count or index < 0:
         return ()
     size = LutParameters.size_bytes()
-    data = contents.read(
-        task, network.lut_data_index, size * network.num_luts, "the list of lookup tables"
-    )
-    return tuple(LutParameters.from_bytes(data, size * i) for i in range(network.num_luts))
+    data = contents.read(task, index, size * count, "the list of lookup tables")
+    return tuple(LutParameters.from_bytes(data, size * i) for i in range(count))
 
 
 def _read_rois(
     contents: AddressContents, task: Task, network: NetworkDescriptor
 ) -> tuple[Roi, ...]:
     """Return the fixed regions of interest; dynamic ones are not part of the loadable."""
-    if not network.num_rois or network.roi_array_index < 0 or network.dynamic_roi:
+    index, what = network.roi_array_index, "the list of regions of interest"
+    if not network.num_rois or index < 0 or network.dynamic_roi:
         return ()
     head, size = RoiArray.size_bytes(), Roi.size_bytes()
-    data = contents.read(task, network.roi_array_index, head, "the list of regions of interest")
+    data = contents.read(task, index, head, what)
     count = min(RoiArray.from_bytes(data).array_length, network.num_rois, _MAX_ROIS)
-    data = contents.read(
-        task, network.roi_array_index, head + size * count, "the list of regions of interest"
-    )
+    data = contents.read(task, index, head + size * count, what)
     return tuple(Roi.from_bytes(data, head + size * i) for i in range(count))
 
 
@@ -391,16 +389,12 @@ def _view_emulator(contents: AddressContents, task: Task) -> EmuTaskView:
     buffers = contents.read(
         task, network.operation_buffer_desc_index, EMU_BUFFERS_BYTES * count, "the buffer list"
     )
-    return EmuTaskView(
-        task,
-        layout,
-        network,
-        tuple(
-            EmuOperationView(
-                index,
-                read_emu_operation(operation_bytes, index, layout),
-                EmuBuffers.from_bytes(buffers, EMU_BUFFERS_BYTES * index, layout),
-            )
-            for index in range(count)
-        ),
+    operations = tuple(
+        EmuOperationView(
+            index,
+            read_emu_operation(operation_bytes, index, layout),
+            EmuBuffers.from_bytes(buffers, EMU_BUFFERS_BYTES * index, layout),
+        )
+        for index in range(count)
     )
+    return EmuTaskView(task, layout, network, operations)

@@ -32,6 +32,8 @@ M = TypeVar("M")
 """Type by which a transport identifies memory."""
 
 _LOG = logging.getLogger(__name__)
+_bad_parameter: Final = NvError.BAD_PARAMETER.error
+"""Return the failure of an invalid argument."""
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class HandlePort(ABC, Generic[D, M]):
 
     def destroy(self, session_handle: int, /) -> None:
         """End a session: close its devices and free their memory; ignore an unknown session."""
-        handle = require_int(session_handle, "the handle of a session", NvError.BAD_PARAMETER.error)
+        handle = require_int(session_handle, "the handle of a session", _bad_parameter)
         with self._table_lock:
             for device_handle in list(self._sessions.get(handle, ())):
                 self.close(handle, device_handle)
@@ -113,9 +115,7 @@ class HandlePort(ABC, Generic[D, M]):
         """
         with self._table_lock:
             devices = self._devices(session_handle)
-            instance = require_int(
-                instance, "the device instance", NvError.BAD_PARAMETER.error, minimum=0
-            )
+            instance = require_int(instance, "the device instance", _bad_parameter, minimum=0)
             key = self._open_device(instance)
             device_handle = next(self._numbers)
             devices[device_handle] = _Device(key)
@@ -146,7 +146,7 @@ class HandlePort(ABC, Generic[D, M]):
                 offset lies outside its memory; otherwise the code that the device reports.
         """
         device = self._device(session_handle, device_handle)
-        tasks = require_list(tasks, "the task list of a submission", NvError.BAD_PARAMETER.error)
+        tasks = require_list(tasks, "the task list of a submission", _bad_parameter)
         for task in tasks:
             _check_types(task)
         with device.lock:
@@ -154,7 +154,7 @@ class HandlePort(ABC, Generic[D, M]):
             handles = {address.handle for task in tasks for address in task.address_list}
             for handle in handles:
                 if handle not in device.memory:
-                    raise NvError.BAD_PARAMETER.error(
+                    raise _bad_parameter(
                         f"a task uses memory {handle}, which is not allocated on this device"
                     )
             for task in tasks:
@@ -196,16 +196,16 @@ class HandlePort(ABC, Generic[D, M]):
                 `alloc_mem`, or the memory was freed before.
         """
         device = self._device(session_handle, device_handle)
-        handle = require_int(mem_handle, "the memory handle", NvError.BAD_PARAMETER.error)
-        size = require_int(size, "the memory size", NvError.BAD_PARAMETER.error)
+        handle = require_int(mem_handle, "the memory handle", _bad_parameter)
+        size = require_int(size, "the memory size", _bad_parameter)
         with device.lock:
             allocation = device.memory.get(handle)
             if allocation is None:
-                raise NvError.BAD_PARAMETER.error(
+                raise _bad_parameter(
                     f"memory {mem_handle} is not allocated on this device, or was freed before"
                 )
             if allocation.data is not data or size != data.nbytes:
-                raise NvError.BAD_PARAMETER.error(
+                raise _bad_parameter(
                     f"the array or the size does not match memory {mem_handle} of "
                     f"{allocation.data.nbytes} bytes: pass the array that alloc_mem returned, and "
                     "its size"
@@ -229,20 +229,18 @@ class HandlePort(ABC, Generic[D, M]):
     # ---- look-ups
 
     def _devices(self, session_handle: int) -> dict[int, _Device[D, M]]:
-        handle = require_int(session_handle, "the handle of a session", NvError.BAD_PARAMETER.error)
+        handle = require_int(session_handle, "the handle of a session", _bad_parameter)
         devices = self._sessions.get(handle)
         if devices is None:
-            raise NvError.BAD_PARAMETER.error(
-                f"session {session_handle} does not exist; call initialize first"
-            )
+            raise _bad_parameter(f"session {session_handle} does not exist; call initialize first")
         return devices
 
     def _device(self, session_handle: int, device_handle: int) -> _Device[D, M]:
-        handle = require_int(device_handle, "the handle of a device", NvError.BAD_PARAMETER.error)
+        handle = require_int(device_handle, "the handle of a device", _bad_parameter)
         with self._table_lock:
             device = self._devices(session_handle).get(handle)
         if device is None:
-            raise NvError.BAD_PARAMETER.error(
+            raise _bad_parameter(
                 f"device {device_handle} is not open in this session; call open first"
             )
         if device.lock.is_held:
@@ -272,26 +270,20 @@ def check_allocation(size: int, heap: int) -> NvDlaHeap:
     try:
         return NvDlaHeap(heap)
     except ValueError as error:
-        raise NvError.BAD_PARAMETER.error(
+        raise _bad_parameter(
             f"the heap is {heap}; the heap must be 0 (SYSTEM) or 1 (SRAM)"
         ) from error
 
 
 def _check_types(task: object) -> None:
     """Check a task's type, and those of its addresses. Raises NvdlaError: BAD_PARAMETER."""
-    require_instance(
-        task, NvDlaTask, "a task of a submission", NvError.BAD_PARAMETER.error, "an NvDlaTask"
-    )
+    require_instance(task, NvDlaTask, "a task of a submission", _bad_parameter, "an NvDlaTask")
     for address in task.address_list if isinstance(task, NvDlaTask) else ():
         require_instance(
-            address,
-            NvDlaMemDesc,
-            "an address of a task",
-            NvError.BAD_PARAMETER.error,
-            "an NvDlaMemDesc",
+            address, NvDlaMemDesc, "an address of a task", _bad_parameter, "an NvDlaMemDesc"
         )
-        require_int(address.handle, "the handle of a task's memory", NvError.BAD_PARAMETER.error)
-        require_int(address.offset, "the offset of a task's address", NvError.BAD_PARAMETER.error)
+        require_int(address.handle, "the handle of a task's memory", _bad_parameter)
+        require_int(address.offset, "the offset of a task's address", _bad_parameter)
 
 
 def check_tasks(tasks: Sequence[NvDlaTask]) -> None:
@@ -301,12 +293,12 @@ def check_tasks(tasks: Sequence[NvDlaTask]) -> None:
         NvdlaError: BAD_PARAMETER if a number is 0 or too large.
     """
     if not 0 < len(tasks) <= MAX_TASKS_PER_SUBMIT:
-        raise NvError.BAD_PARAMETER.error(
+        raise _bad_parameter(
             f"a submission has {len(tasks)} tasks; 1 to {MAX_TASKS_PER_SUBMIT} are allowed"
         )
     for task in tasks:
         if not 0 < task.num_addresses <= MAX_ADDRESSES_PER_TASK:
-            raise NvError.BAD_PARAMETER.error(
+            raise _bad_parameter(
                 f"task {task.task_id} has {task.num_addresses} addresses; 1 to "
                 f"{MAX_ADDRESSES_PER_TASK} are allowed"
             )

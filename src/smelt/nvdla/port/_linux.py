@@ -246,16 +246,9 @@ class LinuxPort(HandlePort[DeviceFile, _Gem]):
             list_bytes = np.frombuffer(address_list, np.uint8).copy()
             submit_task = SubmitTask(task.num_addresses, address_list=list_bytes.ctypes.data)
             task_bytes = np.frombuffer(submit_task.to_bytes(), np.uint8).copy()
-            _ioctl(
-                device,
-                IOCTL_SUBMIT,
-                SubmitArguments(
-                    tasks=task_bytes.ctypes.data,
-                    num_tasks=1,
-                    version=pack_version(task.interface_version),
-                ),
-                f"run task {task.task_id}",
-            )
+            version = pack_version(task.interface_version)
+            submission = SubmitArguments(task_bytes.ctypes.data, num_tasks=1, version=version)
+            _ioctl(device, IOCTL_SUBMIT, submission, f"run task {task.task_id}")
 
 
 def _ioctl(device: DeviceFile, request: int, argument: T, action: str) -> T:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 PAGE_BYTES: Final = 4096
 """Granularity of allocations in bytes."""
+_bad_parameter: Final = NvError.BAD_PARAMETER.error
+"""Return the failure of an invalid argument."""
 
 
 class PageHeap:
@@ -82,9 +84,7 @@ class PageHeap:
         """
         end = self._used.pop(address, None)
         if end is None:
-            raise NvError.BAD_PARAMETER.error(
-                f"there is no allocation of {self._name} at {address:#x}"
-            )
+            raise _bad_parameter(f"there is no allocation of {self._name} at {address:#x}")
         index = bisect.bisect(self._free, (address, end))
         start = address
         if index < len(self._free) and self._free[index][0] == end:
@@ -160,12 +160,10 @@ class MachineDriver:
             configuration,
             Configuration,
             "the configuration",
-            NvError.BAD_PARAMETER.error,
+            _bad_parameter,
             "a Configuration or the name of one",
         )
-        num_devices = require_int(
-            num_devices, "the number of devices", NvError.BAD_PARAMETER.error, minimum=1
-        )
+        num_devices = require_int(num_devices, "the number of devices", _bad_parameter, minimum=1)
         self.configuration: Final = configuration
         self.hardware: Final = DeviceHardware(configuration.name, configuration.atom_bytes)
         """Hardware of the device instances."""

@@ -100,23 +100,14 @@ class DlaImage:
         kind = _format_of(number, uses_2018_numbers=uses_2018_numbers)
         elements = content[_HEADER.size :]
         width, height, channel, line_stride, surface_stride, size = fields
+        extents = width, height, channel
         expected = width * height * channel * kind.value.element_bytes
         if len(elements) != expected:
             raise ModelFormatError(
                 f"the header declares {channel}x{height}x{width} elements of format {kind.name}, "
                 f"which need {expected} bytes, but {len(elements)} bytes follow the header"
             )
-        return cls(
-            kind,
-            width,
-            height,
-            channel,
-            line_stride,
-            surface_stride,
-            size,
-            elements,
-            uses_2018_numbers,
-        )
+        return cls(kind, *extents, line_stride, surface_stride, size, elements, uses_2018_numbers)
 
     def to_bytes(self) -> bytes:
         """Return the DIMG file.
@@ -124,11 +115,8 @@ class DlaImage:
         Raises:
             NvdlaError: NOT_SUPPORTED if the format had no number in 2018 but the file uses these.
         """
-        number = (
-            self.format.value.number_2018
-            if self.uses_2018_numbers
-            else self.format.value.number_2019
-        )
+        layout = self.format.value
+        number = layout.number_2018 if self.uses_2018_numbers else layout.number_2019
         if number is None:
             raise NvError.NOT_SUPPORTED.error(
                 f"the format {self.format.name} has no number in DIMG files of 2018; set "

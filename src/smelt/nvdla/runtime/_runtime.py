@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from smelt.nvdla.port import NvDlaTask, Port
     from smelt.nvdla.runtime._network import LoadedMemory
 
+_bad_parameter: Final = NvError.BAD_PARAMETER.error
+"""Return the failure of an invalid argument."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenDevice:
@@ -67,7 +70,7 @@ class Runtime(Closeable):
         """
         self._port: Final = port
         self._max_devices: Final = require_int(
-            max_devices, "the maximum number of devices", NvError.BAD_PARAMETER.error
+            max_devices, "the maximum number of devices", _bad_parameter
         )
         self._session: Final = port.initialize()
         self._devices: Final[dict[int, OpenDevice]] = {}
@@ -97,7 +100,7 @@ class Runtime(Closeable):
         """Return the device instance that an argument selects; raises BAD_PARAMETER."""
         if instance is None:
             return self._instance
-        return max(require_int(instance, "the device instance", NvError.BAD_PARAMETER.error), 0)
+        return max(require_int(instance, "the device instance", _bad_parameter), 0)
 
     def _open(self, instance: int) -> OpenDevice:
         if instance not in self._devices:
@@ -124,7 +127,7 @@ class Runtime(Closeable):
         target = self._target(instance)
         count = self.get_num_devices()
         if target >= count:
-            raise NvError.BAD_PARAMETER.error(
+            raise _bad_parameter(
                 f"device instance {target} does not exist: the port has "
                 f"{counted(count, 'device')}, numbered from 0"
             )
@@ -256,9 +259,7 @@ class Runtime(Closeable):
         """
         instance, pinned = self._find_memory(h_mem)
         if size not in (None, pinned.data.nbytes):
-            raise NvError.BAD_PARAMETER.error(
-                f"memory {h_mem} has {pinned.data.nbytes} bytes, not {size}"
-            )
+            raise _bad_parameter(f"memory {h_mem} has {pinned.data.nbytes} bytes, not {size}")
         if instance in self._networks:
             self._networks[instance].unbind(pinned)
         if self._system_memory.pop(h_mem, None) is None:
@@ -266,7 +267,7 @@ class Runtime(Closeable):
         self._devices[instance].free(pinned)
 
     def _find_memory(self, h_mem: int) -> tuple[int, PinnedMemory]:
-        handle = require_int(h_mem, "the memory handle", NvError.BAD_PARAMETER.error)
+        handle = require_int(h_mem, "the memory handle", _bad_parameter)
         allocation = self._system_memory.get(handle)
         if allocation is None:
             raise _unknown_memory(handle)
@@ -290,7 +291,7 @@ class Runtime(Closeable):
     def _bind(self, network: LoadedNetwork, memory: LoadedMemory, h_mem: int) -> None:
         instance, pinned = self._find_memory(h_mem)
         if self._devices[instance] is not network.device:
-            raise NvError.BAD_PARAMETER.error(
+            raise _bad_parameter(
                 f"memory {h_mem} is on device {instance}, but the network is on another device"
             )
         network.bind(memory, pinned)
@@ -371,27 +372,27 @@ def _read(data: Buffer) -> Loadable:
     try:
         data = memoryview(data)
     except TypeError as error:
-        raise NvError.BAD_PARAMETER.error(
+        raise _bad_parameter(
             f"expected a loadable or its bytes, not {type(data).__name__}"
         ) from error
     try:
         return Loadable.from_bytes(data)
     except ModelFormatError as error:
-        raise NvError.BAD_PARAMETER.error(f"the loadable cannot be read: {error}") from error
+        raise _bad_parameter(f"the loadable cannot be read: {error}") from error
     except UnsupportedError as error:
         raise NvError.NOT_SUPPORTED.error(str(error)) from error
 
 
 def _unknown_memory(handle: int) -> NvdlaError:
-    return NvError.BAD_PARAMETER.error(
+    return _bad_parameter(
         f"memory {handle} was not returned by allocate_system_memory, or was freed"
     )
 
 
 def _pick(what: str, memories: Sequence[LoadedMemory], number: int) -> LoadedMemory:
-    number = require_int(number, f"the number of the {what}", NvError.BAD_PARAMETER.error)
+    number = require_int(number, f"the number of the {what}", _bad_parameter)
     if not 0 <= number < len(memories):
-        raise NvError.BAD_PARAMETER.error(
+        raise _bad_parameter(
             f"{what} {number} does not exist: the network has {counted(len(memories), what)}, "
             "numbered from 0"
         )
@@ -400,7 +401,5 @@ def _pick(what: str, memories: Sequence[LoadedMemory], number: int) -> LoadedMem
 
 def _require_tensor(tensor: object) -> NvDlaTensor:
     if not isinstance(tensor, NvDlaTensor):
-        raise NvError.BAD_PARAMETER.error(
-            f"expected a tensor description, not {type(tensor).__name__}"
-        )
+        raise _bad_parameter(f"expected a tensor description, not {type(tensor).__name__}")
     return tensor
