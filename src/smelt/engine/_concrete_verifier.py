@@ -108,23 +108,24 @@ class _Verifier:
                 f"the offset {buffer.start} and the size {buffer.size_bytes} of buffer {index} "
                 f"must be from 0 to {MAX_BYTES:,} bytes ({Limit.MAX_PLAN_BYTES.name})"
             )
-        if buffer.space in {Space.ARENA, Space.WEIGHTS}:
-            is_arena = buffer.space is Space.ARENA
+        space, end = buffer.space, buffer.start + buffer.size_bytes
+        if space in {Space.ARENA, Space.WEIGHTS}:
+            is_arena = space is Space.ARENA
             room = self.plan.arena_bytes if is_arena else self.weights_bytes
-            if buffer.start + buffer.size_bytes > room:
+            if end > room:
                 raise EngineFormatError(
-                    f"buffer {index} extends beyond the end of the {buffer.space.value}"
+                    f"buffer {index} extends beyond the end of the {space.value}"
                 )
             return buffer.size_bytes
-        if buffer.space is Space.ERRORS:
+        if space is Space.ERRORS:
             room = len(self.header.layers) * ERROR_BYTES
-            if buffer.start % ERROR_BYTES or buffer.start + buffer.size_bytes > room:
+            if buffer.start % ERROR_BYTES or end > room:
                 raise EngineFormatError(
                     f"buffer {index} is not within the index error records of the layers"
                 )
             return buffer.size_bytes
         bindings = self.header.bindings
-        wants_input = buffer.space is Space.INPUT
+        wants_input = space is Space.INPUT
         if buffer.start >= len(bindings) or bindings[buffer.start].is_input != wants_input:
             raise EngineFormatError(
                 f"buffer {index} refers to binding {buffer.start}, which is not an "

@@ -133,9 +133,8 @@ def serialize_engine(
     partitions: Sequence[EngineFile] = (),
 ) -> bytes:
     """Return the bytes of an engine file, unsigned if ``signer`` is None."""
-    return b"".join(
-        engine_parts(header, weights, code, runtime_code, signer, network_arrays, partitions)
-    )
+    own = header, weights, code, runtime_code
+    return b"".join(engine_parts(*own, signer, network_arrays, partitions))
 
 
 def write_engine(
@@ -295,9 +294,7 @@ def read_engine(
         EngineFormatError: the source is truncated, damaged or not an engine.
         TrustError: the file is to be mapped, but other users may write to it.
     """
-    with open_engine_bytes(
-        source, PrefixFormat(_PREFIX.size, _declared_bytes), mapped=mapped
-    ) as content:
+    with open_engine_bytes(source, _PREFIX_FORMAT, mapped=mapped) as content:
         return _read(content)
 
 
@@ -306,6 +303,9 @@ def _declared_bytes(prefix: bytes) -> int:
     magic, version, _, _, total = _PREFIX.unpack(prefix)
     known = magic == MAGIC and version == FORMAT_VERSION
     return min(total, Limit.MAX_ENGINE_BYTES.most) if known else 0
+
+
+_PREFIX_FORMAT: Final = PrefixFormat(_PREFIX.size, _declared_bytes)
 
 
 def _read(content: EngineBytes, *, is_partition: bool = False) -> EngineFile:
@@ -340,7 +340,7 @@ def _partitions(section: NDArray[np.uint8], source: str) -> Iterator[EngineFile]
     # All headers are counted before any is parsed: together they are read as fast as one.
     _check_partition_headers(section, source)
     for number, part in enumerate(_split_section(section, source)):
-        with open_engine_bytes(part, PrefixFormat(_PREFIX.size, _declared_bytes)) as content:
+        with open_engine_bytes(part, _PREFIX_FORMAT) as content:
             file = _read(content, is_partition=True)
         yield replace(file, source=f"partition {number} of {source}")
 
