@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from smelt.ir import Graph, Node
     from smelt.types import Shape
 
+    OptionalFormula = OutputDimensionsFormula | None
+    """A formula, or None for the default one."""
+
 ItemT = TypeVar("ItemT")
 
 # Ranges of parameters in the documented API.
@@ -308,25 +311,19 @@ class InferNetwork:
             )
         self._unstated_groups.discard(layer.nodes[-1])
 
-    def set_convolution_output_dimensions_formula(
-        self, formula: OutputDimensionsFormula | None
-    ) -> None:
+    def set_convolution_output_dimensions_formula(self, formula: OptionalFormula) -> None:
         """Set the formula for the output sizes of convolutions; None for the default one."""
         self._set_formula(LayerType.CONVOLUTION, formula)
 
-    def set_deconvolution_output_dimensions_formula(
-        self, formula: OutputDimensionsFormula | None
-    ) -> None:
+    def set_deconvolution_output_dimensions_formula(self, formula: OptionalFormula) -> None:
         """Set the formula for the output sizes of deconvolutions; None for the default one."""
         self._set_formula(LayerType.DECONVOLUTION, formula)
 
-    def set_pooling_output_dimensions_formula(
-        self, formula: OutputDimensionsFormula | None
-    ) -> None:
+    def set_pooling_output_dimensions_formula(self, formula: OptionalFormula) -> None:
         """Set the formula for the output sizes of poolings; None for the default one."""
         self._set_formula(LayerType.POOLING, formula)
 
-    def _set_formula(self, kind: LayerType, formula: OutputDimensionsFormula | None) -> None:
+    def _set_formula(self, kind: LayerType, formula: OptionalFormula) -> None:
         """Set or remove the formula of a type of layer, and apply it to existing layers."""
         if formula is not None:
             require_callable(formula, "the formula", GraphError)

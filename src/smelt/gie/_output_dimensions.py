@@ -52,10 +52,8 @@ def attributes_for(op: Op, dims: Pair, result: object, name: str) -> dict[str, o
     windowed: Any = op
     refuse = partial(ShapeError, node=name)
     sizes = require_ints(result, "the result of the formula", refuse, count=len(dims), minimum=1)
-    pairs = [
-        _end_padding(windowed, axis, dims[axis], sizes[axis])
-        for axis in range(len(windowed.strides))
-    ]
+    axes = range(len(windowed.strides))
+    pairs = [_end_padding(windowed, axis, dims[axis], sizes[axis]) for axis in axes]
     if any(pad < 0 for pad, _ in pairs):
         raise ShapeError(
             f"the formula gives an output of {sizes} for an input of {dims}; a window of "
