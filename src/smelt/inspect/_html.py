@@ -284,11 +284,8 @@ def _anchor(symbol: str) -> str:
 def _kernels(report: EngineReport) -> Iterator[str]:
     """Yield the HTML of the kernels, with their source text if the report has it."""
     yield "<h2>Kernels</h2>"
-    if report.no_sources:
-        yield (
-            f'<p class="no">The source of the kernels is not shown: {escape(report.no_sources)}.'
-            "</p>"
-        )
+    if reason := escape(report.no_sources):
+        yield f'<p class="no">The source of the kernels is not shown: {reason}.</p>'
     has_codes = any(kernel.codes for kernel in report.kernels)
     if has_codes:
         yield "<p>Registers and local memory (spilled registers) are per thread; shared memory"

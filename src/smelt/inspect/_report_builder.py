@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Protocol, get_type_hints
 
@@ -313,10 +313,12 @@ class _PlanReporter:
         plan = self.header.plans[self.number]
         kinds = [is_host for is_host, _ in groupby(isinstance(s, HostStep) for s in plan.steps)]
         host_steps = [step for step in plan.steps if isinstance(step, HostStep)]
+        copied_steps = host_steps if _has_own_memory(self.header) else []
         references = tuple(_op_name(step) for step in host_steps if isinstance(step, HostCall))
         memory = tuple(reported_lifetimes(self.record)) or tuple(lifetimes_of_plan(plan))
         layer_reports = tuple(self._layers(plan.steps))
         bound = self.record.get("lower_bound_bytes")
+        sources = _records(self.record.get("source"))
         return PlanReport(
             symbols=plan.symbols,
             steps=len(plan.steps),
@@ -325,9 +327,7 @@ class _PlanReporter:
             host_segments=kinds.count(True),
             reference_steps=len(references),
             reference_ops=references,
-            host_copy_bytes=sum(_copied_bytes(step, plan) for step in host_steps)
-            if _has_own_memory(self.header)
-            else 0,
+            host_copy_bytes=sum(_copied_bytes(step, plan) for step in copied_steps),
             arena_bytes=plan.arena_bytes,
             arena_lower_bound_bytes=bound if isinstance(bound, int) else max_live_bytes(memory),
             scratch_bytes=plan.scratch_bytes,
@@ -335,10 +335,7 @@ class _PlanReporter:
             passes=tuple(_passes(self.record)),
             storage=_texts(self.record.get("storage")),
             memory=memory,
-            source_nodes=tuple(
-                (_text(n.get("name")), _text(n.get("op")))
-                for n in _records(self.record.get("source"))
-            ),
+            source_nodes=tuple((_text(n.get("name")), _text(n.get("op"))) for n in sources),
             nodes=tuple(map(_node, _records(self.record.get("nodes")))),
             counted_at=tuple((name, self.roofline_model.sizes[name]) for name in plan.largest),
             work=total_work([layer.work for layer in layer_reports if layer.work is not None]),
@@ -368,7 +365,10 @@ class _PlanReporter:
         info = self.header.layers[index]
         details = dict(info.details)
         node = _text(details.get("node"))
-        chosen = _formats((known.get("input_formats"), known.get("output_formats")))
+        recorded = partial(_field, self.record, key=node)
+        formats = [_formats(items_of(pair)) for pair in items_of(recorded("formats"))]
+        chosen = info.tactic, _formats((known.get("input_formats"), known.get("output_formats")))
+        candidates = _candidates(recorded("candidates"), formats, recorded("in_network"), chosen)
         return LayerReport(
             index=index,
             name=info.name,
@@ -385,18 +385,8 @@ class _PlanReporter:
             output_formats=_texts(known.get("output_formats")),
             steps=len(own),
             is_reference=any(isinstance(step, HostCall) for step in own),
-            candidates=tuple(
-                _candidates(
-                    _field(self.record, "candidates", node),
-                    [
-                        _formats(items_of(pair))
-                        for pair in items_of(_field(self.record, "formats", node))
-                    ],
-                    _field(self.record, "in_network", node),
-                    (info.tactic, chosen),
-                )
-            ),
-            refusals=_texts(_field(self.record, "refusals", node)),
+            candidates=tuple(candidates),
+            refusals=_texts(recorded("refusals")),
             launches=self.roofline_model.launches(own),
             work=self.roofline_model.work(info.name, known.get("flop") if node else "0", own),
         )
