@@ -212,12 +212,11 @@ class NodeContext:
         """Return a constant with the elements of a value if they are known, or the value itself."""
         if value is None or value.constant is not None:
             return value
-        elements = self.scope.state.known(value)
+        state = self.scope.state
+        elements = state.known(value)
         if elements is None:
             return value
-        return self.graph.add_constant(
-            elements, self.scope.state.reserve_name(f"{value.name}/known")
-        )
+        return self.graph.add_constant(elements, state.reserve_name(f"{value.name}/known"))
 
 
 def make_op(cls: type[Op], name: str, attributes: Mapping[str, object], where: str) -> Op:
