@@ -160,11 +160,8 @@ def compare(  # gate: options of one question, each with its default
     oracle = make_oracle(against, graph, message)
     if tolerance is None:
         tolerance = TOLERANCES.get(str(options.get("precision")))
-    engine_options: dict[str, Any] = options | {
-        "device": device,
-        "progress": progress,
-        "max_batch_size": max_batch_size,
-    }
+    own_options = {"device": device, "progress": progress, "max_batch_size": max_batch_size}
+    engine_options: dict[str, Any] = options | own_options
     tolerances = ErrorTolerances(tolerance, quantization_steps, quantized_steps(graph))
     with (
         build(graph, shapes=shapes, **engine_options) as engine,
