@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from smelt.engine import Binding
     from smelt.runtime._engine import Engine
     from smelt.runtime._plan_executor import IndexedBinding, PlanExecutor, Profiler
-    from smelt.runtime._plan_selection import ResolvedCall
+    from smelt.runtime._plan_selection import ArrayShapes, ResolvedCall
     from smelt.runtime._staging import StagedCall
 
 _FIRST_ADDRESS: Final = 4096
@@ -202,9 +202,7 @@ class ExecutionContext(Closeable):
         call = call_from_values(self._header, values)
         return self._cache_call(shapes, call, call.shapes)
 
-    def _cache_call(
-        self, key: object, call: ResolvedCall, shapes: tuple[tuple[int, ...] | None, ...]
-    ) -> StagedCall:
+    def _cache_call(self, key: object, call: ResolvedCall, shapes: ArrayShapes) -> StagedCall:
         """Check the call's symbol values and cache the staged call under ``key``."""
         if (runtime_checks := self._executor.runtime_checks[call.plan]) is not None:
             runtime_checks.check(call.values)
@@ -318,9 +316,7 @@ class ExecutionContext(Closeable):
             return address
         return self._executor.array_of(value, binding, dtype)
 
-    def _staged_call_for_batch(
-        self, batch_size: int, shapes: tuple[tuple[int, ...] | None, ...]
-    ) -> StagedCall:
+    def _staged_call_for_batch(self, batch_size: int, shapes: ArrayShapes) -> StagedCall:
         """Create and cache the call for a batch size and shapes (None for an address)."""
         values = values_from_batch(self._header, batch_size, shapes)
         call = call_from_values(self._header, values)

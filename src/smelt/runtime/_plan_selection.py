@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from smelt.engine import Binding, EngineHeader, Plan
     from smelt.types import Dim, Shape
 
+    ArrayShapes = Sequence[tuple[int, ...] | None]
+    """Shape of the array of each binding; None for an address."""
+
 BATCH: Final = "batch"
 """Name of the symbol of the implicit batch."""
 _BATCH_ARGUMENTS: Final = (Argument("max_batch_size"), Argument("shapes"))
@@ -107,7 +110,7 @@ def call_from_values(header: EngineHeader, values: dict[str, int]) -> ResolvedCa
 
 
 def call_for_arrays(
-    call: ResolvedCall, bindings: Sequence[Binding], shapes: Sequence[tuple[int, ...] | None]
+    call: ResolvedCall, bindings: Sequence[Binding], shapes: ArrayShapes
 ) -> ResolvedCall:
     """Return the call for arrays of these shapes; None stands for an address.
 
@@ -130,9 +133,7 @@ def call_for_arrays(
     return replace(call, values=values, shapes=tuple(needed))
 
 
-def values_from_batch(
-    header: EngineHeader, batch_size: int, shapes: Sequence[tuple[int, ...] | None]
-) -> dict[str, int]:
+def values_from_batch(header: EngineHeader, batch_size: int, shapes: ArrayShapes) -> dict[str, int]:
     """Return the symbol values for a batch size and for the known shapes of the inputs.
 
     Raises:
@@ -246,6 +247,5 @@ def _add_maximum_values(fitting: Sequence[Plan], values: dict[str, int]) -> None
 
 
 def _describe_ranges(plan: Plan) -> str:
-    return (
-        ", ".join(f"{name} {low} to {high}" for name, low, high in plan.symbols) or "fixed shapes"
-    )
+    ranges = [f"{name} {low} to {high}" for name, low, high in plan.symbols]
+    return ", ".join(ranges) or "fixed shapes"

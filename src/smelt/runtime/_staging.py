@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from smelt.types import bounds_of, symbols_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from smelt.devices.cpu import CpuAllocation, CpuMemory
     from smelt.engine import EngineHeader, Plan
-    from smelt.runtime._plan_selection import ResolvedCall
+    from smelt.runtime._plan_selection import ArrayShapes, ResolvedCall
     from smelt.types import Shape
 
 STAGED_BYTES: Final = 16384
@@ -75,9 +73,7 @@ class Staging:
         """Allocations for the owner to release."""
         return [] if self._memory is None else [self._memory]
 
-    def staged_call(
-        self, call: ResolvedCall, shapes: Sequence[tuple[int, ...] | None]
-    ) -> StagedCall:
+    def staged_call(self, call: ResolvedCall, shapes: ArrayShapes) -> StagedCall:
         """Return the call with staging arrays for small arrays whose shapes match exactly."""
         staged_arrays = tuple(map(self._staged_array, range(len(shapes)), shapes, call.shapes))
         base = 0 if self._memory is None else self._memory.address
