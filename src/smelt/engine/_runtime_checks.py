@@ -134,9 +134,7 @@ class RuntimeChecks:
     def _collect(self) -> dict[int, _StageConditions]:
         stages: dict[int, _StageConditions] = {START: _StageConditions()}
         for guard in self._plan.guards:
-            stage = max(
-                (self._data_dependent_symbols.get(s, START) for s in guard.symbols), default=START
-            )
+            stage = self._stage_of(guard.symbols)
             stages.setdefault(stage, _StageConditions()).guards[guard] = None
         for number, step in enumerate(self._plan.steps):
             for window in self._windows(step):
@@ -150,13 +148,15 @@ class RuntimeChecks:
                 self._at(stages, number, _symbols_of_pair(pair)).pairs[pair] = None
         return stages
 
+    def _stage_of(self, symbols: Iterable[str]) -> int:
+        """Return the stage from which on all of these symbols have values."""
+        return max((self._data_dependent_symbols.get(s, START) for s in symbols), default=START)
+
     def _at(
         self, stages: dict[int, _StageConditions], number: int, symbols: Iterable[str]
     ) -> _StageConditions:
         # As late as a step allows: the message of a failing guard is more specific than the step's.
-        stage = max(
-            (self._latest[number], *(self._data_dependent_symbols.get(s, START) for s in symbols))
-        )
+        stage = max(self._latest[number], self._stage_of(symbols))
         if stage > number:
             raise EngineFormatError(
                 f"step {number} depends on a symbol that only the later step {stage} determines"
@@ -169,9 +169,8 @@ class RuntimeChecks:
             capacity_bytes: Dim = buffer.size_bytes
             if buffer.space in {Space.INPUT, Space.OUTPUT}:
                 binding = self._header.bindings[buffer.start]
-                capacity_bytes = (
-                    element_count(self._capacities[buffer.start]) * binding.dtype.size_bytes
-                )
+                elements = element_count(self._capacities[buffer.start])
+                capacity_bytes = elements * binding.dtype.size_bytes
             yield _BoundedView(view, capacity_bytes, buffer.size_bytes)
 
     def _pairs(self, step: Launch) -> Iterator[_Pair]:

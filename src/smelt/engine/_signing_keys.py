@@ -259,9 +259,8 @@ def _key_files(folder: Path) -> list[Path]:
         if problem := config.other_writers(folder):
             _warn(f"the key folder {folder} is ignored: {problem}")
             return []
-        return [
-            folder / name for name in sorted(os.listdir(folder)) if name.endswith(_PUBLIC_SUFFIX)
-        ]
+        names = sorted(os.listdir(folder))
+        return [folder / name for name in names if name.endswith(_PUBLIC_SUFFIX)]
     except FileNotFoundError as error:
         pass_on_handler_error(error)
         return []
