@@ -263,9 +263,8 @@ def convert_eltwise(step: LayerContext) -> list[Value]:
     name, kind = _ELTWISE[p.operation]
     result = terms[0]
     for number, term in enumerate(terms[1:], 1):
-        result = step.add(
-            kind(), result, term, part="" if number == len(terms) - 1 else f"{name}{number}"
-        )
+        part = "" if number == len(terms) - 1 else f"{name}{number}"
+        result = step.add(kind(), result, term, part=part)
     return [result]
 
 

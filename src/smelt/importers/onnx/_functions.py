@@ -134,8 +134,5 @@ def _schema_defaults(function: FunctionProto, version: int) -> dict[str, Attribu
         schema = onnx.defs.get_schema(function.name, version, "")
     except onnx.defs.SchemaError:
         return {}
-    return {
-        name: attribute.default_value
-        for name, attribute in schema.attributes.items()
-        if attribute.default_value.name
-    }
+    defaults = {name: entry.default_value for name, entry in schema.attributes.items()}
+    return {name: default for name, default in defaults.items() if default.name}

@@ -113,9 +113,8 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
     inputs_known = all(
         value is not None or not key for value, key in zip(inputs, proto.input, strict=True)
     )
-    implementation = _find_implementation(
-        scope, proto, protos, where, inputs if inputs_known else None
-    )
+    known = inputs if inputs_known else None
+    implementation = _find_implementation(scope, proto, protos, where, known)
     if not inputs_known:
         _check_regions(scope, protos)
         raise UnknownResultError

@@ -42,9 +42,8 @@ def order_nodes(
             if missing_inputs[reader] == 0:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
-        cyclic_nodes = [
-            describe(nodes[index]) for index, count in enumerate(missing_inputs) if count
-        ]
+        waiting = (index for index, count in enumerate(missing_inputs) if count)
+        cyclic_nodes = [describe(nodes[index]) for index in waiting]
         raise GraphError(
             f"{where} has a cycle: these nodes depend on each other: {', '.join(cyclic_nodes[:8])}"
             f"{' …' if len(cyclic_nodes) > 8 else ''}; a node must not depend on its own results"
@@ -93,9 +92,7 @@ def _producers(nodes: Sequence[NodeProto], existing_names: set[str], where: str)
 
 def _names_captured(graph: GraphProto) -> set[str]:
     """Return the names that a region reads from the scopes around it."""
-    local_names = {entry.name for entry in graph.input} | {
-        entry.name for entry in graph.initializer
-    }
+    local_names = {entry.name for entries in (graph.input, graph.initializer) for entry in entries}
     local_names |= {entry.values.name for entry in graph.sparse_initializer}
     local_names |= {name for node in graph.node for name in node.output}
     used = {name for node in graph.node for name in names_read(node)}
