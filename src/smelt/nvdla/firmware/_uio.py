@@ -109,9 +109,8 @@ class UioBus(Closeable):
         deadline_s = time.monotonic() + timeout_s
         try:
             os.write(self._interrupts, _ENABLE)
-            ready, _, _ = select.select(
-                [self._interrupts], [], [], max(deadline_s - time.monotonic(), 0)
-            )
+            remaining_s = max(deadline_s - time.monotonic(), 0)
+            ready, _, _ = select.select([self._interrupts], [], [], remaining_s)
             if not ready:
                 return False
             count = os.read(self._interrupts, _WORD_BYTES)

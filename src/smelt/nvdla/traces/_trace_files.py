@@ -145,9 +145,8 @@ class _ArchiveStream:
         data = self._file.read(size)
         self._position += len(data)
         if self._position > Limit.MAX_TRACE_BYTES.most:
-            raise ModelFormatError(
-                f"the archive unpacks to {Limit.MAX_TRACE_BYTES.excess('too many')}"
-            )
+            detail = Limit.MAX_TRACE_BYTES.excess("too many")
+            raise ModelFormatError(f"the archive unpacks to {detail}")
         return data
 
 
