@@ -346,9 +346,8 @@ class _PlanReporter:
         own: dict[int, list[Step]] = {index: [] for index in self.layers}
         for step in steps:
             own.setdefault(step.layer, []).append(step)
-        nodes = {
-            _text(node.get("name")): node for node in reversed(_records(self.record.get("nodes")))
-        }
+        records = _records(self.record.get("nodes"))
+        nodes = {_text(node.get("name")): node for node in reversed(records)}
         nodes.pop("", None)  # layers that the planner added have no node
         for index in self.layers:
             node = _text(dict(self.header.layers[index].details).get("node"))
