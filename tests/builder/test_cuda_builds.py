@@ -542,7 +542,7 @@ def test_large_launches_take_turns_where_the_whole_plan_is_faster_so(
 def test_an_engine_whose_launches_take_turns_is_generated_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def turn(tools: CudaToolchain, draft: TunedGraph, _others: object) -> TunedGraph:
+    def turn(tools: CudaToolchain, draft: TunedGraph) -> TunedGraph:
         graph, tactics = draft.tuning.graph, draft.choice.tactics
         order = CudaBackend(jobs=1).alternate_tile_order
         tactics = order(graph.nodes, tactics, draft.tuning.sizes, tools.target)
