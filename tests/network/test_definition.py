@@ -412,7 +412,7 @@ def test_the_shape_of_an_input_stays_where_it_bounds_a_count_of_the_run() -> Non
 
 
 @pytest.mark.parametrize("dtype", [np.longdouble, np.complex64])
-def test_weights_have_a_type_that_a_network_can_hold(dtype: type) -> None:
+def test_weights_have_a_type_that_a_network_can_hold(dtype: Any) -> None:
     net = NetworkDefinition()
     x = net.add_input("x", "float32", (1, 4, 4))
     with pytest.raises(GraphError, match="has element type"):
