@@ -44,7 +44,8 @@ def test_a_loadable_is_shown_as_text(smelt: Smelt, lenet: Path) -> None:
     assert "task 1: DLA1 firmware 0.11.0, 11 operations" in text
     assert "waits for 3 events; programmed -> 6, programmed -> 4" in text
     assert "enabled -> 0 (fused parent)" in text
-    assert "src         1x28x28 (CxHxW), FF16, address 2, 25088 bytes, strides 896/25088" in text
+    assert "src         1x28x28 (CxHxW), FF16, address index 2, 25088 bytes" in text
+    assert "25088 bytes, line/surface stride 896/25088 bytes" in text
     assert "prob: 1x10x1x1 NCXHWX HALF FEATURE, memory 12, 32 bytes" in text
 
 

@@ -296,7 +296,7 @@ def build_plan(
     weights: WeightStore,
     *,
     symbols: tuple[tuple[str, int, int], ...] = (),
-    assumed_guards: Iterable[Guard] = (),
+    guards_before_passes: Iterable[Guard] = (),
     first_layer: int = 0,
 ) -> BuiltPlan:
     """Build the plan of a graph.
@@ -307,7 +307,7 @@ def build_plan(
         backend: backend whose families lower the nodes.
         weights: store of packed constants, shared by the plans of an engine.
         symbols: (name, smallest, largest) of every symbol in the graph.
-        assumed_guards: conditions assumed before the graph was optimised; the graph's own are
+        guards_before_passes: conditions assumed before the graph was optimised; the graph's own are
             added.
         first_layer: index of the plan's first layer among the engine's layers.
 
@@ -316,7 +316,7 @@ def build_plan(
     """
     storage = StoragePlanner(graph, tactics, backend).run()
     graph_guards = (g for node in graph.nodes for g in (*node.guards, *backend.shape_guards(node)))
-    open_guards = _open_guards((*assumed_guards, *graph_guards), symbols)
+    open_guards = _open_guards((*guards_before_passes, *graph_guards), symbols)
     outputs = tuple(value.tensor.shape for value in graph.outputs)
     return _PlanBuilder(storage, backend, weights, symbols, open_guards, outputs, first_layer).run()
 

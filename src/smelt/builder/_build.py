@@ -375,7 +375,7 @@ class _Build:
                 self.tools.backend,
                 self.weights,
                 symbols=plan.symbols,
-                assumed_guards=plan.guards,
+                guards_before_passes=plan.guards,
                 first_layer=first_layer,
             )
             first_layer += len(plan.assembled.layers)

@@ -201,7 +201,7 @@ class RegeneratedEngine:
             backend,
             self.weights,
             symbols=_SYMBOLS.read(data["symbols"], "the symbols of a plan"),
-            assumed_guards=GUARDS.read(data["guards"], "the guards of a plan"),
+            guards_before_passes=GUARDS.read(data["guards"], "the guards of a plan"),
             first_layer=first_layer,
         )
         self.graphs.append(graph)

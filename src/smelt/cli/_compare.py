@@ -112,7 +112,7 @@ def compare(
     from smelt.compare import check_oracle
 
     check_options(build_arguments)
-    check_oracle(against, model, build_arguments.weights, reduces=how["reduce_to"] is not None)
+    check_oracle(against, model, build_arguments.weights, needs_parts=how["reduce_to"] is not None)
     with ProgressLine(quiet=as_json) as progress:
         progress("parse", 0, 1)
         network = open_network(model, build_arguments)

@@ -139,7 +139,7 @@ def compare(  # gate: options of one question, each with its default
         MissingExtraError: the oracle is not installed.
     """
     against = str(require_path(against, "the oracle"))
-    check_oracle(against, model, weights, reduces=reduce_to is not None)
+    check_oracle(against, model, weights, needs_parts=reduce_to is not None)
     graph, message = _open(model, weights, outputs, against)
     device = devices_to_run(
         options.get("device", "cpu"),

@@ -190,14 +190,16 @@ def _path(model: object) -> str:
     return str(model) if is_path(model) else ""
 
 
-def check_oracle(against: str, model: object, weights: object, *, reduces: bool = False) -> None:
+def check_oracle(
+    against: str, model: object, weights: object, *, needs_parts: bool = False
+) -> None:
     """Check that an oracle supports a comparison, before the model is read.
 
     Args:
         against: name of the oracle, or a file.
         model: the model, or its path.
         weights: the caffemodel of a prototxt.
-        reduces: whether the network will be reduced, for which its parts are compared, too.
+        needs_parts: whether the network will be reduced, for which its parts are compared, too.
 
     Raises:
         SmeltError: there is no such oracle or file, or the oracle is a file, which does not give
@@ -209,7 +211,7 @@ def check_oracle(against: str, model: object, weights: object, *, reduces: bool 
             f"the network cannot be compared with {against!r}; give {', '.join(ORACLES)}, or the "
             "file of an engine or of recorded outputs (.npz, .npy)"
         )
-    if against not in ORACLES and reduces:
+    if against not in ORACLES and needs_parts:
         raise SmeltError(
             f"{against} gives results for the whole network only, and reduction needs those of "
             f"its parts; compare with one of {', '.join(ORACLES)}"

@@ -4,7 +4,7 @@ from smelt.devices._allocations import CpuAllocation
 from smelt.devices.cpu import _abi as abi
 from smelt.devices.cpu._mapped_code import MappedCode
 from smelt.devices.cpu._memory import CpuMemory, map_pages, protect
-from smelt.devices.cpu._native import NativeRuntime, native_runtime
+from smelt.devices.cpu._native_runtime import NativeRuntime, native_runtime
 from smelt.devices.cpu._processors import (
     available_processors,
     default_thread_count,

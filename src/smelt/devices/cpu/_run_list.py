@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from smelt.devices.cpu._memory import CpuMemory
-    from smelt.devices.cpu._native import NativeRuntime
+    from smelt.devices.cpu._native_runtime import NativeRuntime
     from smelt.devices.cpu._worker_pool import Worker, WorkerPool
 
 _WORD_BYTES: Final = 8

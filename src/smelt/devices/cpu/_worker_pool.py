@@ -27,7 +27,7 @@ from smelt.types import BackgroundThread, ForkLock, counted, reset_in_child
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smelt.devices.cpu._native import NativeRuntime
+    from smelt.devices.cpu._native_runtime import NativeRuntime
 
 _MAX_WORKERS: Final = 1023
 _SPINS_BEFORE_SLEEP: Final = 400

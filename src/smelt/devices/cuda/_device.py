@@ -76,10 +76,10 @@ class CudaDevice:
         count = driver.call("cuDeviceGetCount")
         if not 0 <= index < count:
             last = f" to cuda:{count - 1}" if count > 1 else ""
-            there_are = f"this process sees cuda:0{last}" if count else "there is no NVIDIA GPU"
+            seen = f"cuda:0{last}" if count else "no NVIDIA GPU"
             raise DeviceError(
-                f"cuda:{index} does not exist: {there_are}; nvidia-smi -L lists the GPUs of the "
-                "machine, of which CUDA_VISIBLE_DEVICES may hide some"
+                f"cuda:{index} does not exist: this process sees {seen}; nvidia-smi -L lists the "
+                "GPUs of the machine, which CUDA_VISIBLE_DEVICES may hide"
             )
         self.driver = driver
         self.index = index

@@ -10,7 +10,7 @@ from smelt.types import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smelt.importers.caffe._layer_context import Weights
+    from smelt.importers.caffe._layer_context import NetworkWeights
     from smelt.importers.caffe._prototxt import Layer, Prototxt
 
 DATA_LAYERS: Final = frozenset(
@@ -90,7 +90,7 @@ def _database_shapes(layer: Layer, channels: Mapping[str, int]) -> list[Sequence
     return [(batch, depth, height, width), *labels]
 
 
-def channels_read(net: Prototxt, weights: Weights) -> dict[str, int]:
+def channels_read(net: Prototxt, weights: NetworkWeights) -> dict[str, int]:
     """Return for each blob the channels that its first convolution with weights expects."""
     channels: dict[str, int] = {}
     for layer in net.layers:

@@ -9,7 +9,12 @@ from smelt.errors import GraphError, ModelFormatError, ShapeError, UnsupportedEr
 from smelt.importers.caffe._caffemodel_reader import MAXIMUM_RANK
 from smelt.importers.caffe._data_layers import DATA_LAYERS, channels_read, data_inputs
 from smelt.importers.caffe._files import read_caffemodel, read_prototxt
-from smelt.importers.caffe._layer_context import BATCH, LayerContext, UnsupportedLayerError, Weights
+from smelt.importers.caffe._layer_context import (
+    BATCH,
+    LayerContext,
+    NetworkWeights,
+    UnsupportedLayerError,
+)
 from smelt.importers.caffe._layer_table import DROPPED, LAYERS
 from smelt.importers.caffe._prototxt import parse_prototxt
 from smelt.ir import FreshNames, Graph
@@ -69,11 +74,11 @@ def import_caffe(
     return importer.graph, importer.finish(outputs)
 
 
-def _weights_by_layer(caffemodel: Path | bytes | str | None, dtype: DType) -> Weights:
+def _weights_by_layer(caffemodel: Path | bytes | str | None, dtype: DType) -> NetworkWeights:
     if caffemodel is None:
-        return Weights({}, None, dtype)
+        return NetworkWeights({}, None, dtype)
     layers, what = read_caffemodel(caffemodel)
-    return Weights({layer.name: layer.blobs for layer in layers if layer.blobs}, what, dtype)
+    return NetworkWeights({layer.name: layer.blobs for layer in layers if layer.blobs}, what, dtype)
 
 
 def _refuse_unknown(net: Prototxt) -> None:
@@ -109,7 +114,7 @@ def _raise_reasons(reasons: Sequence[str]) -> None:
 class _Importer:
     """The graph under construction, and the present value of each blob."""
 
-    def __init__(self, net: Prototxt, weights: Weights) -> None:
+    def __init__(self, net: Prototxt, weights: NetworkWeights) -> None:
         self.graph = Graph(net.name)
         self._net = net
         own = (name for layer in net.layers for name in (layer.name, *layer.tops))

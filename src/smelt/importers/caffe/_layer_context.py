@@ -32,7 +32,7 @@ class UnsupportedLayerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class NetworkWeights:
     """The weights of a network by layer, and their storage type."""
 
     blobs: Mapping[str, Sequence[Blob]]
@@ -48,7 +48,7 @@ class LayerContext:
     layer: Layer
     inputs: tuple[Value, ...]
     graph: Graph
-    weights: Weights
+    weights: NetworkWeights
     parameters: Any
     """The message of the layer's parameters, with their defaults; None for a type without."""
     declared_batch: int | None

@@ -19,7 +19,7 @@ from smelt.importers.onnx._load import domain_name
 from smelt.importers.onnx._node_context import REFUSALS, NodeContext
 from smelt.importers.onnx._node_order import describe, order_nodes
 from smelt.importers.onnx._rules_table import custom_rule, rule_for
-from smelt.importers.onnx._scope import Scope, UnknownResultError
+from smelt.importers.onnx._scope import Scope, UnsupportedInputError
 from smelt.importers.onnx._tensors import array_from_sparse, array_from_tensor, dense_bytes
 from smelt.importers.onnx._types import tensor_type
 from smelt.ir import Constant, Value
@@ -96,7 +96,7 @@ def _add_node(scope: Scope, proto: NodeProto) -> None:
         _note_problem(scope, proto, name, error)
         _use_declared_types(scope, proto)
         _check_regions(scope, proto.attribute)
-    except UnknownResultError:
+    except UnsupportedInputError:
         _use_declared_types(scope, proto)
 
 
@@ -105,7 +105,7 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
 
     Raises:
         UnsupportedError: the node is not supported.
-        UnknownResultError: an input depends on a node that is not supported.
+        UnsupportedInputError: an input depends on a node that is not supported.
     """
     where = f"{proto.op_type} {name!r}"
     protos = _resolve_references(scope, proto, where)
@@ -117,7 +117,7 @@ def _convert(scope: Scope, proto: NodeProto, name: str) -> None:
     implementation = _find_implementation(scope, proto, protos, where, known)
     if not inputs_known:
         _check_regions(scope, protos)
-        raise UnknownResultError
+        raise UnsupportedInputError
     version = scope.opsets.get(domain_name(proto.domain), 0)
     for attribute in protos:
         if scope.references is not None:

@@ -10,7 +10,7 @@ from onnx import AttributeProto
 from smelt.errors import GraphError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from onnx import GraphProto, NodeProto
 
@@ -42,13 +42,25 @@ def order_nodes(
             if missing_inputs[reader] == 0:
                 heapq.heappush(ready, reader)
     if len(order) < len(nodes):
-        waiting = (index for index, count in enumerate(missing_inputs) if count)
-        cyclic_nodes = [describe(nodes[index]) for index in waiting]
+        cycle = [describe(nodes[index]) for index in _cycle(nodes, producers, missing_inputs)]
         raise GraphError(
-            f"{where} has a cycle: these nodes depend on each other: {', '.join(cyclic_nodes[:8])}"
-            f"{' …' if len(cyclic_nodes) > 8 else ''}; a node must not depend on its own results"
+            f"{where} has a cycle: {' -> '.join((cycle + cycle[:1])[:8])}"
+            f"{' …' if len(cycle) > 7 else ''}; a node must not depend on its own results"
         )
     return order
+
+
+def _cycle(
+    nodes: Sequence[NodeProto], producers: Mapping[str, int], missing_inputs: Sequence[int]
+) -> list[int]:
+    """Return the nodes of one cycle, each before a node that reads its result."""
+    index = next(index for index, count in enumerate(missing_inputs) if count)
+    positions: dict[int, int] = {}
+    while index not in positions:
+        positions[index] = len(positions)
+        inputs = (producers[name] for name in names_read(nodes[index]) if name in producers)
+        index = next(producer for producer in inputs if missing_inputs[producer])
+    return list(positions)[positions[index] :][::-1]
 
 
 def names_read(node: NodeProto) -> Iterator[str]:

@@ -30,7 +30,7 @@ _MAX_CHARACTERS = 1000
 """Largest number of characters of a generated name; inputs and outputs keep their names."""
 
 
-class UnknownResultError(Exception):
+class UnsupportedInputError(Exception):
     """A result is unknown because of a problem that has been recorded already."""
 
 
@@ -224,11 +224,11 @@ class Scope:
 
         Raises:
             GraphError: there is no such value.
-            UnknownResultError: it is the result of a node that is not supported.
+            UnsupportedInputError: it is the result of a node that is not supported.
         """
         value = self.lookup(name, reader)
         if value is None:
-            raise UnknownResultError
+            raise UnsupportedInputError
         return value
 
     def _capture(self, name: str, outer: Value) -> Value:

@@ -115,7 +115,10 @@ class DlaTaskView:
         if (self.version.major, self.version.minor) in _KNOWN_FIRMWARE:
             return None
         shown = "0.12" if self.layout is DescriptorVersion.WITH_OFFSETS else "0.11"
-        return f"unknown version {self.version}, interpreted as {shown}"
+        return (
+            f"the firmware version {self.version} is unknown; its descriptors are read with the "
+            f"layout of {shown} and may be wrong"
+        )
 
     def edges(self) -> Iterator[Edge]:
         """Yield the edges of the dependency graph."""

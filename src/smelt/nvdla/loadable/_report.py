@@ -76,7 +76,7 @@ def _task_lines(view: TaskView) -> Iterator[str]:
     if isinstance(view, DlaTaskView):
         yield f"{head} firmware {view.version}, {counted(len(view.operations), 'operation')}"
         if view.warning is not None:
-            yield f"  firmware of {view.warning}"
+            yield f"  {view.warning}"
         for operation in view.operations:
             yield from _operation_lines(operation)
         return
@@ -106,7 +106,7 @@ def _operation_lines(view: OperationView) -> Iterator[str]:
         for transfer in view.surface.transfers[: view.surface.num_transfers]:
             yield (
                 f"        copy        {counted(transfer.line_repeat, 'line')} of "
-                f"{transfer.line_size} bytes, address {transfer.source_address} to "
+                f"{transfer.line_size} bytes, address index {transfer.source_address} to "
                 f"{transfer.destination_address}"
             )
 
@@ -124,11 +124,11 @@ def _format_cube(cube: DataCube) -> str:
     location = (
         "on the fly"
         if cube.type == MemoryType.ON_THE_FLY
-        else f"address {cube.address}" + (f"+{cube.offset}" if cube.offset else "")
+        else f"address index {cube.address}" + (f", offset {cube.offset}" if cube.offset else "")
     )
     return (
         f"{cube.channel}x{cube.height}x{cube.width} (CxHxW), {location}, {cube.size} bytes, "
-        f"strides {cube.line_stride}/{cube.surf_stride}"
+        f"line/surface stride {cube.line_stride}/{cube.surf_stride} bytes"
     )
 
 
@@ -147,8 +147,8 @@ def _format_buffer(buffer: EmuBuffer, layout: DescriptorVersion) -> str:
     return (
         f"{buffer.channel}x{buffer.height}x{buffer.width} (CxHxW), "
         f"{_name_emu_format(buffer, layout)}, "
-        f"address {buffer.address_index}, {buffer.size} bytes, "
-        f"strides {buffer.line_stride}/{buffer.surf_stride}"
+        f"address index {buffer.address_index}, {buffer.size} bytes, "
+        f"line/surface stride {buffer.line_stride}/{buffer.surf_stride} bytes"
     )
 
 
