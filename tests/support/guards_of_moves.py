@@ -396,8 +396,7 @@ CASES = (
         ops.Slice(),
         (X("n"), D("0 - n"), C(2**62)),
         {"n": (2, 0)},
-        "the assumption that the start of the slice on axis 0 is negative: -1 must be at least 0 "
-        "(-1*n)",
+        "the start of the slice on axis 0, which must be negative: -1 must be at least 0 (-1*n)",
     ),
     GuardCase(
         "slice_from_end",

@@ -195,7 +195,7 @@ def _clamp_bound(bound: Dim, limits: tuple[int, Dim], extent: Dim, what: str) ->
     if is_never_negative(bound, least=1):
         assume_at_least(bound, 0, what)
     elif is_never_negative(-bound - 1, least=1):
-        assume_at_least(-1, bound, f"the assumption that {what} is negative")
+        assume_at_least(-1, bound, f"{what}, which must be negative")
         bound = bound + extent
         if not is_never_negative(bound - low, least=1):
             raise _undecided(bound, low)

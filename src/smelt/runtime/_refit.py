@@ -144,7 +144,10 @@ class _DerivedConstant:
         try:
             compute_untrusted(self.constant, budget=self.budget)
         except GraphError as error:
-            raise BindingError(f"the new {self.description} is invalid: {error}") from error
+            raise BindingError(
+                f"the weights of the kernels cannot be computed from the new {self.description}: "
+                f"{error}"
+            ) from error
         return self.constant.array
 
     def combined(self) -> NDArray[Any]:
@@ -152,8 +155,8 @@ class _DerivedConstant:
         array, reason = self.computed(), derived_overflow_reason(self.constant)
         if reason is not None:
             raise BindingError(
-                f"the new {self.description} cannot be folded with the other weights as the old "
-                f"one was: {reason}; build an engine of the network with the new weights"
+                f"the new {self.description} cannot be folded with the other weights as before: "
+                f"{reason}; build an engine of the network with the new weights"
             )
         return array
 

@@ -162,10 +162,11 @@ class MatmulCall(LibraryCall):
         )  # fmt: skip
         if not known:
             raise ValueError("an element type, the precision or the activation is unknown")
-        kinds = [type(x) for x in (self.alpha, self.adds, self.bias)]
-        # The second comparison is false for NaN, too.
-        if kinds != [float, bool, bool] or not abs(self.alpha) <= LARGEST_ALPHA:
-            raise ValueError("alpha is not finite, or a field has the wrong type")
+        if (type(self.adds), type(self.bias)) != (bool, bool):
+            raise ValueError("adds and bias must each be true or false")
+        # The comparison is false for NaN, too.
+        if type(self.alpha) is not float or not abs(self.alpha) <= LARGEST_ALPHA:
+            raise ValueError(f"alpha is {self.alpha}; it must be within the range of float32")
         if len(bytes.fromhex(self.algorithm)) > _ALGORITHM_BYTES:
             raise ValueError(f"the algorithm has more than {_ALGORITHM_BYTES} bytes")
 

@@ -40,7 +40,7 @@ _ADVICE: Final = {
     716: "a kernel read from a misaligned address; the process can no longer use this GPU",
     719: "a kernel failed; the process can no longer use this GPU",
     900: "the call is not allowed while a graph is being captured",
-    901: "the graph capture was invalidated: its stream was used elsewhere",
+    901: "an earlier call failed during the graph capture, for example one of another thread",
 }
 _WRONG_CODE: Final = {
     200: "the code is damaged",

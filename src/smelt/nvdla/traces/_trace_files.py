@@ -308,7 +308,8 @@ def find_traces(path: str | Path) -> tuple[TraceFile, ...]:
         return tuple(TraceFile(name, members.get) for name in names)
     if path.suffix not in _SUFFIXES:
         raise ModelFormatError(
-            f"{path.name} is not a trace: the name of a trace ends in .cfg or .txn"
+            f"{path.name} is neither a trace ({', '.join(_SUFFIXES)}) nor an archive of traces "
+            f"({', '.join(_ARCHIVES)})"
         )
     # The path below the root keeps two folders: their names may name test and configuration.
     absolute = path.absolute()

@@ -96,7 +96,9 @@ class ReduceFamily(Family["CpuTarget"]):
         dtype = source.tensor.dtype
         check_dtype("the input", dtype, *_TYPES)
         if dtype in _BYTES and not isinstance(node.op, ReduceMax | ReduceMin | GlobalMaxPool):
-            raise NodeRefusedError(f"sums of {dtype.value} would overflow and are not supported")
+            raise NodeRefusedError(
+                f"{node.op.name} of {dtype.value} would overflow and is not supported"
+            )
         reduced_axes(node)
         absent = (None,) * (len(node.inputs) - 1)
         layouts: tuple[Layout, ...] = (Layout.LINEAR,)
