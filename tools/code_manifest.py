@@ -299,8 +299,11 @@ def run_tasks(
     with private_folder() as home:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(home,)) as pool:
-            for future in as_completed([pool.submit(_run, task) for task in given]):
-                yield future.result()
+            try:
+                for future in as_completed([pool.submit(_run, task) for task in given]):
+                    yield future.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
 
 
 def _begin(home: str) -> None:

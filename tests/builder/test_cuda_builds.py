@@ -219,7 +219,7 @@ def test_who_asks_for_a_rounding_error_hears_why_nothing_is_tried(
     best: Any = net.add(ops.ArgMax(axis=1), net.outputs[0], name="best")
     number: Any = net.add(ops.Cast(DType.FLOAT32), best, name="number")
     net.mark_output(number)
-    detail = "has no effect: the rounding error of small cannot be measured: best makes a"
+    detail = "has no effect: the rounding error of small cannot be measured: best makes, or"
     for error, is_told in ((None, False), (0.01, True)):
         asked: dict[str, Any] = {"precision": "float16", "max_rounding_error": error}
         smelt.build(net, device="cuda:sm_90", tune="none", **asked)

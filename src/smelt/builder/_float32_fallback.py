@@ -102,7 +102,7 @@ def find_float32_layers(
     ):
         for node in graph.nodes:
             if _depends_on_decision(node):
-                raise BuildError(f"{node.name} makes a discrete decision that rounding may change")
+                raise BuildError(f"{node.name} makes, or may contain, a decision by rounded values")
         samples: list[_Sample] = []
         for seed in range(_SAMPLES):
             samples.append(

@@ -247,7 +247,11 @@ def _passes(plan: PlanReport) -> Iterator[str]:
                 layers = "".join(f"<li>{layers}</li>" for layers, _ in pairs)
                 pairs = [(_folded(f"{len(pairs)} layers", f"<ul>{layers}</ul>"), escape(detail))]
             rows += [(_code(summary.name), *cells) for cells in pairs]
-    yield _table(("pass", "layers", "change, or why not made"), rows) if rows else "<p>Nothing.</p>"
+    yield (
+        _table(("pass", "layers", "change, or why none was made"), rows)
+        if rows
+        else "<p>Nothing.</p>"
+    )
     if plan.storage:
         yield f"<details><summary>{counted(len(plan.storage), 'note')} on storage</summary><ul>"
         yield from (f"<li>{escape(note)}</li>" for note in plan.storage)

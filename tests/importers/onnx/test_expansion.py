@@ -144,9 +144,18 @@ def test_the_initialisers_of_all_graphs_are_counted_before_they_become_arrays(
         import_onnx(model)
 
 
-def test_nodes_that_are_not_supported_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["unknown", "behind an unknown one", "in a region of one"])
+def test_nodes_that_are_not_supported_are_counted(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two bytes are a node, and 60 us pass until its refusal is known."""
     nodes = [helper.make_node("Nope", ["x"], [f"y{n}"]) for n in range(11)]
+    if kind == "behind an unknown one":
+        nodes[1:] = [helper.make_node("Relu", ["y0"], [f"y{n}"]) for n in range(1, 11)]
+    if kind == "in a region of one":
+        relus = [helper.make_node("Relu", ["x"], [f"z{n}"]) for n in range(10)]
+        region = helper.make_graph(relus, "region", [], [])
+        nodes[:] = [helper.make_node("Nope", ["x"], ["y0"], body=region)]
     monkeypatch.setattr(Limit.MAX_IMPORTED_NODES, "most", 10)
     with pytest.raises(ModelFormatError, match="11 nodes; the limit MAX_IMPORTED_NODES is 10"):
         import_onnx(_model(nodes))

@@ -36,7 +36,7 @@ from smelt.devices.cuda._vendor_libraries import (
     paths_to_try,
 )
 from smelt.errors import DeviceError, EngineMismatchError, MissingExtraError
-from smelt.types import DType, override
+from smelt.types import DType, override, shown
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -166,7 +166,9 @@ class MatmulCall(LibraryCall):
             raise ValueError("adds and bias must each be true or false")
         # The comparison is false for NaN, too.
         if type(self.alpha) is not float or not abs(self.alpha) <= LARGEST_ALPHA:
-            raise ValueError(f"alpha is {self.alpha}; it must be within the range of float32")
+            raise ValueError(
+                f"alpha is {shown(self.alpha)}; it must be a float within the range of float32"
+            )
         if len(bytes.fromhex(self.algorithm)) > _ALGORITHM_BYTES:
             raise ValueError(f"the algorithm has more than {_ALGORITHM_BYTES} bytes")
 

@@ -97,6 +97,7 @@ def _add_node(scope: Scope, proto: NodeProto) -> None:
         _use_declared_types(scope, proto)
         _check_regions(scope, proto.attribute)
     except UnsupportedInputError:
+        scope.state.count(Limit.MAX_IMPORTED_NODES, 1)
         _use_declared_types(scope, proto)
 
 
@@ -300,6 +301,7 @@ def _check_regions(scope: Scope, attributes: Sequence[AttributeProto]) -> None:
     for attribute in attributes:
         if attribute.type != AttributeProto.GRAPH:
             continue
+        scope.state.count(Limit.MAX_IMPORTED_NODES, len(attribute.g.node))
         for proto in attribute.g.node:
             where = describe(proto)
             label = proto.name or next((name for name in proto.output if name), "")

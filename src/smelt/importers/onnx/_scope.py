@@ -31,7 +31,7 @@ _MAX_CHARACTERS = 1000
 
 
 class UnsupportedInputError(Exception):
-    """A result is unknown because of a problem that has been recorded already."""
+    """An input is the result of an unsupported node, which has been recorded already."""
 
 
 FunctionKey = tuple[str, str, str]

@@ -119,7 +119,7 @@ class PrefetchGemmFamily(ProductFamily):
             if _fits(shape, config, target)
         ]
         limit = _MAX_CANDIDATES if shape.depth <= _MAX_DEPTH else _MAX_SPLIT_K_CANDIDATES
-        reason = "no tile and number of splits keeps all thread blocks in one wave"
+        reason = "no tile and number of splits fits on the GPU in one wave of thread blocks"
         yield from self.unfitted_tactics(problem, shape, fitting, limit, target, reason)
 
 
