@@ -322,8 +322,9 @@ def constant_from_data(data: Any) -> Constant:
     what = f"the constant {name!r} has"
     Limit.MAX_CONSTANT_BYTES.check(count * dtype_.itemsize, what, EngineFormatError)
     if _is_stored(count) != (content is not None):
-        problem = "does not list them" if content is None else "is too large to list them"
-        raise EngineFormatError(f"the constant {name!r} of {counted(count, 'element')} {problem}")
+        problem = "has no" if content is None else "is too large for a"
+        what = f"the constant {name!r} of {counted(count, 'element')}"
+        raise EngineFormatError(f"{what} {problem} list of its elements")
     if content is None:
         # The elements are in the packed weights; a broadcast zero takes their place here.
         return Constant(str(name), np.broadcast_to(np.zeros((), dtype_), extents))

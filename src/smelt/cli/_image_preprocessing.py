@@ -69,7 +69,8 @@ def image_to_array(
         path: file of the picture.
         shape: shape of the input, (C, H, W), (H, W, C) or either with a batch of 1 in front; None
             for an extent that is not fixed.
-        dtype: element type of the input; for integers, values are rounded and clipped.
+        dtype: element type of the input; for integers, values are rounded and clipped, and NaN
+            is 0.
         preparation: options of the preprocessing.
 
     Raises:
